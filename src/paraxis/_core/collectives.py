@@ -1,0 +1,306 @@
+"""Values exchanged between the elements of an axis, inside a mapped function.
+
+A mapped function is traced with the axis's name bound to the whole logical axis, however many elements share a
+device. So the collectives here, and those of ``jax.lax`` by the same name, say the same thing. When the body is
+run, each collective over that name is carried out over the elements of a device and over the devices, with padding
+masked away; one that cannot be is an error. None is ever partial.
+
+Derivatives are those of ``jax.vmap``: the transpose of a sum over all elements is a sum over all elements.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._core import jax_api, layout, primitives, scope
+from paraxis._core.axis import Axis
+from paraxis._core.errors import CollectiveError
+from paraxis._core.layout import Placement
+
+# --- what a body writes ------------------------------------------------------------------------------------------
+
+
+def psum(x: Any, axis: Axis | str) -> Any:
+    """Sum over all elements of an axis; every element gets it.
+
+    Args:
+        x: pytree of arrays, any shape, one value per element.
+        axis: an axis being mapped here, or its name.
+
+    Returns:
+        Tree of the same shapes; booleans and integers as in ``jax.lax.psum``.
+
+    Raises:
+        CollectiveError: outside a function mapped along that axis.
+
+    Communicates: one all-reduce the size of ``x``; none if the axis lies within one device.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> rows = px.Axis("rows", 3)
+        >>> px.map_fn(lambda x: x / px.psum(x, rows), jnp.array([1.0, 1.0, 2.0]), rows)
+        Array([0.25, 0.25, 0.5 ], dtype=float32)
+    """
+    return jax.lax.psum(x, scope.mapped_axis("psum", axis).name)
+
+
+def pmean(x: Any, axis: Axis | str) -> Any:
+    """Mean over all elements of an axis; every element gets it. See :func:`psum`.
+
+    Communicates: one all-reduce the size of ``x``.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> rows = px.Axis("rows", 3)
+        >>> px.map_fn(lambda x: x - px.pmean(x, rows), jnp.array([1.0, 2.0, 6.0]), rows)
+        Array([-2., -1.,  3.], dtype=float32)
+    """
+    return jax.lax.pmean(x, scope.mapped_axis("pmean", axis).name)
+
+
+def pmax(x: Any, axis: Axis | str) -> Any:
+    """Largest value over all elements of an axis; every element gets it. See :func:`psum`.
+
+    Like ``jax.lax.pmax`` it has no derivative; reduce after the map, with ``px.reduce_max``, for one.
+
+    Communicates: one all-reduce the size of ``x``.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> rows = px.Axis("rows", 3)
+        >>> px.map_fn(lambda x: px.pmax(x, rows), jnp.array([1, 7, 3]), rows)
+        Array([7, 7, 7], dtype=int32)
+    """
+    return jax.lax.pmax(x, scope.mapped_axis("pmax", axis).name)
+
+
+def pmin(x: Any, axis: Axis | str) -> Any:
+    """Smallest value over all elements of an axis; every element gets it. See :func:`pmax`.
+
+    Communicates: one all-reduce the size of ``x``.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> rows = px.Axis("rows", 3)
+        >>> px.map_fn(lambda x: px.pmin(x, rows), jnp.array([1, 7, 3]), rows)
+        Array([1, 1, 1], dtype=int32)
+    """
+    return jax.lax.pmin(x, scope.mapped_axis("pmin", axis).name)
+
+
+def all_gather(x: Any, axis: Axis | str) -> Any:
+    """Every element gets the values of all, in order: ``(...)`` → ``(size, ...)``. See :func:`psum`.
+
+    Communicates: one all-gather the size of ``size`` times ``x``.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> rows = px.Axis("rows", 3)
+        >>> px.map_fn(lambda x: px.all_gather(x, rows), jnp.array([1, 2, 3]), rows)[0]
+        Array([1, 2, 3], dtype=int32)
+    """
+    return jax.lax.all_gather(x, scope.mapped_axis("all_gather", axis).name)
+
+
+def axis_index(axis: Axis | str) -> jax.Array:
+    """Number of this element along the axis, an int32 scalar from 0 to ``size - 1``. Nothing is communicated.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> rows = px.Axis("rows", 3)
+        >>> px.map_fn(lambda x: x + px.axis_index(rows), jnp.zeros(3, int), rows)
+        Array([0, 1, 2], dtype=int32)
+    """
+    return jax.lax.axis_index(scope.mapped_axis("axis_index", axis).name)
+
+
+def axis_size(axis: Axis | str) -> int:
+    """Number of elements of an axis being mapped here, a Python integer. Nothing is communicated.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> rows = px.Axis("rows", 3)
+        >>> px.map_fn(lambda x: x / px.axis_size(rows), jnp.array([3.0, 6.0, 9.0]), rows)
+        Array([1., 2., 3.], dtype=float32)
+    """
+    return scope.mapped_axis("axis_size", axis).size
+
+
+# --- what a device runs ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """How the elements of a logical axis reach each other from inside the body.
+
+    ``local`` names the elements of one device under ``vmap``; ``names`` are all real axes, devices first, so that
+    together they run through the padded axis in order.
+    """
+
+    placement: Placement
+    local: str
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, placement: Placement) -> "Exchange":
+        local = f"{placement.axis.name}.local"
+        return cls(placement, local, (*placement.mesh_axes, local))
+
+    def index(self) -> jax.Array:
+        return layout.device_index(self.placement) * self.placement.num_local + jax.lax.axis_index(self.local)
+
+    def masked(self, kind: str, x: jax.Array) -> jax.Array:
+        if not self.placement.is_padded:
+            return x
+        return jnp.where(self.index() < self.placement.size, x, primitives.identity(kind, x.dtype))
+
+    def gathered(self, x: jax.Array) -> jax.Array:
+        rows = jax.lax.all_gather(x, self.local)
+        if self.placement.mesh_axes:
+            rows = jax.lax.all_gather(rows, self.placement.mesh_axes, tiled=True)
+        return rows[: self.placement.size]
+
+
+def used(jaxpr: jax_api.Jaxpr, placement: Placement) -> bool:
+    """Whether a body exchanges values along an axis.
+
+    Raises:
+        CollectiveError: if it does so by the name of a mesh axis that carries it, which would leave out the other
+            elements of each device.
+    """
+    name = placement.axis.name
+    for hidden in placement.mesh_axes:
+        if hidden != name and _mentions(jaxpr, hidden):
+            raise CollectiveError(
+                f"a collective inside the body names the mesh axis {hidden!r}, which carries the elements of axis "
+                f"{name!r}: it would miss those that share a device. Write px.psum(x, {name!r}), or the like"
+            )
+    return _mentions(jaxpr, name)
+
+
+def _mentions(jaxpr: jax_api.Jaxpr, name: str) -> bool:
+    return any(name in _axes(eqn) or any(_mentions(sub, name) for sub in jax_api.subjaxprs(eqn)) for eqn in jaxpr.eqns)
+
+
+def _axes(eqn: jax_api.JaxprEqn) -> tuple[Any, ...]:
+    if eqn.primitive.name == "shard_map":
+        return ()
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+
+
+def evaluate(jaxpr: jax_api.ClosedJaxpr, args: Sequence[Any], exchange: Exchange) -> list[Any]:
+    """Run a body's jaxpr with each collective over the logical axis carried out over the real ones."""
+    name = exchange.placement.axis.name
+    values: dict[Any, Any] = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+    values.update(zip(jaxpr.jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, jax_api.Literal) else values[atom]
+
+    for eqn in jaxpr.jaxpr.eqns:
+        operands = [read(v) for v in eqn.invars]
+        if name in _axes(eqn):
+            results = _carry_out(eqn, operands, exchange)
+        elif any(_mentions(sub, name) for sub in jax_api.subjaxprs(eqn)):
+            results = _rebind(eqn, operands, exchange)
+        else:
+            results = jax_api.bind(eqn, eqn.params, operands)
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(v) for v in jaxpr.jaxpr.outvars]
+
+
+def _rebind(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchange) -> Sequence[Any]:
+    """A loop, branch or call whose body communicates: the same, with a body that does it for real."""
+    if eqn.primitive.name.startswith(("custom_jvp", "custom_vjp")):
+        raise CollectiveError(
+            f"a collective over axis {exchange.placement.axis.name!r} stands inside a function with a derivative of "
+            f"its own ({eqn.primitive.name}), where it cannot be carried out; move it out of that function"
+        )
+
+    def carried_out(body: jax_api.ClosedJaxpr) -> jax_api.ClosedJaxpr:
+        def run(*args: Any) -> list[Any]:
+            return evaluate(body, args, exchange)
+
+        return jax_api.trace(run, body.in_avals, {})[0]
+
+    return jax_api.bind(eqn, jax_api.map_jaxprs(eqn.params, carried_out), operands)
+
+
+def _carry_out(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchange) -> Sequence[Any]:
+    kind, params = eqn.primitive.name, eqn.params
+    name, size = exchange.placement.axis.name, exchange.placement.size
+    names = tuple(real for axis in _axes(eqn) for real in (exchange.names if axis == name else (axis,)))
+    if params.get("axis_index_groups") is not None:
+        raise CollectiveError(
+            f"{kind} with axis_index_groups is not defined on axis {name!r}: its elements may share a device. "
+            f"Use two axes and reduce over one of them"
+        )
+    if kind in _REDUCTIONS:
+        fold, identity = _REDUCTIONS[kind]
+        return [fold(exchange.masked(identity, x), names) for x in operands]
+    if kind == "axis_index":
+        return [exchange.index().astype(np.int32)]
+    if len(_axes(eqn)) == 1 and kind in _EXCHANGES:
+        rows = exchange.gathered(operands[0])
+        return [_EXCHANGES[kind](rows, exchange.index(), size=size, **params)]
+    raise CollectiveError(
+        f"{kind} over axis {name!r} is not defined here; use px.psum, px.pmean, px.pmax, px.pmin or px.all_gather"
+    )
+
+
+_REDUCTIONS: dict[str, tuple[Callable[..., Any], str]] = {
+    "psum": (jax.lax.psum, "sum"),
+    "pmax": (jax.lax.pmax, "max"),
+    "pmin": (jax.lax.pmin, "min"),
+}
+
+# The rest by way of all rows: `rows` is (size, ...), `index` the number of this element.
+
+
+def _all_gather(rows: jax.Array, index: Any, *, size: int, all_gather_dimension: int, tiled: bool, **_: Any) -> Any:
+    moved = jnp.moveaxis(rows, 0, all_gather_dimension)
+    if not tiled:
+        return moved
+    shape = list(rows.shape[1:])
+    shape[all_gather_dimension] *= size
+    return moved.reshape(shape)
+
+
+def _permute(rows: jax.Array, index: Any, *, size: int, perm: Any, **_: Any) -> jax.Array:
+    source = np.full(size, size)
+    for giver, taker in perm:
+        source[taker] = giver
+    padded = jnp.concatenate([rows, jnp.zeros_like(rows[:1])])
+    return padded[jnp.asarray(source)[jnp.minimum(index, size - 1)]]
+
+
+def _scatter_sum(rows: jax.Array, index: Any, *, size: int, scatter_dimension: int, tiled: bool, **_: Any) -> Any:
+    return _part(rows.sum(0), index, size=size, dimension=scatter_dimension, tiled=tiled)
+
+
+def _all_to_all(rows: Any, index: Any, *, size: int, split_axis: int, concat_axis: int, tiled: bool, **_: Any) -> Any:
+    parts = _part(rows, index, size=size, dimension=split_axis + 1, tiled=tiled)
+    return _all_gather(parts, index, size=size, all_gather_dimension=concat_axis, tiled=tiled)
+
+
+def _part(x: jax.Array, index: Any, *, size: int, dimension: int, tiled: bool) -> jax.Array:
+    at = jnp.minimum(index, size - 1)
+    if not tiled:
+        return jax.lax.dynamic_index_in_dim(x, at, dimension, keepdims=False)
+    width = x.shape[dimension] // size
+    return jax.lax.dynamic_slice_in_dim(x, at * width, width, dimension)
+
+
+_EXCHANGES: dict[str, Callable[..., Any]] = {
+    "all_gather": _all_gather,
+    "ppermute": _permute,
+    "reduce_scatter": _scatter_sum,
+    "all_to_all": _all_to_all,
+}
+
+

@@ -1,0 +1,45 @@
+"""One tree of errors.
+
+    ParaxisError
+    ├── AxisError           an axis that cannot be made, or cannot be placed   (ValueError)
+    ├── ScopeError          a verb that cannot tell which axis is meant        (RuntimeError)
+    ├── ShapeError          a leaf that does not carry the axis                (ValueError)
+    ├── LoweringError       elements that cannot be run in the way asked for   (ValueError)
+    ├── CollectiveError     elements that cannot exchange values here          (ValueError)
+    ├── DeviceError         devices asked for and not there                    (RuntimeError)
+    └── CommunicationError  a broken promise about communication               (AssertionError)
+
+Each class is also the built-in error that a caller would expect.
+"""
+
+
+class ParaxisError(Exception):
+    """Base of every error that Paraxis raises on purpose."""
+
+
+class AxisError(ParaxisError, ValueError):
+    """An axis that cannot be made, or cannot be placed on the devices at hand."""
+
+
+class ScopeError(ParaxisError, RuntimeError):
+    """A verb that cannot tell which axis is meant."""
+
+
+class ShapeError(ParaxisError, ValueError):
+    """A leaf that does not carry the axis it is said to carry."""
+
+
+class LoweringError(ParaxisError, ValueError):
+    """Elements that cannot be run in the way that was asked for."""
+
+
+class CollectiveError(ParaxisError, ValueError):
+    """Elements that cannot exchange values in the way that was asked for."""
+
+
+class DeviceError(ParaxisError, RuntimeError):
+    """Devices that were asked for and are not there."""
+
+
+class CommunicationError(ParaxisError, AssertionError):
+    """A compiled program that communicates otherwise than promised."""

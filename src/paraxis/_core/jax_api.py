@@ -1,0 +1,137 @@
+"""The only door to parts of JAX that may move between versions.
+
+Everything else in the package uses names that JAX documents as public on both ends of the supported
+range (0.10.2 and 0.12). What is imported here is listed with the reason why it is needed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.core import ShapedArray, Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+
+__all__ = [
+    "ClosedJaxpr",
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "Primitive",
+    "ShapedArray",
+    "Tracer",
+    "bind",
+    "define_batching",
+    "define_jvp",
+    "define_linear",
+    "define_lowering",
+    "element_struct",
+    "is_explicit",
+    "jaxpr_as_fun",
+    "manual_axes",
+    "map_jaxprs",
+    "sharding_spec",
+    "subjaxprs",
+    "trace",
+]
+
+
+def define_lowering(primitive: Primitive, implementation: Callable[..., Any]) -> None:
+    """Lower a single-result primitive by lowering the JAX function that computes it."""
+    mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=False))
+
+
+def define_linear(primitive: Primitive, transpose: Callable[..., Sequence[Any]]) -> None:
+    """Declare a primitive linear: its JVP is itself, its transpose is given."""
+    ad.deflinear2(primitive, transpose)
+
+
+def define_jvp(primitive: Primitive, rule: Callable[..., tuple[Any, Any]]) -> None:
+    """Give a one-operand primitive its JVP: ``rule(x, x_dot, **params)`` → ``(y, y_dot)``."""
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+        (x,), (x_dot,) = primals, tangents
+        return rule(x, ad.instantiate_zeros(x_dot), **params)
+
+    ad.primitive_jvps[primitive] = jvp
+
+
+def define_batching(primitive: Primitive, rule: Callable[..., tuple[Any, int]]) -> None:
+    """Give a one-operand primitive its rule under vmap: ``rule(x, batch_dim, **params)``."""
+
+    def batch(operands: Sequence[Any], dims: Sequence[int], **params: Any) -> tuple[Any, int]:
+        return rule(operands[0], dims[0], **params)
+
+    batching.primitive_batchers[primitive] = batch
+
+
+def trace(fn: Callable[..., Any], avals: Sequence[Any], axis_env: Mapping[str, int]) -> tuple[ClosedJaxpr, Any]:
+    """The jaxpr of ``fn(*avals)`` with named axes bound, and the structure of its result."""
+    closed, shape = jax.make_jaxpr(fn, axis_env=list(axis_env.items()), return_shape=True)(*avals)
+    return closed, jax.tree.structure(shape)
+
+
+def bind(eqn: JaxprEqn, params: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
+    """Apply an equation's primitive to other operands, in the context the equation was traced in."""
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(dict(params)))
+    return results if eqn.primitive.multiple_results else [results]
+
+
+def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    """Each jaxpr among an equation's parameters (bodies of loops, branches, calls)."""
+    for value in eqn.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, Jaxpr):
+                yield item
+
+
+def map_jaxprs(params: Mapping[str, Any], change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> dict[str, Any]:
+    """An equation's parameters with each jaxpr among them replaced by one of the same signature."""
+
+    def one(item: Any) -> Any:
+        if isinstance(item, ClosedJaxpr):
+            return change(item)
+        if isinstance(item, Jaxpr):
+            return change(ClosedJaxpr(item, ())).jaxpr
+        return item
+
+    def value(item: Any) -> Any:
+        if isinstance(item, (tuple, list)):
+            return type(item)(map(one, item)) if type(item) in (tuple, list) else item
+        return one(item)
+
+    return {name: value(item) for name, item in params.items()}
+
+
+def is_explicit(mesh: Any, names: Sequence[str]) -> bool:
+    """Whether any of the named mesh axes is of JAX's Explicit type, where shardings are part of types."""
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    return any(types[name] == jax.sharding.AxisType.Explicit for name in names)
+
+
+def manual_axes(mesh: Any) -> tuple[str, ...]:
+    """The mesh axes that an enclosing ``shard_map`` has already taken."""
+    return tuple(
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == jax.sharding.AxisType.Manual
+    )
+
+
+def sharding_spec(aval: Any) -> tuple[Any, ...]:
+    """The entries of an aval's sharding, one per dimension (all ``None`` unless the mesh is Explicit)."""
+    spec = tuple(aval.sharding.spec)
+    return spec + (None,) * (len(aval.shape) - len(spec))
+
+
+def element_struct(x: Any) -> jax.ShapeDtypeStruct:
+    """What one element of a placed array looks like: ``x[0]`` without computing it."""
+    aval = jax.typeof(x)
+    mesh = aval.sharding.mesh
+    sharding = None
+    if not mesh.empty and is_explicit(mesh, mesh.axis_names):
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*sharding_spec(aval)[1:]))
+    return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype, weak_type=aval.weak_type, sharding=sharding)

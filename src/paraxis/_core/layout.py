@@ -1,0 +1,217 @@
+"""Where the elements of an axis lie: which devices, how many on each, which rows are padding.
+
+Elements lie in blocks: device ``d`` holds rows ``d * num_local`` up to ``(d + 1) * num_local`` of the padded axis.
+Padding rows repeat the last element, so that whatever a function does is safe on them; what they give is never used.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from paraxis._core import jax_api, scope
+from paraxis._core.axis import Axis
+from paraxis._core.errors import AxisError
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Placement:
+    """An axis with its place decided. ``mesh_axes == ()`` means: all elements within the device at hand."""
+
+    axis: Axis
+    mesh: Mesh | AbstractMesh | None
+    mesh_axes: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return self.axis.size
+
+    @functools.cached_property
+    def num_devices(self) -> int:
+        """Number of blocks; mesh axes that are not ours do not count."""
+        return math.prod(self.mesh.shape[name] for name in self.mesh_axes) if self.mesh is not None else 1
+
+    @functools.cached_property
+    def num_chunks(self) -> int:
+        """Number of turns a device takes over its elements."""
+        per_device = -(-self.size // self.num_devices)
+        return -(-per_device // (self.axis.at_once or per_device))
+
+    @functools.cached_property
+    def chunk(self) -> int:
+        """Number of elements in flight per device. Turns are made equal, which needs the least padding."""
+        return -(-self.size // (self.num_devices * self.num_chunks))
+
+    @property
+    def num_local(self) -> int:
+        return self.chunk * self.num_chunks
+
+    @property
+    def num_padded(self) -> int:
+        return self.num_local * self.num_devices
+
+    @property
+    def is_padded(self) -> bool:
+        return self.num_padded > self.size
+
+    @property
+    def is_explicit(self) -> bool:
+        return self.mesh is not None and jax_api.is_explicit(self.mesh, self.mesh_axes)
+
+    @property
+    def spec(self) -> P:
+        return P(self.mesh_axes) if self.mesh_axes else P()
+
+    def __repr__(self) -> str:
+        return f"{self.axis.name}:{self.size}/{self.num_devices}"
+
+
+def place(axis: Axis) -> Placement:
+    """Decide where an axis lies, here and now.
+
+    Raises:
+        AxisError: if the mesh lacks what the axis asks for.
+    """
+    context = jax.sharding.get_abstract_mesh()
+    if scope.current().mapped:
+        return _place_inside(axis, context)
+    if axis.mesh is not None:
+        _require(axis, axis.mesh, "its mesh")
+        return Placement(axis, axis.mesh, axis.mesh_names)
+    if not context.empty:
+        _require(axis, context, "the mesh set by jax.set_mesh")
+        return Placement(axis, context, axis.mesh_names)
+    if axis.over is not None:
+        raise AxisError(
+            f"axis {axis.name!r} is to lie over mesh axis {axis.over!r}, but there is no mesh. Set one, "
+            f"`with jax.set_mesh(mesh): …`, or pass it: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over={axis.over!r})"
+        )
+    mesh = _all_devices(axis.name, tuple(jax.devices()))
+    return Placement(axis, mesh, (axis.name,)) if mesh.size > 1 else Placement(axis, None, ())
+
+
+def _place_inside(axis: Axis, context: AbstractMesh) -> Placement:
+    """Inside another axis's body: the mesh axes still free, or none."""
+    if axis.mesh is not None and not context.empty and dict(axis.mesh.shape) != dict(context.shape):
+        raise AxisError(
+            f"axis {axis.name!r} has a mesh of its own, {dict(axis.mesh.shape)}, but is mapped inside "
+            f"{scope.current().mapped[-1].name!r}, which lies on {dict(context.shape)}. "
+            f"Put both on one mesh: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over=…)"
+        )
+    if context.empty:
+        return Placement(axis, None, ())
+    taken = jax_api.manual_axes(context)
+    if axis.over is not None:
+        _require(axis, context, "the mesh")
+        clash = [name for name in axis.mesh_names if name in taken]
+        if clash:
+            raise AxisError(
+                f"axis {axis.name!r} is to lie over mesh axis {clash[0]!r}, which already carries an axis that it is "
+                f"nested in; lay it over another one, or leave `over` out to keep it within each device"
+            )
+    free = tuple(n for n in axis.mesh_names if n in context.axis_names and n not in taken)
+    return Placement(axis, context, free) if free else Placement(axis, None, ())
+
+
+def _require(axis: Axis, mesh: Mesh | AbstractMesh, which: str) -> None:
+    missing = [name for name in axis.mesh_names if name not in mesh.axis_names]
+    if missing:
+        has = ", ".join(f"{name!r} ({mesh.shape[name]})" for name in mesh.axis_names)
+        own = ", mesh=mesh" if axis.mesh is not None else ""
+        raise AxisError(
+            f"axis {axis.name!r} cannot be placed: {which} has no axis {missing[0]!r}; it has {has}. "
+            f"Write px.Axis({axis.name!r}, {axis.size}{own}, over={mesh.axis_names[0]!r})"
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _all_devices(name: str, devices: tuple[jax.Device, ...]) -> Mesh:
+    return Mesh(np.array(devices), (name,))
+
+
+def run_per_device(body: Callable[..., Any], placement: Placement, operands: Sequence[jax.Array]) -> Any:
+    """Run ``body`` once per device on its rows of every operand; results are joined along the rows.
+
+    ``check_vma=False`` gives ``pmap``'s gradient semantics; since every input and output carries the axis, no
+    collective is hidden in the derivative either.
+    """
+    if not placement.mesh_axes:
+        return body(*operands)
+    if placement.is_explicit:
+        operands = [constrain(x, placement) for x in operands]
+    run = jax.shard_map(
+        body,
+        mesh=placement.mesh if isinstance(placement.mesh, Mesh) else None,
+        in_specs=placement.spec,
+        out_specs=placement.spec,
+        axis_names=set(placement.mesh_axes),
+        check_vma=False,
+    )
+    return run(*operands)
+
+
+def constrain(x: jax.Array, placement: Placement, *, rows: bool = True) -> jax.Array:
+    """On an Explicit mesh: the same value with its rows laid over the axis (or over nothing)."""
+    rest = [
+        None if _mentions(entry, placement.mesh_axes) else entry for entry in jax_api.sharding_spec(jax.typeof(x))[1:]
+    ]
+    spec = P(placement.mesh_axes if rows else None, *rest)
+    assert placement.mesh is not None
+    return jax.reshard(x, NamedSharding(placement.mesh, spec))
+
+
+def _mentions(entry: Any, names: tuple[str, ...]) -> bool:
+    return entry in names or (isinstance(entry, tuple) and any(e in names for e in entry))
+
+
+def device_index(placement: Placement) -> jax.Array | int:
+    """Inside ``run_per_device``: the number of this device's block."""
+    return jax.lax.axis_index(placement.mesh_axes) if placement.mesh_axes else 0
+
+
+def pad(x: jax.Array, placement: Placement) -> jax.Array:
+    """``(size, ...)`` → ``(num_padded, ...)``; the new rows repeat the last one and take no gradient."""
+    extra = placement.num_padded - placement.size
+    if not extra:
+        return x
+    if placement.is_explicit:
+        x = constrain(x, placement, rows=False)
+    last = jax.lax.stop_gradient(x[-1:])
+    return jnp.concatenate([x, jnp.broadcast_to(last, (extra, *x.shape[1:]))])
+
+
+def unpad(x: jax.Array, placement: Placement) -> jax.Array:
+    """``(num_padded, ...)`` → ``(size, ...)``."""
+    if not placement.is_padded:
+        return x
+    if placement.is_explicit:
+        x = constrain(x, placement, rows=False)
+    return jax.lax.slice_in_dim(x, 0, placement.size)
+
+
+def sharding(placement: Placement, *, rows: bool) -> NamedSharding | None:
+    """How a value lies on the devices: by rows if they divide, else whole on each. ``None``: nothing to say."""
+    if not placement.mesh_axes or not isinstance(placement.mesh, Mesh):
+        mesh = jax.sharding.get_mesh() if placement.mesh_axes else None
+        if mesh is None or mesh.empty:
+            return None
+    else:
+        mesh = placement.mesh
+    return NamedSharding(mesh, placement.spec if rows and placement.size % placement.num_devices == 0 else P())
+
+
+def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
+    """Bring a concrete array onto the placement's devices if it is bound to others; leave tracers alone."""
+    if isinstance(x, jax_api.Tracer) or not isinstance(x, jax.Array):
+        return x
+    target = sharding(placement, rows=rows)
+    if target is None or (x.committed and x.sharding.device_set == target.device_set):
+        return x
+    return jax.device_put(x, target)

@@ -1,0 +1,146 @@
+"""How one device runs its several elements: the choices, and which one is taken if none is named.
+
+====================  =============================================================================================
+``"vmap"``            one body, vectorised over the elements. Best wherever the vectorised operation is as good
+                      as the single one: matrix products, elementwise work, small bodies.
+``"unroll"``          the body once per element, in one program. Best for convolutions with weights per element on
+                      CPU: vectorised they become a grouped convolution, several times slower. Compile time grows
+                      with the number of elements.
+``"dispatch"``        one executable for one element, called once per element on the element's device,
+                      asynchronously. Compiles least and gives each element the whole machine; only on concrete
+                      values, so not under ``jit`` or ``grad``.
+``"auto"``            ``"unroll"`` for up to 16 convolutional elements per device on CPU, else ``"vmap"``.
+====================  =============================================================================================
+
+``at_once=k`` goes with all of them: elements are run in turns of at most ``k``, and nothing but a turn's inputs is
+kept for its derivative. Elements that exchange values are always vectorised, since all must be under way together.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core import collectives, jax_api, scope
+from paraxis._core.errors import LoweringError
+from paraxis._core.layout import Placement
+
+Lowering = Literal["auto", "vmap", "unroll", "dispatch"]
+
+_UNROLL_AT_MOST = 16  # elements per device; beyond it compile time outgrows what unrolling saves
+
+
+def check(verb: str, lowering: str) -> None:
+    if lowering not in get_args(Lowering):
+        raise LoweringError(
+            f"{verb}: lowering must be one of {', '.join(map(repr, get_args(Lowering)))}, got {lowering!r}; "
+            f"leave it out for the default"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Element:
+    """One element's function as a jaxpr: flat arguments in, flat results out."""
+
+    jaxpr: jax_api.ClosedJaxpr
+    out_tree: Any
+    communicates: bool
+
+
+def element(fn: Callable[..., Any], placement: Placement, inner: scope.Scope, avals: Sequence[Any]) -> Element:
+    """Trace the function of one element, with the axis's name bound to the whole logical axis."""
+
+    def one(*leaves: Any) -> Any:
+        with scope.entered(inner):
+            return fn(*leaves)
+
+    jaxpr, out_tree = jax_api.trace(one, avals, {placement.axis.name: placement.size})
+    return Element(jaxpr, out_tree, collectives.used(jaxpr.jaxpr, placement))
+
+
+def run(
+    one: Element, placement: Placement, lowering: Lowering, leaves: Sequence[jax.Array], shared: Sequence[bool]
+) -> list[jax.Array]:
+    """Run a device's elements. Shared leaves have one element's shape, the others ``(num_local, ...)``.
+
+    Returns:
+        The results, each ``(num_local, ...)``.
+    """
+    constant = [x for x, is_shared in zip(leaves, shared, strict=True) if is_shared]
+    rows = [x for x, is_shared in zip(leaves, shared, strict=True) if not is_shared]
+
+    def arguments(row: Sequence[Any]) -> list[Any]:
+        ours, theirs = iter(row), iter(constant)
+        return [next(theirs) if is_shared else next(ours) for is_shared in shared]
+
+    if one.communicates:
+        return _in_step(one, placement, lowering, arguments, rows)
+
+    def single(*row: Any) -> list[Any]:
+        return jax_api.jaxpr_as_fun(one.jaxpr)(*arguments(row))
+
+    several = _unrolled if _choose(one, placement, lowering) == "unroll" else _vectorised
+    if placement.num_chunks == 1:
+        return several(single, rows, placement.num_local)
+    return _in_turns(lambda *part: several(single, part, placement.chunk), rows, placement)
+
+
+def _choose(one: Element, placement: Placement, lowering: Lowering) -> Lowering:
+    if lowering != "auto":
+        return lowering
+    few = placement.num_chunks == 1 and placement.chunk <= _UNROLL_AT_MOST
+    return "unroll" if few and jax.default_backend() == "cpu" and _convolves(one.jaxpr.jaxpr) else "vmap"
+
+
+def _convolves(jaxpr: jax_api.Jaxpr) -> bool:
+    return any(
+        eqn.primitive.name == "conv_general_dilated" or any(map(_convolves, jax_api.subjaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _vectorised(single: Callable[..., list[Any]], rows: Sequence[jax.Array], count: int) -> list[jax.Array]:
+    if count == 1:
+        return [y[None] for y in single(*(x[0] for x in rows))]
+    return jax.vmap(single, axis_size=count)(*rows)
+
+
+def _unrolled(single: Callable[..., list[Any]], rows: Sequence[jax.Array], count: int) -> list[jax.Array]:
+    results = [single(*(x[i] for x in rows)) for i in range(count)]
+    return [jnp.stack(ys) for ys in zip(*results, strict=True)]
+
+
+def _in_turns(turn: Callable[..., list[Any]], rows: Sequence[jax.Array], placement: Placement) -> list[jax.Array]:
+    steps, chunk = placement.num_chunks, placement.chunk
+    parts = [x.reshape(steps, chunk, *x.shape[1:]) for x in rows]
+    bounded = jax.checkpoint(turn, prevent_cse=False)
+    _, results = jax.lax.scan(lambda _, part: (None, bounded(*part)), None, parts, length=steps)
+    return [y.reshape(steps * chunk, *y.shape[2:]) for y in results]
+
+
+def _in_step(
+    one: Element,
+    placement: Placement,
+    lowering: Lowering,
+    arguments: Callable[[Sequence[Any]], list[Any]],
+    rows: Sequence[jax.Array],
+) -> list[jax.Array]:
+    name = placement.axis.name
+    if placement.num_chunks > 1:
+        raise LoweringError(
+            f"axis {name!r} has at_once={placement.axis.at_once}, so its elements run in turns and cannot exchange "
+            f"values; leave at_once out, or reduce after the map: px.reduce_mean(px.map_fn(…), {name!r})"
+        )
+    if lowering in ("unroll", "dispatch"):
+        raise LoweringError(
+            f"lowering={lowering!r} runs the elements of axis {name!r} apart, so they cannot exchange values; "
+            f"write lowering='vmap', or leave it out"
+        )
+    exchange = collectives.Exchange.of(placement)
+
+    def together(*row: Any) -> list[Any]:
+        return collectives.evaluate(one.jaxpr, arguments(row), exchange)
+
+    return jax.vmap(together, axis_size=placement.num_local, axis_name=exchange.local)(*rows)

@@ -1,0 +1,160 @@
+"""Broadcast and the reductions as JAX primitives, each with all its rules.
+
+They carry the axis's name, so that a program's jaxpr, and the jaxpr of its derivative, say along which axis values
+move. Registered once, when this file is imported. Broadcast and sum are each other's transposes:
+
+    broadcast   (...)       → (rows, ...)   rows from ``size`` on are zero
+    sum         (rows, ...) → (...)         rows from ``size`` on are ignored
+
+``rows`` is the number of elements, of padded elements, or of devices: one copy per device is all a broadcast value
+needs until something looks at its elements. ``over`` names the mesh axes of the new dimension where the mesh is
+Explicit (there a sharding is part of a type); on Auto meshes it is empty and the compiler follows the consumer.
+
+The lowerings are plain global-view operations. On a sharded operand the compiler turns a reduction into a local
+one and one all-reduce, and a broadcast into nothing at all.
+"""
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from paraxis._core import jax_api
+from paraxis._core.jax_api import Primitive, ShapedArray
+
+
+def broadcast(x: jax.Array, *, axis: str, rows: int, size: int, over: tuple[str, ...] = ()) -> jax.Array:
+    return broadcast_p.bind(x, axis=axis, rows=rows, size=size, over=over)
+
+
+def reduce(kind: str, x: jax.Array, *, axis: str, size: int) -> jax.Array:
+    """``kind`` is one of ``sum``, ``max``, ``min``, ``prod``, ``any``, ``all``."""
+    return REDUCTIONS[kind].bind(x, axis=axis, size=size)
+
+
+def identity(kind: str, dtype: Any) -> Any:
+    """The element that a reduction does not notice."""
+    if kind in ("sum", "any"):
+        return np.zeros((), dtype)
+    if kind in ("prod", "all"):
+        return np.ones((), dtype)
+    if dtype == bool:
+        return np.bool_(kind == "min")
+    if jnp.issubdtype(dtype, jnp.integer):
+        info = jnp.iinfo(dtype)
+        return np.array(info.min if kind == "max" else info.max, dtype)
+    return np.array(-np.inf if kind == "max" else np.inf, dtype)
+
+
+# --- broadcast ---------------------------------------------------------------------------------------------------
+
+
+def _broadcast_aval(x: ShapedArray, *, axis: str, rows: int, size: int, over: tuple[str, ...]) -> ShapedArray:
+    spec = (over or None, *jax_api.sharding_spec(x))
+    return x.update(shape=(rows, *x.shape), sharding=NamedSharding(x.sharding.mesh, P(*spec)))
+
+
+def _broadcast_rows(x: jax.Array, *, axis: str, rows: int, size: int, over: tuple[str, ...]) -> jax.Array:
+    out = None
+    if over:
+        aval = jax.typeof(x)
+        out = NamedSharding(aval.sharding.mesh, P(over, *jax_api.sharding_spec(aval)))
+    y = jax.lax.broadcast_in_dim(x, (rows, *x.shape), range(1, x.ndim + 1), out_sharding=out)
+    return _mask(y, size, np.zeros((), x.dtype))
+
+
+def _broadcast_transpose(ct: jax.Array, x: Any, *, axis: str, rows: int, size: int, over: tuple[str, ...]) -> list[Any]:
+    return [sum_p.bind(ct, axis=axis, size=size)]
+
+
+def _broadcast_batch(x: jax.Array, dim: int, **params: Any) -> tuple[jax.Array, int]:
+    return broadcast_p.bind(x, **params), dim + 1
+
+
+# --- reductions --------------------------------------------------------------------------------------------------
+
+
+def _reduced_aval(x: ShapedArray, *, axis: str, size: int) -> ShapedArray:
+    sharding = NamedSharding(x.sharding.mesh, P(*jax_api.sharding_spec(x)[1:]))
+    return x.update(shape=x.shape[1:], sharding=sharding)
+
+
+def _reduce_rows(x: jax.Array, *, kind: str, axis: str, size: int) -> jax.Array:
+    fold = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "prod": jnp.prod, "any": jnp.any, "all": jnp.all}[kind]
+    # The dtype is settled before the primitive, so that local and global sums are taken in the same one.
+    dtype = {"dtype": x.dtype} if kind in ("sum", "prod") else {}
+    return fold(_mask(x, size, identity(kind, x.dtype)), axis=0, **dtype)
+
+
+def _reduce_batch(x: jax.Array, dim: int, *, kind: str, **params: Any) -> tuple[jax.Array, int]:
+    return REDUCTIONS[kind].bind(jnp.moveaxis(x, dim, 1), **params), 0
+
+
+def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int) -> list[Any]:
+    aval = x.aval
+    lead = jax_api.sharding_spec(aval)[0]
+    over = () if lead is None else lead if isinstance(lead, tuple) else (lead,)
+    return [broadcast_p.bind(ct, axis=axis, rows=aval.shape[0], size=size, over=over)]
+
+
+def _extremum_jvp(
+    x: jax.Array, x_dot: jax.Array, *, kind: str, axis: str, size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Elements that attain the extremum share its derivative equally, as in ``jnp.max``."""
+    y = REDUCTIONS[kind].bind(x, axis=axis, size=size)
+    attained = (x == y[None]).astype(x_dot.dtype)
+    count = sum_p.bind(attained, axis=axis, size=size)
+    return y, sum_p.bind(attained * x_dot, axis=axis, size=size) / count
+
+
+def _prod_jvp(x: jax.Array, x_dot: jax.Array, *, axis: str, size: int) -> tuple[jax.Array, jax.Array]:
+    """By JAX's own rule on all rows: exact at zeros, at any order. It needs the rows in one place."""
+    y = prod_p.bind(x, axis=axis, size=size)
+    _, y_dot = jax.jvp(functools.partial(_reduce_rows, kind="prod", axis=axis, size=size), (x,), (x_dot,))
+    return y, y_dot
+
+
+def _mask(x: jax.Array, size: int, fill: Any) -> jax.Array:
+    if x.shape[0] == size:
+        return x
+    index = jax.lax.broadcasted_iota(np.int32, (x.shape[0],) + (1,) * (x.ndim - 1), 0)
+    return jnp.where(index < size, x, fill)
+
+
+# --- registration ------------------------------------------------------------------------------------------------
+
+
+def _primitive(name: str, implementation: Callable[..., jax.Array], aval: Callable[..., ShapedArray]) -> Primitive:
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(aval)
+    jax_api.define_lowering(primitive, implementation)
+
+    @functools.lru_cache(maxsize=1024)
+    def compiled(params: Hashable) -> Callable[..., jax.Array]:
+        return jax.jit(functools.partial(implementation, **dict(params)))  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+    primitive.def_impl(lambda x, **params: compiled(tuple(sorted(params.items())))(x))
+    return primitive
+
+
+def _reduction(kind: str) -> Primitive:
+    primitive = _primitive(f"px_reduce_{kind}", functools.partial(_reduce_rows, kind=kind), _reduced_aval)
+    jax_api.define_batching(primitive, functools.partial(_reduce_batch, kind=kind))
+    return primitive
+
+
+broadcast_p = _primitive("px_broadcast", _broadcast_rows, _broadcast_aval)
+jax_api.define_batching(broadcast_p, _broadcast_batch)
+jax_api.define_linear(broadcast_p, _broadcast_transpose)
+
+REDUCTIONS = {kind: _reduction(kind) for kind in ("sum", "max", "min", "prod", "any", "all")}
+sum_p, prod_p = REDUCTIONS["sum"], REDUCTIONS["prod"]
+jax_api.define_linear(sum_p, _sum_transpose)
+jax_api.define_jvp(prod_p, _prod_jvp)
+for _kind in ("max", "min"):
+    jax_api.define_jvp(REDUCTIONS[_kind], functools.partial(_extremum_jvp, kind=_kind))

@@ -1,0 +1,30 @@
+"""Randomness per element."""
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core import scope
+from paraxis._core.axis import Axis
+
+
+def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
+    """One random key per element, made from the element's number alone: the same on any devices.
+
+    The keys of the first ``n`` elements do not change when the axis grows.
+
+    Args:
+        key: one key, of the new kind (``jax.random.key``) or the old (``jax.random.PRNGKey``).
+        axis: the axis; its name, or nothing, inside a program.
+
+    Returns:
+        Keys ``(size,)``, or ``(size, 2)`` for old-style keys.
+
+    Communicates: nothing.
+
+    Example:
+        >>> import jax, paraxis as px
+        >>> px.keys(jax.random.key(0), px.Axis("members", 5)).shape
+        (5,)
+    """
+    elements = jnp.arange(scope.resolve("keys", axis).size)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, elements)

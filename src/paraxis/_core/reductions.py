@@ -1,0 +1,285 @@
+"""The verbs that combine the elements of an axis: placed → shared.
+
+All of them take ``where``, a mask per element, and are exact under padding: neither a padded element nor one that is
+masked out reaches the answer or its derivative. Half-precision sums are taken in float32.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core import forms, layout, primitives, scope, tree
+from paraxis._core.axis import Axis
+from paraxis._core.errors import ShapeError
+from paraxis._core.layout import Placement
+
+
+def reduce_sum(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+    """Sum over the elements of an axis: placed → shared.
+
+    Args:
+        x: pytree of arrays ``(size, ...)``.
+        axis: the axis; its name, or nothing, inside a program.
+        where: booleans ``(size,)``; elements with ``False`` are left out. All ``False``: zero.
+
+    Returns:
+        Tree of arrays ``(...)``, the same on all devices; dtypes as in ``jnp.sum``.
+
+    Raises:
+        ShapeError: naming the leaf that does not start with the size of the axis, or a malformed mask.
+        ScopeError: if it cannot be told which axis is meant.
+        AxisError: if the axis cannot be placed.
+
+    Communicates: one all-reduce the size of the result. The derivative: nothing.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> clients = px.Axis("clients", 3)
+        >>> px.reduce_sum(jnp.array([1.0, 2.0, 4.0]), clients, where=jnp.array([True, False, True]))
+        Array(5., dtype=float32)
+    """
+    return _Reduction("reduce_sum", x, axis, where).fold("sum", _summed)
+
+
+def reduce_mean(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+    """Mean over the elements of an axis: placed → shared. See :func:`reduce_sum`.
+
+    Returns:
+        Tree of arrays ``(...)``; dtypes as in ``jnp.mean`` (integers become floats). All of ``where`` ``False``: zero.
+
+    Communicates: one all-reduce the size of the result.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.reduce_mean(jnp.array([1.0, 2.0, 6.0]), px.Axis("clients", 3))
+        Array(3., dtype=float32)
+    """
+    reduction = _Reduction("reduce_mean", x, axis, where)
+    if where is None:
+        count: Any = reduction.placement.size
+    else:
+        count = jnp.maximum(reduction.total(reduction.where.astype(jnp.float32)), 1)
+
+    def mean(leaf: jax.Array) -> jax.Array:
+        wide = _floating(leaf)
+        total = reduction.total(wide)
+        return (total / jnp.asarray(count, total.dtype)).astype(_mean_dtype(leaf))
+
+    return reduction.each(mean)
+
+
+def reduce_weighted_mean(x: Any, w: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+    """Weighted mean over the elements of an axis: placed → shared. See :func:`reduce_sum`.
+
+    Args:
+        x: pytree of arrays ``(size, ...)``.
+        w: weights ``(size,)``, one per element for the whole tree; or a tree of such weights like ``x``. They need
+            not sum to one. The mean can be differentiated with respect to them.
+        axis: the axis; its name, or nothing, inside a program.
+        where: booleans ``(size,)``; elements with ``False`` are left out.
+
+    Returns:
+        ``sum(w * x) / sum(w)`` for each leaf, ``(...)``; dtypes as in ``jnp.mean``. **Zero where the weights that
+        count sum to zero**, with a zero derivative.
+
+    Communicates: one all-reduce the size of the result and one number more per weight leaf.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> clients = px.Axis("clients", 3)
+        >>> px.reduce_weighted_mean({"a": jnp.array([1.0, 2.0, 4.0])}, jnp.array([1.0, 1.0, 0.0]), clients)
+        {'a': Array(1.5, dtype=float32)}
+    """
+    reduction = _Reduction("reduce_weighted_mean", x, axis, where)
+
+    def mean(leaf: jax.Array, weight: jax.Array) -> jax.Array:
+        wide = _floating(leaf)
+        weight = _floating(weight).astype(wide.dtype)
+        total = reduction.total(weight)
+        sums = reduction.total(wide * _per_element(weight, wide))
+        empty = total == 0
+        return jnp.where(empty, 0, sums / jnp.where(empty, 1, total)).astype(_mean_dtype(leaf))
+
+    return reduction.each(mean, reduction.weights(w))
+
+
+def reduce_max(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+    """Largest value over the elements of an axis: placed → shared. See :func:`reduce_sum`.
+
+    Elements that tie share the derivative equally. All of ``where`` ``False``: the smallest value of the dtype
+    (``-inf`` for floats).
+
+    Communicates: one all-reduce the size of the result. The derivative: another two.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.reduce_max(jnp.array([1.0, 7.0, 3.0]), px.Axis("clients", 3))
+        Array(7., dtype=float32)
+    """
+    return _Reduction("reduce_max", x, axis, where).fold("max", _as_is)
+
+
+def reduce_min(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+    """Smallest value over the elements of an axis: placed → shared. See :func:`reduce_max`.
+
+    Communicates: one all-reduce the size of the result.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.reduce_min(jnp.array([4.0, 7.0, 3.0]), px.Axis("clients", 3))
+        Array(3., dtype=float32)
+    """
+    return _Reduction("reduce_min", x, axis, where).fold("min", _as_is)
+
+
+def reduce_prod(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+    """Product over the elements of an axis: placed → shared. See :func:`reduce_sum`.
+
+    All of ``where`` ``False``: one.
+
+    Communicates: one all-reduce the size of the result. The derivative brings all rows together.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.reduce_prod(jnp.array([4.0, 7.0, 3.0]), px.Axis("clients", 3))
+        Array(84., dtype=float32)
+    """
+    return _Reduction("reduce_prod", x, axis, where).fold("prod", _multiplied)
+
+
+def reduce_any(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+    """Whether any element of an axis is true: placed → shared, booleans. See :func:`reduce_sum`.
+
+    Communicates: one all-reduce the size of the result.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.reduce_any(jnp.array([False, True, False]), px.Axis("clients", 3))
+        Array(True, dtype=bool)
+    """
+    return _Reduction("reduce_any", x, axis, where).fold("any", _truth)
+
+
+def reduce_all(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+    """Whether all elements of an axis are true: placed → shared, booleans. See :func:`reduce_sum`.
+
+    Communicates: one all-reduce the size of the result.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.reduce_all(jnp.array([False, True, False]), px.Axis("clients", 3))
+        Array(False, dtype=bool)
+    """
+    return _Reduction("reduce_all", x, axis, where).fold("all", _truth)
+
+
+class _Reduction:
+    """One call of a reducing verb: its arguments checked, its axis placed."""
+
+    def __init__(self, verb: str, x: Any, axis: Axis | str | None, where: Any) -> None:
+        self.verb = verb
+        self.axis = scope.resolve(verb, axis)
+        self.placement: Placement = layout.place(self.axis)
+        self.x = tree.placed(verb, "x", x, self.axis)
+        self.where = self._mask(where)
+
+    def fold(self, kind: str, prepare: Callable[[jax.Array], jax.Array]) -> Any:
+        def one(leaf: jax.Array) -> jax.Array:
+            return self._reduced(kind, prepare(leaf)).astype(_result_dtype(kind, leaf))
+
+        return self.each(one)
+
+    def each(self, one: Callable[..., jax.Array], *others: Any) -> Any:
+        """Apply to each leaf in its best form: rows laid out with their padding where that is known."""
+        return jax.tree.map(lambda leaf, *rest: one(self._rows(leaf), *map(self._rows, rest)), self.x, *others)
+
+    def total(self, rows: jax.Array) -> jax.Array:
+        return self._reduced("sum", rows)
+
+    def weights(self, w: Any) -> Any:
+        """One weight leaf per leaf of ``x``."""
+        w = tree.placed(self.verb, "w", w, self.axis)
+        structure = jax.tree.structure(self.x)
+        if jax.tree.structure(w) != structure:
+            if not isinstance(w, jax.Array):
+                raise ShapeError(
+                    f"{self.verb}: w must be one array ({self.axis.size},) of weights, or a tree of them like x; got "
+                    f"{jax.tree.structure(w)} for x of {structure}. Write "
+                    f"px.{self.verb}(x, jnp.ones({self.axis.size}), {self.axis.name!r})"
+                )
+            w = jax.tree.unflatten(structure, [w] * structure.num_leaves)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(w):
+            if leaf.ndim != 1:
+                raise ShapeError(
+                    f"{self.verb}: {tree.name('w', path)} has shape {leaf.shape}, but there is one weight per element: "
+                    f"({self.axis.size},)"
+                )
+        return w
+
+    def _mask(self, where: Any) -> Any:
+        if where is None:
+            return None
+        mask = tree.placed(self.verb, "where", where, self.axis)
+        if not isinstance(mask, jax.Array) or mask.ndim != 1 or mask.dtype != bool:
+            got = f"{mask.dtype}{list(mask.shape)}" if isinstance(mask, jax.Array) else type(where).__name__
+            raise ShapeError(
+                f"{self.verb}: where must be one boolean per element, bool[{self.axis.size}], got {got}; "
+                f"write where=mask > 0, or reduce values of a wider mask inside the map"
+            )
+        return self._rows(mask)
+
+    def _rows(self, leaf: jax.Array) -> jax.Array:
+        """``(size, ...)``, or ``(num_padded, ...)`` if the leaf is a map's result whose padding is at hand."""
+        if not self.placement.is_padded:
+            return layout.settle(leaf, self.placement, rows=True)
+        form = forms.recall(leaf)
+        if isinstance(form, forms.Padded) and form.placement == self.placement:
+            return form.value
+        return layout.pad(layout.settle(leaf, self.placement, rows=True), self.placement)
+
+    def _reduced(self, kind: str, rows: jax.Array) -> jax.Array:
+        if self.where is not None:
+            rows = jnp.where(_per_element(self.where, rows), rows, primitives.identity(kind, rows.dtype))
+        if self.placement.is_explicit:
+            rows = layout.constrain(rows, self.placement)
+        return primitives.reduce(kind, rows, axis=self.axis.name, size=self.axis.size)
+
+
+def _per_element(values: jax.Array, like: jax.Array) -> jax.Array:
+    return values.reshape(values.shape + (1,) * (like.ndim - 1))
+
+
+def _floating(x: jax.Array) -> jax.Array:
+    """Floats as they are, half precision widened, the rest as ``jnp.mean`` has it."""
+    return _wide(x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(_mean_dtype(x)))
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
+    return x.astype(jnp.float32) if narrow else x
+
+
+def _summed(x: jax.Array) -> jax.Array:
+    return _wide(x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(_result_dtype("sum", x)))
+
+
+def _multiplied(x: jax.Array) -> jax.Array:
+    return _wide(x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(_result_dtype("prod", x)))
+
+
+def _as_is(x: jax.Array) -> jax.Array:
+    return x
+
+
+def _truth(x: jax.Array) -> jax.Array:
+    return x if x.dtype == bool else x != 0
+
+
+def _result_dtype(kind: str, x: jax.Array) -> Any:
+    return jax.eval_shape(getattr(jnp, kind), jax.ShapeDtypeStruct((1,), x.dtype)).dtype
+
+
+def _mean_dtype(x: jax.Array) -> Any:
+    return jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), x.dtype)).dtype

@@ -1,0 +1,96 @@
+"""Which axes are known here: those of the program being run, and those whose body is being traced.
+
+Both are context variables, so threads and async tasks never see each other's.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Iterator
+
+from paraxis._core.axis import Axis
+from paraxis._core.errors import CollectiveError, ScopeError
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """``declared``: the axes of the current program. ``mapped``: axes being mapped, outermost first."""
+
+    declared: tuple[Axis, ...] = ()
+    mapped: tuple[Axis, ...] = ()
+
+
+_scope: contextvars.ContextVar[Scope] = contextvars.ContextVar("paraxis_scope", default=Scope())
+
+
+def current() -> Scope:
+    return _scope.get()
+
+
+@contextlib.contextmanager
+def entered(scope: Scope) -> Iterator[None]:
+    token = _scope.set(scope)
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def resolve(verb: str, axis: Axis | str | None) -> Axis:
+    """The axis that a verb is to use.
+
+    Raises:
+        ScopeError: if that cannot be told.
+    """
+    if isinstance(axis, Axis):
+        return axis
+    declared = current().declared
+    if axis is not None and not isinstance(axis, str):
+        raise ScopeError(
+            f"{verb}: axis must be a px.Axis or the name of one of the program's axes, got {type(axis).__name__}; "
+            f"write px.{verb}(…, px.Axis('clients', 8))"
+        )
+    if not declared:
+        missing = "no axis was given" if axis is None else f"axis {axis!r} is only a name"
+        name = axis or "clients"
+        raise ScopeError(
+            f"{verb}: {missing}, and this is not inside a program. Either pass the axis itself, "
+            f"px.{verb}(…, px.Axis({name!r}, 8)), or call the verb in a function decorated with "
+            f"@px.program({name}=8)"
+        )
+    if axis is None:
+        if len(declared) > 1:
+            raise ScopeError(
+                f"{verb}: this program has several axes, {_names(declared)}; "
+                f"say which: px.{verb}(…, {declared[-1].name!r})"
+            )
+        return declared[0]
+    for known in declared:
+        if known.name == axis:
+            return known
+    raise ScopeError(
+        f"{verb}: no axis {axis!r} in this program, which has {_names(declared)}; "
+        f"write px.{verb}(…, {declared[0].name!r})"
+    )
+
+
+def mapped_axis(collective: str, axis: Axis | str) -> Axis:
+    """The axis, whose body is being traced, that a collective is to combine along.
+
+    Raises:
+        CollectiveError: if no such axis is being mapped here.
+    """
+    name = axis.name if isinstance(axis, Axis) else axis
+    mapped = current().mapped
+    for known in reversed(mapped):
+        if known.name == name:
+            return known
+    where = f"the axes being mapped are {_names(mapped)}" if mapped else "nothing is being mapped"
+    raise CollectiveError(
+        f"{collective}: axis {name!r} is not being mapped here ({where}). Collectives belong inside the function "
+        f"given to px.map_fn or px.pmap; on a placed value write px.reduce_sum(x, {name!r})"
+    )
+
+
+def _names(axes: tuple[Axis, ...]) -> str:
+    return ", ".join(repr(a.name) for a in axes)

@@ -1,0 +1,52 @@
+"""Pytrees whose leaves carry an axis, and checks that name the argument and the leaf."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core.axis import Axis
+from paraxis._core.errors import ShapeError
+
+
+def arrays(verb: str, argument: str, tree: Any) -> Any:
+    """The same tree with every leaf an array (Python numbers keep their weak type).
+
+    Raises:
+        ShapeError: if a leaf is not a number or an array.
+    """
+
+    def one(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            return leaf
+        try:
+            return jnp.asarray(leaf)
+        except (TypeError, ValueError) as error:
+            raise ShapeError(
+                f"{verb}: {name(argument, path)} is a {type(leaf).__name__}, not an array. Pass arrays only; "
+                f"what is not an array belongs in a closure: px.map_fn(lambda x: fn(x, option), …)"
+            ) from error
+
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
+    """The same tree with every leaf an array of shape ``(axis.size, ...)``.
+
+    Raises:
+        ShapeError: naming the first leaf that is not.
+    """
+    tree = arrays(verb, argument, tree)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if leaf.ndim == 0 or leaf.shape[0] != axis.size:
+            raise ShapeError(
+                f"{verb}: {name(argument, path)} has shape {leaf.shape}, but a value placed on axis {axis.name!r} "
+                f"starts with its size, ({axis.size}, ...). If all elements are to see the same value, write "
+                f"px.broadcast(…, {axis.name!r})"
+            )
+    return tree
+
+
+def name(argument: str, path: Any) -> str:
+    """How an error calls a leaf: ``args[0]['w']``."""
+    return f"{argument}{jax.tree_util.keystr(path)}"

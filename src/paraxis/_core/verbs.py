@@ -1,0 +1,219 @@
+"""The verbs that place, map and fetch values. Reductions are in ``reductions.py``."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._core import dispatch, forms, jax_api, layout, local, primitives, scope, tree
+from paraxis._core.axis import Axis
+from paraxis._core.layout import Placement
+from paraxis._core.local import Lowering
+
+
+def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
+    """Give every element of an axis the same value: shared → placed.
+
+    Inside ``jit`` or a program the copies are not made: a map that follows hands the one value to all elements of
+    a device, and its derivative is summed on the device before anything is sent. Only an operation that looks at
+    the copies makes them. Outside both there is nothing to wait for, and they are made at once.
+
+    Args:
+        x: pytree of arrays, ``(...)``.
+        axis: the axis; its name, or nothing, inside a program.
+
+    Returns:
+        Tree of arrays ``(size, ...)``, same dtypes.
+
+    Raises:
+        ScopeError: if it cannot be told which axis is meant.
+        AxisError: if the axis cannot be placed.
+
+    Communicates: nothing if ``x`` lies on all devices already. The derivative: one all-reduce the size of ``x``.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.broadcast(jnp.array([1.0, 2.0]), px.Axis("clients", 3))
+        Array([[1., 2.],
+               [1., 2.],
+               [1., 2.]], dtype=float32)
+    """
+    placement = layout.place(scope.resolve("broadcast", axis))
+
+    def one(leaf: jax.Array) -> jax.Array:
+        over = placement.mesh_axes if placement.is_explicit and _divides(placement) else ()
+        return forms.remember(_copies(leaf, placement, placement.size, over), forms.Shared(leaf))
+
+    return jax.tree.map(one, tree.arrays("broadcast", "x", x))
+
+
+def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *, lowering: Lowering = "auto") -> Any:
+    """Apply a function to every element of an axis: placed → placed.
+
+    Elements are laid out in blocks over the axis's devices, as many to each; sizes that do not divide are padded
+    with copies of the last element, whose results are never used. The function sees one element, without the
+    axis, and may use the collectives (``px.psum`` and the rest) by the axis or its name. Values it closes over are
+    shared by all elements.
+
+    Args:
+        fn: the function of one element. It is traced once per shape, and remembered by identity: like
+            ``jax.jit``, it must not read variables that change later.
+        args: what it is given: a tuple is unpacked into several arguments, anything else is a single one. Pytrees
+            of arrays ``(size, ...)``, any dtype.
+        axis: the axis; its name, or nothing, inside a program.
+        lowering: how a device runs its several elements: ``"vmap"`` (vectorised), ``"unroll"`` (one after the
+            other in one program), ``"dispatch"`` (one executable, called for each; concrete values only) or
+            ``"auto"``. The answer is the same.
+
+    Returns:
+        The function's result with every leaf ``(size, ...)``, laid out over the devices.
+
+    Raises:
+        ShapeError: naming the leaf that does not start with the size of the axis.
+        ScopeError, AxisError: as in :func:`broadcast`.
+        LoweringError, CollectiveError: if the elements cannot be run, or exchange values, as asked.
+
+    Communicates: nothing, unless the function does.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> clients = px.Axis("clients", 3)
+        >>> px.map_fn(lambda w, x: w * x, (px.broadcast(2.0, clients), jnp.arange(3.0)), clients)
+        Array([0., 2., 4.], dtype=float32)
+    """
+    local.check("map_fn", lowering)
+    resolved = scope.resolve("map_fn", axis)
+    placement = layout.place(resolved)
+    args = tree.placed("map_fn", "args", args, resolved)
+    leaves, structure = jax.tree.flatten(args if isinstance(args, tuple) else (args,))
+    if lowering == "dispatch":
+        return dispatch.map_elements(fn, structure, leaves, placement)
+
+    known = [forms.recall(leaf) for leaf in leaves]
+    shared = tuple(isinstance(form, forms.Shared) for form in known)
+    padded = tuple(isinstance(form, forms.Padded) and form.placement == placement for form in known)
+    operands = [
+        form.value if form is not None and (is_shared or is_padded) else layout.settle(leaf, placement, rows=True)
+        for leaf, form, is_shared, is_padded in zip(leaves, known, shared, padded, strict=True)
+    ]
+    outer = scope.current()
+    inner = scope.Scope(outer.declared, (*outer.mapped, resolved))
+    result = _map_padded(fn, structure, placement, lowering, shared, padded, inner, *operands)
+
+    def one(value: jax.Array) -> jax.Array:
+        if not placement.is_padded:
+            return value
+        return forms.remember(layout.unpad(value, placement), forms.Padded(value, placement))
+
+    return jax.tree.map(one, result)
+
+
+# Through jit with the function as a static argument: repeated calls trace once, eager calls are compiled, and
+# differentiation drops what the derivative does not need.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5, 6))
+def _map_padded(
+    fn: Callable[..., Any],
+    structure: Any,
+    placement: Placement,
+    lowering: Lowering,
+    shared: tuple[bool, ...],
+    padded: tuple[bool, ...],
+    inner: scope.Scope,
+    *operands: jax.Array,
+) -> Any:
+    """The map on ``(num_padded, ...)`` rows; shared operands come as ``(...)``."""
+    over = placement.mesh_axes if placement.is_explicit else ()
+    ready = [
+        _copies(x, placement, placement.num_devices, over)
+        if is_shared
+        else (x if is_padded else layout.pad(x, placement))
+        for x, is_shared, is_padded in zip(operands, shared, padded, strict=True)
+    ]
+
+    def on_device(*blocks: jax.Array) -> Any:
+        avals = [jax_api.element_struct(block) for block in blocks]
+        one = local.element(lambda *xs: fn(*jax.tree.unflatten(structure, xs)), placement, inner, avals)
+        leaves = [block[0] if is_shared else block for block, is_shared in zip(blocks, shared, strict=True)]
+        return jax.tree.unflatten(one.out_tree, local.run(one, placement, lowering, leaves, shared))
+
+    return layout.run_per_device(on_device, placement, ready)
+
+
+def _copies(x: jax.Array, placement: Placement, rows: int, over: tuple[str, ...]) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys: no derivative, and JAX's own rules
+        return jnp.broadcast_to(x, (rows, *x.shape))
+    return primitives.broadcast(x, axis=placement.axis.name, rows=rows, size=rows, over=over)
+
+
+def _divides(placement: Placement) -> bool:
+    return placement.size % placement.num_devices == 0
+
+
+def scatter(x: Any, axis: Axis | str | None = None) -> Any:
+    """Lay a host value out over the devices of an axis: host → placed.
+
+    Not needed before :func:`map_fn`, which takes host values too; it saves sending the same data again at every call.
+
+    Args:
+        x: pytree of arrays ``(size, ...)``, NumPy or JAX, any dtype.
+        axis: the axis; its name, or nothing, inside a program.
+
+    Returns:
+        The same values as JAX arrays: each device holds its rows if the sizes divide, else a whole copy (JAX has no
+        arrays with uneven blocks), of which a map uses the device's part.
+
+    Raises:
+        ShapeError, ScopeError, AxisError: as in :func:`map_fn`.
+
+    Communicates: sends each device its rows.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> px.scatter({"x": np.arange(3)}, px.Axis("clients", 3))["x"].shape
+        (3,)
+    """
+    resolved = scope.resolve("scatter", axis)
+    placement = layout.place(resolved)
+    target = layout.sharding(placement, rows=True)
+
+    def one(leaf: jax.Array) -> jax.Array:
+        if isinstance(leaf, jax_api.Tracer):
+            return layout.constrain(leaf, placement) if placement.is_explicit and _divides(placement) else leaf
+        return leaf if target is None else jax.device_put(leaf, target)
+
+    return jax.tree.map(one, tree.placed("scatter", "x", x, resolved))
+
+
+def gather(x: Any, axis: Axis | str | None = None) -> Any:
+    """Fetch a placed value: placed → host.
+
+    Args:
+        x: pytree of arrays ``(size, ...)``.
+        axis: the axis; its name, or nothing, inside a program.
+
+    Returns:
+        NumPy arrays ``(size, ...)`` in the order of the elements. Under ``jit``, where there is no host, the value
+        itself, whole on every device.
+
+    Raises:
+        ShapeError, ScopeError, AxisError: as in :func:`map_fn`.
+
+    Communicates: sends every row to the host.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.gather(jnp.arange(3), px.Axis("clients", 3))
+        array([0, 1, 2], dtype=int32)
+    """
+    resolved = scope.resolve("gather", axis)
+    placement = layout.place(resolved)
+
+    def one(leaf: jax.Array) -> Any:
+        if isinstance(leaf, jax_api.Tracer):
+            return layout.constrain(leaf, placement, rows=False) if placement.is_explicit else leaf
+        return np.asarray(leaf)
+
+    return jax.tree.map(one, tree.placed("gather", "x", x, resolved))

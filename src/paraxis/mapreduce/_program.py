@@ -1,0 +1,150 @@
+"""A program: a function with axes of its own, by whose names the verbs inside it go.
+
+It reduces to the core in one step: while the function is traced, its axes are the declared ones of the scope.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from paraxis._core import layout, scope
+from paraxis._core.axis import Axis
+from paraxis._core.errors import AxisError
+
+
+def program(
+    placements: Mapping[str, int | Axis] | None = None, /, **axes: int | Axis
+) -> Callable[[Callable[..., Any]], "Program"]:
+    """Declare the axes of a function, so that the verbs inside it may leave them out or name them.
+
+    Args:
+        placements: axes and their sizes, outermost first. A size, or a ``px.Axis`` of that name for one with wishes.
+        **axes: the same, as keywords: ``@px.program(pods=4, clients=250)``. ``placements={"clients": 8}`` is
+            understood as well.
+
+    Returns:
+        A decorator that makes the function a :class:`Program`.
+
+    Raises:
+        AxisError: if no axis, or a malformed one, is given.
+
+    Where the axes lie: as :class:`paraxis.Axis` says for each, if a mesh is set. With no mesh and several axes, the
+    devices are shared out: of all ways to write their number as a product, one factor per axis, the one in which the
+    busiest device runs the fewest elements; ties go to the outermost axis. ``repr`` shows the result.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, paraxis as px
+        >>> @px.program(clients=3)
+        ... def loss(w, x):
+        ...     return px.reduce_mean(px.map_fn(lambda w, x: (w * x - 1) ** 2, (px.broadcast(w), x)))
+        >>> jax.grad(loss)(2.0, jnp.array([1.0, 2.0, 3.0]))
+        Array(14.666667, dtype=float32, weak_type=True)
+    """
+    keyword = axes.pop("placements", None)
+    if keyword is not None:
+        placements = keyword  # pyright: ignore[reportAssignmentType]
+    declared = {**(placements or {}), **axes}
+    if not declared:
+        raise AxisError("program: no axis was given; write @px.program(clients=8)")
+    made = tuple(_axis(name, size) for name, size in declared.items())
+    return lambda fn: Program(fn, made)
+
+
+class Program:
+    """A function whose axes are declared; made by :func:`program`.
+
+    It is an ordinary JAX function: it may be called, jitted, differentiated, vmapped, nested, and run from any
+    thread. It is compiled once per shape, as by ``jax.jit``: numbers and arrays are traced; booleans, strings,
+    ``None`` and functions among the arguments are constants.
+    """
+
+    def __init__(self, fn: Callable[..., Any], axes: tuple[Axis, ...]) -> None:
+        functools.update_wrapper(self, fn)
+        self.axes = axes
+        self._fn = fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        static = tuple(not _is_traced(leaf) for leaf in leaves)
+        constants = tuple(leaf for leaf, fixed in zip(leaves, static, strict=True) if fixed)
+        traced = [leaf for leaf, fixed in zip(leaves, static, strict=True) if not fixed]
+        declared = share_out(self.axes)
+        call = (self._fn, structure, static, constants, scope.Scope(declared, scope.current().mapped))
+        return _run(call, *_settled(traced, declared))
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        where = ", ".join(_where(axis) for axis in share_out(self.axes))
+        return f"<program {getattr(self._fn, '__name__', 'fn')}: {where}>"
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run(call: tuple[Any, ...], *traced: Any) -> Any:
+    fn, structure, static, constants, inner = call
+    fixed, given = iter(constants), iter(traced)
+    args, kwargs = jax.tree.unflatten(structure, [next(fixed) if s else next(given) for s in static])
+    with scope.entered(inner):
+        return fn(*args, **kwargs)
+
+
+def _is_traced(leaf: Any) -> bool:
+    return not isinstance(leaf, bool) and (isinstance(leaf, (int, float, complex, np.ndarray, np.generic, jax.Array)))
+
+
+def _settled(leaves: list[Any], axes: tuple[Axis, ...]) -> list[Any]:
+    placement = layout.place(axes[0])
+    return [layout.settle(leaf, placement, rows=False) for leaf in leaves]
+
+
+def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """Give several axes of a program one mesh, if there is none and they ask for none."""
+    free = len(axes) > 1 and all(axis.mesh is None and axis.over is None for axis in axes)
+    if not free or scope.current().mapped or not jax.sharding.get_abstract_mesh().empty:
+        return axes
+    devices = tuple(jax.devices())
+    if len(devices) == 1:
+        return axes
+    mesh = _shared_mesh(tuple((axis.name, axis.size) for axis in axes), devices)
+    return tuple(Axis(axis.name, axis.size, mesh=mesh, at_once=axis.at_once) for axis in axes)
+
+
+@functools.lru_cache(maxsize=64)
+def _shared_mesh(axes: tuple[tuple[str, int], ...], devices: tuple[jax.Device, ...]) -> Mesh:
+    def busiest(split: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        elements = math.prod(-(-size // part) for (_, size), part in zip(axes, split, strict=True))
+        return elements, tuple(-part for part in split)
+
+    split = min(_splits(len(devices), len(axes)), key=busiest)
+    return Mesh(np.array(devices).reshape(split), tuple(name for name, _ in axes))
+
+
+def _splits(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as a product of so many factors."""
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    return (split for split in itertools.product(divisors, repeat=parts) if math.prod(split) == number)
+
+
+def _axis(name: str, size: int | Axis) -> Axis:
+    if not isinstance(size, Axis):
+        return Axis(name, size)
+    if size.name != name:
+        raise AxisError(
+            f"program: axis {name!r} was given as {size!r}, which has another name; "
+            f"write @px.program({{{size.name!r}: …}})"
+        )
+    return size
+
+
+def _where(axis: Axis) -> str:
+    placement = layout.place(axis)
+    devices = f"{placement.num_devices} device{'s' if placement.num_devices > 1 else ''}"
+    turns = f", {placement.chunk} at once" if placement.num_chunks > 1 else ""
+    return f"{axis.name}={axis.size} on {devices} ({placement.num_local} each{turns})"
