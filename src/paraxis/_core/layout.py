@@ -1,7 +1,7 @@
 """Where the elements of an axis lie: which devices, how many on each, which rows are padding.
 
 Elements lie in blocks: device ``d`` holds rows ``d * num_local`` up to ``(d + 1) * num_local`` of the padded axis.
-Padding rows repeat the last element, so that whatever a function does is safe on them; what they give is never used.
+Padding rows repeat a real one, so that whatever a function does is safe on them; what they give is never used.
 """
 
 import dataclasses
@@ -19,6 +19,10 @@ from jax.sharding import PartitionSpec as P
 from paraxis._core import jax_api, scope
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError
+
+
+DEVICES = "paraxis_devices"
+"""A mesh axis of this name, which only :func:`devices_mesh` makes, takes any axis that leaves its place open."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -62,6 +66,11 @@ class Placement:
         return self.num_padded > self.size
 
     @property
+    def has_idle_device(self) -> bool:
+        """Whether some device has padding only."""
+        return self.num_padded - self.size >= self.num_local
+
+    @property
     def is_explicit(self) -> bool:
         return self.mesh is not None and jax_api.is_explicit(self.mesh, self.mesh_axes)
 
@@ -86,14 +95,13 @@ def place(axis: Axis) -> Placement:
         _require(axis, axis.mesh, "its mesh")
         return Placement(axis, axis.mesh, axis.mesh_names)
     if not context.empty:
-        _require(axis, context, "the mesh set by jax.set_mesh")
-        return Placement(axis, context, axis.mesh_names)
+        return Placement(axis, context, _names_on(axis, context))
     if axis.over is not None:
         raise AxisError(
             f"axis {axis.name!r} is to lie over mesh axis {axis.over!r}, but there is no mesh. Set one, "
             f"`with jax.set_mesh(mesh): …`, or pass it: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over={axis.over!r})"
         )
-    mesh = _all_devices(axis.name, tuple(jax.devices()))
+    mesh = _mesh_of(axis.name, tuple(jax.devices()))
     return Placement(axis, mesh, (axis.name,)) if mesh.size > 1 else Placement(axis, None, ())
 
 
@@ -116,8 +124,16 @@ def _place_inside(axis: Axis, context: AbstractMesh) -> Placement:
                 f"axis {axis.name!r} is to lie over mesh axis {clash[0]!r}, which already carries an axis that it is "
                 f"nested in; lay it over another one, or leave `over` out to keep it within each device"
             )
-    free = tuple(n for n in axis.mesh_names if n in context.axis_names and n not in taken)
+    names = (DEVICES,) if axis.over is None and DEVICES in context.axis_names else axis.mesh_names
+    free = tuple(n for n in names if n in context.axis_names and n not in taken)
     return Placement(axis, context, free) if free else Placement(axis, None, ())
+
+
+def _names_on(axis: Axis, mesh: AbstractMesh) -> tuple[str, ...]:
+    if axis.over is None and DEVICES in mesh.axis_names:
+        return (DEVICES,)
+    _require(axis, mesh, "the mesh set by jax.set_mesh")
+    return axis.mesh_names
 
 
 def _require(axis: Axis, mesh: Mesh | AbstractMesh, which: str) -> None:
@@ -131,8 +147,13 @@ def _require(axis: Axis, mesh: Mesh | AbstractMesh, which: str) -> None:
         )
 
 
+def devices_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    """A mesh to set for a while, on which every axis that leaves its place open lies over just these devices."""
+    return _mesh_of(DEVICES, tuple(devices))
+
+
 @functools.lru_cache(maxsize=64)
-def _all_devices(name: str, devices: tuple[jax.Device, ...]) -> Mesh:
+def _mesh_of(name: str, devices: tuple[jax.Device, ...]) -> Mesh:
     return Mesh(np.array(devices), (name,))
 
 
@@ -157,6 +178,14 @@ def run_per_device(body: Callable[..., Any], placement: Placement, operands: Seq
     return run(*operands)
 
 
+def on_mesh(x: jax.Array, placement: Placement) -> jax.Array:
+    """On an Explicit mesh: the same value with a type that says so (constants come without)."""
+    if not placement.is_explicit or not jax.typeof(x).sharding.mesh.empty:
+        return x
+    assert placement.mesh is not None
+    return jax.reshard(x, NamedSharding(placement.mesh, P(*(None,) * x.ndim)))
+
+
 def constrain(x: jax.Array, placement: Placement, *, rows: bool = True) -> jax.Array:
     """On an Explicit mesh: the same value with its rows laid over the axis (or over nothing)."""
     rest = [
@@ -177,14 +206,35 @@ def device_index(placement: Placement) -> jax.Array | int:
 
 
 def pad(x: jax.Array, placement: Placement) -> jax.Array:
-    """``(size, ...)`` → ``(num_padded, ...)``; the new rows repeat the last one and take no gradient."""
+    """``(size, ...)`` → ``(num_padded, ...)``. New rows are safe to compute on once :func:`fill` has seen them.
+
+    Written with an operation that the compiler splits over the devices without moving anything; a concatenation
+    with a copy of a row is gathered. Only if a device has no row of its own is one sent.
+    """
     extra = placement.num_padded - placement.size
     if not extra:
         return x
     if placement.is_explicit:
         x = constrain(x, placement, rows=False)
-    last = jax.lax.stop_gradient(x[-1:])
-    return jnp.concatenate([x, jnp.broadcast_to(last, (extra, *x.shape[1:]))])
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys have no zero
+        return jnp.concatenate([x, jnp.broadcast_to(x[:1], (extra, *x.shape[1:]))])
+    padded = jax.lax.pad(x, np.zeros((), x.dtype), [(0, extra, 0)] + [(0, 0, 0)] * (x.ndim - 1))
+    if not placement.has_idle_device:
+        return padded
+    return _where_real(jnp.arange(placement.num_padded), padded, x[:1], placement)
+
+
+def fill(block: jax.Array, placement: Placement) -> jax.Array:
+    """On a device: padding rows repeat the device's first row, so that whatever is computed on them is safe."""
+    if not placement.is_padded or placement.has_idle_device:
+        return block
+    index = device_index(placement) * placement.num_local + jnp.arange(placement.num_local)
+    return _where_real(index, block, block[:1], placement)
+
+
+def _where_real(index: jax.Array, rows: jax.Array, row: jax.Array, placement: Placement) -> jax.Array:
+    real = (index < placement.size).reshape((-1,) + (1,) * (rows.ndim - 1))
+    return jnp.where(real, rows, jax.lax.stop_gradient(row))
 
 
 def unpad(x: jax.Array, placement: Placement) -> jax.Array:
@@ -198,13 +248,18 @@ def unpad(x: jax.Array, placement: Placement) -> jax.Array:
 
 def sharding(placement: Placement, *, rows: bool) -> NamedSharding | None:
     """How a value lies on the devices: by rows if they divide, else whole on each. ``None``: nothing to say."""
-    if not placement.mesh_axes or not isinstance(placement.mesh, Mesh):
-        mesh = jax.sharding.get_mesh() if placement.mesh_axes else None
-        if mesh is None or mesh.empty:
-            return None
-    else:
-        mesh = placement.mesh
+    mesh = placement.mesh if isinstance(placement.mesh, Mesh) else _mesh_in_force()
+    if not placement.mesh_axes or mesh is None:
+        return None
     return NamedSharding(mesh, placement.spec if rows and placement.size % placement.num_devices == 0 else P())
+
+
+def _mesh_in_force() -> Mesh | None:
+    try:
+        mesh = jax.sharding.get_mesh()
+    except ValueError:  # under jit: devices are not known there, nor needed
+        return None
+    return None if mesh.empty else mesh
 
 
 def settle(x: Any, placement: Placement, *, rows: bool) -> Any:

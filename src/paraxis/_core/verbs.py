@@ -54,7 +54,7 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
     """Apply a function to every element of an axis: placed → placed.
 
     Elements are laid out in blocks over the axis's devices, as many to each; sizes that do not divide are padded
-    with copies of the last element, whose results are never used. The function sees one element, without the
+    with copies of a real element, whose results are never used. The function sees one element, without the
     axis, and may use the collectives (``px.psum`` and the rest) by the axis or its name. Values it closes over are
     shared by all elements.
 
@@ -136,7 +136,10 @@ def _map_padded(
     def on_device(*blocks: jax.Array) -> Any:
         avals = [jax_api.element_struct(block) for block in blocks]
         one = local.element(lambda *xs: fn(*jax.tree.unflatten(structure, xs)), placement, inner, avals)
-        leaves = [block[0] if is_shared else block for block, is_shared in zip(blocks, shared, strict=True)]
+        leaves = [
+            block[0] if is_shared else layout.fill(block, placement)
+            for block, is_shared in zip(blocks, shared, strict=True)
+        ]
         return jax.tree.unflatten(one.out_tree, local.run(one, placement, lowering, leaves, shared))
 
     return layout.run_per_device(on_device, placement, ready)
@@ -145,7 +148,7 @@ def _map_padded(
 def _copies(x: jax.Array, placement: Placement, rows: int, over: tuple[str, ...]) -> jax.Array:
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys: no derivative, and JAX's own rules
         return jnp.broadcast_to(x, (rows, *x.shape))
-    return primitives.broadcast(x, axis=placement.axis.name, rows=rows, size=rows, over=over)
+    return primitives.broadcast(layout.on_mesh(x, placement), axis=placement.axis.name, rows=rows, size=rows, over=over)
 
 
 def _divides(placement: Placement) -> bool:

@@ -1,0 +1,129 @@
+"""Count the collectives of a compiled program by reading it: nothing is run."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "collective_permute",
+    "collective_broadcast",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Communication:
+    """The collectives of one compiled program, as they stand in it: one inside a loop counts once.
+
+    Attributes:
+        count: number of collectives of each kind; every kind in :data:`KINDS` is there.
+        bytes: size of what each device contributes to or receives from them, whichever is larger, in bytes. A
+            collective over several arrays at once counts once, with the size of all.
+    """
+
+    count: dict[str, int]
+    bytes: dict[str, int]
+
+    @property
+    def total_count(self) -> int:
+        return sum(self.count.values())
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.bytes.values())
+
+    def __str__(self) -> str:
+        parts = [f"{self.count[kind]} {kind} ({self.bytes[kind]:,} bytes)" for kind in KINDS if self.count[kind]]
+        return ", ".join(parts) or "no communication"
+
+
+def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communication:
+    """Compile a function for the given arguments and count what it communicates; it is not run.
+
+    Args:
+        fn: a function of arrays, jitted or not.
+        *args: arrays, or ``jax.ShapeDtypeStruct`` in their place.
+        **kwargs: likewise.
+
+    Returns:
+        Counts and bytes per device of each kind of collective.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> from paraxis.testing import communication
+        >>> rows = px.Axis("rows", 16)
+        >>> communication(lambda x: px.map_fn(jnp.sin, x, rows), jnp.ones(16)).total_count
+        0
+    """
+    jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn)
+    return of_program(jitted.lower(*args, **kwargs).compile().as_text() or "")
+
+
+def of_program(text: str) -> Communication:
+    """Count the collectives in the text of a compiled program (XLA's HLO)."""
+    count = dict.fromkeys(KINDS, 0)
+    size = dict.fromkeys(KINDS, 0)
+    for line in text.splitlines():
+        match = _COLLECTIVE.search(line)
+        if match is None or _alone(line):
+            continue
+        kind = match["kind"].replace("-", "_")
+        result = _bytes_of(match["shape"])
+        if match["start"] and kind in ("all_gather", "collective_permute"):  # (operands, results, …): keep the larger
+            result = max(_bytes_each(match["shape"]), default=0)
+        count[kind] += 1
+        size[kind] += result * _group_size(line) if kind == "reduce_scatter" else result
+    return Communication(count, size)
+
+
+_COLLECTIVE = re.compile(
+    r"=\s+(?P<shape>\(.*?\)|\S+)\s+(?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|"
+    r"collective-permute|collective-broadcast)(?P<start>-start)?\("
+)
+_ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*\w*)\[(?P<dims>[\d,]*)\]")
+_EXPLICIT_GROUPS = re.compile(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}")
+_COUNTED_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
+
+
+def _alone(line: str) -> bool:
+    return _group_size(line) == 1
+
+
+def _group_size(line: str) -> int:
+    counted = _COUNTED_GROUPS.search(line)
+    if counted:
+        return int(counted[2])
+    explicit = _EXPLICIT_GROUPS.search(line)
+    if explicit:
+        return max(len(group.split(",")) for group in explicit[1].strip("{}").split("},{"))
+    return 0  # all devices, or given as pairs
+
+
+def _bytes_of(shape: str) -> int:
+    return sum(_bytes_each(shape))
+
+
+def _bytes_each(shape: str) -> list[int]:
+    return [_array_bytes(m["dtype"], m["dims"]) for m in _ARRAY.finditer(shape)]
+
+
+def _array_bytes(dtype: str, dims: str) -> int:
+    elements = 1
+    for dim in filter(None, dims.split(",")):
+        elements *= int(dim)
+    return elements * _bits(dtype) // 8
+
+
+@functools.lru_cache
+def _bits(dtype: str) -> int:
+    if dtype == "pred":
+        return 8
+    digits = re.search(r"\d+", dtype)
+    return int(digits[0]) if digits else 0

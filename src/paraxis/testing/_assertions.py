@@ -1,0 +1,138 @@
+"""The laws as assertions. Each raises an ``AssertionError`` that says what was found instead."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from paraxis._core import layout
+from paraxis._core.errors import CommunicationError, DeviceError
+from paraxis.explain import Communication, communication
+
+
+def assert_communication(
+    fn: Callable[..., Any],
+    *args: Any,
+    all_reduce: int | None = None,
+    all_gather: int | None = None,
+    reduce_scatter: int | None = None,
+    all_to_all: int | None = None,
+    collective_permute: int | None = None,
+    collective_broadcast: int | None = None,
+    max_bytes: int | None = None,
+) -> Communication:
+    """Assert how often a compiled function communicates. It is compiled, not run.
+
+    Args:
+        fn: a function of arrays, jitted or not.
+        *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
+        all_reduce: exact number of all-reduces in the compiled program; ``None``: any. Likewise the other kinds.
+        max_bytes: most bytes per device in all collectives together.
+
+    Returns:
+        What was found.
+
+    Raises:
+        CommunicationError: naming each promise that does not hold, and all that was found.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> from paraxis.testing import assert_communication
+        >>> rows = px.Axis("rows", 16)
+        >>> found = assert_communication(lambda x: px.map_fn(jnp.sin, x, rows), jnp.ones(16), all_reduce=0, max_bytes=0)
+    """
+    found = communication(fn, *args)
+    promised = {
+        "all_reduce": all_reduce,
+        "all_gather": all_gather,
+        "reduce_scatter": reduce_scatter,
+        "all_to_all": all_to_all,
+        "collective_permute": collective_permute,
+        "collective_broadcast": collective_broadcast,
+    }
+    broken = [
+        f"{kind}={wanted} was promised, found {found.count[kind]}"
+        for kind, wanted in promised.items()
+        if wanted is not None and found.count[kind] != wanted
+    ]
+    if max_bytes is not None and found.total_bytes > max_bytes:
+        broken.append(f"max_bytes={max_bytes:,} was promised, found {found.total_bytes:,}")
+    if broken:
+        raise CommunicationError(f"{_name(fn)}: {'; '.join(broken)}. The compiled program has: {found}")
+    return found
+
+
+def assert_same_everywhere(
+    fn: Callable[..., Any],
+    *args: Any,
+    devices: Sequence[int] = (1, 2, 3, 8),
+    rtol: float = 1e-5,
+    atol: float = 1e-6,
+) -> None:
+    """Assert that a function gives the same answer however many devices it has.
+
+    The function is run with no mesh but the assertion's own; its axes must leave ``mesh`` and ``over`` open.
+
+    Args:
+        fn: a function of arrays that uses axes; jitted or not.
+        *args: its arguments.
+        devices: numbers of devices to compare with the first of them.
+        rtol: relative tolerance, as in ``numpy.testing.assert_allclose``.
+        atol: absolute tolerance.
+
+    Raises:
+        AssertionError: naming the device count and the leaf that differ; or if the function places nothing on the
+            devices, so that nothing would have been checked.
+        DeviceError: if there are not so many devices.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> from paraxis.testing import assert_same_everywhere
+        >>> rows = px.Axis("rows", 5)
+        >>> assert_same_everywhere(lambda x: px.reduce_mean(px.map_fn(jnp.sin, x, rows), rows), jnp.ones(5), devices=(1,))
+    """
+    there = jax.devices()
+    if max(devices) > len(there):
+        raise DeviceError(
+            f"assert_same_everywhere: {max(devices)} devices were asked for, there are {len(there)}; call "
+            f"paraxis.testing.simulate_devices({max(devices)}) before anything uses JAX"
+        )
+    args = jax.tree.map(_unbound, args)
+    first: Any = None
+    for number in devices:
+        with jax.set_mesh(layout.devices_mesh(there[:number])):
+            _require_use(fn, args)
+            result = jax.tree.map(np.asarray, jax.device_get(fn(*args)))
+        if first is None:
+            first = result
+        _compare(fn, first, result, f"{devices[0]} and on {number} devices", rtol, atol)
+
+
+def _compare(fn: Callable[..., Any], first: Any, other: Any, where: str, rtol: float, atol: float) -> None:
+    def one(path: Any, a: np.ndarray, b: np.ndarray) -> None:
+        message = f"{_name(fn)}: result{jax.tree_util.keystr(path)} differs on {where}"
+        if np.issubdtype(a.dtype, np.inexact) or a.dtype.kind == "V":
+            a, b = a.astype(np.float64), b.astype(np.float64)
+            np.testing.assert_allclose(b, a, rtol=rtol, atol=atol, err_msg=message)
+        else:
+            np.testing.assert_array_equal(b, a, err_msg=message)
+
+    jax.tree_util.tree_map_with_path(one, first, other)
+
+
+def _require_use(fn: Callable[..., Any], args: Sequence[Any]) -> None:
+    if layout.DEVICES not in str(jax.make_jaxpr(fn)(*args)):
+        raise AssertionError(
+            f"{_name(fn)} places nothing on the devices, so nothing can be compared: it must use an axis whose mesh "
+            f"and over are left open, as in px.Axis('clients', 8)"
+        )
+
+
+def _unbound(x: Any) -> Any:
+    bound = isinstance(x, jax.Array) and x.committed and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+    return np.asarray(x) if bound else x
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", repr(fn))

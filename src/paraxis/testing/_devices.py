@@ -1,0 +1,51 @@
+"""Several devices where there is one."""
+
+import os
+import re
+
+import jax
+
+from paraxis._core.errors import DeviceError
+
+_FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+\s*")
+
+
+def simulate_devices(n: int) -> None:
+    """Start JAX on ``n`` simulated CPU devices. To be called before anything else uses JAX.
+
+    Args:
+        n: number of devices, at least 1.
+
+    Raises:
+        DeviceError: if JAX has already started with fewer devices. If it has as many or more, nothing happens.
+
+    Example:
+        >>> from paraxis.testing import simulate_devices
+        >>> simulate_devices(1)
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise DeviceError(f"simulate_devices: n must be an integer of at least 1, got {n!r}")
+    os.environ["XLA_FLAGS"], flags = _FLAG.sub("", os.environ.get("XLA_FLAGS", "")), os.environ.get("XLA_FLAGS")
+    try:
+        jax.config.update("jax_num_cpu_devices", n)
+    except RuntimeError:  # JAX has started
+        _restore(flags)
+        there = len(jax.devices())
+        if there < n:
+            raise DeviceError(
+                f"simulate_devices: {n} devices were asked for, but JAX has already started with {there}. Call "
+                f"simulate_devices({n}) before anything uses JAX, or start Python with "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={n}"
+            ) from None
+        return
+    jax.config.update("jax_platforms", "cpu")
+    there = len(jax.devices())
+    if there < n:
+        raise DeviceError(f"simulate_devices: {n} devices were asked for and JAX made {there}")
+
+
+def _restore(flags: str | None) -> None:
+    if flags is None:
+        os.environ.pop("XLA_FLAGS", None)
+    else:
+        os.environ["XLA_FLAGS"] = flags
