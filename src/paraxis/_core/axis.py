@@ -29,8 +29,9 @@ class Axis:
         size: number of elements, at least 1.
         mesh: a ``jax.sharding.Mesh`` with Auto or Explicit axes. Its other axes stay the compiler's.
         over: a mesh axis, or a tuple of them (the first is the slowest), to lay this axis over.
-        at_once: at most this many elements per device in flight, forward and backward. Bounds memory;
-            the answer is the same.
+        at_once: at most this many elements per device in flight, forward and backward. Bounds memory; the answer
+            is the same. A map's results that are only summed or averaged are not kept either, inside ``jit`` or a
+            program; results that are both summed and used themselves are computed twice.
 
     Raises:
         AxisError: on a malformed argument; and when a verb uses an axis that cannot be placed.

@@ -1,16 +1,20 @@
 """What a placed value is made of, remembered while a trace lasts.
 
-A value placed along an axis has the shape ``(size, ...)`` for whoever looks at it. Two kinds of value have a
-better form to go on with: a broadcast one is still the shared value it came from, and the result of a map still
-has its padding, with each row on its device. The next verb looks the form up by the identity of the tracer; an
-operation in between makes a new tracer, which has no form, and then the value itself is used. The form not taken
-is dead code, which the compiler drops.
+A value placed along an axis has the shape ``(size, ...)`` for whoever looks at it. Some have a better form to go on
+with: a broadcast one is still the shared value it came from; a map's result still has its padding, with each row on
+its device; and one computed in turns need not be kept at all if only its sum is wanted. The next verb looks the form
+up by the identity of the tracer; an operation in between makes a new tracer, which has no form, and then the value
+itself is used. The form not taken is dead code, which the compiler drops.
 """
 
 import dataclasses
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
+from paraxis._core import mapping
 from paraxis._core.jax_api import Tracer
 from paraxis._core.layout import Placement
 
@@ -23,17 +27,37 @@ class Shared:
 
 
 @dataclasses.dataclass(frozen=True)
-class Padded:
-    """``value`` holds the rows, then padding, laid out by ``placement``."""
+class Result:
+    """One result of a map. ``padded`` holds its rows with their padding, or nothing if there is none."""
 
-    value: Any
     placement: Placement
+    padded: Any
+    call: "Call"
+    index: int
 
 
-_forms: dict[int, tuple[weakref.ref[Any], Shared | Padded]] = {}
+class Call:
+    """A map that was run, and the sums over its results that were asked for since.
+
+    Sums are taken of all results together: a second one, of another result, is then at hand.
+    """
+
+    def __init__(self, of: mapping.Mapping, operands: Sequence[jax.Array]) -> None:
+        self._mapping = of
+        self._operands = operands
+        self._sums: dict[Any, tuple[Sequence[Any], list[jax.Array]]] = {}
+
+    def sums(self, term: Callable[..., jax.Array], extras: Sequence[jax.Array]) -> list[jax.Array]:
+        key = (term, *map(id, extras))
+        if key not in self._sums:  # the extras are kept, so that their ids stay theirs
+            self._sums[key] = (extras, mapping.run_sum(self._mapping, term, self._operands, extras))
+        return self._sums[key][1]
 
 
-def remember(y: Any, form: Shared | Padded) -> Any:
+_forms: dict[int, tuple[weakref.ref[Any], Shared | Result]] = {}
+
+
+def remember(y: Any, form: Shared | Result) -> Any:
     """Note the form of a traced value. Concrete arrays are what they are."""
     if isinstance(y, Tracer):
         key = id(y)
@@ -41,6 +65,6 @@ def remember(y: Any, form: Shared | Padded) -> Any:
     return y
 
 
-def recall(y: Any) -> Shared | Padded | None:
+def recall(y: Any) -> Shared | Result | None:
     entry = _forms.get(id(y))
     return entry[1] if entry is not None and entry[0]() is y else None

@@ -157,8 +157,8 @@ def _mesh_of(name: str, devices: tuple[jax.Device, ...]) -> Mesh:
     return Mesh(np.array(devices), (name,))
 
 
-def run_per_device(body: Callable[..., Any], placement: Placement, operands: Sequence[jax.Array]) -> Any:
-    """Run ``body`` once per device on its rows of every operand; results are joined along the rows.
+def run_per_device(body: Callable[..., Any], placement: Placement, operands: Sequence[Any]) -> Any:
+    """Run ``body`` once per device on its rows of every array in the operands; results are joined along the rows.
 
     ``check_vma=False`` gives ``pmap``'s gradient semantics; since every input and output carries the axis, no
     collective is hidden in the derivative either.
@@ -166,7 +166,7 @@ def run_per_device(body: Callable[..., Any], placement: Placement, operands: Seq
     if not placement.mesh_axes:
         return body(*operands)
     if placement.is_explicit:
-        operands = [constrain(x, placement) for x in operands]
+        operands = jax.tree.map(lambda x: constrain(x, placement), tuple(operands))
     run = jax.shard_map(
         body,
         mesh=placement.mesh if isinstance(placement.mesh, Mesh) else None,

@@ -17,6 +17,7 @@ kept for its derivative. Elements that exchange values are always vectorised, si
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -68,23 +69,76 @@ def run(
     Returns:
         The results, each ``(num_local, ...)``.
     """
+    rows, arguments = _split(leaves, shared)
+    if one.communicates:
+        return _in_step(one, placement, lowering, arguments, rows)
+    several = _several(one, placement, lowering, arguments)
+    if placement.num_chunks == 1:
+        return several(rows)
+    parts = _parts(rows, placement)
+    bounded = jax.checkpoint(several, prevent_cse=False)
+    _, results = jax.lax.scan(lambda _, part: (None, bounded(part)), None, parts, length=placement.num_chunks)
+    return [y.reshape(placement.num_local, *y.shape[2:]) for y in results]
+
+
+def sum_in_turns(
+    one: Element,
+    placement: Placement,
+    lowering: Lowering,
+    leaves: Sequence[jax.Array],
+    shared: Sequence[bool],
+    terms: Callable[..., list[jax.Array]],
+    extras: Sequence[jax.Array],
+) -> list[jax.Array]:
+    """Run a device's elements in turns and keep only ``terms(results, *extras)``, summed over the turns.
+
+    ``extras`` are ``(num_local,)``; a turn is given its part of them.
+    """
+    rows, arguments = _split(leaves, shared)
+    several = _several(one, placement, lowering, arguments)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def turn(part: Sequence[jax.Array], extras: Sequence[jax.Array]) -> list[jax.Array]:
+        return terms(several(part), *extras)
+
+    def step(totals: list[jax.Array], part: Any) -> tuple[list[jax.Array], None]:
+        return [total + y for total, y in zip(totals, turn(*part), strict=True)], None
+
+    parts = (_parts(rows, placement), _parts(extras, placement))
+    shapes = jax.eval_shape(turn, *jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), parts))
+    zeros = [jnp.zeros(y.shape, y.dtype) for y in shapes]
+    return jax.lax.scan(step, zeros, parts, length=placement.num_chunks)[0]
+
+
+def _split(
+    leaves: Sequence[jax.Array], shared: Sequence[bool]
+) -> tuple[list[jax.Array], Callable[[Sequence[Any]], list[Any]]]:
+    """The leaves that have rows, and how to make an element's arguments of its row of each."""
     constant = [x for x, is_shared in zip(leaves, shared, strict=True) if is_shared]
-    rows = [x for x, is_shared in zip(leaves, shared, strict=True) if not is_shared]
 
     def arguments(row: Sequence[Any]) -> list[Any]:
         ours, theirs = iter(row), iter(constant)
         return [next(theirs) if is_shared else next(ours) for is_shared in shared]
 
-    if one.communicates:
-        return _in_step(one, placement, lowering, arguments, rows)
+    return [x for x, is_shared in zip(leaves, shared, strict=True) if not is_shared], arguments
+
+
+def _several(
+    one: Element, placement: Placement, lowering: Lowering, arguments: Callable[[Sequence[Any]], list[Any]]
+) -> Callable[[Sequence[jax.Array]], list[jax.Array]]:
+    """How the elements of one turn are run: rows ``(chunk, ...)`` → results ``(chunk, ...)``."""
 
     def single(*row: Any) -> list[Any]:
         return jax_api.jaxpr_as_fun(one.jaxpr)(*arguments(row))
 
-    several = _unrolled if _choose(one, placement, lowering) == "unroll" else _vectorised
-    if placement.num_chunks == 1:
-        return several(single, rows, placement.num_local)
-    return _in_turns(lambda *part: several(single, part, placement.chunk), rows, placement)
+    count = placement.chunk
+    if _choose(one, placement, lowering) == "unroll":
+        return lambda rows: _unrolled(single, rows, count)
+    return lambda rows: _vectorised(single, rows, count)
+
+
+def _parts(rows: Sequence[jax.Array], placement: Placement) -> list[jax.Array]:
+    return [x.reshape(placement.num_chunks, placement.chunk, *x.shape[1:]) for x in rows]
 
 
 def _choose(one: Element, placement: Placement, lowering: Lowering) -> Lowering:
@@ -108,16 +162,9 @@ def _vectorised(single: Callable[..., list[Any]], rows: Sequence[jax.Array], cou
 
 
 def _unrolled(single: Callable[..., list[Any]], rows: Sequence[jax.Array], count: int) -> list[jax.Array]:
-    results = [single(*(x[i] for x in rows)) for i in range(count)]
+    once = jax.jit(single)
+    results = [once(*(x[i] for x in rows)) for i in range(count)]
     return [jnp.stack(ys) for ys in zip(*results, strict=True)]
-
-
-def _in_turns(turn: Callable[..., list[Any]], rows: Sequence[jax.Array], placement: Placement) -> list[jax.Array]:
-    steps, chunk = placement.num_chunks, placement.chunk
-    parts = [x.reshape(steps, chunk, *x.shape[1:]) for x in rows]
-    bounded = jax.checkpoint(turn, prevent_cse=False)
-    _, results = jax.lax.scan(lambda _, part: (None, bounded(*part)), None, parts, length=steps)
-    return [y.reshape(steps * chunk, *y.shape[2:]) for y in results]
 
 
 def _in_step(

@@ -4,11 +4,13 @@ All of them take ``where``, a mask per element, and are exact under padding: nei
 masked out reaches the answer or its derivative. Half-precision sums are taken in float32.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paraxis._core import forms, layout, primitives, scope, tree
 from paraxis._core.axis import Axis
@@ -57,17 +59,15 @@ def reduce_mean(x: Any, axis: Axis | str | None = None, *, where: Any = None) ->
         Array(3., dtype=float32)
     """
     reduction = _Reduction("reduce_mean", x, axis, where)
-    if where is None:
-        count: Any = reduction.placement.size
-    else:
-        count = jnp.maximum(reduction.total(reduction.where.astype(jnp.float32)), 1)
+    count: Any = reduction.placement.size
+    if reduction.where is not None:
+        count = jnp.maximum(reduction.sum(reduction.where, _floating, masked=False), 1)
 
     def mean(leaf: jax.Array) -> jax.Array:
-        wide = _floating(leaf)
-        total = reduction.total(wide)
+        total = reduction.sum(leaf, _floating)
         return (total / jnp.asarray(count, total.dtype)).astype(_mean_dtype(leaf))
 
-    return reduction.each(mean)
+    return jax.tree.map(mean, reduction.x)
 
 
 def reduce_weighted_mean(x: Any, w: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
@@ -95,14 +95,12 @@ def reduce_weighted_mean(x: Any, w: Any, axis: Axis | str | None = None, *, wher
     reduction = _Reduction("reduce_weighted_mean", x, axis, where)
 
     def mean(leaf: jax.Array, weight: jax.Array) -> jax.Array:
-        wide = _floating(leaf)
-        weight = _floating(weight).astype(wide.dtype)
-        total = reduction.total(weight)
-        sums = reduction.total(wide * _per_element(weight, wide))
+        sums = reduction.sum(leaf, _floating, weight)
+        total = reduction.sum(weight, _floating).astype(sums.dtype)
         empty = total == 0
         return jnp.where(empty, 0, sums / jnp.where(empty, 1, total)).astype(_mean_dtype(leaf))
 
-    return reduction.each(mean, reduction.weights(w))
+    return jax.tree.map(mean, reduction.x, reduction.weights(w))
 
 
 def reduce_max(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
@@ -187,16 +185,33 @@ class _Reduction:
 
     def fold(self, kind: str, prepare: Callable[[jax.Array], jax.Array]) -> Any:
         def one(leaf: jax.Array) -> jax.Array:
-            return self._reduced(kind, prepare(leaf)).astype(_result_dtype(kind, leaf))
+            if kind == "sum":
+                result = self.sum(leaf, prepare)
+            else:
+                rows = prepare(self._rows(leaf))
+                if self.where is not None:
+                    rows = _masked(self._rows(self.where), rows, primitives.identity(kind, rows.dtype))
+                result = self._reduced(kind, rows)
+            return result.astype(_result_dtype(kind, leaf))
 
-        return self.each(one)
+        return jax.tree.map(one, self.x)
 
-    def each(self, one: Callable[..., jax.Array], *others: Any) -> Any:
-        """Apply to each leaf in its best form: rows laid out with their padding where that is known."""
-        return jax.tree.map(lambda leaf, *rest: one(self._rows(leaf), *map(self._rows, rest)), self.x, *others)
-
-    def total(self, rows: jax.Array) -> jax.Array:
-        return self._reduced("sum", rows)
+    def sum(
+        self,
+        leaf: jax.Array,
+        prepare: Callable[[jax.Array], jax.Array],
+        weight: jax.Array | None = None,
+        *,
+        masked: bool = True,
+    ) -> jax.Array:
+        """Sum over the elements of ``prepare(leaf)``, weighted, masked; without keeping a result made in turns."""
+        mask = self.where if masked else None
+        extras = [x for x in (mask, weight) if x is not None]
+        term = _term(prepare, mask is not None, weight is not None)
+        form = forms.recall(leaf)
+        if isinstance(form, forms.Result) and form.placement == self.placement and self.placement.num_chunks > 1:
+            return form.call.sums(term, extras)[form.index]
+        return self._reduced("sum", term(self._rows(leaf), *map(self._rows, extras)))
 
     def weights(self, w: Any) -> Any:
         """One weight leaf per leaf of ``x``."""
@@ -228,23 +243,40 @@ class _Reduction:
                 f"{self.verb}: where must be one boolean per element, bool[{self.axis.size}], got {got}; "
                 f"write where=mask > 0, or reduce values of a wider mask inside the map"
             )
-        return self._rows(mask)
+        return mask
 
     def _rows(self, leaf: jax.Array) -> jax.Array:
         """``(size, ...)``, or ``(num_padded, ...)`` if the leaf is a map's result whose padding is at hand."""
         if not self.placement.is_padded:
             return layout.settle(leaf, self.placement, rows=True)
         form = forms.recall(leaf)
-        if isinstance(form, forms.Padded) and form.placement == self.placement:
-            return form.value
+        if isinstance(form, forms.Result) and form.placement == self.placement:
+            return form.padded
         return layout.pad(layout.settle(leaf, self.placement, rows=True), self.placement)
 
     def _reduced(self, kind: str, rows: jax.Array) -> jax.Array:
-        if self.where is not None:
-            rows = jnp.where(_per_element(self.where, rows), rows, primitives.identity(kind, rows.dtype))
         if self.placement.is_explicit:
             rows = layout.constrain(rows, self.placement)
         return primitives.reduce(kind, rows, axis=self.axis.name, size=self.axis.size)
+
+
+@functools.lru_cache(maxsize=64)
+def _term(
+    prepare: Callable[[jax.Array], jax.Array], masked: bool, weighted: bool
+) -> Callable[..., jax.Array]:
+    """What is summed: rows, and for each row a mask and a weight if there are any. The same object for the same term."""
+
+    def term(rows: jax.Array, *extras: jax.Array) -> jax.Array:
+        rows = prepare(rows)
+        if weighted:
+            rows = rows * _per_element(_floating(extras[-1]).astype(rows.dtype), rows)
+        return _masked(extras[0], rows, np.zeros((), rows.dtype)) if masked else rows
+
+    return term
+
+
+def _masked(mask: jax.Array, rows: jax.Array, identity: Any) -> jax.Array:
+    return jnp.where(_per_element(mask, rows), rows, identity)
 
 
 def _per_element(values: jax.Array, like: jax.Array) -> jax.Array:

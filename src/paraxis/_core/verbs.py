@@ -5,10 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import dispatch, forms, jax_api, layout, local, primitives, scope, tree
+from paraxis._core import dispatch, forms, jax_api, layout, local, mapping, scope, tree
 from paraxis._core.axis import Axis
 from paraxis._core.layout import Placement
 from paraxis._core.local import Lowering
@@ -45,7 +44,7 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
 
     def one(leaf: jax.Array) -> jax.Array:
         over = placement.mesh_axes if placement.is_explicit and _divides(placement) else ()
-        return forms.remember(_copies(leaf, placement, placement.size, over), forms.Shared(leaf))
+        return forms.remember(mapping.copies(leaf, placement, placement.size, over), forms.Shared(leaf))
 
     return jax.tree.map(one, tree.arrays("broadcast", "x", x))
 
@@ -90,65 +89,38 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
     args = tree.placed("map_fn", "args", args, resolved)
     leaves, structure = jax.tree.flatten(args if isinstance(args, tuple) else (args,))
     if lowering == "dispatch":
-        return dispatch.map_elements(fn, structure, leaves, placement)
+        return dispatch.map_elements(_hashable(fn), structure, leaves, placement)
 
     known = [forms.recall(leaf) for leaf in leaves]
     shared = tuple(isinstance(form, forms.Shared) for form in known)
-    padded = tuple(isinstance(form, forms.Padded) and form.placement == placement for form in known)
+    padded = tuple(isinstance(f, forms.Result) and f.padded is not None and f.placement == placement for f in known)
     operands = [
-        form.value if form is not None and (is_shared or is_padded) else layout.settle(leaf, placement, rows=True)
-        for leaf, form, is_shared, is_padded in zip(leaves, known, shared, padded, strict=True)
+        form.value
+        if isinstance(form, forms.Shared)
+        else (form.padded if isinstance(form, forms.Result) and ready else layout.settle(leaf, placement, rows=True))
+        for leaf, form, ready in zip(leaves, known, padded, strict=True)
     ]
     outer = scope.current()
     inner = scope.Scope(outer.declared, (*outer.mapped, resolved))
-    result = _map_padded(fn, structure, placement, lowering, shared, padded, inner, *operands)
-
-    def one(value: jax.Array) -> jax.Array:
-        if not placement.is_padded:
-            return value
-        return forms.remember(layout.unpad(value, placement), forms.Padded(value, placement))
-
-    return jax.tree.map(one, result)
+    ready = mapping.Mapping(_hashable(fn), structure, placement, lowering, shared, padded, inner)
+    results, structure = jax.tree.flatten(mapping.run(ready, *operands))
+    call = forms.Call(ready, operands)
+    return jax.tree.unflatten(structure, [_noted(y, placement, call, index) for index, y in enumerate(results)])
 
 
-# Through jit with the function as a static argument: repeated calls trace once, eager calls are compiled, and
-# differentiation drops what the derivative does not need.
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5, 6))
-def _map_padded(
-    fn: Callable[..., Any],
-    structure: Any,
-    placement: Placement,
-    lowering: Lowering,
-    shared: tuple[bool, ...],
-    padded: tuple[bool, ...],
-    inner: scope.Scope,
-    *operands: jax.Array,
-) -> Any:
-    """The map on ``(num_padded, ...)`` rows; shared operands come as ``(...)``."""
-    over = placement.mesh_axes if placement.is_explicit else ()
-    ready = [
-        _copies(x, placement, placement.num_devices, over)
-        if is_shared
-        else (x if is_padded else layout.pad(x, placement))
-        for x, is_shared, is_padded in zip(operands, shared, padded, strict=True)
-    ]
-
-    def on_device(*blocks: jax.Array) -> Any:
-        avals = [jax_api.element_struct(block) for block in blocks]
-        one = local.element(lambda *xs: fn(*jax.tree.unflatten(structure, xs)), placement, inner, avals)
-        leaves = [
-            block[0] if is_shared else layout.fill(block, placement)
-            for block, is_shared in zip(blocks, shared, strict=True)
-        ]
-        return jax.tree.unflatten(one.out_tree, local.run(one, placement, lowering, leaves, shared))
-
-    return layout.run_per_device(on_device, placement, ready)
+def _noted(value: jax.Array, placement: Placement, call: forms.Call, index: int) -> jax.Array:
+    if placement.is_padded:
+        return forms.remember(layout.unpad(value, placement), forms.Result(placement, value, call, index))
+    return forms.remember(value, forms.Result(placement, None, call, index))
 
 
-def _copies(x: jax.Array, placement: Placement, rows: int, over: tuple[str, ...]) -> jax.Array:
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys: no derivative, and JAX's own rules
-        return jnp.broadcast_to(x, (rows, *x.shape))
-    return primitives.broadcast(layout.on_mesh(x, placement), axis=placement.axis.name, rows=rows, size=rows, over=over)
+def _hashable(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled maps are remembered by their function; one that cannot be looked up is not."""
+    try:
+        hash(fn)
+    except TypeError:
+        return functools.partial(fn)
+    return fn
 
 
 def _divides(placement: Placement) -> bool:
