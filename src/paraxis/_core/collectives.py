@@ -137,21 +137,24 @@ def axis_size(axis: Axis | str) -> int:
 class Exchange:
     """How the elements of a logical axis reach each other from inside the body.
 
-    ``local`` names the elements of one device under ``vmap``; ``names`` are all real axes, devices first, so that
-    together they run through the padded axis in order.
+    ``local`` names the elements of one device under ``vmap``, if there are several; ``names`` are all real axes,
+    devices first, so that together they run through the padded axis in order.
     """
 
     placement: Placement
-    local: str
+    local: str | None
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, placement: Placement) -> "Exchange":
+        if placement.num_local == 1:
+            return cls(placement, None, placement.mesh_axes)
         local = f"{placement.axis.name}.local"
         return cls(placement, local, (*placement.mesh_axes, local))
 
     def index(self) -> jax.Array:
-        return layout.device_index(self.placement) * self.placement.num_local + jax.lax.axis_index(self.local)
+        first = jnp.asarray(layout.device_index(self.placement), np.int32) * self.placement.num_local
+        return first if self.local is None else first + jax.lax.axis_index(self.local)
 
     def masked(self, kind: str, x: jax.Array) -> jax.Array:
         if not self.placement.is_padded:
@@ -159,7 +162,7 @@ class Exchange:
         return jnp.where(self.index() < self.placement.size, x, primitives.identity(kind, x.dtype))
 
     def gathered(self, x: jax.Array) -> jax.Array:
-        rows = jax.lax.all_gather(x, self.local)
+        rows = x[None] if self.local is None else jax.lax.all_gather(x, self.local)
         if self.placement.mesh_axes:
             rows = jax.lax.all_gather(rows, self.placement.mesh_axes, tiled=True)
         return rows[: self.placement.size]
@@ -196,22 +199,15 @@ def _axes(eqn: jax_api.JaxprEqn) -> tuple[Any, ...]:
 def evaluate(jaxpr: jax_api.ClosedJaxpr, args: Sequence[Any], exchange: Exchange) -> list[Any]:
     """Run a body's jaxpr with each collective over the logical axis carried out over the real ones."""
     name = exchange.placement.axis.name
-    values: dict[Any, Any] = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
-    values.update(zip(jaxpr.jaxpr.invars, args, strict=True))
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jax_api.Literal) else values[atom]
-
-    for eqn in jaxpr.jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
+    def special(eqn: jax_api.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
         if name in _axes(eqn):
-            results = _carry_out(eqn, operands, exchange)
-        elif any(_mentions(sub, name) for sub in jax_api.subjaxprs(eqn)):
-            results = _rebind(eqn, operands, exchange)
-        else:
-            results = jax_api.bind(eqn, eqn.params, operands)
-        values.update(zip(eqn.outvars, results, strict=True))
-    return [read(v) for v in jaxpr.jaxpr.outvars]
+            return _carry_out(eqn, operands, exchange)
+        if any(_mentions(sub, name) for sub in jax_api.subjaxprs(eqn)):
+            return _rebind(eqn, operands, exchange)
+        return None
+
+    return jax_api.evaluate(jaxpr, args, lambda _: False, special)
 
 
 def _rebind(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchange) -> Sequence[Any]:
@@ -242,9 +238,9 @@ def _carry_out(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchang
         )
     if kind in _REDUCTIONS:
         fold, identity = _REDUCTIONS[kind]
-        return [fold(exchange.masked(identity, x), names) for x in operands]
+        return [fold(exchange.masked(identity, x), names) if names else x for x in operands]
     if kind == "axis_index":
-        return [exchange.index().astype(np.int32)]
+        return [exchange.index()]
     if len(_axes(eqn)) == 1 and kind in _EXCHANGES:
         rows = exchange.gathered(operands[0])
         return [_EXCHANGES[kind](rows, exchange.index(), size=size, **params)]

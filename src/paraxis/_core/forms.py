@@ -2,19 +2,20 @@
 
 A value placed along an axis has the shape ``(size, ...)`` for whoever looks at it. Some have a better form to go on
 with: a broadcast one is still the shared value it came from; a map's result still has its padding, with each row on
-its device; and one computed in turns need not be kept at all if only its sum is wanted. The next verb looks the form
+its device; and one computed in turns, or at more cost than its sum, need not be kept at all if only its
+sum is wanted. The next verb looks the form
 up by the identity of the tracer; an operation in between makes a new tracer, which has no form, and then the value
 itself is used. The form not taken is dead code, which the compiler drops.
 """
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from paraxis._core import mapping
+from paraxis._core import mapping, summing
 from paraxis._core.jax_api import Tracer
 from paraxis._core.layout import Placement
 
@@ -42,12 +43,13 @@ class Call:
     Sums are taken of all results together: a second one, of another result, is then at hand.
     """
 
-    def __init__(self, of: mapping.Mapping, operands: Sequence[jax.Array]) -> None:
+    def __init__(self, of: mapping.Mapping, operands: Sequence[jax.Array], *, sums_cheaper: bool) -> None:
+        self.sums_preferred = sums_cheaper or of.placement.num_chunks > 1
         self._mapping = of
         self._operands = operands
         self._sums: dict[Any, tuple[Sequence[Any], list[jax.Array]]] = {}
 
-    def sums(self, term: Callable[..., jax.Array], extras: Sequence[jax.Array]) -> list[jax.Array]:
+    def sums(self, term: summing.Term, extras: Sequence[jax.Array]) -> list[jax.Array]:
         key = (term, *map(id, extras))
         if key not in self._sums:  # the extras are kept, so that their ids stay theirs
             self._sums[key] = (extras, mapping.run_sum(self._mapping, term, self._operands, extras))

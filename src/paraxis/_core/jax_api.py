@@ -26,10 +26,12 @@ __all__ = [
     "define_linear",
     "define_lowering",
     "element_struct",
+    "evaluate",
     "is_explicit",
     "jaxpr_as_fun",
     "manual_axes",
     "map_jaxprs",
+    "rebuilt",
     "sharding_spec",
     "subjaxprs",
     "trace",
@@ -76,6 +78,39 @@ def bind(eqn: JaxprEqn, params: Mapping[str, Any], operands: Sequence[Any]) -> S
     with eqn.ctx.manager:
         results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(dict(params)))
     return results if eqn.primitive.multiple_results else [results]
+
+
+def evaluate(
+    closed: ClosedJaxpr,
+    args: Sequence[Any],
+    inline: Callable[[JaxprEqn], bool],
+    special: Callable[[JaxprEqn, Sequence[Any]], Sequence[Any] | None] = lambda eqn, operands: None,
+) -> list[Any]:
+    """Run a jaxpr equation by equation.
+
+    ``inline`` picks calls to be run by their bodies; ``special`` may give an equation's results itself.
+    """
+    values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    values.update(zip(closed.jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for eqn in closed.jaxpr.eqns:
+        operands = [read(v) for v in eqn.invars]
+        results = special(eqn, operands)
+        if results is None and inline(eqn):
+            results = evaluate(eqn.params["jaxpr"], operands, inline, special)
+        if results is None:
+            results = bind(eqn, eqn.params, operands)
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(v) for v in closed.jaxpr.outvars]
+
+
+def rebuilt(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> ClosedJaxpr:
+    """A jaxpr of the same arguments with other equations and results."""
+    info = closed.jaxpr.debug_info._replace(result_paths=None)
+    return ClosedJaxpr(closed.jaxpr.replace(eqns=list(eqns), outvars=list(outvars), debug_info=info), closed.consts)
 
 
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:

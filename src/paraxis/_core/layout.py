@@ -221,20 +221,26 @@ def pad(x: jax.Array, placement: Placement) -> jax.Array:
     padded = jax.lax.pad(x, np.zeros((), x.dtype), [(0, extra, 0)] + [(0, 0, 0)] * (x.ndim - 1))
     if not placement.has_idle_device:
         return padded
-    return _where_real(jnp.arange(placement.num_padded), padded, x[:1], placement)
+    return _fill_where_padded(jnp.arange(placement.num_padded) < placement.size, padded, x[:1])
 
 
 def fill(block: jax.Array, placement: Placement) -> jax.Array:
     """On a device: padding rows repeat the device's first row, so that whatever is computed on them is safe."""
     if not placement.is_padded or placement.has_idle_device:
         return block
-    index = device_index(placement) * placement.num_local + jnp.arange(placement.num_local)
-    return _where_real(index, block, block[:1], placement)
+    return _fill_where_padded(real_rows(placement), block, block[:1])
 
 
-def _where_real(index: jax.Array, rows: jax.Array, row: jax.Array, placement: Placement) -> jax.Array:
-    real = (index < placement.size).reshape((-1,) + (1,) * (rows.ndim - 1))
-    return jnp.where(real, rows, jax.lax.stop_gradient(row))
+def real_rows(placement: Placement) -> jax.Array | None:
+    """On a device: which of its rows are elements, ``(num_local,)``; ``None``: all."""
+    if not placement.is_padded:
+        return None
+    return device_index(placement) * placement.num_local + jnp.arange(placement.num_local) < placement.size
+
+
+def _fill_where_padded(real: jax.Array | None, rows: jax.Array, row: jax.Array) -> jax.Array:
+    assert real is not None
+    return jnp.where(real.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, jax.lax.stop_gradient(row))
 
 
 def unpad(x: jax.Array, placement: Placement) -> jax.Array:

@@ -17,14 +17,13 @@ kept for its derivative. Elements that exchange values are always vectorised, si
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import collectives, jax_api, scope
+from paraxis._core import collectives, jax_api, scope, summing
 from paraxis._core.errors import LoweringError
 from paraxis._core.layout import Placement
 
@@ -75,39 +74,62 @@ def run(
     several = _several(one, placement, lowering, arguments)
     if placement.num_chunks == 1:
         return several(rows)
-    parts = _parts(rows, placement)
+    parts = [_part(x, placement) for x in rows]
     bounded = jax.checkpoint(several, prevent_cse=False)
     _, results = jax.lax.scan(lambda _, part: (None, bounded(part)), None, parts, length=placement.num_chunks)
     return [y.reshape(placement.num_local, *y.shape[2:]) for y in results]
 
 
-def sum_in_turns(
+def sums_cheaper(one: Element, placement: Placement, lowering: Lowering, shared: Sequence[bool]) -> bool:
+    """Whether the sum over elements costs less than the elements' results."""
+    return _cut(one, placement, lowering, shared) is not None
+
+
+def run_sum(
     one: Element,
     placement: Placement,
     lowering: Lowering,
     leaves: Sequence[jax.Array],
     shared: Sequence[bool],
-    terms: Callable[..., list[jax.Array]],
+    term: summing.Term,
+    real: jax.Array | None,
     extras: Sequence[jax.Array],
 ) -> list[jax.Array]:
-    """Run a device's elements in turns and keep only ``terms(results, *extras)``, summed over the turns.
+    """Run a device's elements and keep only the sum of ``term`` over the real ones, for each result.
 
-    ``extras`` are ``(num_local,)``; a turn is given its part of them.
+    ``real`` (``None``: all are) and ``extras`` are ``(num_local,)``.
     """
     rows, arguments = _split(leaves, shared)
+    cut = _cut(one, placement, lowering, shared)
     several = _several(one, placement, lowering, arguments)
 
-    @functools.partial(jax.checkpoint, prevent_cse=False)
-    def turn(part: Sequence[jax.Array], extras: Sequence[jax.Array]) -> list[jax.Array]:
-        return terms(several(part), *extras)
+    def turn(rows: Sequence[jax.Array], real: jax.Array | None, extras: Sequence[jax.Array]) -> list[jax.Array]:
+        if cut is None:
+            return [summing.total(y, real, term, extras) for y in several(rows)]
+        head = jax.vmap(
+            lambda *row: jax_api.jaxpr_as_fun(cut.head)(*arguments(row)),
+            axis_size=placement.chunk,
+            out_axes=[0 if depends else None for _, depends in cut.frontier],
+        )
+        return cut.sums(head(*rows), real, term, extras)
+
+    if placement.num_chunks == 1:
+        return turn(rows, real, extras)
+    parts = jax.tree.map(lambda x: _part(x, placement), (rows, real, list(extras)))
+    bounded = jax.checkpoint(turn, prevent_cse=False)
+    shapes = jax.eval_shape(turn, *jax.tree.map(lambda x: x[0], parts))
+    zeros = [jnp.zeros(y.shape, y.dtype) for y in shapes]
 
     def step(totals: list[jax.Array], part: Any) -> tuple[list[jax.Array], None]:
-        return [total + y for total, y in zip(totals, turn(*part), strict=True)], None
+        return [total + y for total, y in zip(totals, bounded(*part), strict=True)], None
 
-    parts = (_parts(rows, placement), _parts(extras, placement))
-    shapes = jax.eval_shape(turn, *jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), parts))
-    zeros = [jnp.zeros(y.shape, y.dtype) for y in shapes]
     return jax.lax.scan(step, zeros, parts, length=placement.num_chunks)[0]
+
+
+def _cut(one: Element, placement: Placement, lowering: Lowering, shared: Sequence[bool]) -> summing.Split | None:
+    if one.communicates or _choose(one, placement, lowering) != "vmap":
+        return None
+    return summing.split(one.jaxpr, [not is_shared for is_shared in shared])
 
 
 def _split(
@@ -137,8 +159,8 @@ def _several(
     return lambda rows: _vectorised(single, rows, count)
 
 
-def _parts(rows: Sequence[jax.Array], placement: Placement) -> list[jax.Array]:
-    return [x.reshape(placement.num_chunks, placement.chunk, *x.shape[1:]) for x in rows]
+def _part(x: jax.Array, placement: Placement) -> jax.Array:
+    return x.reshape(placement.num_chunks, placement.chunk, *x.shape[1:])
 
 
 def _choose(one: Element, placement: Placement, lowering: Lowering) -> Lowering:
@@ -190,4 +212,6 @@ def _in_step(
     def together(*row: Any) -> list[Any]:
         return collectives.evaluate(one.jaxpr, arguments(row), exchange)
 
+    if exchange.local is None:
+        return [y[None] for y in together(*(x[0] for x in rows))]
     return jax.vmap(together, axis_size=placement.num_local, axis_name=exchange.local)(*rows)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import jax_api, layout, local, primitives, scope
+from paraxis._core import jax_api, layout, local, primitives, scope, summing
 from paraxis._core.layout import Placement
 from paraxis._core.local import Lowering
 
@@ -56,53 +56,56 @@ class Mapping:
 # differentiation drops what the derivative does not need.
 
 
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A map's results, their structure, and whether their sum would cost less than they do."""
+
+    results: Sequence[jax.Array]
+    structure: Any
+    sums_cheaper: bool
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return self.results, (self.structure, self.sums_cheaper)
+
+    @classmethod
+    def tree_unflatten(cls, fixed: Any, results: Any) -> "Outcome":
+        return cls(results, *fixed)
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def run(mapping: Mapping, *operands: jax.Array) -> Any:
+def run(mapping: Mapping, *operands: jax.Array) -> Outcome:
     """All results, each ``(num_padded, ...)``."""
+    placement, lowering, shared = mapping.placement, mapping.lowering, mapping.shared
 
-    def on_device(*blocks: jax.Array) -> Any:
+    def on_device(*blocks: jax.Array) -> Outcome:
         one = mapping.element(blocks)
-        results = local.run(one, mapping.placement, mapping.lowering, mapping.local_leaves(blocks), mapping.shared)
-        return jax.tree.unflatten(one.out_tree, results)
+        results = local.run(one, placement, lowering, mapping.local_leaves(blocks), shared)
+        return Outcome(results, one.out_tree, local.sums_cheaper(one, placement, lowering, shared))
 
-    return layout.run_per_device(on_device, mapping.placement, mapping.laid_out(operands))
+    return layout.run_per_device(on_device, placement, mapping.laid_out(operands))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def run_sum(
-    mapping: Mapping, term: Callable[..., jax.Array], operands: Sequence[jax.Array], extras: Sequence[jax.Array]
+    mapping: Mapping, term: summing.Term, operands: Sequence[jax.Array], extras: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """The sum over all elements of ``term(result, *extras)`` for each result; the results are not kept.
 
-    ``extras`` are ``(size,)``, one number per element for the term to use; ``term`` takes and gives rows.
+    ``extras`` are ``(size,)``, one number per element for the term to use.
     """
     placement = mapping.placement
-    rows = [layout.pad(x, placement) for x in extras]
+    padded = [layout.pad(x, placement) for x in extras]
 
     def on_device(blocks: Sequence[jax.Array], extras: Sequence[jax.Array]) -> list[jax.Array]:
-        first = layout.device_index(placement) * placement.num_local
-        real = first + jnp.arange(placement.num_local) < placement.size
-
-        def terms(results: Sequence[jax.Array], real: jax.Array, *extras: jax.Array) -> list[jax.Array]:
-            return [_sum_of(real, term(y, *extras)) if _has_sum(y) else jnp.zeros(()) for y in results]
-
-        leaves = mapping.local_leaves(blocks)
-        one = mapping.element(blocks)
-        sums = local.sum_in_turns(one, placement, mapping.lowering, leaves, mapping.shared, terms, (real, *extras))
+        real = layout.real_rows(placement)
+        one, leaves = mapping.element(blocks), mapping.local_leaves(blocks)
+        sums = local.run_sum(one, placement, mapping.lowering, leaves, mapping.shared, term, real, extras)
         return [total[None] for total in sums]
 
-    partial = layout.run_per_device(on_device, placement, (mapping.laid_out(operands), rows))
+    partial = layout.run_per_device(on_device, placement, (mapping.laid_out(operands), padded))
     size = placement.num_devices
     return [primitives.reduce("sum", x, axis=placement.axis.name, size=size) for x in partial]
-
-
-def _has_sum(x: jax.Array) -> bool:
-    return not jnp.issubdtype(x.dtype, jax.dtypes.extended)
-
-
-def _sum_of(real: jax.Array, rows: jax.Array) -> jax.Array:
-    keep = real.reshape(real.shape + (1,) * (rows.ndim - 1))
-    return jnp.sum(jnp.where(keep, rows, 0), axis=0, dtype=rows.dtype)
 
 
 def copies(x: jax.Array, placement: Placement, rows: int, over: tuple[str, ...]) -> jax.Array:

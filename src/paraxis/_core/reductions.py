@@ -4,15 +4,13 @@ All of them take ``where``, a mask per element, and are exact under padding: nei
 masked out reaches the answer or its derivative. Half-precision sums are taken in float32.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from paraxis._core import forms, layout, primitives, scope, tree
+from paraxis._core import forms, layout, primitives, scope, summing, tree
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError
 from paraxis._core.layout import Placement
@@ -190,7 +188,8 @@ class _Reduction:
             else:
                 rows = prepare(self._rows(leaf))
                 if self.where is not None:
-                    rows = _masked(self._rows(self.where), rows, primitives.identity(kind, rows.dtype))
+                    keep = summing.per_row(self._rows(self.where), rows)
+                    rows = jnp.where(keep, rows, primitives.identity(kind, rows.dtype))
                 result = self._reduced(kind, rows)
             return result.astype(_result_dtype(kind, leaf))
 
@@ -207,9 +206,9 @@ class _Reduction:
         """Sum over the elements of ``prepare(leaf)``, weighted, masked; without keeping a result made in turns."""
         mask = self.where if masked else None
         extras = [x for x in (mask, weight) if x is not None]
-        term = _term(prepare, mask is not None, weight is not None)
+        term = summing.Term(prepare, mask is not None, weight is not None)
         form = forms.recall(leaf)
-        if isinstance(form, forms.Result) and form.placement == self.placement and self.placement.num_chunks > 1:
+        if isinstance(form, forms.Result) and form.placement == self.placement and form.call.sums_preferred:
             return form.call.sums(term, extras)[form.index]
         return self._reduced("sum", term(self._rows(leaf), *map(self._rows, extras)))
 
@@ -258,29 +257,6 @@ class _Reduction:
         if self.placement.is_explicit:
             rows = layout.constrain(rows, self.placement)
         return primitives.reduce(kind, rows, axis=self.axis.name, size=self.axis.size)
-
-
-@functools.lru_cache(maxsize=64)
-def _term(
-    prepare: Callable[[jax.Array], jax.Array], masked: bool, weighted: bool
-) -> Callable[..., jax.Array]:
-    """What is summed: rows, and for each row a mask and a weight if there are any. The same object for the same term."""
-
-    def term(rows: jax.Array, *extras: jax.Array) -> jax.Array:
-        rows = prepare(rows)
-        if weighted:
-            rows = rows * _per_element(_floating(extras[-1]).astype(rows.dtype), rows)
-        return _masked(extras[0], rows, np.zeros((), rows.dtype)) if masked else rows
-
-    return term
-
-
-def _masked(mask: jax.Array, rows: jax.Array, identity: Any) -> jax.Array:
-    return jnp.where(_per_element(mask, rows), rows, identity)
-
-
-def _per_element(values: jax.Array, like: jax.Array) -> jax.Array:
-    return values.reshape(values.shape + (1,) * (like.ndim - 1))
 
 
 def _floating(x: jax.Array) -> jax.Array:

@@ -103,9 +103,10 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
     outer = scope.current()
     inner = scope.Scope(outer.declared, (*outer.mapped, resolved))
     ready = mapping.Mapping(_hashable(fn), structure, placement, lowering, shared, padded, inner)
-    results, structure = jax.tree.flatten(mapping.run(ready, *operands))
-    call = forms.Call(ready, operands)
-    return jax.tree.unflatten(structure, [_noted(y, placement, call, index) for index, y in enumerate(results)])
+    outcome = mapping.run(ready, *operands)
+    call = forms.Call(ready, operands, sums_cheaper=outcome.sums_cheaper)
+    results = [_noted(y, placement, call, index) for index, y in enumerate(outcome.results)]
+    return jax.tree.unflatten(outcome.structure, results)
 
 
 def _noted(value: jax.Array, placement: Placement, call: forms.Call, index: int) -> jax.Array:

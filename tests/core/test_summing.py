@@ -1,0 +1,144 @@
+"""Sums pushed through the linear end of a function equal sums of its results, by plain vmap in float64 NumPy terms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import paraxis as px
+
+SIZE = 10
+
+
+def _mlp(w, x):
+    return jnp.sum(jnp.tanh(jax.nn.relu(x @ w["a"] + w["b"]) @ w["c"]) ** 2)
+
+
+def _attention(w, x):
+    q, k = x @ w["a"], x @ w["a"] * 2.0
+    return jnp.sum(jax.nn.softmax(q @ k.T / 2.0) @ x @ w["c"][:3, :2])
+
+
+def _two_steps(w, x):
+    for _ in range(2):
+        w = jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(_mlp)(w, x))
+    return w
+
+
+@jax.jit
+def _jitted(w, x):
+    return jax.jit(jax.value_and_grad(_mlp))(w, x)
+
+
+BODIES = {
+    "gradient of an MLP": jax.grad(_mlp),
+    "value and gradient": jax.value_and_grad(_mlp),
+    "inside jit": _jitted,
+    "attention": jax.grad(_attention),
+    "two local steps": _two_steps,
+    "negated, scaled, reshaped": lambda w, x: (-(x.T @ (x @ w["a"])) * 3.0 / 7.0).reshape(-1),
+    "product with a shared matrix": lambda w, x: (x @ w["a"]) @ w["c"],
+    "sum of products": lambda w, x: x.T @ x + x.T @ jnp.sin(x) - (x.T @ x).T,
+    "constant result": lambda w, x: (w["a"] @ w["c"], x.T @ x, jnp.float32(3.0)),
+    "argument as result": lambda w, x: (x, x.T @ x),
+    "integers beside": lambda w, x: (x.T @ x, jnp.arange(3), x > 0),
+    "half precision": lambda w, x: x.astype(jnp.bfloat16).T @ x.astype(jnp.bfloat16),
+    "a product used twice": lambda w, x: (x.T @ x, jnp.sin(x.T @ x)),
+}
+
+
+def _weights():
+    rng = np.random.default_rng(0)
+    shapes = {"a": (3, 4), "b": (4,), "c": (4, 5)}
+    w = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    return w, jnp.asarray(rng.normal(size=(SIZE, 6, 3)), jnp.float32)
+
+
+def _axis(devices, at_once=None):
+    return px.Axis("c", SIZE, mesh=Mesh(np.array(jax.devices()[:devices]), ("c",)), at_once=at_once)
+
+
+def _rows(body, w, x):
+    return jax.tree.map(np.asarray, jax.vmap(body, (None, 0))(w, x))
+
+
+def _close(actual, expected, tolerance=2e-5):
+    def one(a, b):
+        np.testing.assert_allclose(np.asarray(a, np.float64), b, rtol=tolerance, atol=tolerance * 10)
+
+    jax.tree.map(one, actual, expected)
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(("devices", "at_once"), [(1, None), (3, None), (8, None), (2, 2)])
+def test_reductions_of_a_map_equal_reductions_of_plain_vmap(name, devices, at_once):
+    body, axis = BODIES[name], _axis(devices, at_once)
+    w, x = _weights()
+    weight = jnp.linspace(-1.0, 2.0, SIZE)
+    mask = jnp.arange(SIZE) % 3 != 1
+
+    @jax.jit
+    def reduced(w, x):
+        y = px.map_fn(body, (px.broadcast(w, axis), x), axis)
+        return (
+            px.reduce_sum(y, axis),
+            px.reduce_mean(y, axis, where=mask),
+            px.reduce_weighted_mean(y, weight, axis, where=mask),
+        )
+
+    rows = jax.tree.map(lambda a: a.astype(np.float64), _rows(body, w, x))
+    m, v = np.asarray(mask), np.asarray(weight, np.float64)
+    sums, means, weighted = reduced(w, x)
+    tolerance = 2e-2 if name == "half precision" else 2e-5
+    _close(sums, jax.tree.map(lambda a: a.sum(0), rows), tolerance)
+    _close(means, jax.tree.map(lambda a: a[m].mean(0), rows), tolerance)
+    _close(weighted, jax.tree.map(lambda a: np.tensordot(v[m], a[m], 1) / v[m].sum(), rows), tolerance)
+
+
+def test_masked_elements_may_be_anything():
+    axis = _axis(3)
+    w, x = _weights()
+    broken = x.at[4].set(jnp.nan)
+    mask = jnp.arange(SIZE) != 4
+
+    @jax.jit
+    def mean(w, x):
+        return px.reduce_mean(px.map_fn(jax.grad(_mlp), (px.broadcast(w, axis), x), axis), axis, where=mask)
+
+    rows = _rows(jax.grad(_mlp), w, x)
+    _close(mean(w, broken), jax.tree.map(lambda a: a[np.asarray(mask)].mean(0), rows))
+
+
+def test_the_sum_can_be_differentiated():
+    axis = _axis(8)
+    w, x = _weights()
+
+    def outer(w, x):
+        g = px.reduce_mean(px.map_fn(jax.grad(_mlp), (px.broadcast(w, axis), x), axis), axis)
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(g))
+
+    def plain(w, x):
+        g = jax.tree.map(lambda a: a.mean(0), jax.vmap(jax.grad(_mlp), (None, 0))(w, x))
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(g))
+
+    _close(jax.jit(jax.grad(outer, (0, 1)))(w, x), jax.tree.map(np.asarray, jax.grad(plain, (0, 1))(w, x)), 1e-4)
+
+
+def test_no_gradient_per_element_is_held():
+    """64 gradients of 1 MB each would not fit below the bound."""
+    axis = _axis(2, None)
+    axis = px.Axis("c", 64, mesh=axis.mesh)
+
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(x @ w) ** 2)
+
+    def mean(w, x):
+        return px.reduce_mean(px.map_fn(jax.grad(loss), (px.broadcast(w, axis), x), axis), axis)
+
+    shapes = (jax.ShapeDtypeStruct((512, 512), jnp.float32), jax.ShapeDtypeStruct((64, 4, 512), jnp.float32))
+    compiled = jax.jit(mean).lower(*shapes).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 8e6
+    per_element = jax.jit(lambda w, x: px.map_fn(jax.grad(loss), (px.broadcast(w, axis), x), axis))
+    kept = per_element.lower(*shapes).compile().memory_analysis()
+    assert kept.temp_size_in_bytes + kept.output_size_in_bytes > 30e6
