@@ -1,0 +1,63 @@
+# Everything runs in $(VENV), which is made and kept up to date by itself. Variables: VENV, PYTHON, CONSTRAINTS, JOBS.
+
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+JOBS ?= auto
+PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
+SOURCES := pyproject.toml $(wildcard constraints*.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo install test test-fast bench lint docs clean
+
+help:
+	@echo 'make demo       train a CNN on real digits, split over 100 clients, on all devices'
+	@echo 'make test       all tests'
+	@echo 'make test-fast  all but the slow tests'
+	@echo 'make install    $(VENV) with everything that tests, examples, benchmarks and documentation need'
+	@echo 'make bench      every benchmark in turn'
+	@echo 'make lint       ruff, pyright, import contract'
+	@echo 'make docs       the documentation, into site/'
+	@echo 'make clean      remove $(VENV) and everything built'
+
+demo: $(VENV)/.demo
+	$(BIN)/paraxis demo
+
+install: $(VENV)/.dev
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(JOBS)
+
+test-fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+bench: $(VENV)/.dev
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo --no-cache
+
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:
+	rm -rf $(VENV) site build dist out .pytest_cache .ruff_cache .hypothesis
+
+# The demo needs a fraction of what development needs, so it has a stamp of its own.
+$(VENV)/.demo: $(SOURCES) | $(BIN)/python
+	$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(SOURCES) | $(BIN)/python
+	$(PIP) --editable '.[dev]'
+	@touch $(VENV)/.demo $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo 'Paraxis needs Python 3.11 or later; write make PYTHON=/path/to/python' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,85 @@
+"""Which module may import what: the layering of ``docs/architecture.md``, and what an import costs."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "paraxis"
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+UNSTABLE = ("jax._src", "jax.experimental", "jax.extend", "jax.interpreters", "jax.core", "jaxlib")
+PLACING = {"Mesh", "NamedSharding", "PartitionSpec", "shard_map"}
+HEAVY = {"drjax", "flax", "grain", "matplotlib", "mlxtend", "optax", "orbax", "pandas", "ray", "rich", "sklearn", "typer"}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every module, and every name taken from one, that is imported: ``a.b`` for ``from a import b``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def used(tree: ast.AST) -> Iterator[str]:
+    """Every dotted name: ``jax.experimental.multihost_utils`` in an expression too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def unstable(tree: ast.AST) -> list[str]:
+    def is_unstable(dotted: str) -> bool:
+        return any(dotted == module or dotted.startswith(f"{module}.") for module in UNSTABLE)
+
+    return sorted({dotted for dotted in (*imported(tree), *used(tree)) if is_unstable(dotted)})
+
+
+def placing(tree: ast.AST) -> list[str]:
+    names = {dotted.rpartition(".")[2] for dotted in (*imported(tree), *used(tree))}
+    return sorted(names & PLACING)
+
+
+def test_the_import_contract_holds(capsys):
+    """As ``make lint`` checks it, so that the tests alone show a broken layer."""
+    status = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    assert status == EXIT_STATUS_SUCCESS, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if name(path) != "_core/jax_api.py"], ids=name)
+def test_only_one_module_knows_parts_of_jax_that_may_move(path):
+    assert not unstable(ast.parse(path.read_text("utf-8")))
+
+
+# The programs' own sharing out of devices makes a mesh of them; everything else is said through an axis.
+@pytest.mark.parametrize("path", [p for p in MODULES if not name(p).startswith(("_core", "mapreduce"))], ids=name)
+def test_only_the_core_knows_meshes(path):
+    assert not placing(ast.parse(path.read_text("utf-8")))
+
+
+def test_the_checks_see_what_they_look_for():
+    tree = ast.parse("from jax import core\nimport jax.extend as e\nx = jax.shard_map(jax.experimental.pallas.f)")
+    assert unstable(tree) == [
+        "jax.core",
+        "jax.experimental",
+        "jax.experimental.pallas",
+        "jax.experimental.pallas.f",
+        "jax.extend",
+    ]
+    assert placing(tree) == ["shard_map"]
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = "import sys, paraxis; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not HEAVY & set(done.stdout.split())

@@ -1,0 +1,46 @@
+"""The exported names, the documentation and the docstrings agree."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import paraxis
+import paraxis.explain
+import paraxis.testing
+
+API_PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+MODULES = [paraxis, paraxis.testing]
+PUBLIC = [f"{module.__name__}.{name}" for module in MODULES for name in module.__all__]
+SHOWN_BY_MESSAGE = "Error"  # an error is documented by what it says, and by the tree it stands in
+
+
+def documented() -> set[str]:
+    return set(re.findall(r"^::: (\S+)$", API_PAGE.read_text("utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("module", [*MODULES, paraxis.explain], ids=lambda module: module.__name__)
+def test_exported_names_are_sorted_and_there(module):
+    assert module.__all__ == sorted(set(module.__all__))
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_every_public_name_is_on_the_api_page_and_nothing_else_is():
+    assert documented() == set(PUBLIC)
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+def test_every_public_name_has_a_docstring_with_an_example(path):
+    module, _, name = path.rpartition(".")
+    value = getattr(paraxis.testing if module == "paraxis.testing" else paraxis, name)
+    doc = inspect.getdoc(value)
+    assert doc
+    assert doc.splitlines()[0].endswith(".")
+    if not (name.endswith(SHOWN_BY_MESSAGE) or name == "Communication"):
+        assert ">>> " in doc.partition("Example:")[2]
+
+
+def test_the_package_itself_lists_nothing_it_should_not():
+    public = {name for name in vars(paraxis) if not name.startswith("_") and not inspect.ismodule(getattr(paraxis, name))}
+    assert public == set(paraxis.__all__)
