@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -70,16 +71,19 @@ def of_program(text: str) -> Communication:
     """Count the collectives in the text of a compiled program (XLA's HLO)."""
     count = dict.fromkeys(KINDS, 0)
     size = dict.fromkeys(KINDS, 0)
+    devices = _PARTITIONS.search(text)
+    everyone = int(devices[1]) if devices else 0
     for line in text.splitlines():
         match = _COLLECTIVE.search(line)
-        if match is None or _alone(line):
+        group = _group_size(line, everyone)
+        if match is None or group == 1:  # a group of one exchanges nothing
             continue
-        kind = match["kind"].replace("-", "_")
+        kind = match["kind"].replace("-", "_").removeprefix("ragged_")
         result = _bytes_of(match["shape"])
         if match["start"] and kind in ("all_gather", "collective_permute"):  # (operands, results, …): keep the larger
             result = max(_bytes_each(match["shape"]), default=0)
         count[kind] += 1
-        size[kind] += result * _group_size(line) if kind == "reduce_scatter" else result
+        size[kind] += result * group if kind == "reduce_scatter" else result
     return Communication(count, size)
 
 
@@ -88,22 +92,25 @@ _COLLECTIVE = re.compile(
     r"collective-permute|collective-broadcast)(?P<start>-start)?\("
 )
 _ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*\w*)\[(?P<dims>[\d,]*)\]")
-_EXPLICIT_GROUPS = re.compile(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}")
-_COUNTED_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
+_PARTITIONS = re.compile(r"num_partitions=(\d+)")
+
+# Who takes part is written in one of three ways: every group in full, {{0,1},{2,3}}; their number and size, [2,2];
+# or by axes of a mesh, mesh['d'=4,'m'=2] {'m'}, where 'd':(1)2 is a part of an axis.
+_LISTED = re.compile(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}")
+_COUNTED = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
+_BY_AXES = re.compile(r"replica_groups=mesh\[(?P<sizes>[^\]]*)\]\s*\{(?P<axes>[^}]*)\}")
 
 
-def _alone(line: str) -> bool:
-    return _group_size(line) == 1
-
-
-def _group_size(line: str) -> int:
-    counted = _COUNTED_GROUPS.search(line)
-    if counted:
+def _group_size(line: str, everyone: int) -> int:
+    if counted := _COUNTED.search(line):
         return int(counted[2])
-    explicit = _EXPLICIT_GROUPS.search(line)
-    if explicit:
-        return max(len(group.split(",")) for group in explicit[1].strip("{}").split("},{"))
-    return 0  # all devices, or given as pairs
+    if listed := _LISTED.search(line):
+        return max(len(group.split(",")) for group in listed[1].strip("{}").split("},{"))
+    if by_axes := _BY_AXES.search(line):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", by_axes["sizes"])}
+        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", by_axes["axes"])
+        return math.prod(int(part) if part else sizes[name] for name, part in axes)
+    return everyone
 
 
 def _bytes_of(shape: str) -> int:
@@ -115,9 +122,7 @@ def _bytes_each(shape: str) -> list[int]:
 
 
 def _array_bytes(dtype: str, dims: str) -> int:
-    elements = 1
-    for dim in filter(None, dims.split(",")):
-        elements *= int(dim)
+    elements = math.prod(int(dim) for dim in dims.split(",") if dim)
     return elements * _bits(dtype) // 8
 
 

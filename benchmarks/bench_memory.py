@@ -1,0 +1,54 @@
+"""Temporary memory with at_once=8: 1,024 clients beside 64. Compiled, not run.
+
+TYPICAL
+"""
+
+from typing import Any
+
+import harness
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from models import mlp_loss, mlp_params
+
+import paraxis as px
+
+ROWS = 32
+
+
+def run(devices: int, repeats: int) -> None:
+    mesh = Mesh(np.array(jax.devices()), ("clients",))
+    params = jax.eval_shape(mlp_params, jax.random.key(0))
+    print(f"\ntemporary memory, MB per device, {devices} devices   64 clients   1024 clients    ratio")
+    for name, program in (("mean of losses", _losses), ("FedAvg round", _round)):
+        for suffix, derive in (("forward", lambda f: f), ("gradient", jax.value_and_grad)):
+            small, large = (_megabytes(derive(program), params, size, mesh) for size in (64, 1024))
+            print(f"  {name + ', ' + suffix:44}{small:12.2f}{large:15.2f}{large / small:9.2f}", flush=True)
+    unbounded = _megabytes(jax.value_and_grad(_round), params, 64, mesh, at_once=None)
+    print(f"  {'FedAvg round, gradient, without at_once':44}{unbounded:12.2f}")
+
+
+def _losses(params: Any, x: Any, y: Any, clients: px.Axis) -> jax.Array:
+    return px.reduce_mean(px.map_fn(mlp_loss, (px.broadcast(params, clients), x, y), clients), clients)
+
+
+def _round(params: Any, x: Any, y: Any, clients: px.Axis) -> jax.Array:
+    def train(params: Any, x: Any, y: Any) -> Any:
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(mlp_loss)(params, x, y))
+
+    new = px.reduce_mean(px.map_fn(train, (px.broadcast(params, clients), x, y), clients), clients)
+    return sum((leaf**2).sum() for leaf in jax.tree.leaves(new))
+
+
+def _megabytes(fn: Any, params: Any, size: int, mesh: Mesh, at_once: int | None = 8) -> float:
+    clients = px.Axis("clients", size, mesh=mesh, at_once=at_once)
+    split = NamedSharding(mesh, P("clients"))
+    x = jax.ShapeDtypeStruct((size, ROWS, 784), np.float32, sharding=split)
+    y = jax.ShapeDtypeStruct((size, ROWS), np.int32, sharding=split)
+    compiled = jax.jit(lambda p, x, y: fn(p, x, y, clients)).lower(params, x, y).compile()
+    return compiled.memory_analysis().temp_size_in_bytes / 1e6
+
+
+if __name__ == "__main__":
+    harness.main(run, __doc__)

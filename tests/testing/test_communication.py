@@ -1,0 +1,110 @@
+"""Counting collectives: on programs written by hand, whose communication is known, and on texts of XLA's."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import paraxis as px
+from paraxis.explain import of_program
+from paraxis.testing import assert_communication, communication
+
+ROWS = 16
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+
+
+def _shard(mesh, body, out=None):
+    return jax.shard_map(body, mesh=mesh, in_specs=P("d"), out_specs=P() if out is None else out, check_vma=False)
+
+
+def _rows():
+    return jnp.arange(ROWS * 4, dtype=jnp.float32).reshape(ROWS, 4)
+
+
+BY_HAND = {
+    "all_reduce": (lambda x: jax.lax.psum(x, "d"), P(), 2 * 4 * 4),
+    "all_gather": (lambda x: jax.lax.all_gather(x, "d", tiled=True), P(), 16 * 4 * 4),
+    "reduce_scatter": (lambda x: jax.lax.psum_scatter(jnp.tile(x, (4, 1)), "d", tiled=True), P("d"), 8 * 4 * 4),
+    "all_to_all": (lambda x: jax.lax.all_to_all(jnp.tile(x, (4, 1)), "d", 0, 0, tiled=True), P("d"), 8 * 4 * 4),
+    "collective_permute": (
+        lambda x: jax.lax.ppermute(x, "d", [(i, (i + 1) % 8) for i in range(8)]),
+        P("d"),
+        2 * 4 * 4,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BY_HAND)
+def test_each_kind_is_counted_with_its_bytes(mesh, kind):
+    body, out, size = BY_HAND[kind]
+    found = communication(_shard(mesh, body, out), _rows())
+    assert found.count == {name: int(name == kind) for name in found.count}
+    assert found.bytes[kind] == found.total_bytes == size
+    assert kind in str(found)
+
+
+def test_a_compiled_program_is_counted_without_being_run(mesh):
+    struct = jax.ShapeDtypeStruct((ROWS, 4), jnp.float32, sharding=NamedSharding(mesh, P("d")))
+    assert communication(jax.jit(lambda x: x.sum()), struct).count["all_reduce"] == 1
+    assert str(communication(lambda x: x + 1, struct)) == "no communication"
+
+
+def test_asynchronous_forms_and_groups_of_one():
+    text = """
+  %a = f32[8,4]{1,0} all-reduce-start(f32[8,4]{1,0} %x), replica_groups=[1,8]<=[8]
+  %b = f32[8,4]{1,0} all-reduce-done(f32[8,4]{1,0} %a)
+  %c = (f32[2]{0}, f32[16]{0}) all-gather-start(f32[2]{0} %y), replica_groups={{0,1,2,3,4,5,6,7}}
+  %d = (bf16[4]{0}, pred[]) all-reduce(bf16[4]{0} %p, pred[] %q), replica_groups={{0,1},{2,3}}
+  %e = f32[8]{0} all-reduce(f32[8]{0} %z), replica_groups={{0},{1}}
+  %f = f32[2]{0} reduce-scatter(f32[8]{0} %z), replica_groups=[2,4]<=[8]
+  %g = f32[2]{0} reduce-scatter(f32[4]{0} %z), replica_groups=mesh['d'=4,'m'=2] {'m'}
+  %h = f32[2]{0} reduce-scatter(f32[4]{0} %z), replica_groups=mesh['d'=4,'m'=2] {'d':(1)2}
+"""
+    found = of_program(text)
+    assert found.count["all_reduce"] == 2
+    assert found.bytes["all_reduce"] == 8 * 4 * 4 + 4 * 2 + 1
+    assert (found.count["all_gather"], found.bytes["all_gather"]) == (1, 64)
+    assert (found.count["reduce_scatter"], found.bytes["reduce_scatter"]) == (3, 32 + 16 + 16)
+
+
+def test_a_kept_promise_returns_what_was_found(mesh):
+    found = assert_communication(
+        _shard(mesh, BY_HAND["all_reduce"][0]), _rows(), all_reduce=1, all_gather=0, max_bytes=32
+    )
+    assert found.total_count == 1
+
+
+@pytest.mark.parametrize("kind", BY_HAND)
+def test_a_broken_promise_is_named(mesh, kind):
+    body, out, _ = BY_HAND[kind]
+    fn = _shard(mesh, body, out)
+    with pytest.raises(px.CommunicationError, match=rf"{kind}=0 was promised, found 1.*has: 1 {kind}"):
+        assert_communication(fn, _rows(), **{kind: 0})
+    with pytest.raises(AssertionError, match=rf"{kind}=2 was promised, found 1"):
+        assert_communication(fn, _rows(), **{kind: 2})
+
+
+def test_too_many_bytes_are_named(mesh):
+    with pytest.raises(px.CommunicationError, match=r"max_bytes=31 was promised, found 32"):
+        assert_communication(_shard(mesh, BY_HAND["all_reduce"][0]), _rows(), max_bytes=31)
+
+
+def test_conv_members_by_sharded_vmap_are_caught(mesh):
+    """What the assertion is for: vmapped kernels on a sharded axis gather every member's data."""
+    split = NamedSharding(mesh, P("d"))
+    x = jax.ShapeDtypeStruct((16, 4, 8, 8, 1), jnp.float32, sharding=split)
+    w = jax.ShapeDtypeStruct((16, 3, 3, 1, 2), jnp.float32, sharding=split)
+
+    def conv(x, w):
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    gradient = jax.grad(lambda x, w: (conv(x, w) ** 2).sum(), 1)
+    with pytest.raises(px.CommunicationError, match="all_gather=0 was promised"):
+        assert_communication(jax.vmap(gradient), x, w, all_gather=0)
+    axis = px.Axis("members", 16, mesh=mesh, over="d")
+    assert_communication(lambda x, w: px.map_fn(gradient, (x, w), axis), x, w, all_gather=0, all_reduce=0, max_bytes=0)

@@ -1,0 +1,58 @@
+"""Law 1 as an assertion: it passes where it should, and fails where it should."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import paraxis as px
+from paraxis.testing import assert_same_everywhere
+
+ROWS = px.Axis("rows", 10)
+X = jnp.arange(30.0).reshape(10, 3)
+
+
+@px.program(clients=10)
+def _mean(w, x):
+    return px.reduce_mean(px.map_fn(lambda w, x: {"a": w * x, "b": x.sum()}, (px.broadcast(w), x)))
+
+
+@pytest.mark.parametrize("fn", [_mean, jax.jit(_mean), jax.grad(lambda w, x: _mean(w, x)["a"].sum())])
+def test_programs_pass(fn):
+    assert_same_everywhere(fn, 2.0, X)
+
+
+def test_arguments_bound_to_a_device_are_moved():
+    bound = jax.device_put(X, jax.devices()[3])
+    assert_same_everywhere(_mean, 2.0, bound, devices=(1, 8))
+
+
+def test_integers_and_half_precision_compare():
+    assert_same_everywhere(
+        lambda x: px.map_fn(lambda x: (x, x.astype(jnp.bfloat16)), x, ROWS), jnp.arange(10), devices=(1, 3)
+    )
+
+
+def test_an_answer_that_depends_on_the_devices_fails():
+    def devices_seen(x):
+        return px.map_fn(lambda x: x * jax.sharding.get_abstract_mesh().size, x, ROWS)
+
+    with pytest.raises(AssertionError, match=r"result\['y'\] differs on 1 and on 2 devices"):
+        assert_same_everywhere(lambda x: {"y": devices_seen(x)}, X)
+
+
+def test_a_difference_in_integers_fails():
+    def devices_seen(x):
+        return px.map_fn(lambda x: x + jax.sharding.get_abstract_mesh().size, x, ROWS)
+
+    with pytest.raises(AssertionError, match="differs on 1 and on 3 devices"):
+        assert_same_everywhere(devices_seen, jnp.arange(10), devices=(1, 3))
+
+
+def test_a_function_that_places_nothing_checks_nothing_and_fails():
+    with pytest.raises(AssertionError, match="places nothing on the devices"):
+        assert_same_everywhere(lambda x: x + 1, X)
+
+
+def test_too_few_devices():
+    with pytest.raises(px.DeviceError, match=r"64 devices were asked for, there are 8; call .*simulate_devices\(64\)"):
+        assert_same_everywhere(_mean, 2.0, X, devices=(1, 64))
