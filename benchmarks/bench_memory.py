@@ -33,7 +33,7 @@ def _losses(params: Any, x: Any, y: Any, clients: px.Axis) -> jax.Array:
     return px.reduce_mean(px.map_fn(mlp_loss, (px.broadcast(params, clients), x, y), clients), clients)
 
 
-def _round(params: Any, x: Any, y: Any, clients: px.Axis) -> jax.Array:
+def _round(params: Any, x: Any, y: Any, clients: px.Axis) -> Any:
     def train(params: Any, x: Any, y: Any) -> Any:
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(mlp_loss)(params, x, y))
 
@@ -46,8 +46,8 @@ def _megabytes(fn: Any, params: Any, size: int, mesh: Mesh, at_once: int | None 
     split = NamedSharding(mesh, P("clients"))
     x = jax.ShapeDtypeStruct((size, ROWS, 784), np.float32, sharding=split)
     y = jax.ShapeDtypeStruct((size, ROWS), np.int32, sharding=split)
-    compiled = jax.jit(lambda p, x, y: fn(p, x, y, clients)).lower(params, x, y).compile()
-    return compiled.memory_analysis().temp_size_in_bytes / 1e6
+    jitted: Any = jax.jit(lambda p, x, y: fn(p, x, y, clients))
+    return jitted.lower(params, x, y).compile().memory_analysis().temp_size_in_bytes / 1e6
 
 
 if __name__ == "__main__":

@@ -298,5 +298,3 @@ _EXCHANGES: dict[str, Callable[..., Any]] = {
     "reduce_scatter": _scatter_sum,
     "all_to_all": _all_to_all,
 }
-
-

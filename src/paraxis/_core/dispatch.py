@@ -41,7 +41,7 @@ def map_elements(fn: Callable[..., Any], structure: Any, leaves: Sequence[jax.Ar
     return jax.tree.map(lambda *parts: _joined(parts, placement), *per_device)
 
 
-def _devices(placement: Placement) -> list[jax.Device]:
+def _devices(placement: Placement) -> list[Any]:
     if placement.mesh is None:
         return [jax.local_devices()[0]]
     mesh = placement.mesh if isinstance(placement.mesh, Mesh) else jax.sharding.get_mesh()
@@ -54,7 +54,7 @@ def _devices(placement: Placement) -> list[jax.Device]:
     return list(mesh.devices.transpose(order).flat)
 
 
-def _blocks(leaf: jax.Array, devices: Sequence[jax.Device], placement: Placement) -> list[jax.Array]:
+def _blocks(leaf: jax.Array, devices: Sequence[Any], placement: Placement) -> list[jax.Array]:
     """Each device's rows, on that device."""
     if len(devices) == 1:
         return [leaf]

@@ -20,7 +20,6 @@ from paraxis._core import jax_api, scope
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError
 
-
 DEVICES = "paraxis_devices"
 """A mesh axis of this name, which only :func:`devices_mesh` makes, takes any axis that leaves its place open."""
 
@@ -99,7 +98,8 @@ def place(axis: Axis) -> Placement:
     if axis.over is not None:
         raise AxisError(
             f"axis {axis.name!r} is to lie over mesh axis {axis.over!r}, but there is no mesh. Set one, "
-            f"`with jax.set_mesh(mesh): …`, or pass it: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over={axis.over!r})"
+            f"`with jax.set_mesh(mesh): …`, or pass it: "
+            f"px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over={axis.over!r})"
         )
     mesh = _mesh_of(axis.name, tuple(jax.devices()))
     return Placement(axis, mesh, (axis.name,)) if mesh.size > 1 else Placement(axis, None, ())
@@ -147,13 +147,13 @@ def _require(axis: Axis, mesh: Mesh | AbstractMesh, which: str) -> None:
         )
 
 
-def devices_mesh(devices: Sequence[jax.Device]) -> Mesh:
+def devices_mesh(devices: Sequence[Any]) -> Mesh:
     """A mesh to set for a while, on which every axis that leaves its place open lies over just these devices."""
     return _mesh_of(DEVICES, tuple(devices))
 
 
 @functools.lru_cache(maxsize=64)
-def _mesh_of(name: str, devices: tuple[jax.Device, ...]) -> Mesh:
+def _mesh_of(name: str, devices: tuple[Any, ...]) -> Mesh:
     return Mesh(np.array(devices), (name,))
 
 

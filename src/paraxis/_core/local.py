@@ -106,12 +106,10 @@ def run_sum(
     def turn(rows: Sequence[jax.Array], real: jax.Array | None, extras: Sequence[jax.Array]) -> list[jax.Array]:
         if cut is None:
             return [summing.total(y, real, term, extras) for y in several(rows)]
-        head = jax.vmap(
-            lambda *row: jax_api.jaxpr_as_fun(cut.head)(*arguments(row)),
-            axis_size=placement.chunk,
-            out_axes=[0 if depends else None for _, depends in cut.frontier],
-        )
-        return cut.sums(head(*rows), real, term, extras)
+        head = jax_api.jaxpr_as_fun(cut.head)
+        out_axes = [0 if depends else None for _, depends in cut.frontier]
+        values = jax.vmap(lambda *row: head(*arguments(row)), axis_size=placement.chunk, out_axes=out_axes)(*rows)
+        return cut.sums(values, real, term, extras)
 
     if placement.num_chunks == 1:
         return turn(rows, real, extras)

@@ -85,7 +85,7 @@ def pmap(
                 raise
             return compiled(*moved[0], **moved[1])
 
-    call.lower = compiled.lower  # pyright: ignore[reportFunctionMemberAccess]
+    call.lower = compiled.lower  # pyright: ignore[reportAttributeAccessIssue]
     return call
 
 
@@ -179,7 +179,7 @@ def _with_out_axes(out_axes: Any, result: Any) -> Any:
 
 
 def _released(call: Any) -> Any:
-    """The same arguments with arrays that are bound to other devices brought to the host; ``None`` if there are none."""
+    """The same arguments with arrays that are bound to devices brought to the host; ``None`` if there are none."""
     bound = [False]
 
     def one(x: Any) -> Any:
@@ -190,5 +190,3 @@ def _released(call: Any) -> Any:
 
     moved = jax.tree.map(one, call)
     return moved if bound[0] else None
-
-

@@ -102,9 +102,7 @@ def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int) -> list[Any]:
     return [broadcast_p.bind(ct, axis=axis, rows=aval.shape[0], size=size, over=over)]
 
 
-def _extremum_jvp(
-    x: jax.Array, x_dot: jax.Array, *, kind: str, axis: str, size: int
-) -> tuple[jax.Array, jax.Array]:
+def _extremum_jvp(x: jax.Array, x_dot: jax.Array, *, kind: str, axis: str, size: int) -> tuple[jax.Array, jax.Array]:
     """Elements that attain the extremum share its derivative equally, as in ``jnp.max``."""
     y = REDUCTIONS[kind].bind(x, axis=axis, size=size)
     attained = (x == y[None]).astype(x_dot.dtype)

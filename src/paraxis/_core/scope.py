@@ -59,12 +59,11 @@ def resolve(verb: str, axis: Axis | str | None) -> Axis:
             f"@px.program({name}=8)"
         )
     if axis is None:
-        if len(declared) > 1:
-            raise ScopeError(
-                f"{verb}: this program has several axes, {_names(declared)}; "
-                f"say which: px.{verb}(…, {declared[-1].name!r})"
-            )
-        return declared[0]
+        if len(declared) == 1:
+            return declared[0]
+        raise ScopeError(
+            f"{verb}: this program has several axes, {_names(declared)}; say which: px.{verb}(…, {declared[-1].name!r})"
+        )
     for known in declared:
         if known.name == axis:
             return known

@@ -155,18 +155,18 @@ def split(closed: ClosedJaxpr, depends: Sequence[bool]) -> Split | None:
 
 
 def _demands(eqn: JaxprEqn, varying: set[Any]) -> tuple[list[Any], list[Any]] | None:
-    """What an equation needs so that it can act on sums: operands as sums, operands as they are. ``None``: it cannot."""
+    """What an equation needs to act on sums: operands as sums, and operands as they are. ``None``: it cannot."""
     name = eqn.primitive.name
-    operands = [v for v in eqn.invars if not isinstance(v, Literal)]
+    operands: list[Any] = [v for v in eqn.invars if not isinstance(v, Literal)]
     if not all(map(_summable, (*operands, *eqn.outvars))):
         return None
     differing = [v for v in operands if v in varying]
     equal = [v for v in operands if v not in varying]
-    if name in _LINEAR and len(operands) == 1 and operands[0].aval.dtype == eqn.outvars[0].aval.dtype:
+    if name in _LINEAR and len(operands) == 1 and _dtype(operands[0]) == _dtype(eqn.outvars[0]):
         return operands, []
     if name in _ADDING and len(differing) == len(eqn.invars):
         return differing, []
-    if name == "mul" and len(differing) == 1 or name == "div" and differing == [eqn.invars[0]]:
+    if (name == "mul" and len(differing) == 1) or (name == "div" and differing == [eqn.invars[0]]):
         return differing, equal
     if name == "dot_general" and len(set(operands)) == 2:
         return ([], differing) if not equal else (differing, equal)
@@ -175,13 +175,19 @@ def _demands(eqn: JaxprEqn, varying: set[Any]) -> tuple[list[Any], list[Any]] | 
 
 def _summable(var: Any) -> bool:
     """Single precision or better: nothing is widened before it is summed."""
-    return jnp.issubdtype(var.aval.dtype, jnp.inexact) and jnp.finfo(var.aval.dtype).bits >= 32
+    dtype = _dtype(var)
+    return jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 32
+
+
+def _dtype(var: Any) -> Any:
+    return var.aval.dtype
 
 
 def _contract(eqn: JaxprEqn, left: jax.Array, right: jax.Array) -> jax.Array:
     (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
-    dims = (((0, *(d + 1 for d in lc)), (0, *(d + 1 for d in rc))), (tuple(d + 1 for d in lb), tuple(d + 1 for d in rb)))
-    return _bind(eqn, [left, right], dimension_numbers=dims)
+    contracted = tuple((0, *(d + 1 for d in dims)) for dims in (lc, rc))
+    batched = tuple(tuple(d + 1 for d in dims) for dims in (lb, rb))
+    return _bind(eqn, [left, right], dimension_numbers=(contracted, batched))
 
 
 def _bind(eqn: JaxprEqn, operands: Sequence[Any], **changed: Any) -> jax.Array:

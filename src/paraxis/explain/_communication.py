@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-KINDS = (
+KINDS: tuple[str, ...] = (
     "all_reduce",
     "all_gather",
     "reduce_scatter",
@@ -69,8 +69,8 @@ def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communic
 
 def of_program(text: str) -> Communication:
     """Count the collectives in the text of a compiled program (XLA's HLO)."""
-    count = dict.fromkeys(KINDS, 0)
-    size = dict.fromkeys(KINDS, 0)
+    count: dict[str, int] = dict.fromkeys(KINDS, 0)
+    size: dict[str, int] = dict.fromkeys(KINDS, 0)
     devices = _PARTITIONS.search(text)
     everyone = int(devices[1]) if devices else 0
     for line in text.splitlines():

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import numpy as np
@@ -19,14 +19,13 @@ from paraxis._core.errors import AxisError
 
 
 def program(
-    placements: Mapping[str, int | Axis] | None = None, /, **axes: int | Axis
+    placements: Mapping[str, SupportsIndex | Axis] | None = None, **axes: SupportsIndex | Axis
 ) -> Callable[[Callable[..., Any]], "Program"]:
     """Declare the axes of a function, so that the verbs inside it may leave them out or name them.
 
     Args:
         placements: axes and their sizes, outermost first. A size, or a ``px.Axis`` of that name for one with wishes.
-        **axes: the same, as keywords: ``@px.program(pods=4, clients=250)``. ``placements={"clients": 8}`` is
-            understood as well.
+        **axes: the same, as keywords: ``@px.program(pods=4, clients=250)``.
 
     Returns:
         A decorator that makes the function a :class:`Program`.
@@ -46,9 +45,6 @@ def program(
         >>> jax.grad(loss)(2.0, jnp.array([1.0, 2.0, 3.0]))
         Array(14.666667, dtype=float32, weak_type=True)
     """
-    keyword = axes.pop("placements", None)
-    if keyword is not None:
-        placements = keyword  # pyright: ignore[reportAssignmentType]
     declared = {**(placements or {}), **axes}
     if not declared:
         raise AxisError("program: no axis was given; write @px.program(clients=8)")
@@ -117,7 +113,7 @@ def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def _shared_mesh(axes: tuple[tuple[str, int], ...], devices: tuple[jax.Device, ...]) -> Mesh:
+def _shared_mesh(axes: tuple[tuple[str, int], ...], devices: tuple[Any, ...]) -> Mesh:
     def busiest(split: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         elements = math.prod(-(-size // part) for (_, size), part in zip(axes, split, strict=True))
         return elements, tuple(-part for part in split)
@@ -132,9 +128,9 @@ def _splits(number: int, parts: int) -> Iterator[tuple[int, ...]]:
     return (split for split in itertools.product(divisors, repeat=parts) if math.prod(split) == number)
 
 
-def _axis(name: str, size: int | Axis) -> Axis:
+def _axis(name: str, size: SupportsIndex | Axis) -> Axis:
     if not isinstance(size, Axis):
-        return Axis(name, size)
+        return Axis(name, size)  # pyright: ignore[reportArgumentType]  (checked there)
     if size.name != name:
         raise AxisError(
             f"program: axis {name!r} was given as {size!r}, which has another name; "

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import layout
@@ -90,7 +91,7 @@ def assert_same_everywhere(
         >>> import jax.numpy as jnp, paraxis as px
         >>> from paraxis.testing import assert_same_everywhere
         >>> rows = px.Axis("rows", 5)
-        >>> assert_same_everywhere(lambda x: px.reduce_mean(px.map_fn(jnp.sin, x, rows), rows), jnp.ones(5), devices=(1,))
+        >>> assert_same_everywhere(lambda x: px.reduce_mean(px.map_fn(jnp.sin, x, rows), rows), jnp.ones(5))
     """
     there = jax.devices()
     if max(devices) > len(there):
@@ -130,7 +131,7 @@ def _require_use(fn: Callable[..., Any], args: Sequence[Any]) -> None:
 
 
 def _unbound(x: Any) -> Any:
-    bound = isinstance(x, jax.Array) and x.committed and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+    bound = isinstance(x, jax.Array) and x.committed and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
     return np.asarray(x) if bound else x
 
 
