@@ -148,9 +148,9 @@ class Exchange:
     @classmethod
     def of(cls, placement: Placement) -> "Exchange":
         if placement.num_local == 1:
-            return cls(placement, None, placement.mesh_axes)
+            return cls(placement, None, placement.crossed_axes)
         local = f"{placement.axis.name}.local"
-        return cls(placement, local, (*placement.mesh_axes, local))
+        return cls(placement, local, (*placement.crossed_axes, local))
 
     def index(self) -> jax.Array:
         first = jnp.asarray(layout.device_index(self.placement), np.int32) * self.placement.num_local
@@ -163,8 +163,8 @@ class Exchange:
 
     def gathered(self, x: jax.Array) -> jax.Array:
         rows = x[None] if self.local is None else jax.lax.all_gather(x, self.local)
-        if self.placement.mesh_axes:
-            rows = jax.lax.all_gather(rows, self.placement.mesh_axes, tiled=True)
+        if self.placement.crossed_axes:
+            rows = jax.lax.all_gather(rows, self.placement.crossed_axes, tiled=True)
         return rows[: self.placement.size]
 
 

@@ -41,6 +41,11 @@ class Placement:
         """Number of blocks; mesh axes that are not ours do not count."""
         return math.prod(self.mesh.shape[name] for name in self.mesh_axes) if self.mesh is not None else 1
 
+    @property
+    def crossed_axes(self) -> tuple[str, ...]:
+        """The mesh axes with more than one device: JAX does not enter the others, so nothing can be sent along them."""
+        return tuple(name for name in self.mesh_axes if self.mesh is not None and self.mesh.shape[name] > 1)
+
     @functools.cached_property
     def num_chunks(self) -> int:
         """Number of turns a device takes over its elements."""
@@ -202,7 +207,7 @@ def _mentions(entry: Any, names: tuple[str, ...]) -> bool:
 
 def device_index(placement: Placement) -> jax.Array | int:
     """Inside ``run_per_device``: the number of this device's block."""
-    return jax.lax.axis_index(placement.mesh_axes) if placement.mesh_axes else 0
+    return jax.lax.axis_index(placement.crossed_axes) if placement.crossed_axes else 0
 
 
 def pad(x: jax.Array, placement: Placement) -> jax.Array:
