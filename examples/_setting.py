@@ -79,7 +79,7 @@ def digits(num_clients: int, *, by_label: bool) -> Digits:
     """
     from sklearn.datasets import load_digits
 
-    x, y = load_digits(return_X_y=True)
+    x, y = map(np.asarray, load_digits(return_X_y=True))
     order = np.random.default_rng(0).permutation(len(y))
     x, y = (x[order] / 16).astype(np.float32), y[order].astype(np.int32)
     test, train = slice(0, 360), slice(360, None)

@@ -38,7 +38,7 @@ def step(model: jax.Array, x: jax.Array, y: jax.Array, learning_rate: float) -> 
 
 def patients() -> tuple[np.ndarray, np.ndarray]:
     """``x (17, 26, 11)``: ten standardised measurements and a one; ``y (17, 26)``: progress in units of 100."""
-    x, y = load_diabetes(return_X_y=True)
+    x, y = map(np.asarray, load_diabetes(return_X_y=True))
     x = np.concatenate([x / x.std(0), np.ones((len(x), 1))], axis=1)
     return x.reshape(HOSPITALS, 26, 11).astype(np.float32), (y / 100).reshape(HOSPITALS, 26).astype(np.float32)
 

@@ -103,7 +103,7 @@ def tuned_round(state: State, x: Any, y: Any) -> State:
     """A round that first moves its learning rate along the hypergradient, then takes its step with it."""
     update = average_update(state.model, x, y)
     change, tuning = tuner.update(hypergradient(state.log_rate, state.model, update, x, y), state.tuning)
-    log_rate = state.log_rate + change
+    log_rate = jax.tree.map(jnp.add, state.log_rate, change)
     return State(moved(state.model, update, log_rate), log_rate, tuning)
 
 

@@ -30,7 +30,7 @@ MESHES = {
 }
 
 
-@pytest.fixture(params=MESHES.values(), ids=MESHES.keys())
+@pytest.fixture(params=MESHES.values(), ids=list(MESHES))
 def mesh(request):
     chosen = request.param()
     if chosen is None:
