@@ -101,8 +101,6 @@ def test_reductions_one_after_the_other(mesh, arguments):
 
 def test_a_collective_over_the_outer_axis_from_the_inner_body(mesh, arguments):
     _, _, x = arguments
-    if mesh is not None and AxisType.Explicit in mesh.axis_types:
-        pytest.skip("covered on Auto meshes")
 
     @px.program(pods=PODS, clients=CLIENTS)
     def centred(x):
