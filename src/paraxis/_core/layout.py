@@ -223,7 +223,8 @@ def pad(x: jax.Array, placement: Placement) -> jax.Array:
         x = constrain(x, placement, rows=False)
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys have no zero
         return jnp.concatenate([x, jnp.broadcast_to(x[:1], (extra, *x.shape[1:]))])
-    padded = jax.lax.pad(x, np.zeros((), x.dtype), [(0, extra, 0)] + [(0, 0, 0)] * (x.ndim - 1))
+    zero = jax.lax.full_like(x, 0, shape=())  # as weakly typed as x
+    padded = jax.lax.pad(x, zero, [(0, extra, 0)] + [(0, 0, 0)] * (x.ndim - 1))
     if not placement.has_idle_device:
         return padded
     return _fill_where_padded(jnp.arange(placement.num_padded) < placement.size, padded, x[:1])
