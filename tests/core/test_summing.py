@@ -146,3 +146,16 @@ def test_no_gradient_per_element_is_held():
     assert _memory(mean, shapes).temp_size_in_bytes < 8e6
     kept = _memory(lambda w, x: px.map_fn(jax.grad(loss), (px.broadcast(w, axis), x), axis), shapes)
     assert kept.temp_size_in_bytes + kept.output_size_in_bytes > 30e6
+
+
+def test_sums_asked_for_in_an_inner_trace_stay_there():
+    axis = _axis(3, at_once=1)
+
+    @jax.jit
+    def sums(x):
+        y = px.map_fn(lambda x: x * 2, x, axis)
+        inside, _ = jax.lax.scan(lambda c, _: (c + px.reduce_sum(y, axis), None), 0.0, None, length=3)
+        chosen = jax.lax.cond(inside > 0, lambda: px.reduce_mean(y, axis), lambda: 0.0)
+        return inside, chosen, px.reduce_sum(y, axis), px.reduce_mean(y, axis)
+
+    _close(sums(jnp.arange(10.0)), (270.0, 9.0, 90.0, 9.0))

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core import mapping, summing
+from paraxis._core import jax_api, mapping, summing
 from paraxis._core.jax_api import Tracer
 from paraxis._core.layout import Placement
 
@@ -47,9 +47,12 @@ class Call:
         self.sums_preferred = sums_cheaper or of.placement.num_chunks > 1
         self._mapping = of
         self._operands = operands
+        self._trace = jax_api.get_opaque_trace_state()
         self._sums: dict[Any, tuple[Sequence[Any], list[jax.Array]]] = {}
 
     def sums(self, term: summing.Term, extras: Sequence[jax.Array]) -> list[jax.Array]:
+        if jax_api.get_opaque_trace_state() != self._trace:  # in a loop's body, say: its values do not outlive it
+            return mapping.run_sum(self._mapping, term, self._operands, extras)
         key = (term, *map(id, extras))
         if key not in self._sums:  # the extras are kept, so that their ids stay theirs
             self._sums[key] = (extras, mapping.run_sum(self._mapping, term, self._operands, extras))

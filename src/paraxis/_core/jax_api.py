@@ -9,7 +9,15 @@ from typing import Any
 
 import jax
 from jax.core import ShapedArray, Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, jaxpr_as_fun
+from jax.extend.core import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    get_opaque_trace_state,
+    jaxpr_as_fun,
+)
 from jax.interpreters import ad, batching, mlir
 
 __all__ = [
@@ -27,6 +35,7 @@ __all__ = [
     "define_lowering",
     "element_struct",
     "evaluate",
+    "get_opaque_trace_state",
     "is_explicit",
     "jaxpr_as_fun",
     "manual_axes",
