@@ -75,7 +75,8 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
         ScopeError, AxisError: as in :func:`broadcast`.
         LoweringError, CollectiveError: if the elements cannot be run, or exchange values, as asked.
 
-    Communicates: nothing, unless the function does.
+    Communicates: nothing, unless the function does; if so few elements are left over that a device gets none, it is
+    sent one to stand in.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from paraxis._core import layout, scope
 from paraxis._core.axis import Axis
-from paraxis._core.errors import AxisError
+from paraxis._core.errors import AxisError, ShapeError
 
 
 def program(
@@ -68,6 +68,7 @@ class Program:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = jax.tree.flatten((args, kwargs))
         static = tuple(not _is_traced(leaf) for leaf in leaves)
+        _check_constants(self._fn, args, kwargs)
         constants = tuple(leaf for leaf, fixed in zip(leaves, static, strict=True) if fixed)
         traced = [leaf for leaf, fixed in zip(leaves, static, strict=True) if not fixed]
         declared = share_out(self.axes)
@@ -89,6 +90,20 @@ def _run(call: tuple[Any, ...], *traced: Any) -> Any:
     args, kwargs = jax.tree.unflatten(structure, [next(fixed) if s else next(given) for s in static])
     with scope.entered(inner):
         return fn(*args, **kwargs)
+
+
+def _check_constants(fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
+        try:
+            if not _is_traced(leaf):
+                hash(leaf)
+        except TypeError as error:
+            which = "args" if path[0].idx == 0 else "kwargs"
+            raise ShapeError(
+                f"program {getattr(fn, '__name__', 'fn')}: {which}{jax.tree_util.keystr(path[1:])} is a "
+                f"{type(leaf).__name__}, neither an array nor something that can be remembered by its hash; pass its "
+                f"arrays, or a hashable description of it"
+            ) from error
 
 
 def _is_traced(leaf: Any) -> bool:
