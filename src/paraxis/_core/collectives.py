@@ -56,8 +56,8 @@ def pmean(x: Any, axis: Axis | str) -> Any:
     Example:
         >>> import jax.numpy as jnp, paraxis as px
         >>> rows = px.Axis("rows", 3)
-        >>> px.map_fn(lambda x: x - px.pmean(x, rows), jnp.array([1.0, 2.0, 6.0]), rows)
-        Array([-2., -1.,  3.], dtype=float32)
+        >>> px.map_fn(lambda x: px.pmean(x, rows), jnp.array([1.0, 2.0, 6.0]), rows)
+        Array([3., 3., 3.], dtype=float32)
     """
     return jax.lax.pmean(x, scope.mapped_axis("pmean", axis).name)
 
@@ -284,9 +284,10 @@ def _scatter_sum(rows: jax.Array, index: Any, *, size: int, scatter_dimension: i
     return _part(rows.sum(0), index, size=size, dimension=scatter_dimension, tiled=tiled)
 
 
-def _all_to_all(rows: Any, index: Any, *, size: int, split_axis: int, concat_axis: int, tiled: bool, **_: Any) -> Any:
-    parts = _part(rows, index, size=size, dimension=split_axis + 1, tiled=tiled)
-    return _all_gather(parts, index, size=size, all_gather_dimension=concat_axis, tiled=tiled)
+def _all_to_all(rows: Any, index: Any, *, size: int, split_axis: int, concat_axis: int, **_: Any) -> Any:
+    # JAX adds and drops the dimensions of an untiled exchange outside the primitive, which itself is always tiled.
+    parts = _part(rows, index, size=size, dimension=split_axis + 1, tiled=True)
+    return _all_gather(parts, index, size=size, all_gather_dimension=concat_axis, tiled=True)
 
 
 def _part(x: jax.Array, index: Any, *, size: int, dimension: int, tiled: bool) -> jax.Array:

@@ -38,7 +38,7 @@ def map_elements(fn: Callable[..., Any], structure: Any, leaves: Sequence[jax.Ar
         if placement.axis.at_once and (turn + 1) % placement.axis.at_once == 0:
             jax.block_until_ready(results[-1])
     per_device = [jax.tree.map(lambda *ys: _stack(ys), *(turn[d] for turn in results)) for d in range(len(devices))]
-    return jax.tree.map(lambda *parts: _joined(parts, placement), *per_device)
+    return jax.tree.map(lambda *parts: _joined(parts, devices, placement), *per_device)
 
 
 def _devices(placement: Placement) -> list[Any]:
@@ -98,11 +98,13 @@ def _stack(rows: Sequence[jax.Array]) -> jax.Array:
     return jnp.stack(rows)
 
 
-def _joined(parts: Sequence[jax.Array], placement: Placement) -> jax.Array:
+def _joined(parts: Sequence[jax.Array], devices: Sequence[Any], placement: Placement) -> jax.Array:
     if len(parts) == 1:
         return parts[0][: placement.size]
     target = layout.sharding(placement, rows=True)
     assert target is not None
     shape = (placement.num_padded, *parts[0].shape[1:])
-    whole = jax.make_array_from_single_device_arrays(shape, NamedSharding(target.mesh, placement.spec), list(parts))
+    # A result that depends on no argument was made on the default device.
+    held = [jax.device_put(part, device) for part, device in zip(parts, devices, strict=True)]
+    whole = jax.make_array_from_single_device_arrays(shape, NamedSharding(target.mesh, placement.spec), held)
     return layout.unpad(whole, placement)

@@ -6,8 +6,9 @@ Padding rows repeat a real one, so that whatever a function does is safe on them
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -162,6 +163,28 @@ def _mesh_of(name: str, devices: tuple[Any, ...]) -> Mesh:
     return Mesh(np.array(devices), (name,))
 
 
+@functools.lru_cache(maxsize=64)
+def shared_mesh(axes: tuple[tuple[str, int], ...], devices: tuple[Any, ...]) -> Mesh:
+    """Share devices out among axes of these names and sizes.
+
+    Of all ways to write their number as a product, one factor per axis, the one in which the busiest device runs the
+    fewest elements; ties go to the outermost axis.
+    """
+
+    def busiest(split: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        elements = math.prod(-(-size // part) for (_, size), part in zip(axes, split, strict=True))
+        return elements, tuple(-part for part in split)
+
+    split = min(_splits(len(devices), len(axes)), key=busiest)
+    return Mesh(np.array(devices).reshape(split), tuple(name for name, _ in axes))
+
+
+def _splits(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as a product of so many factors."""
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    return (split for split in itertools.product(divisors, repeat=parts) if math.prod(split) == number)
+
+
 def run_per_device(body: Callable[..., Any], placement: Placement, operands: Sequence[Any]) -> Any:
     """Run ``body`` once per device on its rows of every array in the operands; results are joined along the rows.
 
@@ -223,7 +246,9 @@ def pad(x: jax.Array, placement: Placement) -> jax.Array:
         x = constrain(x, placement, rows=False)
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys have no zero
         return jnp.concatenate([x, jnp.broadcast_to(x[:1], (extra, *x.shape[1:]))])
-    zero = jax.lax.full_like(x, 0, shape=())  # as weakly typed as x
+    zero: Any = np.zeros((), x.dtype)
+    if x.weak_type:  # then a Python number is as weakly typed, and has the same dtype
+        zero = zero.item()
     padded = jax.lax.pad(x, zero, [(0, extra, 0)] + [(0, 0, 0)] * (x.ndim - 1))
     if not placement.has_idle_device:
         return padded

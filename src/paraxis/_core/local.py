@@ -177,7 +177,7 @@ def _convolves(jaxpr: jax_api.Jaxpr) -> bool:
 
 def _vectorised(single: Callable[..., list[Any]], rows: Sequence[jax.Array], count: int) -> list[jax.Array]:
     if count == 1:
-        return [y[None] for y in single(*(x[0] for x in rows))]
+        return [jnp.asarray(y)[None] for y in single(*(x[0] for x in rows))]
     return jax.vmap(single, axis_size=count)(*rows)
 
 
@@ -211,5 +211,5 @@ def _in_step(
         return collectives.evaluate(one.jaxpr, arguments(row), exchange)
 
     if exchange.local is None:
-        return [y[None] for y in together(*(x[0] for x in rows))]
+        return [jnp.asarray(y)[None] for y in together(*(x[0] for x in rows))]
     return jax.vmap(together, axis_size=placement.num_local, axis_name=exchange.local)(*rows)
