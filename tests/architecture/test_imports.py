@@ -76,7 +76,7 @@ def test_only_one_module_knows_parts_of_jax_that_may_move(path):
 
 
 # A program shares the devices out among its axes; the demo's chapters are written as a user would.
-KNOW_MESHES = ("_core/", "mapreduce/_program.py", "cli/demo/")
+KNOW_MESHES = ("_core/", "cli/demo/")
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if not name(path).startswith(KNOW_MESHES)], ids=name)

@@ -1,0 +1,67 @@
+"""Axes laid over some of the devices, and the comparison of trees, for the tests of all rooms."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.sharding import Mesh
+
+import paraxis as px
+
+# (number of devices, number of elements): one each, several each, more devices than elements, sizes that do not divide.
+PLACEMENTS = [(1, 3), (2, 1), (2, 7), (3, 8), (8, 3), (8, 8), (8, 10)]
+ALL_PLACEMENTS = [(devices, size) for devices in (1, 2, 3, 8) for size in (1, 3, 7, 8, 10, 16)]
+
+
+def axis_on(devices: int, size: int, name: str = "rows", **wishes: Any) -> px.Axis:
+    """An axis over the first so many devices."""
+    return px.Axis(name, size, mesh=Mesh(np.array(jax.devices()[:devices]), (name,)), **wishes)
+
+
+def values(*shape: int, seed: int = 0) -> jax.Array:
+    """Random float32 numbers between 0.5 and 1.5, away from zeros and ties."""
+    return jax.numpy.asarray(np.random.default_rng(seed).uniform(0.5, 1.5, shape), "float32")
+
+
+def assert_close(actual: Any, expected: Any, *, rtol: float = 2e-5, atol: float = 1e-5) -> None:
+    """Two trees have one structure, the same shapes and dtypes, and nearly the same values."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for (path, a), e in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+        where = jax.tree_util.keystr(path)
+        assert np.shape(a) == np.shape(e), f"{where}: shape {np.shape(a)} is not {np.shape(e)}"
+        if isinstance(e, jax.Array):
+            assert a.dtype == e.dtype, f"{where}: dtype {a.dtype} is not {e.dtype}"
+        np.testing.assert_allclose(_plain(a), _plain(e), rtol=rtol, atol=atol, err_msg=where)
+
+
+def in_double(f: Callable[..., Any], *args: Any) -> Any:
+    """``f(*args)`` compiled in float64 and rounded: an oracle whose own rounding, and whose ties, do not matter."""
+
+    def narrow(x: Any) -> jax.Array:
+        kind = {"f": "float32", "i": "int32"}.get(np.asarray(x).dtype.kind)
+        return jax.numpy.asarray(np.asarray(x), kind)
+
+    with jax.enable_x64(True):
+        wide = jax.jit(f)(*(jax.numpy.asarray(np.asarray(x), "float64") for x in args))
+        wide = jax.tree.map(np.asarray, wide)
+    return jax.tree.map(narrow, wide)
+
+
+def equations(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[JaxprEqn]:
+    """Every equation of a jaxpr, those of loops, branches and calls included."""
+    for eqn in (jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr).eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for item in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(item, (Jaxpr, ClosedJaxpr)):
+                    yield from equations(item)
+
+
+def _plain(x: Any) -> np.ndarray:
+    """Types that NumPy cannot compare (keys, bfloat16) as ones that it can."""
+    if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.extended):
+        x = jax.random.key_data(x)
+    x = np.asarray(x)
+    return x.astype(np.float32) if x.dtype.kind == "V" else x

@@ -1,0 +1,256 @@
+"""Collectives inside a mapped function mean what they mean under ``jax.vmap``, wherever the elements are.
+
+Expected values and derivatives are those of ``jax.vmap(body, axis_name=...)`` on one device.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+
+import paraxis as px
+from tests._support import PLACEMENTS, assert_close, axis_on, values
+
+NAME = "rows"
+
+
+def _table(size: int) -> dict[str, Callable[[jax.Array], Any]]:
+    """Bodies on ``x (size, 2)`` of one element, by the name of the axis."""
+    ring = [(i, (i + 1) % size) for i in range(size)]
+    return {
+        "psum": lambda x: x / lax.psum(x, NAME),
+        "psum of a tree": lambda x: lax.psum({"a": x, "b": (x[0], 2)}, NAME),
+        "pmean": lambda x: x * lax.pmean(x, NAME),
+        "pmax": lambda x: lax.pmax(lax.stop_gradient(x), NAME),
+        "pmin": lambda x: lax.pmin(lax.stop_gradient(-x), (NAME,)),
+        "all_gather": lambda x: lax.all_gather(x[0], NAME),
+        "all_gather axis=1": lambda x: lax.all_gather(x, NAME, axis=1),
+        "all_gather tiled": lambda x: lax.all_gather(x, NAME, axis=1, tiled=True),
+        "ppermute": lambda x: lax.ppermute(x, NAME, ring),
+        "pshuffle": lambda x: lax.pshuffle(x, NAME, list(reversed(range(size)))),
+        "all_to_all": lambda x: lax.all_to_all(x, NAME, split_axis=0, concat_axis=1),
+        "all_to_all tiled": lambda x: lax.all_to_all(x, NAME, split_axis=0, concat_axis=1, tiled=True),
+        "psum_scatter": lambda x: lax.psum_scatter(x, NAME),
+        "psum_scatter tiled": lambda x: lax.psum_scatter(x.ravel(), NAME, tiled=True),
+        "axis_index": lambda x: (lax.axis_index(NAME), x * lax.axis_index(NAME)),
+        "axis_size": lambda x: x / lax.axis_size(NAME),
+    }
+
+
+def _everything(size: int) -> Callable[[jax.Array], Any]:
+    return lambda x: {name: body(x) for name, body in _table(size).items()}
+
+
+def _score(y: Any) -> jax.Array:
+    floats = [leaf for leaf in jax.tree.leaves(y) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return sum(((jnp.sin(leaf) * (1 + i)).sum() for i, leaf in enumerate(floats)), jnp.zeros(()))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_every_collective_and_its_derivative(placement: tuple[int, int]) -> None:
+    axis = axis_on(*placement, name=NAME)
+    size, body = axis.size, _everything(axis.size)
+    x = values(size, size, 2)
+    plain = jax.vmap(body, axis_name=NAME)
+
+    def here(x: jax.Array) -> Any:
+        return px.map_fn(body, x, axis), jax.grad(lambda x: _score(px.map_fn(body, x, axis)))(x)
+
+    def there(x: jax.Array) -> Any:
+        return plain(x), jax.grad(lambda x: _score(plain(x)))(x)
+
+    assert_close(jax.jit(here)(x), jax.jit(there)(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 10)], ids=str)
+def test_our_names_for_them(placement: tuple[int, int]) -> None:
+    axis, x = axis_on(*placement), np.asarray(values(placement[1], 2))
+
+    def body(x: jax.Array) -> Any:
+        by_axis = [f(x, axis) for f in (px.psum, px.pmean, px.pmax, px.pmin, px.all_gather)]
+        by_name = [f(x, NAME) for f in (px.psum, px.pmean, px.pmax, px.pmin, px.all_gather)]
+        return by_axis, by_name, px.axis_index(axis), px.axis_size(NAME)
+
+    rows = [np.broadcast_to(y, (axis.size, *y.shape)) for y in (x.sum(0), x.mean(0), x.max(0), x.min(0), x)]
+    got = px.map_fn(body, x, axis)
+    assert_close(got, (rows, rows, np.arange(axis.size), np.full(axis.size, axis.size)))
+    assert got[2].dtype == jnp.int32
+
+
+@pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 10), (8, 8)], ids=str)
+def test_those_who_are_sent_nothing_get_zero(placement: tuple[int, int]) -> None:
+    """As under ``jax.pmap``; ``vmap`` asks for whole permutations."""
+    axis, x = axis_on(*placement), np.asarray(values(placement[1], 2))
+    to_the_right = [(i, i + 1) for i in range(axis.size - 1)]
+    expected = np.concatenate([np.zeros((1, 2)), x[:-1]])
+
+    def here(x: jax.Array) -> jax.Array:
+        return px.map_fn(lambda x: lax.ppermute(x, NAME, to_the_right), x, axis)
+
+    assert_close(here(jnp.asarray(x)), expected)
+    gradient = jax.grad(lambda y: (here(y) * expected).sum())(jnp.asarray(x))
+    assert_close(gradient, np.concatenate([expected[1:], np.zeros((1, 2))]))
+
+
+def test_eager_and_under_transformations() -> None:
+    axis, x = axis_on(2, 7), values(7, 2)
+    here = partial(px.map_fn, lambda x: jnp.tanh(x - px.pmean(x, NAME)) * px.psum(x, NAME).sum(), axis=axis)
+
+    def there(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x - x.mean(0)) * x.sum(0).sum()
+
+    two = jnp.stack([x, x + 1])
+    assert_close(here(x), there(x))
+    assert_close(jax.vmap(here)(two), jax.vmap(there)(two))
+    assert_close(jax.jvp(here, (x,), (x,)), jax.jvp(there, (x,), (x,)))
+    hessians = [jax.jit(jax.hessian(lambda x, f=f: (f(x) ** 2).sum()))(x) for f in (here, there)]
+    assert_close(*hessians, rtol=1e-3, atol=1e-3)
+    saved = jax.jit(jax.grad(lambda x: here(x).sum() + jax.checkpoint(here)(x).sum()))(x)
+    assert_close(saved, jax.grad(lambda x: 2 * there(x).sum())(x))
+
+
+def _in_loops(x: jax.Array) -> Any:
+    """Exchange inside every kind of body that JAX has."""
+
+    def step(c: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+        c = jnp.tanh(c + lax.pmean(c, NAME) * t)
+        return c, lax.axis_index(NAME) * c
+
+    scanned = lax.scan(step, x, jnp.arange(3.0))
+    looped = lax.fori_loop(0, 3, lambda i, c: step(c, i * 1.0)[0], x)
+    called = jax.jit(lambda x: lax.psum(x, NAME))(x)
+    saved = jax.checkpoint(lambda x: jnp.sin(lax.psum(x, NAME)))(x)
+    taken = lax.cond(lax.psum(1, NAME) > 2, lambda x: lax.pmean(x, NAME), lambda x: x, x)
+    chosen = lax.switch(1, [lambda x: x, lambda x: lax.all_gather(x, NAME).sum(0)], x)
+    inner = jax.vmap(lambda x: lax.psum(x, NAME) * x)(jnp.stack([x, 2 * x]))
+    return scanned, looped, called, saved, taken, chosen, inner
+
+
+@pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 10), (3, 8)], ids=str)
+def test_inside_loops_branches_and_calls(placement: tuple[int, int]) -> None:
+    axis, x = axis_on(*placement), values(placement[1], 2)
+
+    def both(mapped: Callable[[jax.Array], Any]) -> Any:
+        return jax.jit(lambda x: (mapped(x), jax.grad(lambda x: _score(mapped(x)))(x)))(x)
+
+    here, there = both(partial(px.map_fn, _in_loops, axis=axis)), both(jax.vmap(_in_loops, axis_name=NAME))
+    assert_close(here, there, rtol=2e-4, atol=1e-3)
+
+
+def test_while_loop_whose_end_all_elements_agree_on() -> None:
+    """A loop until the sum over all elements is large: every device takes as many turns."""
+
+    def body(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        start = (jnp.zeros((), jnp.int32), x)
+        return lax.while_loop(lambda s: lax.psum(s[1], NAME) < 100.0, lambda s: (s[0] + 1, s[1] * 1.5), start)
+
+    x = np.asarray(values(10))
+    turns, y = 0, x.astype(np.float64)
+    while y.sum() < 100:
+        turns, y = turns + 1, y * 1.5
+    for devices in (2, 3, 8):
+        assert_close(px.map_fn(body, x, axis_on(devices, 10)), (np.full(10, turns), y))
+
+
+@pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 3), (8, 10)], ids=str)
+def test_gradient_taken_inside_the_body(placement: tuple[int, int]) -> None:
+    """Each element differentiates its own loss, which hears of the others: scaled as under ``vmap``."""
+    axis, x = axis_on(*placement), values(placement[1], 2)
+
+    def step(w: jax.Array, x: jax.Array) -> Any:
+        def loss(w: jax.Array) -> jax.Array:
+            return ((w * x - lax.pmean(w * x, NAME)) ** 2).sum() + lax.psum(w.sum(), NAME) ** 2
+
+        value, gradient = jax.value_and_grad(loss)(w)
+        return value, gradient, lax.pmean(gradient, NAME)
+
+    here = jax.jit(lambda w, x: px.map_fn(step, (px.broadcast(w, axis), x), axis))(x[0], x)
+    assert_close(here, jax.vmap(step, in_axes=(None, 0), axis_name=NAME)(x[0], x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "uint8", "float16", "bfloat16", "complex64"])
+def test_dtypes(dtype: str) -> None:
+    axis, x = axis_on(2, 5), jnp.asarray([3, 0, 2, 1, 4]).astype(dtype)
+
+    def body(x: jax.Array) -> Any:
+        ordered = () if dtype == "complex64" else (lax.pmax(x, NAME), lax.pmin(x, NAME))
+        return lax.psum(x, NAME), lax.all_gather(x, NAME), ordered
+
+    assert_close(px.map_fn(body, x, axis), jax.vmap(body, axis_name=NAME)(x), rtol=1e-2)
+
+
+def test_constants_that_no_element_owns() -> None:
+    axis, x, c = axis_on(2, 7), values(7), jnp.arange(2.0)
+
+    def body(x: jax.Array) -> Any:
+        return lax.psum(1, NAME), lax.psum(c, NAME), lax.pmean(2.0, NAME), lax.all_gather(c, NAME), x
+
+    assert_close(px.map_fn(body, x, axis), jax.vmap(body, axis_name=NAME)(x))
+
+
+def test_groups_of_elements_raise() -> None:
+    axis = axis_on(2, 4)
+    with pytest.raises(px.CollectiveError, match=r"psum with axis_index_groups is not defined on axis 'rows'"):
+        px.map_fn(lambda x: lax.psum(x, NAME, axis_index_groups=[[0, 1], [2, 3]]), values(4), axis)
+
+
+def test_the_mesh_axis_under_the_elements_raises() -> None:
+    axis = px.Axis("clients", 4, mesh=Mesh(np.array(jax.devices()[:2]), ("data",)), over="data")
+    with pytest.raises(px.CollectiveError, match=r"names the mesh axis 'data'.*axis 'clients'.*px\.psum\(x, 'clients'\)"):
+        px.map_fn(lambda x: lax.psum(x, "data"), values(4), axis)
+
+
+def test_other_axes_raise_in_jax() -> None:
+    with pytest.raises(NameError, match="elsewhere"):
+        px.map_fn(lambda x: lax.psum(x, "elsewhere"), values(4), axis_on(2, 4))
+
+
+def test_elements_that_take_turns_cannot_exchange() -> None:
+    with pytest.raises(px.LoweringError, match=r"at_once=2, so its elements run in turns and cannot exchange values"):
+        px.map_fn(lambda x: px.psum(x, NAME), values(8), axis_on(2, 8, at_once=2))
+
+
+def test_at_once_that_is_no_bound_leaves_them_be() -> None:
+    x = values(8)
+    assert_close(px.map_fn(lambda x: px.psum(x, NAME), x, axis_on(2, 8, at_once=4)), jnp.full(8, x.sum()))
+
+
+@pytest.mark.parametrize("lowering", ["unroll", "dispatch"])
+def test_elements_run_apart_cannot_exchange(lowering: Any) -> None:
+    with pytest.raises(px.LoweringError, match=rf"lowering='{lowering}' runs the elements of axis 'rows' apart"):
+        px.map_fn(lambda x: px.psum(x, NAME), values(8), axis_on(2, 8), lowering=lowering)
+
+
+def test_inside_a_function_with_a_derivative_of_its_own() -> None:
+    @jax.custom_vjp
+    def total(x: jax.Array) -> jax.Array:
+        return lax.psum(x, NAME)
+
+    total.defvjp(lambda x: (total(x), None), lambda _, ct: (ct,))
+    with pytest.raises(px.CollectiveError, match=r"a derivative of its own \(custom_vjp.*move it out of that function"):
+        px.map_fn(lambda x: total(x), values(4), axis_on(2, 4))
+
+    @jax.custom_jvp
+    def mean(x: jax.Array) -> jax.Array:
+        return lax.pmean(x, NAME)
+
+    mean.defjvps(lambda t, _, x: t)
+    with pytest.raises(px.CollectiveError, match=r"a derivative of its own \(custom_jvp"):
+        px.map_fn(lambda x: mean(x), values(4), axis_on(2, 4))
+
+
+def test_outside_a_mapped_function() -> None:
+    for collective in (px.psum, px.pmean, px.pmax, px.pmin, px.all_gather):
+        with pytest.raises(px.CollectiveError, match=rf"{collective.__name__}: axis 'rows' is not being mapped here"):
+            collective(1.0, axis_on(2, 4))
+    for query in (px.axis_index, px.axis_size):
+        with pytest.raises(px.CollectiveError, match=r"\(nothing is being mapped\).*px\.reduce_sum\(x, 'rows'\)"):
+            query(NAME)
+    with pytest.raises(px.CollectiveError, match="the axes being mapped are 'rows'"):
+        px.map_fn(lambda x: px.psum(x, "clients"), values(4), axis_on(2, 4))

@@ -1,0 +1,158 @@
+"""Dtypes, weak types and odd shapes, as ``jax.numpy`` has them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from tests._support import assert_close, axis_on
+
+REDUCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "sum": (px.reduce_sum, jnp.sum),
+    "mean": (px.reduce_mean, jnp.mean),
+    "max": (px.reduce_max, jnp.max),
+    "min": (px.reduce_min, jnp.min),
+    "prod": (px.reduce_prod, jnp.prod),
+    "any": (px.reduce_any, jnp.any),
+    "all": (px.reduce_all, jnp.all),
+}
+DTYPES = ["bool", "int8", "uint8", "int32", "uint32", "float16", "bfloat16", "float32", "complex64"]
+
+
+def numbers(dtype: str) -> jax.Array:
+    return jnp.asarray(np.array([[3, 0], [1, 1], [2, 0], [1, 2], [4, 0]])).astype(dtype)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(dtype: str, devices: int) -> None:
+    axis, x = axis_on(devices, 5), numbers(dtype)
+    ordered = [name for name in REDUCTIONS if dtype != "complex64" or name not in ("max", "min")]
+
+    def here(x: jax.Array) -> Any:
+        y = px.map_fn(lambda a, b: (a, b), (px.broadcast(x[0], axis), x), axis)
+        return y, [(REDUCTIONS[name][0](y[1], axis), REDUCTIONS[name][0](x, axis)) for name in ordered]
+
+    got = jax.jit(here)(x)
+    expected = [(REDUCTIONS[name][1](x, axis=0),) * 2 for name in ordered]
+    assert_close(got, ((jnp.stack([x[0]] * 5), x), expected), rtol=1e-2 if "16" in dtype else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_summed_in_single(dtype: str) -> None:
+    """A running half-precision sum of 4,096 ones gets stuck, at 2,048 or at 256."""
+    axis = axis_on(2, 4096)
+    assert float(px.reduce_sum(jnp.ones(4096, dtype), axis)) == 4096
+    assert float(px.reduce_mean(jnp.full(4096, 3, dtype), axis)) == 3
+    assert px.reduce_sum(jnp.ones(4096, dtype), axis).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
+def test_gradients_keep_the_dtype(dtype: str) -> None:
+    axis, x = axis_on(2, 5), numbers(dtype) + 1
+    got = jax.jit(jax.grad(lambda x: (px.reduce_mean(px.map_fn(jnp.square, x, axis), axis).real).sum()))(x)
+    expected = jax.grad(lambda x: jnp.mean(jnp.square(x), axis=0).real.sum())(x)
+    assert_close(got, expected, rtol=2e-2 if "16" in dtype else 1e-6)
+
+
+def test_float64() -> None:
+    with jax.enable_x64(True):
+        axis, x = axis_on(2, 5), jnp.linspace(1.0, 2.0, 5)
+
+        def here(x: jax.Array) -> Any:
+            return [REDUCTIONS[name][0](px.map_fn(lambda x: x * 1.0, x, axis), axis) for name in REDUCTIONS]
+
+        got = jax.jit(here)(x)
+        expected = [plain(x) for _, plain in REDUCTIONS.values()]
+        for g, e in zip(got, expected, strict=True):
+            assert g.dtype == e.dtype
+            np.testing.assert_allclose(g, e, rtol=1e-14)
+        assert px.reduce_sum(jnp.arange(5), axis).dtype == jnp.int64
+        gradient = jax.grad(lambda x: px.reduce_weighted_mean(x**2, x, axis))(x)
+        expected = jax.grad(lambda x: (x**3).sum() / x.sum())(x)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey], ids=["typed", "raw"])
+@pytest.mark.parametrize("size", [3, 8, 10])
+def test_keys(make: Callable[[int], jax.Array], size: int) -> None:
+    axis, key = axis_on(8, size), make(0)
+
+    def draw(key: jax.Array, own: jax.Array) -> Any:
+        return jax.random.normal(key, (2,)), jax.random.split(own)[0], own
+
+    here = jax.jit(lambda key: px.map_fn(draw, (px.broadcast(key, axis), px.keys(key, axis)), axis))
+    own = jnp.stack([jax.random.fold_in(key, i) for i in range(size)])
+    assert_close(here(key), jax.vmap(draw, in_axes=(None, 0))(key, own))
+    assert_close(px.scatter(own, axis), own)
+    eager = px.map_fn(draw, (px.broadcast(key, axis), own), axis)
+    assert_close(eager, jax.vmap(draw, in_axes=(None, 0))(key, own))
+
+
+def test_integers_beside_floats_under_differentiation() -> None:
+    axis = axis_on(2, 3)
+    x, labels = jnp.array([1.0, 2.0, 3.0]), jnp.array([2, 0, 1])
+
+    def loss(x: jax.Array) -> Any:
+        y, index = px.map_fn(lambda x, i: (x * i, i), (x, labels), axis)
+        return px.reduce_sum(y, axis), px.reduce_sum(index, axis)
+
+    (value, count), gradient = jax.value_and_grad(loss, has_aux=True)(x)
+    assert_close((value, count, gradient), (jnp.float32(5), jnp.int32(3), jnp.array([2.0, 0.0, 1.0])))
+    assert_close(jax.grad(lambda x: loss(x)[0])(x), jnp.array([2.0, 0.0, 1.0]))
+
+
+def test_empty_trees() -> None:
+    axis = axis_on(2, 3)
+    x = jnp.arange(3.0)
+    assert px.broadcast({}, axis) == {}
+    assert px.reduce_sum({"a": None, "b": ()}, axis) == {"a": None, "b": ()}
+    assert px.reduce_weighted_mean({}, x, axis) == {}
+    assert px.map_fn(lambda x: None, x, axis) is None
+    assert px.map_fn(lambda: 1.0, (), axis).shape == (3,)
+    got = px.map_fn(lambda p, x: (p, x, None), ({"w": None}, x), axis)
+    assert_close(got, ({"w": None}, x, None))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_arrays_without_elements(devices: int) -> None:
+    axis, x = axis_on(devices, 3), jnp.zeros((3, 0, 2))
+    y = px.map_fn(lambda x: x + 1, x, axis)
+    for reduce in (px.reduce_sum, px.reduce_mean, px.reduce_max, px.reduce_prod, px.reduce_all):
+        assert reduce(y, axis).shape == (0, 2)
+    assert px.reduce_weighted_mean(x, jnp.ones(3), axis).shape == (0, 2)
+    assert px.broadcast(x[0], axis).shape == (3, 0, 2)
+    assert jax.grad(lambda x: px.reduce_mean(px.map_fn(jnp.sin, x, axis), axis).sum())(x).shape == (3, 0, 2)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_an_axis_of_one_element(devices: int) -> None:
+    axis, x = axis_on(devices, 1), jnp.array([[2.0, 3.0]])
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return px.reduce_mean(px.map_fn(lambda w, x: (w * x).sum(), (px.broadcast(w, axis), x), axis), axis)
+
+    assert_close(jax.jit(jax.value_and_grad(loss))(2.0, x), (jnp.float32(10), jnp.float32(5)))
+
+
+def test_python_numbers_and_weak_types() -> None:
+    """A Python number stays weakly typed through a broadcast, a map and a reduction, as through ``jnp``."""
+    axis, x = axis_on(2, 3), jnp.ones(3, jnp.bfloat16)
+    plain = jnp.broadcast_to(jnp.asarray(2.0), (3,))
+
+    def weak(y: Any) -> tuple[Any, bool]:
+        aval = jax.typeof(y)
+        return aval.dtype, aval.weak_type
+
+    for wrap in (lambda f: f, jax.jit):
+        assert weak(wrap(lambda: px.broadcast(2.0, axis))()) == weak(plain)
+        assert weak(wrap(lambda: px.reduce_sum(px.broadcast(2.0, axis), axis))()) == weak(plain.sum())
+        assert weak(wrap(lambda: px.reduce_max(px.broadcast(2, axis), axis))()) == weak(jnp.full(3, 2).max())
+        product = wrap(lambda x: px.map_fn(lambda w, x: w * x, (px.broadcast(2.0, axis), x), axis))(x)
+        assert weak(product) == weak(2.0 * x)
+    assert_close(px.reduce_sum([1.0, 2.0, 3.0][0] * jnp.ones(3), axis), jnp.float32(3))
+    assert_close(px.broadcast({"a": 1, "b": True, "c": 1j}, axis)["b"], jnp.ones(3, bool))

@@ -1,0 +1,106 @@
+"""Padded rows never reach an answer, and never make a NaN, forward or backward."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from tests._support import assert_close, axis_on, in_double, values
+
+# Each is infinite, or NaN, or has such a derivative, on a row of zeros.
+BODIES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "1/x": lambda i, x: (1 / x).sum(),
+    "log": lambda i, x: jnp.log(x).sum(),
+    "sqrt": lambda i, x: jnp.sqrt(x).sum(),
+    "norm": lambda i, x: jnp.linalg.norm(x),
+    "x/sum": lambda i, x: (x * jnp.arange(2.0)).sum() / x.sum(),
+    "1/index": lambda i, x: (x / i).sum(),
+    "power": lambda i, x: (x**-1.5).sum(),
+    "solve": lambda i, x: jnp.linalg.inv(jnp.diag(x)).sum(),
+}
+
+
+def everything(mapped: Callable[..., jax.Array], mean: Callable[[jax.Array], jax.Array]) -> Callable[..., Any]:
+    """Values and gradients of the rows and of their mean, for every body at once."""
+
+    def run(index: jax.Array, x: jax.Array) -> dict[str, Any]:
+        return {
+            name: (mapped(body, index, x), jax.value_and_grad(lambda x, body=body: mean(mapped(body, index, x)))(x))
+            for name, body in BODIES.items()
+        }
+
+    return run
+
+
+SLOW = [pytest.param((2, 7), 2, marks=pytest.mark.slow), pytest.param((3, 8), None, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(
+    ("placement", "at_once"), [((2, 7), None), ((3, 8), 2), ((8, 3), None), ((8, 10), None), *SLOW], ids=str
+)
+def test_bodies_that_zeros_would_break(placement: tuple[int, int], at_once: int | None) -> None:
+    axis = axis_on(*placement, at_once=at_once)
+    index, x = jnp.arange(1.0, axis.size + 1), values(axis.size, 2)
+    here = everything(lambda f, i, x: px.map_fn(f, (i, x), axis), lambda y: px.reduce_mean(y, axis))
+    there = everything(lambda f, i, x: jax.vmap(f)(i, x), jnp.mean)
+    got = jax.jit(here)(index, x)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(got))
+    assert_close(got, in_double(there, index, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("placement", [(2, 7), (8, 10)], ids=str)
+def test_reductions_of_rows_that_padding_would_break(placement: tuple[int, int]) -> None:
+    """Two maps in a row (the padding of the first reaches the second), the last element masked out."""
+    axis = axis_on(*placement)
+    x = values(axis.size)
+    keep = np.arange(axis.size) < axis.size - 1
+
+    def here(x: jax.Array) -> jax.Array:
+        y = px.map_fn(lambda x: jnp.log(x), px.map_fn(lambda x: x - 0.25, x, axis), axis)
+        return px.reduce_sum(y, axis, where=keep) + px.reduce_weighted_mean(y, x, axis) * px.reduce_max(y, axis)
+
+    def there(x: jax.Array) -> jax.Array:
+        y = jnp.log(x - 0.25)
+        return y[:-1].sum() + (x * y).sum() / x.sum() * y.max()
+
+    assert_close(jax.jit(jax.value_and_grad(here))(x), in_double(jax.value_and_grad(there), x))
+
+
+@pytest.mark.parametrize("reduce", [px.reduce_sum, px.reduce_mean, px.reduce_max, px.reduce_prod], ids=lambda f: f.__name__)
+def test_masked_elements_may_be_anything(reduce: Any) -> None:
+    """A NaN or an infinity in an element that is left out reaches neither the value nor the gradient."""
+    axis = axis_on(2, 5)
+    x, keep = jnp.array([1.0, jnp.nan, 2.0, jnp.inf, 3.0]), np.array([True, False, True, False, True])
+    plain = {"reduce_sum": jnp.sum, "reduce_mean": jnp.mean, "reduce_max": jnp.max, "reduce_prod": jnp.prod}
+    value, gradient = jax.value_and_grad(lambda x: reduce(x, axis, where=keep))(x)
+    expected = jax.value_and_grad(plain[reduce.__name__])(x[keep])
+    assert_close(value, expected[0])
+    np.testing.assert_allclose(np.asarray(gradient)[keep], expected[1], rtol=1e-6)
+    np.testing.assert_array_equal(np.asarray(gradient)[~keep], 0.0)
+
+
+def test_weights_of_zero_are_no_mask() -> None:
+    """A weight of zero multiplies; ``where`` is what leaves an element out."""
+    axis, x = axis_on(2, 3), jnp.array([1.0, jnp.nan, 3.0])
+    w, keep = jnp.array([1.0, 0.0, 1.0]), np.array([True, False, True])
+    assert np.isnan(px.reduce_weighted_mean(x, w, axis))
+    assert float(px.reduce_weighted_mean(x, w, axis, where=keep)) == 2.0
+
+
+@pytest.mark.parametrize("placement", [(2, 7), (8, 3)], ids=str)
+def test_a_result_of_a_loop_that_would_never_end_on_zeros(placement: tuple[int, int]) -> None:
+    """Padded rows behave as real ones: a loop until convergence ends."""
+    axis = axis_on(*placement)
+    x = values(axis.size)
+
+    def halve(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda x: x < 10.0, lambda x: x * 2, x)
+
+    expected = np.asarray(x)
+    while (expected < 10).any():
+        expected = np.where(expected < 10, expected * 2, expected)
+    assert_close(px.map_fn(halve, x, axis), expected)

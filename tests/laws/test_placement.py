@@ -1,0 +1,268 @@
+"""Law 1: placement never changes the answer.
+
+One program uses every verb. It and its oracle, plain ``jax.vmap`` and ``jax.numpy`` reductions, are put through the
+same transformation, on several placements. The eager values of each verb are also held against NumPy.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from tests._support import ALL_PLACEMENTS, PLACEMENTS, assert_close, axis_on, in_double, values
+
+Program = Callable[[jax.Array, jax.Array], Any]
+
+
+def body(w: jax.Array, x: jax.Array) -> dict[str, jax.Array]:
+    return {"wave": jnp.sin(w * x).sum(), "power": w * x + 1.0}
+
+
+def program(axis: px.Axis, lowering: Any = "auto") -> Program:
+    """``w (2,)``, ``x (size, 2)``: every verb, on mapped values, on the input itself and on a broadcast value."""
+
+    def run(w: jax.Array, x: jax.Array) -> dict[str, Any]:
+        copies = px.broadcast(w, axis)
+        y = px.map_fn(body, (copies, x), axis, lowering=lowering)
+        again = px.map_fn(lambda y, w: y["wave"] * w, (y, copies), axis, lowering=lowering)
+        keep = jnp.arange(axis.size) % 3 != 1
+        return {
+            "sum": px.reduce_sum(y, axis),
+            "mean": px.reduce_mean(y, axis),
+            "again": px.reduce_mean(again, axis),
+            "input": px.reduce_sum(x, axis),
+            "copies": px.reduce_sum(copies * x, axis),
+            "kept": px.reduce_mean(y, axis, where=keep),
+            "kept_sum": px.reduce_sum(x, axis, where=keep),
+            "weighted": px.reduce_weighted_mean(y, x[:, 0], axis),
+            "weights": px.reduce_weighted_mean(y, {"wave": x[:, 0], "power": x[:, 1]}, axis, where=keep),
+            "max": px.reduce_max(y["wave"], axis),
+            "min": px.reduce_min(x, axis, where=keep),
+            "prod": px.reduce_prod(y["power"], axis),
+            "rows": y["power"],
+            "gathered": jnp.asarray(px.gather(y["power"], axis)) if not isinstance(x, jax.core.Tracer) else y["power"],
+            "scattered": px.scatter(x, axis) * 2,
+        }
+
+    return run
+
+
+def oracle(size: int) -> Program:
+    def run(w: jax.Array, x: jax.Array) -> dict[str, Any]:
+        y = jax.vmap(body, in_axes=(None, 0))(w, x)
+        keep = jnp.arange(size) % 3 != 1
+        column, both = keep[:, None], {"wave": x[:, 0], "power": x[:, 1]}
+
+        def weighted(leaf: jax.Array, weight: jax.Array) -> jax.Array:
+            return (leaf * weight.reshape(-1, *(1,) * (leaf.ndim - 1))).sum(0) / weight.sum()
+
+        return {
+            "sum": jax.tree.map(lambda leaf: leaf.sum(0), y),
+            "mean": jax.tree.map(lambda leaf: leaf.mean(0), y),
+            "again": (y["wave"][:, None] * w).mean(0),
+            "input": x.sum(0),
+            "copies": (w * x).sum(0),
+            "kept": {"wave": y["wave"].mean(where=keep), "power": y["power"].mean(0, where=column)},
+            "kept_sum": x.sum(0, where=column),
+            "weighted": jax.tree.map(lambda leaf: weighted(leaf, x[:, 0]), y),
+            "weights": jax.tree.map(lambda leaf, weight: weighted(leaf, weight * keep), y, both),
+            "max": y["wave"].max(0),
+            "min": x.min(0, where=column, initial=jnp.inf),
+            "prod": y["power"].prod(0),
+            "rows": y["power"],
+            "gathered": y["power"],
+            "scattered": x * 2,
+        }
+
+    return run
+
+
+def total(f: Program) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """A scalar in which every result counts, each by another factor."""
+
+    def run(w: jax.Array, x: jax.Array) -> jax.Array:
+        leaves = jax.tree.leaves(f(w, x))
+        return sum((jnp.sum(leaf) * (1.0 + i / 7) for i, leaf in enumerate(leaves)), jnp.zeros(()))
+
+    return run
+
+
+def with_gradients(f: Program) -> Program:
+    return lambda w, x: (f(w, x), jax.grad(total(f), argnums=(0, 1))(w, x))
+
+
+def _in_scan(f: Program) -> Program:
+    def step(c: jax.Array, w: jax.Array, *, x: jax.Array) -> tuple[jax.Array, Any]:
+        return jnp.tanh(total(f)(w + c, x) / 100), f(w, x)["mean"]
+
+    return lambda w, x: jax.lax.scan(functools.partial(step, x=x), jnp.zeros(()), jnp.stack([w, w + 1, w + 2]))
+
+
+def _in_while(f: Program) -> Program:
+    def run(w: jax.Array, x: jax.Array) -> Any:
+        def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            i, c = state
+            return i + 1, jnp.tanh(total(f)(w + c, x) / 100)
+
+        return jax.lax.while_loop(lambda state: state[0] < 3, step, (0, jnp.zeros(())))
+
+    return run
+
+
+def _in_cond(f: Program) -> Program:
+    def run(w: jax.Array, x: jax.Array) -> Any:
+        def pick(flag: jax.Array) -> Any:
+            return jax.lax.cond(flag, lambda: f(w, x)["sum"], lambda: jax.tree.map(jnp.zeros_like, f(w, x)["sum"]))
+
+        return pick(w[0] > 0), pick(w[0] < 0)
+
+    return run
+
+
+TRANSFORMATIONS: dict[str, Callable[[Program], Program]] = {
+    "eager": lambda f: f,
+    "jit": jax.jit,
+    "grad": lambda f: jax.grad(total(f), argnums=(0, 1)),
+    "jit(grad)": lambda f: jax.jit(jax.grad(total(f), argnums=(0, 1))),
+    "jvp": lambda f: lambda w, x: jax.jvp(f, (w, x), (jnp.cos(w), jnp.cos(x))),
+    "jacfwd": lambda f: jax.jit(jax.jacfwd(lambda w, x: f(w, x)["sum"])),
+    "hessian": lambda f: jax.jit(jax.hessian(lambda w, x: jnp.sum(f(w, x)["weighted"]["power"] * f(w, x)["prod"]))),
+    "vmap": lambda f: lambda w, x: jax.vmap(f)(jnp.stack([w, w + 1]), jnp.stack([x, x + 1])),
+    "vmap over w": lambda f: lambda w, x: jax.vmap(f, in_axes=(0, None))(jnp.stack([w, w + 1]), x),
+    "jit(vmap(grad))": lambda f: jax.jit(
+        lambda w, x: jax.vmap(jax.grad(total(f), argnums=(0, 1)), in_axes=(None, 2))(w, jnp.stack([x, x + 1], axis=2))
+    ),
+    "checkpoint": lambda f: jax.jit(jax.grad(jax.checkpoint(total(f)), argnums=(0, 1))),
+    "scan": _in_scan,
+    "grad(scan)": lambda f: jax.jit(jax.grad(lambda w, x: _in_scan(f)(w, x)[0])),
+    "while_loop": _in_while,
+    "jit(while_loop)": lambda f: jax.jit(_in_while(f)),
+    "cond": _in_cond,
+    "jit(cond)": lambda f: jax.jit(_in_cond(f)),
+}
+FAST = [("jit(grad)", (2, 7)), ("jit(grad)", (8, 3)), *((name, (8, 10)) for name in TRANSFORMATIONS)]
+SLOW = [
+    pytest.param(name, placement, marks=pytest.mark.slow)
+    for placement in ALL_PLACEMENTS
+    for name in TRANSFORMATIONS
+    if (name, placement) not in FAST
+]
+
+
+@pytest.mark.parametrize(("transformation", "placement"), [*FAST, *SLOW], ids=str)
+def test_every_verb_under_every_transformation(transformation: str, placement: tuple[int, int]) -> None:
+    change = TRANSFORMATIONS[transformation]
+    devices, size = placement
+    w, x = values(2), values(size, 2, seed=1)
+    expected = in_double(change(oracle(size)), w, x)
+    assert_close(change(program(axis_on(devices, size)))(w, x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+@pytest.mark.parametrize("placement", [(2, 10), *(pytest.param(p, marks=pytest.mark.slow) for p in PLACEMENTS)], ids=str)
+def test_at_once_never_changes_the_answer(placement: tuple[int, int], at_once: int) -> None:
+    devices, size = placement
+    w, x = values(2), values(size, 2, seed=1)
+    here = program(axis_on(devices, size, at_once=at_once))
+    assert_close(jax.jit(with_gradients(here))(w, x), in_double(with_gradients(oracle(size)), w, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("lowering", "at_once"), [("vmap", None), ("unroll", None), ("unroll", 2)])
+@pytest.mark.parametrize("placement", [(2, 10)], ids=str)
+def test_lowering_never_changes_the_answer(placement: tuple[int, int], lowering: str, at_once: int | None) -> None:
+    devices, size = placement
+    w, x = values(2), values(size, 2, seed=1)
+    here = program(axis_on(devices, size, at_once=at_once), lowering)
+    assert_close(jax.jit(with_gradients(here))(w, x), in_double(with_gradients(oracle(size)), w, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("at_once", [None, 2])
+@pytest.mark.parametrize("placement", [(1, 3), (2, 7)], ids=str)
+def test_elements_dispatched_one_by_one(placement: tuple[int, int], at_once: int | None) -> None:
+    devices, size = placement
+    w, x = values(2), values(size, 2, seed=1)
+    here = program(axis_on(devices, size, at_once=at_once), "dispatch")
+    assert_close(here(w, x), oracle(size)(w, x), rtol=1e-4, atol=1e-4)
+
+
+def test_convolutions_with_weights_per_element() -> None:
+    """The bodies that ``auto`` unrolls on CPU."""
+
+    def convolve(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(x[None], w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))[0]
+
+    w, x = values(5, 3, 3, 1, 2), values(5, 4, 4, 1, seed=1)
+    expected = jax.grad(lambda w: (jax.vmap(convolve)(w, x) ** 2).sum())(w)
+    for axis in (axis_on(2, 5), axis_on(1, 5, at_once=2)):
+
+        def loss(w: jax.Array, axis: px.Axis = axis) -> jax.Array:
+            return px.reduce_sum(px.map_fn(lambda w, x: (convolve(w, x) ** 2).sum(), (w, x), axis), axis)
+
+        assert_close(jax.jit(jax.grad(loss))(w), expected, rtol=1e-4, atol=1e-4)
+
+
+NUMPY: dict[str, tuple[Callable[..., Any], Callable[[np.ndarray], Any]]] = {
+    "sum": (px.reduce_sum, lambda x: x.sum(0)),
+    "mean": (px.reduce_mean, lambda x: x.mean(0)),
+    "max": (px.reduce_max, lambda x: x.max(0)),
+    "min": (px.reduce_min, lambda x: x.min(0)),
+    "prod": (px.reduce_prod, lambda x: x.prod(0)),
+    "any": (px.reduce_any, lambda x: (x > 1).any(0)),
+    "all": (px.reduce_all, lambda x: (x > 1).all(0)),
+}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+@pytest.mark.parametrize("reduction", NUMPY)
+def test_reductions_against_numpy(reduction: str, placement: tuple[int, int]) -> None:
+    devices, size = placement
+    axis, (reduce, expected) = axis_on(devices, size), NUMPY[reduction]
+    x = np.asarray(values(size, 2))
+    given = x > 1 if reduction in ("any", "all") else x
+    np.testing.assert_allclose(reduce(given, axis), expected(x), rtol=1e-5)
+    keep = np.arange(size) % 2 == 0
+    np.testing.assert_allclose(reduce(given, axis, where=keep), expected(x[keep]), rtol=1e-5)
+
+
+def test_nothing_kept() -> None:
+    axis, x, none = axis_on(2, 3), values(3), np.zeros(3, bool)
+    got = [reduce(x, axis, where=none) for reduce, _ in NUMPY.values()]
+    assert [float(y) for y in got] == [0.0, 0.0, -np.inf, np.inf, 1.0, False, True]
+
+
+@pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 3)], ids=str)
+def test_weights_that_sum_to_zero_give_zero_and_no_gradient(placement: tuple[int, int]) -> None:
+    axis = axis_on(*placement)
+    x, w = {"a": values(axis.size, 2), "b": values(axis.size)}, jnp.zeros(axis.size)
+
+    def mean(x: Any, w: jax.Array) -> jax.Array:
+        y = px.reduce_weighted_mean(x, w, axis)
+        return y["a"].sum() + y["b"]
+
+    value, gradients = jax.jit(jax.value_and_grad(mean, argnums=(0, 1)))(x, w)
+    assert_close((value, gradients), jax.tree.map(jnp.zeros_like, (jnp.zeros(()), (x, w))))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_gradient_of_a_weighted_mean_with_respect_to_the_weights(placement: tuple[int, int]) -> None:
+    """d/dw_i of sum(w x)/sum(w) is (x_i - mean)/sum(w)."""
+    axis = axis_on(*placement)
+    x, w = np.asarray(values(axis.size)), np.asarray(values(axis.size, seed=1))
+    expected = (x - (w * x).sum() / w.sum()) / w.sum()
+    got = jax.grad(lambda w: px.reduce_weighted_mean(x, w, axis))(jnp.asarray(w))
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_keys_depend_on_the_element_alone(placement: tuple[int, int]) -> None:
+    axis, key = axis_on(*placement), jax.random.key(7)
+    expected = [jax.random.uniform(jax.random.fold_in(key, i), (3,)) for i in range(axis.size)]
+    got = px.map_fn(lambda k: jax.random.uniform(k, (3,)), px.keys(key, axis), axis)
+    np.testing.assert_array_equal(got, np.stack(expected))
+    old = px.map_fn(lambda k: jax.random.uniform(k, (3,)), px.keys(jax.random.PRNGKey(7), axis), axis)
+    np.testing.assert_array_equal(old, np.stack(expected))
