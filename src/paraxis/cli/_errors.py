@@ -1,0 +1,24 @@
+"""What the user of the command can mend. It ends the command with one line, not with a traceback."""
+
+import contextlib
+from collections.abc import Iterator
+
+
+class CommandError(Exception):
+    """A mistake in the arguments, the installation or the surroundings; the message is a single line."""
+
+
+@contextlib.contextmanager
+def needed(extra: str) -> Iterator[None]:
+    """Around imports that only an extra of the package provides.
+
+    Raises:
+        CommandError: if a package is missing, saying how to install it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "paraxis"):
+            raise
+        raise CommandError(f"{missing} is not installed; write: pip install 'paraxis[{extra}]'") from None

@@ -1,0 +1,47 @@
+"""The chapters, in the order in which they run. A new one is a line in ``CHAPTERS``."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from paraxis.cli._errors import CommandError, needed
+from paraxis.cli.demo._options import Options
+
+
+@dataclasses.dataclass(frozen=True)
+class Chapter:
+    """One part of the demo: what it shows, in a line, and how to run it."""
+
+    summary: str
+    run: Callable[[Options, Console], None]
+
+
+def _fedavg(options: Options, console: Console) -> None:
+    with needed("demo"):
+        from paraxis.cli.demo import fedavg
+    fedavg.run(options, console)
+
+
+CHAPTERS = {
+    "fedavg": Chapter("federated averaging of a CNN, on handwritten digits split by label", _fedavg),
+}
+
+
+def chapters_named(names: Sequence[str] | None) -> list[Chapter]:
+    """The chapters of these names; all of them if there are none.
+
+    Raises:
+        CommandError: if there is no such chapter.
+    """
+    unknown = [name for name in names or () if name not in CHAPTERS]
+    if unknown:
+        raise CommandError(f"there is no chapter {unknown[0]!r} in the demo; there is: {', '.join(CHAPTERS)}")
+    return [CHAPTERS[name] for name in names or CHAPTERS]
+
+
+def show_chapters(console: Console) -> None:
+    """Print the chapters' names and what they show."""
+    width = max(map(len, CHAPTERS))
+    for name, chapter in CHAPTERS.items():
+        console.print(f"[bold]{name:{width}}[/]  {chapter.summary}")

@@ -1,0 +1,36 @@
+"""Files that are there whole or not at all."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from paraxis.cli._errors import CommandError
+
+
+def require_writable(directory: Path) -> None:
+    """Make the directory and write to it once: better now than after the work.
+
+    Raises:
+        CommandError: if that fails.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise CommandError(f"--out {directory} cannot be written to: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, which takes its place if the block succeeds and goes if it fails."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    os.close(handle)
+    try:
+        yield Path(name)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)

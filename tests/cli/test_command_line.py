@@ -1,0 +1,134 @@
+"""What the command says: its help, its version, and one line for each mistake. No test here starts a training."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paraxis as px
+from paraxis.cli import main
+
+RUN = "import sys; from paraxis.cli import main; sys.exit(main())"
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(arguments)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def run(*arguments: str, before: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, where JAX has not started; what the tests' own JAX was told is left out."""
+    ours = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    command = [sys.executable, "-c", before + RUN, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=ours | environment, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    status, out, err = said(capsys, *arguments)
+    assert (status, err) == (0, "")
+    assert "demo" in out
+    assert "--version" in out
+
+
+@pytest.mark.parametrize("arguments", [["demo", "--help"], ["demo", "fedavg", "--help"]])
+def test_help_of_the_demo_lists_chapters_and_options(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    status, out, err = said(capsys, *arguments)
+    assert (status, err) == (0, "")
+    options = ("--list", "--rounds", "--clients", "--per-round", "--devices", "--seed", "--out", "--quick")
+    assert [option for option in ("fedavg", *options) if option not in out] == []
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "--version") == (0, f"paraxis {px.__version__}\n", "")
+
+
+def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = said(capsys, "demo", "--list")
+    assert (status, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nope"], "nope"),
+        (["--nope"], "--nope"),
+        (["demo", "--nope"], "--nope"),
+        (["demo", "nope"], "there is no chapter 'nope' in the demo; there is: fedavg"),
+        (["demo", "--rounds"], "--rounds"),
+        (["demo", "--rounds", "0"], "--rounds"),
+        (["demo", "--rounds", "many"], "--rounds"),
+        (["demo", "--clients", "1"], "--clients"),
+        (["demo", "--clients", "501"], "--clients"),
+        (["demo", "--per-round", "0"], "--per-round"),
+        (["demo", "--per-round", "101"], "--per-round 101 is more than --clients 100"),
+        (["demo", "--devices", "0"], "--devices"),
+        (["demo", "--devices", "17"], "--devices 17 is more than the 16 clients of a round, see --per-round"),
+        (["demo", "--devices", "9"], "--devices 9 is more than the 8 there are"),
+        (["demo", "--seed", "-1"], "--seed"),
+    ],
+)
+def test_a_mistake_gets_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    status, out, err = said(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("paraxis: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_a_directory_that_cannot_be_made_gets_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("")
+    status, out, err = said(capsys, "demo", "--out", str(occupied / "plots"))
+    assert (status, out) == (2, "")
+    assert err == f"paraxis: --out {occupied / 'plots'} cannot be written to: Not a directory\n"
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"), [("typer", "cli"), ("rich", "cli"), ("matplotlib", "demo"), ("mlxtend", "demo")]
+)
+def test_a_missing_package_gets_one_line(tmp_path: Path, package: str, extra: str) -> None:
+    done = run("demo", "--out", str(tmp_path / "out"), before=f"import sys; sys.modules[{package!r}] = None\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"paraxis: {package} is not installed; write: pip install 'paraxis[{extra}]'\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_device_count_of_the_users_own_is_kept(tmp_path: Path) -> None:
+    flags = "--xla_force_host_platform_device_count=1"
+    done = run("demo", "--devices", "3", "--out", str(tmp_path), XLA_FLAGS=flags)
+    assert (done.returncode, done.stdout) == (2, "")
+    limit = "XLA_FLAGS or JAX_NUM_CPU_DEVICES limits them"
+    assert done.stderr == f"paraxis: --devices 3 is more than the 1 there are (cpu); {limit}\n"
+
+
+def test_a_platform_that_is_not_there_gets_one_line(tmp_path: Path) -> None:
+    done = run("demo", "--out", str(tmp_path), JAX_PLATFORMS="nothing")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "paraxis: JAX finds no devices; JAX_PLATFORMS is 'nothing'"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_demo_trains_plots_and_reports(tmp_path: Path) -> None:
+    done = run("demo", "fedavg", "--quick", "--out", str(tmp_path / "new" / "out"), COLUMNS="120")
+    assert (done.returncode, done.stderr) == (0, "")
+    written = list((tmp_path / "new" / "out").iterdir())
+    assert [path.name for path in written] == ["fedavg.png"]
+    assert written[0].read_bytes().startswith(b"\x89PNG")
+
+    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in done.stdout.splitlines() if "│" in line]
+    table = dict(rows)
+    assert table["devices"] == "2 × cpu (simulated)"
+    assert table["clients"] == "100, 16 in each round"
+    assert table["digits per client"].startswith("40, ")
+    # 5·5·1·8 + 8 + 5·5·8·16 + 16 + 7·7·16·10 + 10 parameters, and the loss, of four bytes each.
+    assert table["parameters"] == "11,274"
+    assert table["communicated per round"] == "45,100 bytes per device (1 all-reduce)"
+    assert table["time per round"].endswith("ms (median)")
+    assert float(table["held-out accuracy"].rstrip("%")) > 30
+    assert float(table["largest difference"].split()[0]) < 1e-5
