@@ -1,15 +1,17 @@
 """Weak scaling, compiled but not run: clients and devices grow together; what does a device send?
 
+AR, AG: all-reduces and all-gathers in the compiled program; bytes and 10⁹ operations per device.
+
 Typical output, two shared CPU cores, jax 0.10.2::
 
-        8 devices     16 clients  MLP, value and gradient      1 all-reduce   0 all-gather     2,674,692 bytes/device   0.206 GF/device
-        8 devices     16 clients  CNN, FedAvg round            1 all-reduce   0 all-gather        81,960 bytes/device   0.180 GF/device
-        8 devices     16 clients  CNN, FedAvg round, DrJAX     1 all-reduce   8 all-gather    33,587,240 bytes/device   1.330 GF/device
-       64 devices    128 clients  MLP, value and gradient      1 all-reduce   0 all-gather     2,674,692 bytes/device   0.206 GF/device
-       64 devices    128 clients  CNN, FedAvg round            1 all-reduce   0 all-gather        81,960 bytes/device   0.180 GF/device
-       64 devices    128 clients  CNN, FedAvg round, DrJAX     1 all-reduce   8 all-gather   268,124,200 bytes/device  10.523 GF/device
-      512 devices   1024 clients  MLP, value and gradient      1 all-reduce   0 all-gather     2,674,692 bytes/device   0.206 GF/device
-      512 devices   1024 clients  CNN, FedAvg round            1 all-reduce   0 all-gather        81,960 bytes/device   0.180 GF/device
+        8 devices     16 clients  MLP, value and gradient     1 AR  0 AG    2,674,692 bytes   0.206 GF
+        8 devices     16 clients  CNN, FedAvg round           1 AR  0 AG       81,960 bytes   0.180 GF
+        8 devices     16 clients  CNN, FedAvg round, DrJAX    1 AR  8 AG   33,587,240 bytes   1.330 GF
+       64 devices    128 clients  MLP, value and gradient     1 AR  0 AG    2,674,692 bytes   0.206 GF
+       64 devices    128 clients  CNN, FedAvg round           1 AR  0 AG       81,960 bytes   0.180 GF
+       64 devices    128 clients  CNN, FedAvg round, DrJAX    1 AR  8 AG  268,124,200 bytes  10.523 GF
+      512 devices   1024 clients  MLP, value and gradient     1 AR  0 AG    2,674,692 bytes   0.206 GF
+      512 devices   1024 clients  CNN, FedAvg round           1 AR  0 AG       81,960 bytes   0.180 GF
 """
 
 import logging
@@ -59,9 +61,8 @@ def run(devices: int, repeats: int) -> None:
             made = harness.compile_all({name: fn}, args)[name]
             found = made.communication
             print(
-                f"{devices:5} devices {clients:6} clients  {name:26} {found.count['all_reduce']:3} all-reduce "
-                f"{found.count['all_gather']:3} all-gather {found.total_bytes:13,} bytes/device "
-                f"{made.gigaflops:7.3f} GF/device",
+                f"{devices:5} devices {clients:6} clients  {name:26}{found.count['all_reduce']:3} AR"
+                f"{found.count['all_gather']:3} AG {found.total_bytes:12,} bytes {made.gigaflops:7.3f} GF",
                 flush=True,
             )
 

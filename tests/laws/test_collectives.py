@@ -202,7 +202,9 @@ def test_groups_of_elements_raise() -> None:
 
 def test_the_mesh_axis_under_the_elements_raises() -> None:
     axis = px.Axis("clients", 4, mesh=Mesh(np.array(jax.devices()[:2]), ("data",)), over="data")
-    with pytest.raises(px.CollectiveError, match=r"names the mesh axis 'data'.*axis 'clients'.*px\.psum\(x, 'clients'\)"):
+    with pytest.raises(
+        px.CollectiveError, match=r"names the mesh axis 'data'.*axis 'clients'.*px\.psum\(x, 'clients'\)"
+    ):
         px.map_fn(lambda x: lax.psum(x, "data"), values(4), axis)
 
 

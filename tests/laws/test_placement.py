@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.core import Tracer
 
 import paraxis as px
 from tests._support import ALL_PLACEMENTS, PLACEMENTS, assert_close, axis_on, in_double, values
@@ -45,7 +46,7 @@ def program(axis: px.Axis, lowering: Any = "auto") -> Program:
             "min": px.reduce_min(x, axis, where=keep),
             "prod": px.reduce_prod(y["power"], axis),
             "rows": y["power"],
-            "gathered": jnp.asarray(px.gather(y["power"], axis)) if not isinstance(x, jax.core.Tracer) else y["power"],
+            "gathered": jnp.asarray(px.gather(y["power"], axis)) if not isinstance(x, Tracer) else y["power"],
             "scattered": px.scatter(x, axis) * 2,
         }
 
@@ -109,7 +110,7 @@ def _in_while(f: Program) -> Program:
             i, c = state
             return i + 1, jnp.tanh(total(f)(w + c, x) / 100)
 
-        return jax.lax.while_loop(lambda state: state[0] < 3, step, (0, jnp.zeros(())))
+        return jax.lax.while_loop(lambda state: state[0] < 3, step, (jnp.int32(0), jnp.zeros(())))
 
     return run
 
@@ -164,12 +165,16 @@ def test_every_verb_under_every_transformation(transformation: str, placement: t
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])
-@pytest.mark.parametrize("placement", [(2, 10), *(pytest.param(p, marks=pytest.mark.slow) for p in PLACEMENTS)], ids=str)
+@pytest.mark.parametrize(
+    "placement", [(2, 10), *(pytest.param(p, marks=pytest.mark.slow) for p in PLACEMENTS)], ids=str
+)
 def test_at_once_never_changes_the_answer(placement: tuple[int, int], at_once: int) -> None:
     devices, size = placement
     w, x = values(2), values(size, 2, seed=1)
     here = program(axis_on(devices, size, at_once=at_once))
-    assert_close(jax.jit(with_gradients(here))(w, x), in_double(with_gradients(oracle(size)), w, x), rtol=1e-4, atol=1e-4)
+    assert_close(
+        jax.jit(with_gradients(here))(w, x), in_double(with_gradients(oracle(size)), w, x), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(("lowering", "at_once"), [("vmap", None), ("unroll", None), ("unroll", 2)])
@@ -178,7 +183,9 @@ def test_lowering_never_changes_the_answer(placement: tuple[int, int], lowering:
     devices, size = placement
     w, x = values(2), values(size, 2, seed=1)
     here = program(axis_on(devices, size, at_once=at_once), lowering)
-    assert_close(jax.jit(with_gradients(here))(w, x), in_double(with_gradients(oracle(size)), w, x), rtol=1e-4, atol=1e-4)
+    assert_close(
+        jax.jit(with_gradients(here))(w, x), in_double(with_gradients(oracle(size)), w, x), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("at_once", [None, 2])
