@@ -156,3 +156,12 @@ def test_python_numbers_and_weak_types() -> None:
         assert weak(product) == weak(2.0 * x)
     assert_close(px.reduce_sum([1.0, 2.0, 3.0][0] * jnp.ones(3), axis), jnp.float32(3))
     assert_close(px.broadcast({"a": 1, "b": True, "c": 1j}, axis)["b"], jnp.ones(3, bool))
+
+
+@pytest.mark.parametrize("lowering", ["vmap", "unroll", "dispatch"])
+@pytest.mark.parametrize(("devices", "size"), [(1, 1), (2, 2), (2, 3)])
+def test_results_that_depend_on_nothing(devices: int, size: int, lowering: Any) -> None:
+    for at_once in (None, 1):
+        axis = axis_on(devices, size, at_once=at_once)
+        got = px.map_fn(lambda x: (1.0, np.int32(2), x), jnp.ones(size), axis, lowering=lowering)
+        assert_close(got, (jnp.full(size, 1.0), jnp.full(size, 2), jnp.ones(size)))
