@@ -224,6 +224,9 @@ def _rebind(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchange) 
             f"its own ({eqn.primitive.name}), where it cannot be carried out; move it out of that function"
         )
 
+    if eqn.primitive.name == "shard_map":
+        return jax_api.rebind_shard_map(eqn, lambda body, args: evaluate(body, args, exchange), operands)
+
     def carried_out(body: jax_api.ClosedJaxpr) -> jax_api.ClosedJaxpr:
         def run(*args: Any) -> list[Any]:
             return evaluate(body, args, exchange)

@@ -40,6 +40,7 @@ __all__ = [
     "jaxpr_as_fun",
     "manual_axes",
     "map_jaxprs",
+    "rebind_shard_map",
     "rebuilt",
     "sharding_spec",
     "subjaxprs",
@@ -87,6 +88,24 @@ def bind(eqn: JaxprEqn, params: Mapping[str, Any], operands: Sequence[Any]) -> S
     with eqn.ctx.manager:
         results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(dict(params)))
     return results if eqn.primitive.multiple_results else [results]
+
+
+def rebind_shard_map(
+    eqn: JaxprEqn, change: Callable[[ClosedJaxpr, Sequence[Any]], Sequence[Any]], operands: Sequence[Any]
+) -> Sequence[Any]:
+    """The same ``shard_map`` with its body run by ``change(body, args)``, while its mesh axes have names."""
+    params = eqn.params
+    body = ClosedJaxpr(params["jaxpr"], ())
+    run = jax.shard_map(
+        lambda *args: tuple(change(body, args)),
+        mesh=params["mesh"],
+        in_specs=tuple(params["in_specs"]),
+        out_specs=tuple(params["out_specs"]),
+        axis_names=set(params["newly_manual_axes"]),
+        check_vma=params["check_vma"],
+    )
+    with eqn.ctx.manager:
+        return run(*operands)
 
 
 def evaluate(
