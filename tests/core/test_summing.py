@@ -71,7 +71,10 @@ def _close(actual, expected, tolerance=2e-5):
 
 
 @pytest.mark.parametrize("name", BODIES)
-@pytest.mark.parametrize(("devices", "at_once"), [(1, None), (3, None), (8, None), (2, 2)])
+@pytest.mark.parametrize(
+    ("devices", "at_once"),
+    [(3, None), (2, 2), *(pytest.param(d, None, marks=pytest.mark.slow) for d in (1, 8))],
+)
 def test_reductions_of_a_map_equal_reductions_of_plain_vmap(name, devices, at_once):
     body, axis = BODIES[name], _axis(devices, at_once)
     w, x = _weights()

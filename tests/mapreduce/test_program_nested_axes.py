@@ -68,7 +68,9 @@ def arguments():
     )
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    "wrap", [pytest.param(lambda f: f, id="eager", marks=pytest.mark.slow), pytest.param(jax.jit, id="jit")]
+)
 def test_value_and_every_gradient(mesh, wrap, arguments):
     positions = (0, 1, 2)
     got = wrap(jax.value_and_grad(nested, positions))(*arguments)

@@ -29,12 +29,15 @@ class Shared:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One result of a map. ``padded`` holds its rows with their padding, or nothing if there is none."""
+    """Rows with their padding at hand: ``padded``, or nothing if there is none.
+
+    ``call`` is the map whose result with that index they are, if they are one.
+    """
 
     placement: Placement
     padded: Any
-    call: "Call"
-    index: int
+    call: "Call | None" = None
+    index: int = 0
 
 
 class Call:

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import scope
+from paraxis._core import forms, layout, scope
 from paraxis._core.axis import Axis
 
 
@@ -26,5 +26,8 @@ def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
         >>> px.keys(jax.random.key(0), px.Axis("members", 5)).shape
         (5,)
     """
-    elements = jnp.arange(scope.resolve("keys", axis).size)
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, elements)
+    placement = layout.place(scope.resolve("keys", axis))
+    made = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(placement.num_padded))
+    if not placement.is_padded:
+        return made
+    return forms.remember(layout.unpad(made, placement), forms.Result(placement, made))
