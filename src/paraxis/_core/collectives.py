@@ -9,7 +9,7 @@ Derivatives are those of ``jax.vmap``: the transpose of a sum over all elements 
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -174,8 +174,48 @@ class Exchange:
         return rows[: self.placement.size]
 
 
+def lifted(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis]) -> jax_api.ClosedJaxpr:
+    """The same body with the logical axes under names that no mesh axis has.
+
+    A mesh axis may be called as a logical one, which has another size. Where a ``shard_map`` binds it, the name means
+    the mesh axis; so a map nested in this one could neither be traced nor told apart from real exchange.
+    """
+    names = {axis.name: _logical(axis.name) for axis in mapped}
+    if not _mentions(body.jaxpr, frozenset(names)):
+        return body
+
+    def run(*args: Any) -> list[Any]:
+        return _renamed(body, args, names)
+
+    return jax_api.trace(run, body.in_avals, sizes(mapped))[0]
+
+
+def sizes(mapped: Sequence[Axis]) -> dict[str, int]:
+    """The names by which a body, and those nested in it, mean logical axes; of equal ones the innermost counts."""
+    return {name: axis.size for axis in mapped for name in (axis.name, _logical(axis.name))}
+
+
+def _logical(name: str) -> str:
+    return f"{name}.elements"
+
+
+def _renamed(body: jax_api.ClosedJaxpr, args: Sequence[Any], names: Mapping[str, str]) -> list[Any]:
+    def special(eqn: jax_api.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
+        if not names.keys().isdisjoint(_axes(eqn)):
+            key = "axes" if "axes" in eqn.params else "axis_name"
+            old = eqn.params[key]
+            new = names[old] if isinstance(old, str) else tuple(names.get(axis, axis) for axis in old)
+            return jax_api.bind(eqn, {**eqn.params, key: new}, operands)
+        inside = {name: new for name, new in names.items() if name not in _bound(eqn)}
+        if any(_mentions(sub, frozenset(inside)) for sub in jax_api.subjaxprs(eqn)):
+            return _rebind(eqn, operands, lambda body, args: _renamed(body, args, inside))
+        return None
+
+    return jax_api.evaluate(body, args, lambda _: False, special)
+
+
 def used(jaxpr: jax_api.Jaxpr, placement: Placement) -> bool:
-    """Whether a body exchanges values along an axis.
+    """Whether a lifted body exchanges values along an axis.
 
     Raises:
         CollectiveError: if it does so by the name of a mesh axis that carries it, which would leave out the other
@@ -183,16 +223,24 @@ def used(jaxpr: jax_api.Jaxpr, placement: Placement) -> bool:
     """
     name = placement.axis.name
     for hidden in placement.mesh_axes:
-        if hidden != name and _mentions(jaxpr, hidden):
+        if _mentions(jaxpr, frozenset([hidden])):
             raise CollectiveError(
                 f"a collective inside the body names the mesh axis {hidden!r}, which carries the elements of axis "
                 f"{name!r}: it would miss those that share a device. Write px.psum(x, {name!r}), or the like"
             )
-    return _mentions(jaxpr, name)
+    return _mentions(jaxpr, frozenset([_logical(name)]))
 
 
-def _mentions(jaxpr: jax_api.Jaxpr, name: str) -> bool:
-    return any(name in _axes(eqn) or any(_mentions(sub, name) for sub in jax_api.subjaxprs(eqn)) for eqn in jaxpr.eqns)
+def _mentions(jaxpr: jax_api.Jaxpr, names: frozenset[str]) -> bool:
+    return any(
+        not names.isdisjoint(_axes(eqn)) or any(_mentions(sub, names - _bound(eqn)) for sub in jax_api.subjaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _bound(eqn: jax_api.JaxprEqn) -> frozenset[str]:
+    """The names that mean mesh axes inside an equation's body."""
+    return jax_api.bound_axes(eqn) if eqn.primitive.name == "shard_map" else frozenset()
 
 
 def _axes(eqn: jax_api.JaxprEqn) -> tuple[Any, ...]:
@@ -203,37 +251,33 @@ def _axes(eqn: jax_api.JaxprEqn) -> tuple[Any, ...]:
 
 
 def evaluate(jaxpr: jax_api.ClosedJaxpr, args: Sequence[Any], exchange: Exchange) -> list[Any]:
-    """Run a body's jaxpr with each collective over the logical axis carried out over the real ones."""
-    name = exchange.placement.axis.name
+    """Run a lifted body with each collective over the logical axis carried out over the real ones."""
+    name = _logical(exchange.placement.axis.name)
 
     def special(eqn: jax_api.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
         if name in _axes(eqn):
             return _carry_out(eqn, operands, exchange)
-        if any(_mentions(sub, name) for sub in jax_api.subjaxprs(eqn)):
-            return _rebind(eqn, operands, exchange)
+        if any(_mentions(sub, frozenset([name])) for sub in jax_api.subjaxprs(eqn)):
+            return _rebind(eqn, operands, lambda body, args: evaluate(body, args, exchange))
         return None
 
     return jax_api.evaluate(jaxpr, args, lambda _: False, special)
 
 
-def _rebind(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchange) -> Sequence[Any]:
-    """A loop, branch or call whose body communicates: the same, with a body that does it for real."""
+def _rebind(eqn: jax_api.JaxprEqn, operands: Sequence[Any], change: Callable[..., list[Any]]) -> Sequence[Any]:
+    """A loop, branch or call whose body communicates: the same, with its body run by ``change(body, args)``."""
     if eqn.primitive.name.startswith(("custom_jvp", "custom_vjp")):
         raise CollectiveError(
-            f"a collective over axis {exchange.placement.axis.name!r} stands inside a function with a derivative of "
-            f"its own ({eqn.primitive.name}), where it cannot be carried out; move it out of that function"
+            f"a collective over a mapped axis stands inside a function with a derivative of its own "
+            f"({eqn.primitive.name}), where it cannot be carried out; move it out of that function"
         )
-
     if eqn.primitive.name == "shard_map":
-        return jax_api.rebind_shard_map(eqn, lambda body, args: evaluate(body, args, exchange), operands)
+        return jax_api.rebind_shard_map(eqn, change, operands)
 
-    def carried_out(body: jax_api.ClosedJaxpr) -> jax_api.ClosedJaxpr:
-        def run(*args: Any) -> list[Any]:
-            return evaluate(body, args, exchange)
+    def changed(body: jax_api.ClosedJaxpr) -> jax_api.ClosedJaxpr:
+        return jax_api.trace(lambda *args: change(body, args), body.in_avals, {})[0]
 
-        return jax_api.trace(run, body.in_avals, {})[0]
-
-    return jax_api.bind(eqn, jax_api.map_jaxprs(eqn.params, carried_out), operands)
+    return jax_api.bind(eqn, jax_api.map_jaxprs(eqn.params, changed), operands)
 
 
 def _carry_out(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchange) -> Sequence[Any]:
@@ -245,7 +289,8 @@ def _carry_out(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchang
             f"Use two axes and reduce over one of them"
         )
     if kind in _REDUCTIONS:
-        across = tuple(real for a in _axes(eqn) for real in (exchange.placement.crossed_axes if a == name else (a,)))
+        ours, real = _logical(name), exchange.placement.crossed_axes
+        across = tuple(other for axis in _axes(eqn) for other in (real if axis == ours else (axis,)))
         return [exchange.reduced(kind, x, across) for x in operands]
     if kind == "axis_index":
         return [exchange.index()]

@@ -82,7 +82,8 @@ def _element(fn: Callable[..., Any], structure: Any, placement: Placement, inner
             with scope.entered(inner):
                 return fn(*jax.tree.unflatten(structure, leaves))
 
-        jaxpr, out_tree = jax_api.trace(one, rows, {placement.axis.name: placement.size})
+        jaxpr, out_tree = jax_api.trace(one, rows, collectives.sizes([placement.axis]))
+        jaxpr = collectives.lifted(jaxpr, [placement.axis])
         if collectives.used(jaxpr.jaxpr, placement):
             raise LoweringError(
                 f"lowering='dispatch' runs the elements of axis {placement.axis.name!r} apart, so they cannot "

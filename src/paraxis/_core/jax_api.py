@@ -29,6 +29,7 @@ __all__ = [
     "ShapedArray",
     "Tracer",
     "bind",
+    "bound_axes",
     "define_batching",
     "define_jvp",
     "define_linear",
@@ -90,6 +91,11 @@ def bind(eqn: JaxprEqn, params: Mapping[str, Any], operands: Sequence[Any]) -> S
     return results if eqn.primitive.multiple_results else [results]
 
 
+def bound_axes(eqn: JaxprEqn) -> frozenset[str]:
+    """The mesh axes that have names inside a ``shard_map``'s body."""
+    return frozenset(eqn.params["newly_manual_axes"])
+
+
 def rebind_shard_map(
     eqn: JaxprEqn, change: Callable[[ClosedJaxpr, Sequence[Any]], Sequence[Any]], operands: Sequence[Any]
 ) -> Sequence[Any]:
@@ -101,7 +107,7 @@ def rebind_shard_map(
         mesh=params["mesh"],
         in_specs=tuple(params["in_specs"]),
         out_specs=tuple(params["out_specs"]),
-        axis_names=set(params["newly_manual_axes"]),
+        axis_names=set(bound_axes(eqn)),
         check_vma=params["check_vma"],
     )
     with eqn.ctx.manager:

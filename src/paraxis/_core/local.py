@@ -50,13 +50,14 @@ class Element:
 
 
 def element(fn: Callable[..., Any], placement: Placement, inner: scope.Scope, avals: Sequence[Any]) -> Element:
-    """Trace the function of one element, with the axis's name bound to the whole logical axis."""
+    """Trace the function of one element, with the names of all axes being mapped bound to the whole logical axes."""
 
     def one(*leaves: Any) -> Any:
         with scope.entered(inner):
             return fn(*leaves)
 
-    jaxpr, out_tree = jax_api.trace(one, avals, {placement.axis.name: placement.size})
+    jaxpr, out_tree = jax_api.trace(one, avals, collectives.sizes(inner.mapped))
+    jaxpr = collectives.lifted(jaxpr, inner.mapped)
     return Element(jaxpr, out_tree, collectives.used(jaxpr.jaxpr, placement))
 
 
