@@ -1,0 +1,161 @@
+"""Broadcast and the reductions as primitives: derivative pairs, what jaxprs show, one trace per shape."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import paraxis as px
+from tests._support import assert_close, axis_on, equations, values
+
+PLACED = [(1, 3), (2, 5), (8, 3)]
+
+
+def _mapped(axis: px.Axis) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    return lambda w, x: px.map_fn(lambda w, x: jnp.tanh(w * x), (px.broadcast(w, axis), x), axis)
+
+
+FUNCTIONS: dict[str, Callable[[px.Axis], Callable[[jax.Array, jax.Array], Any]]] = {
+    "broadcast": lambda axis: lambda w, x: px.broadcast(w, axis) * x,
+    "map": _mapped,
+    "sum": lambda axis: lambda w, x: px.reduce_sum(_mapped(axis)(w, x), axis),
+    "mean": lambda axis: lambda w, x: px.reduce_mean(x * x, axis) * w,
+    "weighted mean": lambda axis: lambda w, x: px.reduce_weighted_mean(_mapped(axis)(w, x), x[:, 0], axis),
+    "max": lambda axis: lambda w, x: px.reduce_max(x, axis) * w,
+    "prod": lambda axis: lambda w, x: px.reduce_prod(_mapped(axis)(w, x), axis),
+    "masked": lambda axis: lambda w, x: px.reduce_mean(x * x, axis, where=np.arange(axis.size) != 1) * w,
+    "exchange": lambda axis: lambda w, x: px.map_fn(lambda x: jnp.sin(x) * px.pmean(x, axis), x, axis) * w,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_derivatives_against_finite_differences(name: str) -> None:
+    """Both modes, twice."""
+    axis = axis_on(2, 3)
+    check_grads(jax.jit(FUNCTIONS[name](axis)), (values(2), values(3, 2)), order=2, rtol=0.05, atol=0.05, eps=1e-2)
+
+
+@pytest.mark.parametrize("placement", PLACED, ids=str)
+def test_products_with_zeros(placement: tuple[int, int]) -> None:
+    """No zero, one, two: first and second derivatives as ``jnp.prod`` has them."""
+    axis = axis_on(*placement)
+    for zeros in (0, 1, 2):
+        x = values(axis.size).at[:zeros].set(0.0)
+        here = jax.jit(lambda x: (jax.grad(px.reduce_prod)(x, axis), jax.hessian(px.reduce_prod)(x, axis)))(x)
+        others = [np.prod(np.delete(np.asarray(x), i)) for i in range(axis.size)]
+        pairs = [
+            [0.0 if i == j else np.prod(np.delete(np.asarray(x), [i, j])) for j in range(axis.size)]
+            for i in range(axis.size)
+        ]
+        assert_close(here, (np.array(others), np.array(pairs)))
+
+
+@pytest.mark.parametrize("placement", PLACED, ids=str)
+def test_elements_that_tie_share_the_derivative(placement: tuple[int, int]) -> None:
+    axis = axis_on(*placement)
+    x = jnp.zeros(axis.size).at[jnp.array([0, 2])].set(5.0)
+    half = np.zeros(axis.size)
+    half[[0, 2]] = 0.5
+    assert_close(jax.grad(px.reduce_max)(x, axis), half)
+    assert_close(jax.grad(lambda x: px.reduce_min(-x, axis))(x), -half)
+    assert_close(jax.grad(px.reduce_max)(jnp.ones(axis.size), axis), np.full(axis.size, 1 / axis.size))
+    assert_close(jax.hessian(px.reduce_max)(x, axis), np.zeros((axis.size, axis.size)))
+
+
+def test_integers_and_booleans_have_no_derivative() -> None:
+    axis, x = axis_on(2, 3), jnp.arange(3)
+    for reduce in (px.reduce_sum, px.reduce_max, px.reduce_prod, px.reduce_any, px.reduce_all):
+        (y, y_dot) = jax.jvp(lambda x, reduce=reduce: reduce(x, axis), (x,), (np.zeros(3, jax.dtypes.float0),))
+        assert y_dot.dtype == jax.dtypes.float0
+        assert y.shape == ()
+
+
+def test_a_function_of_complex_numbers() -> None:
+    axis, x = axis_on(2, 5), values(5) + 1j * values(5, seed=1)
+    here = jax.grad(lambda x: abs(px.reduce_sum(px.map_fn(lambda x: x**2, x, axis), axis)))(x)
+    assert_close(here, jax.grad(lambda x: abs((x**2).sum()))(x))
+    holomorphic = jax.grad(lambda x: px.reduce_prod(x, axis), holomorphic=True)(x)
+    assert_close(holomorphic, jax.grad(jnp.prod, holomorphic=True)(x))
+
+
+# --- what a jaxpr shows -----------------------------------------------------------------------------------------------
+
+
+def _shown(jaxpr: Any) -> list[tuple[str, str]]:
+    return [(e.primitive.name, e.params["axis"]) for e in equations(jaxpr) if e.primitive.name.startswith("px_")]
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_a_derivative_shows_the_primitives_by_axis(size: int) -> None:
+    axis, x = axis_on(2, size, name="clients"), values(size)
+
+    def loss(w: jax.Array) -> jax.Array:
+        y = px.map_fn(lambda w, x: jnp.sin(w * x), (px.broadcast(w, axis), x), axis)
+        return px.reduce_mean(jnp.cos(y), axis)
+
+    shown = set(_shown(jax.make_jaxpr(jax.grad(loss))(2.0)))
+    assert shown == {("px_broadcast", "clients"), ("px_reduce_sum", "clients")}
+
+
+def test_no_collective_is_hidden_in_a_shard_map() -> None:
+    """Of a body that does not exchange values: neither forward nor in the derivative."""
+    axis, x = axis_on(2, 5), values(5)
+
+    def loss(w: jax.Array) -> jax.Array:
+        return px.reduce_mean(px.map_fn(lambda w, x: jnp.sin(w * x), (px.broadcast(w, axis), x), axis), axis)
+
+    found = list(equations(jax.make_jaxpr(jax.value_and_grad(loss))(2.0)))
+    bodies = [eqn for eqn in found if eqn.primitive.name == "shard_map"]
+    assert bodies
+    inside = {eqn.primitive.name for body in bodies for eqn in equations(body.params["jaxpr"])}
+    assert not inside & {"psum", "psum_invariant", "pbroadcast", "pvary", "all_gather", "ppermute", "all_to_all"}
+
+
+@pytest.mark.parametrize("kind", ["sum", "max", "min", "prod", "any", "all"])
+def test_each_reduction_is_shown_as_itself(kind: str) -> None:
+    axis, x = axis_on(2, 3, name="clients"), values(3) > 1 if kind in ("any", "all") else values(3)
+    jaxpr = jax.make_jaxpr(lambda x: getattr(px, f"reduce_{kind}")(x, axis))(x)
+    assert _shown(jaxpr) == [(f"px_reduce_{kind}", "clients")]
+
+
+# --- one trace per shape ----------------------------------------------------------------------------------------------
+
+
+def test_a_body_is_traced_once_per_shape() -> None:
+    traced: list[tuple[int, ...]] = []
+
+    def body(x: jax.Array) -> jax.Array:
+        traced.append(x.shape)
+        return jnp.sin(x)
+
+    axis = axis_on(2, 5)
+    for _ in range(3):
+        px.map_fn(body, values(5, 2), axis)
+    assert traced == [(2,)]
+    px.map_fn(body, values(5, 2), axis_on(2, 5))
+    assert traced == [(2,)], "an equal axis is the same axis"
+    px.map_fn(body, values(5, 3), axis)
+    assert traced == [(2,), (3,)]
+
+
+def test_a_compiled_function_traces_its_body_once() -> None:
+    count = [0]
+
+    def body(w: jax.Array, x: jax.Array) -> jax.Array:
+        count[0] += 1
+        return jnp.sin(w * x)
+
+    axis, x = axis_on(2, 5), values(5)
+    step = jax.jit(jax.value_and_grad(lambda w: px.reduce_mean(px.map_fn(body, (px.broadcast(w, axis), x), axis), axis)))
+    for _ in range(3):
+        step(2.0)
+    first = count[0]
+    assert first <= 2, "once, and once more for the sum that keeps no results"
+    for lowering in ("unroll", "vmap"):
+        count[0] = 0
+        px.map_fn(body, (x, x), axis, lowering=lowering)
+        assert count[0] == 1, "not once per element"
