@@ -31,7 +31,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[px.ParaxisError], str]] = {
     "over one twice": (lambda: px.Axis("a", 4, over=("b", "b")), px.AxisError, r"of different ones, got \('b', 'b'\)"),
     # which axis is meant
     "no axis": (lambda: px.reduce_sum(X), px.ScopeError, r"reduce_sum: no axis was given, .*@px\.program\(clients=8\)"),
-    "only a name": (lambda: px.broadcast(X, "b"), px.ScopeError, r"broadcast: axis 'b' is only a name, .*px\.Axis\('b'"),
+    "only a name": (
+        lambda: px.broadcast(X, "b"),
+        px.ScopeError,
+        r"broadcast: axis 'b' is only a name, .*px\.Axis\('b'",
+    ),
     "no such axis": (
         lambda: px.program(a=4)(lambda x: px.reduce_sum(x, "b"))(X),
         px.ScopeError,
@@ -121,7 +125,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[px.ParaxisError], str]] = {
         r"gives each element one device, but axis 'rows' lies over \('rows',\) of a mesh with axes \('rows', 'model'\)",
     ),
     # programs
-    "program without axes": (lambda: px.program()(jnp.sin), px.AxisError, r"no axis was given; write @px\.program\(clie"),
+    "program without axes": (
+        lambda: px.program()(jnp.sin),
+        px.AxisError,
+        r"no axis was given; write @px\.program\(clie",
+    ),
     "program with another name": (
         lambda: px.program(a=px.Axis("b", 4))(jnp.sin),
         px.AxisError,

@@ -150,7 +150,9 @@ def test_a_compiled_function_traces_its_body_once() -> None:
         return jnp.sin(w * x)
 
     axis, x = axis_on(2, 5), values(5)
-    step = jax.jit(jax.value_and_grad(lambda w: px.reduce_mean(px.map_fn(body, (px.broadcast(w, axis), x), axis), axis)))
+    step = jax.jit(
+        jax.value_and_grad(lambda w: px.reduce_mean(px.map_fn(body, (px.broadcast(w, axis), x), axis), axis))
+    )
     for _ in range(3):
         step(2.0)
     first = count[0]

@@ -113,3 +113,23 @@ def test_a_collective_over_the_outer_axis_from_the_inner_body(mesh, arguments):
         return px.map_fn(pod, x, "pods")
 
     assert_close(centred(x), x - x.mean((0, 1)))
+
+
+@pytest.mark.parametrize(("pods", "clients"), [(3, 5), (5, 8), (8, 3)])
+def test_collectives_in_the_inner_body_are_over_the_logical_axes(pods, clients):
+    """Also where the mesh shared out among the axes has the axes' names and other sizes."""
+    x = np.arange(pods * clients, dtype=np.float32).reshape(pods, clients)
+
+    @px.program(pods=pods, clients=clients)
+    def exchanged(x):
+        def client(v):
+            number = px.axis_index("pods") * 100 + px.axis_index("clients")
+            return v - px.pmean(v, "pods"), px.pmean(v, "clients"), px.axis_size("pods") + 0 * v, number
+
+        return px.map_fn(lambda row: px.map_fn(client, row, "clients"), x, "pods")
+
+    of_pods, of_clients, size, number = exchanged(x)
+    assert_close(of_pods, x - x.mean(0))
+    assert_close(of_clients, np.broadcast_to(x.mean(1)[:, None], x.shape))
+    assert_close(size, np.full_like(x, pods))
+    assert_close(number, np.arange(pods)[:, None] * 100 + np.arange(clients))

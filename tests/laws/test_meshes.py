@@ -1,0 +1,306 @@
+"""Where an axis may lie: meshes set or given, Auto and Explicit, shared with other axes, nested."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import paraxis as px
+from tests._support import assert_close, values
+
+KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+
+
+def mesh_of(kind: str = "auto", **axes: int) -> Mesh:
+    devices = np.array(jax.devices()[: int(np.prod(list(axes.values())))]).reshape(tuple(axes.values()))
+    return Mesh(devices, tuple(axes), axis_types=(KINDS[kind],) * len(axes))
+
+
+def loss(axis: px.Axis, w: jax.Array, x: jax.Array) -> Any:
+    """``w (2,)``, ``x (size, 2)``: a broadcast, two maps and every kind of reduction."""
+    y = px.map_fn(lambda w, x: jnp.tanh(w * x), (px.broadcast(w, axis), x), axis)
+    z = px.map_fn(lambda y, x: (y * x).sum() - px.pmean(y.sum(), axis), (y, x), axis)
+    keep = np.arange(axis.size) % 2 == 0
+    return (
+        px.reduce_mean(z**2, axis)
+        + px.reduce_weighted_mean(y, x[:, 0], axis).sum()
+        + px.reduce_sum(y, axis, where=keep).sum()
+        + px.reduce_max(z, axis)
+    )
+
+
+def plain_loss(w: jax.Array, x: jax.Array) -> jax.Array:
+    y = jnp.tanh(w * x)
+    z = (y * x).sum(1) - y.sum(1).mean()
+    weighted = (x[:, :1] * y).sum(0) / x[:, 0].sum()
+    return (z**2).mean() + weighted.sum() + y[::2].sum() + z.max()
+
+
+@pytest.fixture(params=list(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize("size", [3, 8, 10])
+@pytest.mark.parametrize("given", [True, False], ids=["mesh given", "mesh set"])
+def test_over_one_or_several_axes_of_a_mesh(kind: str, size: int, given: bool) -> None:
+    mesh, w, x = mesh_of(kind, a=2, b=2, c=2), values(2), values(size, 2)
+    expected = jax.value_and_grad(plain_loss, argnums=(0, 1))(w, x)
+    for over in ("b", ("a", "c"), ("c", "a", "b")):
+        axis = px.Axis("rows", size, over=over, mesh=mesh if given else None)
+        with jax.set_mesh(mesh):
+            gradient = jax.jit(jax.value_and_grad(lambda w, x, axis=axis: loss(axis, w, x), argnums=(0, 1)))
+            assert_close(jax.tree.map(np.asarray, gradient(w, x)), jax.tree.map(np.asarray, expected), rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [7, 8])
+def test_the_mesh_axis_of_the_same_name(kind: str, size: int) -> None:
+    w, x, axis = values(2), values(size, 2), px.Axis("rows", size)
+    with jax.set_mesh(mesh_of(kind, rows=4, model=2)):
+        got = jax.jit(lambda w, x: loss(axis, w, x))(w, x)
+        eager = loss(axis, w, x)
+    assert_close((got, eager), (plain_loss(w, x),) * 2)
+
+
+def test_meshes_of_make_mesh() -> None:
+    """``jax.make_mesh`` makes Explicit axes unless told otherwise; data laid out over them are taken as they are."""
+    w, x, axis = values(2), values(8, 2), px.Axis("rows", 8)
+    for types in (None, (AxisType.Auto, AxisType.Auto), (AxisType.Explicit, AxisType.Auto)):
+        mesh = jax.make_mesh((4, 2), ("rows", "model"), axis_types=types)
+        with jax.set_mesh(mesh):
+            laid = jax.device_put(x, NamedSharding(mesh, P("rows")))
+            got = jax.jit(jax.grad(lambda w, x: loss(axis, w, x)))(w, laid)
+        assert_close(np.asarray(got), np.asarray(jax.grad(plain_loss)(w, x)), rtol=1e-4)
+
+
+def test_layouts_are_as_promised(kind: str) -> None:
+    mesh = mesh_of(kind, rows=4, model=2)
+    axis = px.Axis("rows", 8, mesh=mesh)
+    with jax.set_mesh(mesh):
+        by_rows, whole = NamedSharding(mesh, P("rows")), NamedSharding(mesh, P())
+        for y in (px.scatter(values(8, 2), axis), px.map_fn(jnp.sin, values(8, 2), axis)):
+            assert y.sharding.is_equivalent_to(by_rows, 2)
+        assert px.reduce_sum(values(8, 2), axis).sharding.is_equivalent_to(whole, 1)
+        assert isinstance(px.gather(px.scatter(values(8, 2), axis), axis), np.ndarray)
+
+
+# --- a second mesh axis that stays the compiler's ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [4, 7])
+def test_a_body_that_lays_a_weight_over_another_axis(size: int) -> None:
+    mesh, axis = mesh_of(data=2, model=4), px.Axis("rows", size, over="data")
+    w, x = values(4, 8), values(size, 4)
+
+    def body(w: jax.Array, x: jax.Array) -> jax.Array:
+        w = lax.with_sharding_constraint(w, NamedSharding(jax.sharding.get_abstract_mesh(), P(None, "model")))
+        return jnp.tanh(x @ w).sum()
+
+    def mean(w: jax.Array, x: jax.Array) -> jax.Array:
+        return px.reduce_mean(px.map_fn(body, (px.broadcast(w, axis), x), axis), axis)
+
+    with jax.set_mesh(mesh):
+        split = jax.device_put(w, NamedSharding(mesh, P(None, "model")))
+        got = jax.jit(jax.value_and_grad(mean))(split, x)
+    assert_close(got, jax.value_and_grad(lambda w: jnp.tanh(x @ w).sum(1).mean())(w), rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [4, 7])
+def test_a_body_with_a_shard_map_of_its_own(kind: str, size: int) -> None:
+    mesh, axis = mesh_of(kind, data=2, model=4), px.Axis("rows", size, over="data")
+    w, x = values(8, 4), values(size, 8)
+
+    def body(w: jax.Array, x: jax.Array) -> jax.Array:
+        def part(w: jax.Array, x: jax.Array) -> jax.Array:
+            return lax.psum(x @ w, "model")
+
+        if kind == "explicit":
+            w, x = jax.reshard(w, P("model")), jax.reshard(x, P("model"))
+        y = jax.shard_map(part, in_specs=(P("model"), P("model")), out_specs=P(), axis_names={"model"})(w, x)
+        return jnp.tanh(y).sum()
+
+    def mean(w: jax.Array, x: jax.Array) -> jax.Array:
+        return px.reduce_mean(px.map_fn(body, (px.broadcast(w, axis), x), axis, lowering="unroll"), axis)
+
+    with jax.set_mesh(mesh):
+        got = jax.tree.map(np.asarray, jax.jit(jax.value_and_grad(mean))(w, x))
+    expected = jax.value_and_grad(lambda w: jnp.tanh(x @ w).sum(1).mean())(w)
+    assert_close(got, jax.tree.map(np.asarray, expected), rtol=1e-4)
+
+
+# --- nesting ----------------------------------------------------------------------------------------------------------
+
+
+def nested_loss(pods: px.Axis, clients: px.Axis, w: jax.Array, x: jax.Array) -> jax.Array:
+    def client(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sin(w * x).sum() - px.pmean(x.sum(), clients) * px.psum(w.sum(), pods)
+
+    def pod(w: jax.Array, x: jax.Array) -> jax.Array:
+        losses = px.map_fn(client, (px.broadcast(w, clients), x), clients)
+        return px.reduce_mean(losses, clients) ** 2 + px.reduce_max(x, clients).sum()
+
+    return px.reduce_sum(px.map_fn(pod, (px.broadcast(w, pods), x), pods), pods)
+
+
+def plain_nested_loss(w: jax.Array, x: jax.Array) -> jax.Array:
+    losses = jnp.sin(w * x).sum(-1) - x.sum(-1).mean(1, keepdims=True) * (w.sum() * x.shape[0])
+    return (losses.mean(1) ** 2).sum() + x.max(1).sum()
+
+
+NESTED = {
+    "no mesh": None,
+    "two axes": {"pods": 2, "clients": 4},
+    "other order": {"clients": 2, "pods": 4},
+    "pods only": {"pods": 8},
+    "a third axis": {"pods": 2, "clients": 2, "model": 2},
+}
+
+
+@pytest.mark.parametrize("shape", NESTED.values(), ids=list(NESTED))
+@pytest.mark.parametrize("sizes", [(4, 8), (3, 5)], ids=str)
+def test_nested_axes_and_gradients_through_both(shape: dict[str, int] | None, sizes: tuple[int, int]) -> None:
+    w, x = values(2), values(*sizes, 2)
+    mesh = None if shape is None else mesh_of(**shape)
+    pods, clients = px.Axis("pods", sizes[0], mesh=mesh), px.Axis("clients", sizes[1])
+    got = jax.jit(jax.value_and_grad(lambda w, x: nested_loss(pods, clients, w, x), argnums=(0, 1)))(w, x)
+    assert_close(got, jax.value_and_grad(plain_nested_loss, argnums=(0, 1))(w, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(4, 8), (3, 5)], ids=str)
+def test_nested_axes_on_a_mesh_that_is_set(kind: str, sizes: tuple[int, int]) -> None:
+    w, x = values(2), values(*sizes, 2)
+    pods, clients = px.Axis("pods", sizes[0]), px.Axis("clients", sizes[1])
+    with jax.set_mesh(mesh_of(kind, pods=2, clients=4)):
+        got = jax.jit(jax.value_and_grad(lambda w, x: nested_loss(pods, clients, w, x), argnums=(0, 1)))(w, x)
+        got = jax.tree.map(np.asarray, got)
+    expected = jax.value_and_grad(plain_nested_loss, argnums=(0, 1))(w, x)
+    assert_close(got, jax.tree.map(np.asarray, expected), rtol=1e-4, atol=1e-4)
+
+
+def _exchange_with_other_pods(pods: int) -> dict[str, Any]:
+    """Bodies of one client of one pod, ``x (pods,)``."""
+    ring = [(i, (i + 1) % pods) for i in range(pods)]
+    return {
+        "psum": lambda x: lax.psum(x, "pods"),
+        "pmean": lambda x: lax.pmean(x, "pods") * lax.pmean(x, "clients"),
+        "both": lambda x: (lax.pmean(x, ("pods", "clients")), lax.psum(x, ("clients", "pods"))),
+        "pmax": lambda x: lax.pmax(x, "pods"),
+        "who": lambda x: (lax.axis_index("pods"), lax.axis_index("clients"), x * lax.axis_size("pods")),
+        "all_gather": lambda x: (lax.all_gather(x, "pods"), lax.all_gather(x, "pods", tiled=True)),
+        "ppermute": lambda x: lax.ppermute(x, "pods", ring),
+        "all_to_all": lambda x: lax.all_to_all(x, "pods", 0, 0),
+        "psum_scatter": lambda x: lax.psum_scatter(x, "pods"),
+        "grad": lambda x: jax.grad(lambda x: (lax.pmean(x, "pods") ** 2).sum())(x),
+        "scan": lambda x: lax.scan(lambda c, _: (lax.pmean(c, "pods") + x, lax.psum(c, "clients")), x, length=2),
+    }
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (4, 8)], ids=str)
+def test_exchange_along_the_outer_axis_from_a_nested_body(kind: str, sizes: tuple[int, int]) -> None:
+    """The mesh axes have the names of ours, and other sizes."""
+    x, pods, clients = values(*sizes, sizes[0]), px.Axis("pods", sizes[0]), px.Axis("clients", sizes[1])
+    bodies = _exchange_with_other_pods(sizes[0])
+
+    def client(x: jax.Array) -> Any:
+        return {name: body(x) for name, body in bodies.items()}
+
+    expected = jax.vmap(jax.vmap(client, axis_name="clients"), axis_name="pods")(x)
+    with jax.set_mesh(mesh_of(kind, pods=2, clients=4)):
+        got = jax.jit(lambda x: px.map_fn(lambda x: px.map_fn(client, x, clients), x, pods))(x)
+        got = jax.tree.map(np.asarray, got)
+    assert_close(got, jax.tree.map(np.asarray, expected))
+
+
+def test_an_axis_named_as_the_mesh_axis_of_another() -> None:
+    x = values(3, 5)
+    rows, columns = px.Axis("rows", 3, over="columns"), px.Axis("columns", 5, over="rows")
+
+    def body(x: jax.Array) -> Any:
+        return px.psum(x, rows), px.pmean(x, columns), lax.all_gather(x, "rows"), lax.axis_size("columns")
+
+    with jax.set_mesh(mesh_of(rows=4, columns=2)):
+        got = jax.jit(lambda x: px.map_fn(lambda x: px.map_fn(body, x, columns), x, rows))(x)
+    expected = jax.vmap(
+        jax.vmap(
+            lambda x: (lax.psum(x, "r"), lax.pmean(x, "c"), lax.all_gather(x, "r"), lax.axis_size("c")), axis_name="c"
+        ),
+        axis_name="r",
+    )(x)
+    assert_close(got, expected)
+
+
+def test_the_same_axis_within_itself() -> None:
+    """A map of the same name inside: the inner name hides the outer one."""
+    outer, inner, x = px.Axis("rows", 3), px.Axis("rows", 4), values(3, 4)
+    got = px.map_fn(lambda x: px.map_fn(lambda x: x / px.psum(x, "rows"), x, inner), x, outer)
+    assert_close(got, x / x.sum(1, keepdims=True))
+
+
+def test_three_axes() -> None:
+    x, axes = values(2, 3, 4), [px.Axis(name, size) for name, size in zip("abc", (2, 3, 4), strict=True)]
+
+    def nest(x: jax.Array, depth: int) -> jax.Array:
+        if depth == 3:
+            return jnp.sin(x) * px.psum(x, "a") * px.pmean(x, "b")
+        return px.reduce_sum(px.map_fn(lambda x: nest(x, depth + 1), x, axes[depth]), axes[depth])
+
+    expected = (jnp.sin(x) * x.sum(0) * x.mean(1, keepdims=True)).sum()
+    with jax.set_mesh(mesh_of(a=2, b=2, c=2)):
+        assert_close(jax.jit(lambda x: nest(x, 0))(x), expected)
+
+
+# --- what cannot be placed --------------------------------------------------------------------------------------------
+
+
+def test_an_axis_that_the_mesh_lacks() -> None:
+    axis, x = px.Axis("clients", 4), values(4)
+    lacks = r"axis 'clients' cannot be placed: the mesh set by jax\.set_mesh has no axis 'clients'; it has "
+    lacks += r"'data' \(2\), 'model' \(4\)\. Write px\.Axis\('clients', 4, over='data'\)"
+    for verb in (px.broadcast, px.reduce_sum, px.scatter, px.gather, lambda x, axis: px.map_fn(jnp.sin, x, axis)):
+        with jax.set_mesh(mesh_of(data=2, model=4)), pytest.raises(px.AxisError, match=lacks):
+            verb(x, axis)
+    with pytest.raises(px.AxisError, match=r"its mesh has no axis 'nodes'.*mesh=mesh, over='data'\)"):
+        px.reduce_sum(x, px.Axis("clients", 4, mesh=mesh_of(data=2), over=("data", "nodes")))
+
+
+def test_an_axis_over_something_without_a_mesh() -> None:
+    with pytest.raises(px.AxisError, match=r"to lie over mesh axis 'data', but there is no mesh.*with jax\.set_mesh"):
+        px.reduce_sum(values(4), px.Axis("clients", 4, over="data"))
+
+
+def test_nested_axes_that_clash() -> None:
+    mesh, x = mesh_of(data=2, model=4), values(4, 4)
+    outer = px.Axis("pods", 4, mesh=mesh, over="data")
+    with pytest.raises(px.AxisError, match="mesh axis 'data', which already carries an axis that it is nested in"):
+        px.map_fn(lambda x: px.reduce_sum(x, px.Axis("clients", 4, over="data")), x, outer)
+    with pytest.raises(px.AxisError, match=r"axis 'clients' has a mesh of its own, .*mapped inside 'pods'.*one mesh"):
+        px.map_fn(lambda x: px.reduce_sum(x, px.Axis("clients", 4, mesh=mesh_of(clients=2))), x, outer)
+    with pytest.raises(px.AxisError, match=r"the mesh has no axis 'rest'"):
+        px.map_fn(lambda x: px.reduce_sum(x, px.Axis("clients", 4, over="rest")), x, outer)
+
+
+def test_devices_of_one_axis_only_are_used() -> None:
+    """A mesh over part of the devices is what it says."""
+    mesh = Mesh(np.array(jax.devices()[3:5]), ("rows",))
+    y = px.map_fn(jnp.sin, values(5), px.Axis("rows", 5, mesh=mesh))
+    assert y.sharding.device_set == set(jax.devices()[3:5])
+    y = px.map_fn(jnp.sin, values(4), px.Axis("rows", 4, mesh=mesh), lowering="dispatch")
+    assert y.sharding.device_set == set(jax.devices()[3:5])
+
+
+def test_data_that_lie_elsewhere() -> None:
+    """Arrays bound to other devices, or to one, are brought in eagerly."""
+    axis = px.Axis("rows", 8, mesh=Mesh(np.array(jax.devices()[:4]), ("rows",)))
+    x = np.asarray(values(8))
+    elsewhere = jax.device_put(x, jax.devices()[6])
+    assert_close(px.map_fn(lambda x: x * 2, elsewhere, axis), x * 2)
+    assert_close(px.reduce_sum(elsewhere, axis), x.sum())
+    w = jax.device_put(2.0, jax.devices()[7])
+    assert_close(px.map_fn(lambda w, x: w * x, (px.broadcast(w, axis), elsewhere), axis), x * 2)
+    spread = jax.device_put(x, NamedSharding(Mesh(np.array(jax.devices()[4:]), ("other",)), P("other")))
+    assert_close(px.reduce_mean(px.map_fn(lambda x: x * 2, spread, axis), axis), x.mean() * 2)
