@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[px.ParaxisError], str]] = {
     "leaf too long": (
         lambda: px.map_fn(lambda p, x: x, ({"w": [np.zeros((5, 2))]}, X), ROWS),
         px.ShapeError,
-        r"map_fn: args\[0\]\['w'\]\[0\] has shape \(5, 2\), .* axis 'rows' starts with its size, \(4, \.\.\.\).*broadcast",
+        r"map_fn: args\[0\]\['w'\]\[0\] has shape \(5, 2\), .*'rows' starts with its size, \(4, \.\.\.\).*broadcast",
     ),
     "scalar leaf": (lambda: px.reduce_mean({"a": 2.0}, ROWS), px.ShapeError, r"reduce_mean: x\['a'\] has shape \(\)"),
     "leaf too long in scatter": (lambda: px.scatter(X[:3], ROWS), px.ShapeError, r"scatter: x has shape \(3,\)"),
@@ -207,7 +207,7 @@ def test_forward_mode_names_the_leaf_before_anything_runs() -> None:
 
 
 def test_axes_are_values() -> None:
-    assert px.Axis("a", 4) == px.Axis("a", np.int64(4))
+    assert px.Axis("a", 4) == px.Axis("a", np.int64(4))  # pyright: ignore[reportArgumentType]
     assert len({px.Axis("a", 4), px.Axis("a", 4), px.Axis("a", 4, at_once=2)}) == 2
     assert px.Axis("a", 4, over=["b", "c"]) == px.Axis("a", 4, over=("b", "c"))  # pyright: ignore[reportArgumentType]
     with pytest.raises(AttributeError, match="size"):

@@ -107,6 +107,7 @@ def test_a_training_step(size: int) -> None:
     w = jnp.stack([jnp.ones(3)] * size)
     here, there = px.pmap(_train_step, axis_name="batch"), rival(size)(_train_step, axis_name="batch")
     v = w
+    loss = expected = jnp.zeros(size)
     for _ in range(3):
         (w, loss), (v, expected) = here(w, x, y), there(v, x, y)
     assert_close(host((w, loss)), host((v, expected)))
@@ -126,8 +127,8 @@ def test_static_arguments() -> None:
         assert isinstance(power, int)
         return x**power if kind == "power" else x
 
-    for options in ({}, {"in_axes": (None, 0, None)}, {"in_axes": (0, 0, 0)}):
-        wrapped = [p(fn, static_broadcasted_argnums=(0, 2), **options) for p in (px.pmap, jax.pmap)]
+    for in_axes in (0, (None, 0, None), (0, 0, 0)):
+        wrapped = [p(fn, static_broadcasted_argnums=(0, 2), in_axes=in_axes) for p in (px.pmap, jax.pmap)]
         for args in (("power", values(4), 2), ("power", values(4), 3), ("as is", values(4), 2)):
             here, there = (f(*args) for f in wrapped)
             assert_close(host(here), host(there))
@@ -220,7 +221,10 @@ def test_on_a_mesh_that_is_set(kind: AxisType) -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("i", "model"), axis_types=(kind, kind))
     x = values(6, 2)
     for name in ("i", "elsewhere", None):
-        fn = (lambda x: x - lax.pmean(x, name)) if name else (lambda x: x - x.mean())
+
+        def fn(x: jax.Array, name: str | None = name) -> jax.Array:
+            return x - lax.pmean(x, name) if name else x - x.mean()
+
         with jax.set_mesh(mesh):
             got = px.pmap(fn, axis_name=name)(x)
         assert_close(host(got), host(jax.vmap(fn, axis_name=name or "unused")(x)))

@@ -17,7 +17,7 @@ NUM_THREADS = 8
 def _program_of(thread: int) -> Callable[..., jax.Array]:
     size = thread + 2
 
-    @px.program(**{f"axis{thread % 3}": size})
+    @px.program({f"axis{thread % 3}": size})
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         copies = px.broadcast(w)
         time.sleep(0.01)  # lets the other threads trace in between

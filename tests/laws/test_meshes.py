@@ -165,7 +165,7 @@ NESTED = {
 @pytest.mark.parametrize("sizes", [(4, 8), (3, 5)], ids=str)
 def test_nested_axes_and_gradients_through_both(shape: dict[str, int] | None, sizes: tuple[int, int]) -> None:
     w, x = values(2), values(*sizes, 2)
-    mesh = None if shape is None else mesh_of(**shape)
+    mesh = None if shape is None else mesh_of("auto", **shape)
     pods, clients = px.Axis("pods", sizes[0], mesh=mesh), px.Axis("clients", sizes[1])
     got = jax.jit(jax.value_and_grad(lambda w, x: nested_loss(pods, clients, w, x), argnums=(0, 1)))(w, x)
     assert_close(got, jax.value_and_grad(plain_nested_loss, argnums=(0, 1))(w, x), rtol=1e-4, atol=1e-4)
