@@ -6,6 +6,7 @@
     ├── ShapeError          a leaf that does not carry the axis                (ValueError)
     ├── LoweringError       elements that cannot be run in the way asked for   (ValueError)
     ├── CollectiveError     elements that cannot exchange values here          (ValueError)
+    ├── StateError          variables that cannot be carried as asked          (ValueError)
     ├── DeviceError         devices asked for and not there                    (RuntimeError)
     └── CommunicationError  a broken promise about communication               (AssertionError)
 
@@ -35,6 +36,10 @@ class LoweringError(ParaxisError, ValueError):
 
 class CollectiveError(ParaxisError, ValueError):
     """Elements that cannot exchange values in the way that was asked for."""
+
+
+class StateError(ParaxisError, ValueError):
+    """A module's variables that cannot be carried through a transform in the way that was asked for."""
 
 
 class DeviceError(ParaxisError, RuntimeError):

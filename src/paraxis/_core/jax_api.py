@@ -30,6 +30,7 @@ __all__ = [
     "Tracer",
     "bind",
     "bound_axes",
+    "calls_back",
     "define_batching",
     "define_jvp",
     "define_linear",
@@ -155,6 +156,11 @@ def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
                 yield item.jaxpr
             elif isinstance(item, Jaxpr):
                 yield item
+
+
+def calls_back(jaxpr: Jaxpr) -> bool:
+    """Whether a program calls Python while it runs."""
+    return any("callback" in eqn.primitive.name or any(map(calls_back, subjaxprs(eqn))) for eqn in jaxpr.eqns)
 
 
 def map_jaxprs(params: Mapping[str, Any], change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> dict[str, Any]:

@@ -1,0 +1,320 @@
+"""Whether a function is row-wise: row ``i`` of each result depends on row ``i`` of the arguments only.
+
+The rows are followed through the function's jaxpr, equation by equation. For each primitive that keeps rows apart, a
+rule tells in which dimension of its results they come to lie. A primitive without a rule is taken to mix them.
+
+The answer is about the shapes that were traced. A function that reads the number of rows from a shape, such as
+``x / len(x)``, is row-wise at every number of rows and still gives other results when rows are added.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, subjaxprs
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """A value in which rows have met; ``reason`` says in which operation."""
+
+    reason: str
+
+
+Rows: TypeAlias = int | Mixed | None
+"""The dimension along which a value has rows; ``None``: it does not depend on them; ``Mixed``: rows have met."""
+
+
+def results(closed: ClosedJaxpr, rows: Sequence[Rows]) -> list[Rows]:
+    """For each result of a jaxpr the dimension that carries its rows, given that of each argument."""
+    return _run(closed.jaxpr, rows)
+
+
+def _run(jaxpr: Jaxpr, rows: Sequence[Rows]) -> list[Rows]:
+    known: dict[Any, Rows] = dict.fromkeys(jaxpr.constvars)
+    known.update(zip(jaxpr.invars, rows, strict=True))
+
+    def read(atom: Any) -> Rows:
+        return None if isinstance(atom, Literal) else known[atom]
+
+    for eqn in jaxpr.eqns:
+        known.update(zip(eqn.outvars, _apply(eqn, [read(v) for v in eqn.invars]), strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _apply(eqn: JaxprEqn, rows: Sequence[Rows]) -> Sequence[Rows]:
+    name = eqn.primitive.name
+    if all(row is None for row in rows):
+        return [None] * len(eqn.outvars)
+    if name in _PASSED_ON:
+        return rows
+    if name in _NESTED:
+        return _NESTED[name](eqn, rows)
+    return [_moved(eqn, rows)] * len(eqn.outvars)
+
+
+def _moved(eqn: JaxprEqn, rows: Sequence[Rows]) -> Rows:
+    """Where the rows of an equation's results lie, the same for all of them."""
+    dims: list[int | None] = []
+    for row in rows:
+        if isinstance(row, Mixed):
+            return row
+        dims.append(row)
+    name = eqn.primitive.name
+    if name in _OPERAND_RULES:
+        place = _OPERAND_RULES[name](eqn, dims)
+    elif name in _RULES:
+        common = _common(dims)
+        place = None if common is None else _RULES[name](eqn, common)
+    else:
+        return Mixed(f"{name}, which is not known to keep rows apart")
+    return _over_rows(eqn) if place is None else place
+
+
+def _common(dims: Sequence[int | None]) -> int | None:
+    """The dimension of the rows of all operands that have any."""
+    found = {dim for dim in dims if dim is not None}
+    return found.pop() if len(found) == 1 else None
+
+
+def _over_rows(eqn: JaxprEqn) -> Mixed:
+    return Mixed(f"{eqn.primitive.name} over the rows")
+
+
+# --- operations on operands with rows in one dimension: that of the results; None if rows meet or change places -------
+
+_Rule: TypeAlias = Callable[[JaxprEqn, int], int | None]
+
+
+def _along(key: str) -> _Rule:
+    """Acts along the dimensions in a parameter and keeps them."""
+    return lambda eqn, dim: None if dim in _dimensions(eqn, key) else dim
+
+
+def _dropping(key: str) -> _Rule:
+    """Acts along the dimensions in a parameter and drops them."""
+
+    def rule(eqn: JaxprEqn, dim: int) -> int | None:
+        dropped = _dimensions(eqn, key)
+        return None if dim in dropped else dim - sum(other < dim for other in dropped)
+
+    return rule
+
+
+def _whole(operand: int) -> _Rule:
+    """Takes from an operand, or puts it, at scalar indices: at all rows if it has as many as the result."""
+    return lambda eqn, dim: dim if _shape(eqn.invars[operand])[dim] == _shape(eqn.outvars[0])[dim] else None
+
+
+def _stack(eqn: JaxprEqn, dim: int) -> int | None:
+    return dim + (eqn.params["axis"] % len(_shape(eqn.outvars[0])) <= dim)
+
+
+def _transpose(eqn: JaxprEqn, dim: int) -> int | None:
+    return tuple(eqn.params["permutation"]).index(dim)
+
+
+def _broadcast_in_dim(eqn: JaxprEqn, dim: int) -> int | None:
+    new = eqn.params["broadcast_dimensions"][dim]
+    return new if _shape(eqn.invars[0])[dim] == _shape(eqn.outvars[0])[new] else None
+
+
+def _reshape(eqn: JaxprEqn, dim: int) -> int | None:
+    """In row-major order a dimension survives if its size and the number of elements before it do."""
+    old, new = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    places = [k for k in range(len(new)) if new[k] == old[dim] and math.prod(new[:k]) == math.prod(old[:dim])]
+    # A single row beside other dimensions of size 1 may be in several places, and none is known to be the right one.
+    return places[0] if len(places) == 1 and eqn.params["dimensions"] is None else None
+
+
+def _pad(eqn: JaxprEqn, dim: int) -> int | None:
+    return dim if tuple(eqn.params["padding_config"][dim]) == (0, 0, 0) else None
+
+
+def _reduce_window(eqn: JaxprEqn, dim: int) -> int | None:
+    steps = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
+    alone = all(eqn.params[key][dim] == 1 for key in steps)
+    return dim if alone and tuple(eqn.params["padding"][dim]) == (0, 0) else None
+
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "split", "top_k"), _along("axis")),
+    **dict.fromkeys(("concatenate", "sort"), _along("dimension")),
+    "rev": _along("dimensions"),
+    **dict.fromkeys(
+        (f"reduce_{kind}" for kind in ("sum", "max", "min", "prod", "and", "or", "xor")), _dropping("axes")
+    ),
+    **dict.fromkeys(("argmax", "argmin"), _dropping("axes")),
+    "squeeze": _dropping("dimensions"),
+    "unstack": _dropping("axis"),
+    **dict.fromkeys(("slice", "dynamic_slice", "tile"), _whole(0)),
+    "dynamic_update_slice": _whole(1),
+    "stack": _stack,
+    "transpose": _transpose,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "reshape": _reshape,
+    "pad": _pad,
+    **dict.fromkeys((f"reduce_window{kind}" for kind in ("", "_sum", "_max", "_min")), _reduce_window),
+}
+
+_PASSED_ON = frozenset(("optimization_barrier", "device_put"))  # result k is operand k
+
+
+# --- operations to which it matters which operand has rows -----------------------------------------------------------
+
+
+def _elementwise(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
+    """An operand may be a scalar, or have size 1 where the result is larger: then a single row would be repeated."""
+    shape = _shape(eqn.outvars[0])
+    if any(len(_shape(v)) not in (0, len(shape)) for v in eqn.invars):
+        return None  # numbers have been cut in parts, or put together from them, along a dimension of their own
+    every = all(dim is None or _shape(v)[dim] == shape[dim] for v, dim in zip(eqn.invars, dims, strict=True))
+    return _common(dims) if every else None
+
+
+def _conv_general_dilated(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
+    numbers = eqn.params["dimension_numbers"]
+    by_row = dims[1] is None and dims[0] == numbers.lhs_spec[0] and eqn.params["batch_group_count"] == 1
+    return numbers.out_spec[0] if by_row else None
+
+
+def _dot_general(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
+    """The result has the batch dimensions, then the free ones of the left operand, then those of the right.
+
+    So the places of two operands' rows agree in a batch dimension or not at all.
+    """
+    contracted, batch = eqn.params["dimension_numbers"]
+    left, right = (_rest(v, contracted[side], batch[side]) for side, v in enumerate(eqn.invars))
+    orders = ([*batch[0], *left], [*batch[1], *(-1 for _ in left), *right])
+    places = [order.index(dim) if dim in order else None for dim, order in zip(dims, orders, strict=True)]
+    return _common(places) if places.count(None) == dims.count(None) else None
+
+
+def _gather(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
+    """The result has the dimensions of the slices at ``offset_dims`` and those of the indices, in order, elsewhere."""
+    numbers, (operand, indices) = eqn.params["dimension_numbers"], dims
+    batching = numbers.operand_batching_dims
+    kept = _rest(eqn.invars[0], numbers.collapsed_slice_dims, batching)
+    if operand in kept:
+        whole = eqn.params["slice_sizes"][operand] == _shape(eqn.invars[0])[operand]
+        return numbers.offset_dims[kept.index(operand)] if whole and indices is None else None
+    if operand is not None and operand not in batching:
+        return None
+    partner = None if operand is None else numbers.start_indices_batching_dims[batching.index(operand)]
+    dim = _common((partner, indices))
+    elsewhere = _rest(eqn.outvars[0], numbers.offset_dims)
+    # The last dimension of the indices, the index vector, is not among those of the result.
+    return elsewhere[dim] if dim is not None and dim < len(elsewhere) else None
+
+
+_OPERAND_RULES: dict[str, Callable[[JaxprEqn, Sequence[int | None]], int | None]] = {
+    **dict.fromkeys(
+        (
+            *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh"),
+            *("bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "complex", "conj"),
+            *("convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "eq_to", "erf"),
+            *("erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igammac", "imag"),
+            *("integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "log2", "logistic", "lt", "lt_to"),
+            *("max", "min", "mul", "mulhi", "name", "ne", "neg", "nextafter", "not", "one_minus_square", "or"),
+            *("polygamma", "population_count", "pow", "real", "reduce_precision", "rem", "round", "rsqrt"),
+            *("select_n", "sharding_constraint", "shift_left", "shift_right_arithmetic", "shift_right_logical"),
+            *("sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta"),
+        ),
+        _elementwise,
+    ),
+    "conv_general_dilated": _conv_general_dilated,
+    "dot_general": _dot_general,
+    "gather": _gather,
+}
+
+
+def _shape(var: Any) -> tuple[int, ...]:
+    return var.aval.shape
+
+
+def _dimensions(eqn: JaxprEqn, key: str) -> set[int]:
+    value, rank = eqn.params[key], len(_shape(eqn.invars[0]))
+    return {dim % rank for dim in (value if isinstance(value, Sequence) else (value,))}
+
+
+def _rest(var: Any, *taken: Sequence[int]) -> list[int]:
+    return [dim for dim in range(len(_shape(var))) if not any(dim in dims for dims in taken)]
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------------
+
+
+def _call(eqn: JaxprEqn, rows: Sequence[Rows]) -> Sequence[Rows]:
+    (body,) = subjaxprs(eqn)
+    return _run(body, rows)
+
+
+def _cond(eqn: JaxprEqn, rows: Sequence[Rows]) -> Sequence[Rows]:
+    if rows[0] is not None:
+        return [_deciding(eqn, rows[0])] * len(eqn.outvars)
+    first, *others = (_run(branch, rows[1:]) for branch in subjaxprs(eqn))
+    for other in others:
+        first = _joined(eqn, first, other)
+    return first
+
+
+def _while(eqn: JaxprEqn, rows: Sequence[Rows]) -> Sequence[Rows]:
+    num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    condition, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
+    fixed = rows[num_cond : num_cond + num_body]
+    carry = _settled(eqn, rows[num_cond + num_body :], lambda carry: _run(body, [*fixed, *carry]))
+    (decision,) = _run(condition, [*rows[:num_cond], *carry])
+    return carry if decision is None else [_deciding(eqn, decision)] * len(carry)
+
+
+def _scan(eqn: JaxprEqn, rows: Sequence[Rows]) -> Sequence[Rows]:
+    (body,) = subjaxprs(eqn)
+    # The parameters that count these differ between versions of JAX; that slices have a dimension less does not.
+    num_xs = sum(len(_shape(v)) > len(_shape(inner)) for v, inner in zip(eqn.invars, body.invars, strict=True))
+    num_carry = sum(len(_shape(v)) == len(_shape(inner)) for v, inner in zip(eqn.outvars, body.outvars, strict=True))
+    num_fixed = len(rows) - num_carry - num_xs
+    fixed, carry, xs = rows[:num_fixed], rows[num_fixed : num_fixed + num_carry], rows[num_fixed + num_carry :]
+    # A step sees one row if rows are scanned over. Its values are Mixed there, as other rows must not come near them.
+    meeting = _over_rows(eqn)
+    slices = [meeting if dim == 0 else dim - 1 if isinstance(dim, int) else dim for dim in xs]
+    carry = _settled(eqn, carry, lambda carry: _run(body, [*fixed, *carry, *slices])[:num_carry])
+    ys = _run(body, [*fixed, *carry, *slices])[num_carry:]
+    # Where no other value has rows, nor any carry comes to, each step's results are of its own row.
+    if all(row is None for row in (*fixed, *carry)) and all(dim in (None, 0) for dim in xs):
+        return [*carry, *(None if y is None else 0 for y in ys)]
+    return [*carry, *(y + 1 if isinstance(y, int) else y for y in ys)]
+
+
+def _settled(eqn: JaxprEqn, carry: Sequence[Rows], step: Callable[[Sequence[Rows]], Sequence[Rows]]) -> list[Rows]:
+    """What a loop's carry may be after any number of steps. Each can change but twice: to a dimension, to Mixed."""
+    before, after = None, list(carry)
+    while after != before:
+        before, after = after, _joined(eqn, after, step(after))
+    return after
+
+
+def _joined(eqn: JaxprEqn, left: Sequence[Rows], right: Sequence[Rows]) -> list[Rows]:
+    """Values that may be either of two."""
+
+    def one(a: Rows, b: Rows) -> Rows:
+        if a is None or b is None:
+            return b if a is None else a
+        if isinstance(a, Mixed) or a == b:
+            return a
+        return b if isinstance(b, Mixed) else Mixed(f"{eqn.primitive.name} with rows in two dimensions of one value")
+
+    return [one(a, b) for a, b in zip(left, right, strict=True)]
+
+
+def _deciding(eqn: JaxprEqn, decision: Rows) -> Mixed:
+    return decision if isinstance(decision, Mixed) else Mixed(f"{eqn.primitive.name} decided by the rows")
+
+
+_NESTED: dict[str, Callable[[JaxprEqn, Sequence[Rows]], Sequence[Rows]]] = {
+    **dict.fromkeys(("jit", "pjit", "call", "core_call", "closed_call", "remat", "remat2", "checkpoint"), _call),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _call),
+    "cond": _cond,
+    "while": _while,
+    "scan": _scan,
+}

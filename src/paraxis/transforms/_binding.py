@@ -1,0 +1,124 @@
+"""Modules bound to a wrapped function: taken apart once, looked at again at each call, taken apart anew if changed.
+
+A call costs one comparison by identity per attribute, made in C, and the reading of each variable. What it finds:
+``eval()`` and ``train()``, replaced variables, submodules, containers and arrays, attributes added and deleted. What
+it cannot find is a change within an attribute that NNX takes for static, such as a user's own mutable object.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.nnx import Variable
+
+from paraxis._core import jax_api
+from paraxis._core.errors import StateError
+from paraxis.transforms import _frames, _names, _nnx
+
+_KEPT = 4  # structures whose marks are kept: train and eval, and a few more
+
+
+class Binding:
+    """Modules with one structure. ``compiled``: what a transform made for it, if it has."""
+
+    def __init__(self, modules: tuple[Any, ...], transform: str) -> None:
+        self.graph = _nnx.take_apart(modules)
+        self.names = _names.names_in(modules, self.graph.paths)
+        self.compiled: Any = None
+        self._transform = transform
+        nodes = [node for _, node in _nnx.nodes(modules)]
+        self._dicts = [n if isinstance(n, dict) else vars(n) for n in nodes if isinstance(n, (dict, nnx.Pytree))]
+        self._lists = [node for node in nodes if isinstance(node, list)]
+        self._dicts_then = [dict(d) for d in self._dicts]
+        self._lists_then = [tuple(items) for items in self._lists]
+        # Equal is not enough for what has values: a variable is equal to another one with the same value.
+        places = [(d, key, x) for d in self._dicts for key, x in d.items() if _nnx.is_module(x)]
+        self._owners, self._keys, self._children = zip(*places, strict=True) if places else ((), (), ())
+        for variable, name in zip(self.graph.variables, self.names, strict=True):
+            if _nnx.is_reference(variable):
+                raise StateError(
+                    f"{transform}: variable {name} holds a mutable array (ref=True or hijax=True), which does not pass "
+                    f"through gradients and devices; make it a plain one: nnx.Param(value)"
+                )
+
+    def is_fresh(self) -> bool:
+        """Whether the modules are what they were when they were taken apart. All comparisons run in C."""
+        try:
+            return (
+                self._dicts == self._dicts_then
+                and all(map(operator.is_, map(dict.get, self._owners, self._keys), self._children))
+                and (not self._lists or all(map(_same, self._lists, self._lists_then)))
+            )
+        except ValueError:  # arrays of several elements that are not the same array
+            return False
+
+    def variables(self) -> Sequence[Variable[Any]]:
+        """The variables to read and write here."""
+        return _frames.resolved(self.graph.variables, self.names, self._transform)
+
+
+class Bound:
+    """The modules of one wrapped function."""
+
+    def __init__(self, modules: tuple[Any, ...], transform: str) -> None:
+        self.modules = modules
+        self._transform = transform
+        self._compiled: dict[Any, Any] = {}
+        self._bindings: list[Binding] = []
+        self.current()
+
+    def current(self) -> Binding:
+        """The binding for the structure that the modules have now."""
+        for place, binding in enumerate(self._bindings):
+            if binding.is_fresh():
+                if place:
+                    self._bindings = [binding, *(b for b in self._bindings if b is not binding)]
+                return binding
+        return self._bind()
+
+    def _bind(self) -> Binding:
+        binding = Binding(self.modules, self._transform)
+        # Others with the same variables only, so that replaced ones are not kept alive.
+        same = [b for b in self._bindings if _same(b.graph.variables, binding.graph.variables)]
+        self._bindings = [binding, *same][:_KEPT]
+        return binding
+
+    def compiled(self, binding: Binding, compile: Callable[[Binding], Any]) -> Any:  # noqa: A002
+        """What ``compile`` makes for a structure, once for each."""
+        if binding.compiled is None:
+            key = (binding.graph.definition, binding.graph.paths)
+            try:
+                if key not in self._compiled:
+                    self._compiled[key] = compile(binding)
+                binding.compiled = self._compiled[key]
+            except TypeError:  # a static attribute that cannot be hashed: nothing to remember it by
+                binding.compiled = compile(binding)
+        return binding.compiled
+
+
+def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(map(operator.is_, a, b))
+
+
+def write_all(binding: Binding, variables: Sequence[Variable[Any]], new: dict[int, Any], transform: str) -> None:
+    """Write values back, all or none. They come out of one call, so one is traced if all are.
+
+    Raises:
+        StateError: if they belong to a trace that the variables are not part of.
+    """
+    if new and _is_traced(new):
+        for index in new:
+            if not _nnx.is_writable(variables[index]):
+                raise StateError(
+                    f"{transform}: variable {binding.names[index]} would be written inside a function that JAX is "
+                    f"transforming and that it is not an argument of. Use px.Jit, px.GradValues or px.Vectorize there, "
+                    f"with the module: px.Jit(f, net)"
+                )
+    _nnx.write(variables, new)
+
+
+def _is_traced(new: dict[int, Any]) -> bool:
+    first = next(iter(new.values()))
+    return any(isinstance(leaf, jax_api.Tracer) for leaf in jax.tree.leaves(first))

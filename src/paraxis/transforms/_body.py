@@ -1,0 +1,95 @@
+"""One run of a wrapped function on modules that hold the values at hand."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from paraxis._core.errors import StateError
+from paraxis.transforms import _frames, _nnx
+from paraxis.transforms._binding import Binding
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """A function and how it is called: ``pass_on`` turns the modules of a run into its first arguments."""
+
+    transform: str
+    fn: Callable[..., Any]
+    pass_on: Callable[[Sequence[Any]], Sequence[Any]]
+    sealed: bool
+
+
+def run(
+    body: Body,
+    binding: Binding,
+    state: tuple[Sequence[Any], Sequence[Any]],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    prepare: Callable[[Any], None] = lambda modules: None,
+) -> tuple[Any, dict[int, Any]]:
+    """Call the function.
+
+    Args:
+        body: what to call.
+        binding: the structure of its modules.
+        state: values of their variables and arrays.
+        args: further arguments.
+        kwargs: likewise.
+        prepare: what to do to the modules before.
+
+    Returns:
+        What it returned, and the new values of the variables that it wrote, by their number.
+
+    Raises:
+        StateError: if it changed anything but values of variables.
+    """
+    values, arrays = jax.tree.map(lambda x: x, state)  # containers of our own: a variable may hold a dict
+    modules = binding.graph.put_together(values, arrays)
+    prepare(modules)
+    graph = _nnx.take_apart(modules)
+    before = _attributes(modules)
+    held = [jax.tree.leaves(value) for value in values]
+    outer = (binding.graph.variables, binding.variables())
+    inner = {id(v): w for of in outer for v, w in zip(of, graph.variables, strict=True)}
+    with _frames.entered(_frames.Frame(body.transform, inner, body.sealed)):
+        result = body.fn(*body.pass_on(modules), *args, **kwargs)
+    _require_same_structure(body.transform, modules, graph, before, binding)
+    now = [_nnx.value(v) for v in graph.variables]
+    return result, {i: new for i, new in enumerate(now) if not _is(jax.tree.leaves(new), held[i])}
+
+
+def _is(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
+def _attributes(modules: Any) -> list[tuple[Any, Any, dict[str, Any]]]:
+    return [(path, node, dict(vars(node))) for path, node in _nnx.nodes(modules) if isinstance(node, nnx.Pytree)]
+
+
+def _require_same_structure(
+    transform: str, modules: Any, graph: _nnx.Graph, before: Sequence[tuple[Any, Any, dict[str, Any]]], binding: Binding
+) -> None:
+    after = _nnx.take_apart(modules)
+    if (
+        after.definition == graph.definition
+        and after.paths == graph.paths
+        and _is(after.variables, graph.variables)
+        and _is(after.arrays, graph.arrays)
+    ):
+        return
+    where, what = "the modules", "their structure"
+    for path, node, old in before:
+        new = vars(node)
+        changed = [k for k in (*old, *new) if not k.startswith("_pytree__") and old.get(k, old) is not new.get(k, new)]
+        if changed:
+            where = f"({type(node).__name__})" if len(path) < 2 else f"{'.'.join(map(str, path[1:]))}"
+            what = f"{changed[0]!r}"
+            break
+    raise StateError(
+        f"{transform}: the function set attribute {what} of {where}; only values of variables are carried out of it. "
+        f"Add and replace attributes, call eval() or train(), outside, before the call; keep values that change in an "
+        f"nnx.Variable: self.count = nnx.Variable(jnp.array(0)), self.count[...] += 1"
+    )

@@ -1,0 +1,90 @@
+"""Modules that a function reaches without being given them: an error at wrap time, since they would be frozen."""
+
+import dis
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from paraxis._core.errors import StateError
+from paraxis.transforms import _nnx
+
+
+def check(fn: Callable[..., Any], transform: str, allowed: Callable[[Any], bool]) -> None:
+    """Refuse a function that has a module in its closure, its globals, its defaults or a ``partial``.
+
+    ``allowed`` says which objects may be there: wrapped functions whose modules were all given. Functions that it
+    calls are looked into as well, if they come from the same package.
+
+    Raises:
+        StateError: naming the variable.
+    """
+    root = _package(fn)
+    seen: set[int] = set()
+
+    def visit(name: str, x: Any, depth: int) -> None:
+        if id(x) in seen or depth > 8:
+            return
+        seen.add(id(x))
+        if not allowed(x):
+            raise StateError(
+                f"{transform}: {getattr(fn, '__name__', 'the function')!r} uses {name!r}, a {type(x).__name__}, from "
+                f"outside; its variables would be frozen into the compiled function. Give it as an argument, "
+                f"px.{transform}(lambda net, …: …, {name}), or say that it is constant: px.freeze({name})"
+            )
+        for inner_name, inner in _reached(x, name, root):
+            if not isinstance(inner, types.FunctionType) or inner_name == name or _package(inner) == root:
+                visit(inner_name, inner, depth + 1)
+
+    visit(getattr(fn, "__name__", "f"), fn, 0)
+
+
+def _reached(x: Any, name: str, root: str) -> Iterator[tuple[str, Any]]:
+    """What a function, a container or an object of the caller's own holds, with the name to show."""
+    if isinstance(x, functools.partial):
+        yield name, x.func
+        yield from ((name, arg) for arg in x.args)
+        yield from x.keywords.items()
+    elif isinstance(x, types.MethodType):
+        yield name, x.__func__
+        yield name, x.__self__
+    elif isinstance(x, types.FunctionType):
+        yield from _variables_of(x)
+    elif isinstance(x, (list, tuple, set, frozenset)):
+        yield from ((name, item) for item in x)
+    elif isinstance(x, dict):
+        yield from ((f"{name}[{key!r}]", item) for key, item in x.items())
+    elif _nnx.is_module(x) or isinstance(x, type):
+        return
+    elif "__wrapped__" in getattr(x, "__dict__", {}):
+        yield name, x.__wrapped__
+    elif _package(type(x)) == root:
+        yield from ((f"{name}.{key}", item) for key, item in getattr(x, "__dict__", {}).items())
+
+
+def _variables_of(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    code = fn.__code__
+    for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    for name in sorted(_globals_of(code)):
+        if name in fn.__globals__ and not isinstance(fn.__globals__[name], types.ModuleType):
+            yield name, fn.__globals__[name]
+    parameters = list(inspect.signature(fn).parameters.values())
+    yield from ((p.name, p.default) for p in parameters if p.default is not inspect.Parameter.empty)
+
+
+def _globals_of(code: types.CodeType) -> set[str]:
+    """The global names that code loads, its inner functions included; not those of attributes, as ``co_names`` has."""
+    found = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _globals_of(constant)
+    return found
+
+
+def _package(fn: Any) -> str:
+    return (getattr(fn, "__module__", None) or "").partition(".")[0]

@@ -1,0 +1,71 @@
+"""Which variable stands for which while a transform runs its function.
+
+A transform gives its function modules of its own, whose variables hold the values of this run. A wrapped function
+that was made outside, and is called inside, has the variables from outside: here it finds those that stand for them.
+A context variable, so that threads never see each other's.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flax.nnx import Variable
+
+from paraxis._core.errors import StateError
+from paraxis.transforms import _nnx
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """``inner[id(outer)]`` stands for ``outer``. ``sealed``: a variable from outside that is not here is an error.
+
+    What is compiled is sealed: a value taken from outside would stay what it is for ever, without a word.
+    """
+
+    transform: str
+    inner: Mapping[int, Variable[Any]]
+    sealed: bool
+
+    def find(self, variable: Variable[Any]) -> Variable[Any] | None:
+        inner = self.inner.get(id(variable))
+        return variable if inner is None and any(v is variable for v in self.inner.values()) else inner
+
+
+_frames: contextvars.ContextVar[tuple[Frame, ...]] = contextvars.ContextVar("paraxis_frames", default=())
+
+
+@contextlib.contextmanager
+def entered(frame: Frame) -> Iterator[None]:
+    token = _frames.set((*_frames.get(), frame))
+    try:
+        yield
+    finally:
+        _frames.reset(token)
+
+
+def resolved(variables: Sequence[Variable[Any]], names: Sequence[str], transform: str) -> Sequence[Variable[Any]]:
+    """The variables that stand for these here.
+
+    Raises:
+        StateError: if one is used in a compiled function that it was not given to.
+    """
+    frames = _frames.get()
+    if not frames:
+        return variables
+    return [_one(v, name, frames, transform) for v, name in zip(variables, names, strict=True)]
+
+
+def _one(variable: Variable[Any], name: str, frames: Sequence[Frame], transform: str) -> Variable[Any]:
+    for frame in reversed(frames):
+        inner = frame.find(variable)
+        if inner is not None:
+            return inner
+        if frame.sealed and not _nnx.is_writable(variable):
+            raise StateError(
+                f"{transform}: variable {name} is used inside a function compiled by {frame.transform}, which was not "
+                f"given it, so its value would be frozen there. Give {frame.transform} its module as well: "
+                f"px.{frame.transform}(f, net, …)"
+            )
+    return variable

@@ -1,0 +1,95 @@
+"""The only door to Flax NNX: modules taken apart into structure and values, and put together again.
+
+Of NNX it takes ``split``, ``merge``, ``iter_graph`` and ``Variable``, always in graph mode, in which a variable that
+is used twice is one variable; the mode that is set outside does not matter. A variable's value is read and written
+where NNX keeps it, since the checks on the way cost more than a small step takes; they are made here once per call.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.nnx import Variable
+
+Path = tuple[str | int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """Modules taken apart: what is fixed, and their variables (each once), in one order.
+
+    ``arrays`` are those that hang in a module without a variable around them; they can be read only.
+    """
+
+    definition: Any
+    paths: tuple[Path, ...]
+    variables: tuple[Variable[Any], ...]
+    array_paths: tuple[Path, ...]
+    arrays: tuple[Any, ...]
+
+    def put_together(self, values: Sequence[Any], arrays: Sequence[Any]) -> Any:
+        """New modules of the same structure that hold these values."""
+        leaves = [*zip(self.paths, values, strict=True), *zip(self.array_paths, arrays, strict=True)]
+        return nnx.merge(self.definition, nnx.from_flat_state(leaves))
+
+
+def take_apart(modules: Any) -> Graph:
+    definition, state = nnx.split(modules, graph=True)
+    flat = list(nnx.to_flat_state(state))
+    ours = [(path, leaf) for path, leaf in flat if isinstance(leaf, Variable)]
+    rest = [(path, leaf) for path, leaf in flat if not isinstance(leaf, Variable)]
+    return Graph(
+        definition,
+        tuple(path for path, _ in ours),
+        tuple(leaf for _, leaf in ours),
+        tuple(path for path, _ in rest),
+        tuple(leaf for _, leaf in rest),
+    )
+
+
+def value(variable: Variable[Any]) -> Any:
+    """What a variable holds, without its hooks."""
+    return variable._raw_value
+
+
+def state(variables: Sequence[Variable[Any]], graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
+    """What variables hold, and the arrays beside them."""
+    return [v._raw_value for v in variables], graph.arrays
+
+
+def write(variables: Sequence[Variable[Any]], new: Mapping[int, Any]) -> None:
+    """Let variables hold something else, by their number. Whether they may be is asked with :func:`is_writable`."""
+    put = object.__setattr__
+    for index, value in new.items():
+        put(variables[index], "_raw_value", value)
+
+
+def is_writable(variable: Variable[Any]) -> bool:
+    """Whether the trace at hand is the one that the variable was made in."""
+    return variable._can_update
+
+
+def is_reference(variable: Variable[Any]) -> bool:
+    """Whether it holds a mutable array, or is of the kind that is one; neither passes through all transforms."""
+    return variable.hijax or variable.ref
+
+
+def nodes(modules: Any) -> Iterator[tuple[Path, Any]]:
+    """Each node of the graph with its first path: modules, containers, variables."""
+    return ((path, node) for path, node in nnx.iter_graph(modules, graph=True) if _is_node(node))
+
+
+def _is_node(x: Any) -> bool:
+    return isinstance(x, (nnx.Pytree, Variable, list, tuple, dict))
+
+
+def is_module(x: Any) -> bool:
+    """Whether an object may hold variables: a module, ``nnx.Rngs``, an optimiser, a variable."""
+    return isinstance(x, (nnx.Pytree, Variable))
+
+
+def holds_modules(x: Any) -> bool:
+    """Whether a tree has a module among its leaves."""
+    return any(map(is_module, jax.tree.leaves(x, is_leaf=is_module)))

@@ -1,0 +1,171 @@
+"""Ordered collections of what a module learns: its variables, and gradients of them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax.nnx import Variable
+
+from paraxis._core.errors import StateError
+from paraxis.transforms import _names, _nnx
+from paraxis.transforms._wrapped import Wrapped
+
+Choice = type | tuple[type, ...] | Callable[[str, Variable[Any]], bool] | "Variables"
+
+
+class _Collection:
+    """Named things in a fixed order. Iterates over the things; prints names, sizes, shapes and a total."""
+
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        self._items = dict(items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, key: str | int) -> Any:
+        if isinstance(key, int):
+            return list(self._items.values())[key]
+        try:
+            return self._items[key]
+        except KeyError:
+            raise StateError(f"no variable is called {key!r}; there are {', '.join(self._items) or 'none'}") from None
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
+    def names(self) -> list[str]:
+        """The names, in order."""
+        return list(self._items)
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Pairs of name and thing, in order."""
+        return list(self._items.items())
+
+    def __repr__(self) -> str:
+        rows = [(name, str(_size(x)), str(_shape(x))) for name, x in self._items.items()]
+        rows.append((f"+Total({len(rows)})", str(sum(map(_size, self._items.values()))), ""))
+        name_width = max(len(name) for name, _, _ in rows)
+        size_width = max(len(size) for _, size, _ in rows)
+        return "\n".join(f"{name:{name_width}} {size:>{size_width}} {shape}".rstrip() for name, size, shape in rows)
+
+
+class Variables(_Collection):
+    """A module's variables, by name, each once. Made by :func:`variables`."""
+
+    def subset(self, wrt: Choice) -> "Variables":
+        """Those of a type (``nnx.Param``), of one of several types, or for which ``wrt(name, variable)`` holds."""
+        chosen = chooser("subset", wrt)
+        return Variables({name: v for name, v in self._items.items() if chosen(name, v)})
+
+    def __add__(self, other: "Variables") -> "Variables":
+        """Both, each variable once, under its first name.
+
+        Raises:
+            StateError: if two different variables have the same name.
+        """
+        if not isinstance(other, Variables):
+            return NotImplemented
+        merged, seen = dict(self._items), {id(v) for v in self}
+        for name, v in other._items.items():
+            if id(v) in seen:
+                continue
+            if name in merged:
+                raise StateError(
+                    f"variables: two different variables are called {name}; put their modules into one, "
+                    f"px.variables(nnx.Dict(a=…, b=…)), which gives them different names"
+                )
+            merged[name] = v
+            seen.add(id(v))
+        return Variables(merged)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Gradients(_Collection):
+    """Gradients by the names of their variables, in the order of ``px.variables``; a pytree of arrays.
+
+    Iterates over the arrays, so that ``[g.shape for g in gradients]`` is what it says.
+    """
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+        return [(jax.tree_util.DictKey(name), g) for name, g in self._items.items()], tuple(self._items)
+
+    def tree_flatten(self) -> tuple[list[Any], tuple[str, ...]]:
+        return list(self._items.values()), tuple(self._items)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], children: Sequence[Any]) -> "Gradients":
+        return cls(dict(zip(names, children, strict=True)))
+
+
+def variables(module: Any) -> Variables:
+    """The variables of a module, or of a wrapped function, in order: those of submodules by their attributes' names.
+
+    Args:
+        module: an NNX module, an optimiser, ``nnx.Rngs``, a tuple, list or dict of these, or what ``px.Jit`` and the
+            others return (whose names begin with that transform's).
+
+    Returns:
+        A collection that prints names, sizes, shapes and a total, iterates over the variables (each once, even if it
+        is shared), is indexed by name or position, merges with ``+`` and has ``subset(nnx.Param)``.
+
+    Raises:
+        StateError: if it has no variables to speak of.
+
+    Communicates: nothing.
+
+    Example:
+        >>> import jax, paraxis as px
+        >>> from flax import nnx
+        >>> rngs = nnx.Rngs(0)
+        >>> net = nnx.Sequential(nnx.Linear(2, 3, rngs=rngs), jax.nn.relu, nnx.Linear(3, 4, rngs=rngs))
+        >>> print(px.variables(net))
+        (Sequential).layers[0](Linear).bias    3 (3,)
+        (Sequential).layers[0](Linear).kernel  6 (2, 3)
+        (Sequential).layers[2](Linear).bias    4 (4,)
+        (Sequential).layers[2](Linear).kernel 12 (3, 4)
+        +Total(4)                             25
+    """
+    if isinstance(module, Wrapped):
+        found = Variables({})
+        for bound in module.modules:
+            found += variables(bound)
+        return Variables({f"({type(module).__name__}){name}": v for name, v in found.items()})
+    if not _nnx.holds_modules(module):
+        raise StateError(
+            f"variables: module must be an NNX module or a tree of them, got {type(module).__name__}; "
+            f"write px.variables(net)"
+        )
+    graph = _nnx.take_apart((module,))
+    return Variables(dict(zip(_names.names_in((module,), graph.paths), graph.variables, strict=True)))
+
+
+def chooser(argument: str, wrt: Choice) -> Callable[[str, Variable[Any]], bool]:
+    """The test that says whether a variable is one of those that are meant."""
+    if isinstance(wrt, Variables):
+        ids = {id(v) for v in wrt}
+        return lambda name, v: id(v) in ids
+    if isinstance(wrt, type) or (isinstance(wrt, tuple) and all(isinstance(t, type) for t in wrt)):
+        return lambda name, v: isinstance(v, wrt)
+    if callable(wrt):
+        return wrt
+    raise StateError(
+        f"{argument}: wrt must be a variable type, a tuple of them, a function of name and variable, or a px.variables "
+        f"collection, got {wrt!r}; write wrt=nnx.Param"
+    )
+
+
+def _size(x: Any) -> int:
+    return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(_content(x)))
+
+
+def _shape(x: Any) -> Any:
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(_content(x))]
+    return shapes[0] if len(shapes) == 1 else shapes
+
+
+def _content(x: Any) -> Any:
+    return _nnx.value(x) if isinstance(x, Variable) else x

@@ -1,0 +1,89 @@
+"""A function with the modules it works on, bound once: what Jit, Parallel, Vectorize and GradValues have in common."""
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paraxis._core.errors import StateError
+from paraxis.transforms import _closures, _nnx
+from paraxis.transforms._binding import Bound
+from paraxis.transforms._body import Body
+from paraxis.transforms._compiled import positional
+from paraxis.transforms._freeze import Frozen
+
+
+class Wrapped:
+    """Base of the wrapped functions. It holds modules, not values: these stay where they are, in the modules."""
+
+    sealed = False
+    """Whether the function is compiled, so that a value from outside would be frozen in it."""
+
+    def __init__(self, f: Callable[..., Any], modules: tuple[Any, ...]) -> None:
+        name = type(self).__name__
+        fn, given = _target(f, modules)
+        if not callable(fn):
+            raise StateError(f"{name}: f must be a function or a module, got {type(f).__name__}; write px.{name}(net)")
+        for position, module in enumerate(given):
+            _require_module(name, position, module)
+        self._fn, self._given = fn, given
+        self._body = Body(name, fn, self._pass_on, self.sealed)
+        self._bound = Bound(tuple(map(_contents, given)), name)
+        _closures.check(fn, name, self._may_be_outside)
+        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+        self.__doc__ = getattr(fn, "__doc__", None)
+
+    @property
+    def modules(self) -> tuple[Any, ...]:
+        """The modules that are bound, those of wrapped functions among them as well."""
+        return tuple(m for module in self._bound.modules for m in (module if isinstance(module, tuple) else (module,)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join([self.__name__, *(type(m).__name__ for m in self.modules)])})"
+
+    def _pass_on(self, modules: Sequence[Any]) -> list[Any]:
+        """The function's first arguments: a module of this run; a wrapped function finds its variables itself."""
+        kept = (Wrapped, Frozen)
+        return [own if isinstance(own, kept) else new for own, new in zip(self._given, modules, strict=True)]
+
+    def _parameters(self) -> list[str]:
+        """The names of the positional parameters after the modules."""
+        if self._fn is not _call:
+            return positional(self._fn)[len(self._given) :]
+        first = self._given[0]
+        if isinstance(first, Wrapped):
+            return first._parameters()[len(self._given) - 1 :]
+        return positional(first.__call__)[len(self._given) - 1 :]
+
+    def _may_be_outside(self, x: Any) -> bool:
+        if isinstance(x, Wrapped):
+            ours = {id(v) for v in self._bound.current().graph.variables}
+            return not self.sealed or all(id(v) in ours for v in x._bound.current().graph.variables)
+        return not _nnx.is_module(x)
+
+
+def _target(f: Any, modules: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function to call and what it is called with first."""
+    if isinstance(f, types.MethodType) and _nnx.is_module(f.__self__):
+        return f.__func__, (f.__self__, *modules)
+    if _nnx.is_module(f) or isinstance(f, (Wrapped, Frozen)):
+        return _call, (f, *modules)
+    return f, modules
+
+
+def _call(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)
+
+
+def _contents(given: Any) -> Any:
+    if isinstance(given, Wrapped):
+        return given._bound.modules
+    return () if isinstance(given, Frozen) else given
+
+
+def _require_module(transform: str, position: int, module: Any) -> None:
+    if isinstance(module, (Wrapped, Frozen)) or _nnx.holds_modules(module):
+        return
+    raise StateError(
+        f"{transform}: modules[{position}] is a {type(module).__name__} without variables. Bind modules only, "
+        f"px.{transform}(f, net, …), and give plain arrays when calling: f(net, params, x)"
+    )
