@@ -1,5 +1,8 @@
 """Paraxis puts an axis of a JAX program on as many devices as there are."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from paraxis._core.axis import Axis
 from paraxis._core.collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
 from paraxis._core.errors import (
@@ -11,6 +14,7 @@ from paraxis._core.errors import (
     ParaxisError,
     ScopeError,
     ShapeError,
+    StateError,
 )
 from paraxis._core.pmap import pmap
 from paraxis._core.random import keys
@@ -27,6 +31,21 @@ from paraxis._core.reductions import (
 from paraxis._core.verbs import broadcast, gather, map_fn, scatter
 from paraxis.mapreduce import program
 
+if TYPE_CHECKING:
+    from paraxis.transforms import (
+        Gradients,
+        GradValues,
+        Jit,
+        Optimizer,
+        Parallel,
+        Variables,
+        Vectorize,
+        freeze,
+        grad,
+        value_and_grad,
+        variables,
+    )
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -35,15 +54,25 @@ __all__ = [
     "CollectiveError",
     "CommunicationError",
     "DeviceError",
+    "GradValues",
+    "Gradients",
+    "Jit",
     "LoweringError",
+    "Optimizer",
+    "Parallel",
     "ParaxisError",
     "ScopeError",
     "ShapeError",
+    "StateError",
+    "Variables",
+    "Vectorize",
     "all_gather",
     "axis_index",
     "axis_size",
     "broadcast",
+    "freeze",
     "gather",
+    "grad",
     "keys",
     "map_fn",
     "pmap",
@@ -61,4 +90,43 @@ __all__ = [
     "reduce_sum",
     "reduce_weighted_mean",
     "scatter",
+    "value_and_grad",
+    "variables",
 ]
+
+# What needs a framework besides JAX is loaded when it is first used.
+_ROOMS = {
+    "Gradients": "transforms",
+    "GradValues": "transforms",
+    "Jit": "transforms",
+    "Optimizer": "transforms",
+    "Parallel": "transforms",
+    "Variables": "transforms",
+    "Vectorize": "transforms",
+    "freeze": "transforms",
+    "grad": "transforms",
+    "value_and_grad": "transforms",
+    "variables": "transforms",
+}
+_EXTRAS = {"transforms": "nnx"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'paraxis' has no attribute {name!r}")
+    room = _ROOMS[name]
+    try:
+        value = getattr(importlib.import_module(f"paraxis.{room}"), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("paraxis"):
+            raise
+        raise ModuleNotFoundError(
+            f"px.{name} needs {error.name}, which is not installed; write pip install 'paraxis[{_EXTRAS[room]}]'",
+            name=error.name,
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -45,6 +45,7 @@ __all__ = [
     "rebind_shard_map",
     "rebuilt",
     "sharding_spec",
+    "struct",
     "subjaxprs",
     "trace",
 ]
@@ -200,6 +201,12 @@ def sharding_spec(aval: Any) -> tuple[Any, ...]:
     """The entries of an aval's sharding, one per dimension (all ``None`` unless the mesh is Explicit)."""
     spec = tuple(aval.sharding.spec)
     return spec + (None,) * (len(aval.shape) - len(spec))
+
+
+def struct(x: Any) -> jax.ShapeDtypeStruct:
+    """What an array looks like, for tracing a function of it."""
+    aval = jax.typeof(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def element_struct(x: Any) -> jax.ShapeDtypeStruct:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from paraxis._core import jax_api, scope, verbs
+from paraxis._core import jax_api, scope, tree, verbs
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError, ParaxisError, ShapeError
 
@@ -62,7 +62,7 @@ def pmap(
         axes = _axes_of(in_axes, dynamic, len(args), static)
         axis = Axis(name, _size(axes, dynamic, kwargs, axis_size))
         axis = _placed(axis)
-        leading = jax.tree.map(lambda at, x: _lead(at, x, axis), axes, dynamic, is_leaf=_is_none)
+        leading = jax.tree.map(lambda at, x: _lead(at, x, axis), axes, dynamic, is_leaf=tree.is_none)
 
         def element(positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
             rest = iter(positional)
@@ -96,10 +96,6 @@ def _positions(argument: str, value: int | Sequence[int]) -> tuple[int, ...]:
     return positions
 
 
-def _is_none(x: Any) -> bool:
-    return x is None
-
-
 def _axes_of(in_axes: Any, dynamic: tuple[Any, ...], num_args: int, static: tuple[int, ...]) -> tuple[Any, ...]:
     """One axis (or ``None``) per leaf, from a prefix tree over all or over the non-static arguments."""
     if isinstance(in_axes, list):
@@ -109,17 +105,12 @@ def _axes_of(in_axes: Any, dynamic: tuple[Any, ...], num_args: int, static: tupl
     if in_axes is None or isinstance(in_axes, int):
         in_axes = (in_axes,) * len(dynamic)
     try:
-        return tuple(_spread(at, x) for at, x in zip(in_axes, dynamic, strict=True))
+        return tuple(tree.spread(at, x) for at, x in zip(in_axes, dynamic, strict=True))
     except (ValueError, TypeError) as error:
         raise ShapeError(
             f"pmap: in_axes={in_axes!r} does not fit the {len(dynamic)} non-static arguments it was given; write one "
             f"entry per positional argument, each an integer, None, or a tree that is a prefix of the argument"
         ) from error
-
-
-def _spread(prefix: Any, tree: Any) -> Any:
-    """A prefix tree of axes, spread over the leaves of ``tree``."""
-    return jax.tree.map(lambda at, sub: jax.tree.map(lambda _: at, sub), prefix, tree, is_leaf=_is_none)
 
 
 def _size(axes: tuple[Any, ...], dynamic: tuple[Any, ...], kwargs: dict[str, Any], given: int | None) -> int:
@@ -137,7 +128,7 @@ def _size(axes: tuple[Any, ...], dynamic: tuple[Any, ...], kwargs: dict[str, Any
             )
         sizes[label] = shape[at]
 
-    jax.tree_util.tree_map_with_path(note, axes, dynamic, is_leaf=_is_none)
+    jax.tree_util.tree_map_with_path(note, axes, dynamic, is_leaf=tree.is_none)
     jax.tree_util.tree_map_with_path(lambda path, leaf: note(path, 0, leaf), kwargs)
     if not sizes:
         raise ShapeError("pmap: no argument is mapped, so the number of elements is unknown; write axis_size=8")
@@ -170,7 +161,7 @@ def _with_out_axes(out_axes: Any, result: Any) -> Any:
         return leaf[0] if at is None else jnp.moveaxis(leaf, 0, at)
 
     try:
-        return jax.tree.map(one, _spread(out_axes, result), result, is_leaf=_is_none)
+        return jax.tree.map(one, tree.spread(out_axes, result), result, is_leaf=tree.is_none)
     except ValueError as error:
         raise ShapeError(
             f"pmap: out_axes={out_axes!r} does not fit the result, {jax.tree.structure(result)}; write one entry per "

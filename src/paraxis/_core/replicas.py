@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -12,36 +13,45 @@ from paraxis._core import jax_api, layout
 from paraxis._core.axis import Axis
 
 
-def differing(body: jax_api.ClosedJaxpr, placed: Sequence[bool], axis: Axis) -> list[bool]:
-    """For each result of an element's body: whether it may differ between elements.
+def watched(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any:
+    """In a function under ``vmap``: ``x`` as it is; ``note`` is told which of its leaves differ between elements.
 
-    ``placed`` says which arguments do. Found by one abstract ``vmap``, which knows that a sum over all elements is
-    the same for each. It errs on one side only: values that differ are always found; some that would turn out equal,
-    such as a sum passed round a ring by hand, are taken to differ.
+    ``index`` is the element's number, or anything else that does differ: this vmap, and not one around it, then
+    answers. It errs on one side only: leaves that differ are always found; some that would turn out equal, such as a
+    sum passed round a ring by hand, are taken to differ.
+    """
+
+    @custom_vmap
+    def watch(index: jax.Array, leaves: list[Any]) -> list[Any]:
+        return leaves
+
+    @watch.def_vmap
+    def _(size: int, batched: Sequence[Any], index: jax.Array, leaves: list[Any]) -> Any:
+        note(list(batched[1]))
+        return leaves, batched[1]
+
+    leaves, structure = jax.tree.flatten(x)
+    return jax.tree.unflatten(structure, watch(index, leaves))
+
+
+def differing(body: jax_api.ClosedJaxpr, placed: Sequence[bool], axis: Axis) -> list[bool]:
+    """For each result of an element's body: whether it may differ between elements. See :func:`watched`.
+
+    ``placed`` says which arguments do. One abstract ``vmap`` tells, before anything runs.
     """
     found: list[bool] = []
 
-    @custom_vmap
-    def watch(results: list[Any]) -> list[Any]:
-        return results
-
-    @watch.def_vmap
-    def _(size: int, batched: Sequence[Any], results: list[Any]) -> Any:
-        found.extend(batched[0])
-        return results, batched[0]
-
-    def one(*args: Any) -> list[Any]:
-        return watch(list(jax_api.jaxpr_as_fun(body)(*args)))
+    def one(index: jax.Array, *args: Any) -> list[Any]:
+        return watched(list(jax_api.jaxpr_as_fun(body)(*args)), index, found.extend)
 
     args = [
         jax.ShapeDtypeStruct((axis.size, *aval.shape) if is_placed else aval.shape, aval.dtype)
         for aval, is_placed in zip(body.in_avals, placed, strict=True)
     ]
-    in_axes = tuple(0 if is_placed else None for is_placed in placed)
+    in_axes = (0, *(0 if is_placed else None for is_placed in placed))
     over = jax.vmap(one, in_axes=in_axes, axis_name=axis.name, axis_size=axis.size)
-    if body.out_avals:
-        jax.eval_shape(over, *args)
-    return found or [False] * len(body.out_avals)
+    jax.eval_shape(over, jnp.arange(axis.size), *args)
+    return found
 
 
 def agreed(x: jax.Array, axis: Axis) -> jax.Array:

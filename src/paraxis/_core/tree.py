@@ -47,6 +47,15 @@ def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
     return tree
 
 
+def is_none(x: Any) -> bool:
+    return x is None
+
+
+def spread(prefix: Any, tree: Any) -> Any:
+    """A prefix tree of entries, ``None`` among them, spread over the leaves of ``tree``."""
+    return jax.tree.map(lambda entry, sub: jax.tree.map(lambda _: entry, sub), prefix, tree, is_leaf=is_none)
+
+
 def name(argument: str, path: Any) -> str:
     """How an error calls a leaf: ``args[0]['w']``."""
     return f"{argument}{jax.tree_util.keystr(path)}"

@@ -1,6 +1,23 @@
 """The verbs with a module's state threaded: Jit, Parallel, Vectorize, GradValues on Flax NNX modules."""
 
 from paraxis.transforms._freeze import freeze
+from paraxis.transforms._gradients import GradValues, grad, value_and_grad
 from paraxis.transforms._jit import Jit
+from paraxis.transforms._optimizer import Optimizer
+from paraxis.transforms._parallel import Parallel
+from paraxis.transforms._variables import Gradients, Variables, variables
+from paraxis.transforms._vectorize import Vectorize
 
-__all__ = ["Jit", "freeze"]
+__all__ = [
+    "GradValues",
+    "Gradients",
+    "Jit",
+    "Optimizer",
+    "Parallel",
+    "Variables",
+    "Vectorize",
+    "freeze",
+    "grad",
+    "value_and_grad",
+    "variables",
+]

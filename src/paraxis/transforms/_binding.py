@@ -15,7 +15,7 @@ from flax.nnx import Variable
 
 from paraxis._core import jax_api
 from paraxis._core.errors import StateError
-from paraxis.transforms import _frames, _names, _nnx
+from paraxis.transforms import _frames, _names, _nnx, _randomness
 
 _KEPT = 4  # structures whose marks are kept: train and eval, and a few more
 
@@ -26,6 +26,7 @@ class Binding:
     def __init__(self, modules: tuple[Any, ...], transform: str) -> None:
         self.graph = _nnx.take_apart(modules)
         self.names = _names.names_in(modules, self.graph.paths)
+        self.streams = _randomness.streams(modules, self.graph)
         self.compiled: Any = None
         self._transform = transform
         nodes = [node for _, node in _nnx.nodes(modules)]

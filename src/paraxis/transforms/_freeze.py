@@ -40,7 +40,8 @@ class Frozen:
         variables = _nnx.take_apart((module,)).variables
         result = getattr(module, method)(*args, **kwargs)
         for variable, old, name in zip(variables, self._values, self._names, strict=True):
-            if any(x is not y for x, y in zip(jax.tree.leaves(_nnx.value(variable)), jax.tree.leaves(old), strict=True)):
+            pairs = zip(jax.tree.leaves(_nnx.value(variable)), jax.tree.leaves(old), strict=True)
+            if any(x is not y for x, y in pairs):
                 raise StateError(
                     f"freeze: variable {name} of a frozen module was written. Make it constant in what it does as "
                     f"well, net.eval(), before px.freeze(net); or bind it: px.Jit(f, net)"

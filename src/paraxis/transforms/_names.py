@@ -8,14 +8,24 @@ from flax import nnx
 from paraxis.transforms._nnx import Path
 
 
-def names(module: Any, paths: Sequence[Path]) -> list[str]:
-    """The names of the variables at these paths of one module."""
-    return [_name(module, path) for path in paths]
-
-
 def names_in(modules: Sequence[Any], paths: Sequence[Path]) -> list[str]:
-    """The names of the variables of several modules; a path's first entry is the module's number."""
-    return [_name(modules[int(path[0])], path[1:]) for path in paths]
+    """The names of the variables of several modules; a path's first entry is the module's number.
+
+    Where two would have the same name, the numbers are part of it: ``[0](Linear).kernel``, ``[1](Linear).kernel``.
+    """
+    found = [_rooted(modules, path) for path in paths]
+    names = [_name(root, rest) for _, root, rest in found]
+    if len(set(names)) == len(names):
+        return names
+    return [place + name for (place, _, _), name in zip(found, names, strict=True)]
+
+
+def _rooted(modules: Any, path: Path) -> tuple[str, Any, Path]:
+    """The module that a path leads to first, through the tuples around it."""
+    place, node = "", modules
+    while isinstance(node, tuple) and path:
+        place, node, path = f"{place}[{path[0]}]", node[int(path[0])], path[1:]
+    return place, node, path
 
 
 def _name(node: Any, path: Path) -> str:

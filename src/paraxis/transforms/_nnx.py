@@ -85,6 +85,21 @@ def _is_node(x: Any) -> bool:
     return isinstance(x, (nnx.Pytree, Variable, list, tuple, dict))
 
 
+def random_streams(modules: Any) -> Iterator[tuple[Path, Any]]:
+    return ((path, node) for path, node in nodes(modules) if isinstance(node, nnx.RngStream))
+
+
+def name_batch_axis(modules: Any, name: str) -> None:
+    """Let BatchNorm layers take their statistics over a named axis as well, unless they name one themselves."""
+    for _, node in nodes(modules):
+        if isinstance(node, nnx.BatchNorm) and node.axis_name is None:
+            node.axis_name = name
+
+
+def is_key(variable: Variable[Any]) -> bool:
+    return isinstance(variable, nnx.RngKey)
+
+
 def is_module(x: Any) -> bool:
     """Whether an object may hold variables: a module, ``nnx.Rngs``, an optimiser, a variable."""
     return isinstance(x, (nnx.Pytree, Variable))

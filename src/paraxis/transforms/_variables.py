@@ -11,8 +11,6 @@ from paraxis._core.errors import StateError
 from paraxis.transforms import _names, _nnx
 from paraxis.transforms._wrapped import Wrapped
 
-Choice = type | tuple[type, ...] | Callable[[str, Variable[Any]], bool] | "Variables"
-
 
 class _Collection:
     """Named things in a fixed order. Iterates over the things; prints names, sizes, shapes and a total."""
@@ -56,7 +54,7 @@ class _Collection:
 class Variables(_Collection):
     """A module's variables, by name, each once. Made by :func:`variables`."""
 
-    def subset(self, wrt: Choice) -> "Variables":
+    def subset(self, wrt: "Choice") -> "Variables":
         """Those of a type (``nnx.Param``), of one of several types, or for which ``wrt(name, variable)`` holds."""
         chosen = chooser("subset", wrt)
         return Variables({name: v for name, v in self._items.items() if chosen(name, v)})
@@ -81,6 +79,10 @@ class Variables(_Collection):
             merged[name] = v
             seen.add(id(v))
         return Variables(merged)
+
+
+Choice = type | tuple[type, ...] | Callable[[str, Variable[Any]], bool] | Variables
+"""Which variables are meant: those of a type or types, for which a test holds, or in a collection."""
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -139,8 +141,9 @@ def variables(module: Any) -> Variables:
             f"variables: module must be an NNX module or a tree of them, got {type(module).__name__}; "
             f"write px.variables(net)"
         )
-    graph = _nnx.take_apart((module,))
-    return Variables(dict(zip(_names.names_in((module,), graph.paths), graph.variables, strict=True)))
+    modules = module if type(module) is tuple else (module,)
+    graph = _nnx.take_apart(modules)
+    return Variables(dict(zip(_names.names_in(modules, graph.paths), graph.variables, strict=True)))
 
 
 def chooser(argument: str, wrt: Choice) -> Callable[[str, Variable[Any]], bool]:

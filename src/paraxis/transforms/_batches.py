@@ -1,0 +1,92 @@
+"""Which arguments are split along a batch axis, and which are given whole."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from paraxis._core import tree
+from paraxis._core.errors import ShapeError
+
+Axes = int | None | Sequence[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Arguments taken apart: ``rows`` are split, each along the axis in ``axes``; ``whole`` are not.
+
+    ``size`` is the number of rows; ``None`` if nothing is split.
+    """
+
+    rows: list[Any]
+    whole: list[Any]
+    axes: tuple[int, ...]
+    size: int | None
+    structure: Any
+    is_row: tuple[bool, ...]
+
+    def put_together(self, rows: Sequence[Any], whole: Sequence[Any]) -> Any:
+        ours, theirs = iter(rows), iter(whole)
+        return jax.tree.unflatten(self.structure, [next(ours if is_row else theirs) for is_row in self.is_row])
+
+
+def split(transform: str, batch_axis: Axes, args: Sequence[Any]) -> Batch:
+    """Take arguments apart. Leaves without dimensions are given whole, whatever their axis.
+
+    Raises:
+        ShapeError: naming the argument, if an axis is missing or sizes disagree.
+    """
+    axes = _axes(transform, batch_axis, args)
+    found = jax.tree_util.tree_leaves_with_path(tuple(args))
+    structure = jax.tree.structure(tuple(args))
+    flat = jax.tree.leaves(axes, is_leaf=tree.is_none)
+    sizes: dict[str, int] = {}
+    kept: list[int | None] = []
+    for (path, leaf), at in zip(found, flat, strict=True):
+        shape = np.shape(leaf)
+        if at is None or not shape:
+            kept.append(None)
+            continue
+        label = tree.name("args", path)
+        if not -len(shape) <= at < len(shape):
+            raise ShapeError(
+                f"{transform}: {label} has shape {shape} and no axis {at} to split; write None for it in batch_axis "
+                f"to give it whole"
+            )
+        sizes[label] = shape[at]
+        kept.append(at % len(shape))
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{label}: {size}" for label, size in sizes.items())
+        raise ShapeError(
+            f"{transform}: the sizes of the batch axes disagree ({listed}). Write None in batch_axis for what is not "
+            f"a batch: batch_axis=(0, None)"
+        )
+    return Batch(
+        rows=[leaf for (_, leaf), at in zip(found, kept, strict=True) if at is not None],
+        whole=[leaf for (_, leaf), at in zip(found, kept, strict=True) if at is None],
+        axes=tuple(at for at in kept if at is not None),
+        size=next(iter(sizes.values()), None),
+        structure=structure,
+        is_row=tuple(at is not None for at in kept),
+    )
+
+
+def _axes(transform: str, batch_axis: Axes, args: Sequence[Any]) -> Any:
+    if batch_axis is None or isinstance(batch_axis, int):
+        given: Sequence[Any] = (batch_axis,) * len(args)
+    else:
+        given = tuple(batch_axis)
+    if len(given) < len(args):
+        raise ShapeError(
+            f"{transform}: batch_axis={batch_axis!r} has {len(given)} entries for {len(args)} arguments; write one for "
+            f"each: batch_axis=({', '.join(['0'] * len(args))})"
+        )
+    try:
+        return tuple(tree.spread(at, arg) for at, arg in zip(given, args, strict=False))
+    except (ValueError, TypeError) as error:
+        raise ShapeError(
+            f"{transform}: batch_axis={batch_axis!r} does not fit the arguments; write one entry per argument, each an "
+            f"integer, None, or a tree that is a prefix of the argument"
+        ) from error

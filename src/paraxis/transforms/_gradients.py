@@ -1,0 +1,296 @@
+"""Gradients with respect to variables and arguments, with the state that the function writes threaded through."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from paraxis._core.errors import ShapeError, StateError
+from paraxis.transforms import _body, _nnx
+from paraxis.transforms._binding import Binding, Bound, write_all
+from paraxis.transforms._body import Body
+from paraxis.transforms._variables import Choice, Gradients, chooser
+from paraxis.transforms._wrapped import Wrapped
+
+
+class GradValues(Wrapped):
+    """Gradients and values of a loss that works on modules: ``gradients, values = px.GradValues(loss, net)(x, y)``.
+
+    State that the loss writes (BatchNorm's statistics, counters, random streams) is written once, after it has
+    succeeded; gradients are taken at the values before.
+
+    Args:
+        f: a function of modules and further arguments that gives a float scalar, or a tuple whose first entry is one.
+        *modules: as in :class:`Jit`.
+        wrt: which variables to differentiate with respect to: a type, a tuple of types, a function of a variable's
+            name and the variable, or a ``px.variables`` collection. ``None``: no variables.
+        argnums: also with respect to these further arguments (positions after the modules), as in ``jax.grad``.
+
+    Returns:
+        When called, ``(gradients, values)``: a collection in the order of ``px.variables``, which iterates over its
+        arrays (with ``argnums``: that, and the gradients of the arguments); and what ``f`` returned.
+
+    Raises:
+        ShapeError: if the loss is not a float scalar.
+        StateError: as in :class:`Jit`; and if a variable that was chosen is not of floats, or none was.
+
+    Communicates: what ``f`` does, and its derivative.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> from flax import nnx
+        >>> net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+        >>> gradient_loss = px.GradValues(lambda net, x, y: ((net(x) - y) ** 2).mean(), net)
+        >>> gradients, value = gradient_loss(jnp.ones((10, 3)), jnp.ones((10, 4)))
+        >>> [g.shape for g in gradients]
+        [(4,), (3, 4)]
+    """
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        *modules: Any,
+        wrt: Choice | None = nnx.Param,
+        argnums: int | Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(f, modules)
+        self._wrt, self._argnums = wrt, argnums
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Gradients and values at ``f(*modules, *args, **kwargs)``."""
+        binding = self._bound.current()
+        chosen = _chosen("GradValues", binding, self._wrt, range(len(binding.graph.variables)))
+        positions = _positions("GradValues", self._argnums, len(args))
+        if not chosen and not positions:
+            raise StateError(
+                f"GradValues: nothing to differentiate with respect to: wrt={self._wrt!r} picks no variable of "
+                f"{', '.join(type(m).__name__ for m in self.modules) or 'no module'}; write wrt=nnx.Param, argnums=0"
+            )
+        result, gradients, of_args = _differentiate(
+            self._body, binding, chosen, positions, args, kwargs, lambda result: _first(result)
+        )
+        named = Gradients({binding.names[i]: g for i, g in gradients.items()})
+        if self._argnums is None:
+            return named, result
+        inputs = of_args[0] if isinstance(self._argnums, int) else tuple(of_args)
+        return (named, inputs) if chosen else inputs, result
+
+
+def value_and_grad(
+    f: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    wrt: Choice = nnx.Param,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """``jax.value_and_grad`` for functions of modules and pytrees, in its order: ``(value, gradients)``.
+
+    Nothing is bound: modules are arguments, anywhere. The gradient of a module is a collection of its chosen
+    variables' gradients, in the order of ``px.variables``; that of a pytree is a tree like it. State that ``f``
+    writes to any of the modules is kept, after it has succeeded.
+
+    Args:
+        f: a function that gives a float scalar, or with ``has_aux`` a pair whose first entry is one.
+        argnums: position, or positions, of the arguments to differentiate with respect to.
+        wrt: which variables of a module: see :class:`GradValues`.
+        has_aux: whether ``f`` returns ``(value, anything)``.
+
+    Returns:
+        A function that returns ``(value, gradients)``; gradients are a tuple if ``argnums`` is one.
+
+    Raises:
+        ShapeError, StateError: when called, as in :class:`GradValues`.
+
+    Communicates: what ``f`` does, and its derivative.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> from flax import nnx
+        >>> net = nnx.Linear(3, 1, use_bias=False, rngs=nnx.Rngs(0))
+        >>> value, gradients = px.value_and_grad(lambda net, x: net(x).sum())(net, jnp.ones((2, 3)))
+        >>> gradients["(Linear).kernel"].tolist()
+        [[2.0], [2.0], [2.0]]
+        >>> px.value_and_grad(lambda w: w**2)(3.0)
+        (Array(9., dtype=float32, weak_type=True), Array(6., dtype=float32, weak_type=True))
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result, gradients = _unbound("value_and_grad", f, argnums, wrt, has_aux, args, kwargs)
+        return result, gradients
+
+    call.__name__ = f"value_and_grad({getattr(f, '__name__', 'f')})"
+    return call
+
+
+def grad(
+    f: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    wrt: Choice = nnx.Param,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """``jax.grad`` for functions of modules and pytrees. See :func:`value_and_grad`.
+
+    Returns:
+        A function that returns the gradients; with ``has_aux``, ``(gradients, aux)``.
+
+    Communicates: what ``f`` does, and its derivative.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> from flax import nnx
+        >>> net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+        >>> [g.shape for g in px.grad(lambda net, x: net(x).mean())(net, jnp.ones((2, 3)))]
+        [(4,), (3, 4)]
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result, gradients = _unbound("grad", f, argnums, wrt, has_aux, args, kwargs)
+        return (gradients, result[1]) if has_aux else gradients
+
+    call.__name__ = f"grad({getattr(f, '__name__', 'f')})"
+    return call
+
+
+def _unbound(
+    transform: str,
+    f: Callable[..., Any],
+    argnums: int | Sequence[int],
+    wrt: Choice,
+    has_aux: bool,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Any]:
+    positions = _positions(transform, argnums, len(args))
+    modules = {p: arg for p, arg in enumerate(args) if _nnx.holds_modules(arg)}
+    named = {name: x for name, x in kwargs.items() if _nnx.holds_modules(x)}
+    plain = [arg for p, arg in enumerate(args) if p not in modules]
+    binding = Bound((*modules.values(), *named.values()), transform).current()
+
+    def call(*given: Any, **rest: Any) -> Any:
+        bound, free = iter(given[: len(modules)]), iter(given[len(modules) + len(named) :])
+        kept = dict(zip(named, given[len(modules) : len(modules) + len(named)], strict=True))
+        return f(*(next(bound) if p in modules else next(free) for p in range(len(args))), **rest, **kept)
+
+    order = {p: number for number, p in enumerate(modules)}
+    ours = {p: _of_module(binding, order[p]) for p in positions if p in modules}
+    chosen = {p: _chosen(transform, binding, wrt, indices) for p, indices in ours.items()}
+    for p, picked in chosen.items():
+        if not picked:
+            raise StateError(
+                f"{transform}: wrt={wrt!r} picks no variable of args[{p}], a {type(args[p]).__name__}; "
+                f"write wrt=nnx.Param, or another argnums"
+            )
+    free_position = {p: number for number, p in enumerate(p for p in range(len(args)) if p not in modules)}
+    result, gradients, of_args = _differentiate(
+        Body(transform, call, list, sealed=False),
+        binding,
+        [i for picked in chosen.values() for i in picked],
+        [free_position[p] for p in positions if p not in modules],
+        plain,
+        {name: x for name, x in kwargs.items() if name not in named},
+        _with_aux(transform) if has_aux else (lambda result: (result, None)),
+    )
+    inputs = iter(of_args)
+    found = [_gradients(binding, chosen[p], gradients) if p in chosen else next(inputs) for p in positions]
+    return result, found[0] if isinstance(argnums, int) else tuple(found)
+
+
+def _gradients(binding: Binding, chosen: Sequence[int], gradients: dict[int, Any]) -> Gradients:
+    return Gradients({binding.names[i]: gradients[i] for i in chosen})
+
+
+def _of_module(binding: Binding, number: int) -> list[int]:
+    """The variables of one of several bound modules. One that is shared counts for the first that has it."""
+    return [i for i, path in enumerate(binding.graph.paths) if path[0] == number]
+
+
+def _differentiate(
+    body: Body,
+    binding: Binding,
+    chosen: Sequence[int],
+    positions: Sequence[int],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    split: Callable[[Any], tuple[Any, Any]],
+) -> tuple[Any, dict[int, Any], Sequence[Any]]:
+    """Run a body and its derivative; write its state.
+
+    Returns:
+        What it returned, gradients of the chosen variables by number, and those of the arguments.
+    """
+    variables = binding.variables()
+    values, arrays = _nnx.state(variables, binding.graph)
+
+    def loss(ours: Sequence[Any], theirs: Sequence[Any]) -> tuple[Any, Any]:
+        here, given = list(values), list(args)
+        for i, value in zip(chosen, ours, strict=True):
+            here[i] = value
+        for p, arg in zip(positions, theirs, strict=True):
+            given[p] = arg
+        result, new = _body.run(body, binding, (here, arrays), given, kwargs)
+        value, _ = split(result)
+        _require_scalar(body.transform, value)
+        return value, (result, new)
+
+    differentiable = [values[i] for i in chosen], [args[p] for p in positions]
+    gradients, (result, new) = jax.grad(loss, argnums=(0, 1), has_aux=True)(*differentiable)
+    write_all(binding, variables, new, body.transform)
+    return result, dict(zip(chosen, gradients[0], strict=True)), gradients[1]
+
+
+def _chosen(transform: str, binding: Binding, wrt: Choice | None, indices: Sequence[int]) -> list[int]:
+    if wrt is None:
+        return []
+    chosen = chooser(transform, wrt)
+    picked = [i for i in indices if chosen(binding.names[i], binding.graph.variables[i])]
+    for i in picked:
+        for leaf in jax.tree.leaves(_nnx.value(binding.graph.variables[i])):
+            dtype = jnp.result_type(leaf)
+            if not jnp.issubdtype(dtype, jnp.inexact):
+                raise StateError(
+                    f"{transform}: wrt picks variable {binding.names[i]} of dtype {dtype}, which has no gradient; "
+                    f"choose those of floats: wrt=nnx.Param"
+                )
+    return picked
+
+
+def _positions(transform: str, argnums: int | Sequence[int] | None, num_args: int) -> list[int]:
+    positions = [] if argnums is None else [argnums] if isinstance(argnums, int) else list(argnums)
+    for p in positions:
+        if not isinstance(p, int) or not 0 <= p < num_args:
+            raise StateError(
+                f"{transform}: argnums={argnums!r}, but {num_args} positional arguments were given; count from 0"
+            )
+    return positions
+
+
+def _first(result: Any) -> tuple[Any, Any]:
+    return (result[0], result) if isinstance(result, (tuple, list)) and result else (result, None)
+
+
+def _with_aux(transform: str) -> Callable[[Any], tuple[Any, Any]]:
+    def split(result: Any) -> tuple[Any, Any]:
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise ShapeError(
+                f"{transform}: with has_aux=True the function must return (value, aux), got {type(result).__name__}"
+            )
+        return result[0], result[1]
+
+    return split
+
+
+def _require_scalar(transform: str, value: Any) -> None:
+    leaves = jax.tree.leaves(value)
+    if len(leaves) == 1 and jax.tree.structure(value) == jax.tree.structure(0) and jnp.shape(leaves[0]) == ():
+        if jnp.issubdtype(jnp.result_type(leaves[0]), jnp.floating):
+            return
+        got = f"a scalar of dtype {jnp.result_type(leaves[0])}"
+    else:
+        got = f"shape {jnp.shape(leaves[0])}" if len(leaves) == 1 else type(value).__name__
+    raise ShapeError(
+        f"{transform}: the loss must be a float scalar, got {got}; reduce it, loss.mean(), or return (loss, …) if "
+        f"there is more to return"
+    )

@@ -1,0 +1,158 @@
+"""``Parallel``: the function of one device's share of a batch, run on all devices."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from paraxis._core import jax_api, layout
+from paraxis._core.axis import Axis
+from paraxis._core.errors import AxisError
+from paraxis.transforms import _batches, _nnx, _results, _sync
+from paraxis.transforms._binding import Binding, write_all
+from paraxis.transforms._compiled import Compiled, Statics
+from paraxis.transforms._shares import Call, Plan
+from paraxis.transforms._wrapped import Wrapped
+
+
+class Parallel(Wrapped):
+    """Split a batch over the devices and run the function on each share; compiled, with modules' variables threaded.
+
+    Every device has all variables and its share of the rows: ``(rows, ...)`` becomes ``(rows / devices, ...)``. In
+    the function, ``px.pmean(x, "device")`` and the other collectives, those of ``jax.lax`` too, are over all devices.
+    Nothing need be replicated before. What the function writes must be the same on all devices, which is checked
+    before anything runs, or have a rule (``sync``).
+
+    Args:
+        f: a function of modules and a share of each argument; or a module, or a method of one.
+        *modules: as in :class:`Jit`.
+        reduce: what becomes of the devices' results, for every leaf: ``"concat"`` (along the first axis; scalars are
+            stacked), ``"stack"`` (``(devices, ...)``), ``"first"``, ``"mean"``, ``"sum"``, ``"max"``, ``"min"``,
+            ``"same"`` (checked to be equal), or a function of the stacked results. Or a tree of these that is a
+            prefix of the result.
+        batch_axis: for each argument after the modules, the axis to split; ``None``: given whole; or a tree of
+            these that is a prefix of the argument. One integer for all. Numbers and 0-d arrays, and keyword
+            arguments, are always given whole.
+        axis_name: the name by which collectives mean the devices.
+        static_argnums: as in :class:`Jit`.
+        static_argnames: as in :class:`Jit`.
+        sync: for a variable type (or a variable's name), what becomes of the devices' values: ``"mean"``, ``"sum"``,
+            ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all of them, ``(devices, ...)``.
+            Integers and booleans keep their dtype. A variable's own rule, ``nnx.Variable(x, sync="sum")``, goes
+            first. ``nnx.BatchStat``: the mean.
+        sync_batch_norm: BatchNorm layers take the statistics of the whole batch, as on one device, instead of each
+            device's share.
+        check: whether to require what is written without a rule to be the same on all devices, and the padding of a
+            batch that does not divide to do no harm. ``False`` for functions that the checks cannot see through.
+        donate: as in :class:`Jit`.
+        mesh: the devices; default: those of ``jax.set_mesh``, or all.
+        over: the axis, or axes, of the mesh to split over; default: the one called as ``axis_name``.
+
+    Raises:
+        StateError: as in :class:`Jit`; and when called, naming the variable, if it could be left with different
+            values on different devices (a forgotten ``pmean``).
+        ShapeError: when called, if the sizes of the batch axes disagree; or if the rows do not divide over the
+            devices and a result is not one per row, so that padding would change it.
+        AxisError: when called, if the mesh has no such axis.
+
+    Random streams: each device has its own, made from its number; the modules' streams advance once per call, if
+    drawn from. The numbers depend on how many devices there are.
+
+    Communicates: what ``f`` does; one all-reduce for each variable that has a rule and was written, and for each
+    result that is reduced.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> from flax import nnx
+        >>> net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+        >>> x = jnp.ones((96, 3))
+        >>> px.Parallel(net)(x).shape
+        (96, 4)
+        >>> bool(jnp.allclose(px.Parallel(lambda net, x: net(x).mean(), net, reduce="mean")(x), net(x).mean()))
+        True
+    """
+
+    sealed = True
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        *modules: Any,
+        reduce: Any = "concat",
+        batch_axis: _batches.Axes = 0,
+        axis_name: str = "device",
+        static_argnums: int | Sequence[int] = (),
+        static_argnames: str | Sequence[str] = (),
+        sync: Mapping[Any, _sync.Rule | None] | None = None,
+        sync_batch_norm: bool = False,
+        check: bool = True,
+        donate: bool = False,
+        mesh: Mesh | None = None,
+        over: str | tuple[str, ...] | None = None,
+    ) -> None:
+        super().__init__(f, modules)
+        _results.check("Parallel", reduce)
+        _sync.check("Parallel", sync or {})
+        self._plan = Plan(
+            body=self._body,
+            statics=Statics("Parallel", self._parameters(), static_argnums, static_argnames),
+            reduce=reduce,
+            batch_axis=batch_axis,
+            sync=dict(sync or {}),
+            sync_batch_norm=sync_batch_norm,
+            check=check,
+            donate=donate,
+            place=Axis(axis_name, 1, mesh=mesh, over=over),
+        )
+        self._in_place: list[Any] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """``f(*modules, *shares, **kwargs)`` on every device."""
+        if self._plan.statics:
+            self._plan.statics.check("Parallel", args, kwargs)
+        binding = self._bound.current()
+        compiled = binding.compiled or self._bound.compiled(binding, self._compile)
+        variables = binding.variables()
+        placement = self._placement()
+        values, arrays = _nnx.state(variables, binding.graph)
+        moved = self._settle(values, placement)
+        state = ([moved.get(i, value) for i, value in enumerate(values)], arrays) if moved else (values, arrays)
+        new, result = compiled(state, [_released(arg, placement) for arg in args], kwargs)
+        write_all(binding, variables, moved | new, "Parallel")
+        self._in_place = _nnx.state(variables, binding.graph)[0]
+        return result
+
+    def _settle(self, values: Sequence[Any], placement: layout.Placement) -> dict[int, Any]:
+        """The values that are not on all devices yet, brought there: otherwise they would be sent at every call."""
+        if len(values) == len(self._in_place) and all(map(operator.is_, values, self._in_place)):
+            return {}
+        settled = {i: layout.settle(v, placement, rows=False) for i, v in enumerate(values) if isinstance(v, jax.Array)}
+        return {i: new for i, new in settled.items() if new is not values[i]}
+
+    def _placement(self) -> layout.Placement:
+        try:
+            return layout.place(self._plan.place)
+        except AxisError as error:
+            raise AxisError(
+                f"Parallel: {error}. For Parallel: px.Parallel(f, net, over=…) with the name of a mesh axis"
+            ) from error
+
+    def _compile(self, binding: Binding) -> Compiled:
+        def fn(state: Any, *args: Any, **kwargs: Any) -> Any:
+            return Call(self._plan, binding, args, kwargs).run(state)
+
+        return Compiled(fn, self._plan.statics, self._plan.donate)
+
+
+def _released(arg: Any, placement: layout.Placement) -> Any:
+    """An argument with arrays that are bound to other devices sent to these."""
+    target = layout.sharding(placement, rows=False)
+
+    def one(x: Any) -> Any:
+        if target is None or not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or not x.committed:
+            return x
+        return x if x.sharding.device_set == target.device_set else jax.device_put(x, target)
+
+    return jax.tree.map(one, arg)

@@ -1,0 +1,212 @@
+"""One call of ``Parallel``, while it is traced: a map over the devices, each with its share of the rows.
+
+The function is traced once, inside the map. What the trace shows is looked at before it becomes part of the program:
+which results differ between devices, and, if rows had to be added, whether they meet the others.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core import jax_api, layout, replicas, rowwise, tree, verbs
+from paraxis._core.axis import Axis
+from paraxis._core.errors import ShapeError, StateError
+from paraxis.transforms import _batches, _body, _nnx, _randomness, _results, _sync
+from paraxis.transforms._binding import Binding
+from paraxis.transforms._body import Body
+from paraxis.transforms._compiled import Statics
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What ``Parallel`` was asked for. ``place`` is the axis of the devices, its size still open."""
+
+    body: Body
+    statics: Statics
+    reduce: Any
+    batch_axis: _batches.Axes
+    sync: Mapping[Any, _sync.Rule | None]
+    sync_batch_norm: bool
+    check: bool
+    donate: bool
+    place: Axis
+
+
+class Call:
+    """One call: its arguments taken apart, and what its trace shows."""
+
+    def __init__(self, plan: Plan, binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._plan, self._binding = plan, binding
+        self._axis = dataclasses.replace(plan.place, size=layout.place(plan.place).num_devices)
+        static = plan.statics
+        self._num_args = len(args)
+        self._static_args = {p: args[p] for p in static.positions if p < len(args)}
+        self._static_kwargs = {name: x for name, x in kwargs.items() if name in static.names}
+        self._kwargs = {name: x for name, x in kwargs.items() if name not in static.names}
+        self._batch = self._split([x for p, x in enumerate(args) if p not in self._static_args])
+        self._share = math.ceil((self._batch.size or 0) / self._axis.size)
+        self._is_padded = self._share * self._axis.size > (self._batch.size or 0)
+        self._drawn: list[_randomness.Stream] = []
+        self._differs: Any = None
+
+    def run(self, state: tuple[Sequence[Any], Sequence[Any]]) -> tuple[dict[int, Any], Any]:
+        """New values of variables by their number, and the result."""
+        values, arrays = state
+        streams = self._binding.streams
+        of_streams = {i for s in streams for i in (s.key, s.count)}
+        shared = ([None if i in of_streams else v for i, v in enumerate(values)], arrays)
+        keys = _randomness.element_keys(values, streams, self._axis.size)
+        rows = [self._shares(x, at) for x, at in zip(self._batch.rows, self._batch.axes, strict=True)]
+        whole = verbs.broadcast((shared, self._batch.whole, self._kwargs), self._axis)
+        new, result = verbs.map_fn(self._on_device, (whole, keys, rows), self._axis)
+        new = {i: self._combined(i, stacked) for i, stacked in new.items()} | _randomness.advanced(values, self._drawn)
+        if self._plan.donate:  # what is not written goes through, since its memory was given away
+            new = dict(enumerate(values)) | new
+        return new, self._reduced(result)
+
+    def _split(self, args: Sequence[Any]) -> _batches.Batch:
+        axes = self._plan.batch_axis
+        if isinstance(axes, Sequence) and len(axes) >= self._num_args:
+            axes = [at for p, at in enumerate(axes) if p not in self._static_args]
+        batch = _batches.split("Parallel", axes, args)
+        arrays = [name for name, x in self._kwargs.items() if any(jnp.ndim(leaf) for leaf in jax.tree.leaves(x))]
+        if batch.size is None and arrays and axes is not None:
+            raise ShapeError(
+                f"Parallel: no argument is split: {arrays[0]} was given by keyword, which every device is given whole. "
+                f"Give it by position to split it; or write batch_axis=None if that is meant"
+            )
+        if batch.size == 0:
+            raise ShapeError("Parallel: the batch has no rows; give at least one")
+        return batch
+
+    def _shares(self, x: Any, at: int) -> jax.Array:
+        """``(..., rows, ...)`` → ``(devices, ..., share, ...)``; rows that are added repeat the first."""
+        x = jnp.moveaxis(jnp.asarray(x), at, 0)
+        extra = self._share * self._axis.size - x.shape[0]
+        if extra:
+            x = jnp.concatenate([x, jnp.broadcast_to(x[:1], (extra, *x.shape[1:]))])
+        return jnp.moveaxis(x.reshape(self._axis.size, self._share, *x.shape[1:]), 1, at + 1)
+
+    # --- on a device ---------------------------------------------------------------------------------------------
+
+    def _on_device(self, whole: Any, keys: Any, rows: Any) -> Any:
+        leaves, structure = jax.tree.flatten((whole, keys, rows))
+        row_dims = jax.tree.leaves(tree.spread((-2, -1, list(self._batch.axes)), (whole, keys, rows)))
+
+        def one(*leaves: Any) -> Any:
+            return self._traced(*jax.tree.unflatten(structure, leaves))
+
+        body, out_tree = jax_api.trace(one, [jax_api.struct(x) for x in leaves], {})
+        if self._plan.check:
+            differs = replicas.differing(body, [at > -2 for at in row_dims], self._axis)
+            self._differs = jax.tree.unflatten(out_tree, differs)
+            self._require_agreement()
+            if self._is_padded:
+                found = rowwise.results(body, [at if at >= 0 else None for at in row_dims])
+                self._require_rows(body, out_tree, found)
+        else:
+            self._differs = jax.tree.unflatten(out_tree, [True] * out_tree.num_leaves)
+        return jax.tree.unflatten(out_tree, jax_api.jaxpr_as_fun(body)(*leaves))
+
+    def _traced(self, whole: Any, keys: Any, rows: Any) -> tuple[dict[int, Any], Any]:
+        (values, arrays), given, kwargs = whole
+        state = (_randomness.with_keys(values, self._binding.streams, keys), arrays)
+        dynamic = iter(self._batch.put_together(rows, given))
+        args = [self._static_args[p] if p in self._static_args else next(dynamic) for p in range(self._num_args)]
+        result, new = _body.run(
+            self._plan.body, self._binding, state, args, {**kwargs, **self._static_kwargs}, self._prepare
+        )
+        self._drawn = _randomness.drawn_from("Parallel", self._binding.streams, new, self._binding.names)
+        return new, result
+
+    def _prepare(self, modules: Any) -> None:
+        if self._plan.sync_batch_norm:
+            _nnx.name_batch_axis(modules, self._axis.name)
+
+    def _require_agreement(self) -> None:
+        new, _ = self._differs
+        for i, flags in new.items():
+            if self._rule(i) is None and any(jax.tree.leaves(flags)):
+                name, kind = self._binding.names[i], type(self._binding.graph.variables[i]).__name__
+                axis = self._axis.name
+                raise StateError(
+                    f"Parallel: variable {name} could be left with different values on different devices: what is "
+                    f"written to it depends on the device's share. Is a mean forgotten? Write "
+                    f"opt(lr, px.pmean(g, {axis!r})) for gradients; or say what becomes of it: "
+                    f"sync={{nnx.{kind}: 'mean'}}; or check=False if it is the same all the same"
+                )
+
+    def _require_rows(self, body: jax_api.ClosedJaxpr, out_tree: Any, found: Sequence[rowwise.Rows]) -> None:
+        """Padding is harmless where each result has one row per row, made of that row alone."""
+        new, result = jax.tree.unflatten(out_tree, [_Rows(x) for x in found])
+        shapes = jax.tree.unflatten(out_tree, [aval.shape for aval in body.out_avals])[1]
+        for i, leaves in new.items():
+            for leaf in jax.tree.leaves(leaves):
+                if leaf.rows is not None:
+                    self._refuse(f"variable {self._binding.names[i]} is written with what depends on the rows")
+        kinds = _results.spread("Parallel", self._plan.reduce, result)
+        is_shape = lambda x: isinstance(x, tuple) and all(isinstance(n, int) for n in x)  # noqa: E731
+        sizes = jax.tree.leaves(shapes, is_leaf=is_shape)
+        for (path, leaf), kind, shape in zip(jax.tree_util.tree_leaves_with_path(result), kinds, sizes, strict=True):
+            name = tree.name("result", path)
+            if isinstance(leaf.rows, rowwise.Mixed):
+                self._refuse(f"{name} is not one value per row: {leaf.rows.reason}")
+            if leaf.rows is None and (shape == () or kind == "same"):
+                continue
+            if leaf.rows != 0:
+                self._refuse(f"{name} does not have the rows along its first axis")
+            if kind != "concat":
+                self._refuse(f"{name} is reduced by {kind!r}, and the devices have shares of different sizes")
+
+    def _refuse(self, why: str) -> None:
+        size = self._axis.size
+        raise ShapeError(
+            f"Parallel: {self._batch.size} rows do not divide over {size} devices, and the rows that fill up the last "
+            f"shares would change the answer: {why}. Give a multiple of {size} rows; or return one value per row and "
+            f"reduce outside; or write check=False if it does no harm"
+        )
+
+    # --- after the map -------------------------------------------------------------------------------------------
+
+    def _rule(self, number: int) -> _sync.Rule | None:
+        name, variable = self._binding.names[number], self._binding.graph.variables[number]
+        return _sync.rule_of("Parallel", name, variable, self._plan.sync)
+
+    def _combined(self, number: int, stacked: Any) -> Any:
+        rule = self._rule(number)
+        combine = _results.fold(self._axis)
+
+        def one(x: jax.Array, differs: bool) -> Any:
+            if rule is None or (rule in ("mean", "first", "max", "min") and not differs):
+                return replicas.agreed(x, self._axis)
+            return _sync.combined(rule, x, combine)
+
+        return jax.tree.map(one, stacked, self._differs[0][number])
+
+    def _reduced(self, result: Any) -> Any:
+        leaves, structure = jax.tree.flatten(result)
+        kinds = _results.spread("Parallel", self._plan.reduce, result)
+        differs = jax.tree.leaves(self._differs[1])
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(result)]
+        made = []
+        for x, kind, differ, path in zip(leaves, kinds, differs, paths, strict=True):
+            if kind == "same" and differ and self._plan.check:
+                raise StateError(
+                    f"Parallel: {tree.name('result', path)} is to be the same on all devices (reduce='same'), but "
+                    f"depends on the device's share; average it, px.pmean(x, {self._axis.name!r}), or reduce it: "
+                    f"reduce='mean'"
+                )
+            y = _results.reduced(kind, x, self._axis, differs=differ)
+            made.append(y[: self._batch.size] if self._is_padded and kind == "concat" and x.ndim > 1 else y)
+        return jax.tree.unflatten(structure, made)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """A leaf: ``None`` and tuples would be taken for structure."""
+
+    rows: rowwise.Rows

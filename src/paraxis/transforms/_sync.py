@@ -1,0 +1,76 @@
+"""What becomes of a variable that several elements have written: one rule for each."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from paraxis._core.errors import StateError
+
+Rule = str | Callable[[jax.Array], Any]
+"""``"mean"``, ``"sum"``, ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all values stacked."""
+
+Fold = Callable[[str, jax.Array], jax.Array]
+"""A reduction by name (``sum``, ``max``, ``min``) of ``(size, ...)`` over the elements."""
+
+RULES = ("mean", "sum", "max", "min", "first", "stack")
+_DEFAULT: Mapping[Any, Rule | None] = {nnx.BatchStat: "mean"}
+
+
+def check(transform: str, sync: Mapping[Any, Any]) -> None:
+    for key, rule in sync.items():
+        if not isinstance(key, (type, str)) or not _is_rule(rule):
+            raise StateError(
+                f"{transform}: sync must map variable types, or names, to one of {', '.join(map(repr, RULES))}, a "
+                f"function or None, got {key!r}: {rule!r}; write sync={{nnx.BatchStat: 'mean'}}"
+            )
+
+
+def rule_of(transform: str, name: str, variable: nnx.Variable[Any], sync: Mapping[Any, Rule | None]) -> Rule | None:
+    """A variable's own rule, or that for its name, or that for the nearest of its types; ``None``: none."""
+    if variable.has_metadata("sync"):
+        own = variable.get_metadata("sync")
+        if not _is_rule(own):
+            raise StateError(
+                f"{transform}: variable {name} has sync={own!r}; it must be one of {', '.join(map(repr, RULES))}, a "
+                f"function or None"
+            )
+        return own
+    if name in sync:
+        return sync[name]
+    for rules in (sync, _DEFAULT):
+        for kind in type(variable).__mro__:
+            if kind in rules:
+                return rules[kind]
+    return None
+
+
+def combined(rule: Rule, x: jax.Array, fold: Fold) -> Any:
+    """``(size, ...)`` → the variable's new value. Integers and booleans keep their dtype: means are rounded."""
+    if not isinstance(rule, str):
+        return rule(x)
+    if rule == "stack":
+        return x
+    if rule == "first":
+        return x[0]
+    if rule == "mean":
+        return _mean(x, fold)
+    if x.dtype == bool:
+        return fold(rule, x.astype(jnp.int32)).astype(bool)
+    return fold(rule, x).astype(x.dtype)
+
+
+def _mean(x: jax.Array, fold: Fold) -> jax.Array:
+    size = x.shape[0]
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return (fold("sum", x) / size).astype(x.dtype)
+    if x.dtype == bool:
+        return fold("sum", x.astype(jnp.int32)) * 2 > size
+    least = fold("min", x)  # counters may be larger than floats are exact: only the differences are averaged
+    return (least + (fold("sum", x - least[None]) + size // 2) // size).astype(x.dtype)
+
+
+def _is_rule(rule: Any) -> bool:
+    return rule is None or callable(rule) or (isinstance(rule, str) and rule in RULES)

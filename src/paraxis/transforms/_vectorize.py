@@ -1,0 +1,109 @@
+"""``Vectorize``: the function of one row, run on all rows of a batch."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core import replicas
+from paraxis._core.errors import ShapeError, StateError
+from paraxis.transforms import _batches, _body, _nnx, _randomness, _sync
+from paraxis.transforms._binding import Binding, write_all
+from paraxis.transforms._wrapped import Wrapped
+
+
+class Vectorize(Wrapped):
+    """Apply a function of one row to a batch: ``jax.vmap`` with modules' variables and randomness threaded through.
+
+    All rows see the same variables. Each has random streams of its own, made from its number; the modules' streams
+    advance once per call, if drawn from. What a row writes must be the same for all rows, or have a rule (``sync``).
+    Nothing is compiled and nothing is put on other devices: use it inside :class:`Jit` or :class:`Parallel`.
+
+    Args:
+        f: a function of modules and one row of each argument.
+        *modules: as in :class:`Jit`.
+        batch_axis: for each argument after the modules, the axis that its rows lie along; ``None``: given whole;
+            or a tree of these that is a prefix of the argument. One integer for all. Numbers and 0-d arrays, and
+            keyword arguments, are always given whole.
+        sync: for a variable type (or a variable's name), what becomes of the rows' values: ``"mean"``, ``"sum"``,
+            ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all of them, ``(rows, ...)``. A
+            variable's own rule, ``nnx.Variable(x, sync="sum")``, goes first. ``nnx.BatchStat``: the mean.
+
+    Returns:
+        When called, the results with every leaf ``(rows, ...)``.
+
+    Raises:
+        ShapeError: when called, if the sizes of the batch axes disagree, or there are none.
+        StateError: as in :class:`Jit`; and if rows would leave a variable with different values.
+
+    Communicates: nothing, unless ``f`` does.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> from flax import nnx
+        >>> rngs = nnx.Rngs(0)
+        >>> noisy = px.Vectorize(lambda rngs, x: x + rngs.normal(), rngs)
+        >>> len(set(noisy(jnp.zeros(5)).tolist()))
+        5
+    """
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        *modules: Any,
+        batch_axis: _batches.Axes = 0,
+        sync: Mapping[Any, _sync.Rule | None] | None = None,
+    ) -> None:
+        super().__init__(f, modules)
+        self._batch_axis, self._sync = batch_axis, dict(sync or {})
+        _sync.check("Vectorize", self._sync)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """``f(*modules, *row, **kwargs)`` for every row."""
+        batch = _batches.split("Vectorize", self._batch_axis, args)
+        if batch.size is None:
+            raise ShapeError(
+                f"Vectorize: no argument has a batch axis (batch_axis={self._batch_axis!r}), so the number of rows is "
+                f"unknown; write batch_axis=0 for what is a batch"
+            )
+        binding = self._bound.current()
+        variables = binding.variables()
+        values, arrays = _nnx.state(variables, binding.graph)
+        keys = _randomness.element_keys(values, binding.streams, batch.size)
+        differs: list[bool] = []
+        drawn: list[_randomness.Stream] = []
+
+        def row(index: jax.Array, keys: list[jax.Array], rows: list[Any]) -> Any:
+            state = (_randomness.with_keys(values, binding.streams, keys), arrays)
+            result, new = _body.run(self._body, binding, state, batch.put_together(rows, batch.whole), kwargs)
+            drawn[:] = _randomness.drawn_from("Vectorize", binding.streams, new, binding.names)
+            return result, replicas.watched(new, index, differs.extend)
+
+        over = jax.vmap(row, in_axes=(0, 0, list(batch.axes)), axis_size=batch.size)
+        result, new = over(jnp.arange(batch.size), keys, batch.rows)
+        for number, differ in zip(_owners(new), differs, strict=True):
+            if differ and self._rule(binding, number) is None:
+                raise StateError(
+                    f"Vectorize: rows leave variable {binding.names[number]} with different values. Write what is the "
+                    f"same for all rows, or say what becomes of them: "
+                    f"sync={{nnx.{type(binding.graph.variables[number]).__name__}: 'mean'}}"
+                )
+        kept = {
+            i: jax.tree.map(lambda x, i=i: _sync.combined(self._rule(binding, i) or "first", x, _fold), stacked)
+            for i, stacked in new.items()
+        }
+        write_all(binding, variables, kept | _randomness.advanced(values, drawn), "Vectorize")
+        return result
+
+    def _rule(self, binding: Binding, number: int) -> _sync.Rule | None:
+        return _sync.rule_of("Vectorize", binding.names[number], binding.graph.variables[number], self._sync)
+
+
+def _owners(new: dict[int, Any]) -> list[int]:
+    """The number of the variable that each leaf belongs to."""
+    return [i for i, value in sorted(new.items()) for _ in jax.tree.leaves(value)]
+
+
+def _fold(kind: str, x: jax.Array) -> jax.Array:
+    return {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}[kind](x, axis=0)
