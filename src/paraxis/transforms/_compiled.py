@@ -1,84 +1,107 @@
-"""Compiled functions of state and arguments, and which of the arguments are constants."""
+"""What ``Jit`` and ``Parallel`` have in common: a compiled program for each structure of the modules."""
 
-import inspect
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from flax.nnx import Variable
 
 from paraxis._core import jax_api
-from paraxis._core.errors import StateError
+from paraxis.transforms import _nnx
+from paraxis.transforms._binding import Binding, write_all
+from paraxis.transforms._statics import Statics
+from paraxis.transforms._wrapped import Wrapped
+
+State = tuple[Sequence[Any], Sequence[Any]]
 
 
-class Compiled:
-    """A compiled function of ``(state, *args, **kwargs)`` that returns new values of variables and a result."""
+class Compiled(Wrapped):
+    """Base of the wrapped functions that are compiled."""
 
-    def __init__(self, fn: Callable[..., Any], statics: "Statics", donate: bool) -> None:
+    sealed = True
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        modules: tuple[Any, ...],
+        static_argnums: int | Sequence[int],
+        static_argnames: str | Sequence[str],
+        donate: bool,
+    ) -> None:
+        super().__init__(f, modules)
+        self._statics = Statics(type(self).__name__, self._parameters(), static_argnums, static_argnames)
+        self._donate = donate
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; write back what it wrote."""
+        binding, variables, program, state, moved, args = self._ready(args, kwargs)
+        new, result = program(state, args, kwargs)
+        write_all(binding, variables, moved | new if moved else new, type(self).__name__)
+        self._settled(variables)
+        return result
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """The program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
+        _, _, program, state, _, args = self._ready(args, kwargs)
+        return program.jitted.lower(state, *args, **kwargs)
+
+    @abc.abstractmethod
+    def _run(self, binding: Binding, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """One traced call: new values of variables by their number, and the result."""
+
+    def _place(self, values: list[Any], args: Sequence[Any]) -> tuple[dict[int, Any], Sequence[Any]]:
+        """Values that are moved to where they are needed, by number, and the arguments, moved likewise."""
+        return {}, args
+
+    def _settled(self, variables: Sequence[Variable[Any]]) -> None:
+        """Called after each success."""
+
+    def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if self._statics:
+            self._statics.check(args, kwargs)
+        binding = self._bound.current()
+        variables = binding.variables()
+        program = binding.compiled or self._bound.compiled(binding, self._compile)
+        values, arrays = _nnx.state(variables, binding.graph)
+        moved, args = self._place(values, args)
+        if moved:
+            values = [moved.get(i, value) for i, value in enumerate(values)]
+        return binding, variables, program, (values, arrays), moved, args
+
+    def _compile(self, binding: Binding) -> "Program":
+        def run(state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            new, result = self._run(binding, state, args, kwargs)
+            if self._donate:  # what is not written goes through, since its memory was given away
+                new = dict(enumerate(state[0])) | new
+            return new, result
+
+        return Program(run, self._statics, self._donate)
+
+
+class Program:
+    """A compiled function of state and arguments. ``jitted`` is JAX's."""
+
+    def __init__(self, run: Callable[..., Any], statics: Statics, donate: bool) -> None:
         self._traced = False
         self._awaits = False
 
-        def traced(state: Any, *args: Any, **kwargs: Any) -> Any:
+        def traced(state: State, *args: Any, **kwargs: Any) -> Any:
             self._traced = True
-            return fn(state, *args, **kwargs)
+            return run(state, args, kwargs)
 
-        self._jitted = jax.jit(
+        self.jitted = jax.jit(
             traced,
             static_argnums=tuple(n + 1 for n in statics.positions),
             static_argnames=statics.names,
             donate_argnums=(0,) if donate else (),
         )
 
-    def __call__(self, state: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[dict[int, Any], Any]:
-        new, result = self._jitted(state, *args, **kwargs)
+    def __call__(self, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[dict[int, Any], Any]:
+        new, result = self.jitted(state, *args, **kwargs)
         if self._traced:
             self._traced = False
-            self._awaits |= jax_api.calls_back(self._jitted.trace(state, *args, **kwargs).jaxpr.jaxpr)
-        if self._awaits:  # a callback's exception must come before anything is written
+            self._awaits |= jax_api.calls_back(self.jitted.trace(state, *args, **kwargs).jaxpr.jaxpr)
+        if self._awaits:  # an exception in a callback must come before anything is written
             jax.block_until_ready((new, result))
         return new, result
-
-
-class Statics:
-    """Which arguments are compile-time constants, by position and by name, whichever way each is given."""
-
-    def __init__(
-        self,
-        transform: str,
-        parameters: Sequence[str],
-        argnums: int | Sequence[int],
-        argnames: str | Sequence[str],
-    ) -> None:
-        positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        names = (argnames,) if isinstance(argnames, str) else tuple(argnames)
-        if not all(isinstance(p, int) and p >= 0 for p in positions):
-            raise StateError(
-                f"{transform}: static_argnums must be positions from 0, counted after the modules, got {argnums!r}; "
-                f"write static_argnums=(1,)"
-            )
-        self.positions = tuple(sorted({*positions, *(parameters.index(n) for n in names if n in parameters)}))
-        self.names = tuple(sorted({*names, *(parameters[p] for p in positions if p < len(parameters))}))
-
-    def __bool__(self) -> bool:
-        return bool(self.positions or self.names)
-
-    def check(self, transform: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Static arguments are compared with those of earlier calls, so they must be hashable."""
-        given = [(f"args[{p}]", args[p]) for p in self.positions if p < len(args)]
-        for name, x in [*given, *((n, kwargs[n]) for n in self.names if n in kwargs)]:
-            try:
-                hash(x)
-            except TypeError as error:
-                raise StateError(
-                    f"{transform}: static argument {name} is a {type(x).__name__}, which has no hash; pass a number, "
-                    f"a string or a tuple, or take it out of static_argnums"
-                ) from error
-
-
-def positional(fn: Callable[..., Any]) -> list[str]:
-    """The names of a function's positional parameters, as far as they can be known."""
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have none
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in parameters if p.kind in kinds]

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paraxis.transforms import _body, _nnx
-from paraxis.transforms._binding import Binding, write_all
-from paraxis.transforms._compiled import Compiled, Statics
-from paraxis.transforms._wrapped import Wrapped
+from paraxis.transforms import _body
+from paraxis.transforms._binding import Binding
+from paraxis.transforms._compiled import Compiled, State
 
 
-class Jit(Wrapped):
+class Jit(Compiled):
     """Compile a function that works on modules: ``jax.jit`` with their variables threaded through.
 
     The modules are bound once and passed first: ``px.Jit(f, net, opt)(x)`` calls ``f(net, opt, x)``;
@@ -46,8 +45,6 @@ class Jit(Wrapped):
         True
     """
 
-    sealed = True
-
     def __init__(
         self,
         f: Callable[..., Any],
@@ -56,26 +53,8 @@ class Jit(Wrapped):
         static_argnames: str | Sequence[str] = (),
         donate: bool = False,
     ) -> None:
-        self._donate = donate
-        super().__init__(f, modules)
-        self._statics = Statics("Jit", self._parameters(), static_argnums, static_argnames)
+        super().__init__(f, modules, static_argnums, static_argnames, donate)
 
-    def _compile(self, binding: Binding) -> Compiled:
-        def fn(state: Any, *args: Any, **kwargs: Any) -> Any:
-            result, new = _body.run(self._body, binding, state, args, kwargs)
-            if self._donate:  # what is not written goes through, since its memory was given away
-                new = dict(enumerate(state[0])) | new
-            return new, result
-
-        return Compiled(fn, self._statics, self._donate)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call ``f(*modules, *args, **kwargs)``."""
-        if self._statics:
-            self._statics.check("Jit", args, kwargs)
-        binding = self._bound.current()
-        variables = binding.variables()
-        compiled = binding.compiled or self._bound.compiled(binding, self._compile)
-        new, result = compiled(_nnx.state(variables, binding.graph), args, kwargs)
-        write_all(binding, variables, new, "Jit")
-        return result
+    def _run(self, binding: Binding, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        result, new = _body.run(self._body, binding, state, args, kwargs)
+        return new, result

@@ -13,7 +13,8 @@ import jax
 from flax import nnx
 from flax.nnx import Variable
 
-Path = tuple[str | int, ...]
+Path = tuple[Any, ...]
+"""Attribute names and positions that lead to a variable, as NNX gives them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ def is_reference(variable: Variable[Any]) -> bool:
     return variable.hijax or variable.ref
 
 
-def nodes(modules: Any) -> Iterator[tuple[Path, Any]]:
+def nodes(modules: Any) -> Iterator[tuple[Any, Any]]:
     """Each node of the graph with its first path: modules, containers, variables."""
     return ((path, node) for path, node in nnx.iter_graph(modules, graph=True) if _is_node(node))
 
@@ -85,7 +86,7 @@ def _is_node(x: Any) -> bool:
     return isinstance(x, (nnx.Pytree, Variable, list, tuple, dict))
 
 
-def random_streams(modules: Any) -> Iterator[tuple[Path, Any]]:
+def random_streams(modules: Any) -> Iterator[tuple[Any, Any]]:
     return ((path, node) for path, node in nodes(modules) if isinstance(node, nnx.RngStream))
 
 

@@ -91,7 +91,8 @@ class Optimizer(nnx.Pytree):
         state = jax.tree.unflatten(self.structure, [_nnx.value(v) for v in own])
         step = optax.with_extra_args_support(self.factory(lr))
         updates, after = step.update(given, state, values, **extra)
-        new_values, new_state = optax.apply_updates(values, updates), jax.tree.leaves(after)
+        new_values: Any = optax.apply_updates(values, updates)
+        new_state = jax.tree.leaves(after)
         if jax.tree.structure(after) != self.structure:
             raise StateError("Optimizer: the optimiser's state changed its structure in a step; it must not")
         for variable, new in [*zip(parameters, new_values, strict=True), *zip(own, new_state, strict=True)]:

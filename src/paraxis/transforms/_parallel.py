@@ -1,23 +1,24 @@
 """``Parallel``: the function of one device's share of a batch, run on all devices."""
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from flax.nnx import Variable
+from jax.sharding import Mesh, NamedSharding
 
 from paraxis._core import jax_api, layout
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError
 from paraxis.transforms import _batches, _nnx, _results, _sync
-from paraxis.transforms._binding import Binding, write_all
-from paraxis.transforms._compiled import Compiled, Statics
+from paraxis.transforms._binding import Binding
+from paraxis.transforms._compiled import Compiled, State
 from paraxis.transforms._shares import Call, Plan
-from paraxis.transforms._wrapped import Wrapped
 
 
-class Parallel(Wrapped):
+class Parallel(Compiled):
     """Split a batch over the devices and run the function on each share; compiled, with modules' variables threaded.
 
     Every device has all variables and its share of the rows: ``(rows, ...)`` becomes ``(rows / devices, ...)``. In
@@ -74,8 +75,6 @@ class Parallel(Wrapped):
         True
     """
 
-    sealed = True
-
     def __init__(
         self,
         f: Callable[..., Any],
@@ -92,44 +91,41 @@ class Parallel(Wrapped):
         mesh: Mesh | None = None,
         over: str | tuple[str, ...] | None = None,
     ) -> None:
-        super().__init__(f, modules)
+        super().__init__(f, modules, static_argnums, static_argnames, donate)
         _results.check("Parallel", reduce)
         _sync.check("Parallel", sync or {})
         self._plan = Plan(
             body=self._body,
-            statics=Statics("Parallel", self._parameters(), static_argnums, static_argnames),
+            statics=self._statics,
             reduce=reduce,
             batch_axis=batch_axis,
             sync=dict(sync or {}),
             sync_batch_norm=sync_batch_norm,
             check=check,
-            donate=donate,
             place=Axis(axis_name, 1, mesh=mesh, over=over),
         )
+        self._target: Any = None
         self._in_place: list[Any] = []
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """``f(*modules, *shares, **kwargs)`` on every device."""
-        if self._plan.statics:
-            self._plan.statics.check("Parallel", args, kwargs)
-        binding = self._bound.current()
-        compiled = binding.compiled or self._bound.compiled(binding, self._compile)
-        variables = binding.variables()
-        placement = self._placement()
-        values, arrays = _nnx.state(variables, binding.graph)
-        moved = self._settle(values, placement)
-        state = ([moved.get(i, value) for i, value in enumerate(values)], arrays) if moved else (values, arrays)
-        new, result = compiled(state, [_released(arg, placement) for arg in args], kwargs)
-        write_all(binding, variables, moved | new, "Parallel")
-        self._in_place = _nnx.state(variables, binding.graph)[0]
-        return result
+    def _run(self, binding: Binding, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return Call(self._plan, binding, args, kwargs).run(state)
 
-    def _settle(self, values: Sequence[Any], placement: layout.Placement) -> dict[int, Any]:
-        """The values that are not on all devices yet, brought there: otherwise they would be sent at every call."""
-        if len(values) == len(self._in_place) and all(map(operator.is_, values, self._in_place)):
-            return {}
+    def _place(self, values: list[Any], args: Sequence[Any]) -> tuple[dict[int, Any], Sequence[Any]]:
+        """Bring to all devices what is not there yet: otherwise it would be sent at every call."""
+        placement = self._placement()
+        target = layout.sharding(placement, rows=False)
+        if target is None:
+            return {}, args
+        released = [jax.tree.map(functools.partial(_released, target=target), arg) for arg in args]
+        unmoved = len(values) == len(self._in_place) and all(map(operator.is_, values, self._in_place))
+        if unmoved and target == self._target:
+            return {}, released
+        self._target = target
         settled = {i: layout.settle(v, placement, rows=False) for i, v in enumerate(values) if isinstance(v, jax.Array)}
-        return {i: new for i, new in settled.items() if new is not values[i]}
+        return {i: new for i, new in settled.items() if new is not values[i]}, released
+
+    def _settled(self, variables: Sequence[Variable[Any]]) -> None:
+        self._in_place = [_nnx.value(v) for v in variables]
 
     def _placement(self) -> layout.Placement:
         try:
@@ -139,20 +135,9 @@ class Parallel(Wrapped):
                 f"Parallel: {error}. For Parallel: px.Parallel(f, net, over=…) with the name of a mesh axis"
             ) from error
 
-    def _compile(self, binding: Binding) -> Compiled:
-        def fn(state: Any, *args: Any, **kwargs: Any) -> Any:
-            return Call(self._plan, binding, args, kwargs).run(state)
 
-        return Compiled(fn, self._plan.statics, self._plan.donate)
-
-
-def _released(arg: Any, placement: layout.Placement) -> Any:
-    """An argument with arrays that are bound to other devices sent to these."""
-    target = layout.sharding(placement, rows=False)
-
-    def one(x: Any) -> Any:
-        if target is None or not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or not x.committed:
-            return x
-        return x if x.sharding.device_set == target.device_set else jax.device_put(x, target)
-
-    return jax.tree.map(one, arg)
+def _released(x: Any, target: NamedSharding) -> Any:
+    """An argument that is bound to other devices, sent to these."""
+    if not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or not x.committed:
+        return x
+    return x if x.sharding.device_set == target.device_set else jax.device_put(x, target)

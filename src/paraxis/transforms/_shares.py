@@ -18,7 +18,7 @@ from paraxis._core.errors import ShapeError, StateError
 from paraxis.transforms import _batches, _body, _nnx, _randomness, _results, _sync
 from paraxis.transforms._binding import Binding
 from paraxis.transforms._body import Body
-from paraxis.transforms._compiled import Statics
+from paraxis.transforms._statics import Statics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Plan:
     sync: Mapping[Any, _sync.Rule | None]
     sync_batch_norm: bool
     check: bool
-    donate: bool
     place: Axis
 
 
@@ -64,8 +63,6 @@ class Call:
         whole = verbs.broadcast((shared, self._batch.whole, self._kwargs), self._axis)
         new, result = verbs.map_fn(self._on_device, (whole, keys, rows), self._axis)
         new = {i: self._combined(i, stacked) for i, stacked in new.items()} | _randomness.advanced(values, self._drawn)
-        if self._plan.donate:  # what is not written goes through, since its memory was given away
-            new = dict(enumerate(values)) | new
         return new, self._reduced(result)
 
     def _split(self, args: Sequence[Any]) -> _batches.Batch:

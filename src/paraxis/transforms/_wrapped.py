@@ -8,8 +8,8 @@ from paraxis._core.errors import StateError
 from paraxis.transforms import _closures, _nnx
 from paraxis.transforms._binding import Bound
 from paraxis.transforms._body import Body
-from paraxis.transforms._compiled import positional
 from paraxis.transforms._freeze import Frozen
+from paraxis.transforms._statics import positional
 
 
 class Wrapped:

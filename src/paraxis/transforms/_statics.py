@@ -1,0 +1,54 @@
+"""Which arguments of a compiled function are constants."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paraxis._core.errors import StateError
+
+
+class Statics:
+    """Which arguments are compile-time constants, by position and by name, whichever way each is given."""
+
+    def __init__(
+        self,
+        transform: str,
+        parameters: Sequence[str],
+        argnums: int | Sequence[int],
+        argnames: str | Sequence[str],
+    ) -> None:
+        self._transform = transform
+        positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        names = (argnames,) if isinstance(argnames, str) else tuple(argnames)
+        if not all(isinstance(p, int) and p >= 0 for p in positions):
+            raise StateError(
+                f"{transform}: static_argnums must be positions from 0, counted after the modules, got {argnums!r}; "
+                f"write static_argnums=(1,)"
+            )
+        self.positions = tuple(sorted({*positions, *(parameters.index(n) for n in names if n in parameters)}))
+        self.names = tuple(sorted({*names, *(parameters[p] for p in positions if p < len(parameters))}))
+
+    def __bool__(self) -> bool:
+        return bool(self.positions or self.names)
+
+    def check(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Static arguments are compared with those of earlier calls, so they must be hashable."""
+        given = [(f"args[{p}]", args[p]) for p in self.positions if p < len(args)]
+        for name, x in [*given, *((n, kwargs[n]) for n in self.names if n in kwargs)]:
+            try:
+                hash(x)
+            except TypeError as error:
+                raise StateError(
+                    f"{self._transform}: static argument {name} is a {type(x).__name__}, which has no hash; pass a "
+                    f"number, a string or a tuple, or take it out of static_argnums"
+                ) from error
+
+
+def positional(fn: Callable[..., Any]) -> list[str]:
+    """The names of a function's positional parameters, as far as they can be known."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have none
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in kinds]
