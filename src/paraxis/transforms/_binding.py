@@ -48,12 +48,20 @@ class Binding:
         """Whether the modules are what they were when they were taken apart. All comparisons run in C."""
         try:
             return (
-                self._dicts == self._dicts_then
+                (self._dicts == self._dicts_then or self._only_bookkeeping_changed())
                 and all(map(operator.is_, map(dict.get, self._owners, self._keys), self._children))
                 and (not self._lists or all(map(_same, self._lists, self._lists_then)))
             )
         except ValueError:  # arrays of several elements that are not the same array
             return False
+
+    def _only_bookkeeping_changed(self) -> bool:
+        """NNX's own transforms give each module a new trace state."""
+        for now, then in zip(self._dicts, self._dicts_then, strict=True):
+            if now != then and now != then | {_nnx.TRACE_STATE: now.get(_nnx.TRACE_STATE)}:
+                return False
+        self._dicts_then = [dict(d) for d in self._dicts]
+        return True
 
     def variables(self) -> Sequence[Variable[Any]]:
         """The variables to read and write here."""

@@ -33,7 +33,7 @@ def _name(node: Any, path: Path) -> str:
     for key in path:
         node = _child(node, key)
         text += (f"[{key}]" if isinstance(key, int) else f".{key}") + _type(node)
-    return text
+    return text or f"({type(node).__name__})"
 
 
 def _child(node: Any, key: str | int) -> Any:

@@ -16,6 +16,9 @@ from flax.nnx import Variable
 Path = tuple[Any, ...]
 """Attribute names and positions that lead to a variable, as NNX gives them."""
 
+TRACE_STATE = "_pytree__state"
+"""The attribute in which NNX notes the trace that a module was made in."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Graph:

@@ -198,8 +198,12 @@ class Call:
                     f"reduce='mean'"
                 )
             y = _results.reduced(kind, x, self._axis, differs=differ)
-            made.append(y[: self._batch.size] if self._is_padded and kind == "concat" and x.ndim > 1 else y)
+            made.append(self._without_padding(y) if self._is_padded and kind == "concat" and x.ndim > 1 else y)
         return jax.tree.unflatten(structure, made)
+
+    def _without_padding(self, x: jax.Array) -> jax.Array:
+        rows = dataclasses.replace(self._plan.place, size=self._batch.size or 1)
+        return layout.unpad(x, layout.place(rows))
 
 
 @dataclasses.dataclass(frozen=True)

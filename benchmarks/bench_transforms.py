@@ -1,0 +1,203 @@
+"""px.Jit, px.Parallel and px.Vectorize beside nnx.jit, nnx.cached_partial and the same programs written by hand.
+
+The calls: 20 layers of 4 × 4, 40 leaves, batch 2: a network so small that what is measured is the cost of a call.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import harness
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from models import cnn_loss, cnn_params, mlp_loss, mlp_params
+
+import paraxis as px
+from paraxis.explain import of_program
+
+
+class Deep(nnx.Module):
+    """20 small layers."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(20)])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """One layer after the other."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Holder(nnx.Module):
+    """A module around parameters that plain functions take as a dict, so that rivals run the same operations."""
+
+    def __init__(self, params: dict[str, jax.Array], loss: Callable[..., jax.Array]) -> None:
+        self.params = nnx.Dict({name: nnx.Param(x) for name, x in params.items()})
+        self.loss = loss
+
+    def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """The loss of a batch."""
+        return self.loss({name: self.params[name][...] for name in self.params}, x, y)
+
+
+def run(devices: int, repeats: int) -> None:
+    if devices <= 2:
+        calls(repeats)
+        train_calls(repeats)
+        per_example(repeats)
+    parallel(devices, repeats)
+
+
+def calls(repeats: int) -> None:
+    net, x = Deep(nnx.Rngs(0)), jnp.ones((2, 4))
+    leaves = jax.tree.leaves(nnx.state(net))
+    by_hand, forward = jax.jit(_forward), nnx.jit(lambda net, x: net(x))
+    rivals: dict[str, Callable[[], Any]] = {
+        "px.Jit(net)(x)": partial(px.Jit(net), x),
+        "jax.jit over the leaves": partial(by_hand, leaves, x),
+        "nnx.cached_partial": partial(nnx.cached_partial(forward, net), x),
+        "nnx.jit": partial(forward, net, x),
+    }
+    _report("one call, 40 leaves, µs", rivals, repeats, calls=60, unit=1e6)
+
+
+def train_calls(repeats: int) -> None:
+    x, y, tx = jnp.ones((2, 4)), jnp.zeros((2, 4)), optax.adam(1e-3)
+
+    def loss(net: Deep, x: jax.Array, y: jax.Array) -> jax.Array:
+        return ((net(x) - y) ** 2).mean()
+
+    def ours(net: Deep, opt: px.Optimizer, x: jax.Array, y: jax.Array) -> jax.Array:
+        value, gradients = px.value_and_grad(loss)(net, x, y)
+        opt(1e-3, gradients)
+        return value
+
+    def theirs(net: Deep, opt: nnx.Optimizer, x: jax.Array, y: jax.Array) -> jax.Array:
+        value, gradients = nnx.value_and_grad(loss)(net, x, y)
+        opt.update(net, gradients)
+        return value
+
+    @jax.jit
+    def by_hand(leaves: Any, state: Any) -> Any:
+        value, gradients = jax.value_and_grad(lambda leaves: ((_forward(leaves, x) - y) ** 2).mean())(leaves)
+        updates, state = tx.update(gradients, state, leaves)
+        return optax.apply_updates(leaves, updates), state, value
+
+    nets = [Deep(nnx.Rngs(0)) for _ in range(4)]
+    held = {"leaves": jax.tree.leaves(nnx.state(nets[0]))}
+    held["state"] = tx.init(held["leaves"])
+
+    def step_by_hand() -> jax.Array:
+        held["leaves"], held["state"], value = by_hand(held["leaves"], held["state"])
+        return value
+
+    opts = [nnx.Optimizer(net, tx, wrt=nnx.Param) for net in nets[1:3]]
+    step = nnx.jit(theirs)
+    rivals: dict[str, Callable[[], Any]] = {
+        "px.Jit(train, net, opt)(x, y)": partial(px.Jit(ours, nets[3], px.Optimizer(nets[3], optax.adam)), x, y),
+        "jax.jit over the leaves": step_by_hand,
+        "nnx.cached_partial": partial(nnx.cached_partial(step, nets[1], opts[0]), x, y),
+        "nnx.jit": partial(step, nets[2], opts[1], x, y),
+    }
+    _report("one train step with Adam, 40 leaves, µs", rivals, repeats, calls=20, unit=1e6)
+
+
+def per_example(repeats: int) -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = mlp_params(keys[0], hidden=128)
+    net = Holder(params, mlp_loss)
+    x, y = jax.random.normal(keys[1], (256, 784)), jax.random.randint(keys[2], (256,), 0, 10)
+
+    def one(net: Holder, x: jax.Array, y: jax.Array) -> Any:
+        return px.grad(lambda net: net(x[None], y[None]))(net)
+
+    def one_by_hand(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        return jax.grad(mlp_loss)(params, x[None], y[None])
+
+    by_hand = jax.jit(jax.vmap(one_by_hand, in_axes=(None, 0, 0)))
+    rivals: dict[str, Callable[[], Any]] = {
+        "px.Jit(px.Vectorize(px.grad(loss), net))": partial(px.Jit(px.Vectorize(one, net)), x, y),
+        "jax.jit(jax.vmap(jax.grad(loss)))": partial(by_hand, params, x, y),
+    }
+    _report("per-example gradients, MLP, 256 rows, ms", rivals, repeats, calls=3, unit=1e3)
+
+
+def parallel(devices: int, repeats: int) -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    params, tx = cnn_params(keys[0]), optax.sgd(0.1, momentum=0.9)
+    x, y = jax.random.normal(keys[1], (32 * devices, 28, 28, 1)), jax.random.randint(keys[2], (32 * devices,), 0, 10)
+    mesh = Mesh(jax.devices()[:devices], ("device",))
+    x, y = jax.device_put((x, y), NamedSharding(mesh, P("device")))
+
+    def step(params: Any, state: Any, x: jax.Array, y: jax.Array) -> Any:
+        value, gradients = jax.lax.pmean(jax.value_and_grad(cnn_loss)(params, x, y), "device")
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    rows, all_of_it = P("device"), P()
+    specs = {"in_specs": (all_of_it, all_of_it, rows, rows), "out_specs": (all_of_it, all_of_it, all_of_it)}
+    by_hand = jax.jit(jax.shard_map(step, mesh=mesh, check_vma=False, **specs))
+    start = jax.device_put((params, tx.init(params)), NamedSharding(mesh, all_of_it))
+    held = {"params": start[0], "state": start[1]}
+
+    def step_by_hand() -> jax.Array:
+        held["params"], held["state"], value = by_hand(held["params"], held["state"], x, y)
+        return value
+
+    net = Holder(params, cnn_loss)
+    opt = px.Optimizer(net, optax.sgd, momentum=0.9)
+    loss = px.GradValues(lambda net, x, y: net(x, y), net)
+
+    def train(net: Holder, opt: px.Optimizer, x: jax.Array, y: jax.Array) -> Any:
+        gradients, value = px.pmean(loss(x, y), "device")
+        opt(0.1, gradients)
+        return value
+
+    ours = px.Parallel(train, net, opt, reduce="first", mesh=mesh)
+    rivals: dict[str, Callable[[], Any]] = {
+        "px.Parallel(train, net, opt)(x, y)": partial(ours, x, y),
+        "jit(shard_map(train)) by hand": step_by_hand,
+    }
+    _report(f"train step, CNN, {devices} devices × 32 rows, ms", rivals, repeats * 3, calls=1, unit=1e3)
+    lowered = {"ours": ours.lower(x, y), "by hand": by_hand.lower(held["params"], held["state"], x, y)}
+    for name, program in lowered.items():
+        compiled = program.compile()
+        sent = of_program(compiled.as_text())
+        memory = compiled.memory_analysis().temp_size_in_bytes / 1e6
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sent.count.items() if count)
+        print(f"  {name:42}{kinds or 'nothing sent'}, {sent.total_bytes:,} bytes; temporary memory {memory:.1f} MB")
+
+
+def _forward(leaves: Any, x: jax.Array) -> jax.Array:
+    for bias, kernel in zip(leaves[::2], leaves[1::2], strict=True):
+        x = x @ kernel + bias
+    return x
+
+
+def _report(title: str, rivals: dict[str, Callable[[], Any]], repeats: int, *, calls: int, unit: float) -> None:
+    """Rivals take turns; a row each, with its time over the first one's and the first one's over it."""
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    for turn in range(repeats + 2):
+        for name, fn in rivals.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                result = fn()
+            jax.block_until_ready(result)
+            if turn > 1:
+                times[name].append((time.perf_counter() - start) / calls * unit)
+    print(f"\n{title:44}{'median':>9}{'ours / it':>12}{'it / ours':>12}")
+    medians = {name: statistics.median(t) for name, t in times.items()}
+    ours = next(iter(medians.values()))
+    for name, median in medians.items():
+        print(f"  {name:42}{median:9.1f}{ours / median:12.2f}{median / ours:12.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    harness.main(run, __doc__)

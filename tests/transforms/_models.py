@@ -1,0 +1,75 @@
+"""Small NNX modules that the tests of the transforms share."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class MLP(nnx.Module):
+    """Two layers, 3 → 8 → 4, ReLU between them."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Linear(3, 8, rngs=rngs)
+        self.last = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.last(jax.nn.relu(self.first(x)))
+
+
+class Noisy(nnx.Module):
+    """A layer, 3 → 4, followed by dropout of half of the features."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.layer = nnx.Linear(3, 4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.dropout(self.layer(x))
+
+
+class Normed(nnx.Module):
+    """Two layers, 3 → 8 → 4, batch normalisation between them."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Linear(3, 8, rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.last = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.last(jax.nn.relu(self.norm(self.first(x))))
+
+
+class Tied(nnx.Module):
+    """One layer, 3 → 3, under two attributes."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.encode = nnx.Linear(3, 3, rngs=rngs)
+        self.decode = self.encode
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.decode(jnp.tanh(self.encode(x)))
+
+
+class Counter(nnx.Module):
+    """A layer, 3 → 4, and the number of times that it was called."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.layer = nnx.Linear(3, 4, rngs=rngs)
+        self.calls = nnx.Variable(jnp.asarray(0, "int32"))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.calls[...] = self.calls[...] + 1
+        return self.layer(x)
+
+
+def arrays_in(*modules: object) -> list[jax.Array]:
+    """The arrays that modules hold, each variable once: the very objects, so that identity can be asked for too."""
+    return jax.tree.leaves(nnx.split(modules, graph=True)[1])
+
+
+def assert_untouched(before: list[jax.Array], *modules: object) -> None:
+    """Modules hold the very arrays of before."""
+    now = arrays_in(*modules)
+    assert len(now) == len(before)
+    assert all(new is old for new, old in zip(now, before, strict=True))
+    assert not any(x.is_deleted() or isinstance(x, jax.core.Tracer) for x in now)

@@ -1,0 +1,290 @@
+"""``px.Jit`` computes what the function computes, writes back what it wrote, and otherwise leaves all as it was."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import paraxis as px
+from tests._support import assert_close, values
+from tests.transforms._models import MLP, Counter, Noisy, Normed, Tied, arrays_in, assert_untouched
+
+
+class Scaler(nnx.Module):
+    def __init__(self) -> None:
+        self.scale = nnx.Param(values(3))
+
+    def scaled(self, x: jax.Array, by: float = 1.0) -> jax.Array:
+        return self.scale[...] * x * by
+
+    def __call__(self, x: jax.Array, *, negate: bool = False) -> jax.Array:
+        return -self.scaled(x) if negate else self.scaled(x)
+
+
+def test_every_form_computes_what_is_computed_without_it() -> None:
+    x, net, scaler = values(5, 3), MLP(nnx.Rngs(0)), Scaler()
+    w = np.asarray(scaler.scale[...])
+    assert_close(px.Jit(net)(x), net(x))
+    assert_close(px.Jit(lambda net, x: net(x).sum(), net)(x), net(x).sum())
+    assert_close(px.Jit(lambda net, scaler, x: net(scaler(x)), net, scaler)(x), net(scaler(x)))
+    assert_close(px.Jit(lambda nets, x: nets["a"](nets["b"][0](x)), {"a": net, "b": [scaler]})(x), net(scaler(x)))
+    assert_close(px.Jit(scaler.scaled)(x), jnp.asarray(w * x))
+    assert_close(px.Jit(scaler.scaled)(x, by=3.0), jnp.asarray(w * x * 3))
+    assert_close(px.Jit(lambda v, x: v[...] * x, scaler.scale)(x), jnp.asarray(w * x))
+
+
+def test_functions_of_pytrees_need_no_modules() -> None:
+    x, y = values(3), values(3, seed=1)
+    fn = px.Jit(lambda tree, *, c: {"sum": tree["a"] + tree["b"][0] + c, "as is": tree["a"]})
+    assert_close(fn({"a": x, "b": [y]}, c=2.0), {"sum": x + y + 2.0, "as is": x})
+    assert px.Jit(lambda: 3)() == 3
+    assert jax.grad(px.Jit(lambda x: x**3))(2.0) == 12.0
+
+
+def _static(net: Scaler, x: jax.Array, kind: str, power: int = 1, *, flag: bool = False) -> jax.Array:
+    assert isinstance(power, int)
+    assert isinstance(flag, bool)
+    return (net(x, negate=flag) ** power) + (1.0 if kind == "plus" else 0.0)
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"static_argnums": (1, 2), "static_argnames": "flag"},
+        {"static_argnames": ("kind", "power", "flag")},
+        {"static_argnums": 1, "static_argnames": ["power", "flag"]},
+        {"static_argnums": [2, 1], "static_argnames": ["kind", "flag"]},
+    ],
+    ids=str,
+)
+def test_static_arguments_by_number_or_name_are_given_either_way(wishes: dict[str, Any]) -> None:
+    net, x = Scaler(), values(2, 3)
+    fn = px.Jit(_static, net, **wishes)
+    plain = np.asarray(net.scale[...]) * np.asarray(x)
+    for got, expected in (
+        (fn(x, "plus", 2), plain**2 + 1),
+        (fn(x, "plus", power=2), plain**2 + 1),
+        (fn(x, kind="plus", power=2), plain**2 + 1),
+        (fn(x=x, kind="minus", power=3), plain**3),
+        (fn(x, "minus"), plain),
+        (fn(x, power=3, kind="plus", flag=True), -(plain**3) + 1),
+    ):
+        assert_close(got, jnp.asarray(expected))
+
+
+def test_static_arguments_of_modules_and_methods_and_pytree_functions() -> None:
+    net, x = Scaler(), values(3)
+    plain = jnp.asarray(np.asarray(net.scale[...]) * np.asarray(x))
+    assert_close(px.Jit(net, static_argnames="negate")(x, negate=True), -plain)
+    assert_close(px.Jit(net.scaled, static_argnums=1)(x, by=2.0), 2 * plain)
+    assert_close(px.Jit(px.Jit(net.scaled, static_argnames="by"), static_argnames="by")(x, 2.0), 2 * plain)
+    assert_close(px.Jit(lambda x, n: x * len(range(n)), static_argnums=1)(x, n=4), x * 4)
+
+
+def test_each_static_value_is_traced_once() -> None:
+    seen: list[str] = []
+
+    def fn(net: Scaler, x: jax.Array, kind: str) -> jax.Array:
+        seen.append(kind)
+        return net(x)
+
+    fast = px.Jit(fn, Scaler(), static_argnums=1)
+    for kind in ("a", "b", "a", "b", "a"):
+        fast(values(3), kind)
+    assert seen == ["a", "b"]
+
+
+def test_static_arguments_need_a_hash() -> None:
+    net, x = Scaler(), values(3)
+    fn = px.Jit(_static, net, static_argnames=("kind", "power"))
+    with pytest.raises(px.StateError, match=r"Jit: static argument args\[1\] is a list, which has no hash; pass a "):
+        fn(x, ["plus"])
+    with pytest.raises(px.StateError, match=r"static argument power is a dict, which has no hash.*static_argnums"):
+        fn(x, "plus", power={})
+    with pytest.raises(px.StateError, match=r"static_argnums must be positions from 0.*write static_argnums=\(1,\)"):
+        px.Jit(_static, net, static_argnums=-1)
+
+
+def test_what_is_no_function_or_no_module_is_refused() -> None:
+    with pytest.raises(px.StateError, match=r"Jit: f must be a function or a module, got int; write px\.Jit\(net\)"):
+        px.Jit(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(px.StateError, match=r"Jit: modules\[1\] is a dict without variables.*f\(net, params, x\)"):
+        px.Jit(lambda net, params, x: x, Scaler(), {"w": values(3)})
+
+
+def test_writes_come_back_exactly_once_and_nothing_else_is_replaced() -> None:
+    net = Counter(nnx.Rngs(0))
+    kernel, bias = net.layer.kernel.get_value(), net.layer.bias.get_value()
+    fast = px.Jit(net)
+    for n in range(1, 4):
+        fast(values(n, 3))
+        assert net.calls.get_value() == n
+        assert net.calls.get_value().dtype == jnp.int32
+        assert net.layer.kernel.get_value() is kernel
+        assert net.layer.bias.get_value() is bias
+
+
+def test_state_of_layers_is_what_it_is_without_compiling() -> None:
+    x = values(6, 3)
+    for make in (Normed, Noisy):
+        here, there = make(nnx.Rngs(1)), make(nnx.Rngs(1))
+        fast = px.Jit(here)
+        for _ in range(3):
+            assert_close(fast(x), there(x))
+        assert_close(arrays_in(here), arrays_in(there))
+
+
+def test_tied_weights_stay_one_variable() -> None:
+    def step(net: Tied, x: jax.Array) -> jax.Array:
+        net.encode.bias[...] += 1.0
+        net.decode.kernel[...] *= 2.0
+        return net(x)
+
+    here, there, x = Tied(nnx.Rngs(0)), Tied(nnx.Rngs(0)), values(2, 3)
+    assert_close(px.Jit(step, here)(x), step(there, x))
+    assert here.encode is here.decode
+    assert_close(arrays_in(here), arrays_in(there))
+    shared, other = nnx.Linear(3, 3, rngs=nnx.Rngs(1)), nnx.Linear(3, 3, rngs=nnx.Rngs(2))
+    other.kernel = shared.kernel  # one variable in two modules that are bound side by side
+
+    def both(a: nnx.Linear, b: nnx.Linear, x: jax.Array) -> jax.Array:
+        a.kernel[...] += 1.0
+        return b(x)
+
+    expected = x @ (shared.kernel.get_value() + 1.0) + other.bias[...]
+    assert_close(px.Jit(both, shared, other)(x), expected)
+    assert other.kernel is shared.kernel
+
+
+class Assorted(nnx.Module):
+    def __init__(self) -> None:
+        self.flag = nnx.Variable(jnp.asarray([True, False]))
+        self.small = nnx.Variable(jnp.asarray([127, -1], "int8"))
+        self.large = nnx.Variable(jnp.asarray(2**32 - 1, "uint32"))
+        self.half = nnx.Variable(jnp.asarray([1.5], "bfloat16"))
+        self.tree = nnx.Variable({"a": values(2), "b": [jnp.asarray(3)]})
+
+
+def test_variables_of_every_dtype_and_of_dicts() -> None:
+    def step(net: Assorted) -> None:
+        net.flag[...] = ~net.flag[...]
+        net.small[...] = net.small[...] + jnp.asarray(1, "int8")
+        net.large[...] = net.large[...] + jnp.asarray(1, "uint32")
+        net.half[...] = net.half[...] * 2
+        old = net.tree.get_value()
+        net.tree.set_value({"a": old["a"] * 2, "b": [old["b"][0] + 1]})
+
+    net = Assorted()
+    given = net.tree.get_value()
+    px.Jit(step, net)()
+    assert net.flag.get_value().tolist() == [False, True]
+    assert net.small.get_value().tolist() == [-128, 0]
+    assert net.large.get_value() == 0
+    kinds = [str(v.get_value().dtype) for v in (net.flag, net.small, net.large, net.half)]
+    assert kinds == ["bool", "int8", "uint32", "bfloat16"]
+    assert_close(net.tree.get_value(), {"a": values(2) * 2, "b": [jnp.asarray(4)]})
+    assert_close(given, {"a": values(2), "b": [jnp.asarray(3)]})
+
+
+def test_a_dict_changed_in_place_is_written_or_left_as_it_was() -> None:
+    def step(net: Assorted, *, fail: bool) -> None:
+        net.tree.get_value()["a"] = net.tree.get_value()["a"] + 1.0
+        if fail:
+            raise ValueError("after the write")
+
+    net = Assorted()
+    fast, before = px.Jit(step, net, static_argnames="fail"), arrays_in(net)
+    with pytest.raises(ValueError, match="after the write"):
+        fast(fail=True)
+    assert_untouched(before, net)
+    fast(fail=False)
+    assert_close(net.tree.get_value()["a"], values(2) + 1.0)
+
+
+def _train(net: MLP, opt: nnx.Optimizer[MLP], x: jax.Array, y: jax.Array) -> jax.Array:
+    loss, grads = nnx.value_and_grad(lambda net: ((net(x) - y) ** 2).mean(), graph=True, graph_updates=True)(net)
+    opt.update(net, grads)
+    return loss
+
+
+def _trained(wrap: Callable[[Any, Any], Callable[..., Any]], steps: int = 4) -> Any:
+    net = MLP(nnx.Rngs(3))
+    opt = nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param)
+    step, x, y = wrap(net, opt), values(6, 3), values(6, 4, seed=1)
+    losses = [step(x, y) for _ in range(steps)]
+    return losses, arrays_in(net, opt)
+
+
+def test_a_training_step_is_that_of_nnx_jit_with_and_without_donation() -> None:
+    rival = nnx.jit(_train, graph=True, graph_updates=True)
+    expected = _trained(lambda net, opt: lambda x, y: rival(net, opt, x, y))
+    assert_close(_trained(lambda net, opt: px.Jit(_train, net, opt)), expected, rtol=1e-6, atol=1e-6)
+    assert_close(_trained(lambda net, opt: px.Jit(_train, net, opt, donate=True)), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_an_optimizer_of_ours_steps_as_optax_does_by_hand() -> None:
+    net, x, y = MLP(nnx.Rngs(3)), values(6, 3), values(6, 4, seed=1)
+    definition, state = nnx.split(net, graph=True)
+    loss = lambda state: ((nnx.merge(definition, state)(x) - y) ** 2).mean()  # noqa: E731
+    opt, rule = px.Optimizer(net, optax.sgd, momentum=0.9), optax.sgd(0.1, momentum=0.9)
+
+    def train(net: MLP, opt: px.Optimizer, lr: float) -> jax.Array:
+        value, gradients = px.value_and_grad(lambda net: ((net(x) - y) ** 2).mean())(net)
+        opt(lr, gradients)
+        return value
+
+    fast, carried = px.Jit(train, net, opt), rule.init(state)
+    for _ in range(3):
+        value, gradients = jax.jit(jax.value_and_grad(loss))(state)
+        updates, carried = rule.update(gradients, carried, state)
+        state = optax.apply_updates(state, updates)
+        assert_close(fast(0.1), value, rtol=1e-6, atol=1e-6)
+    assert_close(arrays_in(net), jax.tree.leaves(state), rtol=1e-6, atol=1e-6)
+
+
+def test_donated_variables_that_are_not_written_stay_usable() -> None:
+    here, there, x = Counter(nnx.Rngs(0)), Counter(nnx.Rngs(0)), values(2, 3)
+    fast = px.Jit(here, donate=True)
+    for _ in range(4):
+        assert_close(fast(x), there(x))
+        assert_close(arrays_in(here), arrays_in(there))
+    assert_close(here(x), there(x))
+
+
+def test_two_threads_tracing_at_once_do_not_mix() -> None:
+    meet, failed = threading.Barrier(2, timeout=60), list[BaseException]()
+
+    def work(seed: int) -> None:
+        try:
+            net, x = Counter(nnx.Rngs(seed)), values(2, 3, seed=seed)
+            inner = px.Jit(net)
+
+            def outer(net: Counter, x: jax.Array) -> jax.Array:
+                meet.wait()
+                y = inner(x)
+                meet.wait()
+                return y + inner(x) * net.layer.bias[...].sum()
+
+            net.layer.bias[...] = values(4, seed=seed)
+            bias, kernel = np.asarray(net.layer.bias[...]), np.asarray(net.layer.kernel[...])
+            y = np.asarray(x) @ kernel + bias
+            fast = px.Jit(outer, net)
+            for n in range(1, 6):
+                assert_close(fast(x), jnp.asarray(y + y * bias.sum()))
+                assert net.calls.get_value() == 2 * n
+        except BaseException as error:
+            meet.abort()
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
