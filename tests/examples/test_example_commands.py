@@ -1,5 +1,9 @@
-"""Every example runs as a command, says what it is, and prints its table."""
+"""Every example runs as a command, says what it is, and prints its table, or what its docstring shows."""
 
+import ast
+import re
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,15 +16,17 @@ COLUMNS = {
     "fedavg": "rounds to 80 %",
     "fedavg_partial": "taking part",
     "federated_autodiff": "loss, tuned",
+    "private_gradients": "largest clipped norm",
 }
+TOURS = ["compilation", "parallelism", "vectorization"]  # a page's snippets in turn: no table, and no options
 
 
 def test_every_example_is_known_here():
-    assert sorted(COLUMNS) == NAMES
+    assert sorted([*COLUMNS, *TOURS]) == NAMES
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(COLUMNS))
 def test_quick_run_on_simulated_devices(name, run_example, tmp_path):
     picture = tmp_path / "plot.png"
     printed = run_example(name, "--quick", "--devices", "8", "--plot", str(picture))
@@ -30,7 +36,22 @@ def test_quick_run_on_simulated_devices(name, run_example, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TOURS)
+def test_a_tour_prints_what_its_docstring_shows(name: str, run_example: Callable[..., str]) -> None:
+    doc = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text("utf-8")))
+    shown = textwrap.dedent(doc.partition("::\n\n")[2]) if doc else ""
+    rounded = [[_to_three_digits(line) for line in text.splitlines()] for text in (run_example(name), shown)]
+    assert rounded[0] == rounded[1]
+
+
+def _to_three_digits(line: str) -> str:
+    """Measured times are left out, and other numbers rounded, since compilers differ in the last digits."""
+    text = re.sub(r"\d+\.\d{5} (plain|compiled)", r"\1", line)
+    return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2g}", text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(COLUMNS))
 def test_help(name, run_example):
     printed = run_example(name, "--help")
     assert all(option in printed for option in ("--devices N", "--quick", "--plot PATH"))

@@ -257,6 +257,22 @@ def test_donated_variables_that_are_not_written_stay_usable() -> None:
     assert_close(here(x), there(x))
 
 
+def test_arrays_beside_variables_are_not_donated() -> None:
+    class Masked(nnx.Module):
+        def __init__(self) -> None:
+            self.scale, self.mask = nnx.Param(values(3)), nnx.data(jnp.arange(3.0))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            self.scale[...] = self.scale[...] + 1.0
+            return self.scale[...] * self.mask * x
+
+    here, there, x = Masked(), Masked(), values(3)
+    fast = px.Jit(here, donate=True)
+    for _ in range(3):
+        assert_close(fast(x), there(x))
+    assert_close(here.mask, jnp.arange(3.0))
+
+
 def test_two_threads_tracing_at_once_do_not_mix() -> None:
     meet, failed = threading.Barrier(2, timeout=60), list[BaseException]()
 

@@ -158,10 +158,8 @@ def test_a_mesh_that_is_given_or_set(kind: AxisType) -> None:
     x, expected = values(24, 3), mlp()(values(24, 3))
     body = lambda net, x: (net(x), px.pmean(net(x), "device"))  # noqa: E731
     places: list[tuple[Mesh, Any, int]] = [
-        (mesh_of(3, kind=kind), None, 3),
         (mesh_of(2, "rows", kind), "rows", 2),
         (grid("device", "model", kind=kind), None, 4),
-        (grid("replica", "rows", kind=kind), "rows", 2),
         (grid("replica", "rows", kind=kind), ("replica", "rows"), 8),
     ]
     for mesh, over, devices in places:
@@ -181,32 +179,47 @@ def test_an_axis_that_the_mesh_lacks_is_named() -> None:
         px.Parallel(net)(x)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_one_module_on_one_mesh_after_another(kind: AxisType) -> None:
+def test_one_module_on_one_mesh_after_another() -> None:
     net, x = mlp(), values(24, 3)
     expected = np.asarray(net(x))
-    meshes = [mesh_of(8), mesh_of(3), grid("device", "model"), mesh_of(2), mesh_of(1), grid("other", "device")]
-    for mesh in [*meshes, *(Mesh(m.devices, m.axis_names, axis_types=(kind,) * m.devices.ndim) for m in meshes)]:
+    for mesh in (mesh_of(8), mesh_of(3), grid("device", "model"), mesh_of(1), grid("other", "device"), mesh_of(8)):
         assert_close(np.asarray(px.Parallel(net, mesh=mesh)(x)), expected)
     assert_close(np.asarray(net(x)), expected)
 
 
-def test_arguments_that_lie_elsewhere() -> None:
+@pytest.mark.parametrize("first", KINDS, ids=str)
+@pytest.mark.parametrize("then", KINDS, ids=str)
+def test_one_module_on_meshes_of_several_kinds(first: AxisType, then: AxisType) -> None:
     net, x = mlp(), values(24, 3)
     expected = np.asarray(net(x))
+    for mesh in (mesh_of(8, kind=first), mesh_of(8, kind=then), grid("device", "model", kind=first)):
+        assert_close(np.asarray(px.Parallel(net, mesh=mesh)(x)), expected)
+
+
+def test_arguments_that_lie_elsewhere() -> None:
+    x = values(24, 3)
+    expected = np.asarray(mlp()(x))
     rows = NamedSharding(mesh_of(8, "other"), P("other"))
-    explicit = NamedSharding(mesh_of(8, "other", AxisType.Explicit), P("other"))
-    places = [jax.devices()[5], rows, explicit, NamedSharding(mesh_of(4), P("device")), NamedSharding(mesh_of(2), P())]
+    places = [jax.devices()[5], rows, NamedSharding(mesh_of(4), P("device")), NamedSharding(mesh_of(2), P())]
     for devices in (1, 3, 8):
-        net, fast = mlp(), None
-        fast = px.Parallel(net, mesh=mesh_of(devices))
+        fast = px.Parallel(mlp(), mesh=mesh_of(devices))
         for given in (np.asarray(x), *(jax.device_put(x, place) for place in places), x):
             assert_close(np.asarray(fast(given)), expected)
-    for place in places:
-        net = mlp()
-        for v in px.variables(net):
-            v.set_value(jax.device_put(v[...], place if isinstance(place, jax.Device) else jax.devices()[7]))
-        assert_close(np.asarray(px.Parallel(net, mesh=mesh_of(3))(jax.device_put(x, place))), expected)
+
+
+def test_arguments_that_lie_on_an_explicit_mesh() -> None:
+    x = jax.device_put(values(24, 3), NamedSharding(mesh_of(8, "other", AxisType.Explicit), P("other")))
+    for devices in (3, 8):
+        assert_close(np.asarray(px.Parallel(mlp(), mesh=mesh_of(devices))(x)), np.asarray(mlp()(values(24, 3))))
+
+
+@pytest.mark.parametrize("device", [0, 7])
+def test_variables_that_lie_on_one_device(device: int) -> None:
+    net, x = mlp(), values(24, 3)
+    for v in px.variables(net):
+        v.set_value(jax.device_put(v[...], jax.devices()[device]))
+    got = px.Parallel(net, mesh=mesh_of(3))(jax.device_put(x, jax.devices()[5]))
+    assert_close(np.asarray(got), np.asarray(mlp()(x)))
 
 
 def test_variables_are_sent_to_all_devices_once() -> None:

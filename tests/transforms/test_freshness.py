@@ -1,0 +1,355 @@
+"""A wrapped function sees its modules as they are at each call, and leaves them as they were if it fails."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import paraxis as px
+from tests._support import assert_close, values
+from tests.transforms._models import MLP, Counter, Noisy, Tied, arrays_in, assert_untouched
+
+MODES: dict[str, Callable[[], Any]] = {
+    "as flax has it": contextlib.nullcontext,
+    "graph": lambda: nnx.set_graph_mode(True),
+    "no graph updates": lambda: nnx.set_graph_updates(False),
+    "tree": lambda: nnx.set_graph_mode(False),
+}
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> Iterator[str]:
+    with MODES[request.param]():
+        yield request.param
+
+
+def counted(*modules: Any) -> tuple[Callable[..., Any], list[int]]:
+    """``px.Jit`` of the first module's call, and a list with one entry per trace."""
+    traces: list[int] = []
+
+    def call(net: Any, *args: Any) -> Any:
+        traces.append(len(traces))
+        return net(*args)
+
+    return px.Jit(call, *modules), traces
+
+
+@pytest.mark.usefixtures("mode")
+def test_edits_made_outside_are_seen_without_compiling() -> None:
+    net, x = MLP(nnx.Rngs(0)), values(2, 3)
+    fast, traces = counted(net)
+    other = nnx.state(MLP(nnx.Rngs(7)))
+
+    def assign() -> None:
+        net.first.bias[...] = net.first.bias[...] + 1.0
+
+    for edit in (
+        lambda: None,
+        assign,
+        lambda: net.last.kernel.set_value(values(8, 4)),
+        lambda: nnx.update(net, other),
+        lambda: px.Jit(lambda net: net.last.bias.set_value(values(4)), net)(),
+    ):
+        edit()
+        assert_close(fast(x), net(x))
+    assert len(traces) == 1
+
+
+@pytest.mark.usefixtures("mode")
+def test_writes_come_back_in_every_mode() -> None:
+    net, x = Counter(nnx.Rngs(0)), values(2, 3)
+    fast, traces = counted(net)
+    for n in range(1, 4):
+        assert_close(fast(x), x @ net.layer.kernel[...] + net.layer.bias[...])
+        assert net.calls[...] == n
+    assert len(traces) == 1
+
+
+@pytest.mark.usefixtures("mode")
+def test_train_and_eval_take_effect_and_are_traced_once_each() -> None:
+    here, there, x = Noisy(nnx.Rngs(0)), Noisy(nnx.Rngs(0)), values(4, 3)
+    fast, traces = counted(here)
+    for change in ("train", "eval", "train", "eval", "eval", "train"):
+        for net in (here, there):
+            getattr(net, change)()
+        assert_close(fast(x), there(x))
+    assert len(traces) == 2
+
+
+@pytest.mark.usefixtures("mode")
+def test_gradients_and_failures_in_every_mode() -> None:
+    net, x = Counter(nnx.Rngs(0)), values(2, 3)
+    gradients, value = px.Jit(px.GradValues(lambda net, x: net(x).sum(), net))(x)
+    assert_close(list(gradients), [jnp.full(4, 2.0), jnp.broadcast_to(x.sum(0)[:, None], (3, 4))])
+    assert_close(value, (x @ net.layer.kernel[...] + net.layer.bias[...]).sum())
+    before = arrays_in(net)
+    with pytest.raises(ValueError, match="after a write"):
+        px.Jit(_failing, net, static_argnames="at")(x, jnp.asarray(False), at="after a write")
+    assert_untouched(before, net)
+
+
+def test_a_shared_layer_is_one_where_flax_has_graphs_and_where_it_has_trees() -> None:
+    for enter in MODES.values():
+        net = Tied(nnx.Rngs(0))  # the tree mode refuses shared layers in its own transforms, not in a module
+        x = values(2, 3)
+        with enter():
+            fast, traces = counted(net)
+            for _ in range(2):
+                net.encode.bias.set_value(net.encode.bias.get_value() + 1.0)
+                assert_close(fast(x), net(x))
+        assert len(px.variables(net)) == 2
+        assert len(traces) == 1
+
+
+class Holder(nnx.Module):
+    """A bit of everything that can be replaced; calling it counts and adds up all there is."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.w = nnx.Param(jnp.ones(1))
+        self.layer = nnx.Linear(1, 1, rngs=rngs)
+        self.listed = nnx.List([nnx.Param(jnp.ones(1)), nnx.Linear(1, 1, rngs=rngs)])
+        self.plain = nnx.data([nnx.Param(jnp.ones(1)), nnx.Param(jnp.ones(1))])
+        self.pair = nnx.data((nnx.Param(jnp.ones(1)), nnx.Param(jnp.ones(1))))
+        self.named = nnx.data({"a": nnx.Param(jnp.ones(1))})
+        self.raw = nnx.data(jnp.ones(1))
+        self.power = 1
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        total = self.w[...] + self.listed[0][...] + 10 * self.plain[0][...] + self.plain[1][...] + self.pair[0][...]
+        extra = getattr(self, "extra", 0.0)
+        return self.layer(x) + self.listed[1](x) * total**self.power + self.named["a"][...] + self.raw.sum() + extra
+
+
+def _reverse(net: Holder) -> None:
+    net.plain[0].set_value(jnp.full(1, 5.0))
+    net.plain.reverse()
+
+
+REPLACED: dict[str, Callable[[Holder], Any]] = {
+    "a variable": lambda net: setattr(net, "w", nnx.Param(jnp.full(1, 2.0))),
+    "a submodule": lambda net: setattr(net, "layer", nnx.Linear(1, 1, rngs=nnx.Rngs(9))),
+    "a submodule by one of another kind": lambda net: setattr(net, "layer", nnx.RMSNorm(1, rngs=nnx.Rngs(9))),
+    "a variable in an nnx.List": lambda net: net.listed.__setitem__(0, nnx.Param(jnp.full(1, 3.0))),
+    "a submodule in an nnx.List": lambda net: net.listed.__setitem__(1, nnx.Linear(1, 1, rngs=nnx.Rngs(9))),
+    "an nnx.List": lambda net: setattr(net, "listed", nnx.List([net.w, net.layer])),
+    "a variable in a list": lambda net: net.plain.__setitem__(0, nnx.Param(jnp.full(1, 3.0))),
+    "a list": lambda net: setattr(net, "plain", nnx.data([nnx.Param(jnp.full(1, 3.0)), net.w])),
+    "the order of a list": _reverse,
+    "a tuple": lambda net: setattr(net, "pair", nnx.data((net.w, net.w))),
+    "a variable in a dict": lambda net: net.named.__setitem__("a", nnx.Param(jnp.full(1, 3.0))),
+    "an array": lambda net: setattr(net, "raw", nnx.data(jnp.full(1, 4.0))),
+    "an array by one of another shape": lambda net: setattr(net, "raw", nnx.data(jnp.ones((2, 3)))),
+    "a number": lambda net: setattr(net, "power", 2),
+    "an attribute that was not there": lambda net: setattr(net, "extra", 7.0),
+    "a variable that was shared now": lambda net: setattr(net, "w", net.plain[1]),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_what_is_replaced_is_seen(what: str) -> None:
+    net, x = Holder(nnx.Rngs(0)), values(2, 1)
+    fast, traces = counted(net)
+    before = fast(x)
+    REPLACED[what](net)
+    assert_close(fast(x), net(x))
+    assert_close(fast(x), net(x))
+    assert len(traces) <= 2
+    if not what.endswith(("shared now", "a tuple")):
+        assert np.abs(np.asarray(before) - np.asarray(fast(x))).max() > 0.01
+
+
+def test_an_attribute_that_is_deleted_is_missed() -> None:
+    net, x = Holder(nnx.Rngs(0)), values(2, 1)
+    net.extra = nnx.Param(jnp.ones(1))
+    fast, _ = counted(net)
+    fast(x)
+    del net.extra
+    assert_close(fast(x), net(x))
+    del net.w
+    with pytest.raises(AttributeError, match="'w'"):
+        fast(x)
+
+
+EQUAL: dict[str, Callable[[Holder, nnx.Param], Any]] = {
+    "an attribute": lambda net, new: setattr(net, "w", new),
+    "an entry of an nnx.List": lambda net, new: net.listed.__setitem__(0, new),
+    "an entry of a list": lambda net, new: net.plain.__setitem__(0, new),
+    "an entry of a dict": lambda net, new: net.named.__setitem__("a", new),
+    "a list": lambda net, new: setattr(net, "plain", nnx.data([new, net.plain[1]])),
+    "a tuple": lambda net, new: setattr(net, "pair", nnx.data((new, net.pair[1]))),
+    "a dict": lambda net, new: setattr(net, "named", nnx.data({"a": new})),
+}
+
+
+@pytest.mark.parametrize("place", EQUAL)
+def test_a_variable_replaced_by_an_equal_one_is_the_one_that_is_read_and_written(place: str) -> None:
+    net, x, new = Holder(nnx.Rngs(0)), values(2, 1), nnx.Param(jnp.ones(1))
+    fast, _ = counted(net)
+    fast(x)
+
+    def double(net: Holder) -> None:
+        for v in jax.tree.leaves((net.w, net.listed[0], net.plain, net.pair, net.named), is_leaf=_is_variable):
+            v.set_value(v.get_value() * 2)
+
+    twice = px.Jit(double, net)
+    twice()
+    for v in jax.tree.leaves((net.w, net.listed[0], net.plain, net.pair, net.named), is_leaf=_is_variable):
+        v.set_value(jnp.ones(1))
+    EQUAL[place](net, new)
+    twice()  # while the two are equal
+    assert new.get_value() == 2.0
+    new.set_value(jnp.full(1, 6.0))
+    assert_close(fast(x), net(x))
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, nnx.Variable)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "old", "new"),
+    [
+        ("raw", jnp.asarray(1), jnp.asarray(1.0)),
+        ("raw", jnp.asarray(0.0), jnp.asarray(-0.0)),
+        ("factor", 2, 2.0),
+        ("factor", 0.0, -0.0),
+        ("factor", 1, True),
+    ],
+    ids=str,
+)
+def test_what_is_equal_but_computes_otherwise_is_seen(attribute: str, old: Any, new: Any) -> None:
+    class Plain(nnx.Module):
+        def __init__(self) -> None:
+            self.raw, self.factor = nnx.data(jnp.asarray(3)), 1
+
+        def __call__(self) -> Any:
+            return self.raw * self.factor, jnp.arctan2(self.raw * self.factor, -1.0), repr(self.factor) == "True"
+
+    net = Plain()
+    setattr(net, attribute, old)
+    fast = px.Jit(net)
+    assert_close(fast(), jax.tree.map(jnp.asarray, net()))
+    setattr(net, attribute, new)
+    assert_close(fast(), jax.tree.map(jnp.asarray, net()))
+
+
+def test_an_array_that_is_gone_may_be_replaced() -> None:
+    net, x = Holder(nnx.Rngs(0)), values(2, 1)
+    fast, _ = counted(net)
+    fast(x)
+    old, net.raw = net.raw, nnx.data(jnp.full(1, 4.0))
+    old.delete()
+    assert_close(fast(x), net(x))
+
+
+def _failing(net: Counter, x: jax.Array, fails: jax.Array, *, at: str = "") -> jax.Array:
+    if at == "before any write":
+        raise ValueError(at)
+    y = net(x)
+    net.layer.kernel[...] = net.layer.kernel[...] * 2
+    if at == "after a write":
+        raise ValueError(at)
+    if at == "by a change of structure":
+        net.extra = nnx.Param(x)
+    return y + jax.pure_callback(_on_host, jax.ShapeDtypeStruct((), "float32"), fails, vmap_method="sequential")
+
+
+def _on_host(fails: Any) -> Any:
+    if fails:
+        raise ValueError("while running")
+    return np.float32(0.0)
+
+
+POINTS = ["before any write", "after a write", "by a change of structure", "while running"]
+
+
+@pytest.mark.parametrize("at", POINTS)
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["at the first call", "at the second call"])
+def test_after_an_exception_all_variables_are_as_they_were(at: str, is_compiled: bool) -> None:
+    net, there, x = Counter(nnx.Rngs(0)), Counter(nnx.Rngs(0)), values(2, 3)
+    fast = px.Jit(_failing, net, static_argnames="at")
+    for _ in range(is_compiled):
+        assert_close(fast(x, False), _failing(there, x, jnp.asarray(False)))
+    before = arrays_in(net)
+    kwargs = {} if at == "while running" else {"at": at}
+    with pytest.raises(Exception, match=at if "structure" not in at else "set attribute 'extra'"):
+        fast(x, at == "while running", **kwargs)
+    assert_untouched(before, net)
+    assert not hasattr(net, "extra")
+    assert_close(fast(x, False), _failing(there, x, jnp.asarray(False)))
+    assert_close(arrays_in(net), arrays_in(there))
+
+
+@pytest.mark.parametrize("at", POINTS[:3])
+@pytest.mark.parametrize("wrap", [px.GradValues, px.Vectorize, px.Parallel, "donate"], ids=str)
+def test_the_other_transforms_leave_all_as_it_was_too(wrap: Any, at: str) -> None:
+    net, x = Counter(nnx.Rngs(0)), values(8, 3)
+
+    def loss(net: Counter, x: jax.Array) -> jax.Array:
+        return _failing(net, x, jnp.asarray(False), at=at).sum()
+
+    fn = px.Jit(loss, net, donate=True) if wrap == "donate" else wrap(loss, net)
+    before = arrays_in(net)
+    with pytest.raises((ValueError, px.StateError), match=at if "structure" not in at else "set attribute 'extra'"):
+        fn(x)
+    assert_untouched(before, net)
+    assert not hasattr(net, "extra")
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a variable is added": (lambda net: setattr(net, "extra", nnx.Param(jnp.ones(2))), r"'extra' of \(MLP\)"),
+    "a variable is replaced": (lambda net: setattr(net.first, "bias", nnx.Param(jnp.ones(8))), "'bias' of first"),
+    "a submodule is replaced": (lambda net: setattr(net, "last", net.first), r"'last' of \(MLP\)"),
+    "a static attribute is set": (lambda net: setattr(net, "flag", True), r"'flag' of \(MLP\)"),
+    "a mode is set": (lambda net: net.train(mark=True) or setattr(net.last, "mark", True), "'mark' of last"),
+    "a variable is deleted": (lambda net: delattr(net.last, "bias"), "'bias' of last"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_is_no_value_of_a_variable_cannot_be_changed_inside(what: str) -> None:
+    change, culprit = CHANGES[what]
+    net, x = MLP(nnx.Rngs(0)), values(2, 3)
+    expected, before, attributes = net(x), arrays_in(net), [dict(vars(n)) for n in (net, net.first, net.last)]
+
+    def body(net: MLP, x: jax.Array, *, change: Callable[[MLP], Any] | None) -> jax.Array:
+        y = net(x)
+        net.first.kernel[...] += 1.0
+        if change is not None:
+            change(net)
+        return y
+
+    fast = px.Jit(body, net, static_argnames="change")
+    with pytest.raises(px.StateError, match=rf"Jit: .*set attribute {culprit}.*self\.count\[\.\.\.\] \+= 1"):
+        fast(x, change=change)
+    assert_untouched(before, net)
+    assert [dict(vars(n)) for n in (net, net.first, net.last)] == attributes
+    assert_close(fast(x, change=None), expected)
+
+
+def test_metadata_changed_inside_is_refused_by_name() -> None:
+    net = MLP(nnx.Rngs(0))
+    with pytest.raises(px.StateError, match=r"first.*bias"):
+        px.Jit(lambda net: net.first.bias.set_metadata(mark=1), net)()
+    assert not net.first.bias.has_metadata("mark")
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, jax.vmap, jax.grad], ids=["jit", "vmap", "grad"])
+def test_writing_under_a_plain_transformation_is_refused_and_leaks_nothing(wrap: Any) -> None:
+    net, x = Counter(nnx.Rngs(0)), values(3)
+    fast, before = px.Jit(_writes, net), arrays_in(net)
+    given = values(2, 3) if wrap is jax.vmap else x
+    with pytest.raises(px.StateError, match=r"Jit: variable \(Counter\)\.\S+ would be written.*px\.Jit\(f, net\)"):
+        wrap(lambda x: fast(x))(given)
+    assert_untouched(before, net)
+    assert_close(fast(x), (x @ net.layer.kernel[...]).sum() + x[0] * 4)
+
+
+def _writes(net: Counter, x: jax.Array) -> jax.Array:
+    net.layer.bias[...] = jnp.full(4, 1.0) * x[0]
+    return net(x).sum()

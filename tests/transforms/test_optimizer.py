@@ -1,0 +1,148 @@
+"""px.Optimizer against optax by hand."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import paraxis as px
+from tests.transforms._models import MLP
+
+X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(12, 4)).astype("float32")
+
+
+def square_loss(net: Any, x: Any, y: Any) -> jax.Array:
+    return ((net(x) - y) ** 2).mean()
+
+
+def train(net: MLP, opt: px.Optimizer, x: Any, y: Any, lr: Any) -> jax.Array:
+    value, gradients = px.value_and_grad(square_loss)(net, x, y)
+    opt(lr, gradients)
+    return value
+
+
+def by_optax(factory: Any, rates: list[float]) -> list[jax.Array]:
+    """The parameters after some steps on plain arrays."""
+    definition, state = nnx.split(MLP(nnx.Rngs(0)))
+    optimizer_state = factory(rates[0]).init(state)
+    for lr in rates:
+        gradients = jax.grad(lambda s: square_loss(nnx.merge(definition, s), X, Y))(state)
+        updates, optimizer_state = factory(lr).update(gradients, optimizer_state, state)
+        state = optax.apply_updates(state, updates)
+    return jax.tree.leaves(state)
+
+
+@pytest.mark.parametrize(
+    ("factory", "options"),
+    [
+        (optax.sgd, {"momentum": 0.9}),
+        (optax.adam, {}),
+        (optax.adamw, {"weight_decay": 0.1, "mask": lambda params: jax.tree.map(lambda p: p.ndim > 1, params)}),
+        (lambda lr: optax.chain(optax.clip_by_global_norm(0.1), optax.rmsprop(lr)), {}),
+    ],
+    ids=["momentum", "adam", "masked decay", "chain"],
+)
+def test_steps_are_those_of_optax_with_the_rate_of_the_call(factory: Any, options: dict[str, Any]) -> None:
+    rates = [0.1, 0.02, 0.3]
+    net = MLP(nnx.Rngs(0))
+    opt = px.Optimizer(net, factory, **options)
+    step = px.Jit(train, net, opt)
+    for lr in rates:
+        step(X, Y, lr)
+    for got, expected in zip(px.variables(net), by_optax(lambda lr: factory(lr, **options), rates), strict=True):
+        np.testing.assert_allclose(got[...], expected, rtol=2e-5, atol=1e-6)
+
+
+def test_the_rate_is_traced() -> None:
+    traces = []
+
+    def counted(net: MLP, opt: px.Optimizer, lr: Any) -> None:
+        traces.append(lr)
+        opt(lr, px.grad(square_loss)(net, X, Y))
+
+    net = MLP(nnx.Rngs(0))
+    step = px.Jit(counted, net, px.Optimizer(net, optax.sgd))
+    for lr in (0.1, 0.2, 0.3):
+        step(lr)
+    assert len(traces) == 1
+
+
+def test_it_works_eagerly_and_takes_lists_in_order() -> None:
+    net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    before = [v[...] for v in px.variables(net)]
+    px.Optimizer(net, optax.sgd)(0.5, [jnp.ones(4), jnp.full((3, 4), 2.0)])
+    for v, old, size in zip(px.variables(net), before, (1.0, 2.0), strict=True):
+        np.testing.assert_allclose(v[...], old - 0.5 * size, rtol=1e-6)
+
+
+def test_only_the_chosen_variables_are_trained() -> None:
+    net = MLP(nnx.Rngs(0))
+    kernels = px.variables(net).subset(lambda name, _: name.endswith("kernel"))
+    biases = [v[...] for name, v in px.variables(net).items() if name.endswith("bias")]
+    opt = px.Optimizer(net, optax.adam, wrt=kernels)
+    gradients, _ = px.GradValues(square_loss, net, wrt=kernels)(X, Y)
+    opt(0.1, gradients)
+    assert all(
+        v[...] is b
+        for v, b in zip((v for n, v in px.variables(net).items() if n.endswith("bias")), biases, strict=True)
+    )
+
+
+def test_several_modules_train_together() -> None:
+    a, b = nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 4, rngs=nnx.Rngs(1))
+    opt = px.Optimizer((a, b), optax.sgd)
+    gradients, _ = px.GradValues(lambda a, b, x, y: ((b(a(x)) - y) ** 2).mean(), a, b)(X, Y)
+    expected = a.kernel[...] - 0.1 * gradients["[0](Linear).kernel"]
+    opt(0.1, gradients)
+    np.testing.assert_allclose(a.kernel[...], expected, rtol=1e-6)
+
+
+def test_further_arguments_of_the_update_are_passed_on() -> None:
+    net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    opt = px.Optimizer(net, lambda lr: optax.chain(optax.sgd(lr), optax.contrib.reduce_on_plateau()))
+    opt(0.1, px.grad(square_loss)(net, X, Y), value=jnp.array(1.0))
+
+
+def test_its_state_is_in_variables_and_shares_the_module_s() -> None:
+    net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    opt = px.Optimizer(net, optax.sgd, momentum=0.9)
+    both = px.variables(net) + px.variables(opt)
+    assert [name for name in both.names() if "trace" in name] == both.names()[2:]
+    assert len(both) == 4
+
+
+@pytest.mark.parametrize(
+    ("gradients", "message"),
+    [
+        ([jnp.ones(4)], "1 gradients were given for 2 variables"),
+        ([jnp.ones(4), jnp.ones((4, 3))], r"gradient of \(Linear\)\.kernel has shape \(4, 3\), the variable \(3, 4\)"),
+        (px.Gradients({"x": jnp.ones(4), "y": jnp.ones((3, 4))}), "they differ in .*the same wrt"),
+    ],
+    ids=["too few", "shape", "names"],
+)
+def test_gradients_that_do_not_fit_raise_and_change_nothing(gradients: Any, message: str) -> None:
+    net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    opt = px.Optimizer(net, optax.sgd, momentum=0.9)
+    before = [v[...] for v in px.variables(opt)]
+    with pytest.raises(px.ShapeError, match=message):
+        opt(0.1, gradients)
+    assert all(v[...] is b for v, b in zip(px.variables(opt), before, strict=True))
+
+
+def test_wrong_arguments_say_what_to_write() -> None:
+    net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    with pytest.raises(px.StateError, match=r"must be a function of the learning rate.*optax\.sgd, momentum=0\.9"):
+        px.Optimizer(net, optax.sgd(0.1))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(px.StateError, match=r"picks no variable of Linear; write wrt=nnx\.Param"):
+        px.Optimizer(net, optax.sgd, wrt=nnx.BatchStat)
+    with pytest.raises(px.ShapeError, match=r"lr must be a scalar, got shape \(2,\); write opt\(0\.1, gradients\)"):
+        px.Optimizer(net, optax.sgd)(jnp.ones(2), [jnp.ones(4), jnp.ones((3, 4))])
+    opt = px.Optimizer(net, optax.sgd)
+    net.bias = nnx.data(None)
+    with pytest.raises(px.StateError, match=r"variable \(Linear\)\.bias is no longer in the module"):
+        opt(0.1, [jnp.ones(4), jnp.ones((3, 4))])

@@ -1,0 +1,302 @@
+"""What becomes of variables that many devices write under ``px.Parallel``: rules, BatchNorm, random streams, errors."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh
+
+import paraxis as px
+from tests._support import assert_close, values
+from tests.transforms._models import MLP, Counter, Noisy, Normed
+
+DEVICES = [1, 2, 3, 8]
+
+
+class Total(nnx.Variable[Any]):
+    pass
+
+
+class Special(Total):
+    pass
+
+
+def mesh_of(devices: int) -> Mesh:
+    return Mesh(np.array(jax.devices()[:devices]), ("device",))
+
+
+def add_index(store: nnx.Dict) -> None:
+    """Each device adds its number to every variable."""
+    for v in px.variables(store):
+        v.set_value(v[...] + px.axis_index("device").astype(v[...].dtype))
+
+
+def rewrite(store: nnx.Dict) -> None:
+    """Each device writes what was there."""
+    for v in px.variables(store):
+        v.set_value(v[...] * 1)
+
+
+def test_the_rules_on_eight_devices() -> None:
+    kinds = ("first", "sum", "stack")
+    store = nnx.Dict({kind: nnx.Variable(jnp.arange(5), sync=kind) for kind in kinds})
+    px.Parallel(rewrite, store)()
+    assert store["first"][...].tolist() == [0, 1, 2, 3, 4]
+    assert store["sum"][...].tolist() == [0, 8, 16, 24, 32]
+    assert store["stack"][...].tolist() == [[0, 1, 2, 3, 4]] * 8
+    averaged = nnx.Dict(v=nnx.Variable(jnp.array([1.0, 2.0]), sync="mean"))
+    px.Parallel(add_index, averaged)()
+    assert averaged["v"][...].tolist() == [4.5, 5.5]
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_each_rule(devices: int) -> None:
+    start = np.array([1.0, 2.0], "float32")
+    stacked = start + np.arange(devices, dtype="float32")[:, None]
+    rules: dict[Any, Any] = {
+        "mean": stacked.mean(0),
+        "sum": stacked.sum(0),
+        "max": stacked.max(0),
+        "min": stacked.min(0),
+        "first": stacked[0],
+        "stack": stacked,
+    }
+    functions = {"a median": (lambda x: jnp.median(x, axis=0), np.median(stacked, axis=0))}
+    for name, rule, expected in [
+        *((str(kind), kind, expected) for kind, expected in rules.items()),
+        *((name, rule, expected) for name, (rule, expected) in functions.items()),
+    ]:
+        for make, sync in (
+            (lambda rule=rule: Total(jnp.asarray(start), sync=rule), None),  # its own
+            (lambda: Total(jnp.asarray(start)), {Total: rule}),  # of its type
+            (lambda: Special(jnp.asarray(start)), {nnx.Variable: rule}),  # of a type above
+            (lambda: Total(jnp.asarray(start)), {"(Dict).v": rule}),  # by its name
+        ):
+            store = nnx.Dict(v=make())
+            px.Parallel(add_index, store, sync=sync, mesh=mesh_of(devices))()
+            try:
+                assert_close(np.asarray(store["v"][...]), expected.astype("float32"))
+            except AssertionError as error:
+                raise AssertionError(f"{name}, sync={sync}: {error}") from error
+
+
+def test_which_rule_goes_first() -> None:
+    start = jnp.array([1.0])
+
+    def after(variable: nnx.Variable[Any], sync: dict[Any, Any]) -> float:
+        store = nnx.Dict(v=variable)
+        px.Parallel(add_index, store, sync=sync, mesh=mesh_of(2))()
+        return float(store["v"][0])
+
+    everything = {"(Dict).v": "max", Special: "min", Total: "sum", nnx.Variable: "mean"}
+    assert after(Special(start, sync="mean"), everything) == 1.5
+    assert after(Special(start), everything) == 2.0
+    assert after(Special(start), {Total: "sum", nnx.Variable: "mean", Special: "min"}) == 1.0
+    assert after(Special(start), {nnx.Variable: "mean", Total: "sum"}) == 3.0
+    assert after(nnx.BatchStat(start), {}) == 1.5
+    assert after(nnx.BatchStat(start), {nnx.BatchStat: "max"}) == 2.0
+
+
+def test_no_rule_is_an_error_that_names_the_variable() -> None:
+    with pytest.raises(px.StateError, match=r"variable \(Dict\)\.v could be left.*sync=\{nnx\.Total: 'mean'\}"):
+        px.Parallel(add_index, nnx.Dict(v=Total(jnp.ones(2))))()
+    for variable, sync in ((nnx.BatchStat(jnp.ones(2)), {nnx.BatchStat: None}), (Total(1.0, sync=None), {Total: "sum"})):
+        with pytest.raises(px.StateError, match=r"variable \(Dict\)\.v could be left.*'mean'"):
+            px.Parallel(add_index, nnx.Dict(v=variable), sync=sync)()
+    store = nnx.Dict(v=Total(jnp.arange(3.0)))
+    px.Parallel(rewrite, store)()  # the same on all devices: no rule is needed
+    assert store["v"][...].tolist() == [0, 1, 2]
+
+
+def test_malformed_rules_say_what_to_write() -> None:
+    for sync in ({nnx.BatchStat: "average"}, {3: "mean"}):
+        with pytest.raises(px.StateError, match=r"sync must map variable types.*write sync=\{nnx\.BatchStat: 'mean'\}"):
+            px.Parallel(rewrite, nnx.Dict(v=Total(1.0)), sync=sync)
+    with pytest.raises(px.StateError, match=r"variable \(Dict\)\.v has sync='average'; it must be one of 'mean', 'sum'"):
+        px.Parallel(rewrite, nnx.Dict(v=Total(jnp.ones(2), sync="average")))()
+
+
+INTEGERS: dict[str, Any] = {
+    "int32": [0, -7, 2**25 + 1, -(2**25) - 3],
+    "uint32": [0, 5, 2**25 + 1, 2**31 + 1],
+    "int8": [0, -5, 100],
+}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_keep_their_dtype_and_are_exact(dtype: str) -> None:
+    start = np.array(INTEGERS[dtype], dtype)
+    stacked = start.astype("int64") + np.arange(8)[:, None]
+    expected = {
+        "mean": np.floor(stacked.mean(0) + 0.5),  # in float64: a half is rounded up
+        "sum": stacked.sum(0).astype(dtype),  # wraps as the dtype does
+        "max": stacked.max(0),
+        "min": stacked.min(0),
+        "first": stacked[0],
+        "stack": stacked,
+    }
+    store = nnx.Dict({rule: nnx.Variable(jnp.asarray(start), sync=rule) for rule in expected})
+    px.Parallel(add_index, store)()
+    for rule, value in expected.items():
+        got = np.asarray(store[rule][...])
+        assert got.dtype == dtype, rule
+        assert got.tolist() == value.astype(dtype).tolist(), rule
+
+
+def test_the_mean_of_integers_that_lie_far_apart() -> None:
+    for dtype, far in (("int8", [-128, 127]), ("int32", [-(2**31), 2**31 - 1]), ("uint32", [0, 2**32 - 1])):
+        ends = np.array(far, dtype)
+        store = nnx.Dict(v=nnx.Variable(jnp.zeros(2, dtype), sync="mean"))
+        body = lambda store, row: store.v.set_value(row[0])  # noqa: E731
+        px.Parallel(body, store)(jnp.asarray(np.tile(np.stack([ends, ends[::-1]]), (4, 1))))
+        middle = int(np.floor(ends.astype("int64").mean() + 0.5))
+        assert (store.v[...].dtype, store.v[...].tolist()) == (dtype, [middle] * 2), dtype
+
+
+def test_booleans_stay_booleans() -> None:
+    rows = np.array([[1, 0, 1, 0]] * 4 + [[1, 0, 0, 0]] * 3 + [[1, 0, 0, 1]], bool)
+    expected = {"mean": rows.mean(0) > 0.5, "sum": rows.any(0), "max": rows.any(0), "min": rows.all(0)}
+    store = nnx.Dict({rule: nnx.Variable(jnp.zeros(4, bool), sync=rule) for rule in expected})
+
+    def write(store: nnx.Dict, rows: jax.Array) -> None:
+        for v in px.variables(store):
+            v.set_value(rows[0])
+
+    px.Parallel(write, store)(rows)
+    for rule, value in expected.items():
+        assert store[rule][...].dtype == bool
+        assert store[rule][...].tolist() == value.tolist(), rule
+
+
+def test_a_counter_counts_calls_not_devices() -> None:
+    net = Counter(nnx.Rngs(0))
+    for _ in range(3):
+        px.Parallel(net)(values(8, 3))
+    assert (int(net.calls[...]), net.calls[...].dtype) == (3, "int32")
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_batch_statistics_of_each_device_are_averaged(devices: int) -> None:
+    net, x = nnx.BatchNorm(3, momentum=0.9, rngs=nnx.Rngs(0)), values(24, 3)
+    y = px.Parallel(net, mesh=mesh_of(devices))(x)
+    shares = np.asarray(x, "float64").reshape(devices, -1, 3)
+    normed = (shares - shares.mean(1, keepdims=True)) / np.sqrt(shares.var(1, keepdims=True) + 1e-5)
+    assert_close(np.asarray(y), normed.reshape(24, 3).astype("float32"), rtol=1e-4, atol=1e-4)
+    assert_close(np.asarray(net.mean[...]), (0.1 * shares.mean(1).mean(0)).astype("float32"))
+    assert_close(np.asarray(net.var[...]), (0.9 + 0.1 * shares.var(1).mean(0)).astype("float32"))
+
+
+def loss(net: Normed, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    out = net(x)
+    return ((out - y) ** 2).mean(), out
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_synchronised_batch_norm_is_that_of_one_device(devices: int) -> None:
+    def step(net: Normed, x: jax.Array, y: jax.Array) -> Any:
+        gradients, (_, out) = px.GradValues(loss, net)(x, y)
+        return px.pmean(gradients, "device"), out
+
+    x, y = values(24, 3), values(24, 4, seed=1)
+    net, alone = Normed(nnx.Rngs(0)), Normed(nnx.Rngs(0))
+    synchronised = px.Parallel(step, net, sync_batch_norm=True, reduce=("same", "concat"), mesh=mesh_of(devices))
+    for _ in range(2):
+        gradients, out = synchronised(x, y)
+        (_, out_alone), gradients_alone = nnx.value_and_grad(loss, has_aux=True)(alone, x, y)
+    by_name = dict(zip(px.variables(alone).subset(nnx.Param).names(), jax.tree.leaves(gradients_alone), strict=True))
+    assert_close(np.asarray(out), np.asarray(out_alone), rtol=1e-5)
+    assert_close({n: np.asarray(g) for n, g in gradients.items()}, {n: np.asarray(g) for n, g in by_name.items()})
+    for ours, theirs in zip(px.variables(net), px.variables(alone), strict=True):
+        assert_close(np.asarray(ours[...]), np.asarray(theirs[...]), rtol=1e-5)
+    assert net.norm.axis_name is None
+    assert_close(np.asarray(net(x)), np.asarray(alone(x)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_each_device_and_each_call_has_its_own_mask(devices: int) -> None:
+    drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    fast = px.Parallel(lambda drop, x: (drop(x), drop(x)), drop, reduce="stack", mesh=mesh_of(devices))
+    assert drop.rngs is not None
+    masks: list[bytes] = []
+    for call in range(1, 4):
+        for y in fast(jnp.ones((24, 16))):
+            masks += [np.asarray(share[0] > 0).tobytes() for share in y]
+        assert (drop.rngs.count[...].shape, int(drop.rngs.count[...])) == ((), call)
+    assert len(set(masks)) == len(masks) == 3 * 2 * devices
+    again = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    first = px.Parallel(again, mesh=mesh_of(devices), reduce="stack")(jnp.ones((24, 16)))
+    assert [np.asarray(share[0] > 0).tobytes() for share in first] == masks[:devices]
+
+
+def test_streams_that_are_not_drawn_from_stay() -> None:
+    net, x = Noisy(nnx.Rngs(0)), values(16, 3)
+    fast = px.Parallel(net)
+    fast(x)
+    net.eval()
+    assert_close(np.asarray(fast(x)), np.asarray(net.layer(x)))
+    assert net.dropout.rngs is not None
+    assert int(net.dropout.rngs.count[...]) == 1
+    rngs = nnx.Rngs(params=0, noise=1)
+    drawn = px.Parallel(lambda rngs: rngs.noise.normal((2,)), rngs)()
+    assert len(set(np.asarray(drawn).tolist())) == 16
+    assert (int(rngs.noise.count[...]), int(rngs.params.count[...])) == (1, 0)
+
+
+def test_an_exception_leaves_every_variable_as_it_was() -> None:
+    net, noise = Counter(nnx.Rngs(0)), nnx.Rngs(1)
+
+    def body(net: Counter, noise: nnx.Rngs, x: jax.Array, how: str) -> Any:
+        y = net(x) + noise.normal(x.shape[:1] + (4,))
+        net.layer.kernel[...] = net.layer.kernel[...] * 2
+        if how == "raise":
+            raise ValueError("the user's own")
+        if how == "diverge":
+            net.layer.bias[...] = y[0]
+        if how == "shapes":
+            return y @ jnp.ones((5, 5))
+        if how == "running":
+            y = y + jax.pure_callback(_fails, jax.ShapeDtypeStruct((), "float32"))
+        return y
+
+    def _fails() -> Any:
+        raise ValueError("in a callback")
+
+    fast = px.Parallel(body, net, noise, static_argnums=1)
+    fast(values(8, 3), "fine")
+    before = [(v[...], np.asarray(v[...]) if not isinstance(v, nnx.RngKey) else None) for v in _all(net, noise)]
+    causes: list[tuple[str, Any, str]] = [
+        ("raise", ValueError, "the user's own"),
+        ("diverge", px.StateError, r"layer\(Linear\)\.bias could be left.*px\.pmean"),
+        ("shapes", TypeError, "dot_general"),
+        ("running", jax.errors.JaxRuntimeError, "in a callback"),
+    ]
+    for how, kind, message in causes:
+        with pytest.raises(kind, match=message):
+            fast(values(8, 3), how)
+        for v, (old, numbers) in zip(_all(net, noise), before, strict=True):
+            assert v[...] is old, how
+            assert numbers is None or np.array_equal(np.asarray(v[...]), numbers)
+    fast(values(8, 3), "fine")
+    assert (int(net.calls[...]), int(noise.default.count[...])) == (2, 2)
+
+
+def _all(*modules: Any) -> list[nnx.Variable[Any]]:
+    return list(px.variables(modules))
+
+
+def test_a_value_kept_outside_by_the_body_is_not_in_the_modules() -> None:
+    kept: list[Any] = []
+    net = MLP(nnx.Rngs(0))
+
+    def body(net: MLP, x: jax.Array) -> jax.Array:
+        kept.append(net.first.kernel[...])
+        net.first.kernel[...] = net.first.kernel[...] + 1
+        return net(x)
+
+    px.Parallel(body, net)(values(8, 3))
+    assert isinstance(kept[0], jax.core.Tracer)
+    assert not any(isinstance(v[...], jax.core.Tracer) for v in px.variables(net))
+    assert_close(np.asarray(net.first.kernel[...]), np.asarray(MLP(nnx.Rngs(0)).first.kernel[...]) + 1)

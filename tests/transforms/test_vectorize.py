@@ -1,0 +1,200 @@
+"""px.Vectorize against plain ``jax.vmap`` and loops over rows."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import paraxis as px
+from tests.transforms._models import MLP, Counter, Noisy, Normed
+
+X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(10, 4)).astype("float32")
+
+
+class RandomReverse(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.rngs = rngs
+
+    def __call__(self, x: jax.Array, y: Any) -> Any:
+        r = self.rngs.randint((), 0, 2)
+        return x + y + r * (x[::-1] - x), r, y
+
+
+@pytest.mark.parametrize("y", [1, jnp.array([-2, -1, 0, 1])], ids=["number", "vector"])
+def test_the_page_s_random_reverse(y: Any) -> None:
+    reverse = px.Vectorize(RandomReverse(nnx.Rngs(7)), batch_axis=(0, None))
+    x = jnp.arange(20).reshape(5, 4)
+    z, r, whole = reverse(x, y)
+    for row in range(5):
+        expected = np.asarray(x[row])[:: -1 if r[row] else 1] + np.asarray(y)
+        np.testing.assert_array_equal(z[row], expected)
+        np.testing.assert_array_equal(whole[row], y)
+    assert set(r.tolist()) <= {0, 1}
+
+
+def test_rows_have_their_own_randomness_and_the_stream_advances_once() -> None:
+    rngs = nnx.Rngs(0)
+    draw = px.Vectorize(lambda rngs, x: rngs.normal(), rngs)
+    first, second = draw(jnp.zeros(64)), draw(jnp.zeros(64))
+    assert len({*first.tolist(), *second.tolist()}) == 128
+    assert int(rngs.default.count[...]) == 2
+    assert rngs.default.key.shape == ()
+
+
+def test_a_row_s_randomness_does_not_depend_on_how_many_rows_there_are() -> None:
+    few = px.Vectorize(lambda rngs, x: rngs.normal(), nnx.Rngs(0))(jnp.zeros(3))
+    many = px.Vectorize(lambda rngs, x: rngs.normal(), nnx.Rngs(0))(jnp.zeros(9))
+    np.testing.assert_array_equal(few, many[:3])
+
+
+def test_a_stream_that_is_not_drawn_from_stays() -> None:
+    net = Noisy(nnx.Rngs(0))
+    net.eval()
+    before = [v[...] for v in px.variables(net)]
+    px.Vectorize(net)(X)
+    assert all(v[...] is b for v, b in zip(px.variables(net), before, strict=True))
+
+
+def test_streams_of_several_keys_and_lone_keys_are_split_as_well() -> None:
+    rngs = nnx.Rngs(0).split(2)
+
+    def draw_both(rngs: nnx.Rngs, x: Any) -> jax.Array:
+        keys = jax.vmap(jax.random.fold_in)(rngs.default.key[...], rngs.default.count[...])
+        rngs.default.count[...] += 1
+        return jax.vmap(jax.random.normal)(keys)
+
+    out = px.Vectorize(draw_both, rngs)(jnp.zeros(8))
+    assert len(set(out.ravel().tolist())) == 16
+    assert rngs.default.count[...].tolist() == [1, 1]
+    key = nnx.RngKey(jax.random.key(0), tag="noise")
+
+    def draw(key: Any, x: Any) -> jax.Array:
+        now, key[...] = jax.random.split(key[...])
+        return jax.random.normal(now)
+
+    noise = px.Vectorize(draw, key)
+    assert len({*noise(jnp.zeros(8)).tolist(), *noise(jnp.zeros(8)).tolist()}) == 16
+
+
+def test_rows_are_those_of_vmap() -> None:
+    net = MLP(nnx.Rngs(0))
+    definition, state = nnx.split(net)
+    expected = jax.vmap(lambda x: nnx.merge(definition, state)(x))(X)
+    np.testing.assert_allclose(px.Vectorize(net)(X), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("batch_axis", "shapes"),
+    [(1, ((3, 10), (4, 10))), ((0, 1), ((10, 3), (4, 10))), (({"a": 0, "b": None}, -1), None)],
+    ids=["one for all", "each", "trees"],
+)
+def test_batch_axes(batch_axis: Any, shapes: Any) -> None:
+    if shapes is None:
+        tree = {"a": jnp.asarray(X), "b": jnp.ones(3)}
+        out = px.Vectorize(lambda t, y: (t["a"] * t["b"]).sum() + y.sum(), batch_axis=batch_axis)(tree, Y.T)
+        np.testing.assert_allclose(out, X.sum(1) + Y.sum(1), rtol=1e-5)
+        return
+    x, y = (a if a.shape == shape else a.T for a, shape in zip((X, Y), shapes, strict=True))
+    out = px.Vectorize(lambda x, y: (x.sum(), y * 2), batch_axis=batch_axis)(x, y)
+    np.testing.assert_allclose(out[0], X.sum(1), rtol=1e-5)
+    np.testing.assert_allclose(out[1], 2 * Y, rtol=1e-6)
+
+
+def test_numbers_and_keywords_are_given_whole() -> None:
+    out = px.Vectorize(lambda x, k, shift: x * k + shift.sum())(X, 2.0, shift=jnp.ones(10))
+    np.testing.assert_allclose(out, 2 * X + 10, rtol=1e-6)
+
+
+def test_a_number_stays_a_python_number() -> None:
+    assert px.Vectorize(lambda x, n: x if n > 1 else -x, batch_axis=(0, None))(jnp.ones(3), 2).tolist() == [1, 1, 1]
+
+
+def test_per_example_gradients_are_those_of_a_loop() -> None:
+    net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    gradient = px.GradValues(lambda net, x, y: ((net(x) - y) ** 2).mean(), net)
+    each = px.Vectorize(lambda net, x, y: gradient(x, y)[0], net, batch_axis=(0, 0))
+    rows = each(X, Y)
+    assert [g.shape for g in rows] == [(10, 4), (10, 3, 4)]
+    for i in range(10):
+        residual = np.asarray(net(X[i]) - Y[i])
+        np.testing.assert_allclose(rows[0][i], residual / 2, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(rows[1][i], np.outer(X[i], residual) / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_the_same_for_all_rows_is_written_once() -> None:
+    net = Counter(nnx.Rngs(0))
+    px.Vectorize(net)(X)
+    assert [int(v[...]) for v in px.variables(net) if v.dtype == jnp.int32] == [1]
+
+
+def test_what_differs_needs_a_rule() -> None:
+    seen = nnx.Variable(jnp.zeros(3))
+
+    def note(seen: Any, x: jax.Array) -> None:
+        seen[...] = x
+
+    with pytest.raises(px.StateError, match=r"rows leave variable \(Variable\) with different values.*sync="):
+        px.Vectorize(note, seen)(X)
+    assert seen[...].tolist() == [0, 0, 0]
+    px.Vectorize(note, seen, sync={nnx.Variable: "mean"})(X)
+    np.testing.assert_allclose(seen[...], X.mean(0), rtol=1e-5)
+    px.Vectorize(note, seen, sync={"(Variable)": "max"})(X)
+    np.testing.assert_allclose(seen[...], X.max(0))
+
+
+def test_batch_statistics_are_averaged() -> None:
+    net = Normed(nnx.Rngs(0))
+    x = np.random.default_rng(2).normal(size=(4, 5, 3)).astype("float32")
+    references = [Normed(nnx.Rngs(0)) for _ in range(4)]
+    for reference, rows in zip(references, x, strict=True):
+        reference(rows)
+    px.Vectorize(net)(x)
+    expected = [np.mean([v[...] for v in vs], axis=0) for vs in zip(*map(_statistics, references), strict=True)]
+    for got, e in zip(_statistics(net), expected, strict=True):
+        np.testing.assert_allclose(got[...], e, rtol=1e-5, atol=1e-6)
+
+
+def _statistics(net: Any) -> list[Any]:
+    return list(px.variables(net).subset(nnx.BatchStat))
+
+
+def test_rows_within_rows_tell_their_own_differences() -> None:
+    total = nnx.Variable(jnp.zeros(()))
+
+    def add(total: Any, x: jax.Array) -> jax.Array:
+        total[...] = total[...] + x
+        return x
+
+    inner = px.Vectorize(add, total, sync={nnx.Variable: "sum"})
+    outer = px.Vectorize(lambda total, x: inner(x), total, sync={nnx.Variable: "sum"})
+    outer(jnp.ones((3, 4)))
+    assert float(total[...]) == 12.0
+
+    def whole(total: Any, x: jax.Array, y: jax.Array) -> None:
+        total[...] = x
+
+    same_within = px.Vectorize(whole, total, batch_axis=(None, 0))
+    px.Vectorize(lambda total, x, y: same_within(x, y), total, sync={nnx.Variable: "max"})(
+        jnp.array([1.0, 5.0]), jnp.ones((2, 3))
+    )
+    assert float(total[...]) == 5.0
+
+
+def test_wrong_calls_say_what_to_write() -> None:
+    add = px.Vectorize(lambda x, y: x + y)
+    with pytest.raises(px.ShapeError, match=r"sizes of the batch axes disagree .*args\[1\]: 4.*batch_axis=\(0, None\)"):
+        add(jnp.ones(3), jnp.ones(4))
+    with pytest.raises(px.ShapeError, match=r"no argument has a batch axis .*batch_axis=0"):
+        add(1.0, 2.0)
+    with pytest.raises(px.ShapeError, match=r"args\[0\] has shape \(3,\) and no axis 1 to split; write None"):
+        px.Vectorize(lambda x: x, batch_axis=1)(jnp.ones(3))
+    with pytest.raises(px.ShapeError, match=r"has 1 entries for 2 arguments; write one for each: .*\(0, 0\)"):
+        px.Vectorize(lambda x, y: x, batch_axis=(0,))(jnp.ones(3), jnp.ones(3))
+    with pytest.raises(px.ShapeError, match=r"does not fit the arguments; write one entry per argument"):
+        px.Vectorize(lambda x: x, batch_axis=({"a": 0, "c": 0},))({"a": jnp.ones(3)})
+    with pytest.raises(px.StateError, match=r"sync must map variable types.*BatchStat: 'mean'"):
+        px.Vectorize(lambda x: x, sync={nnx.Variable: "median"})
