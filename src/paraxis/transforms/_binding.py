@@ -112,7 +112,7 @@ def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def write_all(binding: Binding, variables: Sequence[Variable[Any]], new: dict[int, Any], transform: str) -> None:
-    """Write values back, all or none. They come out of one call, so one is traced if all are.
+    """Write values back, all or none.
 
     Raises:
         StateError: if they belong to a trace that the variables are not part of.
@@ -129,5 +129,7 @@ def write_all(binding: Binding, variables: Sequence[Variable[Any]], new: dict[in
 
 
 def _is_traced(new: dict[int, Any]) -> bool:
-    first = next(iter(new.values()))
-    return any(isinstance(leaf, jax_api.Tracer) for leaf in jax.tree.leaves(first))
+    kinds = set(map(type, new.values()))
+    if all(issubclass(kind, jax.Array) and not issubclass(kind, jax_api.Tracer) for kind in kinds):
+        return False
+    return any(isinstance(leaf, jax_api.Tracer) for leaf in jax.tree.leaves(list(new.values())))

@@ -3,12 +3,15 @@
 import dis
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from paraxis._core.errors import StateError
 from paraxis.transforms import _nnx
+
+_AT_MOST = 1000  # items of one container: a longer one is data
 
 
 def check(fn: Callable[..., Any], transform: str, allowed: Callable[[Any], bool]) -> None:
@@ -52,9 +55,9 @@ def _reached(x: Any, name: str, root: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(x, types.FunctionType):
         yield from _variables_of(x)
     elif isinstance(x, (list, tuple, set, frozenset)):
-        yield from ((name, item) for item in x)
+        yield from ((name, item) for item in itertools.islice(x, _AT_MOST))
     elif isinstance(x, dict):
-        yield from ((f"{name}[{key!r}]", item) for key, item in x.items())
+        yield from ((f"{name}[{key!r}]", item) for key, item in itertools.islice(x.items(), _AT_MOST))
     elif _nnx.is_module(x) or isinstance(x, type):
         return
     elif "__wrapped__" in getattr(x, "__dict__", {}):

@@ -8,6 +8,7 @@ A context variable, so that threads never see each other's.
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,8 +30,13 @@ class Frame:
     sealed: bool
 
     def find(self, variable: Variable[Any]) -> Variable[Any] | None:
+        """What stands for a variable here; one of this run's own stands for itself."""
         inner = self.inner.get(id(variable))
-        return variable if inner is None and any(v is variable for v in self.inner.values()) else inner
+        return variable if inner is None and id(variable) in self._own else inner
+
+    @functools.cached_property
+    def _own(self) -> frozenset[int]:
+        return frozenset(map(id, self.inner.values()))
 
 
 _frames: contextvars.ContextVar[tuple[Frame, ...]] = contextvars.ContextVar("paraxis_frames", default=())

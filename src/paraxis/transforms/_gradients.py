@@ -283,13 +283,15 @@ def _with_aux(transform: str) -> Callable[[Any], tuple[Any, Any]]:
 
 
 def _require_scalar(transform: str, value: Any) -> None:
-    leaves = jax.tree.leaves(value)
-    if len(leaves) == 1 and jax.tree.structure(value) == jax.tree.structure(0) and jnp.shape(leaves[0]) == ():
-        if jnp.issubdtype(jnp.result_type(leaves[0]), jnp.floating):
-            return
-        got = f"a scalar of dtype {jnp.result_type(leaves[0])}"
+    is_array = jax.tree.structure(value) == jax.tree.structure(0)
+    if not is_array:
+        got = type(value).__name__
+    elif jnp.shape(value) != ():
+        got = f"shape {jnp.shape(value)}"
+    elif not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        got = f"a scalar of dtype {jnp.result_type(value)}"
     else:
-        got = f"shape {jnp.shape(leaves[0])}" if len(leaves) == 1 else type(value).__name__
+        return
     raise ShapeError(
         f"{transform}: the loss must be a float scalar, got {got}; reduce it, loss.mean(), or return (loss, …) if "
         f"there is more to return"
