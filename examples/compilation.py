@@ -35,7 +35,7 @@ from flax import nnx
 import paraxis as px
 
 
-def network(seed: int) -> nnx.Sequential:
+def network(seed: int) -> Any:
     """Two layers, from two numbers to four."""
     rngs = nnx.Rngs(seed)
     return nnx.Sequential(nnx.Linear(2, 3, rngs=rngs), jax.nn.relu, nnx.Linear(3, 4, rngs=rngs))
@@ -115,7 +115,7 @@ def normalised(net: nnx.List, x: jax.Array, training: bool) -> jax.Array:
 def static_arguments() -> dict[str, Any]:
     """``training`` decides what is computed, so it must be known when compiling: argument 1 after the module."""
     rngs = nnx.Rngs(2)
-    net = nnx.List([nnx.Linear(2, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs)])
+    net: Any = nnx.List([nnx.Linear(2, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs)])
     jit_net_static = px.Jit(normalised, net, static_argnums=(1,))
     x = jax.random.normal(jax.random.key(2), (100, 2))
     same = difference(normalised(net, x, False), jit_net_static(x, False))
@@ -134,7 +134,7 @@ def static_arguments() -> dict[str, Any]:
 
 def constants() -> dict[str, Any]:
     """What is frozen does not see edits. It must be said; it never happens by leaving something out."""
-    net = nnx.Linear(3, 4, rngs=nnx.Rngs(3))
+    net: Any = nnx.Linear(3, 4, rngs=nnx.Rngs(3))
     jit_constant = px.Jit(px.freeze(net))
     x = jax.random.normal(jax.random.key(3), (10, 3))
     before = difference(net(x), jit_constant(x))

@@ -9,10 +9,10 @@ one ``psum``, and every device adds the same noise, since it comes from one key.
 Typical output, ``--devices 8``::
 
     noise  held-out accuracy  largest norm  largest clipped norm
-        0             0.9694         15.77                     1
-        1             0.9667         18.83                     1
-        4             0.9167         26.49                     1
-    largest difference between one device and all: 1.2e-07 after 10 steps on 8 devices
+        0             0.9667          27.3                     1
+        1             0.9639         32.66                     1
+        4             0.8528         64.24                     1
+    largest difference between one device and all: 6.0e-08 after 10 steps on 8 devices
 """
 
 import functools
@@ -44,12 +44,17 @@ def loss(net: nnx.Sequential, x: jax.Array, label: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(net(x), label)
 
 
+def length(gradient: Any) -> jax.Array:
+    """The Euclidean norm of all numbers of a gradient together."""
+    return jnp.sqrt(sum(jnp.sum(g**2) for g in gradient))
+
+
 def clipped_gradient(net: nnx.Sequential, x: jax.Array, label: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
     """One digit's gradient, scaled down to the norm ``CLIP`` if it is longer; its norm before and after."""
     gradient = px.grad(loss)(net, x, label)
-    norm = optax.global_norm(gradient)
+    norm = length(gradient)
     gradient = jax.tree.map(lambda g: g * jnp.minimum(1.0, CLIP / norm), gradient)
-    return gradient, norm, optax.global_norm(gradient)
+    return gradient, norm, length(gradient)
 
 
 def with_noise(key: jax.Array, tree: Any, deviation: Any) -> Any:

@@ -41,6 +41,7 @@ class RandomReverse(nnx.Module):
         self.rngs = rngs
 
     def __call__(self, x: jax.Array, y: Any) -> tuple[jax.Array, jax.Array, Any]:
+        """The vector, whether it was reversed, and what was added."""
         r = self.rngs.randint((), 0, 2)
         return x + y + r * (x[::-1] - x), r, y
 

@@ -1,16 +1,19 @@
-"""Small NNX modules that the tests of the transforms share."""
+"""Small NNX modules that the tests of the transforms share. Layers are ``Any``: to type checkers a bias may be None."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.core import Tracer
 
 
 class MLP(nnx.Module):
     """Two layers, 3 → 8 → 4, ReLU between them."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.first = nnx.Linear(3, 8, rngs=rngs)
-        self.last = nnx.Linear(8, 4, rngs=rngs)
+        self.first: Any = nnx.Linear(3, 8, rngs=rngs)
+        self.last: Any = nnx.Linear(8, 4, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.last(jax.nn.relu(self.first(x)))
@@ -20,7 +23,7 @@ class Noisy(nnx.Module):
     """A layer, 3 → 4, followed by dropout of half of the features."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.layer = nnx.Linear(3, 4, rngs=rngs)
+        self.layer: Any = nnx.Linear(3, 4, rngs=rngs)
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -31,9 +34,9 @@ class Normed(nnx.Module):
     """Two layers, 3 → 8 → 4, batch normalisation between them."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.first = nnx.Linear(3, 8, rngs=rngs)
+        self.first: Any = nnx.Linear(3, 8, rngs=rngs)
         self.norm = nnx.BatchNorm(8, rngs=rngs)
-        self.last = nnx.Linear(8, 4, rngs=rngs)
+        self.last: Any = nnx.Linear(8, 4, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.last(jax.nn.relu(self.norm(self.first(x))))
@@ -43,7 +46,7 @@ class Tied(nnx.Module):
     """One layer, 3 → 3, under two attributes."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.encode = nnx.Linear(3, 3, rngs=rngs)
+        self.encode: Any = nnx.Linear(3, 3, rngs=rngs)
         self.decode = self.encode
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -54,7 +57,7 @@ class Counter(nnx.Module):
     """A layer, 3 → 4, and the number of times that it was called."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.layer = nnx.Linear(3, 4, rngs=rngs)
+        self.layer: Any = nnx.Linear(3, 4, rngs=rngs)
         self.calls = nnx.Variable(jnp.asarray(0, "int32"))
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -72,4 +75,4 @@ def assert_untouched(before: list[jax.Array], *modules: object) -> None:
     now = arrays_in(*modules)
     assert len(now) == len(before)
     assert all(new is old for new, old in zip(now, before, strict=True))
-    assert not any(x.is_deleted() or isinstance(x, jax.core.Tracer) for x in now)
+    assert not any(x.is_deleted() or isinstance(x, Tracer) for x in now)

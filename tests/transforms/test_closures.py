@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from flax import nnx
 
@@ -54,10 +55,17 @@ class Trainer:
         return self.step(x)
 
 
+class Runner:
+    """An object whose call reaches a global module."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return GLOBAL_NET(x)
+
+
 def _cases() -> dict[str, tuple[Callable[..., Any], str]]:
     net = MLP(nnx.Rngs(0))
     variable, opt, rngs, nets = net.first.bias, px.Optimizer(net, _sgd), nnx.Rngs(0), [MLP(nnx.Rngs(1))]
-    trainer = Trainer(net)
+    trainer, runner = Trainer(net), Runner()
 
     def calls_helper(x: jax.Array) -> jax.Array:
         return helper(x)
@@ -101,6 +109,8 @@ def _cases() -> dict[str, tuple[Callable[..., Any], str]]:
         "an object in a closure": (lambda x: trainer.step(x), r"'trainer\.net', a MLP"),
         "a method of a module in a closure": (lambda x: (lambda f: f(x))(net.__call__), "'net', a MLP"),
         "a bound method in a closure": (_calls(net.__call__), "a MLP"),
+        "an object that uses a global": (runner, "'GLOBAL_NET', a Linear"),
+        "an object in a closure that uses a global": (lambda x: runner(x), "'GLOBAL_NET', a Linear"),
         "a function that JAX has wrapped": (jax.jit(decorated), "'net', a MLP"),
         "a cached function": (functools.lru_cache(decorated), "'net', a MLP"),
     }
@@ -111,8 +121,6 @@ def _calls(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sgd(lr: Any) -> Any:
-    import optax
-
     return optax.sgd(lr)
 
 
@@ -191,13 +199,16 @@ def test_what_is_given_when_it_is_compiled_must_be_there_when_it_is_called() -> 
     fast = px.Jit(lambda x: late[0](x))
     late.append(px.Jit(net))
     before = arrays_in(net)
-    with pytest.raises(px.StateError, match=r"Jit: variable \(Counter\)\S+ is used inside .*compiled by Jit.*px\.Jit\("):
+    with pytest.raises(
+        px.StateError, match=r"Jit: variable \(Counter\)\S+ is used inside .*compiled by Jit.*px\.Jit\("
+    ):
         fast(x)
     assert arrays_in(net) == before
 
 
 def test_frozen_modules_do_not_see_edits() -> None:
-    net, x = nnx.Linear(3, 4, rngs=nnx.Rngs(0)), values(10, 3)
+    net: Any = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    x = values(10, 3)
     net.bias[...] = jnp.zeros(4)
     frozen = px.freeze(net)
     wrapped = [
@@ -218,7 +229,8 @@ def test_frozen_modules_do_not_see_edits() -> None:
 def test_frozen_modules_have_the_modules_attributes_and_methods() -> None:
     class Both(nnx.Module):
         def __init__(self) -> None:
-            self.layer, self.width = nnx.Linear(3, 4, rngs=nnx.Rngs(0)), 4
+            self.width = 4
+            self.layer: Any = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
 
         def encode(self, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
             return self.layer(x) * scale

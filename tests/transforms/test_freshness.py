@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -68,6 +69,9 @@ def test_writes_come_back_in_every_mode() -> None:
         assert_close(fast(x), x @ net.layer.kernel[...] + net.layer.bias[...])
         assert net.calls[...] == n
     assert len(traces) == 1
+    for wrap in (px.Vectorize, px.Parallel):
+        assert_close(wrap(net)(x), x @ net.layer.kernel[...] + net.layer.bias[...])
+    assert net.calls[...] == 5
 
 
 @pytest.mark.usefixtures("mode")
@@ -82,8 +86,15 @@ def test_train_and_eval_take_effect_and_are_traced_once_each() -> None:
 
 
 @pytest.mark.usefixtures("mode")
-def test_gradients_and_failures_in_every_mode() -> None:
+def test_training_and_failures_in_every_mode() -> None:
     net, x = Counter(nnx.Rngs(0)), values(2, 3)
+    opt, kernel = px.Optimizer(net, optax.sgd, momentum=0.9), net.layer.kernel[...]
+
+    def train(net: Counter, opt: px.Optimizer, x: jax.Array) -> None:
+        opt(0.5, px.grad(lambda net: net(x).sum())(net))
+
+    px.Jit(train, net, opt)(x)
+    assert_close(net.layer.kernel[...], kernel - 0.5 * jnp.broadcast_to(x.sum(0)[:, None], (3, 4)))
     gradients, value = px.Jit(px.GradValues(lambda net, x: net(x).sum(), net))(x)
     assert_close(list(gradients), [jnp.full(4, 2.0), jnp.broadcast_to(x.sum(0)[:, None], (3, 4))])
     assert_close(value, (x @ net.layer.kernel[...] + net.layer.bias[...]).sum())
@@ -95,8 +106,7 @@ def test_gradients_and_failures_in_every_mode() -> None:
 
 def test_a_shared_layer_is_one_where_flax_has_graphs_and_where_it_has_trees() -> None:
     for enter in MODES.values():
-        net = Tied(nnx.Rngs(0))  # the tree mode refuses shared layers in its own transforms, not in a module
-        x = values(2, 3)
+        net, x = Tied(nnx.Rngs(0)), values(2, 3)
         with enter():
             fast, traces = counted(net)
             for _ in range(2):
@@ -112,7 +122,7 @@ class Holder(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.w = nnx.Param(jnp.ones(1))
         self.layer = nnx.Linear(1, 1, rngs=rngs)
-        self.listed = nnx.List([nnx.Param(jnp.ones(1)), nnx.Linear(1, 1, rngs=rngs)])
+        self.listed: Any = nnx.List([nnx.Param(jnp.ones(1)), nnx.Linear(1, 1, rngs=rngs)])
         self.plain = nnx.data([nnx.Param(jnp.ones(1)), nnx.Param(jnp.ones(1))])
         self.pair = nnx.data((nnx.Param(jnp.ones(1)), nnx.Param(jnp.ones(1))))
         self.named = nnx.data({"a": nnx.Param(jnp.ones(1))})
@@ -165,10 +175,10 @@ def test_what_is_replaced_is_seen(what: str) -> None:
 
 def test_an_attribute_that_is_deleted_is_missed() -> None:
     net, x = Holder(nnx.Rngs(0)), values(2, 1)
-    net.extra = nnx.Param(jnp.ones(1))
+    setattr(net, "extra", nnx.Param(jnp.ones(1)))  # noqa: B010
     fast, _ = counted(net)
     fast(x)
-    del net.extra
+    delattr(net, "extra")
     assert_close(fast(x), net(x))
     del net.w
     with pytest.raises(AttributeError, match="'w'"):
@@ -219,22 +229,26 @@ def _is_variable(x: Any) -> bool:
         ("factor", 2, 2.0),
         ("factor", 0.0, -0.0),
         ("factor", 1, True),
+        ("pair", (2,), (2.0,)),
+        ("listed", [2], [2.0]),
     ],
     ids=str,
 )
 def test_what_is_equal_but_computes_otherwise_is_seen(attribute: str, old: Any, new: Any) -> None:
     class Plain(nnx.Module):
         def __init__(self) -> None:
-            self.raw, self.factor = nnx.data(jnp.asarray(3)), 1
+            self.raw, self.factor, self.pair = nnx.data(jnp.asarray(3)), 1, (1,)
+            self.listed = nnx.data([1])
 
         def __call__(self) -> Any:
-            return self.raw * self.factor, jnp.arctan2(self.raw * self.factor, -1.0), repr(self.factor) == "True"
+            scaled = self.raw * self.factor * self.pair[0] * self.listed[0]
+            return scaled, jnp.arctan2(scaled, -1.0), repr(self.factor) == "True"
 
     net = Plain()
-    setattr(net, attribute, old)
+    setattr(net, attribute, nnx.data(old) if attribute == "listed" else old)
     fast = px.Jit(net)
     assert_close(fast(), jax.tree.map(jnp.asarray, net()))
-    setattr(net, attribute, new)
+    setattr(net, attribute, nnx.data(new) if attribute == "listed" else new)
     assert_close(fast(), jax.tree.map(jnp.asarray, net()))
 
 
@@ -255,7 +269,7 @@ def _failing(net: Counter, x: jax.Array, fails: jax.Array, *, at: str = "") -> j
     if at == "after a write":
         raise ValueError(at)
     if at == "by a change of structure":
-        net.extra = nnx.Param(x)
+        setattr(net, "extra", nnx.Param(x))  # noqa: B010
     return y + jax.pure_callback(_on_host, jax.ShapeDtypeStruct((), "float32"), fails, vmap_method="sequential")
 
 
@@ -334,7 +348,7 @@ def test_what_is_no_value_of_a_variable_cannot_be_changed_inside(what: str) -> N
 
 def test_metadata_changed_inside_is_refused_by_name() -> None:
     net = MLP(nnx.Rngs(0))
-    with pytest.raises(px.StateError, match=r"first.*bias"):
+    with pytest.raises(px.StateError, match=r"Jit: .*first.*bias.*before the call"):
         px.Jit(lambda net: net.first.bias.set_metadata(mark=1), net)()
     assert not net.first.bias.has_metadata("mark")
 

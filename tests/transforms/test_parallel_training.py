@@ -51,7 +51,7 @@ def train_without_mean(net: MLP, opt: px.Optimizer, x: jax.Array, y: jax.Array, 
     return px.pmean(value, "device")
 
 
-def plain(values_of: dict[str, Any], x: jax.Array) -> jax.Array:
+def plain(values_of: Any, x: jax.Array) -> jax.Array:
     """The network by hand."""
     hidden = jax.nn.relu(x @ values_of["first", "kernel"] + values_of["first", "bias"])
     return hidden @ values_of["last", "kernel"] + values_of["last", "bias"]
@@ -154,7 +154,7 @@ def test_the_error_names_the_axis_and_the_type_at_hand() -> None:
 
     net = nnx.Dict(mask=Mask(jnp.zeros(3)))
     body = lambda net, x: net.mask.set_value(x[0])  # noqa: E731
-    with pytest.raises(px.StateError, match=r"\.mask could be.*px\.pmean\(g, 'd'\).*sync=\{nnx\.Mask: 'mean'\}"):
+    with pytest.raises(px.StateError, match=r"\.mask could be.*px\.pmean\(g, 'd'\).*sync=\{.*Mask: 'mean'\}"):
         px.Parallel(body, net, axis_name="d")(X)
 
 
@@ -199,7 +199,7 @@ REDUCED: list[tuple[str, Callable[..., Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize("devices", [1, 3, 8])
 def test_gradients_taken_outside_are_not_scaled(devices: int) -> None:
     params, mesh = weights(mlp()), mesh_of(devices)
     value, (of_params, of_x) = jax.value_and_grad(plain_loss, argnums=(0, 1))(params, X, Y)

@@ -11,6 +11,7 @@ from paraxis._core import tree
 from paraxis._core.errors import ShapeError
 
 Axes = int | None | Sequence[Any]
+_WHOLE = object()  # stands for None, which would be taken for structure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +42,12 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any]) -> Batch:
     axes = _axes(transform, batch_axis, args)
     found = jax.tree_util.tree_leaves_with_path(tuple(args))
     structure = jax.tree.structure(tuple(args))
-    flat = jax.tree.leaves(axes, is_leaf=tree.is_none)
+    flat = jax.tree.leaves(axes)
     sizes: dict[str, int] = {}
     kept: list[int | None] = []
     for (path, leaf), at in zip(found, flat, strict=True):
         shape = np.shape(leaf)
-        if at is None or not shape:
+        if at is _WHOLE or not shape:
             kept.append(None)
             continue
         label = tree.name("args", path)
@@ -83,8 +84,9 @@ def _axes(transform: str, batch_axis: Axes, args: Sequence[Any]) -> Any:
             f"{transform}: batch_axis={batch_axis!r} has {len(given)} entries for {len(args)} arguments; write one for "
             f"each: batch_axis=({', '.join(['0'] * len(args))})"
         )
+    marked = jax.tree.map(lambda at: _WHOLE if at is None else at, tuple(given), is_leaf=tree.is_none)
     try:
-        return tuple(tree.spread(at, arg) for at, arg in zip(given, args, strict=False))
+        return tuple(tree.spread(at, arg) for at, arg in zip(marked, args, strict=False))
     except (ValueError, TypeError) as error:
         raise ShapeError(
             f"{transform}: batch_axis={batch_axis!r} does not fit the arguments; write one entry per argument, each an "

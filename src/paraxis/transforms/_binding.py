@@ -6,6 +6,7 @@ it cannot find is a change within an attribute that NNX takes for static, such a
 """
 
 import operator
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,11 @@ from paraxis._core.errors import StateError
 from paraxis.transforms import _frames, _names, _nnx, _randomness
 
 _KEPT = 4  # structures whose marks are kept: train and eval, and a few more
+
+
+_EQUAL_IS_SAME = (str, type(None), type, types.FunctionType, _nnx.Bookkeeping)
+"""What may be compared by equality, which is quicker. A variable is equal to another one with the same value, 1 to
+True, 0.0 to -0.0; so all the rest is compared by identity."""
 
 
 class Binding:
@@ -34,9 +40,9 @@ class Binding:
         self._lists = [node for node in nodes if isinstance(node, list)]
         self._dicts_then = [dict(d) for d in self._dicts]
         self._lists_then = [tuple(items) for items in self._lists]
-        # Equal is not enough for what has values: a variable is equal to another one with the same value.
-        places = [(d, key, x) for d in self._dicts for key, x in d.items() if _nnx.is_module(x)]
-        self._owners, self._keys, self._children = zip(*places, strict=True) if places else ((), (), ())
+        places = [(d, key, x) for d in self._dicts for key, x in d.items() if not isinstance(x, _EQUAL_IS_SAME)]
+        self._owners, self._keys, self._things = zip(*places, strict=True) if places else ((), (), ())
+        self.key = (self.graph.definition, self.graph.paths, tuple(map(_exact_numbers, self._dicts)))
         for variable, name in zip(self.graph.variables, self.names, strict=True):
             if _nnx.is_reference(variable):
                 raise StateError(
@@ -46,14 +52,11 @@ class Binding:
 
     def is_fresh(self) -> bool:
         """Whether the modules are what they were when they were taken apart. All comparisons run in C."""
-        try:
-            return (
-                (self._dicts == self._dicts_then or self._only_bookkeeping_changed())
-                and all(map(operator.is_, map(dict.get, self._owners, self._keys), self._children))
-                and (not self._lists or all(map(_same, self._lists, self._lists_then)))
-            )
-        except ValueError:  # arrays of several elements that are not the same array
-            return False
+        return (
+            all(map(operator.is_, map(dict.get, self._owners, self._keys), self._things))
+            and (self._dicts == self._dicts_then or self._only_bookkeeping_changed())
+            and (not self._lists or all(map(_same, self._lists, self._lists_then)))
+        )
 
     def _only_bookkeeping_changed(self) -> bool:
         """NNX's own transforms give each module a new trace state."""
@@ -94,17 +97,21 @@ class Bound:
         self._bindings = [binding, *same][:_KEPT]
         return binding
 
-    def compiled(self, binding: Binding, compile: Callable[[Binding], Any]) -> Any:  # noqa: A002
+    def compiled(self, binding: Binding, compile: Callable[[], Any]) -> Any:  # noqa: A002
         """What ``compile`` makes for a structure, once for each."""
         if binding.compiled is None:
-            key = (binding.graph.definition, binding.graph.paths)
             try:
-                if key not in self._compiled:
-                    self._compiled[key] = compile(binding)
-                binding.compiled = self._compiled[key]
+                if binding.key not in self._compiled:
+                    self._compiled[binding.key] = compile()
+                binding.compiled = self._compiled[binding.key]
             except TypeError:  # a static attribute that cannot be hashed: nothing to remember it by
-                binding.compiled = compile(binding)
+                binding.compiled = compile()
         return binding.compiled
+
+
+def _exact_numbers(attributes: dict[Any, Any]) -> tuple[str, ...]:
+    """Numbers that a dict holds, told apart where ``==`` does not: 1, 1.0 and True; 0.0 and -0.0."""
+    return tuple(repr(x) for x in attributes.values() if isinstance(x, (bool, int, float, complex)))
 
 
 def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:

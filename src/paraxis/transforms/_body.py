@@ -51,12 +51,18 @@ def run(
     prepare(modules)
     graph = _nnx.take_apart(modules)
     before = _attributes(modules)
+    metadata = [v.get_metadata() for v in graph.variables]
     held = [jax.tree.leaves(value) for value in values]
-    outer = (binding.graph.variables, binding.variables())
-    inner = {id(v): w for of in outer for v, w in zip(of, graph.variables, strict=True)}
+    inner = {id(v): w for v, w in zip(binding.variables(), graph.variables, strict=True)}
     with _frames.entered(_frames.Frame(body.transform, inner, body.sealed)):
         result = body.fn(*body.pass_on(modules), *args, **kwargs)
-    _require_same_structure(body.transform, modules, graph, before, binding)
+    for variable, old, name in zip(graph.variables, metadata, binding.names, strict=True):
+        if variable.get_metadata() != old:
+            raise StateError(
+                f"{body.transform}: the function changed the metadata of {name}; set it outside, before the call: "
+                f"variable.set_metadata(…)"
+            )
+    _require_same_structure(body.transform, modules, graph, before)
     now = [_nnx.value(v) for v in graph.variables]
     return result, {i: new for i, new in enumerate(now) if not _is(jax.tree.leaves(new), held[i])}
 
@@ -70,7 +76,7 @@ def _attributes(modules: Any) -> list[tuple[Any, Any, dict[str, Any]]]:
 
 
 def _require_same_structure(
-    transform: str, modules: Any, graph: _nnx.Graph, before: Sequence[tuple[Any, Any, dict[str, Any]]], binding: Binding
+    transform: str, modules: Any, graph: _nnx.Graph, before: Sequence[tuple[Any, Any, dict[str, Any]]]
 ) -> None:
     after = _nnx.take_apart(modules)
     if (

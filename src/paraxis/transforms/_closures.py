@@ -14,11 +14,12 @@ from paraxis.transforms import _nnx
 _AT_MOST = 1000  # items of one container: a longer one is data
 
 
-def check(fn: Callable[..., Any], transform: str, allowed: Callable[[Any], bool]) -> None:
+def check(fn: Callable[..., Any], transform: str, judge: Callable[[Any], bool | None]) -> None:
     """Refuse a function that has a module in its closure, its globals, its defaults or a ``partial``.
 
-    ``allowed`` says which objects may be there: wrapped functions whose modules were all given. Functions that it
-    calls are looked into as well, if they come from the same package.
+    ``judge`` says which objects may be there, such as wrapped functions whose modules were all given; ``None`` means
+    that it depends on what they hold. Functions that it calls, and objects, are looked into if they come from the
+    same package.
 
     Raises:
         StateError: naming the variable.
@@ -30,7 +31,10 @@ def check(fn: Callable[..., Any], transform: str, allowed: Callable[[Any], bool]
         if id(x) in seen or depth > 8:
             return
         seen.add(id(x))
-        if not allowed(x):
+        verdict = judge(x)
+        if verdict:
+            return
+        if verdict is False:
             raise StateError(
                 f"{transform}: {getattr(fn, '__name__', 'the function')!r} uses {name!r}, a {type(x).__name__}, from "
                 f"outside; its variables would be frozen into the compiled function. Give it as an argument, "
@@ -63,6 +67,7 @@ def _reached(x: Any, name: str, root: str) -> Iterator[tuple[str, Any]]:
     elif "__wrapped__" in getattr(x, "__dict__", {}):
         yield name, x.__wrapped__
     elif _package(type(x)) == root:
+        yield from ((name, f) for f in vars(type(x)).values() if isinstance(f, types.FunctionType))
         yield from ((f"{name}.{key}", item) for key, item in getattr(x, "__dict__", {}).items())
 
 

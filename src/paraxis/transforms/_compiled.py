@@ -44,7 +44,7 @@ class Compiled(Wrapped):
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
         _, _, program, state, _, args = self._ready(args, kwargs)
-        return program.jitted.lower(state, *args, **kwargs)
+        return program.jitted.lower(*state, *args, **kwargs)
 
     @abc.abstractmethod
     def _run(self, binding: Binding, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -69,9 +69,10 @@ class Compiled(Wrapped):
             values = [moved.get(i, value) for i, value in enumerate(values)]
         return binding, variables, program, (values, arrays), moved, args
 
-    def _compile(self, binding: Binding) -> "Program":
+    def _compile(self) -> "Program":
         def run(state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-            new, result = self._run(binding, state, args, kwargs)
+            # Not the binding that it was compiled for: other variables may have come since, in the same structure.
+            new, result = self._run(self._bound.current(), state, args, kwargs)
             if self._donate:  # what is not written goes through, since its memory was given away
                 new = dict(enumerate(state[0])) | new
             return new, result
@@ -86,22 +87,22 @@ class Program:
         self._traced = False
         self._awaits = False
 
-        def traced(state: State, *args: Any, **kwargs: Any) -> Any:
+        def traced(values: Sequence[Any], arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
             self._traced = True
-            return run(state, args, kwargs)
+            return run((values, arrays), args, kwargs)
 
         self.jitted = jax.jit(
             traced,
-            static_argnums=tuple(n + 1 for n in statics.positions),
+            static_argnums=tuple(n + 2 for n in statics.positions),
             static_argnames=statics.names,
             donate_argnums=(0,) if donate else (),
         )
 
     def __call__(self, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[dict[int, Any], Any]:
-        new, result = self.jitted(state, *args, **kwargs)
+        new, result = self.jitted(*state, *args, **kwargs)
         if self._traced:
             self._traced = False
-            self._awaits |= jax_api.calls_back(self.jitted.trace(state, *args, **kwargs).jaxpr.jaxpr)
+            self._awaits |= jax_api.calls_back(self.jitted.trace(*state, *args, **kwargs).jaxpr.jaxpr)
         if self._awaits:  # an exception in a callback must come before anything is written
             jax.block_until_ready((new, result))
         return new, result

@@ -64,14 +64,17 @@ def resolved(variables: Sequence[Variable[Any]], names: Sequence[str], transform
 
 
 def _one(variable: Variable[Any], name: str, frames: Sequence[Frame], transform: str) -> Variable[Any]:
-    for frame in reversed(frames):
+    missing = None
+    for frame in frames:  # from the outermost: what stands for it there may be what the next one knows
         inner = frame.find(variable)
         if inner is not None:
-            return inner
-        if frame.sealed and not _nnx.is_writable(variable):
-            raise StateError(
-                f"{transform}: variable {name} is used inside a function compiled by {frame.transform}, which was not "
-                f"given it, so its value would be frozen there. Give {frame.transform} its module as well: "
-                f"px.{frame.transform}(f, net, …)"
-            )
+            variable, missing = inner, None
+        elif frame.sealed and missing is None:
+            missing = frame
+    if missing is not None and not _nnx.is_writable(variable):
+        raise StateError(
+            f"{transform}: variable {name} is used inside a function compiled by {missing.transform}, which was not "
+            f"given it, so its value would be frozen there. Give {missing.transform} its module as well: "
+            f"px.{missing.transform}(f, net, …)"
+        )
     return variable

@@ -16,6 +16,7 @@ from flax.nnx import Variable
 Path = tuple[Any, ...]
 """Attribute names and positions that lead to a variable, as NNX gives them."""
 
+Bookkeeping = (nnx.graphlib.HashableMapping,)
 TRACE_STATE = "_pytree__state"
 """The attribute in which NNX notes the trace that a module was made in."""
 
@@ -35,7 +36,8 @@ class Graph:
 
     def put_together(self, values: Sequence[Any], arrays: Sequence[Any]) -> Any:
         """New modules of the same structure that hold these values."""
-        leaves = [*zip(self.paths, values, strict=True), *zip(self.array_paths, arrays, strict=True)]
+        made = [v.copy(value) for v, value in zip(self.variables, values, strict=True)]
+        leaves = [*zip(self.paths, made, strict=True), *zip(self.array_paths, arrays, strict=True)]
         return nnx.merge(self.definition, nnx.from_flat_state(leaves))
 
 

@@ -198,7 +198,8 @@ class Call:
                     f"reduce='mean'"
                 )
             y = _results.reduced(kind, x, self._axis, differs=differ)
-            made.append(self._without_padding(y) if self._is_padded and kind == "concat" and x.ndim > 1 else y)
+            has_rows = self._is_padded and kind == "concat" and x.shape[1:2] == (self._share,)
+            made.append(self._without_padding(y) if has_rows else y)
         return jax.tree.unflatten(structure, made)
 
     def _without_padding(self, x: jax.Array) -> jax.Array:

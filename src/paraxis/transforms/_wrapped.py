@@ -28,7 +28,7 @@ class Wrapped:
         self._fn, self._given = fn, given
         self._body = Body(name, fn, self._pass_on, self.sealed)
         self._bound = Bound(tuple(map(_contents, given)), name)
-        _closures.check(fn, name, self._may_be_outside)
+        _closures.check(fn, name, self._judge)
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = getattr(fn, "__doc__", None)
 
@@ -54,11 +54,14 @@ class Wrapped:
             return first._parameters()[len(self._given) - 1 :]
         return positional(first.__call__)[len(self._given) - 1 :]
 
-    def _may_be_outside(self, x: Any) -> bool:
+    def _judge(self, x: Any) -> bool | None:
+        """Whether an object may be used without being given; ``None``: that depends on what it holds."""
+        if isinstance(x, Frozen):
+            return True
         if isinstance(x, Wrapped):
-            ours = {id(v) for v in self._bound.current().graph.variables}
-            return not self.sealed or all(id(v) in ours for v in x._bound.current().graph.variables)
-        return not _nnx.is_module(x)
+            ours = {id(v) for v in self._bound.current().variables()}
+            return not self.sealed or all(id(v) in ours for v in x._bound.current().variables())
+        return False if _nnx.is_module(x) else None
 
 
 def _target(f: Any, modules: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -1,0 +1,186 @@
+"""``px.variables`` lists what a module holds: in order, each once, by names that lead there."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+import paraxis as px
+from tests._support import assert_close, values
+from tests.transforms._models import MLP, Counter, Noisy, Normed, Tied
+
+
+def _net() -> nnx.Sequential:
+    rngs = nnx.Rngs(0)
+    return nnx.Sequential(nnx.Linear(2, 3, rngs=rngs), jax.nn.relu, nnx.Linear(3, 4, rngs=rngs))
+
+
+TABLE = """\
+(Sequential).layers[0](Linear).bias    3 (3,)
+(Sequential).layers[0](Linear).kernel  6 (2, 3)
+(Sequential).layers[2](Linear).bias    4 (4,)
+(Sequential).layers[2](Linear).kernel 12 (3, 4)
++Total(4)                             25"""
+
+
+def test_it_prints_names_sizes_shapes_and_a_total() -> None:
+    assert str(px.variables(_net())) == repr(px.variables(_net())) == TABLE
+
+
+@pytest.mark.parametrize("wrap", [px.Jit, px.Parallel, px.Vectorize, px.GradValues])
+def test_the_variables_of_a_wrapped_function_are_those_of_its_modules(wrap: Any) -> None:
+    net, name = _net(), wrap.__name__
+    lines = TABLE.splitlines()
+    total = f"{lines[-1][:9]}{' ' * (len(name) + 2)}{lines[-1][9:]}"
+    expected = "\n".join([*(f"({name}){line}" for line in lines[:-1]), total])
+    for wrapped in (wrap(net), wrap(lambda net, x: net(x).sum(), net)):
+        found = px.variables(wrapped)
+        assert str(found) == expected
+        assert all(ours is theirs for ours, theirs in zip(found, px.variables(net), strict=True))
+    assert px.variables(px.Jit(wrap(net))).names() == [f"(Jit){line.split()[0]}" for line in lines[:-1]]
+    px.variables(net)[0].set_value(values(3))
+    assert_close(px.variables(wrap(net))[0].get_value(), values(3))
+
+
+def test_names_of_modules_side_by_side_never_clash() -> None:
+    a, b = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Linear(2, 2, rngs=nnx.Rngs(1))
+    mixed = px.variables((a, MLP(nnx.Rngs(0))))
+    assert mixed.names()[:3] == ["(Linear).bias", "(Linear).kernel", "(MLP).first(Linear).bias"]
+    alike = px.variables((a, b))
+    assert alike.names() == [f"[{n}](Linear).{leaf}" for n in (0, 1) for leaf in ("bias", "kernel")]
+    for wrapped in (px.Jit(lambda a, b, x: b(a(x)), a, b), px.Jit(lambda nets, x: nets[0](nets[1](x)), (a, b))):
+        found = px.variables(wrapped)
+        assert len(found) == 4
+        assert {id(v) for v in found} == {id(v) for v in (a.bias, a.kernel, b.bias, b.kernel)}
+
+
+def test_containers_are_told_by_their_place() -> None:
+    layer = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
+    other = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(1))
+    assert px.variables([layer, other]).names() == ["[0](Linear).kernel", "[1](Linear).kernel"]
+    assert px.variables({"b": layer, "a": other}).names() == [".a(Linear).kernel", ".b(Linear).kernel"]
+    assert px.variables(nnx.Dict(b=layer, a=other)).names() == [".a(Linear).kernel", ".b(Linear).kernel"]
+    assert len(px.variables(layer.kernel)) == 1
+    assert px.variables(nnx.List([layer, nnx.List([other])])).names() == ["[0](Linear).kernel", "[1][0](Linear).kernel"]
+
+
+def test_shared_variables_are_listed_once() -> None:
+    net = Tied(nnx.Rngs(0))
+    found = px.variables(net)
+    assert len(found) == len(list(found)) == 2
+    assert {id(v) for v in found} == {id(net.encode.bias), id(net.encode.kernel)}
+    assert str(found).splitlines()[-1].split() == ["+Total(2)", "12"]
+    assert len(px.variables((net, net.encode))) == 2
+
+
+def test_indexed_by_name_and_by_position() -> None:
+    net = MLP(nnx.Rngs(0))
+    found = px.variables(net)
+    assert found["(MLP).last(Linear).bias"] is found[2] is found[-2] is net.last.bias
+    assert "(MLP).last(Linear).bias" in found
+    assert "bias" not in found
+    assert found.names() == [name for name, _ in found.items()]
+    assert [v for _, v in found.items()] == list(found)
+    with pytest.raises(
+        px.StateError, match=r"no variable is called 'bias'; there are \(MLP\)\.first\(Linear\)\.bias, "
+    ):
+        _ = found["bias"]
+    with pytest.raises(IndexError, match="out of range"):
+        _ = found[4]
+
+
+def test_the_variables_themselves_are_in_it() -> None:
+    net, x = MLP(nnx.Rngs(0)), values(2, 3)
+    for v in px.variables(net):
+        v.set_value(jnp.zeros_like(v.get_value()))
+    px.variables(net)["(MLP).last(Linear).bias"].set_value(values(4))
+    assert_close(net(x), jnp.stack([values(4)] * 2))
+
+
+def test_subsets_by_type_by_test_and_by_collection() -> None:
+    net = Normed(nnx.Rngs(0))
+    found = px.variables(net)
+    statistics = {id(net.norm.mean), id(net.norm.var)}
+    assert {id(v) for v in found.subset(nnx.BatchStat)} == statistics
+    assert len(found.subset(nnx.Param)) == 6
+    assert found.subset((nnx.Param, nnx.BatchStat)).names() == found.names()
+    assert found.subset(nnx.Variable).names() == found.names()
+    assert {id(v) for v in found.subset(lambda name, v: v.get_value().ndim == 2)} == {
+        id(net.first.kernel),
+        id(net.last.kernel),
+    }
+    assert found.subset(lambda name, v: ".norm" in name and isinstance(v, nnx.Param)).names() == [
+        "(Normed).norm(BatchNorm).bias",
+        "(Normed).norm(BatchNorm).scale",
+    ]
+    assert {id(v) for v in found.subset(px.variables(net.last))} == {id(net.last.bias), id(net.last.kernel)}
+    assert len(found.subset(nnx.RngKey)) == 0
+    assert str(found.subset(nnx.RngKey)).split() == ["+Total(0)", "0"]
+    with pytest.raises(px.StateError, match=r"subset: wrt must be a variable type.*got 'norm'; write wrt=nnx\.Param"):
+        found.subset("norm")  # pyright: ignore[reportArgumentType]
+
+
+def test_collections_add_up_each_variable_once() -> None:
+    net, other = MLP(nnx.Rngs(0)), Counter(nnx.Rngs(1))
+    both = px.variables(net) + px.variables(other)
+    assert both.names() == px.variables(net).names() + px.variables(other).names()
+    again = both + px.variables(other) + px.variables(px.Jit(net))
+    assert again.names() == both.names()
+    assert len(px.variables(net) + px.variables(net)) == 4
+    optimizer = px.Optimizer(net, _momentum)
+    assert len(px.variables(net) + px.variables(optimizer)) == len(px.variables(optimizer)) == 8
+
+
+def _momentum(lr: Any) -> Any:
+    return optax.sgd(lr, momentum=0.9)
+
+
+def test_two_variables_of_one_name_do_not_add_up() -> None:
+    a, b = MLP(nnx.Rngs(0)), MLP(nnx.Rngs(1))
+    with pytest.raises(px.StateError, match=r"are called \(MLP\)\.first\(Linear\)\.bias; .*px\.variables\(nnx\.Dict\("):
+        _ = px.variables(a) + px.variables(b)
+    assert len(px.variables(nnx.Dict(a=a, b=b))) == 8
+    with pytest.raises(TypeError, match="unsupported operand"):
+        _ = px.variables(a) + list(px.variables(b))  # pyright: ignore[reportOperatorIssue]
+
+
+def test_variables_of_all_kinds_are_measured() -> None:
+    class Assorted(nnx.Module):
+        def __init__(self) -> None:
+            self.count = nnx.Variable(jnp.asarray(0))
+            self.tree = nnx.Variable({"a": values(2), "b": values(3, 1)})
+            self.raw = nnx.data(values(7))
+
+    lines = [line.split(maxsplit=2) for line in str(px.variables(Assorted())).splitlines()]
+    assert lines == [
+        ["(Assorted).count", "1", "()"],
+        ["(Assorted).tree", "5", "[(2,), (3, 1)]"],
+        ["+Total(2)", "6"],
+    ]
+    streams = px.variables(Noisy(nnx.Rngs(0))).subset((nnx.RngKey, nnx.RngCount))
+    assert [v.get_value().shape for v in streams] == [(), ()]
+
+
+def test_what_has_no_variables_is_refused() -> None:
+    with pytest.raises(
+        px.StateError, match=r"variables: module must be an NNX module.*got dict; write px\.variables\("
+    ):
+        px.variables({"w": values(3)})
+    with pytest.raises(px.StateError, match=r"got function; write px\.variables\(net\)"):
+        px.variables(_net)
+
+
+def test_gradients_have_the_variables_names_and_order() -> None:
+    net, x = MLP(nnx.Rngs(0)), values(2, 3)
+    gradients, _ = px.GradValues(lambda net, x: net(x).sum(), net)(x)
+    assert gradients.names() == px.variables(net).names()
+    assert [g.shape for g in gradients] == [v.get_value().shape for v in px.variables(net)]
+    assert str(gradients) == str(px.variables(net))
+    doubled = jax.tree.map(lambda g: 2 * g, gradients)
+    assert isinstance(doubled, px.Gradients)
+    assert_close(doubled["(MLP).last(Linear).bias"], jnp.full(4, 4.0))
+    with pytest.raises(px.StateError, match=r"no variable is called 'w'; there are \(MLP\)\.first"):
+        _ = doubled["w"]
