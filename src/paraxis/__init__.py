@@ -1,7 +1,7 @@
 """Paraxis puts an axis of a JAX program on as many devices as there are."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import typing
 
 from paraxis._core.axis import Axis
 from paraxis._core.collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
@@ -31,7 +31,7 @@ from paraxis._core.reductions import (
 from paraxis._core.verbs import broadcast, gather, map_fn, scatter
 from paraxis.mapreduce import program
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from paraxis.transforms import (
         Gradients,
         GradValues,
@@ -111,7 +111,7 @@ _ROOMS = {
 _EXTRAS = {"transforms": "nnx"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     if name not in _ROOMS:
         raise AttributeError(f"module 'paraxis' has no attribute {name!r}")
     room = _ROOMS[name]

@@ -62,9 +62,10 @@ def test_containers_are_told_by_their_place() -> None:
     other = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(1))
     assert px.variables([layer, other]).names() == ["[0](Linear).kernel", "[1](Linear).kernel"]
     assert px.variables({"b": layer, "a": other}).names() == [".a(Linear).kernel", ".b(Linear).kernel"]
-    assert px.variables(nnx.Dict(b=layer, a=other)).names() == [".a(Linear).kernel", ".b(Linear).kernel"]
+    assert px.variables(nnx.Dict(b=layer, a=other)).names() == ["(Dict).a(Linear).kernel", "(Dict).b(Linear).kernel"]
     assert len(px.variables(layer.kernel)) == 1
-    assert px.variables(nnx.List([layer, nnx.List([other])])).names() == ["[0](Linear).kernel", "[1][0](Linear).kernel"]
+    nested = nnx.List([layer, nnx.List([other])])
+    assert px.variables(nested).names() == ["(List)[0](Linear).kernel", "(List)[1][0](Linear).kernel"]
 
 
 def test_shared_variables_are_listed_once() -> None:

@@ -68,3 +68,9 @@ def agreed(x: jax.Array, axis: Axis) -> jax.Array:
         check_vma=False,  # its derivative: each element gives its share, 1/size of the whole
     )
     return pick(x)
+
+
+def gathered(x: jax.Array, axis: Axis) -> jax.Array:
+    """``(size, ...)`` as a plain array that any operation takes: on an Explicit mesh its rows are brought together."""
+    placement = layout.place(axis)
+    return layout.constrain(x, placement, rows=False) if placement.is_explicit else x

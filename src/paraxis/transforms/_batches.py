@@ -78,12 +78,15 @@ def _axes(transform: str, batch_axis: Axes, args: Sequence[Any]) -> Any:
     if batch_axis is None or isinstance(batch_axis, int):
         given: Sequence[Any] = (batch_axis,) * len(args)
     else:
-        given = tuple(batch_axis)
+        given = tuple(batch_axis) if isinstance(batch_axis, (tuple, list)) else (batch_axis,) * len(args)
     if len(given) < len(args):
         raise ShapeError(
             f"{transform}: batch_axis={batch_axis!r} has {len(given)} entries for {len(args)} arguments; write one for "
             f"each: batch_axis=({', '.join(['0'] * len(args))})"
         )
+    for at in jax.tree.leaves(given):
+        if isinstance(at, bool) or not isinstance(at, int):
+            raise ShapeError(f"{transform}: batch_axis must be of integers and None, got {at!r}; write batch_axis=0")
     marked = jax.tree.map(lambda at: _WHOLE if at is None else at, tuple(given), is_leaf=tree.is_none)
     try:
         return tuple(tree.spread(at, arg) for at, arg in zip(marked, args, strict=False))

@@ -5,9 +5,10 @@ A call costs one comparison by identity per attribute, made in C, and the readin
 it cannot find is a change within an attribute that NNX takes for static, such as a user's own mutable object.
 """
 
+import itertools
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -39,10 +40,13 @@ class Binding:
         self._dicts = [n if isinstance(n, dict) else vars(n) for n in nodes if isinstance(n, (dict, nnx.Pytree))]
         self._lists = [node for node in nodes if isinstance(node, list)]
         self._dicts_then = [dict(d) for d in self._dicts]
+        self._metadata_then = [dict(metadata) for metadata in _nnx.metadata(self.graph.variables)]
         self._lists_then = [tuple(items) for items in self._lists]
-        places = [(d, key, x) for d in self._dicts for key, x in d.items() if not isinstance(x, _EQUAL_IS_SAME)]
-        self._owners, self._keys, self._things = zip(*places, strict=True) if places else ((), (), ())
-        self.key = (self.graph.definition, self.graph.paths, tuple(map(_exact_numbers, self._dicts)))
+        watched = [(d, [k for k, x in d.items() if not isinstance(x, _EQUAL_IS_SAME)]) for d in self._dicts]
+        self._watched = [d for d, keys in watched if keys]
+        self._look = [operator.itemgetter(*keys, keys[0]) for _, keys in watched if keys]  # two at least give a tuple
+        self._seen_then = list(self._seen())
+        self.key = (self.graph.definition, self.graph.paths, tuple(_exact_numbers([*self._dicts, *self._lists])))
         for variable, name in zip(self.graph.variables, self.names, strict=True):
             if _nnx.is_reference(variable):
                 raise StateError(
@@ -52,11 +56,18 @@ class Binding:
 
     def is_fresh(self) -> bool:
         """Whether the modules are what they were when they were taken apart. All comparisons run in C."""
-        return (
-            all(map(operator.is_, map(dict.get, self._owners, self._keys), self._things))
-            and (self._dicts == self._dicts_then or self._only_bookkeeping_changed())
-            and (not self._lists or all(map(_same, self._lists, self._lists_then)))
-        )
+        try:
+            return (
+                all(map(operator.is_, self._seen(), self._seen_then))
+                and (self._dicts == self._dicts_then or self._only_bookkeeping_changed())
+                and (not self._lists or all(map(_same, self._lists, self._lists_then)))
+                and _nnx.metadata(self.graph.variables) == self._metadata_then
+            )
+        except KeyError:  # an attribute is gone
+            return False
+
+    def _seen(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable(map(operator.call, self._look, self._watched))
 
     def _only_bookkeeping_changed(self) -> bool:
         """NNX's own transforms give each module a new trace state."""
@@ -109,9 +120,13 @@ class Bound:
         return binding.compiled
 
 
-def _exact_numbers(attributes: dict[Any, Any]) -> tuple[str, ...]:
-    """Numbers that a dict holds, told apart where ``==`` does not: 1, 1.0 and True; 0.0 and -0.0."""
-    return tuple(repr(x) for x in attributes.values() if isinstance(x, (bool, int, float, complex)))
+def _exact_numbers(x: Any) -> Iterator[str]:
+    """The numbers in attributes and containers, told apart where ``==`` does not: 1, 1.0 and True; 0.0 and -0.0."""
+    if isinstance(x, (bool, int, float, complex)):
+        yield repr(x)
+    elif isinstance(x, (tuple, list, dict)):
+        for item in x.values() if isinstance(x, dict) else x:
+            yield from _exact_numbers(item)
 
 
 def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:

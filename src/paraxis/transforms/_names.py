@@ -29,11 +29,11 @@ def _rooted(modules: Any, path: Path) -> tuple[str, Any, Path]:
 
 
 def _name(node: Any, path: Path) -> str:
-    text = _type(node)
+    text = f"({type(node).__name__})" if isinstance(node, (nnx.Pytree, nnx.Variable)) else ""
     for key in path:
         node = _child(node, key)
         text += (f"[{key}]" if isinstance(key, int) else f".{key}") + _type(node)
-    return text or f"({type(node).__name__})"
+    return text
 
 
 def _child(node: Any, key: str | int) -> Any:

@@ -60,6 +60,11 @@ def value(variable: Variable[Any]) -> Any:
     return variable._raw_value
 
 
+def metadata(variables: Sequence[Variable[Any]]) -> list[dict[str, Any]]:
+    """What is noted with variables, such as their own rules: NNX's own dicts."""
+    return [v._var_metadata for v in variables]
+
+
 def state(variables: Sequence[Variable[Any]], graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
     """What variables hold, and the arrays beside them."""
     return [v._raw_value for v in variables], graph.arrays
@@ -104,6 +109,12 @@ def name_batch_axis(modules: Any, name: str) -> None:
 
 def is_key(variable: Variable[Any]) -> bool:
     return isinstance(variable, nnx.RngKey)
+
+
+def type_name(variable: Variable[Any]) -> str:
+    """A variable's type as one would write it."""
+    kind = type(variable)
+    return f"nnx.{kind.__name__}" if kind.__module__.startswith("flax.") else kind.__name__
 
 
 def is_module(x: Any) -> bool:

@@ -116,13 +116,12 @@ class Parallel(Compiled):
         target = layout.sharding(placement, rows=False)
         if target is None:
             return {}, args
-        released = [jax.tree.map(functools.partial(_released, target=target), arg) for arg in args]
+        sent = [jax.tree.map(functools.partial(_sent, target=target, placement=placement), arg) for arg in args]
         unmoved = len(values) == len(self._in_place) and all(map(operator.is_, values, self._in_place))
         if unmoved and target == self._target:
-            return {}, released
+            return {}, sent
         self._target = target
-        settled = {i: layout.settle(v, placement, rows=False) for i, v in enumerate(values) if isinstance(v, jax.Array)}
-        return {i: new for i, new in settled.items() if new is not values[i]}, released
+        return {i: jax.device_put(v, target) for i, v in enumerate(values) if _is_elsewhere(v, target)}, sent
 
     def _settled(self, variables: Sequence[Variable[Any]]) -> None:
         self._in_place = [_nnx.value(v) for v in variables]
@@ -136,8 +135,17 @@ class Parallel(Compiled):
             ) from error
 
 
-def _released(x: Any, target: NamedSharding) -> Any:
-    """An argument that is bound to other devices, sent to these."""
-    if not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or not x.committed:
+def _sent(x: Any, target: NamedSharding, placement: layout.Placement) -> Any:
+    """An argument that is bound to other devices, or to a mesh of other names, brought to these."""
+    if not _is_array(x) or not x.committed or getattr(x.sharding, "mesh", None) == target.mesh:
         return x
-    return x if x.sharding.device_set == target.device_set else jax.device_put(x, target)
+    divides = x.ndim > 0 and x.shape[0] % placement.num_devices == 0
+    return jax.device_put(x, NamedSharding(target.mesh, placement.spec) if divides else target)
+
+
+def _is_elsewhere(x: Any, target: NamedSharding) -> bool:
+    return _is_array(x) and not (x.committed and x.sharding == target)
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer)

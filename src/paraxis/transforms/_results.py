@@ -47,7 +47,7 @@ def fold(axis: Axis) -> Callable[[str, jax.Array], jax.Array]:
 def reduced(kind: Any, x: jax.Array, axis: Axis, *, differs: bool) -> Any:
     """``(devices, ...)`` → what ``kind`` makes of it. Values that all devices have alike need not be sent."""
     if not isinstance(kind, str):
-        return kind(x)
+        return kind(replicas.gathered(x, axis))
     if kind == "stack" or (kind == "concat" and x.ndim == 1):
         return x
     if kind == "concat":
@@ -55,4 +55,4 @@ def reduced(kind: Any, x: jax.Array, axis: Axis, *, differs: bool) -> Any:
     alike = kind in ("first", "same", "max", "min") or (kind == "mean" and jnp.issubdtype(x.dtype, jnp.inexact))
     if alike and not differs:
         return replicas.agreed(x, axis)
-    return x[0] if kind in ("first", "same") else _FOLDS[kind](x, axis)
+    return replicas.gathered(x, axis)[0] if kind in ("first", "same") else _FOLDS[kind](x, axis)

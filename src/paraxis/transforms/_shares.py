@@ -128,13 +128,13 @@ class Call:
         new, _ = self._differs
         for i, flags in new.items():
             if self._rule(i) is None and any(jax.tree.leaves(flags)):
-                name, kind = self._binding.names[i], type(self._binding.graph.variables[i]).__name__
+                name, kind = self._binding.names[i], _nnx.type_name(self._binding.graph.variables[i])
                 axis = self._axis.name
                 raise StateError(
                     f"Parallel: variable {name} could be left with different values on different devices: what is "
                     f"written to it depends on the device's share. Is a mean forgotten? Write "
                     f"opt(lr, px.pmean(g, {axis!r})) for gradients; or say what becomes of it: "
-                    f"sync={{nnx.{kind}: 'mean'}}; or check=False if it is the same all the same"
+                    f"sync={{{kind}: 'mean'}}; or check=False if it is the same all the same"
                 )
 
     def _require_rows(self, body: jax_api.ClosedJaxpr, out_tree: Any, found: Sequence[rowwise.Rows]) -> None:
@@ -180,7 +180,8 @@ class Call:
         def one(x: jax.Array, differs: bool) -> Any:
             if rule is None or (rule in ("mean", "first", "max", "min") and not differs):
                 return replicas.agreed(x, self._axis)
-            return _sync.combined(rule, x, combine)
+            needs_all = rule == "first" or callable(rule)
+            return _sync.combined(rule, replicas.gathered(x, self._axis) if needs_all else x, combine)
 
         return jax.tree.map(one, stacked, self._differs[0][number])
 

@@ -68,8 +68,9 @@ def _mean(x: jax.Array, fold: Fold) -> jax.Array:
         return (fold("sum", x) / size).astype(x.dtype)
     if x.dtype == bool:
         return fold("sum", x.astype(jnp.int32)) * 2 > size
-    least = fold("min", x)  # counters may be larger than floats are exact: only the differences are averaged
-    return (least + (fold("sum", x - least[None]) + size // 2) // size).astype(x.dtype)
+    # Counters may be larger than floats are exact, and their sum larger than their dtype: divide first.
+    rest = fold("sum", (x % size).astype(jnp.int32))
+    return (fold("sum", x // size) + (rest + size // 2) // size).astype(x.dtype)
 
 
 def _is_rule(rule: Any) -> bool:

@@ -52,7 +52,17 @@ class _Collection:
 
 
 class Variables(_Collection):
-    """A module's variables, by name, each once. Made by :func:`variables`."""
+    """A module's variables, by name, each once. Made by :func:`variables`.
+
+    Example:
+        >>> import paraxis as px
+        >>> from flax import nnx
+        >>> found = px.variables(nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
+        >>> found.subset(nnx.BatchStat).names()
+        ['(BatchNorm).mean', '(BatchNorm).var']
+        >>> found["(BatchNorm).scale"] is found[2]
+        True
+    """
 
     def subset(self, wrt: "Choice") -> "Variables":
         """Those of a type (``nnx.Param``), of one of several types, or for which ``wrt(name, variable)`` holds."""
@@ -90,6 +100,17 @@ class Gradients(_Collection):
     """Gradients by the names of their variables, in the order of ``px.variables``; a pytree of arrays.
 
     Iterates over the arrays, so that ``[g.shape for g in gradients]`` is what it says.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, paraxis as px
+        >>> from flax import nnx
+        >>> net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+        >>> gradients = px.grad(lambda net, x: net(x).sum())(net, jnp.ones((2, 3)))
+        >>> halved = jax.tree.map(lambda g: g / 2, gradients)
+        >>> print(halved["(Linear).bias"], halved)
+        [1. 1. 1. 1.] (Linear).bias    4 (4,)
+        (Linear).kernel 12 (3, 4)
+        +Total(2)       16
     """
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
@@ -132,9 +153,7 @@ def variables(module: Any) -> Variables:
         +Total(4)                             25
     """
     if isinstance(module, Wrapped):
-        found = Variables({})
-        for bound in module.modules:
-            found += variables(bound)
+        found = variables(module.modules) if module.modules else Variables({})
         return Variables({f"({type(module).__name__}){name}": v for name, v in found.items()})
     if not _nnx.holds_modules(module):
         raise StateError(

@@ -87,7 +87,7 @@ class Vectorize(Wrapped):
                 raise StateError(
                     f"Vectorize: rows leave variable {binding.names[number]} with different values. Write what is the "
                     f"same for all rows, or say what becomes of them: "
-                    f"sync={{nnx.{type(binding.graph.variables[number]).__name__}: 'mean'}}"
+                    f"sync={{{_nnx.type_name(binding.graph.variables[number])}: 'mean'}}"
                 )
         kept = {
             i: jax.tree.map(lambda x, i=i: _sync.combined(self._rule(binding, i) or "first", x, _fold), stacked)
