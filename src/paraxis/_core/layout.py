@@ -300,10 +300,13 @@ def _mesh_in_force() -> Mesh | None:
 
 
 def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
-    """Bring a concrete array onto the placement's devices if it is bound to others; leave tracers alone."""
+    """Bring a concrete array onto the placement's mesh if it is bound to another; leave tracers alone.
+
+    Another mesh may have the same devices, and yet its axes mean nothing here.
+    """
     if isinstance(x, jax_api.Tracer) or not isinstance(x, jax.Array):
         return x
     target = sharding(placement, rows=rows)
-    if target is None or (x.committed and x.sharding.device_set == target.device_set):
+    if target is None or (x.committed and getattr(x.sharding, "mesh", None) == target.mesh):
         return x
     return jax.device_put(x, target)

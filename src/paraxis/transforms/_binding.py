@@ -40,7 +40,8 @@ class Binding:
         self._dicts = [n if isinstance(n, dict) else vars(n) for n in nodes if isinstance(n, (dict, nnx.Pytree))]
         self._lists = [node for node in nodes if isinstance(node, list)]
         self._dicts_then = [dict(d) for d in self._dicts]
-        self._metadata_then = [dict(metadata) for metadata in _nnx.metadata(self.graph.variables)]
+        self._metadata = _nnx.metadata(self.graph.variables)
+        self._metadata_then = [dict(metadata) for metadata in self._metadata]
         self._lists_then = [tuple(items) for items in self._lists]
         watched = [(d, [k for k, x in d.items() if not isinstance(x, _EQUAL_IS_SAME)]) for d in self._dicts]
         self._watched = [d for d, keys in watched if keys]
@@ -61,7 +62,7 @@ class Binding:
                 all(map(operator.is_, self._seen(), self._seen_then))
                 and (self._dicts == self._dicts_then or self._only_bookkeeping_changed())
                 and (not self._lists or all(map(_same, self._lists, self._lists_then)))
-                and _nnx.metadata(self.graph.variables) == self._metadata_then
+                and self._metadata == self._metadata_then
             )
         except KeyError:  # an attribute is gone
             return False

@@ -16,7 +16,9 @@ from flax.nnx import Variable
 Path = tuple[Any, ...]
 """Attribute names and positions that lead to a variable, as NNX gives them."""
 
-Bookkeeping = (nnx.graphlib.HashableMapping,)
+Bookkeeping = (nnx.graphlib.HashableMapping, nnx.pytreelib.PytreeState)
+"""What NNX notes in modules for itself: compared by what it says, or not at all."""
+
 TRACE_STATE = "_pytree__state"
 """The attribute in which NNX notes the trace that a module was made in."""
 

@@ -1,5 +1,6 @@
 """``Parallel``: the function of one device's share of a batch, run on all devices."""
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +8,6 @@ from typing import Any
 
 import jax
 from flax.nnx import Variable
-from jax.sharding import Mesh, NamedSharding
 
 from paraxis._core import jax_api, layout
 from paraxis._core.axis import Axis
@@ -48,7 +48,7 @@ class Parallel(Compiled):
         check: whether to require what is written without a rule to be the same on all devices, and the padding of a
             batch that does not divide to do no harm. ``False`` for functions that the checks cannot see through.
         donate: as in :class:`Jit`.
-        mesh: the devices; default: those of ``jax.set_mesh``, or all.
+        mesh: the devices, a ``jax.sharding.Mesh``; default: those of ``jax.set_mesh``, or all.
         over: the axis, or axes, of the mesh to split over; default: the one called as ``axis_name``.
 
     Raises:
@@ -88,7 +88,7 @@ class Parallel(Compiled):
         sync_batch_norm: bool = False,
         check: bool = True,
         donate: bool = False,
-        mesh: Mesh | None = None,
+        mesh: Any = None,
         over: str | tuple[str, ...] | None = None,
     ) -> None:
         super().__init__(f, modules, static_argnums, static_argnames, donate)
@@ -116,12 +116,13 @@ class Parallel(Compiled):
         target = layout.sharding(placement, rows=False)
         if target is None:
             return {}, args
-        sent = [jax.tree.map(functools.partial(_sent, target=target, placement=placement), arg) for arg in args]
+        sent = [jax.tree.map(functools.partial(_sent, placement=placement), arg) for arg in args]
         unmoved = len(values) == len(self._in_place) and all(map(operator.is_, values, self._in_place))
         if unmoved and target == self._target:
             return {}, sent
         self._target = target
-        return {i: jax.device_put(v, target) for i, v in enumerate(values) if _is_elsewhere(v, target)}, sent
+        settled = [layout.settle(value, placement, rows=False) for value in values]
+        return {i: new for i, new in enumerate(settled) if new is not values[i]}, sent
 
     def _settled(self, variables: Sequence[Variable[Any]]) -> None:
         self._in_place = [_nnx.value(v) for v in variables]
@@ -135,17 +136,11 @@ class Parallel(Compiled):
             ) from error
 
 
-def _sent(x: Any, target: NamedSharding, placement: layout.Placement) -> Any:
-    """An argument that is bound to other devices, or to a mesh of other names, brought to these."""
-    if not _is_array(x) or not x.committed or getattr(x.sharding, "mesh", None) == target.mesh:
+def _sent(x: Any, placement: layout.Placement) -> Any:
+    """An argument that is bound to another mesh, brought to this one. One that is bound to none goes by itself."""
+    if not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or not x.committed:
         return x
-    divides = x.ndim > 0 and x.shape[0] % placement.num_devices == 0
-    return jax.device_put(x, NamedSharding(target.mesh, placement.spec) if divides else target)
-
-
-def _is_elsewhere(x: Any, target: NamedSharding) -> bool:
-    return _is_array(x) and not (x.committed and x.sharding == target)
-
-
-def _is_array(x: Any) -> bool:
-    return isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer)
+    if x.ndim == 0:
+        return layout.settle(x, placement, rows=False)
+    rows = dataclasses.replace(placement.axis, size=max(x.shape[0], 1))
+    return layout.settle(x, dataclasses.replace(placement, axis=rows), rows=True)
