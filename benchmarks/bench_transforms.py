@@ -187,9 +187,7 @@ def _report(title: str, rivals: dict[str, Callable[[], Any]], repeats: int, *, c
     for turn in range(repeats + 2):
         for name, fn in rivals.items():
             start = time.perf_counter()
-            for _ in range(calls):
-                result = fn()
-            jax.block_until_ready(result)
+            jax.block_until_ready([fn() for _ in range(calls)][-1])
             if turn > 1:
                 times[name].append((time.perf_counter() - start) / calls * unit)
     print(f"\n{title:44}{'median':>9}{'ours / it':>12}{'it / ours':>12}")

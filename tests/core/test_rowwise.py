@@ -12,6 +12,7 @@ from jax import lax
 from paraxis._core import rowwise
 
 N, M, K = 5, 6, 3  # rows, features, classes
+UNSEEN = 10**9 + 7  # a number of rows that no value is shaped by: only those that come from the rows have them
 MET, CAUTIOUS = "rows meet", "rows do not meet, but Mixed is the answer"
 RNG = np.random.default_rng(0)
 KEY = jax.random.key(0)
@@ -241,7 +242,7 @@ CASES: dict[str, Case] = {
 
 
 def _said(fn: Callable[..., Any], args: Sequence[Any], rows: Sequence[int | None]) -> list[rowwise.Rows]:
-    return rowwise.results(jax.make_jaxpr(fn)(*args), rows)
+    return rowwise.results(jax.make_jaxpr(fn)(*args), rows, count=UNSEEN)
 
 
 def _changed(args: Sequence[Any], rows: Sequence[int | None], row: int) -> list[Any]:
@@ -329,4 +330,47 @@ def test_a_reason_names_the_first_operation(fn: Callable[[jax.Array], jax.Array]
 def test_a_mixed_argument_stays_mixed_and_alone() -> None:
     closed = jax.make_jaxpr(jax.jit(lambda x, y: (x + y, y * 2.0)))(X, X)
     mixed = rowwise.Mixed("elsewhere")
-    assert rowwise.results(closed, [mixed, 0]) == [mixed, 0]
+    assert rowwise.results(closed, [mixed, 0], count=UNSEEN) == [mixed, 0]
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda x: jnp.ones(len(x)).sum(), MET),
+        (lambda x: jax.jit(lambda: jnp.ones(len(x)).sum())(), MET),
+        (lambda x: jnp.arange(len(x)), 0),
+        (lambda x: jax.random.bernoulli(KEY, 0.5, x.shape) * x, 0),
+        (lambda x: jnp.zeros((M, len(x))), 1),
+        (lambda x: jnp.zeros(2 * len(x)), MET),
+        (lambda x: jnp.zeros(M), None),
+    ],
+)
+def test_a_value_shaped_by_the_number_of_rows_has_rows(fn: Callable[..., Any], expected: Any) -> None:
+    first, second = rowwise.odd_counts([(N, M)])
+    for count in (first, second):
+        closed = jax.make_jaxpr(fn)(jax.ShapeDtypeStruct((count, M), "float32"))
+        (got,) = rowwise.results(closed, [0], count)
+        assert isinstance(got, rowwise.Mixed) if expected == MET else got == expected
+
+
+@pytest.mark.parametrize(
+    ("fn", "use"),
+    [
+        (lambda x: x / len(x), "div uses"),
+        (lambda x: (x, len(x)), "the result uses"),
+        (lambda x: x * np.log(len(x)), "mul uses"),
+        (lambda x: lax.fori_loop(0, len(x), lambda i, y: y + 1, x), "uses the number of rows"),
+        (lambda x: x + 1 if len(x) % 2 == 0 or len(x) < 12 else x, "add uses"),
+        (lambda x: x / 11 + 13, None),
+        (lambda x: jax.nn.gelu(x @ W), None),
+        (lambda x: jax.nn.standardize(x), None),
+    ],
+)
+def test_the_use_of_the_number_of_rows_itself_is_seen(fn: Callable[..., Any], use: str | None) -> None:
+    traced = [jax.make_jaxpr(fn)(jax.ShapeDtypeStruct((count, M), "float32")) for count in (11, 13)]
+    found = rowwise.use_of_count(*traced)
+    assert found is None if use is None else found is not None and use in found
+
+
+def test_odd_counts_divide_no_dimension() -> None:
+    assert rowwise.odd_counts([(22, 3), (), (39, 17)]) == (19, 23)

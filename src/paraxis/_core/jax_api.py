@@ -39,6 +39,7 @@ __all__ = [
     "evaluate",
     "get_opaque_trace_state",
     "is_explicit",
+    "is_impure",
     "jaxpr_as_fun",
     "manual_axes",
     "map_jaxprs",
@@ -162,6 +163,14 @@ def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
 def calls_back(jaxpr: Jaxpr) -> bool:
     """Whether a program calls Python while it runs."""
     return any("callback" in eqn.primitive.name or any(map(calls_back, subjaxprs(eqn))) for eqn in jaxpr.eqns)
+
+
+def is_impure(jaxpr: Jaxpr) -> bool:
+    """Whether a program is given values by the outside world, which need not be the same for the same arguments."""
+    return any(
+        (eqn.primitive.name == "io_callback" and len(eqn.outvars) > 0) or any(map(is_impure, subjaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
 
 
 def map_jaxprs(params: Mapping[str, Any], change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> dict[str, Any]:

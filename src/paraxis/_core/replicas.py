@@ -37,8 +37,11 @@ def watched(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any
 def differing(body: jax_api.ClosedJaxpr, placed: Sequence[bool], axis: Axis) -> list[bool]:
     """For each result of an element's body: whether it may differ between elements. See :func:`watched`.
 
-    ``placed`` says which arguments do. One abstract ``vmap`` tells, before anything runs.
+    ``placed`` says which arguments do. One abstract ``vmap`` tells, before anything runs. If the body asks the
+    outside world (``io_callback``), all of them may.
     """
+    if jax_api.is_impure(body.jaxpr):
+        return [True] * len(body.out_avals)
     found: list[bool] = []
 
     def one(index: jax.Array, *args: Any) -> list[Any]:

@@ -3,16 +3,23 @@
 The rows are followed through the function's jaxpr, equation by equation. For each primitive that keeps rows apart, a
 rule tells in which dimension of its results they come to lie. A primitive without a rule is taken to mix them.
 
-The answer is about the shapes that were traced. A function that reads the number of rows from a shape, such as
-``x / len(x)``, is row-wise at every number of rows and still gives other results when rows are added.
+A function may also depend on how many rows there are, as ``x / len(x)`` does and ``jnp.ones(len(x)).sum()``. The first
+shows as a number that differs between two traces (:func:`use_of_count`), the second as a value shaped by that number,
+if no other dimension has it: trace with an odd one (:func:`odd_counts`).
 """
 
 import dataclasses
+import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, subjaxprs
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Tracer, subjaxprs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,32 +33,84 @@ Rows: TypeAlias = int | Mixed | None
 """The dimension along which a value has rows; ``None``: it does not depend on them; ``Mixed``: rows have met."""
 
 
-def results(closed: ClosedJaxpr, rows: Sequence[Rows]) -> list[Rows]:
-    """For each result of a jaxpr the dimension that carries its rows, given that of each argument."""
-    return _run(closed.jaxpr, rows)
+def odd_counts(shapes: Iterable[Sequence[int]]) -> tuple[int, int]:
+    """Two numbers of rows to trace with that divide none of the given dimensions."""
+    taken = {size for shape in shapes for size in shape}
+    first, second = itertools.islice((p for p in _PRIMES if all(size % p for size in taken if size)), 2)
+    return first, second
 
 
-def _run(jaxpr: Jaxpr, rows: Sequence[Rows]) -> list[Rows]:
-    known: dict[Any, Rows] = dict.fromkeys(jaxpr.constvars)
+_PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109)
+
+
+def results(closed: ClosedJaxpr, rows: Sequence[Rows], count: int) -> list[Rows]:
+    """For each result of a jaxpr the dimension that carries its rows, given that of each argument.
+
+    ``count`` is the number of rows. A value that does not come from them, but has a dimension of that size, has rows.
+    """
+    return _run(closed.jaxpr, rows, count)
+
+
+def use_of_count(one: ClosedJaxpr, other: ClosedJaxpr) -> str | None:
+    """Where a function uses the number of rows itself, seen in two traces with different ones; ``None``: nowhere."""
+    unequal: tuple[str, Any] = ("another program", np.nan)
+    for (name, a), (_, b) in itertools.zip_longest(_numbers(one), _numbers(other), fillvalue=unequal):
+        if a is not b and not _is_key(a) and not np.array_equal(a, b):
+            return f"{name} uses the number of rows"
+    return None
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(getattr(x, "dtype", np.dtype(object)), jax.dtypes.prng_key)
+
+
+def _numbers(closed: ClosedJaxpr) -> Iterator[tuple[str, Any]]:
+    """The constants in a program, those of its bodies included, with the operation that uses each."""
+    yield from (("a constant", x) for x in closed.consts if not isinstance(x, Tracer))
+    yield from _literals(closed.jaxpr)
+
+
+def _literals(jaxpr: Jaxpr) -> Iterator[tuple[str, Any]]:
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        yield from ((name, atom.val) for atom in eqn.invars if isinstance(atom, Literal))
+        if name == "scan" and not _num_scanned(eqn):
+            yield name, eqn.params["length"]
+        for body in subjaxprs(eqn):
+            yield from _literals(body)
+    yield from (("the result", atom.val) for atom in jaxpr.outvars if isinstance(atom, Literal))
+
+
+def _run(jaxpr: Jaxpr, rows: Sequence[Rows], count: int) -> list[Rows]:
+    known: dict[Any, Rows] = {v: _shaped_by(v, count) for v in jaxpr.constvars}
     known.update(zip(jaxpr.invars, rows, strict=True))
 
     def read(atom: Any) -> Rows:
         return None if isinstance(atom, Literal) else known[atom]
 
     for eqn in jaxpr.eqns:
-        known.update(zip(eqn.outvars, _apply(eqn, [read(v) for v in eqn.invars]), strict=True))
+        known.update(zip(eqn.outvars, _apply(eqn, [read(v) for v in eqn.invars], count), strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 
-def _apply(eqn: JaxprEqn, rows: Sequence[Rows]) -> Sequence[Rows]:
+def _apply(eqn: JaxprEqn, rows: Sequence[Rows], count: int) -> Sequence[Rows]:
     name = eqn.primitive.name
+    if name in _NESTED:
+        return _NESTED[name](eqn, rows, functools.partial(_run, count=count))
     if all(row is None for row in rows):
-        return [None] * len(eqn.outvars)
+        return [_shaped_by(v, count) for v in eqn.outvars]
     if name in _PASSED_ON:
         return rows
-    if name in _NESTED:
-        return _NESTED[name](eqn, rows)
     return [_moved(eqn, rows)] * len(eqn.outvars)
+
+
+def _shaped_by(var: Any, count: int) -> Rows:
+    """A value made without the rows, such as a mask, has them if it is made for so many."""
+    dims = [dim for dim, size in enumerate(_shape(var)) if size and size % count == 0]
+    if not dims:
+        return None
+    only = dims[0] if len(dims) == 1 and _shape(var)[dims[0]] == count else None
+    return Mixed("a value shaped by the number of rows in several ways") if only is None else only
 
 
 def _moved(eqn: JaxprEqn, rows: Sequence[Rows]) -> Rows:
@@ -245,45 +304,53 @@ def _rest(var: Any, *taken: Sequence[int]) -> list[int]:
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 
-def _call(eqn: JaxprEqn, rows: Sequence[Rows]) -> Sequence[Rows]:
+_Runs: TypeAlias = Callable[[Jaxpr, Sequence[Rows]], list[Rows]]
+
+
+def _call(eqn: JaxprEqn, rows: Sequence[Rows], run: _Runs) -> Sequence[Rows]:
     (body,) = subjaxprs(eqn)
-    return _run(body, rows)
+    return run(body, rows)
 
 
-def _cond(eqn: JaxprEqn, rows: Sequence[Rows]) -> Sequence[Rows]:
+def _cond(eqn: JaxprEqn, rows: Sequence[Rows], run: _Runs) -> Sequence[Rows]:
     if rows[0] is not None:
         return [_deciding(eqn, rows[0])] * len(eqn.outvars)
-    first, *others = (_run(branch, rows[1:]) for branch in subjaxprs(eqn))
+    first, *others = (run(branch, rows[1:]) for branch in subjaxprs(eqn))
     for other in others:
         first = _joined(eqn, first, other)
     return first
 
 
-def _while(eqn: JaxprEqn, rows: Sequence[Rows]) -> Sequence[Rows]:
+def _while(eqn: JaxprEqn, rows: Sequence[Rows], run: _Runs) -> Sequence[Rows]:
     num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     condition, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
     fixed = rows[num_cond : num_cond + num_body]
-    carry = _settled(eqn, rows[num_cond + num_body :], lambda carry: _run(body, [*fixed, *carry]))
-    (decision,) = _run(condition, [*rows[:num_cond], *carry])
+    carry = _settled(eqn, rows[num_cond + num_body :], lambda carry: run(body, [*fixed, *carry]))
+    (decision,) = run(condition, [*rows[:num_cond], *carry])
     return carry if decision is None else [_deciding(eqn, decision)] * len(carry)
 
 
-def _scan(eqn: JaxprEqn, rows: Sequence[Rows]) -> Sequence[Rows]:
+def _scan(eqn: JaxprEqn, rows: Sequence[Rows], run: _Runs) -> Sequence[Rows]:
     (body,) = subjaxprs(eqn)
-    # The parameters that count these differ between versions of JAX; that slices have a dimension less does not.
-    num_xs = sum(len(_shape(v)) > len(_shape(inner)) for v, inner in zip(eqn.invars, body.invars, strict=True))
+    num_xs = _num_scanned(eqn)
     num_carry = sum(len(_shape(v)) == len(_shape(inner)) for v, inner in zip(eqn.outvars, body.outvars, strict=True))
     num_fixed = len(rows) - num_carry - num_xs
     fixed, carry, xs = rows[:num_fixed], rows[num_fixed : num_fixed + num_carry], rows[num_fixed + num_carry :]
     # A step sees one row if rows are scanned over. Its values are Mixed there, as other rows must not come near them.
     meeting = _over_rows(eqn)
     slices = [meeting if dim == 0 else dim - 1 if isinstance(dim, int) else dim for dim in xs]
-    carry = _settled(eqn, carry, lambda carry: _run(body, [*fixed, *carry, *slices])[:num_carry])
-    ys = _run(body, [*fixed, *carry, *slices])[num_carry:]
+    carry = _settled(eqn, carry, lambda carry: run(body, [*fixed, *carry, *slices])[:num_carry])
+    ys = run(body, [*fixed, *carry, *slices])[num_carry:]
     # Where no other value has rows, nor any carry comes to, each step's results are of its own row.
     if all(row is None for row in (*fixed, *carry)) and all(dim in (None, 0) for dim in xs):
         return [*carry, *(None if y is None else 0 for y in ys)]
     return [*carry, *(y + 1 if isinstance(y, int) else y for y in ys)]
+
+
+def _num_scanned(eqn: JaxprEqn) -> int:
+    """How many arguments are scanned over: the parameters that count them differ between versions of JAX."""
+    (body,) = subjaxprs(eqn)
+    return sum(len(_shape(v)) > len(_shape(inner)) for v, inner in zip(eqn.invars, body.invars, strict=True))
 
 
 def _settled(eqn: JaxprEqn, carry: Sequence[Rows], step: Callable[[Sequence[Rows]], Sequence[Rows]]) -> list[Rows]:
@@ -311,7 +378,7 @@ def _deciding(eqn: JaxprEqn, decision: Rows) -> Mixed:
     return decision if isinstance(decision, Mixed) else Mixed(f"{eqn.primitive.name} decided by the rows")
 
 
-_NESTED: dict[str, Callable[[JaxprEqn, Sequence[Rows]], Sequence[Rows]]] = {
+_NESTED: dict[str, Callable[[JaxprEqn, Sequence[Rows], _Runs], Sequence[Rows]]] = {
     **dict.fromkeys(("jit", "pjit", "call", "core_call", "closed_call", "remat", "remat2", "checkpoint"), _call),
     **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _call),
     "cond": _cond,

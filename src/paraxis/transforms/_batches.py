@@ -1,10 +1,11 @@
 """Which arguments are split along a batch axis, and which are given whole."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import tree
@@ -95,3 +96,25 @@ def _axes(transform: str, batch_axis: Axes, args: Sequence[Any]) -> Any:
             f"{transform}: batch_axis={batch_axis!r} does not fit the arguments; write one entry per argument, each an "
             f"integer, None, or a tree that is a prefix of the argument"
         ) from error
+
+
+def refuse_keys(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """One random key for all rows is the same noise on each, which is hardly ever meant.
+
+    Raises:
+        ShapeError: naming the argument, unless batch_axis says None for it.
+    """
+    axes = jax.tree.leaves(_axes(transform, batch_axis, args))
+    found = zip(jax.tree_util.tree_leaves_with_path(tuple(args)), axes, strict=True)
+    shared = [tree.name("args", path) for (path, x), at in found if at is not _WHOLE and _is_key(x)]
+    shared += [name for name, x in kwargs.items() if any(map(_is_key, jax.tree.leaves(x)))]
+    if shared:
+        raise ShapeError(
+            f"{transform}: {shared[0]} is one random key, which would be the same noise everywhere. Give a key per "
+            f"row, jax.random.split(key, rows), or bind nnx.Rngs; if one for all is meant, give it by position and "
+            f"write batch_axis=(0, None)"
+        )
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and x.ndim == 0 and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

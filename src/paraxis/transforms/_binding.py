@@ -68,7 +68,7 @@ class Binding:
             return False
 
     def _seen(self) -> Iterator[Any]:
-        return itertools.chain.from_iterable(map(operator.call, self._look, self._watched))
+        return itertools.chain.from_iterable(map(_apply, self._look, self._watched))
 
     def _only_bookkeeping_changed(self) -> bool:
         """NNX's own transforms give each module a new trace state."""
@@ -121,6 +121,9 @@ class Bound:
         return binding.compiled
 
 
+_apply: Any = operator.call
+
+
 def _exact_numbers(x: Any) -> Iterator[str]:
     """The numbers in attributes and containers, told apart where ``==`` does not: 1, 1.0 and True; 0.0 and -0.0."""
     if isinstance(x, (bool, int, float, complex)):
@@ -145,8 +148,8 @@ def write_all(binding: Binding, variables: Sequence[Variable[Any]], new: dict[in
             if not _nnx.is_writable(variables[index]):
                 raise StateError(
                     f"{transform}: variable {binding.names[index]} would be written inside a function that JAX is "
-                    f"transforming and that it is not an argument of. Use px.Jit, px.GradValues or px.Vectorize there, "
-                    f"with the module: px.Jit(f, net)"
+                    f"transforming and that it is not an argument of. Transform that with px.Jit, px.Vectorize or "
+                    f"px.grad, and give it the module: px.Jit(f, net), px.grad(f, argnums=1)(net, x)"
                 )
     _nnx.write(variables, new)
 

@@ -44,8 +44,9 @@ def run(
         What it returned, and the new values of the variables that it wrote, by their number.
 
     Raises:
-        StateError: if it changed anything but values of variables.
+        StateError: if it changed anything but values of variables, or was given a module among its arguments.
     """
+    refuse_modules(body.transform, args, kwargs)
     values, arrays = jax.tree.map(lambda x: x, state)  # containers of our own: a variable may hold a dict
     modules = binding.graph.put_together(values, arrays)
     prepare(modules)
@@ -65,6 +66,16 @@ def run(
     _require_same_structure(body.transform, modules, graph, before)
     now = [_nnx.value(v) for v in graph.variables]
     return result, {i: new for i, new in enumerate(now) if not _is(jax.tree.leaves(new), held[i])}
+
+
+def refuse_modules(transform: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """A module that is given when calling is taken apart like any pytree: what is written to it would be lost."""
+    for name, x in [*((f"args[{i}]", x) for i, x in enumerate(args)), *kwargs.items()]:
+        if _nnx.holds_modules(x):
+            raise StateError(
+                f"{transform}: {name} is or holds a module; what is written to it would be lost. Bind modules when "
+                f"wrapping, and leave them out when calling: px.{transform}(f, net)(x)"
+            )
 
 
 def _is(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -97,5 +108,5 @@ def _require_same_structure(
     raise StateError(
         f"{transform}: the function set attribute {what} of {where}; only values of variables are carried out of it. "
         f"Add and replace attributes, call eval() or train(), outside, before the call; keep values that change in an "
-        f"nnx.Variable: self.count = nnx.Variable(jnp.array(0)), self.count[...] += 1"
+        f"nnx.Variable: self.count = nnx.Variable(jnp.array(0)), self.count[...] += 1; return what is not state"
     )

@@ -62,13 +62,26 @@ def _reached(x: Any, name: str, root: str) -> Iterator[tuple[str, Any]]:
         yield from ((name, item) for item in itertools.islice(x, _AT_MOST))
     elif isinstance(x, dict):
         yield from ((f"{name}[{key!r}]", item) for key, item in itertools.islice(x.items(), _AT_MOST))
-    elif _nnx.is_module(x) or isinstance(x, type):
+    elif _nnx.is_module(x):
         return
+    elif isinstance(x, type):
+        if _package(x) == root:
+            own = ((key, item) for key, item in vars(x).items() if not callable(item) or _nnx.is_module(item))
+            yield from ((f"{name}.{key}", item) for key, item in own)
     elif "__wrapped__" in getattr(x, "__dict__", {}):
         yield name, x.__wrapped__
     elif _package(type(x)) == root:
         yield from ((name, f) for f in vars(type(x)).values() if isinstance(f, types.FunctionType))
-        yield from ((f"{name}.{key}", item) for key, item in getattr(x, "__dict__", {}).items())
+        yield from ((f"{name}.{key}", item) for key, item in _attributes(x))
+
+
+def _attributes(x: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(x, "__dict__", {}).items()
+    for kind in type(x).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        yield from ((key, getattr(x, key)) for key in ([slots] if isinstance(slots, str) else slots) if hasattr(x, key))
+        if _package(kind) == _package(type(x)):
+            yield from ((key, item) for key, item in vars(kind).items() if not callable(item) or _nnx.is_module(item))
 
 
 def _variables_of(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -78,16 +91,27 @@ def _variables_of(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # not bound yet
             continue
-    for name in sorted(_globals_of(code)):
-        if name in fn.__globals__ and not isinstance(fn.__globals__[name], types.ModuleType):
-            yield name, fn.__globals__[name]
+    for name, attribute in sorted(_globals_of(code)):
+        x = fn.__globals__.get(name)
+        if not isinstance(x, types.ModuleType):
+            yield name, x
+        elif attribute and not isinstance(found := getattr(x, attribute, None), (types.ModuleType, type)):
+            yield f"{name}.{attribute}", found
     parameters = list(inspect.signature(fn).parameters.values())
     yield from ((p.name, p.default) for p in parameters if p.default is not inspect.Parameter.empty)
 
 
-def _globals_of(code: types.CodeType) -> set[str]:
-    """The global names that code loads, its inner functions included; not those of attributes, as ``co_names`` has."""
-    found = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+def _globals_of(code: types.CodeType) -> set[tuple[str, str]]:
+    """The global names that code loads, its inner functions included, and the attribute that is taken of each.
+
+    Not those in ``co_names``, among which are attributes of anything.
+    """
+    found = set()
+    instructions = list(dis.get_instructions(code))
+    for now, after in zip(instructions, [*instructions[1:], None], strict=True):
+        if now.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            takes = after is not None and after.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            found.add((now.argval, after.argval if takes and after is not None else ""))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             found |= _globals_of(constant)

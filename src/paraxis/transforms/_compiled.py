@@ -8,6 +8,7 @@ import jax
 from flax.nnx import Variable
 
 from paraxis._core import jax_api
+from paraxis._core.errors import StateError
 from paraxis.transforms import _nnx
 from paraxis.transforms._binding import Binding, write_all
 from paraxis.transforms._statics import Statics
@@ -30,14 +31,18 @@ class Compiled(Wrapped):
         donate: bool,
     ) -> None:
         super().__init__(f, modules)
-        self._statics = Statics(type(self).__name__, self._parameters(), static_argnums, static_argnames)
+        self._statics = Statics(
+            type(self).__name__, self._parameters(), self._names_taken(), static_argnums, static_argnames
+        )
         self._donate = donate
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; write back what it wrote."""
         binding, variables, program, state, moved, args = self._ready(args, kwargs)
         new, result = program(state, args, kwargs)
-        write_all(binding, variables, moved | new if moved else new, type(self).__name__)
+        if moved:  # inside another trace only this run uses them where they were moved to
+            new = {i: x for i, x in moved.items() if not isinstance(x, jax_api.Tracer)} | new
+        write_all(binding, variables, new, type(self).__name__)
         self._settled(variables)
         return result
 
@@ -64,10 +69,23 @@ class Compiled(Wrapped):
         variables = binding.variables()
         program = binding.compiled or self._bound.compiled(binding, self._compile)
         values, arrays = _nnx.state(variables, binding.graph)
+        if self._donate:
+            self._refuse_shared_arrays(values, binding.names)
         moved, args = self._place(values, args)
         if moved:
             values = [moved.get(i, value) for i, value in enumerate(values)]
         return binding, variables, program, (values, arrays), moved, args
+
+    def _refuse_shared_arrays(self, values: list[Any], names: Sequence[str]) -> None:
+        """What is given away is gone for all who hold it."""
+        first: dict[int, str] = {}
+        for value, name in zip(values, names, strict=True):
+            other = first.setdefault(id(value), name)
+            if other != name and isinstance(value, jax.Array):
+                raise StateError(
+                    f"{type(self).__name__}: donate=True gives the memory of {name} away, but {other} holds the same "
+                    f"array; give one of them a copy: variable[...] = jnp.array(variable[...], copy=True)"
+                )
 
     def _compile(self) -> "Program":
         def run(state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

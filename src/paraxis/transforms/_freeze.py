@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from flax import nnx
 
 from paraxis._core.errors import StateError
 from paraxis.transforms import _names, _nnx
@@ -25,7 +26,9 @@ class Frozen:
         if name.startswith("__"):
             raise AttributeError(name)
         attribute = getattr(self._made()[0], name)
-        if not callable(attribute) or _nnx.is_module(attribute):
+        if _nnx.is_module(attribute):
+            return attribute if isinstance(attribute, nnx.Variable) else Frozen(attribute)
+        if not callable(attribute):
             return attribute
         return lambda *args, **kwargs: self._run(name, args, kwargs)
 
@@ -52,8 +55,10 @@ class Frozen:
 def freeze(module: Any) -> Any:
     """A module as it is now: a constant, which later edits do not reach.
 
-    It is called as the module is, and has its methods. In a compiled function its values are part of the program,
-    which the compiler may simplify with (rarely worth it: compiling takes longer and the values are stored twice).
+    It is called as the module is, and has its methods and, frozen, its submodules. It holds the module's arrays as
+    they are now, not copies: a transform with ``donate=True`` that is bound to the module takes them away. In a
+    compiled function its values are part of the program, which the compiler may simplify with (rarely worth it:
+    compiling takes longer and the values are stored twice).
 
     Args:
         module: an NNX module.

@@ -174,8 +174,7 @@ def _unbound(
         kept = dict(zip(named, given[len(modules) : len(modules) + len(named)], strict=True))
         return f(*(next(bound) if p in modules else next(free) for p in range(len(args))), **rest, **kept)
 
-    order = {p: number for number, p in enumerate(modules)}
-    ours = {p: _of_module(binding, order[p]) for p in positions if p in modules}
+    ours = _shared_out(binding, {p: modules[p] for p in positions if p in modules})
     chosen = {p: _chosen(transform, binding, wrt, indices) for p, indices in ours.items()}
     for p, picked in chosen.items():
         if not picked:
@@ -202,9 +201,15 @@ def _gradients(binding: Binding, chosen: Sequence[int], gradients: dict[int, Any
     return Gradients({binding.names[i]: gradients[i] for i in chosen})
 
 
-def _of_module(binding: Binding, number: int) -> list[int]:
-    """The variables of one of several bound modules. One that is shared counts for the first that has it."""
-    return [i for i, path in enumerate(binding.graph.paths) if path[0] == number]
+def _shared_out(binding: Binding, modules: dict[int, Any]) -> dict[int, list[int]]:
+    """The variables of each of some bound modules. One that is shared counts for the first of them that has it."""
+    number = {id(v): i for i, v in enumerate(binding.graph.variables)}
+    ours: dict[int, list[int]] = {}
+    for position, module in modules.items():
+        taken = {i for indices in ours.values() for i in indices}
+        own = [number[id(v)] for v in _nnx.take_apart((module,)).variables]
+        ours[position] = [i for i in own if i not in taken]
+    return ours
 
 
 def _differentiate(

@@ -30,7 +30,8 @@ class Jit(Compiled):
         StateError: at once, if ``f`` reaches a module that it is not given (it would be frozen, without a word); when
             called, if ``f`` changes more than the values of variables, or a static argument has no hash.
 
-    After any other exception all variables are as they were.
+    After any other exception all variables are as they were. Inside your own ``jax.jit`` a wrapped function reads its
+    variables once, while that is traced.
 
     Communicates: what ``f`` does.
 

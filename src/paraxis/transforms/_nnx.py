@@ -10,13 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import Variable
 
 Path = tuple[Any, ...]
 """Attribute names and positions that lead to a variable, as NNX gives them."""
 
-Bookkeeping = (nnx.graphlib.HashableMapping, nnx.pytreelib.PytreeState)
+Bookkeeping: tuple[Any, ...] = (
+    nnx.graphlib.HashableMapping,  # pyright: ignore[reportPrivateImportUsage]
+    nnx.pytreelib.PytreeState,
+)
 """What NNX notes in modules for itself: compared by what it says, or not at all."""
 
 TRACE_STATE = "_pytree__state"
@@ -110,7 +114,11 @@ def name_batch_axis(modules: Any, name: str) -> None:
 
 
 def is_key(variable: Variable[Any]) -> bool:
-    return isinstance(variable, nnx.RngKey)
+    """Whether a variable holds random keys."""
+    x = value(variable)
+    return isinstance(variable, nnx.RngKey) or (
+        isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    )
 
 
 def type_name(variable: Variable[Any]) -> str:
@@ -122,6 +130,11 @@ def type_name(variable: Variable[Any]) -> str:
 def is_module(x: Any) -> bool:
     """Whether an object may hold variables: a module, ``nnx.Rngs``, an optimiser, a variable."""
     return isinstance(x, (nnx.Pytree, Variable))
+
+
+def is_state(x: Any) -> bool:
+    """Whether an object is a module's values, taken out of it."""
+    return isinstance(x, nnx.State)
 
 
 def holds_modules(x: Any) -> bool:

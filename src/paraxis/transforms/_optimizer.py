@@ -138,6 +138,8 @@ def _fitting(parameters: Variables, gradients: Any) -> Gradients:
 
 
 def _unnumbered(names: Sequence[str]) -> list[str]:
-    """Names without the number of their module, if it is one and the same."""
-    numbers = {re.match(r"(\[\d+\])*", name).group() for name in names}  # pyright: ignore[reportOptionalMemberAccess]
-    return [name[len(next(iter(numbers))) :] for name in names] if len(numbers) == 1 else list(names)
+    """Names without the numbers of modules that they all begin with."""
+    numbers = {match[0] if (match := re.match(r"\[\d+\]", name)) else "" for name in names}
+    if len(numbers) != 1 or numbers == {""}:
+        return list(names)
+    return _unnumbered([name[len(next(iter(numbers))) :] for name in names])

@@ -42,7 +42,8 @@ class Parallel(Compiled):
         sync: for a variable type (or a variable's name), what becomes of the devices' values: ``"mean"``, ``"sum"``,
             ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all of them, ``(devices, ...)``.
             Integers and booleans keep their dtype. A variable's own rule, ``nnx.Variable(x, sync="sum")``, goes
-            first. ``nnx.BatchStat``: the mean.
+            first. ``nnx.BatchStat``: the mean. Each device starts from the whole old value: a ``"sum"`` of running
+            totals counts it once per device, and ``"stack"`` grows by an axis at each call.
         sync_batch_norm: BatchNorm layers take the statistics of the whole batch, as on one device, instead of each
             device's share.
         check: whether to require what is written without a rule to be the same on all devices, and the padding of a
@@ -93,7 +94,7 @@ class Parallel(Compiled):
     ) -> None:
         super().__init__(f, modules, static_argnums, static_argnames, donate)
         _results.check("Parallel", reduce)
-        _sync.check("Parallel", sync or {})
+        _sync.check("Parallel", sync or {}, self._bound.current().names)
         self._plan = Plan(
             body=self._body,
             statics=self._statics,

@@ -30,7 +30,14 @@ def streams(modules: Any, graph: _nnx.Graph) -> list[Stream]:
 
 
 def element_keys(values: Sequence[Any], of: Sequence[Stream], size: int) -> list[jax.Array]:
-    """For each stream, a key for each of ``size`` elements, from its number: ``(size, ...)``."""
+    """For each stream, a key for each of ``size`` elements, from its number: ``(size, ...)``.
+
+    Raises:
+        StateError: if a key is of the old kind.
+    """
+    for stream in of:
+        if not jnp.issubdtype(values[stream.key].dtype, jax.dtypes.prng_key):
+            raise StateError("a random key in a variable must be of the new kind; write nnx.RngKey(jax.random.key(0))")
     return [jax.vmap(_fold, in_axes=(None, 0))(_drawn(values, stream), jnp.arange(size)) for stream in of]
 
 

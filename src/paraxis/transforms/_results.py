@@ -20,7 +20,7 @@ _FOLDS: dict[str, Callable[..., Any]] = {
 
 
 def check(transform: str, reduce: Any) -> None:
-    for kind in jax.tree.leaves(reduce):
+    for kind in jax.tree.leaves(reduce, is_leaf=tree.is_none):
         if not callable(kind) and kind not in KINDS:
             raise StateError(
                 f"{transform}: reduce must be one of {', '.join(map(repr, KINDS))}, a function, or a tree of these, "

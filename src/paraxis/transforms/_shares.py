@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import jax_api, layout, replicas, rowwise, tree, verbs
+from paraxis._core import jax_api, layout, replicas, tree, verbs
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError, StateError
-from paraxis.transforms import _batches, _body, _nnx, _randomness, _results, _sync
+from paraxis.transforms import _batches, _body, _nnx, _padding, _randomness, _results, _sync
 from paraxis.transforms._binding import Binding
 from paraxis.transforms._body import Body
 from paraxis.transforms._statics import Statics
@@ -66,10 +66,12 @@ class Call:
         return new, self._reduced(result)
 
     def _split(self, args: Sequence[Any]) -> _batches.Batch:
+        _body.refuse_modules("Parallel", args, self._kwargs)
         axes = self._plan.batch_axis
         if isinstance(axes, Sequence) and len(axes) >= self._num_args:
             axes = [at for p, at in enumerate(axes) if p not in self._static_args]
         batch = _batches.split("Parallel", axes, args)
+        _batches.refuse_keys("Parallel", axes, args, self._kwargs)
         arrays = [name for name, x in self._kwargs.items() if any(jnp.ndim(leaf) for leaf in jax.tree.leaves(x))]
         if batch.size is None and arrays and axes is not None:
             raise ShapeError(
@@ -97,17 +99,28 @@ class Call:
         def one(*leaves: Any) -> Any:
             return self._traced(*jax.tree.unflatten(structure, leaves))
 
-        body, out_tree = jax_api.trace(one, [jax_api.struct(x) for x in leaves], {})
+        avals = [jax_api.struct(x) for x in leaves]
+        if self._plan.check and self._is_padded:
+            harm = _padding.harm(one, avals, row_dims, self._plan.reduce, self._binding.names)
+            if harm is not None:
+                self._refuse(harm)
+        body, out_tree = jax_api.trace(one, avals, {})
+        differs = [True] * out_tree.num_leaves
         if self._plan.check:
-            differs = replicas.differing(body, [at > -2 for at in row_dims], self._axis)
-            self._differs = jax.tree.unflatten(out_tree, differs)
+            differs = self._differing(body, [at > -2 for at in row_dims])
+        self._differs = jax.tree.unflatten(out_tree, differs)
+        if self._plan.check:
             self._require_agreement()
-            if self._is_padded:
-                found = rowwise.results(body, [at if at >= 0 else None for at in row_dims])
-                self._require_rows(body, out_tree, found)
-        else:
-            self._differs = jax.tree.unflatten(out_tree, [True] * out_tree.num_leaves)
         return jax.tree.unflatten(out_tree, jax_api.jaxpr_as_fun(body)(*leaves))
+
+    def _differing(self, body: jax_api.ClosedJaxpr, placed: Sequence[bool]) -> list[bool]:
+        try:
+            return replicas.differing(body, placed, self._axis)
+        except Exception as error:
+            raise StateError(
+                f"Parallel: the check that variables stay the same on all devices cannot see through the function "
+                f"({type(error).__name__}: {error}); if they do, write check=False"
+            ) from error
 
     def _traced(self, whole: Any, keys: Any, rows: Any) -> tuple[dict[int, Any], Any]:
         (values, arrays), given, kwargs = whole
@@ -136,28 +149,6 @@ class Call:
                     f"opt(lr, px.pmean(g, {axis!r})) for gradients; or say what becomes of it: "
                     f"sync={{{kind}: 'mean'}}; or check=False if it is the same all the same"
                 )
-
-    def _require_rows(self, body: jax_api.ClosedJaxpr, out_tree: Any, found: Sequence[rowwise.Rows]) -> None:
-        """Padding is harmless where each result has one row per row, made of that row alone."""
-        new, result = jax.tree.unflatten(out_tree, [_Rows(x) for x in found])
-        shapes = jax.tree.unflatten(out_tree, [aval.shape for aval in body.out_avals])[1]
-        for i, leaves in new.items():
-            for leaf in jax.tree.leaves(leaves):
-                if leaf.rows is not None:
-                    self._refuse(f"variable {self._binding.names[i]} is written with what depends on the rows")
-        kinds = _results.spread("Parallel", self._plan.reduce, result)
-        is_shape = lambda x: isinstance(x, tuple) and all(isinstance(n, int) for n in x)  # noqa: E731
-        sizes = jax.tree.leaves(shapes, is_leaf=is_shape)
-        for (path, leaf), kind, shape in zip(jax.tree_util.tree_leaves_with_path(result), kinds, sizes, strict=True):
-            name = tree.name("result", path)
-            if isinstance(leaf.rows, rowwise.Mixed):
-                self._refuse(f"{name} is not one value per row: {leaf.rows.reason}")
-            if leaf.rows is None and (shape == () or kind == "same"):
-                continue
-            if leaf.rows != 0:
-                self._refuse(f"{name} does not have the rows along its first axis")
-            if kind != "concat":
-                self._refuse(f"{name} is reduced by {kind!r}, and the devices have shares of different sizes")
 
     def _refuse(self, why: str) -> None:
         size = self._axis.size
@@ -206,10 +197,3 @@ class Call:
     def _without_padding(self, x: jax.Array) -> jax.Array:
         rows = dataclasses.replace(self._plan.place, size=self._batch.size or 1)
         return layout.unpad(x, layout.place(rows))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-    """A leaf: ``None`` and tuples would be taken for structure."""
-
-    rows: rowwise.Rows

@@ -14,6 +14,7 @@ class Statics:
         self,
         transform: str,
         parameters: Sequence[str],
+        takes_names: Sequence[str] | None,
         argnums: int | Sequence[int],
         argnames: str | Sequence[str],
     ) -> None:
@@ -24,6 +25,12 @@ class Statics:
             raise StateError(
                 f"{transform}: static_argnums must be positions from 0, counted after the modules, got {argnums!r}; "
                 f"write static_argnums=(1,)"
+            )
+        unknown = [name for name in names if takes_names is not None and name not in takes_names]
+        if unknown:
+            raise StateError(
+                f"{transform}: static_argnames has {unknown[0]!r}, but the function takes "
+                f"{', '.join(takes_names or ()) or 'no argument by name'}"
             )
         self.positions = tuple(sorted({*positions, *(parameters.index(n) for n in names if n in parameters)}))
         self.names = tuple(sorted({*names, *(parameters[p] for p in positions if p < len(parameters))}))
@@ -52,3 +59,13 @@ def positional(fn: Callable[..., Any]) -> list[str]:
         return []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in parameters if p.kind in kinds]
+
+
+def named(fn: Callable[..., Any]) -> list[str] | None:
+    """The names by which a function takes arguments; ``None``: any, or that cannot be known."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return None if any(p.kind == p.VAR_KEYWORD for p in parameters) else [p.name for p in parameters if p.kind in kinds]

@@ -1,6 +1,6 @@
 """What becomes of a variable that several elements have written: one rule for each."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,13 +19,15 @@ RULES = ("mean", "sum", "max", "min", "first", "stack")
 _DEFAULT: Mapping[Any, Rule | None] = {nnx.BatchStat: "mean"}
 
 
-def check(transform: str, sync: Mapping[Any, Any]) -> None:
+def check(transform: str, sync: Mapping[Any, Any], names: Sequence[str]) -> None:
     for key, rule in sync.items():
         if not isinstance(key, (type, str)) or not _is_rule(rule):
             raise StateError(
                 f"{transform}: sync must map variable types, or names, to one of {', '.join(map(repr, RULES))}, a "
                 f"function or None, got {key!r}: {rule!r}; write sync={{nnx.BatchStat: 'mean'}}"
             )
+        if isinstance(key, str) and key not in names:
+            raise StateError(f"{transform}: sync names {key!r}, but the variables are {', '.join(names) or 'none'}")
 
 
 def rule_of(transform: str, name: str, variable: nnx.Variable[Any], sync: Mapping[Any, Rule | None]) -> Rule | None:

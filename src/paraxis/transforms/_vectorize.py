@@ -28,7 +28,8 @@ class Vectorize(Wrapped):
             keyword arguments, are always given whole.
         sync: for a variable type (or a variable's name), what becomes of the rows' values: ``"mean"``, ``"sum"``,
             ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all of them, ``(rows, ...)``. A
-            variable's own rule, ``nnx.Variable(x, sync="sum")``, goes first. ``nnx.BatchStat``: the mean.
+            variable's own rule, ``nnx.Variable(x, sync="sum")``, goes first. ``nnx.BatchStat``: the mean. Each row
+            starts from the whole old value.
 
     Returns:
         When called, the results with every leaf ``(rows, ...)``.
@@ -57,11 +58,13 @@ class Vectorize(Wrapped):
     ) -> None:
         super().__init__(f, modules)
         self._batch_axis, self._sync = batch_axis, dict(sync or {})
-        _sync.check("Vectorize", self._sync)
+        _sync.check("Vectorize", self._sync, self._bound.current().names)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """``f(*modules, *row, **kwargs)`` for every row."""
+        _body.refuse_modules("Vectorize", args, kwargs)
         batch = _batches.split("Vectorize", self._batch_axis, args)
+        _batches.refuse_keys("Vectorize", self._batch_axis, args, kwargs)
         if batch.size is None:
             raise ShapeError(
                 f"Vectorize: no argument has a batch axis (batch_axis={self._batch_axis!r}), so the number of rows is "

@@ -4,12 +4,16 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from paraxis._core.errors import StateError
 from paraxis.transforms import _closures, _nnx
 from paraxis.transforms._binding import Bound
 from paraxis.transforms._body import Body
 from paraxis.transforms._freeze import Frozen
-from paraxis.transforms._statics import positional
+from paraxis.transforms._statics import named, positional
+
+_JITTED = type(jax.jit(lambda: None))
 
 
 class Wrapped:
@@ -21,6 +25,11 @@ class Wrapped:
     def __init__(self, f: Callable[..., Any], modules: tuple[Any, ...]) -> None:
         name = type(self).__name__
         fn, given = _target(f, modules)
+        if given and isinstance(fn, _JITTED):
+            raise StateError(
+                f"{name}: f is compiled by jax.jit already, through which nothing that is written to a module comes "
+                f"back; give the function itself: px.{name}({getattr(fn, '__name__', 'f')}.__wrapped__, net)"
+            )
         if not callable(fn):
             raise StateError(f"{name}: f must be a function or a module, got {type(f).__name__}; write px.{name}(net)")
         for position, module in enumerate(given):
@@ -54,6 +63,13 @@ class Wrapped:
             return first._parameters()[len(self._given) - 1 :]
         return positional(first.__call__)[len(self._given) - 1 :]
 
+    def _names_taken(self) -> list[str] | None:
+        """The names by which it takes arguments after the modules; ``None``: any, or that cannot be known."""
+        if self._fn is not _call:
+            return named(self._fn)
+        first = self._given[0]
+        return first._names_taken() if isinstance(first, Wrapped) else named(first.__call__)
+
     def _judge(self, x: Any) -> bool | None:
         """Whether an object may be used without being given; ``None``: that depends on what it holds."""
         if isinstance(x, Frozen):
@@ -61,7 +77,7 @@ class Wrapped:
         if isinstance(x, Wrapped):
             ours = {id(v) for v in self._bound.current().variables()}
             return not self.sealed or all(id(v) in ours for v in x._bound.current().variables())
-        return False if _nnx.is_module(x) else None
+        return False if _nnx.is_module(x) or _nnx.is_state(x) else None
 
 
 def _target(f: Any, modules: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -1,0 +1,68 @@
+"""Whether rows may be added to a batch: only where each result has one row per row, made of that row alone.
+
+The function is traced with two numbers of rows that nothing else in it has: what shows with both is no coincidence.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from paraxis._core import jax_api, rowwise, tree
+from paraxis.transforms import _results
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    """A result as a leaf: ``None`` and tuples would be taken for structure."""
+
+    rows: rowwise.Rows
+    shape: tuple[int, ...]
+
+
+def harm(
+    body: Callable[..., Any], avals: Sequence[Any], row_dims: Sequence[int], reduce: Any, names: Sequence[str]
+) -> str | None:
+    """What rows that are added would change; ``None``: nothing.
+
+    Args:
+        body: function of arrays that gives new values of variables by their number, and a result.
+        avals: shapes of the arrays.
+        row_dims: for each, the dimension that the rows lie along; below zero: it has none.
+        reduce: what becomes of the results of several devices.
+        names: names of the variables.
+    """
+    one, other = (_trace(body, avals, row_dims, count) for count in rowwise.odd_counts(a.shape for a in avals))
+    rows = [b if isinstance(a, rowwise.Mixed) else a for a, b in zip(one[2], other[2], strict=True)]
+    made = [_Result(x, aval.shape) for x, aval in zip(rows, one[0].out_avals, strict=True)]
+    new, result = jax.tree.unflatten(one[1], made)
+    for i, leaves in new.items():
+        if any(leaf.rows is not None for leaf in jax.tree.leaves(leaves)):
+            return f"variable {names[i]} is written with what depends on the rows"
+    kinds = _results.spread("Parallel", reduce, result)
+    found = zip(jax.tree_util.tree_leaves_with_path(result), kinds, strict=True)
+    reasons = (why for (path, leaf), kind in found if (why := _why(tree.name("result", path), leaf, kind)))
+    return next(reasons, None) or rowwise.use_of_count(one[0], other[0])
+
+
+def _why(name: str, leaf: _Result, kind: Any) -> str | None:
+    if isinstance(leaf.rows, rowwise.Mixed):
+        return f"{name} is not one value per row: {leaf.rows.reason}"
+    if leaf.rows is None and (leaf.shape == () or kind == "same"):
+        return None
+    if leaf.rows != 0:
+        return f"{name} does not have the rows along its first axis"
+    if kind != "concat":
+        return f"{name} is reduced by {kind!r}, and the devices have shares of different sizes"
+    return None
+
+
+def _trace(body: Callable[..., Any], avals: Sequence[Any], row_dims: Sequence[int], count: int) -> Any:
+    """The body with another number of rows, the structure of its results, and where the rows come to lie in them."""
+    shapes = [
+        a.shape if at < 0 else (*a.shape[:at], count, *a.shape[at + 1 :]) for a, at in zip(avals, row_dims, strict=True)
+    ]
+    structs = [a.update(shape=shape) for a, shape in zip(avals, shapes, strict=True)]
+    traced, out_tree = jax_api.trace(body, structs, {})
+    return traced, out_tree, rowwise.results(traced, [at if at >= 0 else None for at in row_dims], count)
