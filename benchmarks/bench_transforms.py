@@ -91,7 +91,7 @@ def train_calls(repeats: int) -> None:
         return optax.apply_updates(leaves, updates), state, value
 
     nets = [Deep(nnx.Rngs(0)) for _ in range(4)]
-    held = {"leaves": jax.tree.leaves(nnx.state(nets[0]))}
+    held: dict[str, Any] = {"leaves": jax.tree.leaves(nnx.state(nets[0]))}
     held["state"] = tx.init(held["leaves"])
 
     def step_by_hand() -> jax.Array:

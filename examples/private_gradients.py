@@ -86,7 +86,8 @@ def train(
     per_example = px.Vectorize(clipped_gradient, net)
     take = px.Jit(step, per_example, opt)
     if parallel:
-        take = px.Parallel(functools.partial(step, over="device"), per_example, opt)
+        in_parallel = functools.partial(step, over="device")
+        take = px.Parallel(in_parallel, per_example, opt, batch_axis=(0, 0, None, None))  # one key: one noise for all
     batches, key = np.random.default_rng(0), jax.random.key(1)
     largest = np.zeros(2)
     for i in range(num_steps):
