@@ -91,27 +91,29 @@ def _variables_of(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # not bound yet
             continue
-    for name, attribute in sorted(_globals_of(code)):
+    for name, *attributes in sorted(_globals_of(code)):
         x = fn.__globals__.get(name)
+        while isinstance(x, types.ModuleType) and attributes:
+            name, x = f"{name}.{attributes[0]}", getattr(x, attributes.pop(0), None)
         if not isinstance(x, types.ModuleType):
             yield name, x
-        elif attribute and not isinstance(found := getattr(x, attribute, None), (types.ModuleType, type)):
-            yield f"{name}.{attribute}", found
     parameters = list(inspect.signature(fn).parameters.values())
     yield from ((p.name, p.default) for p in parameters if p.default is not inspect.Parameter.empty)
 
 
-def _globals_of(code: types.CodeType) -> set[tuple[str, str]]:
-    """The global names that code loads, its inner functions included, and the attribute that is taken of each.
+def _globals_of(code: types.CodeType) -> set[tuple[str, ...]]:
+    """The global names that code loads, its inner functions included, with the attributes that are taken of each.
 
     Not those in ``co_names``, among which are attributes of anything.
     """
-    found = set()
-    instructions = list(dis.get_instructions(code))
-    for now, after in zip(instructions, [*instructions[1:], None], strict=True):
-        if now.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            takes = after is not None and after.opname in ("LOAD_ATTR", "LOAD_METHOD")
-            found.add((now.argval, after.argval if takes and after is not None else ""))
+    found: set[tuple[str, ...]] = set()
+    chain: tuple[str, ...] = ()
+    for instruction in dis.get_instructions(code):
+        if chain and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            chain = (*chain, instruction.argval)
+            continue
+        found |= {chain} if chain else set()
+        chain = (instruction.argval,) if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             found |= _globals_of(constant)
@@ -119,4 +121,6 @@ def _globals_of(code: types.CodeType) -> set[tuple[str, str]]:
 
 
 def _package(fn: Any) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
     return (getattr(fn, "__module__", None) or "").partition(".")[0]

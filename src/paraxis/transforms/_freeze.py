@@ -26,10 +26,8 @@ class Frozen:
         if name.startswith("__"):
             raise AttributeError(name)
         attribute = getattr(self._made()[0], name)
-        if _nnx.is_module(attribute):
-            return attribute if isinstance(attribute, nnx.Variable) else Frozen(attribute)
-        if not callable(attribute):
-            return attribute
+        if _nnx.is_module(attribute) or not callable(attribute):
+            return _frozen(attribute)
         return lambda *args, **kwargs: self._run(name, args, kwargs)
 
     def __repr__(self) -> str:
@@ -50,6 +48,15 @@ class Frozen:
                     f"well, net.eval(), before px.freeze(net); or bind it: px.Jit(f, net)"
                 )
         return result
+
+
+def _frozen(x: Any) -> Any:
+    """What hangs in a frozen module: lists and dicts of modules as plain ones."""
+    if isinstance(x, nnx.List):
+        return [_frozen(item) for item in x]
+    if isinstance(x, nnx.Dict):
+        return {name: _frozen(item) for name, item in x.items()}
+    return Frozen(x) if isinstance(x, nnx.Pytree) else x
 
 
 def freeze(module: Any) -> Any:

@@ -22,7 +22,12 @@ class _Result:
 
 
 def harm(
-    body: Callable[..., Any], avals: Sequence[Any], row_dims: Sequence[int], reduce: Any, names: Sequence[str]
+    body: Callable[..., Any],
+    avals: Sequence[Any],
+    row_dims: Sequence[int],
+    share: int,
+    reduce: Any,
+    names: Sequence[str],
 ) -> str | None:
     """What rows that are added would change; ``None``: nothing.
 
@@ -30,6 +35,7 @@ def harm(
         body: function of arrays that gives new values of variables by their number, and a result.
         avals: shapes of the arrays.
         row_dims: for each, the dimension that the rows lie along; below zero: it has none.
+        share: number of rows that each device will have.
         reduce: what becomes of the results of several devices.
         names: names of the variables.
     """
@@ -43,7 +49,10 @@ def harm(
     kinds = _results.spread("Parallel", reduce, result)
     found = zip(jax.tree_util.tree_leaves_with_path(result), kinds, strict=True)
     reasons = (why for (path, leaf), kind in found if (why := _why(tree.name("result", path), leaf, kind)))
-    return next(reasons, None) or rowwise.use_of_count(one[0], other[0])
+    reason = next(reasons, None) or rowwise.use_of_count(one[0], other[0])
+    if reason is None and share > 1:  # is what was looked at what will run? A single row meets no other.
+        reason = rowwise.use_of_count(one[0], jax_api.trace(body, avals, {})[0])
+    return reason
 
 
 def _why(name: str, leaf: _Result, kind: Any) -> str | None:

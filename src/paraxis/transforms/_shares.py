@@ -101,7 +101,7 @@ class Call:
 
         avals = [jax_api.struct(x) for x in leaves]
         if self._plan.check and self._is_padded:
-            harm = _padding.harm(one, avals, row_dims, self._plan.reduce, self._binding.names)
+            harm = _padding.harm(one, avals, row_dims, self._share, self._plan.reduce, self._binding.names)
             if harm is not None:
                 self._refuse(harm)
         body, out_tree = jax_api.trace(one, avals, {})
