@@ -2,8 +2,26 @@
 
 import os
 
+import pytest
+
 NUM_DEVICES = 8
 
 # JAX reads these when it starts, which importing a test module may do.
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={NUM_DEVICES} {os.environ.get('XLA_FLAGS', '')}"
 os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``sampled(n)``, all cases but n, spread evenly, are slow."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in cases.values():
+        marker = found[0].get_closest_marker("sampled")
+        assert marker is not None
+        kept = {round(k * (len(found) - 1) / max(marker.args[0] - 1, 1)) for k in range(marker.args[0])}
+        for number, item in enumerate(found):
+            if number not in kept:
+                item.add_marker(pytest.mark.slow)

@@ -34,6 +34,7 @@ def numbered(num_digits: int) -> Labelled:
     return Labelled(numbers.astype(np.float32).reshape(-1, 1, 1, 1), (numbers % 10).astype(np.int32))
 
 
+@pytest.mark.slow
 def test_the_parts_are_the_package_s_digits(whole: tuple[np.ndarray, np.ndarray], digits: Digits) -> None:
     assert digits.train.images.shape == (4000, 28, 28, 1)
     assert digits.held_out.images.shape == (1000, 28, 28, 1)

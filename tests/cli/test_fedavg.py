@@ -51,6 +51,7 @@ def by_hand(params: _model.Params, images: np.ndarray, labels: np.ndarray, order
     return mean, jnp.asarray(np.mean(losses))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 5, 8])
 def test_a_round_is_the_mean_of_the_clients_models(devices: int) -> None:
     inputs = a_round()

@@ -59,6 +59,7 @@ AXES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], dict
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 9, 20])
 def test_axes_of_arguments_and_results(size: int) -> None:
     for name, (fn, make, options) in AXES.items():
@@ -172,6 +173,7 @@ def test_nested(sizes: tuple[int, int]) -> None:
     assert_close(host(inside), host(here))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 8, 12])
 def test_under_transformations(size: int) -> None:
     fn = lambda x: jnp.sin(x) * lax.pmean(x, "i").sum()  # noqa: E731

@@ -70,6 +70,7 @@ def _close(actual, expected, tolerance=2e-5):
     jax.tree.map(one, actual, expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize(
     ("devices", "at_once"),
@@ -113,6 +114,7 @@ def test_masked_elements_may_be_anything():
     _close(mean(w, broken), jax.tree.map(lambda a: a[np.asarray(mask)].mean(0), rows))
 
 
+@pytest.mark.slow
 def test_the_sum_can_be_differentiated():
     axis = _axis(8)
     w, x = _weights()

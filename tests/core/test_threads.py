@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import paraxis as px
 from tests._support import axis_on
@@ -37,6 +38,7 @@ def _expected(w: float, x: np.ndarray) -> tuple[float, float]:
     return ((w * x - x.mean()) ** 2).mean() + x.sum(), (2 * (w * x - x.mean()) * x).mean()
 
 
+@pytest.mark.slow
 def test_programs_of_different_sizes_at_once() -> None:
     def work(thread: int) -> None:
         x = np.linspace(0.0, 1.0, thread + 2)

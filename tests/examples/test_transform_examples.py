@@ -204,6 +204,7 @@ def test_a_private_step_is_a_noisy_mean_of_clipped_gradients(example: Example, p
     assert after == pytest.approx(1.0, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_no_clipped_gradient_is_longer_than_the_norm_and_short_ones_stay(example: Example) -> None:
     module = example("private_gradients")
     net, x = module.classifier(), np.random.default_rng(0).normal(size=64).astype("float32")

@@ -52,6 +52,7 @@ def _score(y: Any) -> jax.Array:
     return sum(((jnp.sin(leaf) * (1 + i)).sum() for i, leaf in enumerate(floats)), jnp.zeros(()))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_every_collective_and_its_derivative(placement: tuple[int, int]) -> None:
     axis = axis_on(*placement, name=NAME)
@@ -98,6 +99,7 @@ def test_those_who_are_sent_nothing_get_zero(placement: tuple[int, int]) -> None
     assert_close(gradient, np.concatenate([expected[1:], np.zeros((1, 2))]))
 
 
+@pytest.mark.slow
 def test_eager_and_under_transformations() -> None:
     axis, x = axis_on(2, 7), values(7, 2)
     here = partial(px.map_fn, lambda x: jnp.tanh(x - px.pmean(x, NAME)) * px.psum(x, NAME).sum(), axis=axis)

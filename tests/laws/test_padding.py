@@ -39,6 +39,7 @@ def everything(mapped: Callable[..., jax.Array], mean: Callable[[jax.Array], jax
 SLOW = [pytest.param((2, 7), 2, marks=pytest.mark.slow), pytest.param((3, 8), None, marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("placement", "at_once"), [((2, 7), None), ((3, 8), 2), ((8, 3), None), ((8, 10), None), *SLOW], ids=str
 )

@@ -157,6 +157,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("transformation", "placement"), [*FAST, *SLOW], ids=str)
 def test_every_verb_under_every_transformation(transformation: str, placement: tuple[int, int]) -> None:
     change = TRANSFORMATIONS[transformation]
@@ -166,6 +167,7 @@ def test_every_verb_under_every_transformation(transformation: str, placement: t
     assert_close(change(program(axis_on(devices, size)))(w, x), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "at_once", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 )
@@ -181,6 +183,7 @@ def test_at_once_never_changes_the_answer(placement: tuple[int, int], at_once: i
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lowering", "at_once"), [("vmap", None), ("unroll", None), ("unroll", 2)])
 @pytest.mark.parametrize("placement", [(2, 10)], ids=str)
 def test_lowering_never_changes_the_answer(placement: tuple[int, int], lowering: str, at_once: int | None) -> None:

@@ -153,6 +153,7 @@ def test_the_thread_test_can_fail():
     assert len(set(totals)) == 1
 
 
+@pytest.mark.slow
 def test_threads_under_stress():
     """Eight threads make, trace, nest, differentiate and fail programs, yielding at every turn."""
 

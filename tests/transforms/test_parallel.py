@@ -82,6 +82,7 @@ OUTPUTS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 3, 8])
 def test_each_reduction_of_each_output(devices: int) -> None:
     x = values(24, 3)

@@ -199,6 +199,7 @@ REDUCED: list[tuple[str, Callable[..., Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 3, 8])
 def test_gradients_taken_outside_are_not_scaled(devices: int) -> None:
     params, mesh = weights(mlp()), mesh_of(devices)
