@@ -8,6 +8,8 @@ from paraxis.cli.demo._options import Options
 from paraxis.cli.demo.fedavg import _digits, _training
 from paraxis.cli.demo.fedavg._digits import Digits, Labelled, load_digits, split_by_label
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[np.ndarray, np.ndarray]:
@@ -34,7 +36,6 @@ def numbered(num_digits: int) -> Labelled:
     return Labelled(numbers.astype(np.float32).reshape(-1, 1, 1, 1), (numbers % 10).astype(np.int32))
 
 
-@pytest.mark.slow
 def test_the_parts_are_the_package_s_digits(whole: tuple[np.ndarray, np.ndarray], digits: Digits) -> None:
     assert digits.train.images.shape == (4000, 28, 28, 1)
     assert digits.held_out.images.shape == (1000, 28, 28, 1)

@@ -13,6 +13,8 @@ from paraxis.cli.demo.fedavg import _model, _rounds
 from paraxis.testing import assert_communication
 from tests._support import assert_close
 
+pytestmark = pytest.mark.slow
+
 NUM_CLIENTS, NUM_DIGITS = 5, 6
 
 
@@ -51,7 +53,6 @@ def by_hand(params: _model.Params, images: np.ndarray, labels: np.ndarray, order
     return mean, jnp.asarray(np.mean(losses))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 5, 8])
 def test_a_round_is_the_mean_of_the_clients_models(devices: int) -> None:
     inputs = a_round()

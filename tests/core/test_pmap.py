@@ -59,7 +59,7 @@ AXES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], dict
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 9, 20])
 def test_axes_of_arguments_and_results(size: int) -> None:
     for name, (fn, make, options) in AXES.items():

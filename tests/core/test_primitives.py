@@ -32,7 +32,7 @@ FUNCTIONS: dict[str, Callable[[px.Axis], Callable[[jax.Array, jax.Array], Any]]]
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_derivatives_against_finite_differences(name: str) -> None:
     """Both modes, twice."""

@@ -70,7 +70,7 @@ def _close(actual, expected, tolerance=2e-5):
     jax.tree.map(one, actual, expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize(
     ("devices", "at_once"),

@@ -44,7 +44,7 @@ def _compare(test: doctest.DocTest) -> None:
     assert not result.failed, "".join(report)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_block_of_a_page_runs(path):
     text = path.read_text("utf-8")

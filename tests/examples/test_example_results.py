@@ -9,6 +9,8 @@ import pytest
 from paraxis.testing import assert_communication
 from tests._support import assert_close
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def setting(example):
@@ -70,7 +72,6 @@ def test_distributed_sgd_is_full_batch_gradient_descent(example):
 # --- FedAvg ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_fedavg_with_one_local_step_is_gradient_descent(example, setting, model):
     module = example("fedavg")
     data = setting.digits(module.CLIENTS, by_label=True)
@@ -143,7 +144,6 @@ def test_synthetic_data_follow_the_recipe(example):
     assert spread[1] > 10 * spread[0]
 
 
-@pytest.mark.slow
 def test_the_hypergradient_is_the_slope_of_the_loss(example):
     """In float64, without Paraxis: two rounds by plain ``vmap``, and central differences in the rate."""
     module = example("federated_autodiff")
@@ -172,7 +172,6 @@ def test_the_hypergradient_is_the_slope_of_the_loss(example):
     np.testing.assert_allclose(got, expected, rtol=1e-3)
 
 
-@pytest.mark.slow
 def test_a_tuned_round_takes_its_step_with_the_tuned_rate(example):
     module = example("federated_autodiff")
     x, y = module.synthetic(1.0, 1.0)
@@ -195,7 +194,6 @@ def adamw_alone(setting, model, moments, x, y):
     return model, moments
 
 
-@pytest.mark.slow
 def test_diloco_with_one_step_and_no_outer_momentum_averages_adamw_steps(example, setting, model):
     module = example("diloco")
     x, y = module.batches(setting.digits(module.WORKERS, by_label=False), 2)
@@ -226,7 +224,6 @@ def test_diloco_takes_a_nesterov_step_along_the_average_move(example, setting, m
     assert_close(state.model, expected, rtol=1e-3, atol=5e-5)
 
 
-@pytest.mark.slow
 def test_synchronous_adamw_is_adamw_on_the_whole_batch(example, setting, model):
     module = example("diloco")
     data = setting.digits(module.WORKERS, by_label=False)

@@ -11,6 +11,8 @@ import pytest
 
 from tests._support import assert_close
 
+pytestmark = pytest.mark.slow
+
 Example = Callable[[str], ModuleType]
 
 
@@ -193,7 +195,6 @@ def private_step(module: ModuleType, x: Any, labels: Any, noise: float) -> tuple
     return [p - 0.5 * g / module.BATCH for p, g in zip(w, total, strict=True)], norms
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [False, True])
 def test_a_private_step_is_a_noisy_mean_of_clipped_gradients(example: Example, parallel: bool) -> None:
     module, data = example("private_gradients"), example("_setting").digits(1, by_label=False)
@@ -204,7 +205,6 @@ def test_a_private_step_is_a_noisy_mean_of_clipped_gradients(example: Example, p
     assert after == pytest.approx(1.0, rel=1e-5)
 
 
-@pytest.mark.slow
 def test_no_clipped_gradient_is_longer_than_the_norm_and_short_ones_stay(example: Example) -> None:
     module = example("private_gradients")
     net, x = module.classifier(), np.random.default_rng(0).normal(size=64).astype("float32")
@@ -224,13 +224,11 @@ def test_noise_is_gaussian_of_the_deviation_asked_for(example: Example) -> None:
     assert abs(np.corrcoef(noisy[0], noisy[1].reshape(-1))[0, 1]) < 0.03
 
 
-@pytest.mark.slow
 def test_one_device_and_eight_train_the_same_private_model(example: Example) -> None:
     data = example("_setting").digits(1, by_label=False)
     assert example("private_gradients").difference(10, data.x[0], data.y[0]) < 1e-5
 
 
-@pytest.mark.slow
 def test_private_training_learns_and_prints_its_table(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
     found = example("private_gradients").main(["--quick"])
     assert [row[0] for row in found["rows"]] == [0, 1, 4]

@@ -52,7 +52,7 @@ def _score(y: Any) -> jax.Array:
     return sum(((jnp.sin(leaf) * (1 + i)).sum() for i, leaf in enumerate(floats)), jnp.zeros(()))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_every_collective_and_its_derivative(placement: tuple[int, int]) -> None:
     axis = axis_on(*placement, name=NAME)

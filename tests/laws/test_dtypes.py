@@ -77,7 +77,7 @@ def test_float64() -> None:
         np.testing.assert_allclose(gradient, expected, rtol=1e-13)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey], ids=["typed", "raw"])
 @pytest.mark.parametrize("size", [3, 8, 10])
 def test_keys(make: Callable[[int], jax.Array], size: int) -> None:

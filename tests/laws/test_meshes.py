@@ -46,7 +46,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [3, 8, 10])
 @pytest.mark.parametrize("given", [True, False], ids=["mesh given", "mesh set"])
 def test_over_one_or_several_axes_of_a_mesh(kind: str, size: int, given: bool) -> None:
@@ -162,7 +162,7 @@ NESTED = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", NESTED.values(), ids=list(NESTED))
 @pytest.mark.parametrize("sizes", [(4, 8), (3, 5)], ids=str)
 def test_nested_axes_and_gradients_through_both(shape: dict[str, int] | None, sizes: tuple[int, int]) -> None:

@@ -157,7 +157,7 @@ SLOW = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("transformation", "placement"), [*FAST, *SLOW], ids=str)
 def test_every_verb_under_every_transformation(transformation: str, placement: tuple[int, int]) -> None:
     change = TRANSFORMATIONS[transformation]

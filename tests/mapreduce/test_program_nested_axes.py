@@ -68,7 +68,7 @@ def arguments():
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "wrap", [pytest.param(lambda f: f, id="eager", marks=pytest.mark.slow), pytest.param(jax.jit, id="jit")]
 )
@@ -78,7 +78,7 @@ def test_value_and_every_gradient(mesh, wrap, arguments):
     assert_close(got, jax.value_and_grad(oracle, positions)(*arguments))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_forward_mode_and_second_derivative(mesh, arguments):
     w, *rest = arguments
     direction = np.linspace(-1, 1, FEATURES, dtype=np.float32)

@@ -164,7 +164,7 @@ ROW_WISE: dict[str, tuple[Callable[[], Any], Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ROW_WISE)
 def test_rows_are_padded_and_sliced(name: str) -> None:
     make, body = ROW_WISE[name]

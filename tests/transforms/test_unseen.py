@@ -225,7 +225,7 @@ ROW_WISE: dict[str, tuple[Callable[[], Any], Callable[..., Any], tuple[int, ...]
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rows", [1, 3, 7])
 @pytest.mark.parametrize("name", ROW_WISE)
 def test_layers_of_separate_rows_take_any_number_of_them(name: str, rows: int) -> None:
