@@ -25,12 +25,12 @@ def check(fn: Callable[..., Any], transform: str, judge: Callable[[Any], bool | 
         StateError: naming the variable.
     """
     root = _package(fn)
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # kept, so that no other object takes its id
 
     def visit(name: str, x: Any, depth: int) -> None:
         if id(x) in seen or depth > 8:
             return
-        seen.add(id(x))
+        seen[id(x)] = x
         verdict = judge(x)
         if verdict:
             return
