@@ -1,8 +1,9 @@
 """The only door to what NNX keeps to itself: modules taken apart into structure and values, and put together again.
 
-Other files know NNX's public types. Of its functions this one takes ``split``, ``merge``, ``iter_graph`` and ``Variable``, always in graph mode, in which a variable that
-is used twice is one variable; the mode that is set outside does not matter. A variable's value is read and written
-where NNX keeps it, since the checks on the way cost more than a small step takes; they are made here once per call.
+Other files know NNX's public types. Of its functions this one takes ``split``, ``merge`` and ``iter_graph``, always in
+graph mode, in which a variable that is used twice is one variable; the mode that is set outside does not matter. A
+variable's value is read and written where NNX keeps it, since the checks on the way cost more than a small step takes;
+they are made here once per call.
 """
 
 import dataclasses
