@@ -213,3 +213,22 @@ def test_no_reduction_is_not_one_of_the_kinds(reduce: Any) -> None:
     message = rf"Parallel: reduce must be one of {kinds}, got None; write reduce='mean'"
     with pytest.raises(px.StateError, match=message):
         px.Parallel(MLP(nnx.Rngs(0)), reduce=reduce)
+
+
+@pytest.mark.parametrize("wrap", [px.Jit, px.Parallel])
+def test_an_argument_that_is_no_array_is_named_with_the_line_to_write(wrap: Any) -> None:
+    def power(x: jax.Array, how: str = "", *, options: Any = 0) -> jax.Array:
+        return x**2 if how == "square" else x
+
+    x = jnp.arange(8.0)
+    with pytest.raises(px.StateError, match=r"args\[1\] is or holds a str, .*write static_argnums=\(1,\)"):
+        wrap(power)(x, "square")
+    with pytest.raises(px.StateError, match=r"options is or holds a str, .*write static_argnames='options'"):
+        wrap(power)(x, options={"a": "b"})
+    np.testing.assert_array_equal(wrap(power, static_argnums=1)(x, "square"), np.arange(8.0) ** 2)
+    with pytest.raises(TypeError, match="in the body"):
+        wrap(_fails)(x)
+
+
+def _fails(x: jax.Array) -> jax.Array:
+    raise TypeError("in the body")

@@ -39,7 +39,11 @@ class Compiled(Wrapped):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; write back what it wrote."""
         binding, variables, program, state, moved, args = self._ready(args, kwargs)
-        new, result = program(state, args, kwargs)
+        try:
+            new, result = program(state, args, kwargs)
+        except TypeError as error:
+            self._statics.explain(args, kwargs, error)
+            raise
         if moved:  # inside another trace only this run uses them where they were moved to
             new = {i: x for i, x in moved.items() if not isinstance(x, jax_api.Tracer)} | new
         write_all(binding, variables, new, type(self).__name__)

@@ -4,6 +4,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from paraxis._core.errors import StateError
 
 
@@ -49,6 +52,18 @@ class Statics:
                     f"{self._transform}: static argument {name} is a {type(x).__name__}, which has no hash; pass a "
                     f"number, a string or a tuple, or take it out of static_argnums"
                 ) from error
+
+    def explain(self, args: Sequence[Any], kwargs: dict[str, Any], error: TypeError) -> None:
+        """Say so if an argument that is no array, and not static either, is what a call failed for."""
+        given = [(f"args[{p}]", f"static_argnums=({p},)", x) for p, x in enumerate(args) if p not in self.positions]
+        given += [(n, f"static_argnames={n!r}", x) for n, x in kwargs.items() if n not in self.names]
+        for name, line, x in given:
+            for leaf in jax.tree.leaves(x):
+                if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+                    raise StateError(
+                        f"{self._transform}: {name} is or holds a {type(leaf).__name__}, which is no array; if it is a "
+                        f"constant, write {line}"
+                    ) from error
 
 
 def positional(fn: Callable[..., Any]) -> list[str]:
