@@ -361,16 +361,21 @@ def test_a_value_shaped_by_the_number_of_rows_has_rows(fn: Callable[..., Any], e
         (lambda x: x * np.log(len(x)), "mul uses"),
         (lambda x: lax.fori_loop(0, len(x), lambda i, y: y + 1, x), "uses the number of rows"),
         (lambda x: x + 1 if len(x) % 2 == 0 or len(x) < 12 else x, "add uses"),
+        (lambda x: x * jnp.arange(len(x) + 1)[-1], "uses the number of rows"),
+        (lambda x: x * jnp.ones(len(x) // 2 + 1).sum(), "uses the number of rows"),
         (lambda x: x / 11 + 13, None),
+        (lambda x: x.var(-1), None),
+        (lambda x: jax.nn.softmax(jnp.where(x > 0, x, -jnp.inf), -1), None),
         (lambda x: jax.nn.gelu(x @ W), None),
         (lambda x: jax.nn.standardize(x), None),
     ],
 )
 def test_the_use_of_the_number_of_rows_itself_is_seen(fn: Callable[..., Any], use: str | None) -> None:
-    traced = [jax.make_jaxpr(fn)(jax.ShapeDtypeStruct((count, M), "float32")) for count in (11, 13)]
-    found = rowwise.use_of_count(*traced)
+    one, other = (jax.make_jaxpr(fn)(jax.ShapeDtypeStruct((count, M), "float32")) for count in (11, 13))
+    found = rowwise.use_of_count(one, other, (11, 13))
     assert found is None if use is None else found is not None and use in found
 
 
 def test_odd_counts_divide_no_dimension() -> None:
     assert rowwise.odd_counts([(22, 3), (), (39, 17)]) == (19, 23)
+    assert rowwise.odd_counts([tuple(range(1, 150))]) == (151, 157)

@@ -36,11 +36,10 @@ Rows: TypeAlias = int | Mixed | None
 def odd_counts(shapes: Iterable[Sequence[int]]) -> tuple[int, int]:
     """Two numbers of rows to trace with that divide none of the given dimensions."""
     taken = {size for shape in shapes for size in shape}
-    first, second = itertools.islice((p for p in _PRIMES if all(size % p for size in taken if size)), 2)
-    return first, second
-
-
-_PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109)
+    odd = (
+        n for n in itertools.count(11) if all(n % k for k in range(2, n)) and all(size % n for size in taken if size)
+    )
+    return next(odd), next(odd)
 
 
 def results(closed: ClosedJaxpr, rows: Sequence[Rows], count: int) -> list[Rows]:
@@ -51,34 +50,50 @@ def results(closed: ClosedJaxpr, rows: Sequence[Rows], count: int) -> list[Rows]
     return _run(closed.jaxpr, rows, count)
 
 
-def use_of_count(one: ClosedJaxpr, other: ClosedJaxpr) -> str | None:
+def use_of_count(one: ClosedJaxpr, other: ClosedJaxpr, counts: tuple[int, int]) -> str | None:
     """Where a function uses the number of rows itself, seen in two traces with different ones; ``None``: nowhere."""
-    unequal: tuple[str, Any] = ("another program", np.nan)
-    for (name, a), (_, b) in itertools.zip_longest(_numbers(one), _numbers(other), fillvalue=unequal):
-        if a is not b and not _is_key(a) and not np.array_equal(a, b):
+    nothing = ("another program", _Fact(None))
+    for (name, a), (_, b) in itertools.zip_longest(_facts(one), _facts(other), fillvalue=nothing):
+        if not a.is_like(b, counts):
             return f"{name} uses the number of rows"
     return None
 
 
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(getattr(x, "dtype", np.dtype(object)), jax.dtypes.prng_key)
+@dataclasses.dataclass(frozen=True)
+class _Fact:
+    """A constant in a program, or a shape: one that has the rows may differ by their number, and so must it then."""
+
+    value: Any
+    is_shape: bool = False
+
+    def is_like(self, other: "_Fact", counts: tuple[int, int]) -> bool:
+        a, b = self.value, other.value
+        if a is b or self.is_shape != other.is_shape:
+            return a is b
+        if self.is_shape:
+            return len(a) == len(b) and all(m == n or m * counts[1] == n * counts[0] for m, n in zip(a, b, strict=True))
+        if jnp.issubdtype(getattr(a, "dtype", np.dtype(object)), jax.dtypes.prng_key):
+            return True
+        a, b = np.asarray(a), np.asarray(b)
+        return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
 
 
-def _numbers(closed: ClosedJaxpr) -> Iterator[tuple[str, Any]]:
-    """The constants in a program, those of its bodies included, with the operation that uses each."""
-    yield from (("a constant", x) for x in closed.consts if not isinstance(x, Tracer))
-    yield from _literals(closed.jaxpr)
+def _facts(closed: ClosedJaxpr) -> Iterator[tuple[str, _Fact]]:
+    """The constants in a program and the shapes of what it makes, bodies included, with the operation of each."""
+    yield from (("a constant", _Fact(x)) for x in closed.consts if not isinstance(x, Tracer))
+    yield from _facts_of(closed.jaxpr)
 
 
-def _literals(jaxpr: Jaxpr) -> Iterator[tuple[str, Any]]:
+def _facts_of(jaxpr: Jaxpr) -> Iterator[tuple[str, _Fact]]:
     for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        yield from ((name, atom.val) for atom in eqn.invars if isinstance(atom, Literal))
-        if name == "scan" and not _num_scanned(eqn):
-            yield name, eqn.params["length"]
+        name = str(eqn.params.get("name", eqn.primitive.name))
+        yield from ((name, _Fact(atom.val)) for atom in eqn.invars if isinstance(atom, Literal))
+        yield from ((name, _Fact(_shape(v), is_shape=True)) for v in eqn.outvars)
+        if eqn.primitive.name == "scan" and not _num_scanned(eqn):
+            yield name, _Fact(eqn.params["length"])
         for body in subjaxprs(eqn):
-            yield from _literals(body)
-    yield from (("the result", atom.val) for atom in jaxpr.outvars if isinstance(atom, Literal))
+            yield from _facts_of(body)
+    yield from (("the result", _Fact(atom.val)) for atom in jaxpr.outvars if isinstance(atom, Literal))
 
 
 def _run(jaxpr: Jaxpr, rows: Sequence[Rows], count: int) -> list[Rows]:
@@ -217,7 +232,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys((f"reduce_window{kind}" for kind in ("", "_sum", "_max", "_min")), _reduce_window),
 }
 
-_PASSED_ON = frozenset(("optimization_barrier", "device_put"))  # result k is operand k
+_PASSED_ON = frozenset(("optimization_barrier", "device_put", "reshard"))  # result k is operand k
 
 
 # --- operations to which it matters which operand has rows -----------------------------------------------------------
@@ -230,6 +245,17 @@ def _elementwise(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
         return None  # numbers have been cut in parts, or put together from them, along a dimension of their own
     every = all(dim is None or _shape(v)[dim] == shape[dim] for v, dim in zip(eqn.invars, dims, strict=True))
     return _common(dims) if every else None
+
+
+def _random(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
+    """Dimensions of keys lead those of what is made of them. Not all kinds of keys are independent row by row."""
+    dtypes = [_dtype(v) for v in (*eqn.invars, *eqn.outvars)]
+    keys = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jax.dtypes.prng_key)]
+    return _common(dims) if keys and all(dtype == jax.eval_shape(_threefry).dtype for dtype in keys) else None
+
+
+def _threefry() -> jax.Array:
+    return jax.random.key(0, impl="threefry2x32")
 
 
 def _conv_general_dilated(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
@@ -282,6 +308,7 @@ _OPERAND_RULES: dict[str, Callable[[JaxprEqn, Sequence[int | None]], int | None]
         ),
         _elementwise,
     ),
+    **dict.fromkeys(("random_bits", "random_fold_in", "random_split", "random_unwrap", "random_wrap"), _random),
     "conv_general_dilated": _conv_general_dilated,
     "dot_general": _dot_general,
     "gather": _gather,
@@ -290,6 +317,10 @@ _OPERAND_RULES: dict[str, Callable[[JaxprEqn, Sequence[int | None]], int | None]
 
 def _shape(var: Any) -> tuple[int, ...]:
     return var.aval.shape
+
+
+def _dtype(var: Any) -> Any:
+    return var.aval.dtype
 
 
 def _dimensions(eqn: JaxprEqn, key: str) -> set[int]:

@@ -1,17 +1,22 @@
 """Modules that a function reaches without being given them: an error at wrap time, since they would be frozen."""
 
+import collections
 import dis
 import functools
-import inspect
 import itertools
+import numbers
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import numpy as np
+
 from paraxis._core.errors import StateError
 from paraxis.transforms import _nnx
 
-_AT_MOST = 1000  # items of one container: a longer one is data
+_AT_MOST = 20_000  # objects looked at for one function, the nearest first: what is larger is data
+_PLAIN = (str, bytes, numbers.Number, type(None), np.ndarray, np.generic, jax.Array)
 
 
 def check(fn: Callable[..., Any], transform: str, judge: Callable[[Any], bool | None]) -> None:
@@ -19,35 +24,43 @@ def check(fn: Callable[..., Any], transform: str, judge: Callable[[Any], bool | 
 
     ``judge`` says which objects may be there, such as wrapped functions whose modules were all given; ``None`` means
     that it depends on what they hold. Functions that it calls, and objects, are looked into if they come from the
-    same package.
+    same package; of an object, those attributes and methods whose names are used.
 
     Raises:
         StateError: naming the variable.
     """
+    called = getattr(fn, "__name__", "the function")
     root = _package(fn)
-    seen: dict[int, Any] = {}  # kept, so that no other object takes its id
-
-    def visit(name: str, x: Any, depth: int) -> None:
-        if id(x) in seen or depth > 8:
-            return
-        seen[id(x)] = x
+    seen: dict[int, Any] = {id(fn): fn}  # kept, so that no other object takes its id
+    names: set[str] = set()  # of attributes, in all code that was reached
+    queue = collections.deque([(getattr(fn, "__name__", "f"), fn)])
+    while queue and len(seen) < _AT_MOST:
+        name, x = queue.popleft()
         verdict = judge(x)
-        if verdict:
-            return
         if verdict is False:
             raise StateError(
-                f"{transform}: {getattr(fn, '__name__', 'the function')!r} uses {name!r}, a {type(x).__name__}, from "
-                f"outside; its variables would be frozen into the compiled function. Give it as an argument, "
-                f"px.{transform}(lambda net, …: …, {name}), or say that it is constant: px.freeze({name})"
+                f"{transform}: {called!r} uses {name!r}, a {type(x).__name__}, from outside; its variables would be "
+                f"frozen into the compiled function. Give it as an argument, px.{transform}(lambda net, …: …, {name}), "
+                f"or say that it is constant: px.freeze({name})"
             )
-        for inner_name, inner in _reached(x, name, root):
-            if not isinstance(inner, types.FunctionType) or inner_name == name or _package(inner) == root:
-                visit(inner_name, inner, depth + 1)
+        if verdict:
+            continue
+        for inner_name, inner in _safely(_reached(x, name, root, names)):
+            foreign = isinstance(inner, types.FunctionType) and inner_name != name and _package(inner) != root
+            if not foreign and not isinstance(inner, _PLAIN) and id(inner) not in seen:
+                seen[id(inner)] = inner
+                queue.append((inner_name, inner))
 
-    visit(getattr(fn, "__name__", "f"), fn, 0)
+
+def _safely(found: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Objects of others may do anything when they are looked at."""
+    try:
+        yield from found
+    except Exception:
+        return
 
 
-def _reached(x: Any, name: str, root: str) -> Iterator[tuple[str, Any]]:
+def _reached(x: Any, name: str, root: str, names: set[str]) -> Iterator[tuple[str, Any]]:
     """What a function, a container or an object of the caller's own holds, with the name to show."""
     if isinstance(x, functools.partial):
         yield name, x.func
@@ -55,13 +68,16 @@ def _reached(x: Any, name: str, root: str) -> Iterator[tuple[str, Any]]:
         yield from x.keywords.items()
     elif isinstance(x, types.MethodType):
         yield name, x.__func__
+        names |= _attribute_names(x.__func__)
         yield name, x.__self__
     elif isinstance(x, types.FunctionType):
+        names |= _attribute_names(x)
         yield from _variables_of(x)
     elif isinstance(x, (list, tuple, set, frozenset)):
         yield from ((name, item) for item in itertools.islice(x, _AT_MOST))
     elif isinstance(x, dict):
-        yield from ((f"{name}[{key!r}]", item) for key, item in itertools.islice(x.items(), _AT_MOST))
+        items = itertools.islice(dict.items(x), _AT_MOST)
+        yield from ((f"{name}[{key!r}]" if isinstance(key, (str, int)) else name, item) for key, item in items)
     elif _nnx.is_module(x):
         return
     elif isinstance(x, type):
@@ -71,17 +87,35 @@ def _reached(x: Any, name: str, root: str) -> Iterator[tuple[str, Any]]:
     elif "__wrapped__" in getattr(x, "__dict__", {}):
         yield name, x.__wrapped__
     elif _package(type(x)) == root:
-        yield from ((name, f) for f in vars(type(x)).values() if isinstance(f, types.FunctionType))
-        yield from ((f"{name}.{key}", item) for key, item in _attributes(x))
+        yield from _used_of(x, name, names)
 
 
-def _attributes(x: Any) -> Iterator[tuple[str, Any]]:
-    yield from getattr(x, "__dict__", {}).items()
-    for kind in type(x).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        yield from ((key, getattr(x, key)) for key in ([slots] if isinstance(slots, str) else slots) if hasattr(x, key))
-        if _package(kind) == _package(type(x)):
-            yield from ((key, item) for key, item in vars(kind).items() if not callable(item) or _nnx.is_module(item))
+def _used_of(x: Any, name: str, names: set[str]) -> Iterator[tuple[str, Any]]:
+    """The methods of an object that may be called, and the attributes that these, or its users, take of it."""
+    members = {key: item for kind in reversed(type(x).__mro__) for key, item in vars(kind).items()}
+    methods = {key: item for key, item in members.items() if isinstance(item, types.FunctionType)}
+    used, before = {*names, "__call__"}, -1
+    while len(used) != before:
+        before = len(used)
+        for key in used & methods.keys():
+            used = used | _attribute_names(methods[key])
+    yield from ((name, methods[key]) for key in sorted(used & methods.keys()))
+    held = {key: item for key, item in members.items() if not callable(item) or _nnx.is_module(item)}
+    held |= {key: getattr(x, key) for key in _slots(x) & used if hasattr(x, key)} | getattr(x, "__dict__", {})
+    yield from ((f"{name}.{key}", held[key]) for key in sorted(used & held.keys()))
+
+
+def _slots(x: Any) -> set[str]:
+    slots = [vars(kind).get("__slots__", ()) for kind in type(x).__mro__]
+    return {key for of in slots for key in ([of] if isinstance(of, str) else of)}
+
+
+def _attribute_names(fn: Callable[..., Any]) -> set[str]:
+    def of(code: types.CodeType) -> set[str]:
+        inner = (of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+        return set(code.co_names).union(*inner)
+
+    return of(fn.__code__) if isinstance(fn, types.FunctionType) else set()
 
 
 def _variables_of(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -93,12 +127,14 @@ def _variables_of(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
             continue
     for name, *attributes in sorted(_globals_of(code)):
         x = fn.__globals__.get(name)
-        while isinstance(x, types.ModuleType) and attributes:
-            name, x = f"{name}.{attributes[0]}", getattr(x, attributes.pop(0), None)
+        while isinstance(x, types.ModuleType) and attributes:  # not by getattr, which may import
+            name, x = f"{name}.{attributes[0]}", vars(x).get(attributes.pop(0))
         if not isinstance(x, types.ModuleType):
             yield name, x
-    parameters = list(inspect.signature(fn).parameters.values())
-    yield from ((p.name, p.default) for p in parameters if p.default is not inspect.Parameter.empty)
+    positional = code.co_varnames[: code.co_argcount]
+    defaults = fn.__defaults__ or ()
+    yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
+    yield from (fn.__kwdefaults__ or {}).items()
 
 
 def _globals_of(code: types.CodeType) -> set[tuple[str, ...]]:
@@ -109,6 +145,8 @@ def _globals_of(code: types.CodeType) -> set[tuple[str, ...]]:
     found: set[tuple[str, ...]] = set()
     chain: tuple[str, ...] = ()
     for instruction in dis.get_instructions(code):
+        if instruction.opname == "EXTENDED_ARG":
+            continue
         if chain and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             chain = (*chain, instruction.argval)
             continue

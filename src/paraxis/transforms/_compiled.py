@@ -38,7 +38,7 @@ class Compiled(Wrapped):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; write back what it wrote."""
-        binding, variables, program, state, moved, args = self._ready(args, kwargs)
+        binding, variables, program, state, moved, args, kwargs = self._ready(args, kwargs)
         try:
             new, result = program(state, args, kwargs)
         except TypeError as error:
@@ -52,16 +52,18 @@ class Compiled(Wrapped):
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
-        _, _, program, state, _, args = self._ready(args, kwargs)
+        _, _, program, state, _, args, kwargs = self._ready(args, kwargs)
         return program.jitted.lower(*state, *args, **kwargs)
 
     @abc.abstractmethod
     def _run(self, binding: Binding, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """One traced call: new values of variables by their number, and the result."""
 
-    def _place(self, values: list[Any], args: Sequence[Any]) -> tuple[dict[int, Any], Sequence[Any]]:
+    def _place(
+        self, values: list[Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[dict[int, Any], Sequence[Any], dict[str, Any]]:
         """Values that are moved to where they are needed, by number, and the arguments, moved likewise."""
-        return {}, args
+        return {}, args, kwargs
 
     def _settled(self, variables: Sequence[Variable[Any]]) -> None:
         """Called after each success."""
@@ -75,10 +77,10 @@ class Compiled(Wrapped):
         values, arrays = _nnx.state(variables, binding.graph)
         if self._donate:
             self._refuse_shared_arrays(values, binding.names)
-        moved, args = self._place(values, args)
+        moved, args, kwargs = self._place(values, args, kwargs)
         if moved:
             values = [moved.get(i, value) for i, value in enumerate(values)]
-        return binding, variables, program, (values, arrays), moved, args
+        return binding, variables, program, (values, arrays), moved, args, kwargs
 
     def _refuse_shared_arrays(self, values: list[Any], names: Sequence[str]) -> None:
         """What is given away is gone for all who hold it."""

@@ -111,19 +111,24 @@ class Parallel(Compiled):
     def _run(self, binding: Binding, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return Call(self._plan, binding, args, kwargs).run(state)
 
-    def _place(self, values: list[Any], args: Sequence[Any]) -> tuple[dict[int, Any], Sequence[Any]]:
+    def _place(
+        self, values: list[Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[dict[int, Any], Sequence[Any], dict[str, Any]]:
         """Bring to all devices what is not there yet: otherwise it would be sent at every call."""
         placement = self._placement()
         target = layout.sharding(placement, rows=False)
         if target is None:
-            return {}, args
-        sent = [jax.tree.map(functools.partial(_sent, placement=placement), arg) for arg in args]
+            return {}, args, kwargs
+        send = functools.partial(_sent, placement=placement)
+        fixed = self._statics.positions
+        args = [arg if p in fixed else jax.tree.map(send, arg) for p, arg in enumerate(args)]
+        kwargs = {n: x if n in self._statics.names else jax.tree.map(send, x) for n, x in kwargs.items()}
         unmoved = len(values) == len(self._in_place) and all(map(operator.is_, values, self._in_place))
         if unmoved and target == self._target:
-            return {}, sent
+            return {}, args, kwargs
         self._target = target
         settled = [layout.settle(value, placement, rows=False) for value in values]
-        return {i: new for i, new in enumerate(settled) if new is not values[i]}, sent
+        return {i: new for i, new in enumerate(settled) if new is not values[i]}, args, kwargs
 
     def _settled(self, variables: Sequence[Variable[Any]]) -> None:
         self._in_place = [_nnx.value(v) for v in variables]

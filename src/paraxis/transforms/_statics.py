@@ -62,7 +62,7 @@ class Statics:
                 if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
                     raise StateError(
                         f"{self._transform}: {name} is or holds a {type(leaf).__name__}, which is no array; if it is a "
-                        f"constant, write {line}"
+                        f"constant, pass it by itself and write {line}"
                     ) from error
 
 

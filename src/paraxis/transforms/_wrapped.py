@@ -38,6 +38,8 @@ class Wrapped:
         self._body = Body(name, fn, self._pass_on, self.sealed)
         self._bound = Bound(tuple(map(_contents, given)), name)
         _closures.check(fn, name, self._judge)
+        if fn is _call and _nnx.is_module(given[0]) and not type(given[0]).__module__.startswith("flax."):
+            _closures.check(type(given[0]).__call__, name, self._judge)
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = getattr(fn, "__doc__", None)
 

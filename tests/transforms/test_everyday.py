@@ -1,0 +1,145 @@
+"""What people write every day is neither refused nor wrong."""
+
+import dataclasses
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import paraxis as px
+from tests._support import assert_close, values
+from tests.transforms._models import MLP
+
+GLOBAL_NET = nnx.Linear(3, 3, rngs=nnx.Rngs(5))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 9, 13])
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda net, x: jnp.where(net(x) > 0, net(x), 0.0),
+        lambda net, x: jax.nn.softmax(jnp.where(net(x) > 0, net(x), -jnp.inf), -1),
+        lambda net, x: net(x).std(-1),
+        lambda net, x: jnp.nan_to_num(net(x)).var(-1),
+        lambda net, x: net(x).max(-1, where=net(x) < 9, initial=-9.0),
+    ],
+    ids=["where", "masked softmax", "standard deviation", "variance", "masked maximum"],
+)
+def test_functions_of_single_rows_take_any_number_of_them(body: Any, rows: int) -> None:
+    net, x = MLP(nnx.Rngs(0)), values(rows, 3)
+    assert_close(np.asarray(px.Parallel(body, net)(x)), np.asarray(body(net, x)), rtol=1e-4)
+
+
+def test_a_key_per_row_may_be_padded() -> None:
+    x, keys = values(13, 3), jax.random.split(jax.random.key(0), 13)
+    noisy = jax.vmap(lambda row, key: row + jax.random.normal(key, row.shape))
+    assert_close(np.asarray(px.Parallel(noisy)(x, keys)), np.asarray(noisy(x, keys)))
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_one_row_per_device_that_loses_its_dimension_is_refused(rows: int) -> None:
+    one = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    for body in (lambda net, x: net(x).squeeze(), lambda net, x: net(x).sum() if len(x) == 1 else net(x)):
+        with pytest.raises(px.ShapeError, match="with 1 rows per device the function does something else"):
+            px.Parallel(body, one)(values(rows, 3))
+
+
+class Trainer:
+    """Wraps its own method, gives its own module, and has another method that is not called."""
+
+    def __init__(self) -> None:
+        self.net = MLP(nnx.Rngs(0))
+        self.step = px.Jit(self._step, self.net)
+
+    def _step(self, net: MLP, x: jax.Array) -> jax.Array:
+        return net(x) * self.scale()
+
+    def scale(self) -> float:
+        return 2.0
+
+    def report(self, x: jax.Array) -> jax.Array:
+        return self.net(x) + GLOBAL_NET(x).sum()
+
+
+def test_an_object_may_wrap_its_own_method() -> None:
+    trainer, x = Trainer(), values(2, 3)
+    assert_close(trainer.step(x), 2 * trainer.net(x))
+
+
+class Leaky(nnx.Module):
+    """Uses a module that is not its own."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return GLOBAL_NET(x)
+
+
+def test_a_module_that_reaches_another_one_is_refused_as_a_function_is() -> None:
+    with pytest.raises(px.StateError, match=r"uses 'GLOBAL_NET', a Linear, from outside"):
+        px.Jit(Leaky())
+
+
+class Difficult:
+    """Raises wherever one looks."""
+
+    __slots__ = ("held",)
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __repr__(self) -> str:
+        raise RuntimeError("repr")
+
+    def log(self, x: Any) -> None: ...
+
+
+def _lazy(name: str) -> Any:
+    raise ImportError(name)
+
+
+def test_objects_that_raise_when_looked_at_do_not_break_the_wrapping() -> None:
+    difficult, lazy = Difficult(), types.ModuleType("lazy")
+    lazy.__getattr__ = _lazy  # pyright: ignore[reportAttributeAccessIssue]
+    held = {difficult: 1, "lazy": lazy}
+
+    def body(x: jax.Array, plot: bool = False) -> jax.Array:
+        if plot:
+            difficult.log(held)
+            lazy.plot(x)
+        return x + 1
+
+    assert_close(px.Jit(body)(jnp.ones(2)), jnp.full(2, 2.0))
+
+
+def test_large_data_is_not_searched_for_modules() -> None:
+    @dataclasses.dataclass
+    class Sample:
+        tokens: list[int]
+
+    corpus = [Sample(list(range(50))) for _ in range(5000)]
+    table = [[float(i) for i in range(200)] for _ in range(500)]
+    fn = px.Jit(lambda x: x * len(corpus) * len(table))
+    assert_close(fn(jnp.ones(1)), jnp.full(1, 2500000.0))
+
+
+def test_keyword_arrays_that_are_bound_to_a_device_are_sent_too() -> None:
+    net, x = MLP(nnx.Rngs(0)), values(8, 3)
+    weight = jax.device_put(jnp.full(4, 3.0), jax.devices()[1])
+    got = px.Parallel(lambda net, x, weight: net(x) * weight, net)(x, weight=weight)
+    assert_close(np.asarray(got), 3 * np.asarray(net(x)), rtol=1e-4)
+
+
+def test_static_arguments_are_left_as_they_are() -> None:
+    traces: list[int] = []
+
+    def body(x: jax.Array, apply: Any) -> jax.Array:
+        traces.append(0)
+        return apply(x)
+
+    fn, apply = px.Parallel(body, static_argnums=1), jax.tree_util.Partial(jnp.sin)
+    for _ in range(3):
+        fn(values(8, 3), apply)
+    assert len(traces) == 1
