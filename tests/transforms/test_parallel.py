@@ -273,3 +273,19 @@ def test_name_and_docstring_are_kept_and_it_can_be_lowered() -> None:
     fast = px.Parallel(step, mlp())
     assert (fast.__name__, fast.__doc__, repr(fast)) == ("step", "One step.", "Parallel(step, MLP)")
     assert "num_partitions=8" in (fast.lower(values(8, 3)).compile().as_text() or "")
+
+
+def test_a_call_that_fails_on_another_mesh_leaves_the_next_one_right() -> None:
+    net, x = mlp(), values(24, 3)
+    fn = px.Parallel(lambda net, x: net(x) if x.shape[1] == 3 else _fail(), net)
+    expected = host(net(x))
+    with jax.set_mesh(mesh_of(8)):
+        assert_close(host(fn(x)), expected)
+    with jax.set_mesh(mesh_of(3)):
+        with pytest.raises(RuntimeError, match="stop"):
+            fn(values(24, 2))
+        assert_close(host(fn(x)), expected)
+
+
+def _fail() -> Any:
+    raise RuntimeError("stop")

@@ -68,9 +68,7 @@ class GradValues(Wrapped):
                 f"GradValues: nothing to differentiate with respect to: wrt={self._wrt!r} picks no variable of "
                 f"{', '.join(type(m).__name__ for m in self.modules) or 'no module'}; write wrt=nnx.Param, argnums=0"
             )
-        result, gradients, of_args = _differentiate(
-            self._body, binding, chosen, positions, args, kwargs, lambda result: _first(result)
-        )
+        result, gradients, of_args = _differentiate(self._body, binding, chosen, positions, args, kwargs, _first)
         named = Gradients({binding.names[i]: g for i, g in gradients.items()})
         if self._argnums is None:
             return named, result
@@ -190,7 +188,7 @@ def _unbound(
         [free_position[p] for p in positions if p not in modules],
         plain,
         {name: x for name, x in kwargs.items() if name not in named},
-        _with_aux(transform) if has_aux else (lambda result: (result, None)),
+        _with_aux(transform) if has_aux else (lambda result: result),
     )
     inputs = iter(of_args)
     found = [_gradients(binding, chosen[p], gradients) if p in chosen else next(inputs) for p in positions]
@@ -219,7 +217,7 @@ def _differentiate(
     positions: Sequence[int],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    split: Callable[[Any], tuple[Any, Any]],
+    loss_of: Callable[[Any], Any],
 ) -> tuple[Any, dict[int, Any], Sequence[Any]]:
     """Run a body and its derivative; write its state.
 
@@ -236,7 +234,7 @@ def _differentiate(
         for p, arg in zip(positions, theirs, strict=True):
             given[p] = arg
         result, new = _body.run(body, binding, (here, arrays), given, kwargs)
-        value, _ = split(result)
+        value = loss_of(result)
         _require_scalar(body.transform, value)
         return value, (result, new)
 
@@ -272,19 +270,19 @@ def _positions(transform: str, argnums: int | Sequence[int] | None, num_args: in
     return positions
 
 
-def _first(result: Any) -> tuple[Any, Any]:
-    return (result[0], result) if isinstance(result, (tuple, list)) and result else (result, None)
+def _first(result: Any) -> Any:
+    return result[0] if isinstance(result, (tuple, list)) and result else result
 
 
-def _with_aux(transform: str) -> Callable[[Any], tuple[Any, Any]]:
-    def split(result: Any) -> tuple[Any, Any]:
+def _with_aux(transform: str) -> Callable[[Any], Any]:
+    def first(result: Any) -> Any:
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise ShapeError(
                 f"{transform}: with has_aux=True the function must return (value, aux), got {type(result).__name__}"
             )
-        return result[0], result[1]
+        return result[0]
 
-    return split
+    return first
 
 
 def _require_scalar(transform: str, value: Any) -> None:

@@ -126,7 +126,7 @@ class Parallel(Compiled):
         unmoved = len(values) == len(self._in_place) and all(map(operator.is_, values, self._in_place))
         if unmoved and target == self._target:
             return {}, args, kwargs
-        self._target = target
+        self._target, self._in_place = target, []  # until the call has succeeded
         settled = [layout.settle(value, placement, rows=False) for value in values]
         return {i: new for i, new in enumerate(settled) if new is not values[i]}, args, kwargs
 
