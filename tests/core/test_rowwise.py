@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from paraxis._core import rowwise
+from paraxis._core import row_count, rowwise
 
 N, M, K = 5, 6, 3  # rows, features, classes
 UNSEEN = 10**9 + 7  # a number of rows that no value is shaped by: only those that come from the rows have them
@@ -346,7 +346,7 @@ def test_a_mixed_argument_stays_mixed_and_alone() -> None:
     ],
 )
 def test_a_value_shaped_by_the_number_of_rows_has_rows(fn: Callable[..., Any], expected: Any) -> None:
-    first, second = rowwise.odd_counts([(N, M)])
+    first, second = row_count.odd_counts([(N, M)])
     for count in (first, second):
         closed = jax.make_jaxpr(fn)(jax.ShapeDtypeStruct((count, M), "float32"))
         (got,) = rowwise.results(closed, [0], count)
@@ -372,10 +372,10 @@ def test_a_value_shaped_by_the_number_of_rows_has_rows(fn: Callable[..., Any], e
 )
 def test_the_use_of_the_number_of_rows_itself_is_seen(fn: Callable[..., Any], use: str | None) -> None:
     one, other = (jax.make_jaxpr(fn)(jax.ShapeDtypeStruct((count, M), "float32")) for count in (11, 13))
-    found = rowwise.use_of_count(one, other, (11, 13))
+    found = row_count.use_of_count(one, other, (11, 13))
     assert found is None if use is None else found is not None and use in found
 
 
 def test_odd_counts_divide_no_dimension() -> None:
-    assert rowwise.odd_counts([(22, 3), (), (39, 17)]) == (19, 23)
-    assert rowwise.odd_counts([tuple(range(1, 150))]) == (151, 157)
+    assert row_count.odd_counts([(22, 3), (), (39, 17)]) == (19, 23)
+    assert row_count.odd_counts([tuple(range(1, 150))]) == (151, 157)

@@ -3,23 +3,20 @@
 The rows are followed through the function's jaxpr, equation by equation. For each primitive that keeps rows apart, a
 rule tells in which dimension of its results they come to lie. A primitive without a rule is taken to mix them.
 
-A function may also depend on how many rows there are, as ``x / len(x)`` does and ``jnp.ones(len(x)).sum()``. The first
-shows as a number that differs between two traces (:func:`use_of_count`), the second as a value shaped by that number,
-if no other dimension has it: trace with an odd one (:func:`odd_counts`).
+A value shaped by the number of rows, such as ``jnp.ones(len(x))``, has rows too, if no other dimension has that size:
+trace with an odd one. What a function does with the number itself is for ``row_count`` to find.
 """
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Tracer, subjaxprs
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, subjaxprs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,67 +30,12 @@ Rows: TypeAlias = int | Mixed | None
 """The dimension along which a value has rows; ``None``: it does not depend on them; ``Mixed``: rows have met."""
 
 
-def odd_counts(shapes: Iterable[Sequence[int]]) -> tuple[int, int]:
-    """Two numbers of rows to trace with that divide none of the given dimensions."""
-    taken = {size for shape in shapes for size in shape}
-    odd = (
-        n for n in itertools.count(11) if all(n % k for k in range(2, n)) and all(size % n for size in taken if size)
-    )
-    return next(odd), next(odd)
-
-
 def results(closed: ClosedJaxpr, rows: Sequence[Rows], count: int) -> list[Rows]:
     """For each result of a jaxpr the dimension that carries its rows, given that of each argument.
 
     ``count`` is the number of rows. A value that does not come from them, but has a dimension of that size, has rows.
     """
     return _run(closed.jaxpr, rows, count)
-
-
-def use_of_count(one: ClosedJaxpr, other: ClosedJaxpr, counts: tuple[int, int]) -> str | None:
-    """Where a function uses the number of rows itself, seen in two traces with different ones; ``None``: nowhere."""
-    nothing = ("another program", _Fact(None))
-    for (name, a), (_, b) in itertools.zip_longest(_facts(one), _facts(other), fillvalue=nothing):
-        if not a.is_like(b, counts):
-            return f"{name} uses the number of rows"
-    return None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Fact:
-    """A constant in a program, or a shape: one that has the rows may differ by their number, and so must it then."""
-
-    value: Any
-    is_shape: bool = False
-
-    def is_like(self, other: "_Fact", counts: tuple[int, int]) -> bool:
-        a, b = self.value, other.value
-        if a is b or self.is_shape != other.is_shape:
-            return a is b
-        if self.is_shape:
-            return len(a) == len(b) and all(m == n or m * counts[1] == n * counts[0] for m, n in zip(a, b, strict=True))
-        if jnp.issubdtype(getattr(a, "dtype", np.dtype(object)), jax.dtypes.prng_key):
-            return True
-        a, b = np.asarray(a), np.asarray(b)
-        return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
-
-
-def _facts(closed: ClosedJaxpr) -> Iterator[tuple[str, _Fact]]:
-    """The constants in a program and the shapes of what it makes, bodies included, with the operation of each."""
-    yield from (("a constant", _Fact(x)) for x in closed.consts if not isinstance(x, Tracer))
-    yield from _facts_of(closed.jaxpr)
-
-
-def _facts_of(jaxpr: Jaxpr) -> Iterator[tuple[str, _Fact]]:
-    for eqn in jaxpr.eqns:
-        name = str(eqn.params.get("name", eqn.primitive.name))
-        yield from ((name, _Fact(atom.val)) for atom in eqn.invars if isinstance(atom, Literal))
-        yield from ((name, _Fact(_shape(v), is_shape=True)) for v in eqn.outvars)
-        if eqn.primitive.name == "scan" and not _num_scanned(eqn):
-            yield name, _Fact(eqn.params["length"])
-        for body in subjaxprs(eqn):
-            yield from _facts_of(body)
-    yield from (("the result", _Fact(atom.val)) for atom in jaxpr.outvars if isinstance(atom, Literal))
 
 
 def _run(jaxpr: Jaxpr, rows: Sequence[Rows], count: int) -> list[Rows]:
@@ -363,7 +305,7 @@ def _while(eqn: JaxprEqn, rows: Sequence[Rows], run: _Runs) -> Sequence[Rows]:
 
 def _scan(eqn: JaxprEqn, rows: Sequence[Rows], run: _Runs) -> Sequence[Rows]:
     (body,) = subjaxprs(eqn)
-    num_xs = _num_scanned(eqn)
+    num_xs = num_scanned(eqn)
     num_carry = sum(len(_shape(v)) == len(_shape(inner)) for v, inner in zip(eqn.outvars, body.outvars, strict=True))
     num_fixed = len(rows) - num_carry - num_xs
     fixed, carry, xs = rows[:num_fixed], rows[num_fixed : num_fixed + num_carry], rows[num_fixed + num_carry :]
@@ -378,7 +320,7 @@ def _scan(eqn: JaxprEqn, rows: Sequence[Rows], run: _Runs) -> Sequence[Rows]:
     return [*carry, *(y + 1 if isinstance(y, int) else y for y in ys)]
 
 
-def _num_scanned(eqn: JaxprEqn) -> int:
+def num_scanned(eqn: JaxprEqn) -> int:
     """How many arguments are scanned over: the parameters that count them differ between versions of JAX."""
     (body,) = subjaxprs(eqn)
     return sum(len(_shape(v)) > len(_shape(inner)) for v, inner in zip(eqn.invars, body.invars, strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core import jax_api, rowwise, tree
+from paraxis._core import jax_api, row_count, rowwise, tree
 from paraxis.transforms import _results
 
 
@@ -39,7 +39,7 @@ def harm(
         reduce: what becomes of the results of several devices.
         names: names of the variables.
     """
-    counts = rowwise.odd_counts(a.shape for a in avals)
+    counts = row_count.odd_counts(a.shape for a in avals)
     one, other = (_trace(body, avals, row_dims, count) for count in counts)
     rows = [b if isinstance(a, rowwise.Mixed) else a for a, b in zip(one[2], other[2], strict=True)]
     made = [_Result(x, aval.shape) for x, aval in zip(rows, one[0].out_avals, strict=True)]
@@ -50,7 +50,7 @@ def harm(
     kinds = _results.spread("Parallel", reduce, result)
     found = zip(jax.tree_util.tree_leaves_with_path(result), kinds, strict=True)
     reasons = (why for (path, leaf), kind in found if (why := _why(tree.name("result", path), leaf, kind)))
-    reason = next(reasons, None) or rowwise.use_of_count(one[0], other[0], counts)
+    reason = next(reasons, None) or row_count.use_of_count(one[0], other[0], counts)
     if reason is not None:
         return reason
     # Is what was looked at what will run?
@@ -59,7 +59,7 @@ def harm(
     if out_tree != one[1] or [aval.shape for aval in real.out_avals] != wanted:
         return f"with {share} rows per device the function does something else than with more"
     # A single row meets no other, and JAX writes operations on it otherwise.
-    return rowwise.use_of_count(one[0], real, (counts[0], share)) if share > 1 else None
+    return row_count.use_of_count(one[0], real, (counts[0], share)) if share > 1 else None
 
 
 def _resized(leaf: _Result, share: int) -> tuple[int, ...]:
