@@ -341,3 +341,13 @@ def test_a_value_kept_outside_by_the_body_is_not_in_the_modules() -> None:
     assert isinstance(kept[0], Tracer)
     assert not any(isinstance(v[...], Tracer) for v in px.variables(net))
     assert_close(np.asarray(net.first.kernel[...]), np.asarray(MLP(nnx.Rngs(0)).first.kernel[...]) + 1)
+
+
+def test_a_rule_that_is_set_after_the_first_call_is_seen() -> None:
+    total = nnx.Variable(jnp.asarray(0), sync="first")
+    fn = px.Parallel(lambda total, x: total.set_value(jnp.asarray(x.shape[0])), total)
+    fn(jnp.ones(16))
+    assert int(total[...]) == 2
+    total.set_metadata("sync", "sum")
+    fn(jnp.ones(16))
+    assert int(total[...]) == 16
