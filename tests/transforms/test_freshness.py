@@ -367,3 +367,14 @@ def test_writing_under_a_plain_transformation_is_refused_and_leaks_nothing(wrap:
 def _writes(net: Counter, x: jax.Array) -> jax.Array:
     net.layer.bias[...] = jnp.full(4, 1.0) * x[0]
     return net(x).sum()
+
+
+def test_a_program_that_calls_back_is_awaited_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x, awaited = Counter(nnx.Rngs(0)), values(2, 3), list[Any]()
+    back, plain = px.Jit(_failing, net), px.Jit(net)
+    monkeypatch.setattr(jax, "block_until_ready", awaited.append)
+    plain(x)
+    assert not awaited
+    for n in (1, 2):
+        back(x, False)
+        assert len(awaited) == n

@@ -127,6 +127,6 @@ class Program:
         if self._traced:
             self._traced = False
             self._awaits |= jax_api.calls_back(self.jitted.trace(*state, *args, **kwargs).jaxpr.jaxpr)
-        if self._awaits:  # an exception in a callback must come before anything is written
+        if self._awaits:  # an exception in a callback must come before anything is written; on CPU it does by itself
             jax.block_until_ready((new, result))
         return new, result
