@@ -32,6 +32,7 @@ from paraxis._core.verbs import broadcast, gather, map_fn, scatter
 from paraxis.mapreduce import program
 
 if typing.TYPE_CHECKING:
+    from paraxis.ensembles import Ensemble, ensemble, load_ensemble, load_member
     from paraxis.transforms import (
         Gradients,
         GradValues,
@@ -54,6 +55,7 @@ __all__ = [
     "CollectiveError",
     "CommunicationError",
     "DeviceError",
+    "Ensemble",
     "GradValues",
     "Gradients",
     "Jit",
@@ -70,10 +72,13 @@ __all__ = [
     "axis_index",
     "axis_size",
     "broadcast",
+    "ensemble",
     "freeze",
     "gather",
     "grad",
     "keys",
+    "load_ensemble",
+    "load_member",
     "map_fn",
     "pmap",
     "pmax",
@@ -96,6 +101,10 @@ __all__ = [
 
 # What needs a framework besides JAX is loaded when it is first used.
 _ROOMS = {
+    "Ensemble": "ensembles",
+    "ensemble": "ensembles",
+    "load_ensemble": "ensembles",
+    "load_member": "ensembles",
     "Gradients": "transforms",
     "GradValues": "transforms",
     "Jit": "transforms",
@@ -108,7 +117,7 @@ _ROOMS = {
     "value_and_grad": "transforms",
     "variables": "transforms",
 }
-_EXTRAS = {"transforms": "nnx"}
+_EXTRAS = {"ensembles": "nnx", "transforms": "nnx"}
 
 
 def __getattr__(name: str) -> typing.Any:

@@ -285,10 +285,35 @@ def unpad(x: jax.Array, placement: Placement) -> jax.Array:
 
 def sharding(placement: Placement, *, rows: bool) -> NamedSharding | None:
     """How a value lies on the devices: by rows if they divide, else whole on each. ``None``: nothing to say."""
-    mesh = placement.mesh if isinstance(placement.mesh, Mesh) else _mesh_in_force()
+    mesh = concrete_mesh(placement)
     if not placement.mesh_axes or mesh is None:
         return None
     return NamedSharding(mesh, placement.spec if rows and placement.size % placement.num_devices == 0 else P())
+
+
+def block_sharding(placement: Placement) -> NamedSharding | None:
+    """How padded rows ``(num_padded, ...)`` lie on the devices. ``None``: on one."""
+    mesh = concrete_mesh(placement)
+    return None if not placement.mesh_axes or mesh is None else NamedSharding(mesh, placement.spec)
+
+
+def concrete_mesh(placement: Placement) -> Mesh | None:
+    """The mesh with its devices; ``None`` where these are not known, or there is none."""
+    return placement.mesh if isinstance(placement.mesh, Mesh) else _mesh_in_force()
+
+
+def is_spread_alone(placement: Placement) -> bool:
+    """Whether the axis has all of its mesh to itself, so that one device, and no group of them, has each block."""
+    return placement.mesh is None or set(placement.mesh.axis_names) == set(placement.mesh_axes)
+
+
+def devices(placement: Placement) -> list[Any]:
+    """The devices in the order of their blocks, for an axis that has its mesh to itself."""
+    mesh = concrete_mesh(placement)
+    if placement.mesh is None or mesh is None:
+        return [jax.local_devices()[0]]
+    order = [mesh.axis_names.index(name) for name in placement.mesh_axes]
+    return list(mesh.devices.transpose(order).flat)
 
 
 def _mesh_in_force() -> Mesh | None:

@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import collectives, jax_api, scope, summing
+from paraxis._core import collectives, cost, jax_api, scope, summing
 from paraxis._core.errors import LoweringError
 from paraxis._core.layout import Placement
 
@@ -166,14 +166,7 @@ def _choose(one: Element, placement: Placement, lowering: Lowering) -> Lowering:
     if lowering != "auto":
         return lowering
     few = placement.num_chunks == 1 and placement.chunk <= _UNROLL_AT_MOST
-    return "unroll" if few and jax.default_backend() == "cpu" and _convolves(one.jaxpr.jaxpr) else "vmap"
-
-
-def _convolves(jaxpr: jax_api.Jaxpr) -> bool:
-    return any(
-        eqn.primitive.name == "conv_general_dilated" or any(map(_convolves, jax_api.subjaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
+    return "unroll" if few and jax.default_backend() == "cpu" and cost.convolves(one.jaxpr.jaxpr) else "vmap"
 
 
 def _vectorised(single: Callable[..., list[Any]], rows: Sequence[jax.Array], count: int) -> list[jax.Array]:

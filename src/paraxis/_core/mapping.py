@@ -18,7 +18,8 @@ class Mapping:
     """What is to be mapped, without the arrays. Hashable: it is what compiled maps are remembered by.
 
     Operands are ``(...)`` where ``shared`` (one value for all elements), ``(num_padded, ...)`` where ``padded``, else
-    ``(size, ...)``.
+    ``(size, ...)``. ``held``: the padding rows of padded operands have been safe to compute on before and are still,
+    and no derivative is taken; so they are left as they are, which saves a pass over them.
     """
 
     fn: Callable[..., Any]
@@ -28,6 +29,7 @@ class Mapping:
     shared: tuple[bool, ...]
     padded: tuple[bool, ...]
     scope: scope.Scope
+    held: bool = False
 
     def element(self, blocks: Sequence[jax.Array]) -> local.Element:
         avals = [jax_api.element_struct(block) for block in blocks]
@@ -47,8 +49,8 @@ class Mapping:
 
     def local_leaves(self, blocks: Sequence[jax.Array]) -> list[jax.Array]:
         return [
-            block[0] if is_shared else layout.fill(block, self.placement)
-            for block, is_shared in zip(blocks, self.shared, strict=True)
+            block[0] if is_shared else (block if self.held and is_padded else layout.fill(block, self.placement))
+            for block, is_shared, is_padded in zip(blocks, self.shared, self.padded, strict=True)
         ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._core import dispatch, forms, jax_api, layout, local, mapping, scope, tree
+from paraxis._core import apart, forms, jax_api, layout, local, mapping, scope, tree
 from paraxis._core.axis import Axis
 from paraxis._core.layout import Placement
 from paraxis._core.local import Lowering
@@ -90,7 +90,7 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
     args = tree.placed("map_fn", "args", args, resolved)
     leaves, structure = jax.tree.flatten(args if isinstance(args, tuple) else (args,))
     if lowering == "dispatch":
-        return dispatch.map_elements(_hashable(fn), structure, leaves, placement)
+        return apart.map_elements(_hashable(fn), structure, leaves, placement)
 
     known = [forms.recall(leaf) for leaf in leaves]
     shared = tuple(isinstance(form, forms.Shared) for form in known)

@@ -17,12 +17,13 @@ from flax.nnx import Variable
 
 from paraxis._core import jax_api
 from paraxis._core.errors import StateError
-from paraxis.transforms import _frames, _names, _nnx, _randomness
+from paraxis._modules import graphs, naming
+from paraxis.transforms import _frames, _randomness
 
 _KEPT = 4  # structures whose marks are kept: train and eval, and a few more
 
 
-_EQUAL_IS_SAME = (str, type(None), type, types.FunctionType, _nnx.Bookkeeping)
+_EQUAL_IS_SAME = (str, type(None), type, types.FunctionType, graphs.Bookkeeping)
 """What may be compared by equality, which is quicker. A variable is equal to another one with the same value, 1 to
 True, 0.0 to -0.0; so all the rest is compared by identity."""
 
@@ -31,16 +32,16 @@ class Binding:
     """Modules with one structure. ``compiled``: what a transform made for it, if it has."""
 
     def __init__(self, modules: tuple[Any, ...], transform: str) -> None:
-        self.graph = _nnx.take_apart(modules)
-        self.names = _names.names_in(modules, self.graph.paths)
+        self.graph = graphs.take_apart(modules)
+        self.names = naming.names_in(modules, self.graph.paths)
         self.streams = _randomness.streams(modules, self.graph)
         self.compiled: Any = None
         self._transform = transform
-        nodes = [node for _, node in _nnx.nodes(modules)]
+        nodes = [node for _, node in graphs.nodes(modules)]
         self._dicts = [n if isinstance(n, dict) else vars(n) for n in nodes if isinstance(n, (dict, nnx.Pytree))]
         self._lists = [node for node in nodes if isinstance(node, list)]
         self._dicts_then = [dict(d) for d in self._dicts]
-        self._metadata = _nnx.metadata(self.graph.variables)
+        self._metadata = graphs.metadata(self.graph.variables)
         self._metadata_then = [dict(metadata) for metadata in self._metadata]
         self._lists_then = [tuple(items) for items in self._lists]
         watched = [(d, [k for k, x in d.items() if not isinstance(x, _EQUAL_IS_SAME)]) for d in self._dicts]
@@ -49,7 +50,7 @@ class Binding:
         self._seen_then = list(self._seen())
         self.key = (self.graph.definition, self.graph.paths, tuple(_exact_numbers([*self._dicts, *self._lists])))
         for variable, name in zip(self.graph.variables, self.names, strict=True):
-            if _nnx.is_reference(variable):
+            if graphs.is_reference(variable):
                 raise StateError(
                     f"{transform}: variable {name} holds a mutable array (ref=True or hijax=True), which does not pass "
                     f"through gradients and devices; make it a plain one: nnx.Param(value)"
@@ -73,7 +74,7 @@ class Binding:
     def _only_bookkeeping_changed(self) -> bool:
         """NNX's own transforms give each module a new trace state."""
         for now, then in zip(self._dicts, self._dicts_then, strict=True):
-            if now != then and now != then | {_nnx.TRACE_STATE: now.get(_nnx.TRACE_STATE)}:
+            if now != then and now != then | {graphs.TRACE_STATE: now.get(graphs.TRACE_STATE)}:
                 return False
         self._dicts_then = [dict(d) for d in self._dicts]
         return True
@@ -145,13 +146,13 @@ def write_all(binding: Binding, variables: Sequence[Variable[Any]], new: dict[in
     """
     if new and _is_traced(new):
         for index in new:
-            if not _nnx.is_writable(variables[index]):
+            if not graphs.is_writable(variables[index]):
                 raise StateError(
                     f"{transform}: variable {binding.names[index]} would be written inside a function that JAX is "
                     f"transforming and that it is not an argument of. Transform that with px.Jit, px.Vectorize or "
                     f"px.grad, and give it the module: px.Jit(f, net), px.grad(f, argnums=1)(net, x)"
                 )
-    _nnx.write(variables, new)
+    graphs.write(variables, new)
 
 
 def _is_traced(new: dict[int, Any]) -> bool:

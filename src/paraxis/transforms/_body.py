@@ -8,7 +8,8 @@ import jax
 from flax import nnx
 
 from paraxis._core.errors import StateError
-from paraxis.transforms import _frames, _nnx
+from paraxis._modules import graphs
+from paraxis.transforms import _frames
 from paraxis.transforms._binding import Binding
 
 
@@ -50,7 +51,7 @@ def run(
     values, arrays = jax.tree.map(lambda x: x, state)  # containers of our own: a variable may hold a dict
     modules = binding.graph.put_together(values, arrays)
     prepare(modules)
-    graph = _nnx.take_apart(modules)
+    graph = graphs.take_apart(modules)
     before = _attributes(modules)
     metadata = [v.get_metadata() for v in graph.variables]
     held = [jax.tree.leaves(value) for value in values]
@@ -64,14 +65,14 @@ def run(
                 f"variable.set_metadata(…)"
             )
     _require_same_structure(body.transform, modules, graph, before)
-    now = [_nnx.value(v) for v in graph.variables]
+    now = [graphs.value(v) for v in graph.variables]
     return result, {i: new for i, new in enumerate(now) if not _is(jax.tree.leaves(new), held[i])}
 
 
 def refuse_modules(transform: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """A module that is given when calling is taken apart like any pytree: what is written to it would be lost."""
     for name, x in [*((f"args[{i}]", x) for i, x in enumerate(args)), *kwargs.items()]:
-        if _nnx.holds_modules(x):
+        if graphs.holds_modules(x):
             raise StateError(
                 f"{transform}: {name} is or holds a module; what is written to it would be lost. Bind modules when "
                 f"wrapping, and leave them out when calling: px.{transform}(f, net)(x)"
@@ -83,13 +84,13 @@ def _is(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def _attributes(modules: Any) -> list[tuple[Any, Any, dict[str, Any]]]:
-    return [(path, node, dict(vars(node))) for path, node in _nnx.nodes(modules) if isinstance(node, nnx.Pytree)]
+    return [(path, node, dict(vars(node))) for path, node in graphs.nodes(modules) if isinstance(node, nnx.Pytree)]
 
 
 def _require_same_structure(
-    transform: str, modules: Any, graph: _nnx.Graph, before: Sequence[tuple[Any, Any, dict[str, Any]]]
+    transform: str, modules: Any, graph: graphs.Graph, before: Sequence[tuple[Any, Any, dict[str, Any]]]
 ) -> None:
-    after = _nnx.take_apart(modules)
+    after = graphs.take_apart(modules)
     if (
         after.definition == graph.definition
         and after.paths == graph.paths

@@ -9,7 +9,7 @@ from flax.nnx import Variable
 
 from paraxis._core import jax_api
 from paraxis._core.errors import StateError
-from paraxis.transforms import _nnx
+from paraxis._modules import graphs
 from paraxis.transforms._binding import Binding, write_all
 from paraxis.transforms._statics import Statics
 from paraxis.transforms._wrapped import Wrapped
@@ -74,7 +74,7 @@ class Compiled(Wrapped):
         binding = self._bound.current()
         variables = binding.variables()
         program = binding.compiled or self._bound.compiled(binding, self._compile)
-        values, arrays = _nnx.state(variables, binding.graph)
+        values, arrays = graphs.state(variables, binding.graph)
         if self._donate:
             self._refuse_shared_arrays(values, binding.names)
         moved, args, kwargs = self._place(values, args, kwargs)

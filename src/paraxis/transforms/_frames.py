@@ -15,7 +15,7 @@ from typing import Any
 from flax.nnx import Variable
 
 from paraxis._core.errors import StateError
-from paraxis.transforms import _nnx
+from paraxis._modules import graphs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _one(variable: Variable[Any], name: str, frames: Sequence[Frame], transform:
             variable, missing = inner, None
         elif frame.sealed and missing is None:
             missing = frame
-    if missing is not None and not _nnx.is_writable(variable):
+    if missing is not None and not graphs.is_writable(variable):
         raise StateError(
             f"{transform}: variable {name} is used inside a function compiled by {missing.transform}, which was not "
             f"given it, so its value would be frozen there. Give {missing.transform} its module as well: "

@@ -7,16 +7,16 @@ import jax
 from flax import nnx
 
 from paraxis._core.errors import StateError
-from paraxis.transforms import _names, _nnx
+from paraxis._modules import graphs, naming
 
 
 class Frozen:
     """A module as it is now, for ever. See :func:`freeze`."""
 
     def __init__(self, module: Any) -> None:
-        self._graph = _nnx.take_apart((module,))
-        self._names = _names.names_in((module,), self._graph.paths)
-        self._values = [jax.tree.map(lambda x: x, _nnx.value(v)) for v in self._graph.variables]
+        self._graph = graphs.take_apart((module,))
+        self._names = naming.names_in((module,), self._graph.paths)
+        self._values = [jax.tree.map(lambda x: x, graphs.value(v)) for v in self._graph.variables]
         self._type = type(module).__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -26,7 +26,7 @@ class Frozen:
         if name.startswith("__"):
             raise AttributeError(name)
         attribute = getattr(self._made()[0], name)
-        if _nnx.is_module(attribute) or not callable(attribute):
+        if graphs.is_module(attribute) or not callable(attribute):
             return _frozen(attribute)
         return lambda *args, **kwargs: self._run(name, args, kwargs)
 
@@ -38,10 +38,10 @@ class Frozen:
 
     def _run(self, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         (module,) = self._made()
-        variables = _nnx.take_apart((module,)).variables
+        variables = graphs.take_apart((module,)).variables
         result = getattr(module, method)(*args, **kwargs)
         for variable, old, name in zip(variables, self._values, self._names, strict=True):
-            pairs = zip(jax.tree.leaves(_nnx.value(variable)), jax.tree.leaves(old), strict=True)
+            pairs = zip(jax.tree.leaves(graphs.value(variable)), jax.tree.leaves(old), strict=True)
             if any(x is not y for x, y in pairs):
                 raise StateError(
                     f"freeze: variable {name} of a frozen module was written. Make it constant in what it does as "
@@ -89,6 +89,6 @@ def freeze(module: Any) -> Any:
         >>> float(abs(fast(x) - before).max())
         0.0
     """
-    if not _nnx.is_module(module):
+    if not graphs.is_module(module):
         raise StateError(f"freeze: module must be an NNX module, got {type(module).__name__}; write px.freeze(net)")
     return Frozen(module)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from paraxis._core.errors import ShapeError, StateError
-from paraxis.transforms import _body, _nnx
+from paraxis._modules import graphs
+from paraxis.transforms import _body
 from paraxis.transforms._binding import Binding, Bound, write_all
 from paraxis.transforms._body import Body
 from paraxis.transforms._variables import Choice, Gradients, chooser
@@ -162,8 +163,8 @@ def _unbound(
     kwargs: dict[str, Any],
 ) -> tuple[Any, Any]:
     positions = _positions(transform, argnums, len(args))
-    modules = {p: arg for p, arg in enumerate(args) if _nnx.holds_modules(arg)}
-    named = {name: x for name, x in kwargs.items() if _nnx.holds_modules(x)}
+    modules = {p: arg for p, arg in enumerate(args) if graphs.holds_modules(arg)}
+    named = {name: x for name, x in kwargs.items() if graphs.holds_modules(x)}
     plain = [arg for p, arg in enumerate(args) if p not in modules]
     binding = Bound((*modules.values(), *named.values()), transform).current()
 
@@ -205,7 +206,7 @@ def _shared_out(binding: Binding, modules: dict[int, Any]) -> dict[int, list[int
     ours: dict[int, list[int]] = {}
     for position, module in modules.items():
         taken = {i for indices in ours.values() for i in indices}
-        own = [number[id(v)] for v in _nnx.take_apart((module,)).variables]
+        own = [number[id(v)] for v in graphs.take_apart((module,)).variables]
         ours[position] = [i for i in own if i not in taken]
     return ours
 
@@ -225,7 +226,7 @@ def _differentiate(
         What it returned, gradients of the chosen variables by number, and those of the arguments.
     """
     variables = binding.variables()
-    values, arrays = _nnx.state(variables, binding.graph)
+    values, arrays = graphs.state(variables, binding.graph)
 
     def loss(ours: Sequence[Any], theirs: Sequence[Any]) -> tuple[Any, Any]:
         here, given = list(values), list(args)
@@ -250,7 +251,7 @@ def _chosen(transform: str, binding: Binding, wrt: Choice | None, indices: Seque
     chosen = chooser(transform, wrt)
     picked = [i for i in indices if chosen(binding.names[i], binding.graph.variables[i])]
     for i in picked:
-        for leaf in jax.tree.leaves(_nnx.value(binding.graph.variables[i])):
+        for leaf in jax.tree.leaves(graphs.value(binding.graph.variables[i])):
             dtype = jnp.result_type(leaf)
             if not jnp.issubdtype(dtype, jnp.inexact):
                 raise StateError(

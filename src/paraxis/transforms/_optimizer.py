@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from paraxis._core.errors import ShapeError, StateError
-from paraxis.transforms import _nnx
+from paraxis._modules import graphs
 from paraxis.transforms._variables import Choice, Gradients, Variables, variables
 
 
@@ -88,7 +88,7 @@ class Optimizer(nnx.Pytree):
         given = _fitting(parameters, gradients)
         values = _tree(parameters)
         own = [self.state[name] for name in self.state_names]
-        state = jax.tree.unflatten(self.structure, [_nnx.value(v) for v in own])
+        state = jax.tree.unflatten(self.structure, [graphs.value(v) for v in own])
         step = optax.with_extra_args_support(self.factory(lr))
         updates, after = step.update(given, state, values, **extra)
         new_values: Any = optax.apply_updates(values, updates)
@@ -110,7 +110,7 @@ class Optimizer(nnx.Pytree):
 
 
 def _tree(parameters: Variables) -> Gradients:
-    return Gradients({name: _nnx.value(v) for name, v in parameters.items()})
+    return Gradients({name: graphs.value(v) for name, v in parameters.items()})
 
 
 def _fitting(parameters: Variables, gradients: Any) -> Gradients:
@@ -129,7 +129,7 @@ def _fitting(parameters: Variables, gradients: Any) -> Gradients:
     if len(leaves) != len(names):
         raise ShapeError(f"Optimizer: {len(leaves)} gradients were given for {len(names)} variables")
     for name, variable, g in zip(names, parameters, leaves, strict=True):
-        value = _nnx.value(variable)
+        value = graphs.value(variable)
         if jax.tree.map(jnp.shape, g) != jax.tree.map(jnp.shape, value):
             raise ShapeError(
                 f"Optimizer: the gradient of {name} has shape {jnp.shape(g)}, the variable {jnp.shape(value)}"

@@ -12,7 +12,8 @@ from flax.nnx import Variable
 from paraxis._core import jax_api, layout
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError
-from paraxis.transforms import _batches, _nnx, _results, _sync
+from paraxis._modules import graphs
+from paraxis.transforms import _batches, _results, _sync
 from paraxis.transforms._binding import Binding
 from paraxis.transforms._compiled import Compiled, State
 from paraxis.transforms._shares import Call, Plan
@@ -131,7 +132,7 @@ class Parallel(Compiled):
         return {i: new for i, new in enumerate(settled) if new is not values[i]}, args, kwargs
 
     def _settled(self, variables: Sequence[Variable[Any]]) -> None:
-        self._in_place = [_nnx.value(v) for v in variables]
+        self._in_place = [graphs.value(v) for v in variables]
 
     def _placement(self) -> layout.Placement:
         try:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core.errors import StateError
-from paraxis.transforms import _nnx
+from paraxis._modules import graphs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Stream:
     count: int | None
 
 
-def streams(modules: Any, graph: _nnx.Graph) -> list[Stream]:
+def streams(modules: Any, graph: graphs.Graph) -> list[Stream]:
     number = {id(v): i for i, v in enumerate(graph.variables)}
-    found = [Stream(number[id(s.key)], number[id(s.count)]) for _, s in _nnx.random_streams(modules)]
+    found = [Stream(number[id(s.key)], number[id(s.count)]) for _, s in graphs.random_streams(modules)]
     known = {stream.key for stream in found}
-    return [*found, *(Stream(i, None) for i, v in enumerate(graph.variables) if i not in known and _nnx.is_key(v))]
+    return [*found, *(Stream(i, None) for i, v in enumerate(graph.variables) if i not in known and graphs.is_key(v))]
 
 
 def element_keys(values: Sequence[Any], of: Sequence[Stream], size: int) -> list[jax.Array]:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from paraxis._core import jax_api, layout, replicas, tree, verbs
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError, StateError
-from paraxis.transforms import _batches, _body, _nnx, _padding, _randomness, _results, _sync
+from paraxis._modules import graphs
+from paraxis.transforms import _batches, _body, _padding, _randomness, _results, _sync
 from paraxis.transforms._binding import Binding
 from paraxis.transforms._body import Body
 from paraxis.transforms._statics import Statics
@@ -135,13 +136,13 @@ class Call:
 
     def _prepare(self, modules: Any) -> None:
         if self._plan.sync_batch_norm:
-            _nnx.name_batch_axis(modules, self._axis.name)
+            graphs.name_batch_axis(modules, self._axis.name)
 
     def _require_agreement(self) -> None:
         new, _ = self._differs
         for i, flags in new.items():
             if self._rule(i) is None and any(jax.tree.leaves(flags)):
-                name, kind = self._binding.names[i], _nnx.type_name(self._binding.graph.variables[i])
+                name, kind = self._binding.names[i], graphs.type_name(self._binding.graph.variables[i])
                 axis = self._axis.name
                 raise StateError(
                     f"Parallel: variable {name} could be left with different values on different devices: what is "

@@ -8,7 +8,7 @@ import numpy as np
 from flax.nnx import Variable
 
 from paraxis._core.errors import StateError
-from paraxis.transforms import _names, _nnx
+from paraxis._modules import graphs, naming
 from paraxis.transforms._wrapped import Wrapped
 
 
@@ -155,14 +155,14 @@ def variables(module: Any) -> Variables:
     if isinstance(module, Wrapped):
         found = variables(module.modules) if module.modules else Variables({})
         return Variables({f"({type(module).__name__}){name}": v for name, v in found.items()})
-    if not _nnx.holds_modules(module):
+    if not graphs.holds_modules(module):
         raise StateError(
             f"variables: module must be an NNX module or a tree of them, got {type(module).__name__}; "
             f"write px.variables(net)"
         )
     modules = module if type(module) is tuple else (module,)
-    graph = _nnx.take_apart(modules)
-    return Variables(dict(zip(_names.names_in(modules, graph.paths), graph.variables, strict=True)))
+    graph = graphs.take_apart(modules)
+    return Variables(dict(zip(naming.names_in(modules, graph.paths), graph.variables, strict=True)))
 
 
 def chooser(argument: str, wrt: Choice) -> Callable[[str, Variable[Any]], bool]:
@@ -190,4 +190,4 @@ def _shape(x: Any) -> Any:
 
 
 def _content(x: Any) -> Any:
-    return _nnx.value(x) if isinstance(x, Variable) else x
+    return graphs.value(x) if isinstance(x, Variable) else x

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from paraxis._core import replicas
 from paraxis._core.errors import ShapeError, StateError
-from paraxis.transforms import _batches, _body, _nnx, _randomness, _sync
+from paraxis._modules import graphs
+from paraxis.transforms import _batches, _body, _randomness, _sync
 from paraxis.transforms._binding import Binding, write_all
 from paraxis.transforms._wrapped import Wrapped
 
@@ -72,7 +73,7 @@ class Vectorize(Wrapped):
             )
         binding = self._bound.current()
         variables = binding.variables()
-        values, arrays = _nnx.state(variables, binding.graph)
+        values, arrays = graphs.state(variables, binding.graph)
         keys = _randomness.element_keys(values, binding.streams, batch.size)
         differs: list[bool] = []
         drawn: list[_randomness.Stream] = []
@@ -90,7 +91,7 @@ class Vectorize(Wrapped):
                 raise StateError(
                     f"Vectorize: rows leave variable {binding.names[number]} with different values. Write what is the "
                     f"same for all rows, or say what becomes of them: "
-                    f"sync={{{_nnx.type_name(binding.graph.variables[number])}: 'mean'}}"
+                    f"sync={{{graphs.type_name(binding.graph.variables[number])}: 'mean'}}"
                 )
         kept = {
             i: jax.tree.map(lambda x, i=i: _sync.combined(self._rule(binding, i) or "first", x, _fold), stacked)

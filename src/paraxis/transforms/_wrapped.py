@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from paraxis._core.errors import StateError
-from paraxis.transforms import _closures, _nnx
+from paraxis._modules import closures, graphs
 from paraxis.transforms._binding import Bound
 from paraxis.transforms._body import Body
 from paraxis.transforms._freeze import Frozen
@@ -16,7 +16,7 @@ from paraxis.transforms._statics import named, positional
 _JITTED = type(jax.jit(lambda: None))
 
 
-class Wrapped:
+class Wrapped(graphs.Holder):
     """Base of the wrapped functions. It holds modules, not values: these stay where they are, in the modules."""
 
     sealed = False
@@ -37,9 +37,9 @@ class Wrapped:
         self._fn, self._given = fn, given
         self._body = Body(name, fn, self._pass_on, self.sealed)
         self._bound = Bound(tuple(map(_contents, given)), name)
-        _closures.check(fn, name, self._judge)
-        if fn is _call and _nnx.is_module(given[0]) and not type(given[0]).__module__.startswith("flax."):
-            _closures.check(type(given[0]).__call__, name, self._judge)
+        closures.check(fn, name, self._judge, _cure(name))
+        if fn is _call and graphs.is_module(given[0]) and not type(given[0]).__module__.startswith("flax."):
+            closures.check(type(given[0]).__call__, name, self._judge, _cure(name))
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = getattr(fn, "__doc__", None)
 
@@ -79,20 +79,27 @@ class Wrapped:
         if isinstance(x, Wrapped):
             ours = {id(v) for v in self._bound.current().variables()}
             return not self.sealed or all(id(v) in ours for v in x._bound.current().variables())
-        return False if _nnx.is_module(x) or _nnx.is_state(x) else None
+        return False if graphs.is_module(x) or graphs.is_state(x) else None
 
 
 def _target(f: Any, modules: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function to call and what it is called with first."""
-    if isinstance(f, types.MethodType) and _nnx.is_module(f.__self__):
+    if isinstance(f, types.MethodType) and graphs.is_module(f.__self__):
         return f.__func__, (f.__self__, *modules)
-    if _nnx.is_module(f) or isinstance(f, (Wrapped, Frozen)):
+    if graphs.is_module(f) or isinstance(f, (Wrapped, Frozen)):
         return _call, (f, *modules)
     return f, modules
 
 
 def _call(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
+
+
+def _cure(transform: str) -> Callable[[str], str]:
+    return lambda name: (
+        f"Give it as an argument, px.{transform}(lambda net, …: …, {name}), or say that it is constant: "
+        f"px.freeze({name})"
+    )
 
 
 def _contents(given: Any) -> Any:
@@ -102,7 +109,7 @@ def _contents(given: Any) -> Any:
 
 
 def _require_module(transform: str, position: int, module: Any) -> None:
-    if isinstance(module, (Wrapped, Frozen)) or _nnx.holds_modules(module):
+    if isinstance(module, (Wrapped, Frozen)) or graphs.holds_modules(module):
         return
     raise StateError(
         f"{transform}: modules[{position}] is a {type(module).__name__} without variables. Bind modules only, "

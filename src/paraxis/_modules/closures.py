@@ -13,18 +13,21 @@ import jax
 import numpy as np
 
 from paraxis._core.errors import StateError
-from paraxis.transforms import _nnx
+from paraxis._modules import graphs
 
 _AT_MOST = 20_000  # objects looked at for one function, the nearest first: what is larger is data
 _PLAIN = (str, bytes, numbers.Number, type(None), np.ndarray, np.generic, jax.Array)
 
 
-def check(fn: Callable[..., Any], transform: str, judge: Callable[[Any], bool | None]) -> None:
+def check(
+    fn: Callable[..., Any], transform: str, judge: Callable[[Any], bool | None], cure: Callable[[str], str]
+) -> None:
     """Refuse a function that has a module in its closure, its globals, its defaults or a ``partial``.
 
     ``judge`` says which objects may be there, such as wrapped functions whose modules were all given; ``None`` means
-    that it depends on what they hold. Functions that it calls, and objects, are looked into if they come from the
-    same package; of an object, those attributes and methods whose names are used.
+    that it depends on what they hold. Functions that it calls, and objects, are looked into if they come from the same
+    package; of an object, those attributes and methods whose names are used. ``cure`` says what to write instead, of
+    the variable's name.
 
     Raises:
         StateError: naming the variable.
@@ -40,8 +43,7 @@ def check(fn: Callable[..., Any], transform: str, judge: Callable[[Any], bool | 
         if verdict is False:
             raise StateError(
                 f"{transform}: {called!r} uses {name!r}, a {type(x).__name__}, from outside; its variables would be "
-                f"frozen into the compiled function. Give it as an argument, px.{transform}(lambda net, …: …, {name}), "
-                f"or say that it is constant: px.freeze({name})"
+                f"frozen into the compiled function. {cure(name)}"
             )
         if verdict:
             continue
@@ -78,11 +80,11 @@ def _reached(x: Any, name: str, root: str, names: set[str]) -> Iterator[tuple[st
     elif isinstance(x, dict):
         items = itertools.islice(dict.items(x), _AT_MOST)
         yield from ((f"{name}[{key!r}]" if isinstance(key, (str, int)) else name, item) for key, item in items)
-    elif _nnx.is_module(x):
+    elif graphs.is_module(x):
         return
     elif isinstance(x, type):
         if _package(x) == root:
-            own = ((key, item) for key, item in vars(x).items() if not callable(item) or _nnx.is_module(item))
+            own = ((key, item) for key, item in vars(x).items() if not callable(item) or graphs.is_module(item))
             yield from ((f"{name}.{key}", item) for key, item in own)
     elif "__wrapped__" in getattr(x, "__dict__", {}):
         yield name, x.__wrapped__
@@ -100,7 +102,7 @@ def _used_of(x: Any, name: str, names: set[str]) -> Iterator[tuple[str, Any]]:
         for key in used & methods.keys():
             used = used | _attribute_names(methods[key])
     yield from ((name, methods[key]) for key in sorted(used & methods.keys()))
-    held = {key: item for key, item in members.items() if not callable(item) or _nnx.is_module(item)}
+    held = {key: item for key, item in members.items() if not callable(item) or graphs.is_module(item)}
     held |= {key: getattr(x, key) for key in _slots(x) & used if hasattr(x, key)} | getattr(x, "__dict__", {})
     yield from ((f"{name}.{key}", held[key]) for key in sorted(used & held.keys()))
 

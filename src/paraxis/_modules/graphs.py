@@ -6,6 +6,7 @@ variable's value is read and written where NNX keeps it, since the checks on the
 they are made here once per call.
 """
 
+import abc
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -60,6 +61,11 @@ def take_apart(modules: Any) -> Graph:
         tuple(path for path, _ in rest),
         tuple(leaf for _, leaf in rest),
     )
+
+
+def emptied(graph: Graph) -> Graph:
+    """The structure alone: what the variables hold is let go."""
+    return dataclasses.replace(graph, variables=tuple(v.copy(None) for v in graph.variables), arrays=())
 
 
 def value(variable: Variable[Any]) -> Any:
@@ -131,6 +137,15 @@ def type_name(variable: Variable[Any]) -> str:
 def is_module(x: Any) -> bool:
     """Whether an object may hold variables: a module, ``nnx.Rngs``, an optimiser, a variable."""
     return isinstance(x, (nnx.Pytree, Variable))
+
+
+class Holder(abc.ABC):
+    """What holds modules without being one, such as a function that was wrapped with them."""
+
+    @property
+    @abc.abstractmethod
+    def modules(self) -> tuple[Any, ...]:
+        """The modules that it holds."""
 
 
 def is_state(x: Any) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from flax import nnx
 
-from paraxis.transforms._nnx import Path
+from paraxis._modules.graphs import Path
 
 
 def names_in(modules: Sequence[Any], paths: Sequence[Path]) -> list[str]:

@@ -1,0 +1,186 @@
+"""Rows of an axis that lie each for itself on their devices, and one executable for one of them, called for each.
+
+Calls return before the work is done, so all devices are busy at once, none waits for another, and each call has its
+device to itself. JAX compiles an executable for each device that it is called on.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core import collectives, jax_api, layout, scope
+from paraxis._core.errors import LoweringError
+from paraxis._core.layout import Placement
+
+Rows = list[Any]
+"""A tree for each row, on the device that the row's block is on; as many as there are elements, without padding."""
+
+
+def map_elements(fn: Callable[..., Any], structure: Any, leaves: Sequence[jax.Array], placement: Placement) -> Any:
+    """``fn`` over concrete arrays ``(size, ...)``; the result's leaves are ``(size, ...)``.
+
+    Raises:
+        LoweringError: on traced values, and if the axis shares its mesh with others.
+    """
+    if any(isinstance(leaf, jax_api.Tracer) for leaf in leaves) or scope.current().mapped:
+        raise LoweringError(
+            "map_fn: lowering='dispatch' calls one executable per element, so it needs concrete values and cannot be "
+            "used under jit, grad or vmap, or in a mapped function; there, write lowering='unroll'"
+        )
+    require_alone("map_fn", placement)
+    run = _remembered(fn, structure, placement)
+    return stacked(call(run, [split(list(leaves), placement)], [], placement), placement)
+
+
+@functools.lru_cache(maxsize=256)
+def _remembered(fn: Callable[..., Any], structure: Any, placement: Placement) -> Callable[..., Any]:
+    return executable(lambda leaves: fn(*jax.tree.unflatten(structure, leaves)), placement, donate=False)
+
+
+def require_alone(verb: str, placement: Placement) -> None:
+    """Raise unless each row has a device.
+
+    Raises:
+        LoweringError: if the axis shares its mesh with others.
+    """
+    if not layout.is_spread_alone(placement):
+        assert placement.mesh is not None
+        raise LoweringError(
+            f"{verb}: lowering='dispatch' gives each element one device, but axis {placement.axis.name!r} lies over "
+            f"{placement.mesh_axes} of a mesh with axes {placement.mesh.axis_names}; write lowering='unroll'"
+        )
+
+
+def executable(fn: Callable[..., Any], placement: Placement, *, donate: bool) -> Any:
+    """One element's function compiled; its first argument is given away if ``donate``."""
+    outer = scope.current()
+    inner = scope.Scope(outer.declared, (*outer.mapped, placement.axis))
+
+    def run(*args: Any) -> Any:
+        leaves, structure = jax.tree.flatten(args)
+
+        def one(*leaves: Any) -> Any:
+            with scope.entered(inner):
+                return fn(*jax.tree.unflatten(structure, leaves))
+
+        jaxpr, out_tree = jax_api.trace(one, leaves, collectives.sizes([placement.axis]))
+        jaxpr = collectives.lifted(jaxpr, [placement.axis])
+        if collectives.used(jaxpr.jaxpr, placement):
+            raise LoweringError(
+                f"lowering='dispatch' runs the elements of axis {placement.axis.name!r} apart, so they cannot "
+                f"exchange values; write lowering='vmap', or leave it out"
+            )
+        return jax.tree.unflatten(out_tree, jax_api.jaxpr_as_fun(jaxpr)(*leaves))
+
+    return jax.jit(run, donate_argnums=0 if donate else ())
+
+
+def compile_all(
+    run: Any, own: Sequence[Rows], shared: Sequence[Sequence[Any]], placement: Placement
+) -> None:
+    """Compile an executable for each device that it will be called on."""
+    for device, index in _turn(0, placement):
+        run.lower(*(rows[index] for rows in own), *(copies[device] for copies in shared)).compile()
+
+
+def call(
+    run: Callable[..., Any], own: Sequence[Rows], shared: Sequence[Sequence[Any]], placement: Placement
+) -> Rows:
+    """Call an executable for each element: with its row of each of ``own``, and its device's copy of each ``shared``.
+
+    ``at_once``: that many turns of all devices are under way at most.
+    """
+    results: Rows = [None] * placement.size
+    for turn in range(placement.num_local):
+        latest = None
+        for device, index in _turn(turn, placement):
+            latest = results[index] = run(*(rows[index] for rows in own), *(copies[device] for copies in shared))
+        if placement.axis.at_once and (turn + 1) % placement.axis.at_once == 0:
+            jax.block_until_ready(latest)
+    return results
+
+
+def _turn(turn: int, placement: Placement) -> Iterator[tuple[int, int]]:
+    """The device's and the element's number, for each device that has an element in this turn."""
+    for device in range(placement.num_devices):
+        index = device * placement.num_local + turn
+        if index < placement.size:
+            yield device, index
+
+
+def split(tree: Any, placement: Placement) -> Rows:
+    """Leaves ``(size, ...)`` → rows."""
+    sharding = layout.block_sharding(placement)
+    if sharding is None:
+        return _unstack(tree, placement.size)
+    padded = _padded(tree, placement) if placement.is_padded else tree
+    return split_blocks(jax.device_put(padded, sharding), placement)
+
+
+def split_blocks(tree: Any, placement: Placement) -> Rows:
+    """Leaves ``(num_padded, ...)``, each device holding its block → rows; nothing is moved."""
+    if len(layout.devices(placement)) == 1:
+        return _unstack(tree, placement.size)
+    rows: Rows = []
+    for number, block in enumerate(on_devices(tree, placement)):
+        count = min(placement.num_local, placement.size - number * placement.num_local)
+        rows += _unstack(block, count) if count > 0 else []
+    return rows
+
+
+def on_devices(tree: Any, placement: Placement) -> list[Any]:
+    """What each device holds of a tree of arrays that lie over them: their blocks, or its copies."""
+    leaves, structure = jax.tree.flatten(tree)
+    held = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
+    return [jax.tree.unflatten(structure, [shards[d] for shards in held]) for d in layout.devices(placement)]
+
+
+def stacked(rows: Rows, placement: Placement) -> Any:
+    """Rows → leaves ``(size, ...)``."""
+    return jax.tree.map(lambda leaf: layout.unpad(leaf, placement), stacked_blocks(rows, placement))
+
+
+def stacked_blocks(rows: Rows, placement: Placement) -> Any:
+    """Rows → leaves ``(num_padded, ...)``; a padding row repeats a real one."""
+    size = placement.num_local
+    starts = range(0, placement.num_padded, size)
+    # A device without elements is sent one to stand in.
+    blocks = [_stack(rows[start : start + size] or rows[:1], size) for start in starts]
+    return joined(blocks, placement)
+
+
+def joined(blocks: Sequence[Any], placement: Placement) -> Any:
+    """Each device's tree of leaves ``(n, ...)`` → one tree of leaves ``(num_devices * n, ...)`` over the devices."""
+    sharding = layout.block_sharding(placement)
+    if sharding is None or len(blocks) == 1:
+        return blocks[0]
+    # A result that depends on no argument was made on the default device.
+    held = [jax.device_put(block, d) for block, d in zip(blocks, layout.devices(placement), strict=True)]
+
+    def one(*parts: jax.Array) -> jax.Array:
+        shape = (len(parts) * parts[0].shape[0], *parts[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
+
+    return jax.tree.map(one, *held)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _padded(tree: Any, placement: Placement) -> Any:
+    def one(leaf: jax.Array) -> jax.Array:
+        return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], placement.num_padded - placement.size, axis=0)])
+
+    return jax.tree.map(one, tree)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _unstack(block: Any, count: int) -> Rows:
+    return [jax.tree.map(lambda leaf: leaf[index], block) for index in range(count)]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _stack(rows: Sequence[Any], size: int) -> Any:
+    padded = [*rows, *(rows[-1:] * (size - len(rows)))]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *padded)

@@ -1,0 +1,83 @@
+"""What a function of one member is given besides it: values for all members, and each member's own."""
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+
+from paraxis._core import held, tree
+from paraxis._core.errors import ShapeError
+from paraxis._core.layout import Placement
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Arguments on the devices. ``key`` says all that a compiled function depends on."""
+
+    structure: Any
+    is_own: tuple[bool, ...]
+    own: held.Together | None
+    shared: held.Everywhere
+    key: Hashable
+
+    @property
+    def rows(self) -> list[held.Held]:
+        return [] if self.own is None else [self.own]
+
+    def rebuilt(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """One member's arguments, from its rows of what is its own (if there are such) and what is shared."""
+        *own, shared = leaves
+        mine, theirs = iter(own[0] if own else ()), iter(shared)
+        return jax.tree.unflatten(self.structure, [next(mine) if own else next(theirs) for own in self.is_own])
+
+
+def place(verb: str, args: tuple[Any, ...], in_axes: Any, placement: Placement) -> Arguments:
+    """Bring arguments onto the devices.
+
+    Args:
+        verb: who asks.
+        args: pytrees of arrays.
+        in_axes: ``None`` (the same for all members) or 0 (``(size, ...)``, each member's own), for all arguments or a
+            tuple of these, one for each, or of trees of these.
+        placement: where the members lie.
+
+    Raises:
+        ShapeError: if ``in_axes`` does not fit, or a leaf does not carry the axis that it says.
+    """
+    given = tree.arrays(verb, "args", args)
+    leaves, structure = jax.tree.flatten(given)
+    is_own = tuple(_flags(verb, given, in_axes))
+    size, name = placement.size, placement.axis.name
+    for (path, leaf), own in zip(jax.tree_util.tree_leaves_with_path(given), is_own, strict=True):
+        if own and (leaf.ndim == 0 or leaf.shape[0] != size):
+            raise ShapeError(
+                f"{verb}: {tree.name('args', path)} has shape {leaf.shape}, but in_axes=0 says that each of the {size} "
+                f"{name} has its own, ({size}, ...); for one value for all, write in_axes=None"
+            )
+    mine = [leaf for leaf, own in zip(leaves, is_own, strict=True) if own]
+    theirs = [leaf for leaf, own in zip(leaves, is_own, strict=True) if not own]
+    key = (structure, is_own, tuple((leaf.shape, leaf.dtype, leaf.weak_type) for leaf in leaves))
+    return Arguments(
+        structure,
+        is_own,
+        held.hold(mine, placement) if mine else None,
+        held.Everywhere(theirs, placement),
+        key,
+    )
+
+
+def _flags(verb: str, args: tuple[Any, ...], in_axes: Any) -> list[bool]:
+    axes = tuple(in_axes) if isinstance(in_axes, (tuple, list)) else (in_axes,) * len(args)
+    if len(axes) != len(args):
+        raise ShapeError(
+            f"{verb}: in_axes has {len(axes)} entries for {len(args)} arguments; write one for each, "
+            f"in_axes=({', '.join(['None'] * len(args))})"
+        )
+    try:
+        entries = jax.tree.leaves(tree.spread(axes, args), is_leaf=tree.is_none)
+    except (ValueError, TypeError) as error:
+        raise ShapeError(f"{verb}: in_axes={in_axes!r} does not fit the arguments: {error}") from None
+    if wrong := [entry for entry in entries if entry is not None and entry != 0]:
+        raise ShapeError(f"{verb}: in_axes must hold 0 or None only, got {wrong[0]!r}; write in_axes=0")
+    return [entry is not None for entry in entries]

@@ -1,0 +1,98 @@
+"""Averages over members: what is taken of each, and how it is combined."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._core import held
+from paraxis._core.errors import ShapeError
+
+
+@dataclasses.dataclass(frozen=True)
+class Averaged(abc.ABC):
+    """``each`` is taken of one member's prediction, on its device; ``of`` combines the members'."""
+
+    each: Callable[[Any], Any]
+
+    @abc.abstractmethod
+    def of(self, rows: held.Held, weights: np.ndarray) -> Any:
+        """The average over members with these weights, ``(size,)``."""
+
+
+class _Mean(Averaged):
+    def of(self, rows: held.Held, weights: np.ndarray) -> Any:
+        return held.mean(rows, weights)
+
+
+class _Moments(Averaged):
+    def of(self, rows: held.Held, weights: np.ndarray) -> Any:
+        return held.moments(rows, weights)
+
+
+class _Mixture(Averaged):
+    def of(self, rows: held.Held, weights: np.ndarray) -> Any:
+        (mean, within), (between, _) = held.moments(rows, weights)
+        return mean, jax.tree.map(jnp.add, within, between)
+
+
+def named(average: str, known: Sequence[str]) -> Averaged:
+    """An average by its name.
+
+    Raises:
+        ShapeError: if it is not known.
+    """
+    if average not in _NAMED:
+        raise ShapeError(
+            f"ensemble.predict: average must be one of {', '.join(map(repr, known))}, got {average!r}; for classifiers "
+            f"that give logits, leave it out"
+        )
+    return _NAMED[average]
+
+
+def _probabilities(logits: Any) -> Any:
+    def one(x: jax.Array) -> jax.Array:
+        if x.ndim == 0 or x.shape[-1] < 2:
+            raise ShapeError(
+                f"ensemble.predict: average='softmax' needs logits (..., classes), but the model gives {x.shape}; over "
+                f"one class all is certain. Write average='sigmoid' for one logit of a yes or no, average='moments' "
+                f"for a regression"
+            )
+        return jax.nn.softmax(_wide(x))
+
+    return jax.tree.map(one, logits)
+
+
+def _sigmoids(logits: Any) -> Any:
+    return jax.tree.map(lambda x: jax.nn.sigmoid(_wide(x)), logits)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def same(y: Any) -> Any:
+    """A prediction as it is."""
+    return y
+
+
+def _pair(y: Any) -> Any:
+    if not isinstance(y, tuple) or len(y) != 2:
+        raise ShapeError(
+            f"ensemble.predict: average='mixture' needs models that give (mean, variance), but the model gives a "
+            f"{type(y).__name__}; write apply=lambda model, x: (mean, variance), or average='moments'"
+        )
+    return y
+
+
+_NAMED: dict[str, Averaged] = {
+    "softmax": _Mean(_probabilities),
+    "sigmoid": _Mean(_sigmoids),
+    "mean": _Mean(same),
+    "moments": _Moments(same),
+    "mixture": _Mixture(_pair),
+}

@@ -1,0 +1,358 @@
+"""An ensemble: members of one form on the devices, trained one by one, predicting together."""
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._core import held, layout, local, random, tree
+from paraxis._core.axis import Axis
+from paraxis._core.errors import ShapeError, StateError
+from paraxis._core.local import Lowering
+from paraxis.ensembles import _arguments, _averages, _files
+from paraxis.ensembles._forms import check_function, form_of
+from paraxis.ensembles._members import Apply, Form
+from paraxis.ensembles._population import Population
+
+Average = Literal["softmax", "sigmoid", "mean", "moments", "mixture"]
+
+
+def ensemble(
+    make: Callable[..., Any],
+    size: int,
+    key: Any,
+    *args: Any,
+    apply: Apply | None = None,
+    mesh: Any = None,
+    over: str | tuple[str, ...] | None = None,
+    at_once: int | None = None,
+    lowering: Lowering = "auto",
+    donate: bool = True,
+    name: str = "members",
+) -> "Ensemble":
+    """Make an ensemble of any size on any number of devices from a function that makes one member.
+
+    A member is what ``make`` returns: parameters, a Linen ``TrainState``, an NNX module, or a tuple such as ``(net,
+    opt)`` or ``(params, opt_state)``, of which the first part is the model. Functions of a member, such as a train
+    step, are given its parts first. Each member is made with its own key, by its number, so that it is the same
+    whatever the devices and however many others there are.
+
+    Args:
+        make: ``make(key, *args)`` → a member.
+        size: number of members, at least 1.
+        key: one key, or a whole number as seed.
+        *args: further arguments of ``make``, arrays ``(size, ...)``: each member's own, such as learning rates.
+        apply: ``apply(model, *inputs)`` → what a model gives. Default: an NNX module is called, in ``eval()`` mode; a
+            train state's ``apply_fn`` is applied to its ``params``.
+        mesh: the mesh to lay the members over; default: all devices, or the mesh in force, as for :class:`Axis`.
+        over: its axis or axes; default: the one called ``name``.
+        at_once: at most this many members per device under way. Bounds the memory that their work takes.
+        lowering: how a device runs its several members. ``"auto"``: on CPU large members and those with convolutions
+            one by one, each in an executable of its own (``"dispatch"``), small ones together (``"vmap"``); on
+            accelerators all together. ``"unroll"``: one after the other in one program.
+        donate: whether a step may write over the old state, which saves as much memory as the state takes.
+        name: what a member is called, in the plural: the axis's name, for collectives between members.
+
+    Raises:
+        StateError: if ``make`` returns no member; AxisError: on a malformed axis; ShapeError: on malformed ``args``.
+
+    Communicates: nothing.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, paraxis as px
+        >>> make = lambda key: {"w": jax.random.normal(key, (4, 3))}
+        >>> ens = px.ensemble(make, 7, 0, apply=lambda params, x: x @ params["w"])
+        >>> ens.predict(jnp.ones((5, 4))).shape, ens.members(jnp.ones((5, 4))).shape
+        ((5, 3), (7, 5, 3))
+    """
+    check_function("make", make)
+    local.check("ensemble", lowering)
+    axis = Axis(name, size, mesh=mesh, over=over, at_once=at_once)
+    placement = layout.place(axis)
+    key = jax.random.key(key) if isinstance(key, int) else key
+    given = tree.placed("ensemble", "args", args, axis)
+    forms: list[Form] = []
+
+    def one(row: Any) -> Any:
+        form, parts = form_of(make(*row))
+        forms.append(form)
+        return form.state(parts)
+
+    # Always vectorised: what is drawn is not worth a program for each device.
+    state = held.Program(one, placement, "vmap")([held.hold((random.keys(key, axis), *given), placement)], [])
+    return Ensemble(Population(forms[0], state, apply, lowering, donate))
+
+
+class Ensemble:
+    """Members on the devices. Made by :func:`ensemble` or :func:`load_ensemble`, not by hand.
+
+    ``len(ens)`` is their number, ``ens[3]`` an ordinary member (what ``make`` returned, with its own arrays),
+    ``ens[:3]`` and ``ens[[0, 2]]`` an ensemble of some of them.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, paraxis as px
+        >>> def step(w, x, y):
+        ...     loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+        ...     return w - 0.1 * gradient, loss
+        >>> ens = px.ensemble(lambda key: jax.random.normal(key, (2,)), 5, 0, apply=lambda w, x: x @ w)
+        >>> x = jax.random.normal(jax.random.key(1), (20, 2))
+        >>> for _ in range(50):
+        ...     losses = ens.train(step, x, x @ jnp.array([1.0, 2.0]))
+        >>> losses.shape, bool(losses.max() < 1e-3)
+        ((5,), True)
+        >>> mean, variance = ens.predict(x, average="moments")
+        >>> ens[0].shape, len(ens.drop(1, 3))
+        ((2,), 3)
+    """
+
+    def __init__(self, population: Population) -> None:
+        self._population = population
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def axis(self) -> Axis:
+        """The axis of the members, for ``px.keys(key, ens.axis)`` and the other verbs."""
+        return self._state.placement.axis
+
+    def __len__(self) -> int:
+        return self.axis.size
+
+    def __repr__(self) -> str:
+        count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self._state.struct()))
+        return f"Ensemble({len(self)} {self.axis.name} of {count:,} numbers, on {self._population.placement.num_devices} devices)"
+
+    def stacked(self) -> Any:
+        """All members as one: what ``make`` returned, with leaves ``(size, ...)``, for ``px.map_fn`` and ``jax.vmap``.
+
+        Communicates: nothing if the sizes divide; else one all-gather per leaf.
+        """
+        return self._form.member(jax.tree.map(_copy, self._state.stacked()))
+
+    def __getitem__(self, index: Any) -> Any:
+        """An int: that member, an ordinary one; a slice or a sequence of ints: an ensemble of those."""
+        if isinstance(index, slice):
+            return self._chosen(range(len(self))[index])
+        if isinstance(index, (Sequence, np.ndarray, jax.Array)) and np.ndim(index) == 1:
+            return self._chosen([self._number(i) for i in np.asarray(index, int)])
+        return self._form.member(self._state.row(self._number(index)))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def drop(self, *indices: int) -> "Ensemble":
+        """An ensemble without some members; the others keep their order. This one stays as it is."""
+        gone = {self._number(index) for index in indices}
+        return self._chosen([index for index in range(len(self)) if index not in gone])
+
+    def add(self, *members: Any) -> "Ensemble":
+        """An ensemble with more members at the end: single ones, as ``make`` returns them. This one stays as it is.
+
+        Raises:
+            StateError: if one has other variables, shapes or dtypes.
+        """
+        states = [self._fitting(position, member) for position, member in enumerate(members)]
+        whole = self._state.stacked()
+        return self._like(jax.tree.map(lambda x, *more: jnp.concatenate([x, jnp.stack(more)]), whole, *states))
+
+    # --- what it does -------------------------------------------------------------------------------------------------
+
+    def train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
+        """One step of each member.
+
+        Args:
+            step: a step of one member. Pytrees: ``step(*parts, *args)`` → the new state, or ``(state, out)``; a member
+                that is a tuple is taken and returned as one. Modules: ``step(*modules, *args)`` → ``out``; they are
+                changed in place. Compiled once for each function and shapes, so define it once. It may use
+                collectives by the axis's name; then all members run together.
+            *args: pytrees of arrays; by default the same for all members, such as a batch.
+            in_axes: 0 where each member has its own, ``(size, ...)``: its batch, weights, learning rate, key. One for
+                all arguments, or a tuple with one (or a tree) for each.
+
+        Returns:
+            ``out`` with leaves ``(size, ...)``. Members that are not finite any more: see :meth:`finite`.
+
+        Raises:
+            StateError: if the step does not give back a member like the one it was given; ShapeError: on malformed
+                arguments. The members are as they were before.
+
+        Communicates: nothing. If the members cannot be shared out evenly, ``out`` is brought together.
+        """
+        placed = _arguments.place("ensemble.train", args, in_axes, self._population.placement)
+        return self._population.step(self._population.train_program(step, placed), placed).stacked()
+
+    def predict(
+        self,
+        *inputs: Any,
+        average: Average = "softmax",
+        where: Any = None,
+        apply: Apply | None = None,
+        in_axes: Any = None,
+        batch_size: int | None = None,
+    ) -> Any:
+        """Average the members' predictions on the devices; only the average leaves them.
+
+        Args:
+            *inputs: what the model is applied to, the same for all members.
+            average: of what.
+
+                * ``"softmax"``: models give logits ``(..., classes)``; their probabilities;
+                * ``"sigmoid"``: models give logits; their probabilities, entry by entry;
+                * ``"mean"``: of what the models give;
+                * ``"moments"``: the mean of what they give, and its variance between members (``ddof=0``);
+                * ``"mixture"``: models give ``(mean, variance)``; mean and variance of the mixture of these normals
+                  (Lakshminarayanan et al. 2017, arXiv 1612.01474).
+            where: booleans ``(size,)``; members with ``False`` are left out, whatever they give, NaN included:
+                ``where=ens.finite()``.
+            apply: as in :func:`ensemble`, for this once.
+            in_axes: as in :meth:`train`.
+            batch_size: at most so many rows of the inputs at once; they then all have leading rows.
+
+        Returns:
+            The average, the same on all devices: ``(...)``, at least float32; two of them for ``"moments"`` and
+            ``"mixture"``.
+
+        Raises:
+            ShapeError: on malformed arguments, or if ``where`` leaves nobody; StateError: if it is not known how to
+                apply the model.
+
+        Communicates: one all-reduce the size of the result; for ``"moments"`` and ``"mixture"`` of ``num_devices``
+        times as much.
+        """
+        averaged = _averages.named(average, get_args(Average))
+        weights = _weights(where, len(self))
+        parts = _batches("ensemble.predict", inputs, in_axes, batch_size)
+        given = (_arguments.place("ensemble.predict", part, in_axes, self._population.placement) for part in parts)
+        return _joined([averaged.of(self._population.applied(args, apply, averaged.each), weights) for args in given])
+
+    def members(
+        self, *inputs: Any, apply: Apply | None = None, in_axes: Any = None, batch_size: int | None = None
+    ) -> Any:
+        """Every member's prediction, as the model gives it: leaves ``(size, ...)``. See :meth:`predict`.
+
+        Communicates: nothing if the sizes divide; else the predictions are brought together.
+        """
+        parts = _batches("ensemble.members", inputs, in_axes, batch_size)
+        given = (_arguments.place("ensemble.members", part, in_axes, self._population.placement) for part in parts)
+        return _joined([self._population.applied(args, apply, _averages.same).stacked() for args in given], axis=1)
+
+    def finite(self) -> np.ndarray:
+        """Which members are sound: booleans ``(size,)``, ``False`` where any number of one is NaN or infinite.
+
+        ``np.flatnonzero(~ens.finite())`` are the others' indices; ``ens.predict(x, where=ens.finite())`` leaves them
+        out, ``ens.drop(*indices)`` for good.
+        """
+        program = self._population.program("finite", None, (), lambda: _all_finite)
+        return np.asarray(program([self._state], []).stacked())
+
+    def save(self, path: Any) -> None:
+        """Write every member to a file of its own in a directory, ``member-000.npz`` and so on. See :meth:`save_member`.
+
+        The directory is written under another name first: whatever happens, an old one stays until the new one is
+        whole.
+        """
+        names = self._form.names(self._state.struct())
+        rows = (jax.tree.leaves(self._state.row(index)) for index in range(len(self)))
+        _files.write_directory(path, (dict(zip(names, row, strict=True)) for row in rows))
+
+    def save_member(self, index: int, path: Any) -> None:
+        """Write one member to a file, all its parts, with the names of its leaves. Read with :func:`load_member`.
+
+        The format is NumPy's ``.npz``: readable without Paraxis, and with a checksum for every array.
+        """
+        state = self._state.row(self._number(index))
+        _files.write(path, dict(zip(self._form.names(state), jax.tree.leaves(state), strict=True)))
+
+    # --- how ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> held.Held:
+        return self._population.state
+
+    @property
+    def _form(self) -> Form:
+        return self._population.form
+
+    def _number(self, index: Any) -> int:
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"ensemble: there is no member {number}; there are {len(self)}, from 0")
+        return number % len(self)
+
+    def _chosen(self, indices: Sequence[int]) -> "Ensemble":
+        if not len(indices):
+            raise ShapeError("ensemble: no member would be left; an ensemble has at least one")
+        chosen = np.asarray(indices)
+        return self._like(jax.tree.map(lambda leaf: leaf[chosen], self._state.stacked()))
+
+    def _like(self, tree: Any) -> "Ensemble":
+        """An ensemble of the same form with other members, ``(size, ...)``."""
+        axis = self.axis
+        size = jax.tree.leaves(tree)[0].shape[0]
+        resized = Axis(axis.name, size, mesh=axis.mesh, over=axis.over, at_once=axis.at_once)
+        state = held.hold(jax.tree.map(_copy, tree), layout.place(resized))
+        ours = self._population
+        return Ensemble(Population(ours.form, state, ours.apply, ours.lowering, ours.donate))
+
+    def _fitting(self, position: int, member: Any) -> Any:
+        form, parts = form_of(member)
+        state, expected = form.state(parts), self._state.struct()
+        ours, theirs = self._form.names(expected), form.names(state)
+        if ours != theirs:
+            odd = next(iter(sorted({*ours} ^ {*theirs})), "their order")
+            raise StateError(f"ensemble.add: members[{position}] is not like the others; they differ in {odd}")
+        for name, a, b in zip(ours, jax.tree.leaves(expected), jax.tree.leaves(state), strict=True):
+            if (a.shape, a.dtype) != (b.shape, b.dtype):
+                raise StateError(
+                    f"ensemble.add: members[{position}] is not like the others: {name} is {b.dtype}{list(b.shape)}, "
+                    f"theirs {a.dtype}{list(a.shape)}"
+                )
+        return jax.tree.unflatten(jax.tree.structure(expected), jax.tree.leaves(state))
+
+
+def _copy(x: jax.Array) -> jax.Array:
+    """Memory of its own: what the ensemble holds may be given away."""
+    return jnp.array(x, copy=True)
+
+
+def _all_finite(state: Any) -> jax.Array:
+    floats = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in floats]).all() if floats else jnp.array(True)
+
+
+def _weights(where: Any, size: int) -> np.ndarray:
+    if where is None:
+        return np.ones(size, np.float32)
+    mask = np.asarray(where)
+    if mask.shape != (size,) or mask.dtype != bool:
+        raise ShapeError(
+            f"ensemble.predict: where must be booleans ({size},), one per member, got {mask.dtype}{list(mask.shape)}; "
+            f"write where=ens.finite()"
+        )
+    if not mask.any():
+        raise ShapeError("ensemble.predict: where leaves no member; there is nothing to average")
+    return mask.astype(np.float32)
+
+
+def _batches(verb: str, inputs: tuple[Any, ...], in_axes: Any, batch_size: int | None) -> list[tuple[Any, ...]]:
+    if batch_size is None:
+        return [inputs]
+    if in_axes is not None:
+        raise ShapeError(f"{verb}: batch_size cuts inputs that all members share; leave in_axes out, or batch_size")
+    sizes = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(inputs)}
+    if len(sizes) != 1 or None in sizes or batch_size < 1:
+        raise ShapeError(
+            f"{verb}: batch_size={batch_size} needs inputs that all have the same number of leading rows, got {sizes}"
+        )
+    (rows,) = sizes
+    assert rows is not None
+    starts = range(0, max(rows, 1), batch_size)
+    return [jax.tree.map(lambda x, s=start: x[s : s + batch_size], inputs) for start in starts]
+
+
+def _joined(parts: list[Any], axis: int = 0) -> Any:
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *xs: jnp.concatenate(xs, axis), *parts)

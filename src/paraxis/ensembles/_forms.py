@@ -1,0 +1,50 @@
+"""Which form the members have, told from what a function made. Flax is needed for modules only."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from paraxis._core.errors import StateError
+from paraxis.ensembles._members import Form, TreeForm
+
+
+def form_of(made: Any) -> tuple[Form, tuple[Any, ...]]:
+    """The form of a member that was made, and its parts.
+
+    Raises:
+        StateError: if it has no arrays, or has modules and plain arrays beside each other.
+    """
+    is_tuple = type(made) is tuple
+    parts = made if is_tuple else (made,)
+    if _flax_is_loaded():
+        from paraxis.ensembles import _modules
+
+        if _modules.any_modules(parts):
+            return _modules.ModuleForm(parts, is_tuple), parts
+    if not jax.tree.leaves(parts):
+        raise StateError(
+            f"ensemble: make returned a {type(made).__name__} without arrays; it must return the parameters, a train "
+            f"state or a module of one member: lambda key: model.init(key, x)['params']"
+        )
+    return TreeForm(is_tuple), parts
+
+
+def check_function(what: str, fn: Callable[..., Any]) -> None:
+    """Refuse what is no function of one member.
+
+    Raises:
+        StateError: if it cannot be called, or uses a module from outside, which all members would share, frozen.
+    """
+    if not callable(fn):
+        raise StateError(f"ensemble: {what} must be a function of one member, got {type(fn).__name__}")
+    if _flax_is_loaded():
+        from paraxis.ensembles import _modules
+
+        _modules.refuse_captured(f"ensemble: {what}", fn)
+
+
+def _flax_is_loaded() -> bool:
+    """If not, there is no module to be found."""
+    return "flax.nnx" in sys.modules

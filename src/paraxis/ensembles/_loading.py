@@ -1,0 +1,133 @@
+"""Members read back from files, as what the function that makes them would make."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core import held, layout, local
+from paraxis._core.axis import Axis
+from paraxis._core.errors import StateError
+from paraxis._core.local import Lowering
+from paraxis.ensembles import _files
+from paraxis.ensembles._ensemble import Ensemble
+from paraxis.ensembles._forms import check_function, form_of
+from paraxis.ensembles._members import Apply, Form
+from paraxis.ensembles._population import Population
+
+
+def load_member(make: Callable[[jax.Array], Any], path: Any) -> Any:
+    """Read one member from a file that ``ens.save_member`` or ``ens.save`` wrote.
+
+    Args:
+        make: ``make(key)`` → a member like the one in the file. It is traced, not run.
+        path: the file.
+
+    Returns:
+        The member, as ``make`` returns it.
+
+    Raises:
+        StateError: if the file is damaged, or the member in it has other variables, shapes or dtypes than ``make``
+            gives; FileNotFoundError.
+
+    Communicates: nothing.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, paraxis as px, tempfile
+        >>> make = lambda key: {"w": jax.random.normal(key, (4,))}
+        >>> ens = px.ensemble(make, 3, 0)
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     ens.save_member(1, f"{place}/best.npz")
+        ...     member = px.load_member(make, f"{place}/best.npz")
+        >>> bool((member["w"] == ens[1]["w"]).all())
+        True
+    """
+    form, struct = _made("load_member", make)
+    return form.member(_state(form, struct, path))
+
+
+def load_ensemble(
+    make: Callable[[jax.Array], Any],
+    path: Any,
+    *,
+    apply: Apply | None = None,
+    mesh: Any = None,
+    over: str | tuple[str, ...] | None = None,
+    at_once: int | None = None,
+    lowering: Lowering = "auto",
+    donate: bool = True,
+    name: str = "members",
+) -> Ensemble:
+    """Read the members that ``ens.save`` wrote, onto the devices there are now.
+
+    Args:
+        make: ``make(key)`` → a member like those in the directory. It is traced, not run.
+        path: the directory.
+        apply: as in :func:`ensemble`, and so are the others.
+        mesh: likewise.
+        over: likewise.
+        at_once: likewise.
+        lowering: likewise.
+        donate: likewise.
+        name: likewise.
+
+    Raises:
+        StateError: naming the file that is damaged, missing or of another kind of member.
+
+    Communicates: nothing.
+
+    Example:
+        >>> import jax, paraxis as px, tempfile
+        >>> make = lambda key: {"w": jax.random.normal(key, (4,))}
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     px.ensemble(make, 3, 0).save(f"{place}/ensemble")
+        ...     ens = px.load_ensemble(make, f"{place}/ensemble")
+        >>> len(ens)
+        3
+    """
+    local.check("load_ensemble", lowering)
+    form, struct = _made("load_ensemble", make)
+    states = [_state(form, struct, file) for file in _files.member_files(path)]
+    axis = Axis(name, len(states), mesh=mesh, over=over, at_once=at_once)
+    rows = held.hold(jax.tree.map(lambda *xs: jnp.stack(xs), *states), layout.place(axis))
+    return Ensemble(Population(form, rows, apply, lowering, donate))
+
+
+def _made(what: str, make: Callable[[jax.Array], Any]) -> tuple[Form, Any]:
+    check_function("make", make)
+    forms: list[Form] = []
+
+    def one(key: jax.Array) -> Any:
+        form, parts = form_of(make(key))
+        forms.append(form)
+        return form.state(parts)
+
+    try:
+        struct = jax.eval_shape(one, jax.random.key(0))
+    except TypeError as error:
+        raise StateError(
+            f"{what}: make must be a function of a key alone, here: lambda key: make(key, 0.1) ({error})"
+        ) from error
+    return forms[0], struct
+
+
+def _state(form: Form, struct: Any, path: Any) -> Any:
+    """A state from a file.
+
+    Raises:
+        StateError: if it is not the state of such a member.
+    """
+    arrays = _files.read(path)
+    names = form.names(struct)
+    if names != list(arrays):
+        odd = next(iter(sorted({*names} ^ {*arrays})), "their order")
+        raise StateError(f"load_member: the member in {path} is not like one that make gives; they differ in {odd}")
+    for name, expected in zip(names, jax.tree.leaves(struct), strict=True):
+        x = arrays[name]
+        if (x.shape, x.dtype) != (expected.shape, expected.dtype):
+            raise StateError(
+                f"load_member: {name} in {path} is {x.dtype}{list(x.shape)}, but make gives "
+                f"{expected.dtype}{list(expected.shape)}"
+            )
+    return jax.tree.unflatten(jax.tree.structure(struct), [arrays[name] for name in names])

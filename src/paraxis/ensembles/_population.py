@@ -1,0 +1,113 @@
+"""Members on the devices, and the compiled functions that are mapped over them."""
+
+import collections
+import operator
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+
+from paraxis._core import held, interrupts
+from paraxis._core.errors import StateError
+from paraxis._core.layout import Placement
+from paraxis._core.local import Lowering
+from paraxis.ensembles._arguments import Arguments
+from paraxis.ensembles._forms import check_function
+from paraxis.ensembles._members import Apply, Form
+
+_KEPT = 64  # compiled functions
+
+
+class Population:
+    """The state of all members, what is known of one, and how functions are run."""
+
+    def __init__(self, form: Form, state: held.Held, apply: Apply | None, lowering: Lowering, donate: bool) -> None:
+        if apply is not None:
+            check_function("apply", apply)
+        self.form = form
+        self.apply = apply
+        self.lowering: Lowering = lowering
+        self.donate = donate
+        self._held: held.Held | None = state
+        self._programs: collections.OrderedDict[Hashable, held.Program] = collections.OrderedDict()
+
+    @property
+    def state(self) -> held.Held:
+        """What the members hold.
+
+        Raises:
+            StateError: if it was lost.
+        """
+        if self._held is None:
+            raise StateError(
+                "ensemble: the members are gone: their memory had been given away when a step failed. Load them, "
+                "px.load_ensemble(make, path), or make them anew; px.ensemble(…, donate=False) keeps them"
+            )
+        return self._held
+
+    @state.setter
+    def state(self, state: held.Held) -> None:
+        self._held = state
+
+    @property
+    def placement(self) -> Placement:
+        return self.state.placement
+
+    @property
+    def size(self) -> int:
+        return self.placement.size
+
+    def step(self, program: held.Program, args: Arguments) -> held.Held:
+        """Run a function that gives ``(state, out)``; keep the one, return the other."""
+        before = self.state
+        with interrupts.deferred():  # between giving the memory away and having the new state
+            try:
+                rows = program([before, *args.rows], [args.shared])
+            except Exception:
+                if _is_gone(before):
+                    self._held = None
+                raise
+            self._held = rows.part(operator.itemgetter(0))
+        return rows.part(operator.itemgetter(1))
+
+    def train_program(self, step: Callable[..., Any], args: Arguments) -> held.Program:
+        """One step of a member."""
+
+        def make() -> Callable[..., Any]:
+            check_function("step", step)
+            return lambda state, *given: self.form.stepped(step, state, args.rebuilt(given))
+
+        return self.program("train", step, args.key, make, donate=self.donate)
+
+    def applied(self, args: Arguments, apply: Apply | None, each: Callable[[Any], Any]) -> held.Held:
+        """``each`` of what every member's model gives."""
+        apply = apply or self.apply
+
+        def make() -> Callable[..., Any]:
+            if apply is not None:
+                check_function("apply", apply)
+            return lambda state, *given: each(self.form.applied(apply, state, args.rebuilt(given)))
+
+        program = self.program("apply", (apply, each), args.key, make)
+        return program([self.state, *args.rows], [args.shared])
+
+    def program(
+        self, kind: str, fn: Any, key: Hashable, make: Callable[[], Callable[..., Any]], *, donate: bool = False
+    ) -> held.Program:
+        """The compiled function for these, made at the first call."""
+        place = (kind, fn, key)
+        try:
+            known = self._programs.get(place)
+        except TypeError:  # a function that cannot be looked up
+            return held.Program(make(), self.placement, self.lowering, donate=donate)
+        if known is None:
+            known = self._programs[place] = held.Program(make(), self.placement, self.lowering, donate=donate)
+        self._programs.move_to_end(place)
+        if len(self._programs) > _KEPT:
+            self._programs.popitem(last=False)
+        return known
+
+
+def _is_gone(state: held.Held) -> bool:
+    tree = state.rows if isinstance(state, held.Apart) else state.together().tree
+    return any(leaf.is_deleted() for leaf in jax.tree.leaves(tree))
