@@ -5,6 +5,7 @@ device to itself. JAX compiles an executable for each device that it is called o
 """
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -78,17 +79,13 @@ def executable(fn: Callable[..., Any], placement: Placement, *, donate: bool) ->
     return jax.jit(run, donate_argnums=0 if donate else ())
 
 
-def compile_all(
-    run: Any, own: Sequence[Rows], shared: Sequence[Sequence[Any]], placement: Placement
-) -> None:
+def compile_all(run: Any, own: Sequence[Rows], shared: Sequence[Sequence[Any]], placement: Placement) -> None:
     """Compile an executable for each device that it will be called on."""
     for device, index in _turn(0, placement):
         run.lower(*(rows[index] for rows in own), *(copies[device] for copies in shared)).compile()
 
 
-def call(
-    run: Callable[..., Any], own: Sequence[Rows], shared: Sequence[Sequence[Any]], placement: Placement
-) -> Rows:
+def call(run: Callable[..., Any], own: Sequence[Rows], shared: Sequence[Sequence[Any]], placement: Placement) -> Rows:
     """Call an executable for each element: with its row of each of ``own``, and its device's copy of each ``shared``.
 
     ``at_once``: that many turns of all devices are under way at most.
@@ -177,10 +174,10 @@ def _padded(tree: Any, placement: Placement) -> Any:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _unstack(block: Any, count: int) -> Rows:
-    return [jax.tree.map(lambda leaf: leaf[index], block) for index in range(count)]
+    return [jax.tree.map(operator.itemgetter(index), block) for index in range(count)]
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _stack(rows: Sequence[Any], size: int) -> Any:
-    padded = [*rows, *(rows[-1:] * (size - len(rows)))]
+    padded = [*rows, *([rows[-1]] * (size - len(rows)))]
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *padded)

@@ -7,6 +7,7 @@
     ├── LoweringError       elements that cannot be run in the way asked for   (ValueError)
     ├── CollectiveError     elements that cannot exchange values here          (ValueError)
     ├── StateError          variables that cannot be carried as asked          (ValueError)
+    ├── DataError           values that cannot be what they are said to be     (ValueError)
     ├── DeviceError         devices asked for and not there                    (RuntimeError)
     └── CommunicationError  a broken promise about communication               (AssertionError)
 
@@ -40,6 +41,10 @@ class CollectiveError(ParaxisError, ValueError):
 
 class StateError(ParaxisError, ValueError):
     """A module's variables that cannot be carried through a transform in the way that was asked for."""
+
+
+class DataError(ParaxisError, ValueError):
+    """Values that cannot be what they are said to be: probabilities, labels, a damaged file."""
 
 
 class DeviceError(ParaxisError, RuntimeError):

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from paraxis._core import apart, collectives, cost, jax_api, layout, local, mapping, primitives, scope
+from paraxis._core import apart, cost, jax_api, layout, local, mapping, primitives, scope
 from paraxis._core.layout import Placement
 from paraxis._core.local import Lowering
 
@@ -154,7 +154,8 @@ def free(tree: Any) -> Any:
 
     def one(leaf: jax.Array) -> jax.Array:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(np.asarray(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+            data = jnp.asarray(np.asarray(jax.random.key_data(leaf)))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         return jnp.asarray(np.asarray(leaf))
 
     return jax.tree.map(one, tree)
@@ -164,10 +165,11 @@ class Everywhere:
     """One tree for all rows, on every device."""
 
     def __init__(self, tree: Any, placement: Placement) -> None:
-        mesh = layout.concrete_mesh(placement)
-        alone = placement.mesh is None or mesh is None
+        mesh = layout.concrete_mesh(placement) if placement.mesh_axes else None
         self._placement = placement
-        self.tree = jax.tree.map(jnp.asarray, tree) if alone else jax.device_put(tree, NamedSharding(mesh, P()))
+                self.tree = (
+            jax.tree.map(jnp.asarray, tree) if mesh is None else jax.device_put(tree, NamedSharding(mesh, P()))
+        )
 
     @functools.cached_property
     def copies(self) -> Sequence[Any]:

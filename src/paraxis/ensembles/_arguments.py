@@ -74,10 +74,14 @@ def _flags(verb: str, args: tuple[Any, ...], in_axes: Any) -> list[bool]:
             f"{verb}: in_axes has {len(axes)} entries for {len(args)} arguments; write one for each, "
             f"in_axes=({', '.join(['None'] * len(args))})"
         )
+    flags = jax.tree.map(lambda entry: _flag(verb, entry), axes, is_leaf=tree.is_none)
     try:
-        entries = jax.tree.leaves(tree.spread(axes, args), is_leaf=tree.is_none)
+        return jax.tree.leaves(tree.spread(flags, args))
     except (ValueError, TypeError) as error:
         raise ShapeError(f"{verb}: in_axes={in_axes!r} does not fit the arguments: {error}") from None
-    if wrong := [entry for entry in entries if entry is not None and entry != 0]:
-        raise ShapeError(f"{verb}: in_axes must hold 0 or None only, got {wrong[0]!r}; write in_axes=0")
-    return [entry is not None for entry in entries]
+
+
+def _flag(verb: str, entry: Any) -> bool:
+    if entry is not None and (entry != 0 or isinstance(entry, bool)):
+        raise ShapeError(f"{verb}: in_axes must hold 0 or None only, got {entry!r}; write in_axes=0")
+    return entry is not None

@@ -13,8 +13,9 @@ from paraxis._core import held, layout, local, random, tree
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError, StateError
 from paraxis._core.local import Lowering
-from paraxis.ensembles import _arguments, _averages, _files
+from paraxis.ensembles import _arguments, _averages, _files, _fitting, _order
 from paraxis.ensembles._forms import check_function, form_of
+from paraxis.ensembles._history import Epoch, History
 from paraxis.ensembles._members import Apply, Form
 from paraxis.ensembles._population import Population
 
@@ -73,7 +74,7 @@ def ensemble(
     local.check("ensemble", lowering)
     axis = Axis(name, size, mesh=mesh, over=over, at_once=at_once)
     placement = layout.place(axis)
-    key = jax.random.key(key) if isinstance(key, int) else key
+    key = _key(key)
     given = tree.placed("ensemble", "args", args, axis)
     forms: list[Form] = []
 
@@ -124,7 +125,8 @@ class Ensemble:
 
     def __repr__(self) -> str:
         count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self._state.struct()))
-        return f"Ensemble({len(self)} {self.axis.name} of {count:,} numbers, on {self._population.placement.num_devices} devices)"
+        place = f"on {self._population.placement.num_devices} devices"
+        return f"Ensemble({len(self)} {self.axis.name} of {count:,} numbers, {place})"
 
     def stacked(self) -> Any:
         """All members as one: what ``make`` returned, with leaves ``(size, ...)``, for ``px.map_fn`` and ``jax.vmap``.
@@ -184,6 +186,86 @@ class Ensemble:
         """
         placed = _arguments.place("ensemble.train", args, in_axes, self._population.placement)
         return self._population.step(self._population.train_program(step, placed), placed).stacked()
+
+    def fit(
+        self,
+        step: Callable[..., Any],
+        data: tuple[Any, ...],
+        *,
+        batch_size: int,
+        key: Any,
+        num_epochs: int = 1,
+        first_epoch: int = 0,
+        rows: Any = None,
+        weights: Any = None,
+        per_member: tuple[Any, ...] = (),
+        own_order: bool = False,
+        validate: Callable[..., Any] | None = None,
+        validation: tuple[Any, ...] = (),
+        patience: int | None = None,
+        progress: bool | Callable[[Epoch], None] = False,
+    ) -> History:
+        """Train all members for some epochs, on data that is brought to the devices once.
+
+        Each epoch shuffles the rows by the key and its own number, cuts them into batches (what is left over sits out)
+        and calls the step on each: ``step(*parts, *batch, [weights], *per_member)``, as in :meth:`train`. Where calls
+        cost more than the work, a whole epoch is one program, with the loop on the devices.
+
+        Args:
+            step: as in :meth:`train`.
+            data: a tuple of pytrees of arrays ``(num_rows, ...)``.
+            batch_size: rows of a step.
+            key: one key, or a whole number as seed, of the order of the rows.
+            num_epochs: how many.
+            first_epoch: the number of the first one. To go on where another call ended, with the same key.
+            rows: row numbers ``(size, m)``: each member sees only these, with repetitions. Bagging:
+                ``rows=ens.bootstrap_rows(key, num_rows)``.
+            weights: of the rows, ``(num_rows,)``, or ``(size, num_rows)`` for each member its own; a batch of them
+                comes after the data.
+            per_member: further arguments of the step, pytrees of arrays ``(size, ...)``: a member's learning rate.
+            own_order: whether each member goes through its rows in an order of its own.
+            validate: ``validate(model, *validation)`` → one number, the less the better, in ``eval()`` mode; after
+                each epoch.
+            validation: its further arguments.
+            patience: stop a member that has not improved for so many epochs, and give every member back the state
+                with which it did best.
+            progress: ``True`` shows a bar (needs the extra ``cli``); a function is called with an ``Epoch``.
+
+        Returns:
+            A :class:`History`.
+
+        Raises:
+            ShapeError: naming the argument; StateError: as in :meth:`train`. Interrupted, members are as they were
+                after the last whole step.
+
+        Warns:
+            RuntimeWarning: with the indices of the members that give results which are not finite.
+
+        Communicates: as :meth:`train`, once per epoch.
+        """
+        plan = _fitting.Plan(
+            step,
+            data,
+            batch_size,
+            num_epochs,
+            first_epoch,
+            _key(key),
+            None if rows is None else np.asarray(rows),
+            weights,
+            per_member,
+            own_order,
+            validate,
+            validation,
+            patience,
+        )
+        return _fitting.fit(self._population, plan, progress)
+
+    def bootstrap_rows(self, key: Any, num_rows: int) -> np.ndarray:
+        """For each member as many row numbers as there are rows, drawn with replacement: ``(size, num_rows)``.
+
+        A member's are a function of the key and its number (bagging; Breiman 1996).
+        """
+        return _order.bootstrap_rows(_key(key), len(self), num_rows)
 
     def predict(
         self,
@@ -250,9 +332,9 @@ class Ensemble:
         return np.asarray(program([self._state], []).stacked())
 
     def save(self, path: Any) -> None:
-        """Write every member to a file of its own in a directory, ``member-000.npz`` and so on. See :meth:`save_member`.
+        """Write every member to a file of its own in a directory, ``member-000.npz`` and so on.
 
-        The directory is written under another name first: whatever happens, an old one stays until the new one is
+        What is in them: see :meth:`save_member`. The directory is written under another name first: whatever happens, an old one stays until the new one is
         whole.
         """
         names = self._form.names(self._state.struct())
@@ -314,6 +396,10 @@ class Ensemble:
         return jax.tree.unflatten(jax.tree.structure(expected), jax.tree.leaves(state))
 
 
+def _key(key: Any) -> Any:
+    return jax.random.key(key) if isinstance(key, (int, np.integer)) else key
+
+
 def _copy(x: jax.Array) -> jax.Array:
     """Memory of its own: what the ensemble holds may be given away."""
     return jnp.array(x, copy=True)
@@ -351,7 +437,7 @@ def _batches(verb: str, inputs: tuple[Any, ...], in_axes: Any, batch_size: int |
     (rows,) = sizes
     assert rows is not None
     starts = range(0, max(rows, 1), batch_size)
-    return [jax.tree.map(lambda x, s=start: x[s : s + batch_size], inputs) for start in starts]
+    return [jax.tree.map(operator.itemgetter(slice(start, start + batch_size)), inputs) for start in starts]
 
 
 def _joined(parts: list[Any], axis: int = 0) -> Any:

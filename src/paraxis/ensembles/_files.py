@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core.errors import StateError
+from paraxis._core.errors import DataError, StateError
 
 _HEADER = "paraxis"  # what NumPy cannot tell: names in order, dtypes that are not its own, kinds of random keys
 
@@ -85,7 +85,7 @@ def read(path: Any) -> dict[str, jax.Array]:
     """The arrays of a file by their names.
 
     Raises:
-        StateError: if it is not whole, or not one of ours.
+        DataError: if it is not whole, or not one of ours.
     """
     try:
         with np.load(Path(path), allow_pickle=False) as file:
@@ -94,7 +94,7 @@ def read(path: Any) -> dict[str, jax.Array]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise StateError(
+        raise DataError(
             f"load_member: {path} is damaged, or no file of a member ({error}); load another one, the others are not "
             f"touched by it"
         ) from error

@@ -28,8 +28,8 @@ def load_member(make: Callable[[jax.Array], Any], path: Any) -> Any:
         The member, as ``make`` returns it.
 
     Raises:
-        StateError: if the file is damaged, or the member in it has other variables, shapes or dtypes than ``make``
-            gives; FileNotFoundError.
+        DataError: if the file is damaged; StateError: if the member in it has other variables, shapes or dtypes than
+            ``make`` gives; FileNotFoundError.
 
     Communicates: nothing.
 
@@ -73,7 +73,7 @@ def load_ensemble(
         name: likewise.
 
     Raises:
-        StateError: naming the file that is damaged, missing or of another kind of member.
+        DataError, StateError: naming the file that is damaged; missing, or of another kind of member.
 
     Communicates: nothing.
 

@@ -57,12 +57,12 @@ class Population:
     def size(self) -> int:
         return self.placement.size
 
-    def step(self, program: held.Program, args: Arguments) -> held.Held:
+    def step(self, program: held.Program, args: Arguments, *more: held.Everywhere) -> held.Held:
         """Run a function that gives ``(state, out)``; keep the one, return the other."""
         before = self.state
         with interrupts.deferred():  # between giving the memory away and having the new state
             try:
-                rows = program([before, *args.rows], [args.shared])
+                rows = program([before, *args.rows], [args.shared, *more])
             except Exception:
                 if _is_gone(before):
                     self._held = None
