@@ -167,9 +167,7 @@ class Everywhere:
     def __init__(self, tree: Any, placement: Placement) -> None:
         mesh = layout.concrete_mesh(placement) if placement.mesh_axes else None
         self._placement = placement
-                self.tree = (
-            jax.tree.map(jnp.asarray, tree) if mesh is None else jax.device_put(tree, NamedSharding(mesh, P()))
-        )
+        self.tree = jax.tree.map(jnp.asarray, tree) if mesh is None else jax.device_put(tree, NamedSharding(mesh, P()))
 
     @functools.cached_property
     def copies(self) -> Sequence[Any]:

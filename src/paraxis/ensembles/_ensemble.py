@@ -334,8 +334,8 @@ class Ensemble:
     def save(self, path: Any) -> None:
         """Write every member to a file of its own in a directory, ``member-000.npz`` and so on.
 
-        What is in them: see :meth:`save_member`. The directory is written under another name first: whatever happens, an old one stays until the new one is
-        whole.
+        What is in them: see :meth:`save_member`. The directory is written under another name first: whatever happens,
+        an old one stays until the new one is whole.
         """
         names = self._form.names(self._state.struct())
         rows = (jax.tree.leaves(self._state.row(index)) for index in range(len(self)))
