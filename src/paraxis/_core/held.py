@@ -104,7 +104,8 @@ class Apart(Held):
         return Apart(self.placement, [take(row) for row in self.rows])
 
     def together(self) -> Together:
-        return Together(self.placement, apart.stacked_blocks(self.rows, self.placement))
+        with jax.ensure_compile_time_eval():  # also where a function that uses them is being traced
+            return Together(self.placement, apart.stacked_blocks(self.rows, self.placement))
 
     def apart(self) -> "Apart":
         return self
@@ -149,6 +150,13 @@ def _filled(tree: Any, placement: Placement) -> Any:
     return jax.tree.map(one, tree)
 
 
+def is_traced(tree: Any) -> bool:
+    """Whether there is a value in it that JAX is tracing."""
+    found = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Held))
+    leaves = (jax.tree.leaves(x.tree) if isinstance(x, Together) else [] if isinstance(x, Held) else [x] for x in found)
+    return any(isinstance(leaf, jax_api.Tracer) for some in leaves for leaf in some)
+
+
 def free(tree: Any) -> Any:
     """The same values on the default device, to be used with anything."""
 
@@ -167,7 +175,12 @@ class Everywhere:
     def __init__(self, tree: Any, placement: Placement) -> None:
         mesh = layout.concrete_mesh(placement) if placement.mesh_axes else None
         self._placement = placement
-        self.tree = jax.tree.map(jnp.asarray, tree) if mesh is None else jax.device_put(tree, NamedSharding(mesh, P()))
+        if mesh is None:
+            self.tree = jax.tree.map(jnp.asarray, tree)
+            return
+        target = NamedSharding(mesh, P())
+        there = all(_lies(x, target) for x in jax.tree.leaves(tree))
+        self.tree = tree if there else jax.device_put(tree, target)
 
     @functools.cached_property
     def copies(self) -> Sequence[Any]:
@@ -175,6 +188,10 @@ class Everywhere:
         if len(layout.devices(self._placement)) == 1:
             return [self.tree]
         return apart.on_devices(self.tree, self._placement)
+
+
+def _lies(x: Any, target: NamedSharding) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.sharding == target
 
 
 class Program:
@@ -197,6 +214,7 @@ class Program:
         self._donate = donate
         self._chosen: Lowering | None = None
         self._compiled = False
+        self._small: bool | None = None
 
     def __call__(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> Held:
         """The results, one per row. Shapes and dtypes must be those of the first call."""
@@ -217,10 +235,14 @@ class Program:
 
     def small(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> bool:
         """Whether one row's work is small, and best done in loops and vectorised."""
-        one = self._element(own, shared)
-        return not cost.convolves(one.jaxpr.jaxpr) and cost.flops(one.jaxpr.jaxpr) <= SMALL
+        if self._small is None:
+            one = self._element(own, shared).jaxpr.jaxpr
+            self._small = not cost.convolves(one) and cost.flops(one) <= SMALL
+        return self._small
 
     def _lower(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> Lowering:
+        if is_traced((*own, *(x.tree for x in shared))):  # in one program, through which a derivative can be taken
+            return "auto" if self._lowering == "dispatch" else self._lowering
         if self._chosen is None:
             if self._lowering == "dispatch":
                 apart.require_alone("ensemble", self._placement)
@@ -260,7 +282,7 @@ class Program:
             mine, theirs = jax.tree.leaves((first, rest)), jax.tree.leaves(shared)
             is_shared = (False,) * len(mine) + (True,) * len(theirs)
             padded = tuple(not x for x in is_shared)
-            how: Lowering = self._chosen or "auto"
+            how: Lowering = "auto" if self._lowering == "dispatch" else self._lowering
             placement = self._placement
             made = mapping.Mapping(self._fn, structure, placement, how, is_shared, padded, self._scope, held=True)
             outcome = mapping.run(made, *mine, *theirs)

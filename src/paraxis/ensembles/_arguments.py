@@ -57,7 +57,7 @@ def place(verb: str, args: tuple[Any, ...], in_axes: Any, placement: Placement) 
             )
     mine = [leaf for leaf, own in zip(leaves, is_own, strict=True) if own]
     theirs = [leaf for leaf, own in zip(leaves, is_own, strict=True) if not own]
-    key = (structure, is_own, tuple((leaf.shape, leaf.dtype, leaf.weak_type) for leaf in leaves))
+    key = (structure, is_own, tuple((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves))
     return Arguments(
         structure,
         is_own,

@@ -56,7 +56,7 @@ class TreeForm(Form):
     """Pytrees of arrays, which steps take and return: parameters, a train state, a tuple of these."""
 
     def state(self, parts: tuple[Any, ...]) -> Any:
-        return tree.arrays("ensemble", "make(key)", parts)
+        return strong(tree.arrays("ensemble", "make(key)", parts))
 
     def parts(self, state: Any) -> tuple[Any, ...]:
         return state
@@ -76,7 +76,7 @@ class TreeForm(Form):
                 f"and what else is wanted; it returned {_outline(result)}, but {kind} was expected. "
                 f"Write return {'(params, opt_state)' if self.is_tuple else 'state'}, loss"
             )
-        new = tree.arrays("ensemble.train", "step's state", new if self.is_tuple else (new,))
+        new = strong(tree.arrays("ensemble.train", "step's state", new if self.is_tuple else (new,)))
         require_same_leaves(state, new, self.names(state))
         return new, out
 
@@ -110,6 +110,15 @@ def require_same_leaves(old: Any, new: Any, names: Sequence[str]) -> None:
                 f"{after.dtype}{list(after.shape)}; a member keeps its shapes and dtypes: "
                 f"new.astype({before.dtype})"
             )
+
+
+def strong(x: Any) -> Any:
+    """The same values with dtypes that do not give way: else a step would be compiled again for what it gave back."""
+
+    def one(leaf: Any) -> Any:
+        return jax.lax.convert_element_type(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
+
+    return jax.tree.map(one, x)
 
 
 def _outline(x: Any) -> str:

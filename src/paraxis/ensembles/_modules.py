@@ -9,7 +9,7 @@ from flax import nnx
 
 from paraxis._core.errors import StateError
 from paraxis._modules import closures, graphs, naming
-from paraxis.ensembles._members import Apply, Form, require_same_leaves
+from paraxis.ensembles._members import Apply, Form, require_same_leaves, strong
 
 
 def any_modules(parts: tuple[Any, ...]) -> bool:
@@ -92,11 +92,7 @@ def _leaves(x: Any) -> Any:
 
 def _held(graph: graphs.Graph) -> Any:
     values = [graphs.value(v) for v in graph.variables]
-    return jax.tree.map(_array, (values, graph.arrays))
-
-
-def _array(x: Any) -> Any:
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+    return strong(jax.tree.map(jnp.asarray, (values, graph.arrays)))
 
 
 def refuse_captured(what: str, fn: Callable[..., Any]) -> None:
