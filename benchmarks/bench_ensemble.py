@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from models import ensemble_cnn, ensemble_cnn_params, ensemble_mlp, ensemble_mlp_params
 
 import paraxis as px
-from paraxis._core import held
+from paraxis._core import averages, held
 from paraxis.explain import of_program
 
 TX = optax.sgd(0.1, momentum=0.9)
@@ -112,11 +112,9 @@ def _rivals(make: Any, step: Any, devices: int, size: int, x: Any, y: Any) -> di
 
     ens = px.ensemble(make, size, 0)
 
-    def ours_text() -> str:
-        program = next(p for key, p in ens._population._programs.items() if key[0] == "train")
-        return program.lower([ens._state], [held.Everywhere(list(batch), ens._state.placement)]).compile().as_text()
-
-    found: dict[str, Any] = {"px.ensemble": (lambda: ens.train(step, *batch), ours_text)}
+    found: dict[str, Any] = {
+        "px.ensemble": (lambda: ens.train(step, *batch), lambda: ens.lower(step, *batch).compile().as_text())
+    }
     found["async loop"] = _async_loop(one, states, size, local, x, y)
     if size == devices and hasattr(jax, "pmap"):
         parallel = jax.pmap(one, donate_argnums=0)
@@ -188,8 +186,9 @@ def _prediction(devices: int) -> None:
     """What an averaged prediction communicates."""
     ens = px.ensemble(ensemble_mlp_params, 2 * devices, 0, apply=ensemble_mlp)
     rows = held.hold(jnp.ones((2 * devices, 32, 10)), ens._state.placement)
-    sums = rows.per_device(held.weighted_sums, np.ones(2 * devices))
-    text = held.combine_sums.lower(sums, ens._state.placement, 2.0 * devices).compile().as_text()
+    sums = rows.per_device(averages.weighted_sums, np.ones(2 * devices))
+    text = averages.combine_sums.lower(sums, ens._state.placement, 2.0 * devices).compile().as_text()
+    assert text is not None
     print(f"\nprediction, {devices} devices: {of_program(text).count}")
 
 

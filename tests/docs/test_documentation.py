@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 import paraxis
+import paraxis.ensembles
 import paraxis.testing
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-NAMES = {f"{m.__name__}.{name}": getattr(m, name) for m in (paraxis, paraxis.testing) for name in m.__all__}
+MODULES = [paraxis, paraxis.ensembles, paraxis.testing]
+NAMES = {f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in module.__all__}
 
 
 def blocks(text: str) -> list[tuple[int, str]]:

@@ -13,6 +13,9 @@ NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if not path.stem.star
 COLUMNS = {
     "distributed_sgd": "above least squares",
     "diloco": "bytes sent per device",
+    "ensemble_mnist": "test accuracy of a member",
+    "ensemble_sweep": "out of bag",
+    "ensemble_uncertainty": "calibrated NLL",
     "fedavg": "rounds to 80 %",
     "fedavg_partial": "taking part",
     "federated_autodiff": "loss, tuned",

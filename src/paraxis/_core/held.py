@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from paraxis._core import apart, cost, jax_api, layout, local, mapping, primitives, scope
+from paraxis._core import apart, cost, jax_api, layout, local, mapping, scope
 from paraxis._core.layout import Placement
 from paraxis._core.local import Lowering
 
@@ -64,7 +64,11 @@ class Held(abc.ABC):
     def stacked(self) -> Any:
         """Leaves ``(size, ...)``."""
         rows = self.together()
-        return jax.tree.map(lambda leaf: layout.unpad(leaf, rows.placement), rows.tree)
+        return jax.tree.map(lambda leaf: _unpadded(leaf, rows.placement), rows.tree)
+
+    def gathered(self) -> Any:
+        """Leaves ``(size, ...)`` that any operation takes."""
+        return ready(jax.tree.map(lambda leaf: plain(leaf, self.placement), ready(self.stacked())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Together(Held):
         return _summaries(summary, self.placement, self.tree, _padded_weights(weights, self.placement))
 
     def row(self, index: int) -> Any:
-        return free(jax.tree.map(lambda leaf: leaf[index], self.tree))
+        return free(jax.tree.map(lambda leaf: plain(leaf, self.placement)[index], ready(self.tree)))
 
     def struct(self) -> Any:
         return jax.tree.map(jax_api.element_struct, self.tree)
@@ -126,6 +130,38 @@ class Apart(Held):
 
     def struct(self) -> Any:
         return jax.tree.map(jax_api.struct, self.rows[0])
+
+
+def ready(tree: Any) -> Any:
+    """The same values; on CPU they are waited for. To be called before a program that communicates.
+
+    There a device that is done would hold a thread until the others come, and these may need it for what they are to
+    come with: with work in flight and more devices than cores, all wait for ever.
+    """
+    return jax.block_until_ready(tree) if jax.default_backend() == "cpu" and not is_traced(tree) else tree
+
+
+def _unpadded(leaf: jax.Array, placement: Placement) -> jax.Array:
+    """Padded rows → ``(size, ...)``, on CPU by copies, which need not be waited for; see :func:`ready`."""
+    if not placement.is_padded or jax.default_backend() != "cpu" or is_traced(leaf):
+        return layout.unpad(leaf, placement)
+    first = layout.devices(placement)[0]
+    if not layout.is_spread_alone(placement) or first.platform != "cpu":
+        return layout.unpad(ready(leaf), placement)
+    blocks = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    whole = _joined([jax.device_put(shard.data, first) for shard in blocks], placement.size)
+    target = layout.sharding(placement, rows=True)
+    return whole if target is None else jax.device_put(whole, target)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _joined(blocks: Sequence[jax.Array], size: int) -> jax.Array:
+    return jnp.concatenate(blocks)[:size]
+
+
+def plain(leaf: jax.Array, placement: Placement) -> jax.Array:
+    """On an Explicit mesh, rows brought together: cut and joined there, they would have no type."""
+    return layout.constrain(leaf, placement, rows=False) if placement.is_explicit else leaf
 
 
 def hold(tree: Any, placement: Placement) -> Together:
@@ -214,7 +250,7 @@ class Program:
         self._donate = donate
         self._chosen: Lowering | None = None
         self._compiled = False
-        self._small: bool | None = None
+        self._found: tuple[bool, bool] | None = None
 
     def __call__(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> Held:
         """The results, one per row. Shapes and dtypes must be those of the first call."""
@@ -235,10 +271,15 @@ class Program:
 
     def small(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> bool:
         """Whether one row's work is small, and best done in loops and vectorised."""
-        if self._small is None:
-            one = self._element(own, shared).jaxpr.jaxpr
-            self._small = not cost.convolves(one) and cost.flops(one) <= SMALL
-        return self._small
+        return self._look(own, shared)[1]
+
+    def _look(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> tuple[bool, bool]:
+        """Whether rows exchange values, and whether one row's work is small; traced once."""
+        if self._found is None:
+            one = self._element(own, shared)
+            jaxpr = one.jaxpr.jaxpr
+            self._found = (one.communicates, not cost.convolves(jaxpr) and cost.flops(jaxpr) <= SMALL)
+        return self._found
 
     def _lower(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> Lowering:
         if is_traced((*own, *(x.tree for x in shared))):  # in one program, through which a derivative can be taken
@@ -252,9 +293,7 @@ class Program:
     def _choose(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> Lowering:
         if jax.default_backend() != "cpu" or not layout.is_spread_alone(self._placement):
             return "auto"
-        if self._element(own, shared).communicates or self.small(own, shared):
-            return "auto"
-        return "dispatch"
+        return "auto" if any(self._look(own, shared)) else "dispatch"
 
     def _element(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> local.Element:
         rows = [held.struct() for held in own]
@@ -291,28 +330,6 @@ class Program:
         return jax.jit(run, donate_argnums=0 if self._donate else ())
 
 
-# --- what becomes of all rows: one value on every device -------------------------------------------------------------
-
-
-def mean(rows: Held, weights: np.ndarray) -> Any:
-    """Weighted mean over the rows, ``(...)``; a row with weight zero does not count, whatever it holds.
-
-    Communicates: one all-reduce the size of the result.
-    """
-    return _combine_sums(rows.per_device(_weighted_sums, weights), rows.placement, float(weights.sum()))
-
-
-def moments(rows: Held, weights: np.ndarray) -> tuple[Any, Any]:
-    """Weighted mean and variance over the rows, ``(...)`` each.
-
-    Sums of squares would do with less to send, but lose the variance to rounding where it is small beside the mean.
-    So each device takes the moments of its own rows, and those are combined (Chan, Golub and LeVeque 1983).
-
-    Communicates: one all-reduce of ``2 * num_devices`` times the size of the result.
-    """
-    return _combine_moments(rows.per_device(_local_moments, weights), rows.placement)
-
-
 def _padded_weights(weights: np.ndarray, placement: Placement) -> np.ndarray:
     return np.pad(np.asarray(weights, np.float32), (0, placement.num_padded - placement.size))
 
@@ -329,59 +346,3 @@ def _summaries(summary: Callable[..., Any], placement: Placement, tree: Any, wei
 def _summary(summary: Callable[..., Any], rows: Sequence[Any], weights: jax.Array) -> Any:
     tree = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
     return jax.tree.map(lambda leaf: leaf[None], summary(tree, weights[: len(rows)]))
-
-
-def _weighted_sums(tree: Any, weights: jax.Array) -> Any:
-    return jax.tree.map(lambda leaf: jnp.sum(_weighted(leaf, weights), 0), tree)
-
-
-def _weighted(leaf: jax.Array, weights: jax.Array) -> jax.Array:
-    w = weights.reshape((-1,) + (1,) * (leaf.ndim - 1))
-    wide = jnp.promote_types(leaf.dtype, jnp.float32)
-    return jnp.where(w > 0, leaf, 0).astype(wide) * w
-
-
-def _local_moments(tree: Any, weights: jax.Array) -> Any:
-    total = jnp.sum(weights)
-
-    def one(leaf: jax.Array) -> Any:
-        center = jnp.sum(_weighted(leaf, weights), 0) / jnp.where(total > 0, total, 1)
-        deviations = leaf.astype(center.dtype) - center
-        return center, jnp.sum(_weighted(deviations**2, weights), 0)
-
-    leaves, structure = jax.tree.flatten(tree)
-    centers, squares = zip(*map(one, leaves), strict=True)
-    return total, jax.tree.unflatten(structure, centers), jax.tree.unflatten(structure, squares)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _combine_sums(sums: Any, placement: Placement, total: jax.Array) -> Any:
-    name, size = placement.axis.name, placement.num_devices
-
-    def one(partial: jax.Array) -> jax.Array:
-        return primitives.reduce("sum", partial, axis=name, size=size) / jnp.asarray(total, partial.dtype)
-
-    return jax.tree.map(one, sums)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _combine_moments(parts: Any, placement: Placement) -> tuple[Any, Any]:
-    num = placement.num_devices
-    totals, centers, squares = jax.tree.map(lambda part: _slots(part, placement), parts)
-    total = jnp.sum(totals)
-
-    def center(means: jax.Array) -> jax.Array:
-        return jnp.tensordot(totals, means, 1) / total
-
-    def spread(means: jax.Array, squares: jax.Array) -> jax.Array:
-        between = totals.reshape((num,) + (1,) * (means.ndim - 1)) * (means - center(means)) ** 2
-        return (jnp.sum(squares, 0) + jnp.sum(between, 0)) / total
-
-    return jax.tree.map(center, centers), jax.tree.map(spread, centers, squares)
-
-
-def _slots(part: jax.Array, placement: Placement) -> jax.Array:
-    """``(num_devices, ...)`` over the devices → the same on each of them, by one sum of mostly zeros."""
-    num = placement.num_devices
-    own = jnp.eye(num, dtype=bool).reshape((num, num) + (1,) * (part.ndim - 1))
-    return primitives.reduce("sum", jnp.where(own, part[:, None], 0), axis=placement.axis.name, size=num)

@@ -19,7 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_QUICK_ROUNDS = 3
+_QUICK_ROUNDS, _QUICK_EPOCHS = 3, 2
 
 # What the parser of the command line raises, whichever version of click typer stands on.
 _UsageError: Any = typer.BadParameter.__base__
@@ -69,6 +69,8 @@ def demo(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 120,
     clients: Annotated[int, typer.Option(min=2, max=500, help="Clients the digits are split over.")] = 100,
     per_round: Annotated[int, typer.Option(min=1, help="Clients that take part in a round.")] = 16,
+    members: Annotated[int, typer.Option(min=2, max=100, help="Members of the ensemble.")] = 10,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of the ensemble's training.")] = 10,
     devices: Annotated[
         int | None,
         typer.Option(min=1, help="Devices to use.", show_default="all; two simulated ones if there is only the CPU"),
@@ -76,7 +78,10 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Seed of all randomness.")] = 0,
     out: Annotated[Path, typer.Option(help="Directory for the plots.")] = Path("paraxis-demo"),
     quick: Annotated[
-        bool, typer.Option("--quick", help=f"At most {_QUICK_ROUNDS} rounds: does everything work?")
+        bool,
+        typer.Option(
+            "--quick", help=f"At most {_QUICK_ROUNDS} rounds or {_QUICK_EPOCHS} epochs: does everything work?"
+        ),
     ] = False,
 ) -> None:
     """Show what Paraxis does, on real data and on all devices, and check it against one device."""
@@ -84,10 +89,13 @@ def demo(
     if show:
         show_chapters(console)
         return
+    chosen = chapters_named(chapters)
     if per_round > clients:
         raise CommandError(f"--per-round {per_round} is more than --clients {clients}")
-    if devices is not None and devices > per_round:
+    if CHAPTERS["fedavg"] in chosen and devices is not None and devices > per_round:
         raise CommandError(f"--devices {devices} is more than the {per_round} clients of a round, see --per-round")
-    options = Options(min(rounds, _QUICK_ROUNDS) if quick else rounds, clients, per_round, devices, seed, out)
-    for chapter in chapters_named(chapters):
+    if quick:
+        rounds, epochs = min(rounds, _QUICK_ROUNDS), min(epochs, _QUICK_EPOCHS)
+    options = Options(rounds, clients, per_round, members, epochs, devices, seed, out)
+    for chapter in chosen:
         chapter.run(options, console)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import held
+from paraxis._core import averages, held
 from paraxis._core.errors import ShapeError
 
 
@@ -26,17 +26,17 @@ class Averaged(abc.ABC):
 
 class _Mean(Averaged):
     def of(self, rows: held.Held, weights: np.ndarray) -> Any:
-        return held.mean(rows, weights)
+        return averages.mean(rows, weights)
 
 
 class _Moments(Averaged):
     def of(self, rows: held.Held, weights: np.ndarray) -> Any:
-        return held.moments(rows, weights)
+        return averages.moments(rows, weights)
 
 
 class _Mixture(Averaged):
     def of(self, rows: held.Held, weights: np.ndarray) -> Any:
-        (mean, within), (between, _) = held.moments(rows, weights)
+        (mean, within), (between, _) = averages.moments(rows, weights)
         return mean, jax.tree.map(jnp.add, within, between)
 
 

@@ -1,5 +1,6 @@
 """An ensemble: members of one form on the devices, trained one by one, predicting together."""
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -76,16 +77,34 @@ def ensemble(
     placement = layout.place(axis)
     key = _key(key)
     given = tree.placed("ensemble", "args", args, axis)
-    forms: list[Form] = []
+    rows = held.hold((random.keys(key, axis), *given), placement)
+    structs = tuple((x.shape, x.dtype) for x in jax.tree.leaves(rows.tree))
+    try:
+        maker = _maker(make, placement, jax.tree.structure(given), structs)
+    except TypeError:  # a function that cannot be looked up
+        maker = _Maker(make, placement)
+    state = maker.program([rows], [])
+    return Ensemble(Population(maker.forms[0], state, apply, lowering, donate))
 
-    def one(row: Any) -> Any:
-        form, parts = form_of(make(*row))
-        forms.append(form)
-        return form.state(parts)
 
-    # Always vectorised: what is drawn is not worth a program for each device.
-    state = held.Program(one, placement, "vmap")([held.hold((random.keys(key, axis), *given), placement)], [])
-    return Ensemble(Population(forms[0], state, apply, lowering, donate))
+class _Maker:
+    """What makes members, compiled, and the form that they turned out to have."""
+
+    def __init__(self, make: Callable[..., Any], placement: layout.Placement) -> None:
+        self.forms: list[Form] = []
+
+        def one(row: Any) -> Any:
+            form, parts = form_of(make(*row))
+            self.forms.append(form)
+            return form.state(parts)
+
+        # Always vectorised: what is drawn is not worth a program for each device.
+        self.program = held.Program(one, placement, "vmap")
+
+
+@functools.lru_cache(maxsize=16)
+def _maker(make: Callable[..., Any], placement: layout.Placement, structure: Any, structs: Any) -> _Maker:
+    return _Maker(make, placement)
 
 
 class Ensemble:
@@ -158,8 +177,8 @@ class Ensemble:
             StateError: if one has other variables, shapes or dtypes.
         """
         states = [self._fitting(position, member) for position, member in enumerate(members)]
-        whole = self._state.stacked()
-        return self._like(jax.tree.map(lambda x, *more: jnp.concatenate([x, jnp.stack(more)]), whole, *states))
+        rows = [jax.tree.map(lambda x: x[None], state) for state in states]
+        return self._like(jax.tree.map(lambda *xs: jnp.concatenate(xs), self._state.gathered(), *rows))
 
     # --- what it does -------------------------------------------------------------------------------------------------
 
@@ -186,6 +205,15 @@ class Ensemble:
         """
         placed = _arguments.place("ensemble.train", args, in_axes, self._population.placement)
         return self._population.step(self._population.train_program(step, placed), placed).stacked()
+
+    def lower(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
+        """The program of :meth:`train` for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run.
+
+        It is that of all members if they run together, or that of one if each is called for itself.
+        """
+        placed = _arguments.place("ensemble.lower", args, in_axes, self._population.placement)
+        program = self._population.train_program(step, placed)
+        return program.lower([self._state, *placed.rows], [placed.shared])
 
     def fit(
         self,
@@ -251,7 +279,7 @@ class Ensemble:
             first_epoch,
             _key(key),
             None if rows is None else np.asarray(rows),
-            weights,
+            None if weights is None else jnp.asarray(weights),
             per_member,
             own_order,
             validate,
@@ -369,7 +397,7 @@ class Ensemble:
         if not len(indices):
             raise ShapeError("ensemble: no member would be left; an ensemble has at least one")
         chosen = np.asarray(indices)
-        return self._like(jax.tree.map(lambda leaf: leaf[chosen], self._state.stacked()))
+        return self._like(jax.tree.map(lambda leaf: leaf[chosen], self._state.gathered()))
 
     def _like(self, tree: Any) -> "Ensemble":
         """An ensemble of the same form with other members, ``(size, ...)``."""

@@ -19,6 +19,20 @@ from paraxis._core.errors import DataError, StateError
 _HEADER = "paraxis"  # what NumPy cannot tell: names in order, dtypes that are not its own, kinds of random keys
 
 
+# What NumPy and the archive's reader raise on bytes that are not what was written.
+_DAMAGED = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    RuntimeError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
 def write(path: Any, arrays: Mapping[str, jax.Array]) -> None:
     """Write arrays by their names. An old file stays until the new one is whole."""
     target = Path(path)
@@ -54,15 +68,24 @@ def write_directory(path: Any, members: Iterable[Mapping[str, jax.Array]]) -> No
         for index, arrays in enumerate(members):
             write(temporary / f"member-{index:03d}.npz", arrays)
         if target.exists():
-            old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-            target.rename(old / "old")
-            temporary.rename(target)
-            shutil.rmtree(old)
+            _exchange(target, temporary)
         else:
             temporary.rename(target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _exchange(target: Path, new: Path) -> None:
+    """Put a new directory in the place of an old one, which goes; if that fails, the old one is back."""
+    old = new.with_name(f"{new.name}-old")
+    target.rename(old)
+    try:
+        new.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)
 
 
 def member_files(path: Any) -> list[Path]:
@@ -88,16 +111,17 @@ def read(path: Any) -> dict[str, jax.Array]:
         DataError: if it is not whole, or not one of ours.
     """
     try:
-        with np.load(Path(path), allow_pickle=False) as file:
+        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             header = json.loads(bytes(file[_HEADER]).decode())
-            return {entry["name"]: _decoded(file[str(i)], entry) for i, entry in enumerate(header)}
-    except FileNotFoundError:
+            found = {entry["name"]: (file[str(i)], entry) for i, entry in enumerate(header)}
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
         raise
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGED as error:
         raise DataError(
             f"load_member: {path} is damaged, or no file of a member ({error}); load another one, the others are not "
             f"touched by it"
         ) from error
+    return {name: _decoded(name, *stored) for name, stored in found.items()}
 
 
 def _write(file: Any, arrays: Mapping[str, jax.Array]) -> None:
@@ -112,15 +136,23 @@ def _encoded(x: jax.Array) -> tuple[np.ndarray, dict[str, str]]:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(x)), {"key": str(jax.random.key_impl(x))}
     plain = np.asarray(x)
-    if plain.dtype.kind == "V":  # bfloat16 and the like: their bits
-        return plain.view(f"u{plain.dtype.itemsize}"), {"dtype": plain.dtype.name}
-    return plain, {}
+    entry = {"dtype": plain.dtype.name}
+    if plain.dtype.isbuiltin != 1:  # bfloat16 and the like: their bits
+        return plain.view(f"u{plain.dtype.itemsize}"), entry
+    return plain, entry
 
 
-def _decoded(x: np.ndarray, entry: Mapping[str, str]) -> jax.Array:
+def _decoded(name: str, x: np.ndarray, entry: Mapping[str, str]) -> jax.Array:
     if "key" in entry:
         return jax.random.wrap_key_data(jnp.asarray(x), impl=entry["key"])
-    return jnp.asarray(x.view(jnp.dtype(entry["dtype"])) if "dtype" in entry else x)
+    dtype = jnp.dtype(entry["dtype"])
+    made = jnp.asarray(x if x.dtype == dtype else x.view(dtype))
+    if made.dtype != dtype:
+        raise StateError(
+            f"load_member: {name} is {dtype} in the file, which JAX would round to {made.dtype}; write "
+            f'jax.config.update("jax_enable_x64", True) first'
+        )
+    return made
 
 
 def _strange(directory: Path) -> bool:

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import held
-from paraxis._core.errors import ShapeError
+from paraxis._core import held, tree
+from paraxis._core.errors import ShapeError, StateError
 from paraxis.ensembles import _arguments, _history, _order
 from paraxis.ensembles._arguments import Arguments
 from paraxis.ensembles._averages import same
@@ -51,14 +51,15 @@ def fit(population: Population, plan: Plan, progress: bool | _history.Show) -> H
     stopping = Stopping(population, plan)
     training = Training(population, plan)
     outputs, failed = [], np.zeros(size, bool)
-    with _history.shown(progress, plan.num_epochs) as show:
-        for number in range(plan.num_epochs):
-            out = training.epoch(plan.first_epoch + number, active)
+    end = plan.first_epoch + plan.num_epochs
+    with _history.shown(progress, end) as show:
+        for number in range(plan.first_epoch, end):
+            out = training.epoch(number, active)
             validation = stopping.validated()
             outputs.append(out)
-            failed = _report_failed(out, validation, failed, plan.first_epoch + number)
+            failed = _report_failed(out, validation, failed, number)
             active = stopping.still_active(number, validation, active)
-            show(Epoch(number, plan.num_epochs, out, validation, active))
+            show(Epoch(number, end, out, validation, active))
             if not active.any():
                 break
     stopping.restore_best()
@@ -124,6 +125,7 @@ class Training:
             data, weights, per_member, _, active = given
             batch = jax.tree.map(lambda x: x[rows], (*data, *(() if weights is None else (weights,))))
             new, out = form.stepped(step, state, (*batch, *per_member))
+            _require_numbers(out)
             if active is not None:
                 new = jax.tree.map(lambda a, b: jnp.where(active, a, b), new, state)
             return new, out
@@ -166,12 +168,14 @@ class Stopping:
             return None
         placement = self._population.placement
         args = _arguments.place("ensemble.fit", self._plan.validation, None, placement)
-        losses = np.asarray(self._population.applied(args, self._plan.validate, same).stacked())
-        if losses.shape != (placement.size,):
+        given = self._population.applied(args, self._plan.validate, same).stacked()
+        if not isinstance(given, jax.Array) or given.shape != (placement.size,):
+            got = f"shape {given.shape[1:]}" if isinstance(given, jax.Array) else f"a {type(given).__name__}"
             raise ShapeError(
-                f"ensemble.fit: validate must give one number for a member, got shape {losses.shape[1:]}; write "
+                f"ensemble.fit: validate must give one number for a member, got {got}; write "
                 f"validate=lambda model, x, y: loss(model, x, y).mean()"
             )
+        losses = np.asarray(given)
         self._losses.append(losses)
         return losses
 
@@ -186,7 +190,7 @@ class Stopping:
             return active
         if improved.any() or self._best is None:
             self._keep(improved)
-        waited = number - np.maximum(self.best_epoch, -1)
+        waited = number - np.maximum(self.best_epoch, self._plan.first_epoch - 1)
         stop = active & (waited >= self._plan.patience)
         self.stopped = np.where(stop, number, self.stopped)
         return active & ~stop
@@ -208,15 +212,34 @@ def _select(chosen: jax.Array, new: Any, old: Any) -> Any:
 
 
 def _mean_of_steps(*outs: jax.Array) -> np.ndarray:
-    return np.mean(np.stack([np.asarray(out) for out in outs]), 0)
+    mean = np.mean(np.stack([np.asarray(out, float) for out in outs]), 0)
+    return np.asarray(mean, jnp.promote_types(outs[0].dtype, outs[0].dtype if _is_inexact(outs[0]) else jnp.float32))
+
+
+def _is_inexact(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _require_numbers(out: Any) -> None:
+    """Raise unless results can be averaged over the steps.
+
+    Raises:
+        StateError: naming the one that cannot.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(out):
+        if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
+            raise StateError(
+                f"ensemble.fit: {tree.name('out', path)} of what step returned is a random key; results are averaged "
+                f"over an epoch's steps, so return numbers only: return state, loss"
+            )
 
 
 def _report_failed(out: Any, validation: np.ndarray | None, failed: np.ndarray, epoch: int) -> np.ndarray:
     """Warn of members whose results are not finite, once each; all that have failed so far."""
     now = failed.copy()
     for leaf in [*jax.tree.leaves(out), *([] if validation is None else [validation])]:
-        if np.issubdtype(leaf.dtype, np.inexact):
-            now |= ~np.isfinite(leaf.reshape(len(failed), -1)).all(1)
+        if _is_inexact(leaf):
+            now |= ~np.isfinite(leaf.astype(float).reshape(len(failed), -1)).all(1)
     if new := list(map(int, np.flatnonzero(now & ~failed))):
         warnings.warn(
             f"ensemble.fit: in epoch {epoch}, members {new} gave results that are not finite. Leave them out of the "
@@ -233,8 +256,14 @@ def check(plan: Plan, size: int) -> None:
     Raises:
         ShapeError: naming the argument.
     """
+    for name, value in (("data", plan.data), ("per_member", plan.per_member), ("validation", plan.validation)):
+        if not isinstance(value, tuple):
+            raise ShapeError(
+                f"ensemble.fit: {name} must be a tuple, one entry per argument of the function, got "
+                f"{type(value).__name__}; write {name}=(x,)"
+            )
     counts = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(plan.data)}
-    if not isinstance(plan.data, tuple) or len(counts) != 1 or None in counts:
+    if len(counts) != 1 or None in counts:
         raise ShapeError(
             f"ensemble.fit: data must be a tuple of arrays with the same number of rows, got "
             f"{jax.tree.map(np.shape, plan.data)}; write ens.fit(step, (x, y), …)"
@@ -256,9 +285,12 @@ def check(plan: Plan, size: int) -> None:
             f"ensemble.fit: weights must be ({num_rows},), or ({size}, {num_rows}) for each member its own, got "
             f"{np.shape(plan.weights)}"
         )
-    for name, value in (("batch_size", plan.batch_size), ("num_epochs", plan.num_epochs), ("patience", plan.patience)):
-        if value is not None and value < 1:
-            raise ShapeError(f"ensemble.fit: {name} must be at least 1, got {value}")
+    wholes = [("batch_size", plan.batch_size, 1), ("num_epochs", plan.num_epochs, 1), ("patience", plan.patience, 1)]
+    for name, value, least in (*wholes, ("first_epoch", plan.first_epoch, 0)):
+        if name == "patience" and value is None:
+            continue
+        if not isinstance(value, (int, np.integer)) or value < least:
+            raise ShapeError(f"ensemble.fit: {name} must be at least {least}, a whole number, got {value!r}")
     if plan.batch_size > plan.num_rows:
         raise ShapeError(
             f"ensemble.fit: batch_size={plan.batch_size} is more than the {plan.num_rows} rows there are; write "

@@ -13,8 +13,9 @@ import numpy as np
 class Epoch:
     """One epoch of all members: what a function that is given as ``progress`` is called with.
 
+    ``number`` counts from 0, or where ``first_epoch`` says, and ``num_epochs`` is how many there will have been in all.
     ``outputs`` are the step's results, averaged over the epoch's steps, leaves ``(size, ...)``; ``validation`` is
-    ``(size,)`` or ``None``; ``active`` says who still trains, ``(size,)``.
+    ``(size,)`` or ``None``; ``active`` says who still trains, ``(size,)``. Printed, it is one line.
     """
 
     number: int
@@ -23,10 +24,14 @@ class Epoch:
     validation: np.ndarray | None
     active: np.ndarray
 
+    def __str__(self) -> str:
+        """The first result's mean and range over the members, the validation's, and who still trains."""
+        return f"epoch {self.number + 1} of {self.num_epochs}: {_described(self)}"
+
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """What ``fit`` returns.
+    """What ``fit`` returns. Epochs are numbered from ``first_epoch``; rows are those of this call.
 
     Attributes:
         outputs: the step's results, averaged over each epoch's steps: leaves ``(num_epochs, size, ...)``.
@@ -72,20 +77,13 @@ def shown(progress: bool | Show, num_epochs: int) -> Iterator[Show]:
                 "progress=print",
                 name=error.name,
             ) from error
-        columns = (
-            TextColumn("epoch"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        )
-        with Progress(*columns) as bar:
+        text = TextColumn("{task.description}")
+        with Progress(TextColumn("epoch"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), text) as bar:
             task = bar.add_task("", total=num_epochs)
-            yield lambda epoch: bar.update(task, completed=epoch.number + 1, description=described(epoch))
+            yield lambda epoch: bar.update(task, completed=epoch.number + 1, description=_described(epoch))
 
 
-def described(epoch: Epoch) -> str:
-    """An epoch in one line: the first result's mean and range over the members, and the validation's."""
+def _described(epoch: Epoch) -> str:
     texts = []
     first = next(iter(leaf for leaf in jax.tree.leaves(epoch.outputs) if np.ndim(leaf) == 1), None)
     for name, values in (("step", first), ("validation", epoch.validation)):

@@ -70,7 +70,7 @@ class TreeForm(Form):
         elif isinstance(result, tuple) and len(result) == 2 and jax.tree.structure(result[0]) == expected:
             new, out = result
         else:
-            kind = "a tuple like the member" if self.is_tuple else f"the new {type(whole).__name__}"
+            kind = "a tuple like the member" if self.is_tuple else f"the new state, {_outline(whole)},"
             raise StateError(
                 f"ensemble.train: step must return the new state, with the structure of the old one, or a pair of it "
                 f"and what else is wanted; it returned {_outline(result)}, but {kind} was expected. "
@@ -94,7 +94,8 @@ class TreeForm(Form):
     def names(self, state: Any) -> list[str]:
         shown = state if self.is_tuple else state[0]
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(shown)]
-        return [jax.tree_util.keystr(path, simple=True, separator=".") or "value" for path in paths]
+        short = [jax.tree_util.keystr(path, simple=True, separator=".") or "value" for path in paths]
+        return short if len(set(short)) == len(short) else [jax.tree_util.keystr(path) for path in paths]
 
 
 def require_same_leaves(old: Any, new: Any, names: Sequence[str]) -> None:
@@ -123,5 +124,7 @@ def strong(x: Any) -> Any:
 
 def _outline(x: Any) -> str:
     if isinstance(x, tuple):
-        return f"({', '.join(type(item).__name__ for item in x)})"
-    return f"a {type(x).__name__}"
+        return f"({', '.join(map(_outline, x))})"
+    if isinstance(x, jax.Array):
+        return f"{x.dtype}{list(x.shape)}"
+    return type(x).__name__

@@ -23,8 +23,15 @@ def _fedavg(options: Options, console: Console) -> None:
     fedavg.run(options, console)
 
 
+def _ensemble(options: Options, console: Console) -> None:
+    with needed("demo"):
+        from paraxis.cli.demo import ensemble
+    ensemble.run(options, console)
+
+
 CHAPTERS = {
     "fedavg": Chapter("federated averaging of a CNN, on handwritten digits split by label", _fedavg),
+    "ensemble": Chapter("an ensemble of networks, and how sure it is of digits that are turned", _ensemble),
 }
 
 

@@ -12,6 +12,8 @@ class Options:
         rounds: rounds of training.
         clients: number of clients the digits are split over.
         per_round: number of clients in each round.
+        members: number of members of the ensemble.
+        epochs: how often the ensemble sees all digits.
         devices: number of devices; ``None``: all there are.
         seed: of all randomness.
         out: directory for what is written.
@@ -20,6 +22,8 @@ class Options:
     rounds: int
     clients: int
     per_round: int
+    members: int
+    epochs: int
     devices: int | None
     seed: int
     out: Path

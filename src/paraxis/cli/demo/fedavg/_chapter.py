@@ -3,9 +3,10 @@
 from rich.console import Console
 
 from paraxis.cli.demo._devices import find_devices
+from paraxis.cli.demo._digits import load_digits
 from paraxis.cli.demo._options import Options
 from paraxis.cli.demo._output import require_writable, whole_file
-from paraxis.cli.demo.fedavg._digits import load_digits, split_by_label
+from paraxis.cli.demo.fedavg._digits import split_by_label
 from paraxis.cli.demo.fedavg._display import Display, draw_plot, summary_table
 from paraxis.cli.demo.fedavg._training import train
 

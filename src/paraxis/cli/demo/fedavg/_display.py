@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paraxis.cli.demo._devices import describe
+from paraxis.cli.demo._digits import Labelled
 from paraxis.cli.demo._options import Options
-from paraxis.cli.demo.fedavg._digits import Labelled
 from paraxis.cli.demo.fedavg._training import Round, Run, largest_difference
 
 _NUM_LINES = 6

@@ -12,9 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paraxis._core.axis import Axis
 from paraxis._core.verbs import scatter
+from paraxis.cli.demo._digits import Labelled
 from paraxis.cli.demo._options import Options
 from paraxis.cli.demo.fedavg import _model
-from paraxis.cli.demo.fedavg._digits import Labelled
 from paraxis.cli.demo.fedavg._rounds import make_round, make_test
 from paraxis.explain import Communication, of_program
 

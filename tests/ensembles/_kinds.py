@@ -1,0 +1,201 @@
+"""Kinds of members that the tests of ensembles share, and the same members made and trained by hand, one by one."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from flax.training.train_state import TrainState
+from jax.sharding import Mesh
+
+import paraxis as px
+from tests._support import values
+
+KEY = jax.random.key(3)
+X, Y = values(6, 3), jnp.array([0, 1, 2, 3, 1, 0])
+
+
+def mesh_of(devices: int, name: str = "members") -> Mesh:
+    return Mesh(np.array(jax.devices()[:devices]), (name,))
+
+
+def batch(number: int) -> tuple[jax.Array, jax.Array]:
+    return values(6, 3, seed=number), (Y + number) % 4
+
+
+def loss_of(logits: jax.Array, y: jax.Array) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+# --- plain dicts, 3 → 8 → 4 -------------------------------------------------------------------------------------------
+
+
+def make_dict(key: jax.Array) -> dict[str, jax.Array]:
+    numbers = jax.random.uniform(key, (56,), minval=-1.0)
+    return {"first": numbers[:24].reshape(3, 8), "last": numbers[24:].reshape(8, 4)}
+
+
+def apply_dict(params: Any, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ params["first"]) @ params["last"]
+
+
+def step_dict(params: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
+    loss, gradient = jax.value_and_grad(lambda p: loss_of(apply_dict(p, x), y))(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), loss
+
+
+# --- a Linen TrainState -----------------------------------------------------------------------------------------------
+
+
+UNIFORM = jax.nn.initializers.uniform(0.5)  # normal numbers take long to compile
+
+
+class LinenMLP(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.Dense(4, kernel_init=UNIFORM)(nn.relu(nn.Dense(8, kernel_init=UNIFORM)(x)))
+
+
+LINEN = LinenMLP()
+ADAM = optax.adam(1e-2)
+
+
+def make_linen(key: jax.Array) -> TrainState:
+    return TrainState.create(apply_fn=LINEN.apply, params=LINEN.init(key, X)["params"], tx=ADAM)
+
+
+def step_linen(state: TrainState, x: jax.Array, y: jax.Array) -> tuple[TrainState, jax.Array]:
+    loss, gradient = jax.value_and_grad(lambda p: loss_of(_logits(state.apply_fn({"params": p}, x)), y))(state.params)
+    return state.apply_gradients(grads=gradient), loss
+
+
+def _logits(x: Any) -> jax.Array:
+    return x
+
+
+# --- NNX --------------------------------------------------------------------------------------------------------------
+
+
+SGD = optax.sgd(0.1, momentum=0.9)  # one object, or nnx.jit would compile for each member
+
+
+class Regular(nnx.Module):
+    """Two layers, 3 → 8 → 4, batch normalisation and dropout between them."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first: Any = nnx.Linear(3, 8, kernel_init=UNIFORM, rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.last: Any = nnx.Linear(8, 4, kernel_init=UNIFORM, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.last(self.dropout(jax.nn.relu(self.norm(self.first(x)))))
+
+
+def make_nnx(key: jax.Array) -> tuple[Regular, nnx.Optimizer[Any]]:
+    net = Regular(nnx.Rngs(key))
+    return net, nnx.Optimizer(net, SGD, wrt=nnx.Param)
+
+
+def step_nnx(net: Regular, opt: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    loss, gradient = nnx.value_and_grad(lambda net: loss_of(net(x), y))(net)
+    opt.update(net, gradient)
+    return loss
+
+
+def make_px(key: jax.Array) -> tuple[Regular, px.Optimizer]:
+    net = Regular(nnx.Rngs(key))
+    return net, px.Optimizer(net, optax.sgd, momentum=0.9)
+
+
+def step_px(net: Regular, opt: px.Optimizer, x: jax.Array, y: jax.Array) -> jax.Array:
+    loss, gradient = px.value_and_grad(lambda net: loss_of(net(x), y))(net)
+    opt(0.1, gradient)
+    return loss
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of member; ``by_hand`` is another way to write the same, without Paraxis."""
+
+    make: Callable[..., Any]
+    step: Callable[..., Any]
+    apply: Callable[..., Any] | None
+    by_hand: "Kind | None" = None
+
+
+DICT = Kind(make_dict, step_dict, apply_dict)
+LINEN_STATE = Kind(make_linen, step_linen, None)
+NNX = Kind(make_nnx, step_nnx, None)
+KINDS = {"dict": DICT, "linen": LINEN_STATE, "nnx": NNX, "px.Optimizer": Kind(make_px, step_px, None, NNX)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Alone:
+    """One member trained for itself on the default device, by JAX and Flax only."""
+
+    arrays: list[np.ndarray]
+    losses: np.ndarray
+    logits: np.ndarray
+
+
+@functools.lru_cache(maxsize=64)
+def alone(name: str, index: int, num_steps: int = 3) -> Alone:
+    kind = KINDS[name].by_hand or KINDS[name]
+    member, losses = kind.make(jax.random.fold_in(KEY, index)), []
+    step = _jitted(kind)
+    for number in range(num_steps):
+        if kind is NNX:
+            losses.append(step(*member, *batch(number)))
+        else:
+            member, loss = step(member, *batch(number))
+            losses.append(loss)
+    arrays = arrays_of(member)
+    if name == "px.Optimizer":  # the same arrays in the same order, but for the number of steps
+        arrays = arrays[:-1]
+    return Alone(arrays, np.stack(losses), np.asarray(_applied(kind, member)))
+
+
+@functools.lru_cache(maxsize=8)
+def _jitted(kind: Kind) -> Callable[..., Any]:
+    return nnx.jit(kind.step) if kind is NNX else jax.jit(kind.step)
+
+
+def _applied(kind: Kind, member: Any) -> Any:
+    if kind is NNX:
+        member[0].eval()
+        logits = member[0](X)
+        member[0].train()
+        return logits
+    return apply_dict(member, X) if kind is DICT else LINEN.apply({"params": member.params}, X)
+
+
+def arrays_of(member: Any) -> list[np.ndarray]:
+    """A member's arrays, each variable once, keys as numbers."""
+    holds_modules = any(isinstance(part, nnx.Pytree) for part in jax.tree.leaves(member, is_leaf=_is_module))
+    leaves = jax.tree.leaves(nnx.split(member, graph=True)[1] if holds_modules else member)
+    return [_number(leaf) for leaf in leaves]
+
+
+def _is_module(x: Any) -> bool:
+    return isinstance(x, nnx.Pytree)
+
+
+def _number(leaf: Any) -> np.ndarray:
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    wide = logits.astype(np.float64)
+    powers = np.exp(wide - wide.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)

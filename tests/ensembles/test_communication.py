@@ -1,0 +1,107 @@
+"""Law: members are trained without a collective; an average over them is one all-reduce and nothing else."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from paraxis._core import averages, held
+from paraxis.ensembles import _arguments, _averages
+from paraxis.explain import Communication, of_program
+from tests._support import values
+from tests.ensembles._kinds import DICT, KINDS, X, Y, mesh_of
+
+# (members, devices): one each; several each; those that do not divide; a device without a member.
+PLACES = [(7, 2), (2, 2), (8, 2), (5, 8), (8, 8), (10, 8)]
+LOWERINGS = ("dispatch", "vmap", "unroll", "auto")
+CLASSES, ROWS = 4, 6
+
+
+def some(size: int, devices: int, **options: Any) -> px.Ensemble:
+    """Members like those of ``make_dict``, but quicker to make."""
+    first, last = values(size, 3, 8), values(size, 8, 4)
+    make = lambda key, first, last: {"first": first, "last": last}  # noqa: E731
+    return px.ensemble(make, size, 0, first, last, apply=DICT.apply, mesh=mesh_of(devices), **options)
+
+
+def of_lowered(lowered: Any) -> Communication:
+    return of_program(lowered.compile().as_text())
+
+
+def of_step(ens: px.Ensemble, step: Any, *args: Any, in_axes: Any = None) -> Communication:
+    placed = _arguments.place("test", args, in_axes, ens._population.placement)
+    program = ens._population.train_program(step, placed)
+    return of_lowered(program.lower([ens._population.state, *placed.rows], [placed.shared]))
+
+
+def predicted(ens: px.Ensemble, each: Any) -> held.Held:
+    """Each member's share of a prediction, on its device."""
+    args = _arguments.place("test", (X,), None, ens._population.placement)
+    return ens._population.applied(args, None, each)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize(("size", "devices"), PLACES)
+def test_a_train_step_communicates_nothing(size: int, devices: int, lowering: Any) -> None:
+    ens = some(size, devices, lowering=lowering)
+    assert of_step(ens, DICT.step, X, Y).total_count == 0
+    ens.train(DICT.step, X, Y)
+    assert of_step(ens, DICT.step, X, Y).total_count == 0  # the members lie otherwise now
+    own = values(size, *X.shape), jnp.tile(Y, (size, 1))
+    assert of_step(ens, DICT.step, *own, in_axes=0).total_count == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["linen", "nnx", "px.Optimizer"])
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_train_step_of_other_kinds_communicates_nothing(name: str, lowering: Any) -> None:
+    ens = px.ensemble(KINDS[name].make, 5, 0, mesh=mesh_of(2), lowering=lowering)
+    assert of_step(ens, KINDS[name].step, X, Y).total_count == 0
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize(("size", "devices"), PLACES)
+def test_an_average_is_one_all_reduce_of_its_own_size(size: int, devices: int, lowering: Any) -> None:
+    rows = predicted(some(size, devices, lowering=lowering), _averages.named("softmax", ()).each)
+    sums = rows.per_device(averages.weighted_sums, np.ones(size, np.float32))
+    found = of_lowered(averages.combine_sums.lower(sums, rows.placement, float(size)))
+    assert (found.total_count, found.count["all_reduce"]) == (1, 1)
+    assert found.total_bytes == 4 * ROWS * CLASSES
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize(("size", "devices"), PLACES)
+def test_moments_are_one_all_reduce_of_twice_their_size_from_each_device(
+    size: int, devices: int, lowering: Any
+) -> None:
+    rows = predicted(some(size, devices, lowering=lowering), _averages.same)
+    parts = rows.per_device(averages.local_moments, np.ones(size, np.float32))
+    found = of_lowered(averages.combine_moments.lower(parts, rows.placement))
+    assert (found.total_count, found.count["all_reduce"]) == (1, 1)
+    assert found.total_bytes == 4 * devices * (2 * ROWS * CLASSES + 1)  # and how many members a device has
+
+
+@pytest.mark.parametrize(("size", "devices"), [(7, 2), (5, 8)])
+def test_what_is_taken_of_members_together_before_it_is_sent_communicates_nothing(size: int, devices: int) -> None:
+    rows = predicted(some(size, devices, lowering="vmap"), _averages.same).together()
+    weights = held._padded_weights(np.ones(size, np.float32), rows.placement)
+    for summary in (averages.weighted_sums, averages.local_moments):
+        assert of_lowered(held._summaries.lower(summary, rows.placement, rows.tree, weights)).total_count == 0
+
+
+@pytest.mark.parametrize(("size", "devices"), [(7, 2), (8, 8)])
+def test_members_that_speak_to_each_other_are_found_to(size: int, devices: int) -> None:
+    """The check can fail."""
+
+    def pulled(params: Any, x: jax.Array) -> Any:
+        return jax.tree.map(lambda p: 0.5 * (p + px.pmean(p, "members")), params)
+
+    found = of_step(some(size, devices), pulled, X)
+    assert found.count["all_reduce"] > 0
+    assert found.total_bytes >= 4 * (3 * 8 + 8 * 4)

@@ -1,0 +1,339 @@
+"""``fit`` trains as a Python loop over single members does: same rows, same order, whatever the devices."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import Mesh
+
+import paraxis as px
+from tests._support import assert_close, values
+
+DIMS = ("NWC", "WIO", "NWC")
+NUM_ROWS, BATCH, NUM_STEPS = 22, 4, 5  # two rows are left over in every epoch
+
+
+def on(devices: int) -> Mesh:
+    return Mesh(np.array(jax.devices()[:devices]), ("members",))
+
+
+def make_mlp(key: jax.Array) -> Any:
+    first, last = jax.random.split(key)
+    return {"first": jax.random.normal(first, (3, 6)), "last": jax.random.normal(last, (6,))}
+
+
+def apply_mlp(params: Any, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ params["first"]) @ params["last"]
+
+
+def make_conv(key: jax.Array) -> Any:
+    return {"kernel": jax.random.normal(key, (2, 1, 2)), "last": jnp.full((2,), 0.3)}
+
+
+def apply_conv(params: Any, x: jax.Array) -> jax.Array:
+    y = jax.lax.conv_general_dilated(x[..., None], params["kernel"], (1,), "VALID", dimension_numbers=DIMS)
+    return jnp.tanh(y).mean(1) @ params["last"]
+
+
+@functools.cache
+def sgd(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """A step with optional weights of the rows, and an optional learning rate, in this order."""
+
+    def step(params: Any, x: jax.Array, y: jax.Array, weights: Any = 1.0, rate: Any = 0.1) -> Any:
+        loss, gradient = jax.value_and_grad(lambda p: jnp.mean(weights * (apply(p, x) - y) ** 2))(params)
+        return jax.tree.map(lambda p, g: p - rate * g, params, gradient), loss
+
+    return step
+
+
+MODELS = {"mlp": (make_mlp, apply_mlp), "conv": (make_conv, apply_conv)}
+X, Y = np.asarray(values(NUM_ROWS, 3)), np.asarray(values(NUM_ROWS, seed=1))
+
+
+def batches(key: Any, epoch: int, num_rows: int = NUM_ROWS) -> np.ndarray:
+    """The row numbers of an epoch, written down again."""
+    order = np.asarray(jax.random.permutation(jax.random.fold_in(jax.random.key(key), epoch), num_rows))
+    return order[: num_rows // BATCH * BATCH].reshape(-1, BATCH)
+
+
+def host(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
+
+
+def singles(ens: px.Ensemble) -> list[Any]:
+    return [host(member) for member in ens]
+
+
+once = functools.cache(jax.jit)
+
+
+def by_hand(
+    step: Callable[..., Any], members: list[Any], epochs: range, key: int, pick: Callable[..., Any]
+) -> tuple[list[Any], np.ndarray]:
+    """Each member alone, step after step; ``pick(member, numbers)`` gives the arguments. The mean losses as well."""
+    compiled, trained = once(step), []
+    losses = np.zeros((len(epochs), len(members)), np.float32)
+    for index, state in enumerate(members):
+        for row, epoch in enumerate(epochs):
+            outs = []
+            for numbers in pick(index, epoch):
+                state, loss = compiled(state, *numbers)
+                outs.append(float(loss))
+            losses[row, index] = np.mean(outs)
+        trained.append(state)
+    return trained, losses
+
+
+def plain(key: int) -> Callable[..., Any]:
+    return lambda index, epoch: [(X[rows], Y[rows]) for rows in batches(key, epoch)]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("size", [3, 5, 7])
+@pytest.mark.parametrize("model", ["mlp", "conv"])
+def test_the_same_as_a_python_loop_over_single_members(model: str, size: int, devices: int) -> None:
+    make, apply = MODELS[model]
+    step = sgd(apply)
+    ens = px.ensemble(make, size, 3, mesh=on(devices))
+    expected, losses = by_hand(step, singles(ens), range(2), 11, plain(11))
+    history = ens.fit(step, (X, Y), batch_size=BATCH, num_epochs=2, key=11)
+    assert history.scanned == (model == "mlp")  # on CPU a convolution in a loop is slow
+    for member, alone in zip(ens, expected, strict=True):
+        assert_close(host(member), alone)
+    np.testing.assert_allclose(history.outputs, losses, rtol=1e-4)
+    assert history.validation is None
+    assert history.best_epoch is None
+    assert (history.stopped == -1).all()
+    assert history.failed == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"lowering": "dispatch"}, {"lowering": "unroll"}, {"at_once": 1}])
+def test_how_members_run_does_not_matter(options: dict[str, Any]) -> None:
+    step = sgd(apply_mlp)
+    ens = px.ensemble(make_mlp, 5, 3, mesh=on(2), **options)
+    expected, losses = by_hand(step, singles(ens), range(2), 4, plain(4))
+    history = ens.fit(step, (X, Y), batch_size=BATCH, num_epochs=2, key=jax.random.key(4))
+    for member, alone in zip(ens, expected, strict=True):
+        assert_close(host(member), alone)
+    np.testing.assert_allclose(history.outputs, losses, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "conv"])
+def test_rows_give_each_member_its_own_share(model: str) -> None:
+    make, apply = MODELS[model]
+    step, shares = sgd(apply), np.random.default_rng(0).integers(0, NUM_ROWS, (3, 13))
+    ens = px.ensemble(make, 3, 0, mesh=on(2))
+
+    def pick(index: int, epoch: int) -> list[Any]:
+        return [(X[shares[index][at]], Y[shares[index][at]]) for at in batches(5, epoch, num_rows=13)]
+
+    expected, losses = by_hand(step, singles(ens), range(2), 5, pick)
+    history = ens.fit(step, (X, Y), batch_size=BATCH, num_epochs=2, key=5, rows=shares)
+    for member, alone in zip(ens, expected, strict=True):
+        assert_close(host(member), alone)
+    np.testing.assert_allclose(history.outputs, losses, rtol=1e-4)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("model", ["conv", "mlp"])
+def test_weights_are_cut_like_the_rows(model: str, own: bool) -> None:
+    make, apply = MODELS[model]
+    step, weights = sgd(apply), np.asarray(values(3, NUM_ROWS, seed=7))
+    ens = px.ensemble(make, 3, 0, mesh=on(2))
+
+    def pick(index: int, epoch: int) -> list[Any]:
+        return [(X[at], Y[at], weights[index if own else 0][at]) for at in batches(5, epoch)]
+
+    expected, _ = by_hand(step, singles(ens), range(1), 5, pick)
+    ens.fit(step, (X, Y), batch_size=BATCH, key=5, weights=weights if own else weights[0])
+    for member, alone in zip(ens, expected, strict=True):
+        assert_close(host(member), alone)
+
+
+@pytest.mark.slow
+def test_a_sweep_over_learning_rates_is_an_ensemble() -> None:
+    step, rates = sgd(apply_mlp), jnp.array([0.01, 0.03, 0.1, 0.3, 0.0])
+    weighted = lambda params, x, y, rate: step(params, x, y, 1.0, rate)  # noqa: E731
+    ens = px.ensemble(make_mlp, 5, 0, mesh=on(2))
+    before = singles(ens)
+    pick = lambda index, epoch: [(X[at], Y[at], rates[index]) for at in batches(1, epoch)]  # noqa: E731
+    expected, _ = by_hand(weighted, before, range(2), 1, pick)
+    ens.fit(weighted, (X, Y), batch_size=BATCH, num_epochs=2, key=1, per_member=(rates,))
+    for member, alone in zip(ens, expected, strict=True):
+        assert_close(host(member), alone)
+    assert_close(host(ens[4]), before[4], rtol=0, atol=0)  # a rate of zero
+
+
+@pytest.mark.slow
+def test_weights_rows_and_rates_come_in_the_order_of_the_docstring() -> None:
+    step, rates, weights = sgd(apply_mlp), jnp.array([0.1, 0.2]), np.asarray(values(NUM_ROWS, seed=3))
+    ens = px.ensemble(make_mlp, 2, 0, mesh=on(2))
+    shares = ens.bootstrap_rows(2, NUM_ROWS)
+
+    def pick(index: int, epoch: int) -> list[Any]:
+        mine = [shares[index][at] for at in batches(1, epoch)]
+        return [(X[at], Y[at], weights[at], rates[index]) for at in mine]
+
+    expected, _ = by_hand(step, singles(ens), range(1), 1, pick)
+    ens.fit(step, (X, Y), batch_size=BATCH, key=1, weights=weights, rows=shares, per_member=(rates,))
+    for member, alone in zip(ens, expected, strict=True):
+        assert_close(host(member), alone)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("model", ["mlp", "conv"])
+def test_first_epoch_goes_on_exactly_where_another_call_ended(model: str) -> None:
+    make, apply = MODELS[model]
+    step = sgd(apply)
+    here, there = (px.ensemble(make, 3, 0, mesh=on(2)) for _ in range(2))
+    whole = here.fit(step, (X, Y), batch_size=BATCH, num_epochs=3, key=6)
+    parts = [
+        there.fit(step, (X, Y), batch_size=BATCH, num_epochs=n, first_epoch=first, key=6)
+        for first, n in [(0, 1), (1, 2)]
+    ]
+    assert_close(host(here.stacked()), host(there.stacked()), rtol=0, atol=0)
+    np.testing.assert_array_equal(whole.outputs, np.concatenate([part.outputs for part in parts]))
+
+
+def make_optimised(key: jax.Array) -> tuple[nnx.Module, nnx.Optimizer]:
+    net = nnx.Linear(3, 1, rngs=nnx.Rngs(key))
+    return net, nnx.Optimizer(net, optax.adam(optax.linear_schedule(0.1, 0.0, 20)), wrt=nnx.Param)
+
+
+def nnx_step(net: Any, opt: nnx.Optimizer, batch: Any) -> dict[str, Any]:
+    loss, gradient = nnx.value_and_grad(lambda net: jnp.mean((net(batch["x"])[:, 0] - batch["y"]) ** 2))(net)
+    opt.update(net, gradient)
+    return {"loss": loss, "vector": batch["x"].mean(0)}
+
+
+def test_modules_with_an_optimiser_a_schedule_and_a_dict_of_data() -> None:
+    ens = px.ensemble(make_optimised, 3, 0, mesh=on(2))
+    alone = list(ens)
+    history = ens.fit(nnx_step, ({"x": X, "y": Y},), batch_size=BATCH, num_epochs=2, key=9)
+    compiled, outs = nnx.jit(nnx_step), []
+    for net, opt in alone:
+        for epoch in range(2):
+            outs.append([compiled(net, opt, {"x": X[rows], "y": Y[rows]}) for rows in batches(9, epoch)])
+    for (net, opt), (lone, lone_opt) in zip(ens, alone, strict=True):
+        assert_close(host(nnx.state((net, opt))), host(nnx.state((lone, lone_opt))))
+    losses = np.array([[float(out["loss"]) for out in epoch] for epoch in outs]).mean(1).reshape(3, 2).T
+    np.testing.assert_allclose(history.outputs["loss"], losses, rtol=1e-4)
+    assert history.outputs["vector"].shape == (2, 3, 3)
+    np.testing.assert_allclose(history.outputs["vector"][0, 0], np.mean([o["vector"] for o in outs[0]], 0), rtol=1e-5)
+
+
+def make_diary(key: jax.Array) -> Any:
+    """A member that writes down which rows it saw in the steps of the last epoch."""
+    return {"rows": jnp.full((NUM_STEPS, BATCH), -1), "now": jnp.array(0)}
+
+
+def write_down(diary: Any, rows: jax.Array) -> Any:
+    return {"rows": diary["rows"].at[diary["now"] % NUM_STEPS].set(rows), "now": diary["now"] + 1}
+
+
+def seen_by(ens: px.Ensemble, **options: Any) -> np.ndarray:
+    """The rows that each member saw in the last epoch, ``(size, steps, batch)``."""
+    history = ens.fit(write_down, (np.arange(NUM_ROWS),), batch_size=BATCH, **options)
+    assert history.outputs is None  # nothing but the state was returned
+    return np.asarray(ens.stacked()["rows"])
+
+
+def test_what_is_left_over_sits_out() -> None:
+    ens, left = px.ensemble(make_diary, 3, 0, mesh=on(2)), set()
+    for epoch in range(4):
+        seen = seen_by(ens, key=0, first_epoch=epoch)
+        for rows in seen:
+            np.testing.assert_array_equal(rows, batches(0, epoch))
+        assert len(np.unique(seen)) == NUM_STEPS * BATCH
+        left |= set(range(NUM_ROWS)) - set(seen.ravel().tolist())
+    assert len(left) > 2  # in another epoch other rows do
+
+
+def test_an_own_order_depends_on_key_epoch_and_number_only() -> None:
+    ens, fewer = (px.ensemble(make_diary, size, 0, mesh=on(devices)) for size, devices in [(7, 2), (3, 8)])
+    here = seen_by(ens, key=0, own_order=True)
+    assert len({rows.tobytes() for rows in here}) == 7
+    assert all(len(np.unique(rows)) == NUM_STEPS * BATCH for rows in here)
+    np.testing.assert_array_equal(seen_by(fewer, key=0, own_order=True), here[:3])
+    for other in ({"key": 1}, {"key": 0, "first_epoch": 1}):
+        assert (seen_by(ens, own_order=True, **other) != here).any((1, 2)).all()
+    np.testing.assert_array_equal(seen_by(ens, key=0, own_order=True), here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_order", [True, False])
+def test_own_rows_are_seen_as_often_as_they_were_drawn(own_order: bool) -> None:
+    shares = np.random.default_rng(0).integers(0, NUM_ROWS, (3, NUM_STEPS * BATCH))
+    ens = px.ensemble(make_diary, 3, 0, mesh=on(2))
+    for seen, share in zip(seen_by(ens, key=0, rows=shares, own_order=own_order), shares, strict=True):
+        np.testing.assert_array_equal(np.sort(seen.ravel()), np.sort(share))
+
+
+def test_bootstrap_rows_are_drawn_with_replacement_by_key_and_number() -> None:
+    ens, fewer = (px.ensemble(lambda key: jax.random.normal(key), size, 0) for size in (7, 3))
+    rows = ens.bootstrap_rows(1, 4000)
+    assert rows.shape == (7, 4000)
+    assert rows.min() >= 0
+    assert rows.max() < 4000
+    np.testing.assert_array_equal(fewer.bootstrap_rows(jax.random.key(1), 4000), rows[:3])
+    assert (ens.bootstrap_rows(2, 4000) != rows).any()
+    shares = [len(np.unique(row)) / 4000 for row in rows]
+    assert len({tuple(row) for row in rows}) == 7
+    np.testing.assert_allclose(shares, 1 - np.exp(-1), atol=0.03)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("model", ["mlp", "conv"])
+def test_more_epochs_and_calls_compile_nothing_more(model: str) -> None:
+    make, apply = MODELS[model]
+    traced, inner = [], sgd(apply)
+
+    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        traced.append(x.shape)
+        return inner(params, x, y)
+
+    ens = px.ensemble(make, 3, 0, mesh=on(2))
+    ens.fit(step, (X, Y), batch_size=BATCH, key=0)
+    so_far = len(traced)
+    ens.fit(step, (X, Y), batch_size=BATCH, key=1, num_epochs=2, first_epoch=3)
+    assert len(traced) == so_far
+
+
+def test_results_that_are_no_floats_are_averaged_alike_however_epochs_run() -> None:
+    def scanned(w: jax.Array, x: jax.Array) -> Any:
+        return w + 1, {"integer": jnp.sum(x > 3), "boolean": x[0] > 3, "float": x.mean()}
+
+    def stepped(w: jax.Array, x: jax.Array) -> Any:
+        return w + jnp.convolve(x, x)[0], scanned(w, x)[1]
+
+    histories = [
+        px.ensemble(jax.random.normal, 2, 0, mesh=on(2)).fit(step, (np.arange(8.0),), batch_size=4, key=0)
+        for step in (scanned, stepped)
+    ]
+    assert [history.scanned for history in histories] == [True, False]
+    here, there = (history.outputs for history in histories)
+    assert {name: x.tolist() for name, x in here.items()} == {name: x.tolist() for name, x in there.items()}
+    assert here["integer"].tolist() == [[2.0, 2.0]]
+    assert {name: x.dtype for name, x in here.items()} == {name: x.dtype for name, x in there.items()}
+
+
+def test_a_step_that_breaks_the_member_leaves_all_members_as_they_were() -> None:
+    ens = px.ensemble(make_mlp, 3, 0, mesh=on(2))
+    before = host(ens.stacked())
+    with pytest.raises(px.StateError, match=r"step changed first from float32\[3, 6\] to bfloat16\[3, 6\].*\.astype"):
+        ens.fit(lambda p, x, y: p | {"first": p["first"].astype("bfloat16")}, (X, Y), batch_size=BATCH, key=0)
+    with pytest.raises(px.StateError, match=r"step must return the new state.*Write return state, loss"):
+        ens.fit(lambda p, x, y: jnp.mean(x), (X, Y), batch_size=BATCH, key=0)
+    with pytest.raises(px.StateError, match=r"step must be a function of one member, got int"):
+        ens.fit(3, (X, Y), batch_size=BATCH, key=0)  # pyright: ignore[reportArgumentType]
+    assert_close(host(ens.stacked()), before, rtol=0, atol=0)

@@ -1,0 +1,200 @@
+"""Averages over members against NumPy in float64: of probabilities, of values, of moments, of mixtures."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import paraxis as px
+from tests._support import values
+from tests.ensembles._kinds import Regular, mesh_of, softmax
+
+SIZE = 7
+X = values(6, 3)
+W = 4 * (values(SIZE, 3, 4, seed=2) - 1)
+LOGITS = np.einsum("nd,mdc->mnc", np.asarray(X, np.float64), np.asarray(W, np.float64))
+LOWERINGS = ("auto", "dispatch", "vmap", "unroll")
+Apply = Callable[..., Any]
+
+
+def apply_linear(w: jax.Array, x: jax.Array) -> jax.Array:
+    return x @ w
+
+
+def linear(devices: int = 3, weights: Any = W, apply: Apply | None = apply_linear, **options: Any) -> px.Ensemble:
+    """Members ``(3, 4)`` with weights that are given."""
+    return px.ensemble(lambda key, w: w, len(weights), 0, weights, apply=apply, mesh=mesh_of(devices), **options)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def moments(x: np.ndarray) -> Any:
+    return x.mean(0), x.var(0)
+
+
+def mixture(x: np.ndarray) -> Any:
+    mean, variance = x, x**2 + 0.5
+    return mean.mean(0), (variance + mean**2).mean(0) - mean.mean(0) ** 2
+
+
+def apply_normal(w: jax.Array, x: jax.Array) -> Any:
+    return x @ w, (x @ w) ** 2 + 0.5
+
+
+AVERAGES: dict[str, tuple[Apply, Callable[[np.ndarray], Any]]] = {
+    "softmax": (apply_linear, lambda x: softmax(x).mean(0)),
+    "sigmoid": (apply_linear, lambda x: sigmoid(x).mean(0)),
+    "mean": (apply_linear, lambda x: x.mean(0)),
+    "moments": (apply_linear, moments),
+    "mixture": (apply_normal, mixture),
+}
+
+
+def check(actual: Any, expected: Any) -> None:
+    """Float32 within rounding of what NumPy has in float64."""
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == "float32"
+        np.testing.assert_allclose(a, e, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("devices", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [1, 2, 5, 7])
+def test_averages_are_numpys(size: int, devices: int, lowering: Any) -> None:
+    for average, (apply, oracle) in AVERAGES.items():
+        ens = linear(devices, W[:size], lowering=lowering)
+        check(ens.predict(X, average=average, apply=apply), oracle(LOGITS[:size]))  # pyright: ignore
+        where = np.arange(size) % 3 != 1
+        got = ens.predict(X, average=average, apply=apply, where=where)  # pyright: ignore
+        check(got, oracle(LOGITS[:size][where]))
+
+
+def test_the_result_is_the_same_on_all_devices() -> None:
+    result = linear().predict(X)
+    assert result.is_fully_replicated
+    assert len(result.sharding.device_set) == 3
+
+
+@pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
+def test_a_small_variance_beside_a_large_mean_is_not_lost(lowering: Any) -> None:
+    """Where the mean of squares minus the square of the mean, in float32, has nothing right any more."""
+    offsets = np.asarray(10_000 + np.array([0, 1, 2, 3, 4, 5, 6]) / 64, np.float32)
+    naive = np.mean(offsets**2, dtype=np.float32) - np.mean(offsets, dtype=np.float32) ** 2
+    exact = offsets.astype(np.float64).var()
+    assert abs(naive - exact) > 0.5 * exact
+    ens = linear(3, jnp.asarray(offsets), lambda w, x: w + 0 * x[:, 0], lowering=lowering)
+    mean, variance = ens.predict(X, average="moments")
+    np.testing.assert_allclose(mean, np.full(6, offsets.astype(np.float64).mean()), rtol=1e-6)
+    np.testing.assert_allclose(variance, np.full(6, exact), rtol=5e-2)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
+@pytest.mark.parametrize("average", AVERAGES)
+def test_a_failed_member_is_found_and_left_out(average: Any, lowering: Any) -> None:
+    bad = W.at[1, 0, 0].set(jnp.nan).at[6].set(jnp.inf)
+    ens = linear(2, bad, lowering=lowering)
+    finite = ens.finite()
+    assert finite.dtype == bool
+    assert np.flatnonzero(~finite).tolist() == [1, 6]
+    apply, oracle = AVERAGES[average]
+    check(ens.predict(X, average=average, apply=apply, where=finite), oracle(LOGITS[finite]))
+    assert not np.isfinite(jax.tree.leaves(ens.predict(X, average=average, apply=apply))[0]).all()
+
+
+def test_finite_looks_at_all_floats_of_a_member_and_at_nothing_else() -> None:
+    half = jnp.ones(3, "bfloat16").at[1].set(jnp.nan)
+    ens = px.ensemble(lambda key, n, h: {"n": n, "h": h, "key": key}, 3, 0, jnp.arange(3), half, mesh=mesh_of(2))
+    assert ens.finite().tolist() == [True, False, True]
+    assert px.ensemble(lambda key: jnp.arange(3), 2, 0, mesh=mesh_of(2)).finite().tolist() == [True, True]
+
+
+def test_members_gives_every_ones_prediction_as_it_is() -> None:
+    check(linear().members(X), LOGITS)
+    tree = linear().members(X, apply=lambda w, x: {"a": x @ w, "n": jnp.int32(3)})
+    assert tree["n"].tolist() == [3] * SIZE
+    check(tree["a"], LOGITS)
+
+
+def test_a_tree_of_predictions_is_averaged_leaf_by_leaf() -> None:
+    got = linear().predict(X, apply=lambda w, x: {"a": x @ w, "b": (2 * (x @ w)[:1],)})
+    check(got, {"a": softmax(LOGITS).mean(0), "b": (softmax(2 * LOGITS[:, :1]).mean(0),)})
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("batch_size", [1, 4, 6, 100])
+def test_batches_change_nothing(batch_size: int) -> None:
+    ens = linear()
+    check(ens.predict(X, batch_size=batch_size), softmax(LOGITS).mean(0))
+    check(ens.members(X, batch_size=batch_size), LOGITS)
+    two = ens.predict({"x": X, "scale": jnp.arange(6.0)}, batch_size=batch_size, average="moments", apply=_scaled)
+    check(two, moments(LOGITS * np.arange(6.0)[:, None]))
+
+
+def _scaled(w: jax.Array, given: Any) -> jax.Array:
+    return given["x"] @ w * given["scale"][:, None]
+
+
+def test_each_member_may_have_its_own_inputs() -> None:
+    own = values(SIZE, 6, 3, seed=5)
+    expected = np.einsum("mnd,mdc->mnc", np.asarray(own, np.float64), np.asarray(W, np.float64))
+    check(linear().predict(own, in_axes=0), softmax(expected).mean(0))
+    check(linear().members(own, in_axes=0), expected)
+    scales = jnp.arange(1.0, SIZE + 1)
+    scaled = LOGITS * np.arange(1.0, SIZE + 1)[:, None, None]
+    got = linear().predict(X, scales, in_axes=(None, 0), apply=lambda w, x, scale: x @ w * scale)
+    check(got, softmax(scaled).mean(0))
+
+
+def test_low_precision_is_averaged_in_float32() -> None:
+    got = linear().predict(X, apply=lambda w, x: (x @ w).astype("bfloat16"), average="mean")
+    assert got.dtype == "float32"
+    rounded = np.asarray(jnp.einsum("nd,mdc->mnc", X, W).astype("bfloat16"), np.float64)
+    np.testing.assert_allclose(got, rounded.mean(0), atol=0.02)
+
+
+def test_predictions_see_the_members_as_trained_last() -> None:
+    ens = linear()
+    ens.predict(X)
+    ens.train(lambda w: 2 * w)
+    check(ens.predict(X), softmax(2 * LOGITS).mean(0))
+
+
+@pytest.mark.slow
+def test_modules_predict_in_eval_mode_and_stay_as_they_are() -> None:
+    def make(key: jax.Array) -> Regular:
+        return Regular(nnx.Rngs(key))
+
+    ens = px.ensemble(make, 2, 0, mesh=mesh_of(2))
+    before = [leaf.copy() for leaf in map(np.asarray, jax.tree.leaves(ens._population.state.stacked()[0][2:]))]
+    plain = [make(jax.random.fold_in(jax.random.key(0), index)) for index in range(2)]
+    for net in plain:
+        net.eval()
+    expected = np.stack([net(X) for net in plain])
+    np.testing.assert_allclose(ens.members(X), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ens.members(X, apply=lambda net, x: net(x)), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ens.predict(X), softmax(expected).mean(0), rtol=1e-4, atol=1e-5)
+    after = [np.asarray(leaf) for leaf in jax.tree.leaves(ens._population.state.stacked()[0][2:])]
+    assert all((a == b).all() for a, b in zip(before, after, strict=True))
+    assert not ens[0].dropout.deterministic
+
+
+def test_what_a_model_writes_to_itself_in_a_prediction_is_dropped() -> None:
+    class Counted(nnx.Module):
+        def __init__(self) -> None:
+            self.calls = nnx.Variable(jnp.zeros(()))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            self.calls[...] = self.calls[...] + 1
+            return x
+
+    ens = px.ensemble(lambda key: Counted(), 2, 0, mesh=mesh_of(2))
+    ens.predict(X)
+    assert [float(net.calls[...]) for net in ens] == [0.0, 0.0]

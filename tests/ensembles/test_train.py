@@ -1,0 +1,261 @@
+"""``ens.train``: one member's step for all members, with what they share and what is each one's own."""
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import paraxis as px
+from paraxis._core import held
+from tests._support import assert_close, values
+from tests.ensembles._kinds import mesh_of
+
+SIZE = 5
+X, Y = values(6, 2), values(6, seed=1)
+W = values(SIZE, 2, seed=2)
+Step = Callable[..., Any]
+
+
+def linear(**options: Any) -> px.Ensemble:
+    """Five members ``(2,)`` with weights that are given, on two devices."""
+    return px.ensemble(lambda key, w: w, SIZE, 0, W, apply=lambda w, x: x @ w, mesh=mesh_of(2), **options)
+
+
+def mse(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.mean((x @ w - y) ** 2)
+
+
+def step(w: jax.Array, x: jax.Array, y: jax.Array, lr: Any = 0.1) -> tuple[jax.Array, jax.Array]:
+    loss, gradient = jax.value_and_grad(mse)(w, x, y)
+    return w - lr * gradient, loss
+
+
+def looped(fn: Step, *rows: Any) -> Any:
+    """``fn`` of each member's arguments, one after the other: the oracle."""
+    results = [jax.jit(fn)(*(jax.tree.map(lambda leaf, i=i: leaf[i], row) for row in rows)) for i in range(SIZE)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *results)
+
+
+def check(ens: px.Ensemble, out: Any, expected: Any) -> None:
+    assert_close((ens.stacked(), out), jax.tree.map(jnp.asarray, expected))
+
+
+OWN = values(SIZE, 6, 2, seed=3), values(SIZE, 6, seed=4), values(SIZE, seed=5)
+CASES: dict[str, tuple[Step, tuple[Any, ...], Any, Step, tuple[Any, ...]]] = {
+    # step, its arguments, in_axes, one member's step of the rows that are its own, those rows
+    "a shared batch": (step, (X, Y), None, lambda w: step(w, X, Y), ()),
+    "each its own batch": (step, OWN[:2], 0, step, OWN[:2]),
+    "each its own learning rate": (step, (X, Y, OWN[2]), (None, None, 0), lambda w, lr: step(w, X, Y, lr), OWN[2:]),
+    "a list": (step, (X, Y, OWN[2]), [None, None, 0], lambda w, lr: step(w, X, Y, lr), OWN[2:]),
+    "a tree": (
+        lambda w, batch, given: step(w, batch["x"], batch["y"], given["lr"][0]),
+        ({"x": X, "y": OWN[1]}, {"lr": [OWN[2]]}),
+        ({"x": None, "y": 0}, 0),
+        lambda w, y, lr: step(w, X, y, lr),
+        OWN[1:],
+    ),
+    "numbers and NumPy arrays": (
+        step,
+        (np.asarray(X), np.asarray(Y), 0.05),
+        None,
+        lambda w: step(w, X, Y, 0.05),
+        (),
+    ),
+    "integers": (
+        lambda w, rows: step(w, X[rows], Y[rows]),
+        (jnp.arange(15).reshape(5, 3) % 6,),
+        0,
+        lambda w, rows: step(w, X[rows], Y[rows]),
+        (jnp.arange(15).reshape(5, 3) % 6,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_arguments_are_shared_or_each_members_own(name: str) -> None:
+    fn, args, in_axes, alone, rows = CASES[name]
+    ens = linear()
+    out = ens.train(fn, *args, in_axes=in_axes)
+    check(ens, out, looped(alone, W, *rows))
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["key", "PRNGKey"])
+def test_each_member_has_its_own_key(old: bool) -> None:
+    ens, key = linear(), jax.random.PRNGKey(1) if old else jax.random.key(1)
+
+    def noisy(w: jax.Array, key: jax.Array) -> jax.Array:
+        return w + jax.random.uniform(key, (2,))
+
+    keys = px.keys(key, ens.axis)
+    ens.train(noisy, keys, in_axes=0)
+    draws = [jax.random.uniform(jax.random.fold_in(key, i), (2,)) for i in range(SIZE)]
+    assert_close(ens.stacked(), W + jnp.stack(draws))
+    assert len({draw.tobytes() for draw in map(np.asarray, draws)}) == SIZE
+
+
+def test_a_step_without_arguments_and_results() -> None:
+    ens = linear()
+    assert ens.train(lambda w: 2 * w) is None
+    assert_close(ens.stacked(), 2 * W)
+
+
+def test_results_have_the_structure_that_the_step_gives_them() -> None:
+    out = linear().train(lambda w, x: (w, {"sum": w.sum(), "all": (w, x, 1), "n": None}), X)
+    expected = {"sum": W.sum(1), "all": (W, jnp.stack([X] * SIZE), jnp.ones(SIZE, int)), "n": None}
+    assert_close(jax.tree.map(np.asarray, out), jax.tree.map(np.asarray, expected))
+
+
+def test_the_new_state_alone_may_be_returned() -> None:
+    """The document's ``state = update(state, grads)``, for a single part and for a tuple."""
+    ens = linear()
+    gradients = jnp.ones((SIZE, 2))
+    assert ens.train(lambda w, g: w - 0.1 * g, gradients, in_axes=0) is None
+    assert_close(ens.stacked(), W - 0.1)
+    pair = px.ensemble(lambda key, w: (w, jnp.int32(0)), SIZE, 0, W, mesh=mesh_of(2))
+    assert pair.train(lambda w, n: (w - 0.1, n + 1)) is None
+    assert_close(pair.stacked(), (W - 0.1, jnp.ones(SIZE, "int32")))
+    assert_close(pair.train(lambda w, n: ((w, n), n)), jnp.ones(SIZE, "int32"))
+
+
+def test_a_sweep_over_learning_rates_with_inject_hyperparams() -> None:
+    rates = jnp.array([0.0, 0.01, 0.03, 0.1, 0.3])
+    adam: Any = optax.inject_hyperparams(optax.adam)
+
+    def make(key: jax.Array, lr: jax.Array, w: jax.Array) -> Any:
+        return w, adam(learning_rate=lr).init(w)
+
+    def sweep(w: jax.Array, opt: Any) -> Any:
+        loss, gradient = jax.value_and_grad(mse)(w, X, Y)
+        updates, opt = adam(learning_rate=0.0).update(gradient, opt, w)
+        return (optax.apply_updates(w, updates), opt), loss
+
+    ens = px.ensemble(make, SIZE, 0, rates, W, mesh=mesh_of(2))
+    losses = [ens.train(sweep) for _ in range(3)]
+    for index, rate in enumerate(np.asarray(rates)):
+        w, plain = W[index], optax.adam(rate)
+        state, expected = plain.init(w), []
+        for _ in range(3):
+            expected.append(mse(w, X, Y))
+            updates, state = plain.update(jax.grad(mse)(w, X, Y), state, w)
+            w: Any = optax.apply_updates(w, updates)
+        np.testing.assert_allclose([loss[index] for loss in losses], expected, rtol=1e-5)
+        np.testing.assert_allclose(ens[index][0], w, rtol=1e-4)
+
+
+def test_a_schedule_goes_on_from_step_to_step() -> None:
+    tx = optax.sgd(optax.piecewise_constant_schedule(0.1, {2: 0.5}))
+
+    def scheduled(w: jax.Array, opt: Any) -> Any:
+        updates, opt = tx.update(jnp.ones(2), opt, w)
+        return optax.apply_updates(w, updates), opt
+
+    ens = px.ensemble(lambda key, w: (w, tx.init(w)), SIZE, 0, W, mesh=mesh_of(2))
+    for total in (0.1, 0.2, 0.25, 0.3):
+        ens.train(scheduled)
+        assert_close(ens.stacked()[0], W - total)
+
+
+@pytest.mark.parametrize("lowering", ["auto", "vmap"])
+def test_members_may_speak_to_each_other_by_the_axiss_name(lowering: Any) -> None:
+    def pulled(w: jax.Array) -> Any:
+        return 0.5 * (w + px.pmean(w, "members")), (px.axis_index("members"), jax.lax.psum(1, "members"))
+
+    ens = linear(lowering=lowering)
+    out = ens.train(pulled)
+    check(ens, out, (0.5 * (W + W.mean(0)), (jnp.arange(SIZE, dtype="int32"), jnp.full(SIZE, SIZE))))
+
+
+@pytest.mark.parametrize("lowering", ["dispatch", "unroll"])
+def test_members_that_run_apart_cannot_speak(lowering: Any) -> None:
+    ens = linear(lowering=lowering)
+    with pytest.raises(px.LoweringError, match=r"cannot exchange values; write lowering='vmap', or leave it out"):
+        ens.train(lambda w: w - px.pmean(w, "members"))
+    assert_close(ens.stacked(), W)
+
+
+def test_the_axis_is_called_as_asked() -> None:
+    ens = px.ensemble(lambda key, w: w, SIZE, 0, W, name="models", mesh=mesh_of(2, "models"))
+    ens.train(lambda w: w - px.pmean(w, "models"))
+    assert_close(ens.stacked(), W - W.mean(0))
+
+
+@pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
+@pytest.mark.parametrize("donate", [True, False])
+def test_the_old_state_is_given_away_only_if_donated(donate: bool, lowering: Any) -> None:
+    ens = linear(donate=donate, lowering=lowering)
+    ens.train(step, X, Y)  # from here on the members lie as they are run
+    rows = ens._population.state
+    before = jax.tree.leaves(rows.rows if isinstance(rows, held.Apart) else rows.together().tree)
+    copies = [np.asarray(leaf).copy() for leaf in before]
+    ens.train(step, X, Y)
+    assert [leaf.is_deleted() for leaf in before] == [donate] * len(before)
+    if not donate:
+        assert all((leaf == copy).all() for leaf, copy in zip(before, copies, strict=True))
+
+
+@pytest.mark.parametrize("lowering", ["auto", "dispatch", "vmap", "unroll"])
+def test_a_step_is_traced_for_the_first_call_only(lowering: Any) -> None:
+    traced = []
+
+    def counted(w: jax.Array, x: jax.Array, y: jax.Array, lr: Any) -> Any:
+        traced.append(w)
+        return step(w, x, y, lr)
+
+    ens = linear(lowering=lowering)
+    ens.train(counted, X, Y, 0.1)
+    first = len(traced)
+    for rate in (0.2, 0.3):
+        ens.train(counted, X + rate, Y, rate)
+    assert len(traced) == first
+    # One for its cost, if it is not said how to run; one for what is run.
+    assert first <= (2 if lowering == "auto" else 1)
+
+
+def test_another_shape_is_another_program() -> None:
+    ens = linear()
+    out = [ens.train(step, X[:n], Y[:n]) for n in (6, 3, 6)]
+    w, expected = W, []
+    for n in (6, 3, 6):
+        w, loss = looped(lambda w, n=n: step(w, X[:n], Y[:n]), w)
+        expected.append(loss)
+    check(ens, out, (w, expected))
+
+
+def test_modules_are_changed_in_place_and_may_be_sown_into() -> None:
+    def make(key: jax.Array, w: jax.Array) -> nnx.Linear:
+        net = nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(key))
+        net.kernel[...] = w[:, None]
+        return net
+
+    ens = px.ensemble(make, SIZE, 0, W, mesh=mesh_of(2))
+    out = ens.train(lambda net, factor: net.kernel.set_value(net.kernel[...] * factor), 3.0)
+    assert out is None
+    np.testing.assert_allclose(np.stack([net.kernel[...] for net in ens])[..., 0], 3 * W, rtol=1e-6)
+
+
+@pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
+def test_an_interrupt_during_a_step_takes_effect_when_the_members_are_whole(
+    lowering: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the old state has been given away and the new one is not kept yet."""
+    ens, run = linear(lowering=lowering), held.Program.__call__
+    ens.train(step, X, Y)
+
+    def interrupted(program: held.Program, own: Any, shared: Any) -> Any:
+        new = run(program, own, shared)
+        signal.raise_signal(signal.SIGINT)
+        return new
+
+    with monkeypatch.context() as patch:
+        patch.setattr(held.Program, "__call__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ens.train(step, X, Y)
+    twice = looped(lambda w: step(step(w, X, Y)[0], X, Y)[0], W)
+    assert_close(ens.stacked(), jnp.asarray(twice))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,191 @@
+"""What the examples of ensembles compute, against NumPy and against single members trained by plain JAX."""
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from tests._support import assert_close
+
+pytestmark = pytest.mark.slow
+
+Example = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def digits(example: Example) -> Any:
+    return loaded(example("_mnist"))
+
+
+@functools.cache
+def loaded(module: ModuleType) -> Any:
+    return module.load_mnist()
+
+
+# --- the digits ------------------------------------------------------------------------------------------------------
+
+
+def test_held_out_digits_of_mnist_are_not_trained_on(digits: Any) -> None:
+    train, test = digits
+    assert (train.images.shape, test.images.shape) == ((4000, 28, 28, 1), (1000, 28, 28, 1))
+    assert (train.images.min(), train.images.max()) == (0, 1)
+    assert set(train.labels) == set(test.labels) == set(range(10))
+    trained = {image.tobytes() for image in train.images}
+    assert not trained & {image.tobytes() for image in test.images}
+
+
+def test_shifted_digits_are_the_same_digits_turned_and_noised(example: Example, digits: Any) -> None:
+    module, test = example("_mnist"), digits[1].first(50)
+    quarter = module.rotated(test, 90)
+    np.testing.assert_allclose(quarter.images, np.rot90(test.images, axes=(1, 2)), atol=1e-5)
+    noisy = module.noised(test, 0.5)
+    for shifted in (quarter, noisy, module.rotated(test, 30)):
+        np.testing.assert_array_equal(shifted.labels, test.labels)
+        assert shifted.images.min() >= 0
+        assert shifted.images.max() <= 1
+    # Of noise around zero, half is cut off: the rest of a half-normal's deviation.
+    black = noisy.images[test.images == 0]
+    assert np.mean(black == 0) == pytest.approx(0.5, abs=0.01)
+    np.testing.assert_array_equal(noisy.images, module.noised(test, 0.5).images)
+
+
+# --- the page's CNN --------------------------------------------------------------------------------------------------
+
+
+def by_hand(module: ModuleType, state: Any, batches: Any) -> Any:
+    """One member's parameters after momentum by hand on cross-entropy."""
+
+    @jax.jit
+    def gradient(params: Any, images: jax.Array, labels: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            logits = module.CNN().apply({"params": params}, images)
+            return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * jax.nn.one_hot(labels, 10), -1))
+
+        return jax.grad(loss)(params)
+
+    params, velocity = state.params, jax.tree.map(jnp.zeros_like, state.params)
+    for images, labels in batches:
+        velocity = jax.tree.map(lambda v, g: 0.9 * v + g, velocity, gradient(params, images, labels))
+        params = jax.tree.map(lambda p, v: p - 0.1 * v, params, velocity)
+    return jax.tree.map(np.asarray, params)
+
+
+def test_members_are_the_same_whatever_their_number_and_the_devices(example: Example, digits: Any) -> None:
+    module = example("ensemble_mnist")
+    found = module.compare(digits, 3)
+    assert sorted(found) == [(size, count) for size in (1, 2, 5, 7) for count in (2, 8)]
+    made = px.ensemble(module.create_train_state, 7, 0)
+    batches = module.batches(digits[0], jax.random.key(2), 3)
+    expected = [by_hand(module, made[index], batches) for index in range(7)]
+    logits = jnp.stack([module.CNN().apply({"params": own}, digits[1].images[:200]) for own in expected])
+    each = np.asarray(jax.nn.softmax(logits))
+    for (size, _), (params, probs) in found.items():
+        assert_close(params, jax.tree.map(lambda *xs: np.stack(xs), *expected[:size]), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(probs, each[:size].mean(0), rtol=1e-3, atol=1e-5)
+
+
+def test_linen_and_nnx_ensembles_train_and_print_their_tables(
+    example: Example, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = example("ensemble_mnist").main(["--quick", "--members", "3"])
+    printed = capsys.readouterr().out
+    assert "Ensemble(3 members" in printed
+    for kind in ("linen", "nnx"):
+        ((_, train_loss, train_accuracy, test_loss, test_accuracy, _),) = found[kind]
+        # Guessing has log 10 = 2.303 and a tenth.
+        assert train_loss < 2.303
+        assert test_loss < 2.25
+        assert min(train_accuracy, test_accuracy) > 0.15
+    largest = [x - y for x, y in zip(*(jax.tree.leaves(found["members"][7, n][0]) for n in (2, 8)), strict=True)]
+    assert max(float(np.abs(x).max()) for x in largest) < 1e-5
+
+
+# --- uncertainty -----------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_those_of_disjoint_ensembles_by_numpy(example: Example) -> None:
+    found = example("ensemble_uncertainty").main(["--quick"])
+    ens = found["ensemble"]
+    assert len(ens) == 6
+    for name, digits in found["sets"].items():
+        scores = found["scores"][name]
+        assert {size: x.shape for size, x in scores.items()} == {1: (6, 6), 2: (3, 6), 3: (2, 6), 5: (1, 6)}
+        each = np.asarray(jax.nn.softmax(jnp.stack([_mlp(params, digits.images) for params, _ in ens])), np.float64)
+        rows = np.arange(len(digits.labels))
+        for size, x in scores.items():
+            for i, (accuracy, nll, brier, _, calibrated, disagreement) in enumerate(x):
+                own = each[i * size : (i + 1) * size]
+                p = own.mean(0)
+                assert accuracy == pytest.approx((p.argmax(-1) == digits.labels).mean(), abs=0.006)  # one tie
+                assert nll == pytest.approx(-np.log(p[rows, digits.labels]).mean(), rel=1e-3)
+                assert brier == pytest.approx(((p - np.eye(10)[digits.labels]) ** 2).sum(-1).mean(), rel=1e-3)
+                votes = own.argmax(-1)
+                pairs = [np.mean(votes[a] != votes[b]) for a in range(size) for b in range(a)]
+                assert disagreement == pytest.approx(np.mean(pairs) if pairs else 0, abs=0.006)
+                assert np.isfinite(calibrated)
+        # The likelihood of an average is never worse than the members' on average: log is concave.
+        assert scores[2][:, 1].mean() <= scores[1][:, 1].mean() + 1e-5
+        assert scores[3][:, 1].mean() <= scores[1][:, 1].mean() + 1e-5
+
+
+def _mlp(params: Any, images: np.ndarray) -> jax.Array:
+    hidden = jnp.maximum(images.reshape(len(images), 784) @ params["w1"] + params["b1"], 0)
+    return hidden @ params["w2"] + params["b2"]
+
+
+# --- sweep, bagging, regression --------------------------------------------------------------------------------------
+
+
+def test_rates_that_diverge_are_named_and_left_out(example: Example) -> None:
+    module = example("ensemble_sweep")
+    found = module.sweep(5)
+    failed = np.flatnonzero(~found["finite"])
+    assert len(failed) > 0
+    assert set(failed) <= set(found["failed"])
+    assert not np.isfinite(found["errors"][failed]).any()
+    assert np.isfinite(found["errors"][found["finite"]]).all()
+    assert str(found["failed"][-1]) in found["warnings"][-1]
+    # The error of an average is no more than the members' on average: squares are convex.
+    assert found["average"] <= found["errors"][found["finite"]].mean()
+
+
+def test_a_swept_member_is_descent_with_its_rate(example: Example) -> None:
+    module = example("ensemble_sweep")
+    (x, y), _ = module.patients()
+    start = module.network(jax.random.key(0), 10, 32, 1)
+    ens = px.ensemble(lambda _: module.network(jax.random.key(0), 10, 32, 1), 2, 0)
+    ens.train(module.descent, x, y, np.array([0.01, 0.1], np.float32), in_axes=(None, None, 0))
+
+    def loss(w: Any) -> jax.Array:
+        return jnp.mean((jnp.maximum(x @ w["w1"] + w["b1"], 0) @ w["w2"][:, 0] + w["b2"] - y) ** 2)
+
+    gradient = jax.grad(loss)(start)
+    for rate, member in zip((0.01, 0.1), ens, strict=True):
+        assert_close(member, jax.tree.map(lambda p, g, rate=rate: p - rate * g, start, gradient))
+
+
+def test_the_bagged_average_is_better_than_its_members(example: Example) -> None:
+    found = example("ensemble_sweep").bagging(10, 10)
+    assert found["the average"] < found["a member"] < 1
+    # Two estimates of one thing, from 342 and from 100 patients.
+    assert found["out of bag"] == pytest.approx(found["the average"], abs=0.15)
+
+
+def test_the_mixture_is_less_wrong_beyond_the_data(example: Example) -> None:
+    found = example("ensemble_sweep").regression(60, None)
+    assert found["outside"][1] < found["outside"][0]
+    assert found["inside"][1] < found["outside"][1]
+
+
+def test_the_normal_likelihood_against_its_density(example: Example) -> None:
+    from scipy.stats import norm
+
+    y, mean, variance = np.array([0.5, -1.0]), np.array([0.0, 1.0]), np.array([2.0, 0.3])
+    got = example("ensemble_sweep").normal_nll(mean, variance, y)
+    np.testing.assert_allclose(got, -norm.logpdf(y, mean, np.sqrt(variance)), rtol=1e-5)
