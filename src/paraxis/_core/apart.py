@@ -145,7 +145,7 @@ def stacked_blocks(rows: Rows, placement: Placement) -> Any:
     size = placement.num_local
     starts = range(0, placement.num_padded, size)
     # A device without elements is sent one to stand in.
-    blocks = [_stack(rows[start : start + size] or rows[:1], size) for start in starts]
+    blocks = [stack(rows[start : start + size] or rows[:1], size) for start in starts]
     return joined(blocks, placement)
 
 
@@ -178,6 +178,7 @@ def _unstack(block: Any, count: int) -> Rows:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _stack(rows: Sequence[Any], size: int) -> Any:
+def stack(rows: Sequence[Any], size: int) -> Any:
+    """Rows on one device → leaves ``(size, ...)``; the last row is repeated."""
     padded = [*rows, *([rows[-1]] * (size - len(rows)))]
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *padded)

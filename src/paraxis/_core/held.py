@@ -114,6 +114,15 @@ class Apart(Held):
     def apart(self) -> "Apart":
         return self
 
+    def stacked(self) -> Any:
+        if not self.placement.is_padded or jax.default_backend() != "cpu" or is_traced(self.rows):
+            return super().stacked()
+        # By copies of the rows alone; see _unpadded.
+        first = layout.devices(self.placement)[0]
+        whole = apart.stack(jax.device_put(self.rows, first), len(self.rows))
+        target = layout.sharding(self.placement, rows=True)
+        return whole if target is None else jax.device_put(whole, target)
+
     def per_device(self, summary: Callable[[Any, jax.Array], _T], weights: np.ndarray) -> _T:
         size = self.placement.num_local
         padded = _padded_weights(weights, self.placement)
