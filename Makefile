@@ -14,7 +14,7 @@ SOURCES := pyproject.toml $(wildcard constraints*.txt)
 .PHONY: help demo install test test-fast bench lint docs clean
 
 help:
-	@echo 'make demo       train a CNN on real digits, split over 100 clients, on all devices'
+	@echo 'make demo       real digits on all devices: a CNN split over 100 clients, an ensemble of networks'
 	@echo 'make test       all tests'
 	@echo 'make test-fast  all but the slow tests'
 	@echo 'make install    $(VENV) with everything that tests, examples, benchmarks and documentation need'
