@@ -15,6 +15,8 @@ from jax.sharding import Mesh
 import paraxis as px
 from tests._support import assert_close, values
 
+pytestmark = pytest.mark.slow
+
 DIMS = ("NWC", "WIO", "NWC")
 NUM_ROWS, BATCH, NUM_STEPS = 22, 4, 5  # two rows are left over in every epoch
 

@@ -11,6 +11,8 @@ from jax.sharding import Mesh
 import paraxis as px
 from paraxis._core import held
 
+pytestmark = pytest.mark.slow
+
 ROWS = jnp.ones((256, 16))
 
 

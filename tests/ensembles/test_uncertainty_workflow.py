@@ -14,6 +14,8 @@ from jax.sharding import Mesh
 import paraxis as px
 from paraxis import ensembles
 
+pytestmark = pytest.mark.slow
+
 SIZE = 5
 
 

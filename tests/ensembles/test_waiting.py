@@ -32,10 +32,36 @@ unread = [(ens.train(step, x), ens.predict(x), ens.members(x)) for _ in range(30
 print(all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(unread)))
 """
 
+EXCHANGE = """
+from paraxis.testing import simulate_devices
+
+simulate_devices(8)
+import jax
+import jax.numpy as jnp
+
+import paraxis as px
+
+
+def alone(p):
+    for _ in range(3):
+        p = {k: jnp.tanh(v @ v) for k, v in p.items()}
+    return p, p["w0"][0, 0]
+
+
+def together(p):
+    return {k: v + jax.lax.pmean(v, "members") for k, v in p.items()}, p["w0"][0, 0]
+
+
+ens = px.ensemble(lambda key: {f"w{i}": jax.random.normal(key, (64, 64)) for i in range(30)}, 8, 0)
+unread = [(ens.train(alone), ens.train(together)) for _ in range(30)]
+print(all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(unread)))
+"""
+
 
 @pytest.mark.slow
-def test_a_loop_that_reads_nothing_comes_to_its_end() -> None:
+@pytest.mark.parametrize("program", [LOOP, EXCHANGE], ids=["steps and predictions", "members that exchange values"])
+def test_a_loop_that_reads_nothing_comes_to_its_end(program: str) -> None:
     # In a process of its own: a program that waits for itself is ended by XLA, and Python with it, after 40 seconds.
-    done = subprocess.run([sys.executable, "-c", LOOP], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == "True"

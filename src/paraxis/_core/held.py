@@ -154,9 +154,9 @@ def _unpadded(leaf: jax.Array, placement: Placement) -> jax.Array:
     """Padded rows → ``(size, ...)``, on CPU by copies, which need not be waited for; see :func:`ready`."""
     if not placement.is_padded or jax.default_backend() != "cpu" or is_traced(leaf):
         return layout.unpad(leaf, placement)
-    first = layout.devices(placement)[0]
-    if not layout.is_spread_alone(placement) or first.platform != "cpu":
+    if not layout.is_spread_alone(placement):
         return layout.unpad(ready(leaf), placement)
+    first = layout.devices(placement)[0]
     blocks = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     whole = _joined([jax.device_put(shard.data, first) for shard in blocks], placement.size)
     target = layout.sharding(placement, rows=True)
@@ -270,7 +270,10 @@ class Program:
                 apart.compile_all(self._apart, rows, copies, self._placement)
                 self._compiled = True
             return Apart(self._placement, apart.call(self._apart, rows, copies, self._placement))
-        return Together(self._placement, self._together(*self._operands(own, shared)))
+        operands = self._operands(own, shared)
+        if self._look(own, shared)[0]:  # it communicates
+            operands = ready(operands)
+        return Together(self._placement, self._together(*operands))
 
     def lower(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> Any:
         """What is run, as ``jax.jit(f).lower`` gives it: for all rows if they are together, else for the first."""

@@ -25,3 +25,5 @@ def deferred() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if noted and callable(before):
             before(*noted[0])
+        elif noted:
+            signal.raise_signal(signal.SIGINT)

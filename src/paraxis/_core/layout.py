@@ -4,6 +4,7 @@ Elements lie in blocks: device ``d`` holds rows ``d * num_local`` up to ``(d + 1
 Padding rows repeat a real one, so that whatever a function does is safe on them; what they give is never used.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -300,6 +301,25 @@ def block_sharding(placement: Placement) -> NamedSharding | None:
 def concrete_mesh(placement: Placement) -> Mesh | None:
     """The mesh with its devices; ``None`` where these are not known, or there is none."""
     return placement.mesh if isinstance(placement.mesh, Mesh) else _mesh_in_force()
+
+
+@contextlib.contextmanager
+def without_context() -> Iterator[None]:
+    """Within, no mesh is in force: for work on devices that were chosen before. Under ``jit`` it stays as it is."""
+    if _mesh_in_force() is None:
+        yield
+    else:
+        with jax.set_mesh(Mesh(np.empty((), object), ())):
+            yield
+
+
+def settled(axis: Axis) -> Axis:
+    """The same axis with the mesh that it lies on here and now, to lie there wherever it is used."""
+    placement = place(axis)
+    mesh = concrete_mesh(placement)
+    if axis.mesh is not None or mesh is None or isinstance(placement.mesh, Mesh):
+        return axis
+    return dataclasses.replace(axis, mesh=mesh, over=placement.mesh_axes)
 
 
 def is_spread_alone(placement: Placement) -> bool:

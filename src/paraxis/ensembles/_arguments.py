@@ -12,11 +12,24 @@ from paraxis._core.layout import Placement
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
-    """Arguments on the devices. ``key`` says all that a compiled function depends on."""
+class Layout:
+    """Which leaves of a function's arguments are each member's own. It holds no arrays."""
 
     structure: Any
     is_own: tuple[bool, ...]
+
+    def rebuilt(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """One member's arguments, from its rows of what is its own (if there are such) and what is shared."""
+        *own, shared = leaves
+        mine, theirs = iter(own[0] if own else ()), iter(shared)
+        return jax.tree.unflatten(self.structure, [next(mine) if own else next(theirs) for own in self.is_own])
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Arguments on the devices. ``key`` says all that a compiled function depends on."""
+
+    layout: Layout
     own: held.Together | None
     shared: held.Everywhere
     key: Hashable
@@ -24,12 +37,6 @@ class Arguments:
     @property
     def rows(self) -> list[held.Held]:
         return [] if self.own is None else [self.own]
-
-    def rebuilt(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """One member's arguments, from its rows of what is its own (if there are such) and what is shared."""
-        *own, shared = leaves
-        mine, theirs = iter(own[0] if own else ()), iter(shared)
-        return jax.tree.unflatten(self.structure, [next(mine) if own else next(theirs) for own in self.is_own])
 
 
 def place(verb: str, args: tuple[Any, ...], in_axes: Any, placement: Placement) -> Arguments:
@@ -59,8 +66,7 @@ def place(verb: str, args: tuple[Any, ...], in_axes: Any, placement: Placement) 
     theirs = [leaf for leaf, own in zip(leaves, is_own, strict=True) if not own]
     key = (structure, is_own, tuple((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves))
     return Arguments(
-        structure,
-        is_own,
+        Layout(structure, is_own),
         held.hold(mine, placement) if mine else None,
         held.Everywhere(theirs, placement),
         key,

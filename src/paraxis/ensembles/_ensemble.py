@@ -4,7 +4,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def ensemble(
     A member is what ``make`` returns: parameters, a Linen ``TrainState``, an NNX module, or a tuple such as ``(net,
     opt)`` or ``(params, opt_state)``, of which the first part is the model. Functions of a member, such as a train
     step, are given its parts first. Each member is made with its own key, by its number, so that it is the same
-    whatever the devices and however many others there are.
+    whatever the devices and however many others there are. ``make`` is compiled, anew at each call of this.
 
     Args:
         make: ``make(key, *args)`` → a member.
@@ -73,45 +73,48 @@ def ensemble(
     """
     check_function("make", make)
     local.check("ensemble", lowering)
-    axis = Axis(name, size, mesh=mesh, over=over, at_once=at_once)
-    placement = layout.place(axis)
+    axis = layout.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
     key = _key(key)
     given = tree.placed("ensemble", "args", args, axis)
-    rows = held.hold((random.keys(key, axis), *given), placement)
-    structs = tuple((x.shape, x.dtype) for x in jax.tree.leaves(rows.tree))
-    try:
-        maker = _maker(make, placement, jax.tree.structure(given), structs)
-    except TypeError:  # a function that cannot be looked up
-        maker = _Maker(make, placement)
-    state = maker.program([rows], [])
-    return Ensemble(Population(maker.forms[0], state, apply, lowering, donate))
+    forms: list[Form] = []
+
+    def one(row: Any) -> Any:
+        form, parts = form_of(make(*row))
+        forms.append(form)
+        return form.state(parts)
+
+    # Together: what is drawn is not worth a program for each device. Not vectorised where that would draw others.
+    how: Lowering = "vmap" if _draws_alike(key) else "unroll"
+    with layout.without_context():
+        placement = layout.place(axis)
+        state = held.Program(one, placement, how)([held.hold((random.keys(key, axis), *given), placement)], [])
+    return Ensemble(Population(forms[0], state, apply, lowering, donate))
 
 
-class _Maker:
-    """What makes members, compiled, and the form that they turned out to have."""
-
-    def __init__(self, make: Callable[..., Any], placement: layout.Placement) -> None:
-        self.forms: list[Form] = []
-
-        def one(row: Any) -> Any:
-            form, parts = form_of(make(*row))
-            self.forms.append(form)
-            return form.state(parts)
-
-        # Always vectorised: what is drawn is not worth a program for each device.
-        self.program = held.Program(one, placement, "vmap")
+def _draws_alike(key: jax.Array) -> bool:
+    """Whether many keys of this kind at once draw what each draws alone; hardware generators do not."""
+    return not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or "rbg" not in str(jax.random.key_impl(key))
 
 
-@functools.lru_cache(maxsize=16)
-def _maker(make: Callable[..., Any], placement: layout.Placement, structure: Any, structs: Any) -> _Maker:
-    return _Maker(make, placement)
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _on_own_devices(method: _Method) -> _Method:
+    """The members stay where they were made, whatever mesh is in force when they are used."""
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with layout.without_context():
+            return method(*args, **kwargs)
+
+    return cast(_Method, run)
 
 
 class Ensemble:
     """Members on the devices. Made by :func:`ensemble` or :func:`load_ensemble`, not by hand.
 
     ``len(ens)`` is their number, ``ens[3]`` an ordinary member (what ``make`` returned, with its own arrays),
-    ``ens[:3]`` and ``ens[[0, 2]]`` an ensemble of some of them.
+    ``ens[:3]``, ``ens[[0, 2]]`` and ``ens[ens.finite()]`` an ensemble of some of them.
 
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px
@@ -147,6 +150,7 @@ class Ensemble:
         place = f"on {self._population.placement.num_devices} devices"
         return f"Ensemble({len(self)} {self.axis.name} of {count:,} numbers, {place})"
 
+    @_on_own_devices
     def stacked(self) -> Any:
         """All members as one: what ``make`` returned, with leaves ``(size, ...)``, for ``px.map_fn`` and ``jax.vmap``.
 
@@ -154,22 +158,28 @@ class Ensemble:
         """
         return self._form.member(jax.tree.map(_copy, self._state.stacked()))
 
+    @_on_own_devices
     def __getitem__(self, index: Any) -> Any:
-        """An int: that member, an ordinary one; a slice or a sequence of ints: an ensemble of those."""
+        """An int: that member, an ordinary one; a slice, a sequence of ints or a mask: an ensemble of those."""
         if isinstance(index, slice):
             return self._chosen(range(len(self))[index])
         if isinstance(index, (Sequence, np.ndarray, jax.Array)) and np.ndim(index) == 1:
-            return self._chosen([self._number(i) for i in np.asarray(index, int)])
+            return self._chosen(self._numbers(index))
         return self._form.member(self._state.row(self._number(index)))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
 
-    def drop(self, *indices: int) -> "Ensemble":
-        """An ensemble without some members; the others keep their order. This one stays as it is."""
-        gone = {self._number(index) for index in indices}
+    @_on_own_devices
+    def drop(self, *indices: Any) -> "Ensemble":
+        """An ensemble without some members, given by number or as a sequence; the others keep their order.
+
+        This one stays as it is.
+        """
+        gone = {number for index in indices for number in self._numbers(np.atleast_1d(index))}
         return self._chosen([index for index in range(len(self)) if index not in gone])
 
+    @_on_own_devices
     def add(self, *members: Any) -> "Ensemble":
         """An ensemble with more members at the end: single ones, as ``make`` returns them. This one stays as it is.
 
@@ -182,6 +192,7 @@ class Ensemble:
 
     # --- what it does -------------------------------------------------------------------------------------------------
 
+    @_on_own_devices
     def train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
         """One step of each member.
 
@@ -206,6 +217,7 @@ class Ensemble:
         placed = _arguments.place("ensemble.train", args, in_axes, self._population.placement)
         return self._population.step(self._population.train_program(step, placed), placed).stacked()
 
+    @_on_own_devices
     def lower(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
         """The program of :meth:`train` for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run.
 
@@ -215,6 +227,7 @@ class Ensemble:
         program = self._population.train_program(step, placed)
         return program.lower([self._state, *placed.rows], [placed.shared])
 
+    @_on_own_devices
     def fit(
         self,
         step: Callable[..., Any],
@@ -295,6 +308,7 @@ class Ensemble:
         """
         return _order.bootstrap_rows(_key(key), len(self), num_rows)
 
+    @_on_own_devices
     def predict(
         self,
         *inputs: Any,
@@ -322,6 +336,9 @@ class Ensemble:
             in_axes: as in :meth:`train`.
             batch_size: at most so many rows of the inputs at once; they then all have leading rows.
 
+        Under ``jit`` and ``grad``, the members are what they were when the function was traced. To have them change,
+        pass them: ``jax.jit(f)(ens.stacked(), x)``, and map over ``ens.axis``.
+
         Returns:
             The average, the same on all devices: ``(...)``, at least float32; two of them for ``"moments"`` and
             ``"mixture"``.
@@ -339,6 +356,7 @@ class Ensemble:
         given = (_arguments.place("ensemble.predict", part, in_axes, self._population.placement) for part in parts)
         return _joined([averaged.of(self._population.applied(args, apply, averaged.each), weights) for args in given])
 
+    @_on_own_devices
     def members(
         self, *inputs: Any, apply: Apply | None = None, in_axes: Any = None, batch_size: int | None = None
     ) -> Any:
@@ -350,6 +368,7 @@ class Ensemble:
         given = (_arguments.place("ensemble.members", part, in_axes, self._population.placement) for part in parts)
         return _joined([self._population.applied(args, apply, _averages.same).stacked() for args in given], axis=1)
 
+    @_on_own_devices
     def finite(self) -> np.ndarray:
         """Which members are sound: booleans ``(size,)``, ``False`` where any number of one is NaN or infinite.
 
@@ -359,6 +378,7 @@ class Ensemble:
         program = self._population.program("finite", None, (), lambda: _all_finite)
         return np.asarray(program([self._state], []).stacked())
 
+    @_on_own_devices
     def save(self, path: Any) -> None:
         """Write every member to a file of its own in a directory, ``member-000.npz`` and so on.
 
@@ -369,6 +389,7 @@ class Ensemble:
         rows = (jax.tree.leaves(self._state.row(index)) for index in range(len(self)))
         _files.write_directory(path, (dict(zip(names, row, strict=True)) for row in rows))
 
+    @_on_own_devices
     def save_member(self, index: int, path: Any) -> None:
         """Write one member to a file, all its parts, with the names of its leaves. Read with :func:`load_member`.
 
@@ -386,6 +407,23 @@ class Ensemble:
     @property
     def _form(self) -> Form:
         return self._population.form
+
+    def _numbers(self, indices: Any) -> list[int]:
+        """The members that a sequence of numbers means, or a mask."""
+        given = np.asarray(indices)
+        if given.dtype == bool:
+            if given.shape != (len(self),):
+                raise ShapeError(
+                    f"ensemble: a mask needs one entry per member, ({len(self)},), got {given.shape}; write "
+                    f"ens[ens.finite()]"
+                )
+            return list(map(int, np.flatnonzero(given)))
+        if given.size and given.dtype.kind not in "iu":
+            raise ShapeError(
+                f"ensemble: members are picked by whole numbers or a mask of booleans, got {given.dtype}; write "
+                f"ens[[0, 2]]"
+            )
+        return [self._number(index) for index in given]
 
     def _number(self, index: Any) -> int:
         number = operator.index(index)

@@ -119,7 +119,8 @@ class Training:
         return one.small([self._population.state, *args.rows], [args.shared, self._number(0)])
 
     def _program(self, args: Arguments, *, scan: bool) -> held.Program:
-        form, step = self._population.form, self._plan.step
+        # Compiled functions are kept by the population: they must not hold the data, nor what holds it.
+        form, step, layout = self._population.form, self._plan.step, args.layout
 
         def stepped(state: Any, rows: jax.Array, given: Any) -> tuple[Any, Any]:
             data, weights, per_member, _, active = given
@@ -131,12 +132,12 @@ class Training:
             return new, out
 
         def whole(state: Any, *leaves: Any) -> tuple[Any, Any]:
-            given = args.rebuilt(leaves)
+            given = layout.rebuilt(leaves)
             state, outs = jax.lax.scan(lambda state, rows: stepped(state, rows, given), state, given[3])
             return state, jax.tree.map(lambda y: jnp.mean(y, 0), outs)
 
         def single(state: Any, *leaves: Any) -> tuple[Any, Any]:
-            given = args.rebuilt(leaves[:-1])
+            given = layout.rebuilt(leaves[:-1])
             return stepped(state, given[3][leaves[-1]], given)
 
         def make() -> Callable[..., Any]:
@@ -245,7 +246,7 @@ def _report_failed(out: Any, validation: np.ndarray | None, failed: np.ndarray, 
             f"ensemble.fit: in epoch {epoch}, members {new} gave results that are not finite. Leave them out of the "
             f"average, ens.predict(x, where=ens.finite()), or drop them: ens = ens.drop{tuple(new)}",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,  # where fit is called: past Ensemble.fit and what keeps it on its devices
         )
     return now
 
@@ -270,6 +271,12 @@ def check(plan: Plan, size: int) -> None:
         )
     (num_rows,) = counts
     assert num_rows is not None
+    for path, leaf in jax.tree_util.tree_leaves_with_path(plan.per_member):
+        if np.ndim(leaf) == 0 or np.shape(leaf)[0] != size:
+            raise ShapeError(
+                f"ensemble.fit: {tree.name('per_member', path)} has shape {np.shape(leaf)}, but each of the {size} "
+                f"members has its own, ({size}, ...)"
+            )
     if plan.rows is not None and (plan.rows.ndim != 2 or len(plan.rows) != size or plan.rows.dtype.kind not in "iu"):
         raise ShapeError(
             f"ensemble.fit: rows must be whole numbers ({size}, num_rows), one row of them per member, got "

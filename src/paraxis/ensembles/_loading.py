@@ -83,8 +83,9 @@ def load_ensemble(
     local.check("load_ensemble", lowering)
     form, struct = _made("load_ensemble", make)
     states = [_state(form, struct, file) for file in _files.member_files(path)]
-    axis = Axis(name, len(states), mesh=mesh, over=over, at_once=at_once)
-    rows = held.hold(jax.tree.map(lambda *xs: jnp.stack(xs), *states), layout.place(axis))
+    axis = layout.settled(Axis(name, len(states), mesh=mesh, over=over, at_once=at_once))
+    with layout.without_context():
+        rows = held.hold(jax.tree.map(lambda *xs: jnp.stack(xs), *states), layout.place(axis))
     return Ensemble(Population(form, rows, apply, lowering, donate))
 
 

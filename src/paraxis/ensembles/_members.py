@@ -106,10 +106,10 @@ def require_same_leaves(old: Any, new: Any, names: Sequence[str]) -> None:
     """
     for name, before, after in zip(names, jax.tree.leaves(old), jax.tree.leaves(new), strict=True):
         if (before.shape, before.dtype) != (after.shape, after.dtype):
+            cure = f": new.astype({before.dtype})" if before.shape == after.shape else ""
             raise StateError(
                 f"ensemble.train: step changed {name} from {before.dtype}{list(before.shape)} to "
-                f"{after.dtype}{list(after.shape)}; a member keeps its shapes and dtypes: "
-                f"new.astype({before.dtype})"
+                f"{after.dtype}{list(after.shape)}; a member keeps its shapes and dtypes{cure}"
             )
 
 

@@ -77,21 +77,23 @@ class Population:
 
     def train_program(self, step: Callable[..., Any], args: Arguments) -> held.Program:
         """One step of a member."""
+        form, layout = self.form, args.layout  # not args: a compiled function is kept, the data must not be
 
         def make() -> Callable[..., Any]:
             check_function("step", step)
-            return lambda state, *given: self.form.stepped(step, state, args.rebuilt(given))
+            return lambda state, *given: form.stepped(step, state, layout.rebuilt(given))
 
         return self.program("train", step, args.key, make, donate=self.donate)
 
     def applied(self, args: Arguments, apply: Apply | None, each: Callable[[Any], Any]) -> held.Held:
         """``each`` of what every member's model gives."""
         apply = apply or self.apply
+        form, layout = self.form, args.layout
 
         def make() -> Callable[..., Any]:
             if apply is not None:
                 check_function("apply", apply)
-            return lambda state, *given: each(self.form.applied(apply, state, args.rebuilt(given)))
+            return lambda state, *given: each(form.applied(apply, state, layout.rebuilt(given)))
 
         program = self.program("apply", (apply, each), args.key, make)
         return program([self.state, *args.rows], [args.shared])
