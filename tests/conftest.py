@@ -12,8 +12,8 @@ NUM_DEVICES = 8
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={NUM_DEVICES} {os.environ.get('XLA_FLAGS', '')}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-# Most of the time goes into compiling. Tests, the commands that they start, and later runs share what was compiled; JAX
-# looks entries up by the program and by its own version. Each worker has its own, as entries are not written atomically.
+# Most of the time goes into compiling. Tests, the commands that they start, and later runs share what was compiled. JAX
+# finds it by the program and by its own version. Each worker has its own, as entries are not written atomically.
 COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "xla" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
