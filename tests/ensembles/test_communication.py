@@ -32,9 +32,7 @@ def of_lowered(lowered: Any) -> Communication:
 
 
 def of_step(ens: px.Ensemble, step: Any, *args: Any, in_axes: Any = None) -> Communication:
-    placed = _arguments.place("test", args, in_axes, ens._population.placement)
-    program = ens._population.train_program(step, placed)
-    return of_lowered(program.lower([ens._population.state, *placed.rows], [placed.shared]))
+    return of_lowered(ens.lower(step, *args, in_axes=in_axes))
 
 
 def predicted(ens: px.Ensemble, each: Any) -> held.Held:

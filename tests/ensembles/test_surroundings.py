@@ -59,6 +59,21 @@ def test_data_that_was_used_is_let_go() -> None:
     assert live() == before
 
 
+@pytest.mark.parametrize("lowering", ["vmap", "dispatch"])
+def test_a_compiled_prediction_keeps_the_members_it_was_traced_with(lowering: Any) -> None:
+    ens = px.ensemble(make, 3, 0, apply=apply, lowering=lowering)
+    before = np.stack([np.asarray(w) for w in ens])
+    kept = jax.jit(lambda x: ens.predict(x, average="mean"))
+    given = jax.jit(lambda members, x: jax.vmap(apply, (0, None))(members, x).mean(0))
+    np.testing.assert_allclose(kept(X), np.asarray(X) @ before.mean(0), rtol=1e-5, atol=1e-5)
+    ens.train(step, X)
+    np.testing.assert_allclose(kept(X), np.asarray(X) @ before.mean(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(given(ens.stacked(), X), np.asarray(X) @ before.mean(0) * 1.5, rtol=1e-5, atol=1e-5)
+    slope = jax.grad(lambda x: ens.predict(x, average="mean").sum())(X)
+    expected = np.broadcast_to(before.mean(0).sum(1) * 1.5, X.shape)
+    np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_members_are_the_same_however_many_there_are_with_any_kind_of_key() -> None:
     for kind in ("threefry2x32", "rbg"):
         key = jax.random.key(0, impl=kind)
