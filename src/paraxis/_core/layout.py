@@ -154,6 +154,12 @@ def _require(axis: Axis, mesh: Mesh | AbstractMesh, which: str) -> None:
         )
 
 
+def names_in_force(name: str) -> tuple[str, ...] | None:
+    """What an axis of this name lies over if nobody says: all axes of the mesh in force, unless it has one for it."""
+    context = jax.sharding.get_abstract_mesh()
+    return None if context.empty or {name, DEVICES} & set(context.axis_names) else tuple(context.axis_names)
+
+
 def devices_mesh(devices: Sequence[Any]) -> Mesh:
     """A mesh to set for a while, on which every axis that leaves its place open lies over just these devices."""
     return _mesh_of(DEVICES, tuple(devices))
@@ -205,6 +211,21 @@ def run_per_device(body: Callable[..., Any], placement: Placement, operands: Seq
         check_vma=False,
     )
     return run(*operands)
+
+
+def tells_in_type(x: jax.Array) -> bool:
+    """Whether the type of an array says how it lies, on an Explicit mesh."""
+    mesh = jax.typeof(x).sharding.mesh
+    return not mesh.empty and jax_api.is_explicit(mesh, mesh.axis_names)
+
+
+def typed_beside(x: jax.Array, other: jax.Array) -> jax.Array:
+    """If ``other`` lies on an Explicit mesh: the same value, whole on each device, with a type that says so."""
+    mesh = jax.typeof(other).sharding.mesh
+    if not tells_in_type(other) or jax.typeof(x).sharding.mesh == mesh:
+        return x
+    target = mesh if isinstance(x, jax_api.Tracer) else _named(other).mesh
+    return jax.reshard(x, NamedSharding(target, P(*(None,) * x.ndim)))
 
 
 def on_mesh(x: jax.Array, placement: Placement) -> jax.Array:
@@ -298,6 +319,12 @@ def block_sharding(placement: Placement) -> NamedSharding | None:
     return None if not placement.mesh_axes or mesh is None else NamedSharding(mesh, placement.spec)
 
 
+def in_blocks(x: Any, placement: Placement) -> jax.Array:
+    """Padded rows ``(num_padded, ...)`` from the host, in blocks over the devices."""
+    target = block_sharding(placement)
+    return jnp.asarray(x) if target is None else jax.device_put(x, target)
+
+
 def concrete_mesh(placement: Placement) -> Mesh | None:
     """The mesh with its devices; ``None`` where these are not known, or there is none."""
     return placement.mesh if isinstance(placement.mesh, Mesh) else _mesh_in_force()
@@ -311,6 +338,42 @@ def without_context() -> Iterator[None]:
     else:
         with jax.set_mesh(Mesh(np.empty((), object), ())):
             yield
+
+
+def on_auto_mesh(call: Callable[..., Any], *operands: Any) -> Any:
+    """Call with concrete arrays that lie on an Explicit mesh laid on its Auto twin, and the results laid back on it.
+
+    Nothing moves between devices. Where that cannot be, since an operand is a tracer of such a type, ``jit`` is
+    tracing, or a mesh is in force that a transformation does not let go of, the operands stay as they are.
+    """
+    leaves = [x for x in jax.tree.leaves(operands) if isinstance(x, jax.Array)]
+    explicit = [x for x in leaves if tells_in_type(x)]
+    concrete = [x for x in explicit if not isinstance(x, jax_api.Tracer)]
+    if not concrete or len(concrete) < len(explicit) or isinstance(jnp.zeros(()), jax_api.Tracer):
+        return call(*operands)
+    if _mesh_in_force() is None and not jax.sharding.get_abstract_mesh().empty:
+        return call(*operands)
+    mesh = _named(concrete[0]).mesh
+    assert isinstance(mesh, Mesh)
+    twin = Mesh(mesh.devices, mesh.axis_names)
+
+    def there(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or not tells_in_type(x):
+            return x
+        return jax.device_put(x, NamedSharding(twin, _named(x).spec))
+
+    def back(x: jax.Array) -> jax.Array:
+        spec = P() if isinstance(x, jax_api.Tracer) else getattr(x.sharding, "spec", P())
+        return jax.device_put(x, NamedSharding(mesh, spec))
+
+    with without_context():
+        found = call(*jax.tree.map(there, operands))
+    return jax.tree.map(back, found)
+
+
+def _named(x: jax.Array) -> NamedSharding:
+    assert isinstance(x.sharding, NamedSharding)
+    return x.sharding
 
 
 def settled(axis: Axis) -> Axis:
@@ -355,3 +418,25 @@ def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
     if target is None or (x.committed and getattr(x.sharding, "mesh", None) == target.mesh):
         return x
     return jax.device_put(x, target)
+
+
+def some_rows(x: jax.Array, every: int) -> tuple[jax.Array, np.ndarray]:
+    """Every so many-th row of each device's block of a concrete array, on one device, and their numbers."""
+    if any(shard.data.shape[1:] != x.shape[1:] for shard in x.addressable_shards):  # split by columns, too
+        return on_first_device(x[::every]), np.arange(0, x.shape[0], every)
+    starts = {shard.index[0].indices(x.shape[0])[0]: shard.data for shard in x.addressable_shards}
+    blocks = [on_first_device(starts[start][::every]) for start in sorted(starts)]
+    numbers = [np.arange(start, start + starts[start].shape[0], every) for start in sorted(starts)]
+    return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks), np.concatenate(numbers)
+
+
+def on_first_device(tree: Any) -> Any:
+    """Concrete arrays, copied to one device together."""
+    first = jax.local_devices()[0]
+    return jax.tree.map(lambda x: jax.device_put(x, first), tree)
+
+
+def whole_beside(x: jax.Array, other: jax.Array) -> jax.Array:
+    """A copy of a concrete array on each device that another lies on."""
+    mesh = getattr(other.sharding, "mesh", None)
+    return jax.device_put(x, NamedSharding(mesh, P()) if isinstance(mesh, Mesh) else other.sharding)

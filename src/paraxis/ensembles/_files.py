@@ -1,11 +1,6 @@
 """Members in files: one NumPy ``.npz`` each, with a name and a checksum for every array, put in place when whole."""
 
 import json
-import os
-import shutil
-import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,39 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._core import files
 from paraxis._core.errors import DataError, StateError
 
 _HEADER = "paraxis"  # what NumPy cannot tell: names in order, dtypes that are not its own, kinds of random keys
 
 
-# What NumPy and the archive's reader raise on bytes that are not what was written.
-_DAMAGED = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    EOFError,
-    RuntimeError,
-    NotImplementedError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-
-
 def write(path: Any, arrays: Mapping[str, jax.Array]) -> None:
     """Write arrays by their names. An old file stays until the new one is whole."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            _write(file, arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with files.replaced(Path(path)) as file:
+        _write(file, arrays)
 
 
 def write_directory(path: Any, members: Iterable[Mapping[str, jax.Array]]) -> None:
@@ -61,31 +33,9 @@ def write_directory(path: Any, members: Iterable[Mapping[str, jax.Array]]) -> No
             f"ensemble.save: {target} is there and is not a directory of members only; give a new place: "
             f"ens.save('{target}-ensemble')"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-    try:
-        temporary.chmod(0o755)
+    with files.replaced_directory(target) as directory:
         for index, arrays in enumerate(members):
-            write(temporary / f"member-{index:03d}.npz", arrays)
-        if target.exists():
-            _exchange(target, temporary)
-        else:
-            temporary.rename(target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _exchange(target: Path, new: Path) -> None:
-    """Put a new directory in the place of an old one, which goes; if that fails, the old one is back."""
-    old = new.with_name(f"{new.name}-old")
-    target.rename(old)
-    try:
-        new.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
-    shutil.rmtree(old)
+            write(directory / f"member-{index:03d}.npz", arrays)
 
 
 def member_files(path: Any) -> list[Path]:
@@ -114,9 +64,9 @@ def read(path: Any) -> dict[str, jax.Array]:
         with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             header = json.loads(bytes(file[_HEADER]).decode())
             found = {entry["name"]: (file[str(i)], entry) for i, entry in enumerate(header)}
-    except (FileNotFoundError, IsADirectoryError, PermissionError):
+    except files.ABSENT:
         raise
-    except _DAMAGED as error:
+    except files.DAMAGED as error:
         raise DataError(
             f"load_member: {path} is damaged, or no file of a member ({error}); load another one, the others are not "
             f"touched by it"

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
+from paraxis._core import layout
 from paraxis._core.axis import Axis
 from paraxis._core.verbs import scatter
 from paraxis.cli.demo._digits import Labelled
@@ -67,8 +68,9 @@ def train(
     mesh = Mesh(np.array(devices), ("devices",))
     clients = Axis("clients", options.per_round, mesh=mesh, over="devices")
     digits = Axis("digits", len(held_out.labels), mesh=mesh, over="devices")
-    params = jax.device_put(_model.init(jax.random.key(options.seed)), NamedSharding(mesh, PartitionSpec()))
     testing, test = scatter(tuple(held_out), digits), make_test(digits)
+    params = _model.init(jax.random.key(options.seed))
+    params = jax.tree.map(lambda x: layout.whole_beside(x, testing[0]), params)
 
     begin = time.perf_counter()
     first = scatter(sample(federation, options, 1), clients)
