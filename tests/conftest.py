@@ -1,5 +1,6 @@
 """All tests run on eight simulated CPU devices; each worker of pytest-xdist starts its own."""
 
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -37,3 +38,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(found):
             if number not in kept:
                 item.add_marker(pytest.mark.slow)
+
+
+# Each compiled program takes some dozens of the memory maps that Linux lets a process have, 65,530; without one, XLA
+# crashes. The tests of a worker compile more than that.
+MAPS = Path("/proc/self/maps")
+MOST_MAPS = 20_000
+_done = itertools.count(1)
+
+
+def pytest_runtest_teardown() -> None:
+    """Every few tests: let go of compiled programs, if there are many."""
+    if next(_done) % 10 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        import jax
+
+        jax.clear_caches()

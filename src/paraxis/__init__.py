@@ -33,6 +33,7 @@ from paraxis._core.verbs import broadcast, gather, map_fn, scatter
 from paraxis.mapreduce import program
 
 if typing.TYPE_CHECKING:
+    import paraxis.solve as solve
     from paraxis.ensembles import Ensemble, ensemble, load_ensemble, load_member
     from paraxis.transforms import (
         Gradients,
@@ -97,12 +98,14 @@ __all__ = [
     "reduce_sum",
     "reduce_weighted_mean",
     "scatter",
+    "solve",
     "value_and_grad",
     "variables",
 ]
 
-# What needs a framework besides JAX is loaded when it is first used.
+# What needs a framework besides JAX, or is large, is loaded when it is first used.
 _ROOMS = {
+    "solve": "solve",
     "Ensemble": "ensembles",
     "ensemble": "ensembles",
     "load_ensemble": "ensembles",
@@ -127,7 +130,8 @@ def __getattr__(name: str) -> typing.Any:
         raise AttributeError(f"module 'paraxis' has no attribute {name!r}")
     room = _ROOMS[name]
     try:
-        value = getattr(importlib.import_module(f"paraxis.{room}"), name)
+        module = importlib.import_module(f"paraxis.{room}")
+        value = module if name == room else getattr(module, name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("paraxis"):
             raise

@@ -23,6 +23,7 @@ HEAVY = {
     "optax",
     "orbax",
     "pandas",
+    "pyarrow",
     "ray",
     "rich",
     "sklearn",

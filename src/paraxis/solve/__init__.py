@@ -1,0 +1,83 @@
+"""Reduce a sum of losses; everything else is local: deterministic solvers for data on any number of devices."""
+
+import importlib
+import typing
+
+from paraxis.solve import objective, prox
+from paraxis.solve._gradient_descent import GradientDescent
+from paraxis.solve._lbfgs import LBFGS, LBFGSState
+from paraxis.solve._newton import NewtonCG, NewtonCGState
+from paraxis.solve._progress import Iteration
+from paraxis.solve._proximal import ProximalGradient, ProximalGradientState
+from paraxis.solve._rows import Rows, rows
+from paraxis.solve._solution import OptStep
+from paraxis.solve._status import Status
+
+if typing.TYPE_CHECKING:
+    from paraxis.solve.estimators import (
+        CrossValidated,
+        ElasticNet,
+        Lasso,
+        LogisticRegression,
+        Path,
+        PoissonRegressor,
+        Ridge,
+        cross_validate_path,
+    )
+
+__all__ = [
+    "LBFGS",
+    "CrossValidated",
+    "ElasticNet",
+    "GradientDescent",
+    "Iteration",
+    "LBFGSState",
+    "Lasso",
+    "LogisticRegression",
+    "NewtonCG",
+    "NewtonCGState",
+    "OptStep",
+    "Path",
+    "PoissonRegressor",
+    "ProximalGradient",
+    "ProximalGradientState",
+    "Ridge",
+    "Rows",
+    "Status",
+    "cross_validate_path",
+    "objective",
+    "prox",
+    "rows",
+]
+
+# What needs scikit-learn is loaded when it is first used.
+_ESTIMATORS = {
+    "CrossValidated",
+    "ElasticNet",
+    "Lasso",
+    "LogisticRegression",
+    "Path",
+    "PoissonRegressor",
+    "Ridge",
+    "cross_validate_path",
+}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name not in _ESTIMATORS:
+        raise AttributeError(f"module 'paraxis.solve' has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module("paraxis.solve.estimators"), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("paraxis"):
+            raise
+        raise ModuleNotFoundError(
+            f"px.solve.{name} needs {error.name}, which is not installed; write pip install 'paraxis[solve]'",
+            name=error.name,
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,148 @@
+"""What the user asks of a solver, checked; and the function taken for what it is."""
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core import held, jax_api, layout
+from paraxis._core.errors import ShapeError
+from paraxis.solve._problem import Function, Problem
+from paraxis.solve.objective import LinearObjective
+
+
+def problem_of(
+    fun: Callable[..., Any], value_and_grad: bool, has_aux: bool, params: Any, args: Any, kwargs: Any
+) -> Problem:
+    """The problem that a function poses with its arguments."""
+    if isinstance(fun, LinearObjective):
+        return fun.problem(params, *args, **kwargs)
+
+    def evaluate(params: Any) -> tuple[tuple[jax.Array, Any], Any]:
+        if value_and_grad:
+            value, grad = fun(params, *args, **kwargs)
+            return (value if has_aux else (value, None)), grad
+        found = jax.value_and_grad(fun, has_aux=has_aux)(params, *args, **kwargs)
+        return found if has_aux else ((found[0], None), found[1])
+
+    return Function(evaluate)
+
+
+def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs: Any) -> Any:
+    """The parameters to start from as arrays, without weak types, and on the data's mesh if that is in their types.
+
+    Raises:
+        ShapeError: if there are none, or one is not of real numbers.
+        DataError: if a linear model's targets make no sense.
+    """
+    leaves = jax.tree.leaves(params)
+    if not leaves:
+        raise ShapeError(f"{who}: init_params must hold at least one array, got {params!r}")
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            name = f"init_params{jax.tree_util.keystr(path)}"
+            raise ShapeError(
+                f"{who}: {name} must be of a floating dtype, got {jnp.result_type(leaf)}; write jnp.zeros(…)"
+            )
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
+    if not isinstance(fun, LinearObjective):
+        return params
+    fun.check_targets(params, *args, **kwargs)
+    design = fun.problem(params, *args, **kwargs).design
+    dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(params)}
+    if len(dtypes) > 1 or jnp.result_type(*dtypes, design) not in dtypes:
+        raise ShapeError(
+            f"{who}: init_params are {', '.join(sorted(d.name for d in dtypes))}, and X is {design.dtype}: they "
+            f"must be as wide; write fun.init(…, dtype=X.dtype), or X.astype(…)"
+        )
+    return jax.tree.map(lambda x: layout.typed_beside(x, design), params)
+
+
+def closes_over_traced(fun: Any) -> bool:
+    """Whether a function holds values that JAX is tracing: what it closes over, defaults to, or is a method of."""
+    seen: set[int] = set()
+    left = [fun]
+    while left:
+        held_by = left.pop()
+        if id(held_by) in seen:
+            continue
+        seen.add(id(held_by))
+        found = _held_by(held_by)
+        if held.is_traced(found):
+            return True
+        left += [x for x in found if callable(x) and not isinstance(x, type)]
+    return False
+
+
+def _held_by(fun: Any) -> list[Any]:
+    if isinstance(fun, functools.partial):
+        return [fun.func, *fun.args, *fun.keywords.values()]
+    cells = [cell.cell_contents for cell in getattr(fun, "__closure__", None) or () if _is_filled(cell)]
+    owner = getattr(fun, "__self__", fun if not isinstance(fun, types.FunctionType) else None)
+    return [*cells, *(getattr(fun, "__defaults__", None) or ()), *getattr(owner, "__dict__", {}).values()]
+
+
+def hoisted(fun: Callable[..., Any], params: Any, args: Any, kwargs: Any) -> tuple[Callable[..., Any], Any]:
+    """The function with what it closes over as arguments, and all of them: then they are differentiated as such."""
+    leaves, structure = jax.tree.flatten((params, args, kwargs))
+
+    def flat(*leaves: Any) -> Any:
+        params, args, kwargs = jax.tree.unflatten(structure, leaves)
+        return fun(params, *args, **kwargs)
+
+    closed, result = jax_api.trace(flat, leaves, {})
+    jaxpr = closed.jaxpr
+
+    def pure(params: Any, args: Any, kwargs: Any, consts: Any) -> Any:
+        run = jax_api.jaxpr_as_fun(jax_api.ClosedJaxpr(jaxpr, consts))
+        return jax.tree.unflatten(result, run(*jax.tree.leaves((params, args, kwargs))))
+
+    return pure, (args, kwargs, list(closed.consts))
+
+
+def options(solver: Any) -> dict[str, Any]:
+    """A solver's options, without what it has compiled: that cannot be pickled."""
+    return {field.name: getattr(solver, field.name) for field in dataclasses.fields(solver)}
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def positive(who: str, **values: Any) -> None:
+    """Check that these options are positive.
+
+    Raises:
+        ValueError: naming the one that is not.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not value > 0:
+            raise ValueError(f"{who}: {name} must be positive, got {value!r}")
+
+
+def not_negative(who: str, **values: Any) -> None:
+    """Check that these options are numbers of at least 0.
+
+    Raises:
+        ValueError: naming the one that is not.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not value >= 0:
+            raise ValueError(f"{who}: {name} must not be negative, got {value!r}; write {name}=0")
+
+
+def one_of(who: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Check that an option is one of those there are.
+
+    Raises:
+        ValueError: naming it.
+    """
+    if value not in choices:
+        raise ValueError(f"{who}: {name} must be one of {choices}, got {value!r}; write {name}={choices[0]!r}")

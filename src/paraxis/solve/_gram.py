@@ -1,0 +1,150 @@
+"""An initial Hessian from the rows' Gram matrix, for a linear problem.
+
+The Hessian of a generalised linear model is ``X.T @ C @ X``, with C the rows' curvatures. Where the model starts these
+hardly differ, and for a softmax they are close to the same matrix in every row (Böhning 1992), so that one matrix,
+``(d, d)``, stands for all outputs. L-BFGS corrects what is wrong in it. Some rows are enough: the directions that
+matter are those in which X is large.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._core import held, layout
+from paraxis.solve import _trees as trees
+from paraxis.solve._linear import Linear
+from paraxis.solve._losses import Loss
+from paraxis.solve._problem import Problem
+
+MAX_FEATURES = 4096  # a matrix of (d, d) is held on every device, and factored in (d, d, d) operations
+_ROWS_PER_FEATURE = 8
+_FEWEST_ITERATIONS = 10
+_MOST_ITERATIONS = 100
+_TYPICAL_CLASSES = 4
+_SPEED_OF_LARGE_PRODUCTS = 6
+_BLOCK = 512  # rows; the weighted copy of more would not stay in a cache
+_JITTER = 1e-4  # of the mean diagonal: without it, collinear columns give NaN
+
+
+def stride(num_rows: int, num_features: int) -> int:
+    """Every how many rows one is used."""
+    return max(1, num_rows // (_ROWS_PER_FEATURE * num_features))
+
+
+def matrix(problem: Linear, params: Any, block: int) -> jax.Array:
+    """The Gram matrix, weighted by the curvatures at ``params``, of so many rows at a time.
+
+    ``(d, d)``, or ``(d + 1, d + 1)`` with an intercept.
+    """
+    z = problem.predictions(params)
+    weight = problem.shares(z.dtype) * problem.loss.curvature(z, problem.targets)
+
+    def of_rows(x: jax.Array, weight: jax.Array) -> jax.Array:
+        if problem.intercept:
+            x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1)
+        return jnp.einsum("nd,ne->de", x * weight[:, None], x, precision=trees.EXACT)
+
+    def add(index: jax.Array, total: jax.Array) -> jax.Array:
+        return total + of_rows(
+            *(jax.lax.dynamic_slice_in_dim(rows, index * block, block) for rows in (problem.design, weight))
+        )
+
+    whole = len(weight) // block * block
+    rest = of_rows(problem.design[whole:], weight[whole:])
+    return jax.lax.fori_loop(0, len(weight) // block, add, rest) if whole else rest
+
+
+def inverse(gram: jax.Array, l2: Any, intercept: bool) -> jax.Array:
+    """The inverse of a Gram matrix and a penalty, which an intercept has not."""
+    diagonal = jnp.diagonal(gram)
+    l2 = jnp.broadcast_to(jnp.asarray(0 if l2 is None else l2, gram.dtype), diagonal.shape)
+    if intercept:
+        l2 = l2.at[-1].set(0)
+    jitter = _JITTER * jnp.mean(diagonal) + jnp.finfo(gram.dtype).tiny
+    factor = jnp.linalg.cholesky(gram + jnp.diag(l2 + jitter))
+    root = jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(gram), dtype=gram.dtype), lower=True)
+    found = jnp.matmul(root.T, root, precision=trees.EXACT)
+    # A column of zeros, or of values whose squares overflow: then each coefficient for itself.
+    safe = jnp.where(diagonal + l2 > 0, diagonal + l2 + jitter, 1)
+    return jnp.where(jnp.all(jnp.isfinite(found)), found, jnp.diag(1 / safe))
+
+
+def apply(matrix: jax.Array, params: Any) -> Any:
+    """The matrix times coefficients ``(d,)`` or ``(d, k)``, or a pair of these and an intercept."""
+    if not isinstance(params, tuple):
+        return jnp.matmul(matrix, params, precision=trees.EXACT)
+    coef, bias = params
+    whole = jnp.matmul(matrix, jnp.concatenate([coef, bias[None]]), precision=trees.EXACT)
+    return whole[:-1], whole[-1]
+
+
+def asked_for(problem: Problem, params: Any, precondition: str | None) -> Any:
+    """The inverse for a linear problem, if it is asked for or likely to cost less than it saves; else ``None``.
+
+    There is none where the rows' sharding is a type under ``jit``: of such rows, none can be picked.
+    """
+    if precondition is None or not isinstance(problem, Linear):
+        return None
+    if layout.tells_in_type(problem.design) and _is_traced(problem, params):
+        return None
+    return prepared(problem, params) if precondition == "gram" or _pays(problem) else None
+
+
+def _pays(problem: Linear) -> bool:
+    return 1 < problem.design.shape[1] <= MAX_FEATURES and _cost(problem) <= _MOST_ITERATIONS
+
+
+def refresh_after(problem: Linear) -> int:
+    """After how many iterations a matrix with the curvatures found by then is worth it: no fewer than it costs."""
+    return max(_FEWEST_ITERATIONS, round(_cost(problem)))
+
+
+def _cost(problem: Linear) -> float:
+    """About what a matrix costs, in iterations: operations, of which large products run faster than narrow ones."""
+    n, d = problem.design.shape
+    used = -(-n // stride(n, d))
+    outputs = max(1, problem.targets.size // n) if not problem.loss.classes else _TYPICAL_CLASSES
+    return (2 * used * d**2 + 4 * d**3) / (4 * n * d * outputs + 2 * d**2 * outputs) / _SPEED_OF_LARGE_PRODUCTS
+
+
+def prepared(problem: Linear, params: Any) -> Any:
+    """The inverse, whole on each device that the rows lie on.
+
+    Outside ``jit`` it is computed on one device, which does not make the others do the same work.
+    """
+    every = stride(*problem.design.shape)
+    if _is_traced(problem, params):
+        targets, weight = jax.tree.map(lambda x: x[::every], (problem.targets, problem.weight))
+        some = dataclasses.replace(problem, design=problem.design[::every], targets=targets, weight=weight)
+        return inverse(matrix(some, params, len(some.design) + 1), problem.l2, problem.intercept)
+    of_rows = functools.partial(_of_concrete, problem.loss, problem.intercept, every)
+    return layout.on_auto_mesh(of_rows, problem.design, problem.targets, problem.weight, problem.l2, params)
+
+
+def _of_concrete(
+    loss: Loss, intercept: bool, every: int, design: jax.Array, targets: Any, weight: Any, l2: Any, params: Any
+) -> jax.Array:
+    with layout.without_context():
+        some, numbers = layout.some_rows(design, every)
+        targets, weight = jax.tree.map(lambda x: np.asarray(x)[numbers], (targets, weight))
+        l2, params = layout.on_first_device((l2, params))
+        # Two programs: in one, XLA lays the product out for the factorisation, and takes half as long again.
+        gram = _matrix(loss, intercept, some, targets, weight, l2, params)
+        found = _inverse(gram, l2, intercept)
+    return layout.whole_beside(found, design)
+
+
+def _is_traced(problem: Linear, params: Any) -> bool:
+    return held.is_traced((problem.design, problem.targets, problem.weight, problem.l2, params))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _matrix(loss: Loss, intercept: bool, design: Any, targets: Any, weight: Any, l2: Any, params: Any) -> jax.Array:
+    return matrix(Linear(loss, design, targets, weight, l2, intercept), params, _BLOCK)
+
+
+_inverse = jax.jit(inverse, static_argnums=2)

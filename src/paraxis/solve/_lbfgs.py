@@ -1,0 +1,367 @@
+"""L-BFGS: descent along what the last few steps tell of the curvature."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core import held, layout
+from paraxis.solve import _asked as asked
+from paraxis.solve import _gram as gram
+from paraxis.solve import _memory as memories
+from paraxis.solve import _progress as progress
+from paraxis.solve import _trees as trees
+from paraxis.solve._linear import Linear
+from paraxis.solve._memory import Memory
+from paraxis.solve._problem import Point, Problem
+from paraxis.solve._progress import Progress
+from paraxis.solve._search import RULES, Found, Options, Rule, search
+from paraxis.solve._solution import OptStep, Solve, compiled, differentiable, iterate
+from paraxis.solve._status import Status
+
+_LONGER = 8  # by this factor, each Gram matrix serves longer than the last
+_REFRESH = 50  # iterations after which predictions are computed anew
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "iter_num", "value", "grad", "stepsize", "error", "s_history", "y_history", "rho_history", "gamma", "num_pairs",
+        "aux", "failed_linesearch", "num_fun_eval", "num_grad_eval", "num_linesearch_iter", "status", "data_passes",
+        "progress", "cache", "preconditioner",
+    ],
+    meta_fields=[],
+)  # fmt: skip
+@dataclasses.dataclass(frozen=True)
+class LBFGSState:
+    """Where an L-BFGS run is. A pytree; names as in JAXopt.
+
+    Args:
+        iter_num: iterations so far, int32.
+        value: the objective at the parameters.
+        grad: its gradient there.
+        stepsize: the last step along its direction.
+        error: Euclidean norm of the gradient.
+        s_history, y_history, rho_history, gamma, num_pairs: what is remembered of the curvature.
+        aux: what ``fun`` returned besides the value.
+        failed_linesearch: whether the last search found nothing better.
+        num_fun_eval, num_grad_eval: evaluations; a linear model's trials are evaluations without a gradient.
+        num_linesearch_iter: trials so far.
+        status: a :class:`Status`, as int32.
+        data_passes: how often all data were read, or would have been by a function that reads them once forwards and
+            once backwards.
+        progress: by which it is told that rounding allows no more.
+        cache: a linear model's predictions.
+        preconditioner: the inverse of the initial Hessian, or ``None``.
+    """
+
+    iter_num: jax.Array
+    value: jax.Array
+    grad: Any
+    stepsize: jax.Array
+    error: jax.Array
+    s_history: Any
+    y_history: Any
+    rho_history: jax.Array
+    gamma: jax.Array
+    num_pairs: jax.Array
+    aux: Any
+    failed_linesearch: jax.Array
+    num_fun_eval: jax.Array
+    num_grad_eval: jax.Array
+    num_linesearch_iter: jax.Array
+    status: jax.Array
+    data_passes: jax.Array
+    progress: Progress
+    cache: Any
+    preconditioner: jax.Array | None
+
+    @property
+    def reason(self) -> str:
+        """Why the solver stopped, in words. Of one problem, not of a batch."""
+        return progress.words(self)
+
+    def __repr__(self) -> str:
+        return progress.shown(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class LBFGS:
+    """Minimise a smooth function by L-BFGS, with the interface of JAXopt's solver.
+
+    A function of :mod:`paraxis.solve.objective` is solved as the linear model that it is: its data are read twice per
+    iteration whatever the line search tries, searches are thorough, and the Hessian starts as the Gram matrix of some
+    of the rows where that pays. Any other function is evaluated with its gradient at each trial.
+
+    Args:
+        fun: function ``(params, *args, **kwargs)`` → value, a scalar; ``params`` are any pytree of floats.
+        value_and_grad: ``fun`` returns the value and its gradient.
+        has_aux: in place of the value, ``fun`` returns the value and something else, which ends up in ``state.aux``.
+        maxiter: stop after so many iterations.
+        tol: stop when the Euclidean norm of the gradient is at most this.
+        stepsize: the step; 0 (the default) means: search for it.
+        linesearch: ``"zoom"`` (strong Wolfe conditions), ``"backtracking"`` (sufficient decrease) or
+            ``"hager-zhang"`` (approximate Wolfe conditions, steps by slopes).
+        history_size: how many steps are remembered.
+        maxls: give up a search after so many trials.
+        decrease_factor: sufficient decrease, as a part of what the slope promises (c1).
+        curvature_factor: which part of the slope may be left (c2); ``None``: 0.1 for linear models, else 0.9.
+        max_stepsize: never step further.
+        precondition: ``"auto"``, ``"gram"`` or ``None``: whether a linear model's Hessian starts as a Gram matrix.
+        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+
+    Raises:
+        ValueError: if an option is none of these.
+        ShapeError: if the arguments of ``run`` do not fit together.
+
+    Communicates, if rows are spread over devices: a linear model one all-reduce of three scalars per trial and one
+    the size of ``params`` per iteration; other functions what their value and gradient do, per trial.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> rosenbrock = lambda p: (1 - p[0]) ** 2 + 100 * (p[1] - p[0] ** 2) ** 2
+        >>> params, state = px.solve.LBFGS(rosenbrock, tol=1e-4).run(jnp.array([-1.2, 1.0]))
+        >>> params.round(3), state.reason
+        (Array([1., 1.], dtype=float32), 'the error is as small as tol asks')
+
+    Source: Liu and Nocedal 1989; see also :mod:`paraxis.solve._linear` and :mod:`paraxis.solve._gram`.
+    """
+
+    fun: Callable[..., Any]
+    value_and_grad: bool = False
+    has_aux: bool = False
+    _: dataclasses.KW_ONLY
+    maxiter: int = 500
+    tol: float = 1e-5
+    stepsize: float = 0.0
+    linesearch: Rule = "zoom"
+    history_size: int = 10
+    maxls: int = 30
+    decrease_factor: float = 1e-4
+    curvature_factor: float | None = None
+    max_stepsize: float = float("inf")
+    precondition: Literal["auto", "gram"] | None = "auto"
+    verbose: bool | progress.Watch = False
+
+    def __post_init__(self) -> None:
+        asked.one_of("LBFGS", "linesearch", self.linesearch, RULES)
+        asked.one_of("LBFGS", "precondition", self.precondition, ("auto", "gram", None))
+        asked.positive("LBFGS", maxiter=self.maxiter, history_size=self.history_size, maxls=self.maxls)
+        asked.positive("LBFGS", max_stepsize=self.max_stepsize, decrease_factor=self.decrease_factor)
+        asked.not_negative("LBFGS", tol=self.tol, stepsize=self.stepsize)
+        left = 0.1 if self.curvature_factor is None else self.curvature_factor
+        if not 0 < self.decrease_factor < left < 1:
+            raise ValueError(
+                f"LBFGS: decrease_factor must be below curvature_factor and both between 0 and 1, got "
+                f"{self.decrease_factor!r} and {self.curvature_factor!r}; write decrease_factor=1e-4, "
+                f"curvature_factor=0.9"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return asked.options(self)
+
+    def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> LBFGSState:
+        """The state before the first iteration, with value and gradient at ``init_params``.
+
+        Args:
+            init_params: where to start.
+            args, kwargs: what ``fun`` is given besides.
+        """
+        params = asked.beginning("LBFGS.init_state", self.fun, init_params, args, kwargs)
+        return self._started(params, (args, kwargs), self._prepared(params, args, kwargs))
+
+    def update(self, params: Any, state: LBFGSState, *args: Any, **kwargs: Any) -> OptStep:
+        """One iteration.
+
+        Args:
+            params, state: from ``init_state`` or the last update; they belong together.
+            args, kwargs: what ``fun`` is given besides, as before.
+
+        Returns:
+            ``(params, state)``. Where nothing better is found, ``params`` are the same.
+        """
+        problem = self._problem(params, args, kwargs)
+        passes = problem.passes
+        point = Point(params, state.value, state.grad, state.aux, state.cache)
+        refreshed = state.iter_num % _REFRESH == _REFRESH - 1
+        if problem.adds_up:
+            point = jax.lax.cond(refreshed, problem.refreshed, lambda same: same, point)
+        memory = _memory(state)
+        precondition = functools.partial(_preconditioned, state.preconditioner)
+        direction = memories.descent(memory, state.grad, precondition)
+        line = problem.line(point, direction)
+        found = self._searched(line, problem, state)
+        new = line.end(found.stepsize, found.trial)
+        new_memory = memories.push(memory, trees.scaled(found.stepsize, direction), trees.minus(new.grad, state.grad),
+                                   precondition)  # fmt: skip
+        start_again = memories.forget(memory, _first_scale(state.preconditioner, state.error))
+        memory = trees.choose(found.failed, start_again, new_memory)
+        error = trees.norm(new.grad)
+        advanced, status = progress.advance(
+            state.progress,
+            new,
+            error,
+            tol=self.tol,
+            iter_num=state.iter_num + 1,
+            maxiter=self.maxiter,
+            hopeless=found.failed & (state.num_pairs == 0),
+            slope=line.origin.slope,
+        )
+        num_evals = found.num_trials if passes.trial else jnp.ones((), jnp.int32)
+        read = passes.line + passes.end + passes.trial * found.num_trials + passes.refresh * refreshed
+        new_state = LBFGSState(
+            iter_num=state.iter_num + 1,
+            value=new.value,
+            grad=new.grad,
+            stepsize=found.stepsize,
+            error=error,
+            s_history=memory.s,
+            y_history=memory.y,
+            rho_history=memory.rho,
+            gamma=memory.gamma,
+            num_pairs=memory.num_pairs,
+            aux=new.aux,
+            failed_linesearch=found.failed,
+            num_fun_eval=state.num_fun_eval + found.num_trials,
+            num_grad_eval=state.num_grad_eval + num_evals,
+            num_linesearch_iter=state.num_linesearch_iter + found.num_trials,
+            status=status,
+            data_passes=state.data_passes + read,
+            progress=advanced,
+            cache=new.cache,
+            preconditioner=state.preconditioner,
+        )
+        if self.verbose:
+            progress.say(new_state, self.verbose)
+        return OptStep(new.params, new_state)
+
+    def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
+        """Iterate until the gradient is small, in one compiled program.
+
+        The parameters that are returned can be differentiated by ``args`` and ``kwargs``, and by what ``fun``
+        closes over, and the run can be mapped over with ``jax.vmap``.
+
+        Args:
+            init_params: where to start.
+            args, kwargs: what ``fun`` is given besides.
+
+        Returns:
+            ``(params, state)``; ``state.status`` tells whether this is a solution.
+        """
+        params = asked.beginning("LBFGS.run", self.fun, init_params, args, kwargs)
+        if asked.closes_over_traced(self.fun):
+            fun, args = asked.hoisted(self.fun, params, args, kwargs)
+            return dataclasses.replace(self, fun=fun).run(params, *args)
+        return layout.on_auto_mesh(self._run, params, (args, kwargs), None)
+
+    def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
+        """The gradient, which is zero at a solution."""
+        return self._problem(params, args, kwargs).start(params).grad
+
+    @functools.cached_property
+    def _run(self) -> Solve:
+        return differentiable(self._solved, self.optimality_fun)
+
+    def _solved(self, params: Any, arguments: Any, _: None) -> OptStep:
+        """Some iterations with the rows' curvatures at the start, and the others with those found by then."""
+        problem = self._problem(params, *arguments)
+        matrix = gram.asked_for(problem, params, self.precondition)
+        step = OptStep(params, self._started(params, arguments, matrix))
+        if not isinstance(problem, Linear) or matrix is None:
+            return self._iterated(step, arguments, self.maxiter)
+        pause = gram.refresh_after(problem)
+        if held.is_traced((step.state.status, problem.design)):  # then the program has one matrix more, not many
+            step = self._iterated(step, arguments, min(pause, self.maxiter))
+            running = step.state.status == Status.RUNNING
+            step = jax.lax.cond(running, lambda: self._conditioned(problem, step), lambda: step)
+            return self._iterated(step, arguments, self.maxiter)
+        while pause < self.maxiter:
+            step = self._iterated(step, arguments, pause)
+            if step.state.status != Status.RUNNING:
+                return step
+            step = self._conditioned(problem, step)
+            pause *= _LONGER
+        return self._iterated(step, arguments, self.maxiter)
+
+    def _conditioned(self, problem: Linear, step: OptStep) -> OptStep:
+        """The same place, with the Gram matrix that is right there and no memory of how it was elsewhere."""
+        matrix = gram.prepared(problem, step.params)
+        memory = memories.forget(_memory(step.state), _first_scale(matrix, step.state.error))
+        changes = {"rho_history": memory.rho, "gamma": memory.gamma, "num_pairs": memory.num_pairs}
+        return OptStep(step.params, dataclasses.replace(step.state, preconditioner=matrix, **changes))
+
+    @functools.cached_property
+    def _iterated(self) -> Callable[..., OptStep]:
+        return compiled(functools.partial(iterate, self.update, confirm=self._confirmed))
+
+    def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
+        problem = self._problem(step.params, *arguments)
+        return OptStep(step.params, progress.confirmed(problem, *step, tol=self.tol, maxiter=self.maxiter))
+
+    @functools.cached_property
+    def _started(self) -> Callable[..., LBFGSState]:
+        return compiled(self._start)
+
+    def _problem(self, params: Any, args: Any, kwargs: Any) -> Problem:
+        return asked.problem_of(self.fun, self.value_and_grad, self.has_aux, params, args, kwargs)
+
+    def _prepared(self, params: Any, args: Any, kwargs: Any) -> jax.Array | None:
+        return gram.asked_for(self._problem(params, args, kwargs), params, self.precondition)
+
+    def _start(self, params: Any, arguments: Any, preconditioner: jax.Array | None) -> LBFGSState:
+        args, kwargs = arguments
+        problem = self._problem(params, args, kwargs)
+        point = problem.start(params)
+        error = trees.norm(point.grad)
+        memory = memories.empty(params, self.history_size, _first_scale(preconditioner, error))
+        zero, count = jnp.zeros((), point.value.dtype), jnp.zeros((), jnp.int32)
+        begun, status = progress.begin(point, error, self.tol)
+        return LBFGSState(
+            iter_num=count,
+            value=point.value,
+            grad=point.grad,
+            stepsize=zero,
+            error=error,
+            s_history=memory.s,
+            y_history=memory.y,
+            rho_history=memory.rho,
+            gamma=memory.gamma,
+            num_pairs=memory.num_pairs,
+            aux=point.aux,
+            failed_linesearch=jnp.array(False),
+            num_fun_eval=count + 1,
+            num_grad_eval=count + 1,
+            num_linesearch_iter=count,
+            status=status,
+            data_passes=count + problem.passes.start,
+            progress=begun,
+            cache=point.cache,
+            preconditioner=preconditioner,
+        )
+
+    def _searched(self, line: Any, problem: Problem, state: LBFGSState) -> Found:
+        dtype = state.value.dtype
+        if self.stepsize:
+            stepsize = jnp.asarray(self.stepsize, dtype)
+            return Found(stepsize, line.at(stepsize), jnp.array(False), jnp.ones((), jnp.int32))
+        left = self.curvature_factor or (0.1 if problem.tight else 0.9)
+        options = Options(self.linesearch, self.decrease_factor, left, self.maxls, self.max_stepsize)
+        return search(line, jnp.ones((), dtype), options)
+
+
+def _memory(state: LBFGSState) -> Memory:
+    return Memory(state.s_history, state.y_history, state.rho_history, state.gamma, state.num_pairs)
+
+
+def _preconditioned(preconditioner: jax.Array | None, params: Any) -> Any:
+    return params if preconditioner is None else gram.apply(preconditioner, params)
+
+
+def _first_scale(preconditioner: jax.Array | None, error: jax.Array) -> jax.Array:
+    """Of a first direction: no longer than 1, unless its length is known to be right."""
+    if preconditioner is not None:
+        return jnp.ones_like(error)
+    return 1 / jnp.maximum(error, 1)

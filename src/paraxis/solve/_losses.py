@@ -1,0 +1,131 @@
+"""Losses of a prediction: what a row costs, given what the linear model says of it.
+
+Predictions ``z`` are ``(n,)``, or ``(k, n)`` with the outputs first: then a row's outputs lie far apart in memory and
+neighbouring rows side by side, which is what vector units want. Slopes and curvatures are JAX's own derivatives.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """What a row costs, and how the costs curve.
+
+    Args:
+        name: the field's word for it.
+        rows: predictions ``(n,)`` or ``(k, n)`` and targets → costs ``(n,)``.
+        curvature: predictions and targets → about the mean second derivative by a row's outputs, ``(n,)``; an
+            estimate will do, for it only shapes the first direction.
+        classes: whether targets are class numbers ``(n,)`` and there is an output for each.
+        single: whether there is one output only.
+        accepts: targets ``(n,)`` and the number of outputs → which targets have a cost that makes sense.
+        targets: what these are, in words.
+    """
+
+    name: str
+    rows: Callable[[jax.Array, jax.Array], jax.Array]
+    curvature: Callable[[jax.Array, jax.Array], jax.Array]
+    classes: bool = False
+    single: bool = False
+    accepts: Callable[[np.ndarray, int], np.ndarray] = lambda y, k: np.isfinite(y)
+    targets: str = "finite numbers"
+
+
+_FEW = 32  # outputs over which a reduction is written out
+
+
+def _over_outputs(combine: Callable[[Any, Any], Any], terms: Callable[[Any, Any], jax.Array], z: jax.Array) -> Any:
+    """A reduction of ``terms(number of an output, its predictions)`` over the outputs, ``(n,)``.
+
+    Written out, all of a row is one loop over the rows, with its derivatives; XLA's CPU reductions over the leading
+    dimension take thirty times as long.
+    """
+    if z.shape[0] <= _FEW:
+        return functools.reduce(combine, [terms(i, z[i]) for i in range(z.shape[0])])
+    reduce = {operator.add: jnp.sum, jnp.maximum: jnp.max}[combine]
+    return reduce(terms(jnp.arange(z.shape[0])[:, None], z), 0)
+
+
+def _softmax_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
+    top = jax.lax.stop_gradient(_over_outputs(jnp.maximum, lambda i, x: x, z))
+    total = _over_outputs(operator.add, lambda i, x: jnp.exp(x - top), z)
+    # A gather would be slower than a sum of mostly zeros.
+    own = _over_outputs(operator.add, lambda i, x: jnp.where(i == labels, x, 0), z)
+    return jnp.log(total) + (top - own)
+
+
+def _softmax_curvature(z: jax.Array, labels: jax.Array) -> jax.Array:
+    return (1 - jnp.sum(jax.nn.softmax(z, axis=0) ** 2, 0)) / max(z.shape[0] - 1, 1)
+
+
+def _logistic_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
+    y = labels.astype(z.dtype)  # softplus(z) - y * z is the same, but loses what is left where z is large
+    return y * jax.nn.softplus(-z) + (1 - y) * jax.nn.softplus(z)
+
+
+def _logistic_curvature(z: jax.Array, labels: jax.Array) -> jax.Array:
+    p = jax.nn.sigmoid(z)
+    return p * (1 - p)
+
+
+def _by_row(costs: jax.Array) -> jax.Array:
+    """The mean over a row's outputs."""
+    return costs if costs.ndim == 1 else _over_outputs(operator.add, lambda i, x: x, costs) / costs.shape[0]
+
+
+def _residual(z: jax.Array, y: jax.Array) -> jax.Array:
+    return z - (y if y.ndim == 1 else y.T).astype(z.dtype)
+
+
+def _squared_rows(z: jax.Array, y: jax.Array) -> jax.Array:
+    return _by_row(0.5 * _residual(z, y) ** 2)
+
+
+def _flat_curvature(z: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.full(z.shape[-1:], 1 if z.ndim == 1 else 1 / z.shape[0], z.dtype)
+
+
+def _poisson_rows(z: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.exp(z) - y.astype(z.dtype) * z
+
+
+def _huber_rows(z: jax.Array, y: jax.Array) -> jax.Array:
+    r = jnp.abs(_residual(z, y))
+    inner = jnp.minimum(r, 1)
+    return _by_row(0.5 * inner**2 + (r - inner))
+
+
+SOFTMAX = Loss(
+    "softmax",
+    _softmax_rows,
+    _softmax_curvature,
+    classes=True,
+    accepts=lambda y, k: (y >= 0) & (y < k) & (y == np.floor(y)),
+    targets="class numbers from 0 to k - 1; write y = np.unique(labels, return_inverse=True)[1]",
+)
+LOGISTIC = Loss(
+    "logistic",
+    _logistic_rows,
+    _logistic_curvature,
+    single=True,
+    accepts=lambda y, k: (y >= 0) & (y <= 1),
+    targets="0 and 1, or between; write y = labels == labels.max()",
+)
+SQUARED = Loss("squared", _squared_rows, _flat_curvature)
+POISSON = Loss(
+    "poisson",
+    _poisson_rows,
+    lambda z, y: jnp.exp(z),
+    single=True,
+    accepts=lambda y, k: (y >= 0) & (y < np.inf),
+    targets="counts, not negative",
+)
+HUBER = Loss("huber", _huber_rows, _flat_curvature)

@@ -1,0 +1,79 @@
+"""What L-BFGS remembers of the curvature: the last steps, and how each changed the gradient.
+
+Source: Liu and Nocedal, "On the limited memory BFGS method for large scale optimization", 1989; the two loops are
+algorithm 7.4 of Nocedal and Wright, "Numerical Optimization", 2006.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from paraxis.solve import _trees as trees
+
+Precondition = Callable[[Any], Any]
+
+
+class Memory(NamedTuple):
+    """Pairs ``(history_size, ...)`` in a ring; ``rho`` is 0 where there is none."""
+
+    s: Any  # steps
+    y: Any  # changes of the gradient
+    rho: jax.Array  # 1 / <s, y>
+    gamma: jax.Array  # the scale of the initial Hessian's inverse
+    num_pairs: jax.Array  # seen since the memory was empty
+
+
+def empty(params: Any, size: int, gamma: jax.Array) -> Memory:
+    """A memory without pairs."""
+    rho = jnp.zeros((size,), gamma.dtype)
+    return Memory(trees.zeros(params, size), trees.zeros(params, size), rho, gamma, jnp.zeros((), jnp.int32))
+
+
+def forget(memory: Memory, gamma: jax.Array) -> Memory:
+    """The memory without its pairs. The arrays stay, with a weight of zero."""
+    return memory._replace(rho=jnp.zeros_like(memory.rho), gamma=gamma, num_pairs=jnp.zeros_like(memory.num_pairs))
+
+
+def push(memory: Memory, s: Any, y: Any, precondition: Precondition) -> Memory:
+    """The memory with one more pair, unless its curvature is not positive beyond rounding."""
+    sy = trees.dot(s, y)
+    eps = jnp.finfo(sy.dtype).eps
+    good = sy > eps * trees.norm(s) * trees.norm(y)
+    scale = trees.dot(y, precondition(y))
+    index = memory.num_pairs % memory.rho.shape[0]
+
+    def put(history: jax.Array, new: jax.Array) -> jax.Array:
+        return history.at[index].set(jnp.where(good, new, history[index]))
+
+    return Memory(
+        jax.tree.map(put, memory.s, s),
+        jax.tree.map(put, memory.y, y),
+        put(memory.rho, 1 / jnp.where(good, sy, 1)),
+        jnp.where(good & (scale > 0), sy / jnp.where(scale > 0, scale, 1), memory.gamma),
+        memory.num_pairs + good,
+    )
+
+
+def descent(memory: Memory, grad: Any, precondition: Precondition) -> Any:
+    """Minus the inverse Hessian, as far as it is remembered, times the gradient."""
+    size = memory.rho.shape[0]
+    newest_last = (memory.num_pairs + jnp.arange(size)) % size
+
+    def backwards(r: Any, index: jax.Array) -> tuple[Any, jax.Array]:
+        s, y = _pair(memory, index)
+        alpha = memory.rho[index] * trees.dot(s, r)
+        return trees.along(r, -alpha, y), alpha
+
+    def forwards(r: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        index, alpha = step
+        s, y = _pair(memory, index)
+        return trees.along(r, alpha - memory.rho[index] * trees.dot(y, r), s), None
+
+    r, alphas = jax.lax.scan(backwards, trees.scaled(-1, grad), newest_last, reverse=True)
+    return jax.lax.scan(forwards, trees.scaled(memory.gamma, precondition(r)), (newest_last, alphas))[0]
+
+
+def _pair(memory: Memory, index: jax.Array) -> tuple[Any, Any]:
+    return jax.tree.map(lambda history: history[index], (memory.s, memory.y))

@@ -1,0 +1,114 @@
+"""Rows on devices: any number of them, on any number of these."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from paraxis._core import held, layout
+from paraxis._core.axis import Axis
+from paraxis._core.errors import DataError, ShapeError
+
+
+class Rows(NamedTuple):
+    """Data for an objective, ``(X, y, weight)``, laid out over devices; padding rows have weight zero."""
+
+    X: jax.Array
+    y: jax.Array
+    weight: jax.Array
+
+    def __repr__(self) -> str:
+        return f"Rows(X {self.X.dtype}{self.X.shape}, y {self.y.dtype}{self.y.shape}, weight {self.weight.shape})"
+
+    def shared(self, params: Any) -> Any:
+        """The same parameters, whole on each device of the rows.
+
+        For a loop of updates: its first call then sees parameters that lie as those of all later ones do, and is not
+        compiled twice.
+        """
+        return jax.tree.map(lambda x: layout.whole_beside(jax.numpy.asarray(x), self.X), params)
+
+
+def rows(
+    X: Any,
+    y: Any,
+    sample_weight: Any = None,
+    *,
+    class_weight: Mapping[int, float] | Literal["balanced"] | None = None,
+    axis: Axis | None = None,
+) -> Rows:
+    """Lay rows out over devices, as the data of an objective.
+
+    As many rows go to each device; if their number does not divide, rows of weight zero are added, which change no
+    objective and no solution.
+
+    Args:
+        X: ``(n, d)``, floating.
+        y: ``(n,)`` or ``(n, k)``.
+        sample_weight: ``(n,)``, not negative; default 1 each.
+        class_weight: factors of the weights by class; ``"balanced"``: inversely to the classes' weights. Classes that
+            are not in it have factor 1.
+        axis: where to; default ``px.Axis("rows", n)``, that is, over all devices.
+
+    Returns:
+        A tuple ``(X, y, weight)`` of arrays ``(num_padded, ...)``.
+
+    Raises:
+        ShapeError: if the numbers of rows differ, or the axis has another size.
+        DataError: if there is no row, or no weight is positive.
+
+    Communicates: sends each device its rows.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> data = px.solve.rows(np.ones((5, 2), "float32"), np.arange(5) % 2)
+        >>> float(data.weight.sum())
+        5.0
+    """
+    X, y = (x if isinstance(x, jax.Array) else np.asarray(x) for x in (X, y))
+    if X.ndim != 2 or not X.shape[0]:
+        raise DataError(f"rows: X must be (n, d) with at least one row, got {X.shape}")
+    if not any(np.issubdtype(y.dtype, kind) for kind in (np.number, np.bool_)):
+        raise DataError(f"rows: y must be numbers, got {y.dtype}; write y = np.unique(y, return_inverse=True)[1]")
+    dtype = X.dtype if np.issubdtype(X.dtype, np.floating) else np.dtype(np.float32)
+    weight = np.ones(len(X), dtype) if sample_weight is None else np.asarray(sample_weight)
+    for name, x in (("y", y), ("sample_weight", weight)):
+        if x.shape[:1] != X.shape[:1]:
+            raise ShapeError(f"rows: {name} must have the {len(X)} rows of X, got {x.shape}")
+    if weight.ndim != 1 or not np.all(np.isfinite(weight)) or np.any(weight < 0) or not np.any(weight > 0):
+        raise DataError(
+            "rows: sample_weight must be (n,), finite, not negative and somewhere positive; leave out rows that are "
+            "not to count, or give them weight 0"
+        )
+    if class_weight is not None:
+        weight = weight * _class_factors(np.asarray(y), weight, class_weight)
+    axis = Axis("rows", len(X)) if axis is None else axis
+    if axis.size != len(X):
+        raise ShapeError(f"rows: X has {len(X)} rows, but axis {axis.name!r} has size {axis.size}")
+    placement = layout.place(axis)
+    design, targets = held.hold((X.astype(dtype), y), placement).tree
+    padded = np.pad(weight.astype(dtype), (0, placement.num_padded - placement.size))
+    return Rows(design, targets, layout.in_blocks(padded, placement))
+
+
+def _class_factors(y: np.ndarray, weight: np.ndarray, class_weight: Any) -> np.ndarray:
+    if not (class_weight == "balanced" or isinstance(class_weight, Mapping)):
+        raise DataError(
+            f"rows: class_weight must be 'balanced' or factors by class, got {class_weight!r}; write "
+            "class_weight={0: 1.0, 1: 2.0}"
+        )
+    classes, index = np.unique(y, return_inverse=True)
+    if class_weight == "balanced":
+        totals = np.bincount(index, weight)
+        return (weight.sum() / (len(classes) * np.where(totals > 0, totals, 1)))[index]
+    unknown = sorted(set(class_weight) - set(classes.tolist()))
+    if unknown:
+        raise DataError(f"rows: class_weight names {unknown}, but the classes of y are {classes.tolist()}")
+    factors = np.array([class_weight.get(c, 1.0) for c in classes.tolist()], float)
+    if not np.all(np.isfinite(factors)) or np.any(factors < 0) or not np.any(weight * factors[index] > 0):
+        raise DataError(
+            "rows: class_weight must be finite, not negative, and positive for some row that counts, got "
+            f"{class_weight}; write class_weight={{0: 1.0, 1: 2.0}}"
+        )
+    return factors[index]

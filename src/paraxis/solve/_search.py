@@ -1,0 +1,160 @@
+"""How far to go along a direction: one search on a line, three rules.
+
+All three keep a bracket. Its lower end is better than where the search began and goes further down; its upper end is
+worse, or goes up. Between the two lies a step that every rule accepts (Moré and Thuente 1994), and each trial makes
+the bracket smaller or ends the search. The rules differ in what they accept and where they look next.
+
+Near a minimum the difference of two values is rounding. What is as good as rounding can tell is therefore judged by
+its slope alone (the approximate Wolfe test of Hager and Zhang 2005).
+"""
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from paraxis.solve import _trees as trees
+from paraxis.solve._problem import Line, Trial
+
+Rule = Literal["zoom", "backtracking", "hager-zhang"]
+RULES = ("zoom", "backtracking", "hager-zhang")
+
+_GROWTH = (1.5, 5.0)  # how much further to look while nothing bounds the step
+_MARGIN = 0.1  # of a bracket's width is left at its ends
+_TRIALS_OF_NOISE = 8  # where even the whole of what a step promises is rounding, no more trials than this
+_NOISE = 32  # roundings of the value that count as none
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a search accepts, and when it gives up."""
+
+    rule: Rule
+    decrease: float  # of what the first slope promises: the Wolfe conditions' c1
+    slope: float  # of the first slope that may be left: c2
+    max_trials: int
+    max_stepsize: float
+
+
+class Found(NamedTuple):
+    """Where a search ended; ``stepsize`` 0, at the origin, if it failed."""
+
+    stepsize: jax.Array
+    trial: Trial
+    failed: jax.Array
+    num_trials: jax.Array
+
+
+class _End(NamedTuple):
+    """An end of the bracket."""
+
+    stepsize: jax.Array
+    value: jax.Array
+    slope: jax.Array
+
+
+class _Bracket(NamedTuple):
+    stepsize: jax.Array  # to try next
+    low: _End
+    high: _End
+    kept: Trial  # at low, or what was accepted
+    accepted: jax.Array
+    num_trials: jax.Array
+
+
+def noise(value: jax.Array) -> jax.Array:
+    """By how much two values of this size may differ and mean the same."""
+    return _NOISE * jnp.finfo(value.dtype).eps * jnp.abs(value)
+
+
+def search(line: Line, first: jax.Array, options: Options) -> Found:
+    """Search for a step, ``first`` being tried first."""
+    origin = line.origin
+    dtype = origin.value.dtype
+
+    few = min(_TRIALS_OF_NOISE, options.max_trials)
+    most = jnp.where(jnp.abs(origin.slope) * first < noise(origin.value), few, options.max_trials)
+
+    def go_on(state: _Bracket) -> jax.Array:
+        return ~state.accepted & (state.num_trials < most)
+
+    def body(state: _Bracket) -> _Bracket:
+        trial = line.at(state.stepsize)
+        finite = jnp.isfinite(trial.value)  # what is not has no slope that one could follow
+        here = _End(state.stepsize, trial.value, jnp.where(finite, trial.slope, jnp.nan))
+        lower, accepted = _judge(options, origin, here)
+        goes_up = ~lower | (here.slope > 0)
+        low = trees.choose(goes_up, state.low, here)
+        high = trees.choose(goes_up, here, state.high)
+        following = _next(options, low, high, trial, state.num_trials, noise(origin.value))
+        return _Bracket(
+            jnp.where(accepted, state.stepsize, jnp.minimum(following, options.max_stepsize)).astype(dtype),
+            trees.choose(accepted, here, low),
+            high,
+            trees.choose(accepted | ~goes_up, trial, state.kept),
+            accepted | (~goes_up & (state.stepsize >= options.max_stepsize)),
+            state.num_trials + 1,
+        )
+
+    zero = jnp.zeros((), dtype)
+    begin = _End(zero, origin.value, origin.slope)
+    nowhere = _End(jnp.full((), jnp.inf, dtype), jnp.full((), jnp.inf, dtype), jnp.full((), jnp.inf, dtype))
+    first = jnp.minimum(jnp.asarray(first, dtype), options.max_stepsize).astype(dtype)
+    bracket = _Bracket(first, begin, nowhere, origin, jnp.array(False), jnp.zeros((), jnp.int32))
+    last = jax.lax.while_loop(go_on, body, bracket)
+    failed = ~last.accepted & ~(last.low.value < origin.value)
+    stepsize = jnp.where(failed, zero, last.low.stepsize)
+    return Found(stepsize, trees.choose(failed, origin, last.kept), failed, last.num_trials)
+
+
+def _judge(options: Options, origin: Trial, here: _End) -> tuple[jax.Array, jax.Array]:
+    """Whether a trial is lower than the origin, as far as rounding lets one tell, and whether it will do."""
+    finite = jnp.isfinite(here.value) & jnp.isfinite(here.slope)
+    # The difference is exact where it is small; adding the right side to the value would round it away.
+    decreased = here.value - origin.value <= options.decrease * here.stepsize * origin.slope
+    level = here.value <= origin.value + noise(origin.value)
+    lower = finite & (decreased | level)
+    flat_above = here.slope >= options.slope * origin.slope
+    approximate = here.slope <= (2 * options.decrease - 1) * origin.slope
+    if options.rule == "zoom":
+        return lower, lower & flat_above & (here.slope <= -options.slope * origin.slope)
+    # What is merely level must have gone some of the way: else the shortest step would do for any slope.
+    enough = finite & (decreased | (level & approximate & flat_above))
+    return lower, enough & flat_above if options.rule == "hager-zhang" else enough
+
+
+def _next(options: Options, low: _End, high: _End, trial: Trial, count: jax.Array, rounding: jax.Array) -> jax.Array:
+    """Where to look next."""
+    width = high.stepsize - low.stepsize
+    middle = low.stepsize + 0.5 * width
+    if options.rule == "backtracking":
+        return jnp.where(jnp.isfinite(middle), middle, 2 * low.stepsize)
+    at = jnp.where(low.stepsize == 0, high.stepsize, low.stepsize)  # the end that the last trial moved, or near it
+    newton = _newton(low, high, trial)
+    secant = low.stepsize - low.slope * width / (high.slope - low.slope)
+    by_values = options.rule == "zoom"
+    smooth = _cubic(low, high) if by_values else secant
+    inside = jnp.where(jnp.abs(high.value - low.value) > rounding, smooth, secant)
+    inside = jnp.where(jnp.isfinite(newton), newton, inside)
+    margin = _MARGIN * width
+    usable = jnp.isfinite(inside) & (count % 3 != 2)
+    inside = jnp.where(usable, jnp.clip(inside, low.stepsize + margin, high.stepsize - margin), middle)
+    further = jnp.where(jnp.isfinite(newton), newton, 2 * at)
+    further = jnp.clip(further, _GROWTH[0] * at, _GROWTH[1] * at)
+    return jnp.where(jnp.isfinite(high.stepsize), inside, further)
+
+
+def _newton(low: _End, high: _End, trial: Trial) -> jax.Array:
+    """From the trial, to where its slope would vanish; NaN if the curvature is not known or not positive."""
+    at = jnp.where(trial.slope == low.slope, low.stepsize, high.stepsize)
+    safe = (trial.curvature > 0) & jnp.isfinite(trial.value)
+    return jnp.where(safe, at - trial.slope / jnp.where(safe, trial.curvature, 1), jnp.nan)
+
+
+def _cubic(low: _End, high: _End) -> jax.Array:
+    """The minimum of the cubic through both ends (Nocedal and Wright 2006, equation 3.59)."""
+    width = high.stepsize - low.stepsize
+    d1 = low.slope + high.slope - 3 * (high.value - low.value) / width
+    d2 = jnp.sqrt(jnp.maximum(d1**2 - low.slope * high.slope, 0))
+    return high.stepsize - width * (high.slope + d2 - d1) / (high.slope - low.slope + 2 * d2)

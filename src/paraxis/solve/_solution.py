@@ -1,0 +1,177 @@
+"""From a step to a solution: the loop, compiled once, and the derivative of where it ends.
+
+A solution is differentiated as what it is, the place where an optimality condition is zero, and not through the steps
+that led there (Blondel et al., "Efficient and modular implicit differentiation", 2022). So the derivative does not
+depend on the solver, costs a linear solve, and keeps nothing of the iterations.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._core import held
+from paraxis.solve import _trees as trees
+from paraxis.solve._status import Status
+
+_CONFIRMATIONS = 3  # that may fail
+
+
+class OptStep(NamedTuple):
+    """Parameters and a solver's state; of :meth:`update`, after one more iteration, of :meth:`run`, at the end."""
+
+    params: Any
+    state: Any
+
+
+Solve = Callable[[Any, Any, Any], OptStep]
+"""``(init_params, (args, kwargs), prepared)`` → where the run ends."""
+
+Inverse = Callable[[Any, Any, Any], Any]
+"""``(params, (args, kwargs), right)`` → what the derivative of an optimality condition takes to ``right``."""
+
+
+Confirm = Callable[[OptStep, Any], OptStep]
+"""Where a run says it converged, and ``(args, kwargs)`` → the same place, which may turn out to be no solution."""
+
+
+def compiled(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.jit``, for a program that communicates: it is not started while what it needs is on its way."""
+    program = jax.jit(fun)
+
+    def call(*operands: Any) -> Any:
+        return program(*jax.tree.map(held.ready, operands))
+
+    return call
+
+
+def iterate(
+    update: Callable[..., OptStep], step: OptStep, arguments: Any, limit: Any, confirm: Confirm | None = None
+) -> OptStep:
+    """Update until the solver stops, or has made so many iterations in all.
+
+    If a solution is not confirmed, the run goes on; if that does not help, rounding allows none.
+    """
+    args, kwargs = arguments
+
+    def go_on(step: OptStep) -> jax.Array:
+        return (step.state.status == Status.RUNNING) & (step.state.iter_num < limit)
+
+    def run(step: OptStep) -> OptStep:
+        return jax.lax.while_loop(go_on, lambda step: update(step.params, step.state, *args, **kwargs), step)
+
+    if confirm is None:
+        return run(step)
+
+    def run_and_confirm(carry: tuple[OptStep, jax.Array]) -> tuple[OptStep, jax.Array]:
+        step, count = carry
+        step = run(step)
+        converged = step.state.status == Status.CONVERGED
+        step = jax.lax.cond(converged, lambda step: confirm(step, arguments), lambda step: step, step)
+        refuted = converged & (step.state.status == Status.RUNNING)
+        given_up = refuted & (count >= _CONFIRMATIONS)
+        status = jnp.where(given_up, Status.PRECISION, step.state.status).astype(jnp.int32)
+        return OptStep(step.params, dataclasses.replace(step.state, status=status)), count + refuted
+
+    start = (step, jnp.zeros((), jnp.int32))
+    return jax.lax.while_loop(lambda carry: go_on(carry[0]), run_and_confirm, start)[0]
+
+
+def loop(
+    start: Callable[[Any, Any, Any], Any],
+    update: Callable[..., OptStep],
+    optimality: Callable[..., Any],
+    *,
+    maxiter: int,
+    inverse: Inverse | None = None,
+    confirm: Confirm | None = None,
+) -> Solve:
+    """A whole run, compiled as one program, with its derivative."""
+
+    def solve(init_params: Any, arguments: Any, prepared: Any) -> OptStep:
+        begin = OptStep(init_params, start(init_params, arguments, prepared))
+        return iterate(update, begin, arguments, maxiter, confirm)
+
+    return compiled(differentiable(solve, optimality, inverse=inverse))
+
+
+def differentiable(solve: Solve, optimality: Callable[..., Any], *, inverse: Inverse | None = None) -> Solve:
+    """A run with the derivative of its solution.
+
+    ``optimality(params, *args, **kwargs)`` is zero at a solution; its derivative by the parameters is symmetric, or is
+    solved for by ``inverse``.
+    """
+
+    @jax.jit
+    def change(params: Any, arguments: Any, moved_arguments: Any) -> Any:
+        def condition(params: Any, arguments: Any) -> Any:
+            args, kwargs = arguments
+            return optimality(params, *args, **kwargs)
+
+        _, moved = jax.jvp(lambda a: condition(params, a), (arguments,), (moved_arguments,))
+        right = trees.scaled(-1, moved)
+        if inverse is not None:
+            return inverse(params, arguments, right)
+        _, operator = jax.linearize(lambda p: condition(p, arguments), params)
+        return _solve(operator, right)
+
+    @jax.custom_jvp
+    def run(init_params: Any, arguments: Any, prepared: Any) -> OptStep:
+        return solve(init_params, arguments, prepared)
+
+    @run.defjvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        step = run(*primals)
+        moved = change(jax.tree.map(held.ready, step.params), primals[1], tangents[1])
+        return step, OptStep(moved, jax.tree.map(_no_tangent, step.state))
+
+    return run
+
+
+def through_prox(prox: Callable[[Any], Any], hessian: Callable[[Any], Any], right: Any) -> Any:
+    """What the derivative of ``params - prox(params - grad)``, by the parameters, takes to ``right``.
+
+    With M the derivative of ``prox`` and H that of ``grad``, it is ``A = I - M + M H``. That is not symmetric, but both
+    M and H are, and M lies between 0 and I. Let ``rest = right - M right``. If w solves ``S w = M (right + rest - H
+    rest)`` with ``S = M - M M + M H M``, then ``A (rest + M w) = right``; and S is symmetric, and no less definite than
+    H where M is not zero. For a projection, this is the elimination of what it holds fast.
+    """
+    rest = trees.minus(right, prox(right))
+
+    def operator(w: Any) -> Any:
+        kept = prox(w)
+        return trees.along(kept, -1, prox(trees.minus(kept, hessian(kept))))
+
+    free = prox(trees.minus(jax.tree.map(jnp.add, right, rest), hessian(rest)))
+    return jax.tree.map(jnp.add, rest, prox(_solve(operator, free)))
+
+
+def _no_tangent(x: jax.Array) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _solve(operator: Callable[[Any], Any], right: Any) -> Any:
+    """``operator(x) = right`` for a symmetric operator, by conjugate gradients.
+
+    On one vector: of a tree, some leaves might not depend on what is differentiated, which JAX cannot transpose.
+    """
+    vector, unravel = jax.flatten_util.ravel_pytree(right)
+
+    def product(x: jax.Array) -> jax.Array:
+        return jax.flatten_util.ravel_pytree(operator(unravel(x)))[0]
+
+    def conjugate(product: Any, b: Any) -> Any:
+        return jax.scipy.sparse.linalg.cg(product, b, tol=_tolerance(b))[0]
+
+    return unravel(jax.lax.custom_linear_solve(product, vector, conjugate, symmetric=True))
+
+
+def _tolerance(b: Any) -> float:
+    """Relative, as far as the dtype goes."""
+    return float(10 * max(jnp.finfo(x.dtype).eps for x in jax.tree.leaves(b)))

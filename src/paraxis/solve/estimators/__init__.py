@@ -1,0 +1,18 @@
+"""Estimators with scikit-learn's interface: its objectives, names and attributes, solved on all devices."""
+
+from paraxis.solve.estimators._base import Path
+from paraxis.solve.estimators._cross import CrossValidated, cross_validate_path
+from paraxis.solve.estimators._logistic import LogisticRegression
+from paraxis.solve.estimators._regression import PoissonRegressor, Ridge
+from paraxis.solve.estimators._sparse import ElasticNet, Lasso
+
+__all__ = [
+    "CrossValidated",
+    "ElasticNet",
+    "Lasso",
+    "LogisticRegression",
+    "Path",
+    "PoissonRegressor",
+    "Ridge",
+    "cross_validate_path",
+]

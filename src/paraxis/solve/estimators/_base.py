@@ -1,0 +1,295 @@
+"""What the estimators share: data are checked as scikit-learn checks them, laid out over devices, and solved for.
+
+An estimator tells what is particular to it: its loss, its targets, and what its strength means beside a mean of losses.
+"""
+
+import abc
+import contextlib
+import copy
+import dataclasses
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+
+from paraxis._core.errors import DataError
+from paraxis.solve import _asked as asked
+from paraxis.solve._progress import Watch
+from paraxis.solve._status import Status
+from paraxis.solve.estimators import _fitting as fitting
+from paraxis.solve.estimators._fitting import Method, Penalty, Placed, Plan, Solution
+from paraxis.solve.objective import LossName
+
+_GOOD_ENOUGH = 1e-4  # an error at which rounding may stop a solver without a warning; scikit-learn's usual tolerance
+_SMOOTH = ("auto", "lbfgs", "newton-cg")
+_FLOATS: Any = [np.float64, np.float32]
+
+
+@dataclasses.dataclass(frozen=True)
+class Posed:
+    """A fit as the solver sees it: its predictions ``z`` are those of the model up to ``origin + scale * z``.
+
+    Args:
+        loss: what a row costs.
+        targets: ``(n,)`` or ``(n, k)``.
+        weight: ``(n,)``.
+        num_outputs: k if coefficients are ``(d, k)``, ``None`` if they are ``(d,)``.
+        origin, scale: ``()``, or ``(k,)``.
+        intercept: where the solver's own begins, ``()`` or ``(k,)``.
+        centre: whether columns have their means subtracted, which changes the intercept only.
+    """
+
+    loss: LossName
+    targets: np.ndarray
+    weight: np.ndarray
+    num_outputs: int | None
+    origin: Any = 0.0
+    scale: Any = 1.0
+    intercept: Any = 0.0
+    centre: bool = False
+
+
+class Path(NamedTuple):
+    """Solutions along a grid of strengths, in the order of the grid.
+
+    Args:
+        strengths: the grid, ``(num,)``.
+        coef: ``(num, *coef_.shape)``.
+        intercept: ``(num, *intercept_.shape)``.
+        n_iter: iterations of each, ``(num,)``.
+        status: why each stopped, in words.
+    """
+
+    strengths: np.ndarray
+    coef: np.ndarray
+    intercept: np.ndarray
+    n_iter: np.ndarray
+    status: list[str]
+
+
+class LinearModel(BaseEstimator, abc.ABC):
+    """Base of the estimators."""
+
+    strength_name: ClassVar[str]
+    strong_is_large: ClassVar[bool] = True
+    coef_: np.ndarray
+    intercept_: Any
+    status_: str
+    data_passes_: int
+    n_iter_: Any
+    n_features_in_: int
+    tol: float
+    max_iter: int
+    fit_intercept: bool
+    warm_start: bool
+    devices: int | None
+    solver: str
+    verbose: int | Watch
+
+    @abc.abstractmethod
+    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+        """What to solve, for checked targets."""
+
+    @abc.abstractmethod
+    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
+        """What a strength means beside the mean loss; ``total`` is the sum of the weights."""
+
+    @abc.abstractmethod
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        """Targets in the form that :meth:`_posed` takes; sets what describes them."""
+
+    @abc.abstractmethod
+    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
+        """The score of predictions of the linear model, ``(n,)`` or ``(n, k)``."""
+
+    def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Weights of rows with those of their classes, where there are such."""
+        return weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the model.
+
+        Args:
+            X: ``(n, d)``. In float32 all is computed in float32, else in float64.
+            y: targets, ``(n,)``.
+            sample_weight: ``(n,)``, not negative, or a number; a row of weight zero does not count.
+
+        Raises:
+            ValueError: if the data or an option cannot be used; says why.
+
+        Communicates, if there are several devices: sends each its rows; then as the solver says.
+        """
+        with self._as_it_was_if_this_fails():
+            return self._fitted(X, y, sample_weight)
+
+    def _fitted(self, X: Any, y: Any, sample_weight: Any) -> Self:
+        X, y, weight = self._checked(X, y, sample_weight)
+        weight = self._weighted(y, weight)
+        posed = self._posed(y, weight, X.dtype)
+        with fitting.surroundings(X.dtype, self.devices):
+            placed = self._place(X, posed)
+            found = self._solved(self._strength(), self._start(posed, placed), posed, placed)
+        self.coef_, self.intercept_ = self._described(found.params, posed, placed.means)
+        self.n_iter_ = self._described_count(int(found.iter_num))
+        self.status_ = Status(int(found.status)).words
+        self.data_passes_ = int(found.data_passes)
+        self._warn(found)
+        return self
+
+    def path(self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any = None) -> Path:
+        """Solutions for several strengths, each begun where the stronger one before it ended. The data are sent once.
+
+        Args:
+            X, y, sample_weight: as for :meth:`fit`.
+            strengths: values of the parameter that ``strength_name`` names, in any order.
+
+        Returns:
+            The solutions in the order of ``strengths``. The estimator itself is not fitted.
+        """
+        return copy.copy(self)._path(X, y, strengths, sample_weight)
+
+    def _path(self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any) -> Path:
+        grid = np.asarray(strengths, np.float64)
+        X, y, weight = self._checked(X, y, sample_weight)
+        weight = self._weighted(y, weight)
+        posed = self._posed(y, weight, X.dtype)
+        found: dict[int, Solution] = {}
+        with fitting.surroundings(X.dtype, self.devices):
+            placed = self._place(X, posed)
+            params = self._zeros(posed, X.shape[1], X.dtype)
+            for index in self._from_strong(grid):
+                found[index] = self._solved(float(grid[index]), params, posed, placed)
+                params = found[index].params
+        ordered = [found[i] for i in range(len(grid))]
+        coef, intercept = zip(*(self._described(f.params, posed, placed.means) for f in ordered), strict=True)
+        self._warn(*ordered)
+        counts = np.array([int(f.iter_num) for f in ordered])
+        return Path(grid, np.stack(coef), np.stack(intercept), counts, [Status(int(f.status)).words for f in ordered])
+
+    @contextlib.contextmanager
+    def _as_it_was_if_this_fails(self) -> Iterator[None]:
+        attributes: dict[str, Any] = vars(self)
+        before = dict(attributes)
+        try:
+            yield
+        except BaseException:
+            attributes.clear()
+            attributes.update(before)
+            raise
+
+    def _linear(self, X: Any) -> np.ndarray:
+        """``X @ coef + intercept``, ``(n,)`` or ``(n, k)``."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=_FLOATS)
+        return X @ self.coef_.T + self.intercept_
+
+    def _strength(self) -> float:
+        return getattr(self, self.strength_name)
+
+    def _from_strong(self, grid: np.ndarray) -> list[int]:
+        if grid.ndim != 1 or not len(grid):
+            raise ValueError(
+                f"{self._who}: the grid must be numbers (num,), got shape {grid.shape}; write [0.1, 1, 10]"
+            )
+        order = np.argsort(grid, kind="stable")
+        return [int(i) for i in (order[::-1] if self.strong_is_large else order)]
+
+    def _checked(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        asked.positive(self._who, tol=self.tol, max_iter=self.max_iter)
+        asked.one_of(self._who, "solver", self.solver, self._solvers())
+        X, y = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
+        return X, self._checked_targets(y), self._checked_weight(X, sample_weight)
+
+    def _checked_weight(self, X: np.ndarray, sample_weight: Any) -> np.ndarray:
+        if sample_weight is None:
+            return np.ones(len(X), X.dtype)
+        if np.isscalar(sample_weight):
+            sample_weight = np.full(len(X), sample_weight, X.dtype)
+        weight = check_array(sample_weight, ensure_2d=False, dtype=_FLOATS, input_name="sample_weight").astype(X.dtype)
+        if weight.shape != X.shape[:1]:
+            raise DataError(f"{self._who}: sample_weight must be {X.shape[:1]}, one per row of X, got {weight.shape}")
+        if np.any(weight < 0) or not np.any(weight > 0):
+            raise DataError(
+                f"{self._who}: sample_weight must not be negative, nor all zero; give rows not to count the weight 0"
+            )
+        return weight
+
+    def _solvers(self) -> tuple[str, ...]:
+        return ("auto", "proximal-gradient") if self._has_l1() else _SMOOTH
+
+    def _has_l1(self) -> bool:
+        return False
+
+    def _plan(self, posed: Posed) -> Plan:
+        smooth: Method = "newton-cg" if self.solver == "newton-cg" else "lbfgs"
+        method: Method = "proximal-gradient" if self._has_l1() else smooth
+        verbose = self.verbose if callable(self.verbose) else bool(self.verbose)
+        return Plan(method, posed.loss, bool(self.fit_intercept), float(self.tol), int(self.max_iter), verbose)
+
+    def _place(self, X: np.ndarray, posed: Posed) -> Placed:
+        return fitting.place(X, posed.targets, posed.weight, self.devices, centre=posed.centre)
+
+    def _solved(self, strength: float, params: Any, posed: Posed, placed: Placed) -> Solution:
+        penalty = self._penalty(strength, float(posed.weight.sum(dtype=np.float64)), posed)
+        return fitting.solve(self._plan(posed), params, penalty, placed[:3])
+
+    def _zeros(self, posed: Posed, num_features: int, dtype: Any) -> Any:
+        outputs = () if posed.num_outputs is None else (posed.num_outputs,)
+        coef = np.zeros((num_features, *outputs), dtype)
+        return (coef, np.broadcast_to(posed.intercept, outputs).astype(dtype)) if self.fit_intercept else coef
+
+    def _start(self, posed: Posed, placed: Placed) -> Any:
+        zeros = self._zeros(posed, len(placed.means), placed.means.dtype)
+        if not self.warm_start or not hasattr(self, "coef_"):
+            return zeros
+        coef, intercept = self._solver_form()
+        zero = zeros[0] if self.fit_intercept else zeros
+        if coef.shape != zero.shape:
+            return zeros
+        moved = (coef / posed.scale).astype(zero.dtype)
+        if not self.fit_intercept:
+            return moved
+        return moved, np.asarray((intercept + placed.means @ coef - posed.origin) / posed.scale, zero.dtype)
+
+    def _solver_form(self) -> tuple[np.ndarray, np.ndarray]:
+        """``coef_`` as ``(d,)`` or ``(d, k)``, and ``intercept_`` as ``()`` or ``(k,)``."""
+        return self.coef_.T, np.asarray(self.intercept_)
+
+    def _described(self, params: Any, posed: Posed, means: np.ndarray) -> tuple[np.ndarray, Any]:
+        """What a solver found as ``coef_`` and ``intercept_``."""
+        coef, intercept = params if self.fit_intercept else (params, None)
+        coef = (coef * posed.scale).astype(coef.dtype)
+        if intercept is None:
+            return coef.T, np.zeros(coef.shape[1:], coef.dtype)[()]
+        return coef.T, (posed.origin + posed.scale * intercept - means @ coef).astype(coef.dtype)[()]
+
+    def _described_count(self, count: int) -> Any:
+        return count
+
+    def _warn(self, *found: Solution) -> None:
+        """Warn of the worst of the solutions that are none."""
+        for one in found:
+            for number, error, count in zip(*map(np.ravel, (one.status, one.error, one.iter_num)), strict=True):
+                status = Status(int(number))
+                rounding = status == Status.PRECISION and error <= _GOOD_ENOUGH
+                if status != Status.CONVERGED and not rounding:
+                    warnings.warn(
+                        f"{self._who} after {count} iterations, with an error of {error:.2g} (tol={self.tol:g}): "
+                        f"{status.words}" + self._advice(status),
+                        ConvergenceWarning,
+                        stacklevel=3,
+                    )
+                    return
+
+    def _advice(self, status: Status) -> str:
+        if status == Status.ITERATION_LIMIT:
+            return f"; write {self._who}(max_iter={2 * self.max_iter}), or scale the columns of X"
+        return ""
+
+    @property
+    def _who(self) -> str:
+        return type(self).__name__

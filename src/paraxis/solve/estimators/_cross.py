@@ -1,0 +1,130 @@
+"""Cross-validation with the folds as an axis: all folds are solved in one program, on the same rows.
+
+A fold is a set of weights, zero on the rows that it holds out. So X lies on the devices once, whatever the number of
+folds; each iteration of all folds reads it together, and the exchanges of all folds are one.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+import jax
+import numpy as np
+from sklearn.base import clone, is_classifier
+from sklearn.model_selection import check_cv
+
+from paraxis._core.errors import DataError
+from paraxis.solve.estimators import _fitting as fitting
+from paraxis.solve.estimators._base import LinearModel, Posed
+from paraxis.solve.estimators._fitting import Penalty
+
+_Model = TypeVar("_Model", bound=LinearModel)
+
+
+class CrossValidated(NamedTuple, Generic[_Model]):
+    """What cross-validation found.
+
+    Args:
+        strengths: the grid, ``(num,)``.
+        scores: of each fold's held-out rows, ``(num, folds)``.
+        best: the strength with the best mean score.
+        estimator: fitted to all rows with it.
+    """
+
+    strengths: np.ndarray
+    scores: np.ndarray
+    best: float
+    estimator: _Model
+
+
+def cross_validate_path(
+    estimator: _Model, X: Any, y: Any, grid: Sequence[float], folds: Any = 5, *, sample_weight: Any = None
+) -> CrossValidated[_Model]:
+    """Choose an estimator's strength by cross-validation, all folds at once.
+
+    Args:
+        estimator: one of :mod:`paraxis.solve.estimators`; it is not changed.
+        X, y, sample_weight: as for its ``fit``.
+        grid: values of ``C``, or of ``alpha``. Solutions begin where those of the stronger penalty ended.
+        folds: their number, or a splitter of scikit-learn; a number means, as there, stratified folds for classes.
+
+    Returns:
+        Scores ``(len(grid), folds)``, by the estimator's own ``score``; the best strength, the first of the grid if
+        there are several, and an estimator that is fitted to all rows with it.
+
+    Raises:
+        DataError: if a fold cannot be scored.
+        TypeError: if the estimator is another one.
+
+    Communicates: as one fit does, with messages ``folds`` times as long.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.random.default_rng(0).normal(size=(40, 3))
+        >>> found = px.solve.cross_validate_path(px.solve.Ridge(), X, X @ [1.0, 2.0, 3.0], [1e-3, 1e3], folds=4)
+        >>> found.best, found.scores.shape
+        (0.001, (2, 4))
+    """
+    model = _unfitted(estimator)
+    strengths = np.asarray(grid, np.float64)
+    order = model._from_strong(strengths)
+    X_all, targets, weight = model._checked(X, y, sample_weight)
+    posed = model._posed(targets, model._weighted(targets, weight), X_all.dtype)
+    splits = _splits(model, folds, X_all, targets)
+    for fold, (_, test) in enumerate(splits):
+        if not np.any(weight[test] > 0):
+            raise DataError(f"cross_validate_path: fold {fold} holds out no row of positive weight; write folds=5")
+    weights = np.stack([_held_out(model, targets, weight, train) for train, _ in splits])
+    totals = weights.sum(1, dtype=np.float64)
+    scores = np.empty((len(strengths), len(splits)))
+    with fitting.surroundings(X_all.dtype, model.devices):
+        placed = fitting.place_folds(X_all, posed.targets, weights, model.devices, centre=posed.centre)
+        start = model._zeros(posed, X_all.shape[1], X_all.dtype)
+        params = jax.tree.map(lambda x: np.repeat(x[None], len(splits), 0), start)
+        for index in order:
+            penalty = _penalties(model, float(strengths[index]), totals, posed)
+            found, z = fitting.solve_folds(model._plan(posed), params, penalty, placed[:3])
+            model._warn(found)
+            params = found.params
+            scores[index] = [
+                model._score(_original(z[fold][..., : len(X_all)], posed)[test], targets[test], weight[test])
+                for fold, (_, test) in enumerate(splits)
+            ]
+    if not np.all(np.isfinite(scores)):
+        raise DataError(
+            f"cross_validate_path: fold {int(np.argwhere(~np.isfinite(scores))[0, 1])} has no finite score; each fold "
+            "must hold out at least two rows that count; write folds=5"
+        )
+    best = float(strengths[scores.mean(1).argmax()])
+    chosen = _unfitted(estimator).set_params(**{model.strength_name: best})
+    return CrossValidated(strengths, scores, best, chosen.fit(X, y, sample_weight))
+
+
+def _unfitted(estimator: _Model) -> _Model:
+    if not isinstance(estimator, LinearModel):
+        raise TypeError(
+            f"cross_validate_path: estimator must be one of px.solve, got {type(estimator).__name__}; scale X before, "
+            "or use sklearn.model_selection.GridSearchCV for a pipeline"
+        )
+    return cast(_Model, clone(estimator))
+
+
+def _splits(model: LinearModel, folds: Any, X: np.ndarray, targets: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    splitter: Any = check_cv(folds, targets, classifier=is_classifier(model))
+    return list(splitter.split(X, targets))
+
+
+def _held_out(model: LinearModel, targets: np.ndarray, weight: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """A fold's weights: zero but on the rows that it is trained on."""
+    kept = np.zeros_like(weight)
+    kept[train] = model._weighted(targets[train], weight[train])
+    return kept
+
+
+def _penalties(model: LinearModel, strength: float, totals: np.ndarray, posed: Posed) -> Penalty:
+    found = [model._penalty(strength, float(total), posed) for total in totals]
+    return Penalty(np.array([p.l1 for p in found]), np.array([p.l2 for p in found]))
+
+
+def _original(z: np.ndarray, posed: Posed) -> np.ndarray:
+    """A solver's predictions as those of the model."""
+    return posed.origin + posed.scale * z.T

@@ -1,0 +1,204 @@
+"""From arrays to a minimum: rows are laid out over devices once, and solvers are kept, with what they compiled.
+
+Nothing here knows scikit-learn. Parameters are ``(d,)`` for one output and ``(d, k)`` for k, with ``()`` or ``(k,)``
+for the intercept, as in :mod:`paraxis.solve.objective`.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._core import held, layout
+from paraxis._core.axis import Axis
+from paraxis._core.errors import DeviceError
+from paraxis.solve import prox
+from paraxis.solve._lbfgs import LBFGS
+from paraxis.solve._newton import NewtonCG
+from paraxis.solve._progress import Watch
+from paraxis.solve._proximal import ProximalGradient
+from paraxis.solve._rows import rows
+from paraxis.solve.objective import LinearObjective, LossName, glm
+
+_LARGE = 100_000  # rows, from which on compiling is the smaller part
+
+Method = Literal["lbfgs", "newton-cg", "proximal-gradient"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything about a fit that is compiled into its program."""
+
+    method: Method
+    loss: LossName
+    intercept: bool
+    tol: float
+    max_iter: int
+    verbose: bool | Watch
+
+    @property
+    def objective(self) -> LinearObjective:
+        return glm(self.loss, intercept=self.intercept, l2=True)
+
+
+class Penalty(NamedTuple):
+    """Strengths beside a mean of losses."""
+
+    l1: Any
+    l2: Any
+
+
+class Solution(NamedTuple):
+    """Where a solver ended; of several problems, with a leading dimension."""
+
+    params: Any
+    iter_num: np.ndarray
+    status: np.ndarray
+    error: np.ndarray
+    data_passes: np.ndarray
+
+
+class Placed(NamedTuple):
+    """Data on devices, and what was subtracted from each column."""
+
+    X: jax.Array
+    y: jax.Array
+    weight: jax.Array
+    means: np.ndarray
+
+
+@contextlib.contextmanager
+def surroundings(dtype: Any, devices: int | None) -> Iterator[None]:
+    """Within, arrays of this dtype keep it; and if devices are chosen by number, no mesh that is set chooses others."""
+    own = layout.without_context() if devices is not None else contextlib.nullcontext()
+    with jax.enable_x64(np.dtype(dtype) == np.float64), own:
+        yield
+
+
+def place(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, devices: int | None, *, centre: bool) -> Placed:
+    """Lay the rows out over the devices; ``centre``: subtract the columns' weighted means, on the devices.
+
+    Raises:
+        DeviceError: if there are not so many devices.
+    """
+    X, y, weight = _few_sizes(X, y, weight)
+    design, targets, weights = held.ready(tuple(rows(X, y, weight, axis=_axis(len(X), devices))))
+    if not centre:
+        return Placed(design, targets, weights, np.zeros(X.shape[1], X.dtype))
+    design, means = held.ready(layout.on_auto_mesh(_centred, design, weights))
+    return Placed(design, targets, weights, np.asarray(means))
+
+
+def place_folds(X: np.ndarray, y: np.ndarray, weights: np.ndarray, devices: int | None, *, centre: bool) -> Placed:
+    """The same with weights ``(folds, n)``; columns have the means over the rows that count in any fold."""
+    columns = np.concatenate([y.reshape(len(y), -1), weights.T], 1).astype(X.dtype)  # laid out like any targets
+    placed = place(X, columns, (weights.sum(0) > 0).astype(X.dtype), devices, centre=centre)
+    split = functools.partial(_split, y.shape[1:])
+    y_placed, weight = layout.on_auto_mesh(split, placed.y, placed.weight)
+    return placed._replace(y=held.ready(y_placed), weight=held.ready(weight))
+
+
+def solve(plan: Plan, init: Any, penalty: Penalty, data: tuple[Any, Any, Any]) -> Solution:
+    """Minimise from ``init``. Compiles once for a plan and the shapes of the data."""
+    dtype = data[0].dtype
+    penalty = Penalty(*(np.asarray(x, dtype) for x in penalty))
+    return _solution(_run(solver(plan), init, penalty, data))
+
+
+def solve_folds(plan: Plan, init: Any, penalty: Penalty, data: tuple[Any, Any, Any]) -> tuple[Solution, np.ndarray]:
+    """Minimise for each row of weights ``(folds, n)``, in one program; the rows are the same arrays for all of them.
+
+    Args:
+        plan: what to compile.
+        init: parameters ``(folds, ...)``.
+        penalty: strengths ``(folds,)``.
+        data: ``(X, y, weights)``.
+
+    Returns:
+        The solutions, and the predictions of every fold's model for every row, ``(folds, n)`` or ``(folds, k, n)``.
+    """
+    dtype = data[0].dtype
+    penalty = Penalty(*(np.asarray(x, dtype) for x in penalty))
+    *found, predictions = layout.on_auto_mesh(_folded(plan), init, penalty, *data)
+    return _solution(found), np.asarray(predictions)
+
+
+def solver(plan: Plan) -> LBFGS | NewtonCG | ProximalGradient:
+    """The solver for a plan: one object, so that what JAX compiled for it is found again.
+
+    It holds no data. What a function to call with each iteration holds is not kept, and is compiled for anew.
+    """
+    return _made(plan) if callable(plan.verbose) else _kept(plan)
+
+
+def _made(plan: Plan) -> LBFGS | NewtonCG | ProximalGradient:
+    options: dict[str, Any] = {"tol": plan.tol, "maxiter": plan.max_iter, "verbose": plan.verbose}
+    if plan.method == "proximal-gradient":
+        return ProximalGradient(plan.objective, prox.first(prox.l1) if plan.intercept else prox.l1, **options)
+    return (LBFGS if plan.method == "lbfgs" else NewtonCG)(plan.objective, **options)
+
+
+def _run(chosen: Any, init: Any, penalty: Penalty, data: tuple[Any, Any, Any]) -> Any:
+    args = (penalty.l1, penalty.l2) if isinstance(chosen, ProximalGradient) else (penalty.l2,)
+    params, state = chosen.run(init, *args, data)
+    return params, state.iter_num, state.status, state.error, state.data_passes
+
+
+_kept = functools.lru_cache(maxsize=128)(_made)
+
+
+@functools.lru_cache(maxsize=128)
+def _folded(plan: Plan) -> Callable[..., Any]:
+    def one(init: Any, penalty: Penalty, X: jax.Array, y: jax.Array, weight: jax.Array) -> Any:
+        data = (X, y, weight)
+        found = _run(solver(plan), init, penalty, data)
+        return *found, plan.objective.problem(found[0], penalty.l2, data).predictions(found[0])
+
+    return jax.jit(jax.vmap(one, in_axes=(0, 0, None, None, 0)))
+
+
+def _solution(found: Any) -> Solution:
+    return Solution(*jax.tree.map(np.asarray, tuple(found)))
+
+
+def _few_sizes(X: np.ndarray, y: np.ndarray, weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same with rows of weight zero added, at most an eighth or 63, so that there are few sizes to compile for.
+
+    Folds of a cross-validation outside differ by a row or two; compiling takes longer than they do.
+    """
+    size = len(X)
+    weight = np.ones(size, X.dtype) if weight is None else weight
+    step = max(64, 2 ** (size.bit_length() - 4))
+    extra = -size % step if size <= _LARGE else 0
+    if not extra:
+        return X, y, weight
+    padded = [np.concatenate([x, np.repeat(x[:1], extra, 0)]) for x in (X, y)]
+    return padded[0], padded[1], np.concatenate([weight, np.zeros(extra, weight.dtype)])
+
+
+def _axis(size: int, devices: int | None) -> Axis:
+    if devices is None:
+        return Axis("rows", size, over=layout.names_in_force("rows"))
+    there = jax.devices()
+    if not 1 <= devices <= len(there):
+        raise DeviceError(f"devices must be from 1 to {len(there)}, as many as there are, got {devices!r}")
+    return Axis("rows", size, mesh=layout.devices_mesh(there[:devices]), over=layout.DEVICES)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _split(outputs: tuple[int, ...], columns: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Targets, and weights ``(folds, n)`` that are zero on padding."""
+    num = outputs[0] if outputs else 1
+    weights = jnp.where(counts[:, None] > 0, columns[:, num:], 0).T
+    return columns[:, :num] if outputs else columns[:, 0], weights
+
+
+@jax.jit
+def _centred(X: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    means = jnp.sum(X * (weight / jnp.sum(weight))[:, None], 0)
+    return X - means, means

@@ -1,0 +1,168 @@
+"""Logistic regression: one output for two classes, a softmax for more."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from scipy.special import expit, log_softmax, softmax
+from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+
+from paraxis._core.errors import DataError
+from paraxis.solve import _asked as asked
+from paraxis.solve._progress import Watch
+from paraxis.solve.estimators._base import LinearModel, Posed
+from paraxis.solve.estimators._fitting import Penalty
+
+
+class LogisticRegression(ClassifierMixin, LinearModel):
+    """Classes by a linear model, with scikit-learn's objective, names and attributes, on all devices.
+
+    Minimises ``C * sum(weight * loss) + penalty``, the penalty being ``|coef|² / 2`` for ``l1_ratio=0`` and
+    ``l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2`` in general. The intercept goes free.
+
+    Args:
+        C: the inverse of the penalty's strength, positive; ``inf`` for none.
+        l1_ratio: from 0 to 1; more than 0 makes coefficients zero.
+        fit_intercept: whether there is an intercept.
+        class_weight: factors of the weights by class, or ``"balanced"``: inversely to the classes' frequencies.
+        tol: stop when the norm of the mean loss's gradient is at most this, or when rounding allows no more.
+        max_iter: stop after so many iterations, with a warning.
+        warm_start: begin where the last fit ended.
+        devices: spread the rows over so many devices; default: all, or the mesh that ``jax.set_mesh`` sets.
+        solver: ``"auto"``, ``"lbfgs"`` or ``"newton-cg"``; with ``l1_ratio`` more than 0 ``"proximal-gradient"``.
+        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+
+    Attributes:
+        coef_: ``(1, d)`` for two classes, else ``(k, d)``.
+        intercept_: ``(1,)`` or ``(k,)``.
+        classes_: the labels, ``(k,)``.
+        n_iter_: iterations, ``(1,)``.
+        status_: why the solver stopped, in words.
+        data_passes_: how often all rows were read.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+        >>> model = px.solve.LogisticRegression(C=1.0).fit(X, ["low", "low", "high", "high"])
+        >>> model.predict([[0.5], [2.5]])
+        array(['low', 'high'], dtype='<U4')
+    """
+
+    strength_name: ClassVar[str] = "C"
+    strong_is_large: ClassVar[bool] = False
+    classes_: np.ndarray
+
+    def __init__(
+        self,
+        C: float = 1.0,
+        *,
+        l1_ratio: float = 0.0,
+        fit_intercept: bool = True,
+        class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
+        tol: float = 1e-10,
+        max_iter: int = 2000,
+        warm_start: bool = False,
+        devices: int | None = None,
+        solver: str = "auto",
+        verbose: int | Watch = 0,
+    ) -> None:
+        self.C = C
+        self.l1_ratio = l1_ratio
+        self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
+        self.tol = tol
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.devices = devices
+        self.solver = solver
+        self.verbose = verbose
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Predictions of the linear model: ``(n,)`` for two classes, else ``(n, k)``."""
+        z = self._linear(X)
+        return z[:, 0] if z.shape[1] == 1 else z
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likeliest class of each row, ``(n,)``."""
+        return self._decided(self.decision_function(X))
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each class, ``(n, k)``."""
+        z = self.decision_function(X)
+        return np.stack([expit(-z), expit(z)], 1) if z.ndim == 1 else softmax(z, axis=1)
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """The logarithm of the probability of each class, ``(n, k)``; exact where the probability is nearly 0."""
+        z = self.decision_function(X)
+        return -np.stack([np.logaddexp(0, z), np.logaddexp(0, -z)], 1) if z.ndim == 1 else log_softmax(z, axis=1)
+
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        asked.positive(self._who, C=self.C)
+        if not 0 <= self.l1_ratio <= 1:
+            raise ValueError(f"{self._who}: l1_ratio must be from 0 to 1, got {self.l1_ratio!r}; write l1_ratio=0.5")
+        check_classification_targets(y)
+        y = column_or_1d(y, warn=True)
+        self.classes_ = np.unique(y)
+        return y
+
+    def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        there = np.unique(y[weight > 0])
+        if len(there) < 2:
+            raise DataError(
+                f"{self._who}: y must hold at least two classes in rows of positive weight, got one class, "
+                f"{there.tolist()[0]!r}"
+            )
+        if self.class_weight is None:
+            return weight
+        with np.errstate(divide="ignore"):
+            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y, sample_weight=weight)
+        if self.class_weight == "balanced":
+            factors = np.where(np.isfinite(factors), factors, 0)  # of a class whose rows have the weight 0
+        if (
+            np.any(factors < 0)
+            or not np.all(np.isfinite(factors))
+            or np.sum(np.isin(self.classes_, there) & (factors > 0)) < 2
+        ):
+            raise DataError(
+                f"{self._who}: class_weight must be finite, not negative, and positive for two classes at least, got "
+                f"{self.class_weight!r}; write class_weight='balanced'"
+            )
+        return (weight * factors[np.searchsorted(self.classes_, y)]).astype(weight.dtype)
+
+    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+        number = np.searchsorted(self.classes_, y).astype(np.int32)
+        # Columns far from zero hide the intercept from a solver without a preconditioner.
+        centre = self.fit_intercept and self._has_l1()
+        if len(self.classes_) == 2:
+            return Posed("logistic", number, weight, None, centre=centre)
+        return Posed("softmax", number, weight, len(self.classes_), centre=centre)
+
+    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
+        return Penalty(self.l1_ratio / (strength * total), (1 - self.l1_ratio) / (strength * total))
+
+    def _has_l1(self) -> bool:
+        return self.l1_ratio > 0
+
+    def _decided(self, z: np.ndarray) -> np.ndarray:
+        return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(1)]
+
+    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
+        return float(accuracy_score(y, self._decided(z), sample_weight=weight))
+
+    def _solver_form(self) -> tuple[np.ndarray, np.ndarray]:
+        two = len(self.coef_) == 1
+        return (self.coef_[0], self.intercept_[0]) if two else (self.coef_.T, self.intercept_)
+
+    def _described(self, params: Any, posed: Posed, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        coef, intercept = super()._described(params, posed, means)
+        if posed.num_outputs is None:
+            return coef[None], np.atleast_1d(intercept)
+        # The same to every class changes no probability; of all such solutions, this is the one scikit-learn gives.
+        return coef, intercept - intercept.mean()
+
+    def _described_count(self, count: int) -> np.ndarray:
+        return np.array([count])

@@ -1,0 +1,195 @@
+"""Regression: squared residuals with either penalty, and counts."""
+
+import abc
+from typing import Any, ClassVar
+
+import numpy as np
+from sklearn.base import RegressorMixin
+from sklearn.metrics import d2_tweedie_score, r2_score
+from sklearn.utils.validation import column_or_1d
+
+from paraxis._core.errors import DataError
+from paraxis.solve._progress import Watch
+from paraxis.solve.estimators._base import LinearModel, Posed
+from paraxis.solve.estimators._fitting import Penalty
+
+
+class Regression(RegressorMixin, LinearModel, abc.ABC):
+    """Base of the regressions."""
+
+    strength_name: ClassVar[str] = "alpha"
+    alpha: float
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The predicted targets, ``(n,)`` or ``(n, k)``."""
+        return self._linear(X)
+
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        if not np.isscalar(self.alpha) or not 0 <= self.alpha < np.inf:  # pyright: ignore[reportOperatorIssue]
+            raise ValueError(f"{self._who}: alpha must be a number, not negative, got {self.alpha!r}; write alpha=1.0")
+        return column_or_1d(y, warn=True)
+
+    def _standardised(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+        """Targets on the scale of 1, so that one tolerance fits all; columns without means, if there is an intercept.
+
+        Then the intercept is the targets' mean whatever the coefficients are, and neither hinders the other.
+        """
+        y = y.astype(dtype)
+        origin = np.average(y, axis=0, weights=weight) if self.fit_intercept else np.zeros(y.shape[1:], dtype)
+        scale = np.sqrt(np.average((y - origin) ** 2, axis=0, weights=weight))
+        scale = np.where((scale > 0) & np.isfinite(scale), scale, 1)
+        outputs = y.shape[1] if y.ndim == 2 else None
+        targets = ((y - origin) / scale).astype(dtype)
+        return Posed("squared", targets, weight, outputs, origin, scale, centre=self.fit_intercept)
+
+
+class Ridge(Regression):
+    """Least squares with an L2 penalty, with scikit-learn's objective, names and attributes, on all devices.
+
+    Minimises ``sum(weight * residual²) + alpha * |coef|²``. The intercept goes free.
+
+    Args:
+        alpha: the penalty's strength, not negative.
+        fit_intercept: whether there is an intercept.
+        tol: stop when the norm of the gradient, for targets of variance 1, is at most this, or when rounding allows no
+            more.
+        max_iter: stop after so many iterations, with a warning.
+        warm_start: begin where the last fit ended.
+        devices: spread the rows over so many devices; default: all, or the mesh that ``jax.set_mesh`` sets.
+        solver: ``"auto"``, ``"lbfgs"`` or ``"newton-cg"``.
+        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+
+    Attributes:
+        coef_: ``(d,)``, or ``(k, d)`` for targets ``(n, k)``.
+        intercept_: a number, or ``(k,)``.
+        n_iter_: iterations.
+        status_: why the solver stopped, in words.
+        data_passes_: how often all rows were read.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+        >>> px.solve.Ridge(alpha=5.0).fit(X, 2 * X[:, 0]).coef_.round(6)
+        array([1.])
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        fit_intercept: bool = True,
+        tol: float = 1e-12,
+        max_iter: int = 2000,
+        warm_start: bool = False,
+        devices: int | None = None,
+        solver: str = "auto",
+        verbose: int | Watch = 0,
+    ) -> None:
+        self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.devices = devices
+        self.solver = solver
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        checked = super()._checked_targets(y[..., 0] if y.ndim == 2 else y)
+        return y if y.ndim == 2 else checked
+
+    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+        return self._standardised(y, weight, dtype)
+
+    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
+        return Penalty(0.0, strength / (total * (posed.num_outputs or 1)))  # the loss is a mean over the outputs, too
+
+    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
+        return float(r2_score(y, z, sample_weight=weight))
+
+
+class PoissonRegressor(Regression):
+    """Counts, their logarithm by a linear model, with scikit-learn's objective, names and attributes, on all devices.
+
+    Minimises half the mean Poisson deviance, weighted, plus ``alpha / 2 * |coef|²``. The intercept goes free.
+
+    Args:
+        alpha: the penalty's strength, not negative.
+        fit_intercept: whether there is an intercept.
+        tol: stop when the norm of the gradient is at most this, or when rounding allows no more.
+        max_iter: stop after so many iterations, with a warning.
+        warm_start: begin where the last fit ended.
+        devices: spread the rows over so many devices; default: all, or the mesh that ``jax.set_mesh`` sets.
+        solver: ``"auto"``, ``"lbfgs"`` or ``"newton-cg"``.
+        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+
+    Attributes:
+        coef_: ``(d,)``.
+        intercept_: a number.
+        n_iter_: iterations.
+        status_: why the solver stopped, in words.
+        data_passes_: how often all rows were read.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.array([[0.0], [1.0], [0.0], [1.0]])
+        >>> px.solve.PoissonRegressor(alpha=0.0).fit(X, [1, 2, 1, 6]).predict([[1.0]]).round(6)
+        array([4.])
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        fit_intercept: bool = True,
+        tol: float = 1e-10,
+        max_iter: int = 2000,
+        warm_start: bool = False,
+        devices: int | None = None,
+        solver: str = "auto",
+        verbose: int | Watch = 0,
+    ) -> None:
+        self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.devices = devices
+        self.solver = solver
+        self.verbose = verbose
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The expected counts, ``(n,)``."""
+        return np.exp(self._linear(X))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """D², the part of the Poisson deviance that is explained; 1 is best."""
+        return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        y = super()._checked_targets(y)
+        if np.any(y < 0):
+            raise DataError(f"{self._who}: y must hold counts, not negative, got {y.min()}; for such, write Ridge()")
+        return y
+
+    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+        mean = np.average(y, weights=weight)
+        if not mean > 0:
+            raise DataError(f"{self._who}: y must hold a count above 0 in a row of positive weight; all are 0")
+        return Posed("poisson", y.astype(dtype), weight, None, intercept=np.log(mean))
+
+    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
+        return Penalty(0.0, strength)
+
+    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
+        return float(d2_tweedie_score(y, np.exp(z), sample_weight=weight, power=1))

@@ -1,0 +1,147 @@
+"""Least squares with a penalty that makes coefficients zero."""
+
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import r2_score
+
+from paraxis.solve._progress import Watch
+from paraxis.solve.estimators._base import Posed
+from paraxis.solve.estimators._fitting import Penalty
+from paraxis.solve.estimators._regression import Regression
+
+
+class ElasticNet(Regression):
+    """Least squares with L1 and L2 penalties, with scikit-learn's objective, names and attributes, on all devices.
+
+    Minimises ``mean(residual²) / 2 + alpha * (l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2)``, the mean being
+    weighted. The intercept goes free.
+
+    Args:
+        alpha: the penalty's strength, not negative.
+        l1_ratio: from 0 to 1.
+        fit_intercept: whether there is an intercept.
+        tol: stop when the error, for targets of variance 1, is at most this, or when rounding allows no more.
+        max_iter: stop after so many iterations, with a warning.
+        warm_start: begin where the last fit ended.
+        devices: spread the rows over so many devices; default: all, or the mesh that ``jax.set_mesh`` sets.
+        solver: ``"auto"`` or ``"proximal-gradient"``; with ``l1_ratio=0`` ``"lbfgs"`` or ``"newton-cg"``.
+        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+
+    Attributes:
+        coef_: ``(d,)``.
+        intercept_: a number.
+        n_iter_: iterations.
+        status_: why the solver stopped, in words.
+        data_passes_: how often all rows were read.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.array([[-1.0, 1.0], [1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]])
+        >>> px.solve.ElasticNet(alpha=1.0, l1_ratio=0.5).fit(X, 3 * X[:, 0]).coef_.round(6) + 0
+        array([1.666667, 0.      ])
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        l1_ratio: float = 0.5,
+        fit_intercept: bool = True,
+        tol: float = 1e-10,
+        max_iter: int = 10_000,
+        warm_start: bool = False,
+        devices: int | None = None,
+        solver: str = "auto",
+        verbose: int | Watch = 0,
+    ) -> None:
+        self.alpha = alpha
+        self.l1_ratio = l1_ratio
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.devices = devices
+        self.solver = solver
+        self.verbose = verbose
+
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        if not 0 <= self.l1_ratio <= 1:
+            raise ValueError(f"{self._who}: l1_ratio must be from 0 to 1, got {self.l1_ratio!r}; write l1_ratio=0.5")
+        return super()._checked_targets(y)
+
+    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+        return self._standardised(y, weight, dtype)
+
+    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
+        # On targets divided by their scale, the mean of squares is less by its square, and |coef|₁ by the scale.
+        return Penalty(strength * self.l1_ratio / posed.scale, strength * (1 - self.l1_ratio))
+
+    def _has_l1(self) -> bool:
+        return self.l1_ratio > 0
+
+    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
+        return float(r2_score(y, z, sample_weight=weight))
+
+
+class Lasso(Regression):
+    """Least squares with an L1 penalty, with scikit-learn's objective, names and attributes, on all devices.
+
+    Minimises ``mean(residual²) / 2 + alpha * |coef|₁``, the mean being weighted. The intercept goes free.
+
+    Args:
+        alpha: the penalty's strength, not negative.
+        fit_intercept: whether there is an intercept.
+        tol: stop when the error, for targets of variance 1, is at most this, or when rounding allows no more.
+        max_iter: stop after so many iterations, with a warning.
+        warm_start: begin where the last fit ended.
+        devices: spread the rows over so many devices; default: all, or the mesh that ``jax.set_mesh`` sets.
+        solver: ``"auto"`` or ``"proximal-gradient"``.
+        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+
+    Attributes:
+        coef_: ``(d,)``.
+        intercept_: a number.
+        n_iter_: iterations.
+        status_: why the solver stopped, in words.
+        data_passes_: how often all rows were read.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.array([[-1.0, 1.0], [1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]])
+        >>> px.solve.Lasso(alpha=1.0).fit(X, 3 * X[:, 0]).coef_.round(6) + 0
+        array([2., 0.])
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        fit_intercept: bool = True,
+        tol: float = 1e-10,
+        max_iter: int = 10_000,
+        warm_start: bool = False,
+        devices: int | None = None,
+        solver: str = "auto",
+        verbose: int | Watch = 0,
+    ) -> None:
+        self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.devices = devices
+        self.solver = solver
+        self.verbose = verbose
+
+    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+        return self._standardised(y, weight, dtype)
+
+    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
+        return Penalty(strength / posed.scale, 0.0)  # targets are divided by their scale; see ElasticNet
+
+    def _has_l1(self) -> bool:
+        return True
+
+    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
+        return float(r2_score(y, z, sample_weight=weight))

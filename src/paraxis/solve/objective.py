@@ -1,0 +1,189 @@
+"""Objectives that solvers know from the inside: means over rows of losses of a linear model.
+
+Each is a plain function with the arguments of its namesake in JAXopt, and can be called, jitted and differentiated as
+one. A solver that is given one sees the linear model in it, and reads the data less often for it.
+
+``data`` is ``(X, y)`` or ``(X, y, weight)``: rows ``(n, d)``; targets ``(n,)``; weights ``(n,)``, over whose sum the
+mean is taken, so that a row of weight zero does not count. The rows may lie on any devices in any way;
+:func:`paraxis.solve.rows` spreads any number of them.
+"""
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._core import held
+from paraxis._core.errors import DataError, ShapeError
+from paraxis.solve import _losses as losses
+from paraxis.solve._linear import Linear
+from paraxis.solve._losses import Loss
+
+__all__ = [
+    "LinearObjective",
+    "binary_logreg",
+    "glm",
+    "huber",
+    "l2_multiclass_logreg",
+    "l2_multiclass_logreg_with_intercept",
+    "least_squares",
+    "multiclass_logreg",
+    "multiclass_logreg_with_intercept",
+    "poisson",
+    "ridge",
+]
+
+_LOSSES = {loss.name: loss for loss in (losses.SOFTMAX, losses.LOGISTIC, losses.SQUARED, losses.POISSON, losses.HUBER)}
+
+LossName = Literal["softmax", "logistic", "squared", "poisson", "huber"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearObjective:
+    """The mean loss of a linear model; made by :func:`glm`, called as ``fun(params, data)`` or as below.
+
+    Args:
+        loss: what a row costs.
+        intercept: ``params`` are a pair ``(coef, intercept)``, else ``coef``: ``(d,)``, or ``(d, k)`` for k outputs.
+        l2: called as ``fun(params, l2reg, data)``, which adds ``l2reg / 2`` times the squared norm of the
+            coefficients; the intercept goes free.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> X, y = jnp.eye(3), jnp.array([0, 1, 0])
+        >>> px.solve.objective.binary_logreg(jnp.zeros(3), (X, y))
+        Array(0.6931472, dtype=float32)
+    """
+
+    loss: Loss
+    intercept: bool = False
+    l2: bool = False
+
+    def __call__(self, params: Any, *args: Any, **kwargs: Any) -> jax.Array:
+        """The objective's value, a scalar. Communicates: one all-reduce of a scalar if rows lie on several devices."""
+        return self.problem(params, *args, **kwargs).value(params)
+
+    def problem(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
+        """The problem that these arguments pose. ``params`` tell shapes only."""
+        names = ("l2reg", "data") if self.l2 else ("data",)
+        named = dict(zip(names, args, strict=False)) | kwargs
+        usage = "l2reg, data" if self.l2 else "data"
+        if set(named) != set(names) or len(args) + len(kwargs) != len(names):
+            received = f"{1 + len(args)} arguments" + (f" and {sorted(kwargs)}" if kwargs else "")
+            raise TypeError(f"{self} takes (params, {usage}), got {received}")
+        data = named["data"]
+        if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+            raise TypeError(f"{self}: data must be (X, y) or (X, y, weight), got {type(data).__name__}")
+        design, targets = map(jnp.asarray, data[:2])
+        weight = jnp.asarray(data[2]) if len(data) == 3 and data[2] is not None else None
+        self._check(params, design, targets, weight)
+        return Linear(self.loss, design, targets, weight, named.get("l2reg"), self.intercept)
+
+    def check_targets(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Check the targets' values, if they are at hand, of rows that count.
+
+        Raises:
+            DataError: naming one that makes no sense, such as a class for which there is no output.
+        """
+        problem = self.problem(params, *args, **kwargs)
+        if held.is_traced((problem.targets, problem.weight)) or not problem.targets.is_fully_addressable:
+            return
+        coef: Any = params[0] if self.intercept else params
+        num_outputs = 1 if jnp.ndim(coef) == 1 else jnp.shape(coef)[1]
+        y = np.asarray(problem.targets)
+        wrong = ~self.loss.accepts(y, num_outputs)
+        if problem.weight is not None:
+            wrong &= (np.asarray(problem.weight) > 0).reshape(-1, *(1,) * (y.ndim - 1))
+        if np.any(wrong):
+            raise DataError(
+                f"{self}: y must be {self.loss.targets}; got {y[wrong][0]} for {num_outputs} output"
+                f"{'s' * (num_outputs != 1)}"
+            )
+
+    def init(self, num_features: int, num_outputs: int | None = None, dtype: Any = jnp.float32) -> Any:
+        """Parameters of zeros: ``(d,)``, or ``(d, k)`` for k classes or outputs, with an intercept if there is one."""
+        shape = (num_features,) if num_outputs is None else (num_features, num_outputs)
+        coef = jnp.zeros(shape, dtype)
+        return (coef, jnp.zeros(shape[1:], dtype)) if self.intercept else coef
+
+    def _check(self, params: Any, design: jax.Array, targets: jax.Array, weight: jax.Array | None) -> None:
+        if not design.shape[0]:
+            raise DataError(f"{self}: X must have at least one row, got {design.shape}")
+        if self.intercept and not (isinstance(params, tuple) and len(params) == 2):
+            raise ShapeError(f"{self}: params must be a pair (coef, intercept); write fun.init({_shapes(design)})")
+        coef: Any = params[0] if self.intercept else params
+        shape = jnp.shape(coef)
+        if design.ndim != 2 or shape[:1] != design.shape[1:] or len(shape) not in (1, 2):
+            raise ShapeError(
+                f"{self}: X must be (n, d) and coefficients (d,) or (d, k), got {design.shape} and {shape}"
+            )
+        if self.intercept and jnp.shape(params[1]) != shape[1:]:
+            raise ShapeError(
+                f"{self}: intercept must be {shape[1:]} for coefficients {shape}, got {jnp.shape(params[1])}; write "
+                f"fun.init({_shapes(design)})"
+            )
+        if self.loss.single and len(shape) != 1:
+            raise ShapeError(f"{self}: coefficients must be (d,), one output, got {shape}; write one fit per output")
+        if self.loss.classes and len(shape) != 2:
+            raise ShapeError(f"{self}: coefficients must be (d, k) with an output per class, got {shape}")
+        expected = shape[1:] if not self.loss.classes else ()
+        if targets.shape != (design.shape[0], *expected):
+            raise ShapeError(
+                f"{self}: y must be {(design.shape[0], *expected)} for X {design.shape} and coefficients {shape}, "
+                f"got {targets.shape}"
+            )
+        if weight is not None and weight.shape != design.shape[:1]:
+            raise ShapeError(f"{self}: weight must be {design.shape[:1]}, one per row of X, got {weight.shape}")
+
+    def __reduce__(self) -> Any:
+        return functools.partial(glm, intercept=self.intercept, l2=self.l2), (self.loss.name,)
+
+    def __repr__(self) -> str:
+        options = [name for name in ("intercept", "l2") if getattr(self, name)]
+        return f"glm({', '.join([repr(self.loss.name), *(f'{name}=True' for name in options)])})"
+
+
+def _shapes(design: jax.Array) -> str:
+    return f"num_features={design.shape[-1]}, num_outputs=…"
+
+
+def glm(loss: LossName, *, intercept: bool = False, l2: bool = False) -> LinearObjective:
+    """A generalised linear model's mean loss as an objective.
+
+    Args:
+        loss: ``"softmax"`` (classes, an output for each), ``"logistic"`` (targets 0 and 1, or between), ``"squared"``
+            (half the squared residual), ``"poisson"`` (counts, with the logarithm as link; without the term that
+            depends on the counts only) or ``"huber"`` (squared up to a residual of 1, straight beyond it).
+        intercept: whether parameters are a pair of coefficients and intercept.
+        l2: whether there is an argument ``l2reg`` before ``data``, by which solutions can be differentiated.
+
+    Returns:
+        A function ``(params, data)``, or ``(params, l2reg, data)``.
+
+    Raises:
+        ValueError: if there is no such loss.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> fun = px.solve.objective.glm("poisson", intercept=True, l2=True)
+        >>> X, y = jnp.ones((4, 2)), jnp.array([1, 0, 2, 1])
+        >>> fun(fun.init(2), 0.1, (X, y))
+        Array(1., dtype=float32)
+    """
+    if loss not in _LOSSES:
+        raise ValueError(f"glm: loss must be one of {sorted(_LOSSES)}, got {loss!r}; write glm('logistic')")
+    return LinearObjective(_LOSSES[loss], intercept=intercept, l2=l2)
+
+
+least_squares = glm("squared")
+ridge = glm("squared", l2=True)
+huber = glm("huber")
+poisson = glm("poisson")
+binary_logreg = glm("logistic")
+multiclass_logreg = glm("softmax")
+multiclass_logreg_with_intercept = glm("softmax", intercept=True)
+l2_multiclass_logreg = glm("softmax", l2=True)
+l2_multiclass_logreg_with_intercept = glm("softmax", intercept=True, l2=True)

@@ -1,0 +1,246 @@
+"""Proximal operators: how far a penalty, or a constraint, moves a point.
+
+The operator of a penalty g with strength ``scaling`` takes x to the minimum over z of
+``scaling * g(z) + ||z - x||**2 / 2``; that of a constraint projects on what is allowed, whatever the scaling (Parikh
+and Boyd, "Proximal algorithms", 2014). All have JAXopt's arguments ``(x, hyperparams=None, scaling=1.0)``, take any
+pytree of floats and return its like. A hyperparameter is a number for all leaves, or a tree that is a prefix of ``x``;
+each of its leaves may be an array that broadcasts against the leaves of ``x`` below it. Nothing is communicated.
+
+:class:`paraxis.solve.ProximalGradient` takes any of them, and any function with these arguments.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core.errors import ShapeError
+
+__all__ = ["Prox", "box", "elastic_net", "first", "group", "l1", "non_negative", "none", "simplex"]
+
+Prox = Callable[..., Any]
+"""``(x, hyperparams=None, scaling=1.0)`` → the like of ``x``."""
+
+
+def none(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
+    """No penalty: ``x`` itself."""
+    return x
+
+
+def l1(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
+    """The penalty ``strength * sum(abs(x))``: what is smaller than the strength becomes zero, all else moves by it.
+
+    Args:
+        x: pytree of floats.
+        hyperparams: the strength, not negative; default 1.
+        scaling: factor of the penalty.
+
+    Raises:
+        ShapeError: if the strength is neither a number nor a prefix of ``x``.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.solve.prox.l1(jnp.array([3.0, -0.5, -2.0]), 1.0)
+        Array([ 2.,  0., -1.], dtype=float32)
+
+    Source: Donoho and Johnstone 1994 (soft thresholding).
+    """
+
+    def leaf(x: jax.Array, strength: jax.Array) -> jax.Array:
+        return _soft(x, strength * scaling)
+
+    return _by_leaf("l1", leaf, x, _or_one(hyperparams))
+
+
+def elastic_net(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
+    """The penalty ``l1 * sum(abs(x)) + l2 / 2 * sum(x**2)``.
+
+    Args:
+        x: pytree of floats.
+        hyperparams: a pair ``(l1, l2)``; default ``(1, 1)``. JAXopt's second number is our ``l2 / l1``.
+        scaling: factor of the penalty.
+
+    Raises:
+        ShapeError: if they are not a pair, or one is neither a number nor a prefix of ``x``.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.solve.prox.elastic_net(jnp.array([3.0, -0.5, -2.0]), (1.0, 1.0))
+        Array([ 1. ,  0. , -0.5], dtype=float32)
+
+    Source: Zou and Hastie 2005.
+    """
+    strength, shrinkage = _pair("elastic_net", "(l1, l2)", (1.0, 1.0) if hyperparams is None else hyperparams)
+
+    def leaf(x: jax.Array, shrinkage: jax.Array) -> jax.Array:
+        return x / (1 + shrinkage * scaling)
+
+    return _by_leaf("elastic_net", leaf, l1(x, strength, scaling), shrinkage)
+
+
+def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
+    """The group lasso, ``strength`` times the sum of the groups' Euclidean norms: a group becomes zero as a whole.
+
+    The rows ``x[i]`` of a leaf with two or more dimensions are groups: with coefficients ``(d, k)``, a feature is used
+    for all outputs or for none. A leaf ``(d,)`` is one group, and so is a number.
+
+    Args:
+        x: pytree of floats.
+        hyperparams: the strength, not negative; default 1. One per row: an array ``(d, 1)``.
+        scaling: factor of the penalty.
+
+    Raises:
+        ShapeError: if the strength is neither a number nor a prefix of ``x``.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.solve.prox.group(jnp.array([[6.0, 8.0], [0.3, 0.4]]), 5.0)
+        Array([[3., 4.],
+               [0., 0.]], dtype=float32)
+
+    Source: Yuan and Lin 2006.
+    """
+
+    def leaf(x: jax.Array, strength: jax.Array) -> jax.Array:
+        axes = tuple(range(1 if x.ndim > 1 else 0, x.ndim))
+        square = jnp.sum(x**2, axes, keepdims=True)
+        size = jnp.sqrt(jnp.where(square > 0, square, 1))  # the derivative at zero is finite
+        return jnp.where(square > 0, jnp.maximum(1 - strength * scaling / size, 0), 0) * x
+
+    return _by_leaf("group", leaf, x, _or_one(hyperparams))
+
+
+def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
+    """Bounds: each number moves to the nearest that is allowed.
+
+    Args:
+        x: pytree of floats.
+        hyperparams: a pair ``(lower, upper)``; infinities leave a side open. Default ``(0, 1)``.
+        scaling: without effect.
+
+    Raises:
+        ShapeError: if they are not a pair, or one is neither a number nor a prefix of ``x``.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.solve.prox.box(jnp.array([3.0, -0.5, -2.0]), (-1.0, jnp.inf))
+        Array([ 3. , -0.5, -1. ], dtype=float32)
+
+    Source: Parikh and Boyd 2014, section 6.2.4.
+    """
+    lower, upper = _pair("box", "(lower, upper)", (0.0, 1.0) if hyperparams is None else hyperparams)
+    return _by_leaf("box", jnp.minimum, _by_leaf("box", jnp.maximum, x, lower), upper)
+
+
+def non_negative(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
+    """No negative numbers: these become zero. ``hyperparams`` and ``scaling`` are without effect.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.solve.prox.non_negative(jnp.array([3.0, -0.5]))
+        Array([3., 0.], dtype=float32)
+
+    Source: Parikh and Boyd 2014, section 6.2.4.
+    """
+    return _by_leaf("non_negative", jnp.maximum, x, 0.0)
+
+
+def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
+    """Each vector along the last axis: to the nearest without negative numbers and with the given sum.
+
+    Args:
+        x: pytree of floats, each leaf ``(..., d)``.
+        hyperparams: the sum, positive; default 1. One per vector: an array ``(..., 1)``.
+        scaling: without effect.
+
+    Raises:
+        ShapeError: if a leaf of ``x`` is a number, or the sum is neither a number nor a prefix of ``x``.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.solve.prox.simplex(jnp.array([0.5, 1.5, -3.0]))
+        Array([0., 1., 0.], dtype=float32)
+
+    Source: Held, Wolfe and Crowder 1974; Duchi et al. 2008, figure 1 (by sorting).
+    """
+
+    def leaf(x: jax.Array, total: jax.Array) -> jax.Array:
+        if not x.ndim:
+            raise ShapeError("prox.simplex: each leaf of x must be a vector (..., d), got a number; write x[None]")
+        x = x - jnp.max(x, -1, keepdims=True)  # changes no result, and leaves the digits where they count
+        descending = -jnp.sort(-x, axis=-1)
+        count = jnp.arange(1, x.shape[-1] + 1, dtype=x.dtype)
+        excess = (jnp.cumsum(descending, -1) - total) / count
+        num_positive = jnp.sum(descending > excess, -1, keepdims=True)
+        own = count == jnp.maximum(num_positive, 1)
+        return jnp.maximum(x - jnp.sum(jnp.where(own, excess, 0), -1, keepdims=True), 0)
+
+    return _by_leaf("simplex", leaf, x, _or_one(hyperparams))
+
+
+def first(operator: Prox) -> Prox:
+    """The operator for the first of a pair ``(coef, intercept)`` alone: the intercept goes free.
+
+    ``first(l1)`` is equal to ``first(l1)``, so that programs are not compiled anew for another one.
+
+    Args:
+        operator: any of this module, or a function with the same arguments. It gets ``hyperparams`` as they are.
+
+    Raises:
+        ShapeError: when it is applied to something other than a pair.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> px.solve.prox.first(px.solve.prox.l1)((jnp.array([3.0, -0.5]), jnp.array(0.5)), 1.0)
+        (Array([2., 0.], dtype=float32), Array(0.5, dtype=float32, weak_type=True))
+    """
+    return _First(operator)
+
+
+@dataclasses.dataclass(frozen=True)
+class _First:
+    operator: Prox
+
+    def __call__(self, x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
+        if not isinstance(x, tuple) or len(x) != 2:
+            raise ShapeError(
+                f"prox.first: x must be a pair (coef, intercept), got {type(x).__name__}; for coefficients alone, "
+                f"write prox.{getattr(self.operator, '__name__', self.operator)}"
+            )
+        return self.operator(x[0], hyperparams, scaling), x[1]
+
+
+def _soft(x: jax.Array, threshold: Any) -> jax.Array:
+    return x - jnp.clip(x, -threshold, threshold)
+
+
+def _or_one(hyperparams: Any) -> Any:
+    return 1.0 if hyperparams is None else hyperparams
+
+
+def _pair(who: str, names: str, hyperparams: Any) -> Any:
+    if not isinstance(hyperparams, tuple | list) or len(hyperparams) != 2:
+        raise ShapeError(f"prox.{who}: hyperparams must be a pair {names}, got {hyperparams!r}")
+    return hyperparams
+
+
+def _by_leaf(who: str, operator: Callable[[jax.Array, Any], jax.Array], x: Any, hyper: Any) -> Any:
+    """The operator on each leaf, with the part of ``hyper`` that stands above it."""
+
+    def below(number: Any, part: Any) -> Any:
+        def leaf(value: Any) -> jax.Array:
+            value = jnp.asarray(value)
+            return operator(value, jnp.asarray(number, value.dtype)).astype(value.dtype)
+
+        return jax.tree.map(leaf, part)
+
+    try:
+        jax.tree.structure(hyper).flatten_up_to(x)
+    except ValueError as error:
+        raise ShapeError(
+            f"prox.{who}: hyperparams must be a number or a tree that is a prefix of x, got "
+            f"{jax.tree.structure(hyper)} for {jax.tree.structure(x)}; write one number for all leaves"
+        ) from error
+    return jax.tree.map(below, hyper, x)

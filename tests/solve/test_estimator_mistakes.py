@@ -1,0 +1,126 @@
+"""What estimators and solvers do with what cannot be: they say so, and stay as they were."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from sklearn.model_selection import LeaveOneOut
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import paraxis as px
+from paraxis.solve import objective
+from tests.solve._problems import in_float64
+
+X = np.random.default_rng(0).normal(size=(30, 3))
+Y = (X[:, 0] > 0).astype(int)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: px.solve.LogisticRegression().fit(X, Y, 0.0), ValueError, "sample_weight must not be negative"),
+        (lambda: px.solve.Ridge().fit(X, Y, -1.0), ValueError, "sample_weight must not be negative, nor all zero"),
+        (lambda: px.solve.LogisticRegression(class_weight={0: 0.0}).fit(X, Y), ValueError, "for two classes"),
+        (lambda: px.solve.LogisticRegression(class_weight={0: -1.0}).fit(X, Y), ValueError, "must be finite, not"),
+        (lambda: px.solve.cross_validate_path(px.solve.Ridge(), X, Y, [1.0], LeaveOneOut()), ValueError, "no finite"),
+        (
+            lambda: px.solve.cross_validate_path(make_pipeline(StandardScaler()), X, Y, [1.0]),  # pyright: ignore
+            TypeError,
+            "estimator must be one of px.solve, got Pipeline",
+        ),
+    ],
+    ids=["no weight", "negative", "one class left", "negative factor", "one row held out", "a pipeline"],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
+def test_what_cannot_be_fitted_is_said(call: Callable[[], Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_a_fit_that_fails_leaves_the_estimator_as_it_was() -> None:
+    model = px.solve.LogisticRegression().fit(X, Y)
+    before = {name: np.array(value) for name, value in vars(model).items()}
+    letters = np.array(["a", "b"])[Y]
+    with pytest.raises(ValueError, match="sample_weight"):
+        model.fit(X[:, :2], letters, -np.ones(30))
+    model.path(X, letters, [1.0])
+    assert vars(model).keys() == before.keys()
+    for name, value in before.items():
+        np.testing.assert_array_equal(np.array(vars(model)[name]), value, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("devices", [None, 2])
+def test_a_mesh_that_is_set_may_have_any_names(kind: AxisType, devices: int | None) -> None:
+    expected = px.solve.Ridge(devices=1).fit(X, Y).coef_
+    with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))):
+        found = px.solve.Ridge(devices=devices).fit(X, Y).coef_
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("fun", "targets"),
+    [
+        (objective.multiclass_logreg, np.arange(30) % 3 + 1),
+        (objective.multiclass_logreg, np.arange(30) % 3 - 1),
+        (objective.multiclass_logreg, np.arange(30) % 3 + 0.5),
+        (objective.binary_logreg, 2 * Y - 1),
+        (objective.poisson, -np.ones(30)),
+    ],
+    ids=["from 1", "-1", "halves", "-1 and 1", "negative counts"],
+)
+def test_targets_without_an_output_are_said(fun: Any, targets: np.ndarray) -> None:
+    params = jnp.zeros((3, 3) if fun is objective.multiclass_logreg else 3)
+    for solver in (px.solve.LBFGS(fun), px.solve.NewtonCG(fun), px.solve.GradientDescent(fun)):
+        for call in (solver.run, solver.init_state):
+            with pytest.raises(ValueError, match="y must be "):
+                call(params, (jnp.asarray(X, "float32"), jnp.asarray(targets)))
+    weight = jnp.zeros(30).at[0].set(1)
+    if targets[0] in (0, 1) or (fun is objective.multiclass_logreg and targets[0] == 1):
+        px.solve.LBFGS(fun).init_state(params, (jnp.asarray(X, "float32"), jnp.asarray(targets), weight))
+
+
+@in_float64
+def test_parameters_narrower_than_the_rows_are_said() -> None:
+    with pytest.raises(ValueError, match=r"init_params are float32, and X is float64.*dtype=X\.dtype"):
+        px.solve.LBFGS(objective.binary_logreg).run(jnp.zeros(3, "float32"), (jnp.asarray(X), jnp.asarray(Y)))
+
+
+def test_no_rows_are_said() -> None:
+    with pytest.raises(ValueError, match=r"X must have at least one row, got \(0, 3\)"):
+        px.solve.LBFGS(objective.binary_logreg).run(jnp.zeros(3), (jnp.zeros((0, 3)), jnp.zeros(0)))
+    with pytest.raises(ValueError, match="y must be numbers"):
+        px.solve.rows(X, np.array(["a", "b", "c"] * 10))
+
+
+@pytest.mark.parametrize("options", [{"decrease_factor": 2.0}, {"curvature_factor": 1.5}, {"curvature_factor": 0.0}])
+def test_factors_of_a_search_in_the_wrong_order_are_said(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="decrease_factor must be below curvature_factor"):
+        px.solve.LBFGS(objective.binary_logreg, **options)  # pyright: ignore[reportArgumentType]
+
+
+def test_solvers_can_be_pickled_after_a_run() -> None:
+    data = jnp.asarray(X, "float32"), jnp.asarray(Y)
+    for kind in (px.solve.LBFGS, px.solve.NewtonCG, px.solve.GradientDescent):
+        solver = kind(objective.glm("logistic", l2=True))
+        params, _ = solver.run(jnp.zeros(3), 0.1, data)
+        again, _ = pickle.loads(pickle.dumps(solver)).run(jnp.zeros(3), 0.1, data)
+        np.testing.assert_array_equal(params, again)
+
+
+def test_a_state_is_shown_on_a_line_and_a_batch_has_no_single_reason() -> None:
+    data = jnp.asarray(X, "float32"), jnp.asarray(Y)
+    solver = px.solve.LBFGS(objective.glm("logistic", l2=True))
+    _, state = solver.run(jnp.zeros(3), 0.1, data)
+    assert repr(state).startswith("LBFGSState(CONVERGED, iter_num=")
+    assert "\n" not in repr(state)
+    states = jax.vmap(lambda l2: solver.run(jnp.zeros(3), l2, data)[1])(jnp.array([0.1, 1.0]))
+    assert len(repr(states)) < 200
+    with pytest.raises(ValueError, match=r"state of a batch of problems \(2,\)"):
+        _ = states.reason

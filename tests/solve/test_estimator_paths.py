@@ -1,0 +1,60 @@
+"""Paths are fits one by one; folds in one program are scikit-learn's fits fold by fold."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.model_selection import GridSearchCV, KFold
+
+from paraxis import solve
+from tests.solve.test_estimators import CASES, WEIGHT, X, new, on
+
+GRID = [0.1, 10.0, 1.0]  # in no order
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", ["three classes", "two classes", "ridge", "counts", "lasso", "elastic net"])
+def test_a_path_is_fits_one_by_one(case: str) -> None:
+    ours, theirs, y = CASES[case]
+    path = on(1, ours).path(X, y, GRID, WEIGHT)
+    np.testing.assert_array_equal(path.strengths, GRID)
+    for strength, coef, intercept in zip(GRID, path.coef, path.intercept, strict=True):
+        expected = new(theirs, **{ours.strength_name: strength}).fit(X, y, WEIGHT)
+        np.testing.assert_allclose(coef, expected.coef_, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(intercept, expected.intercept_, rtol=0, atol=5e-6)
+    assert path.n_iter.shape == (3,)
+    assert all(isinstance(words, str) for words in path.status)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("case", "devices"),
+    [("three classes", 2), ("balanced", 1), ("ridge", 3), ("ridge, two targets", 1), ("counts", 1), ("lasso", 2)],
+)
+def test_folds_in_one_program_are_fits_fold_by_fold(case: str, devices: int) -> None:
+    ours, theirs, y = CASES[case]
+    found = solve.cross_validate_path(on(devices, ours), X, y, GRID, folds=3)
+    search = GridSearchCV(new(theirs), {ours.strength_name: GRID}, cv=3).fit(X, y)
+    results: Any = search.cv_results_
+    expected = np.stack([results[f"split{fold}_test_score"] for fold in range(3)], 1)
+    np.testing.assert_allclose(found.scores, expected, rtol=1e-5, atol=1e-7)
+    assert found.best == search.best_params_[ours.strength_name]
+    np.testing.assert_allclose(found.estimator.coef_, search.best_estimator_.coef_, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_and_a_splitter_of_ones_own() -> None:
+    ours, theirs, y = CASES["ridge"]
+    splitter = KFold(3, shuffle=True, random_state=0)
+    found = solve.cross_validate_path(on(1, ours), X, y, GRID, splitter, sample_weight=WEIGHT)
+    for row, strength in enumerate(GRID):
+        for fold, (train, test) in enumerate(splitter.split(X)):
+            model = new(theirs, alpha=strength).fit(X[train], y[train], WEIGHT[train])
+            expected = model.score(X[test], y[test], WEIGHT[test])
+            np.testing.assert_allclose(found.scores[row, fold], expected, rtol=1e-8)
+
+
+def test_a_grid_must_be_numbers_in_a_row() -> None:
+    with pytest.raises(ValueError, match=r"Ridge: the grid must be numbers \(num,\), got shape \(0,\); write"):
+        solve.Ridge().path(X, X[:, 0], [])
+    with pytest.raises(ValueError, match=r"the grid must be numbers \(num,\), got shape \(1, 1\)"):
+        solve.cross_validate_path(solve.Ridge(), X, X[:, 0], [[1.0]])  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,204 @@
+"""The estimators compute what scikit-learn's do, in float64 to many digits, on any number of devices."""
+
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import sklearn.linear_model as oracle
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+
+import paraxis as px
+from paraxis import solve
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(61, 4)) * [1.0, 3.0, 0.5, 2.0] + [0.0, 5.0, -1.0, 0.0]
+SIGNAL = X @ np.array([1.0, -0.5, 2.0, 0.0])
+WEIGHT = RNG.uniform(0.0, 2.0, 61)
+WEIGHT[:5] = 0
+Y = SIGNAL + RNG.normal(size=61)
+TWO = np.where(np.median(Y) < Y, "yes", "no")
+THREE = np.digitize(Y, np.quantile(Y, [0.3, 0.6])) * 10
+COUNTS = RNG.poisson(np.exp(0.3 * SIGNAL - SIGNAL.mean() * 0.3)).astype(float)
+
+PRECISE: dict[str, Any] = {"tol": 1e-12, "max_iter": 10_000}
+NEWTON: dict[str, Any] = {"solver": "newton-cholesky", **PRECISE}
+
+# Ours, the oracle, and targets.
+CASES: dict[str, tuple[Any, Any, Any]] = {
+    "two classes": (solve.LogisticRegression(C=2.0), oracle.LogisticRegression(C=2.0, **NEWTON), TWO),
+    "three classes": (solve.LogisticRegression(), oracle.LogisticRegression(**NEWTON), THREE),
+    "balanced": (
+        solve.LogisticRegression(class_weight="balanced"),
+        oracle.LogisticRegression(class_weight="balanced", **NEWTON),
+        THREE,
+    ),
+    "class weights": (
+        solve.LogisticRegression(class_weight={"yes": 3.0}),
+        oracle.LogisticRegression(class_weight={"yes": 3.0}, **NEWTON),
+        TWO,
+    ),
+    "no intercept": (
+        solve.LogisticRegression(fit_intercept=False),
+        oracle.LogisticRegression(fit_intercept=False, **NEWTON),
+        THREE,
+    ),
+    "no penalty": (solve.LogisticRegression(C=np.inf), oracle.LogisticRegression(C=np.inf, **NEWTON), TWO),
+    "sparse classes": (
+        solve.LogisticRegression(C=0.1, l1_ratio=0.5),
+        oracle.LogisticRegression(C=0.1, l1_ratio=0.5, solver="saga", tol=1e-13, max_iter=100_000),
+        TWO,
+    ),
+    "ridge": (solve.Ridge(3.0), oracle.Ridge(3.0), Y),
+    "ridge, two targets": (solve.Ridge(3.0), oracle.Ridge(3.0), np.stack([Y, 100 * SIGNAL], 1)),
+    "ridge, no intercept": (solve.Ridge(0.1, fit_intercept=False), oracle.Ridge(0.1, fit_intercept=False), Y),
+    "counts": (solve.PoissonRegressor(0.1), oracle.PoissonRegressor(alpha=0.1, **NEWTON), COUNTS),
+    "counts, no intercept": (
+        solve.PoissonRegressor(0.1, fit_intercept=False),
+        oracle.PoissonRegressor(alpha=0.1, fit_intercept=False, **NEWTON),
+        COUNTS,
+    ),
+    "lasso": (solve.Lasso(0.3), oracle.Lasso(0.3, **PRECISE), Y),
+    "elastic net": (solve.ElasticNet(0.3, l1_ratio=0.7), oracle.ElasticNet(0.3, l1_ratio=0.7, **PRECISE), Y),
+    "elastic net, no intercept": (
+        solve.ElasticNet(0.3, fit_intercept=False),
+        oracle.ElasticNet(0.3, fit_intercept=False, **PRECISE),
+        100 * Y,
+    ),
+}
+
+
+def new(estimator: Any, **options: Any) -> Any:
+    copy: Any = clone(estimator)
+    return copy.set_params(**options)
+
+
+def on(devices: int, estimator: Any, **options: Any) -> Any:
+    return new(estimator, devices=devices, **options)
+
+
+def assert_same_fit(ours: Any, theirs: Any, tolerance: float) -> None:
+    scale = max(1.0, np.abs(theirs.coef_).max())
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=0, atol=tolerance * scale)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=0, atol=5 * tolerance * scale)
+    assert np.shape(ours.intercept_) == np.shape(theirs.intercept_) or not ours.fit_intercept
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_fits_are_those_of_scikit_learn(case: str, weighted: bool) -> None:
+    ours, theirs, y = CASES[case]
+    weight = WEIGHT if weighted else None
+    found, expected = on(1, ours).fit(X, y, weight), new(theirs).fit(X, y, weight)
+    assert_same_fit(found, expected, 1e-6)
+    np.testing.assert_allclose(found.score(X, y, WEIGHT), expected.score(X, y, WEIGHT), rtol=1e-7)
+    assert found.coef_.dtype == np.float64
+    for what in ("predict_proba", "predict_log_proba", "decision_function"):
+        if hasattr(expected, what):
+            np.testing.assert_allclose(getattr(found, what)(X), getattr(expected, what)(X), rtol=1e-4, atol=1e-6)
+    if y.dtype.kind == "U":
+        np.testing.assert_array_equal(found.predict(X), expected.predict(X))
+    else:
+        np.testing.assert_allclose(found.predict(X), expected.predict(X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("case", ["three classes", "two classes", "counts", "ridge"])
+def test_a_small_tolerance_gives_nine_digits(case: str) -> None:
+    ours, theirs, y = CASES[case]
+    found = on(1, ours, tol=1e-12).fit(X, y, WEIGHT)
+    assert_same_fit(found, new(theirs).fit(X, y, WEIGHT), 1e-9)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("devices", [2, 3])
+def test_devices_never_change_the_answer(case: str, devices: int) -> None:
+    ours, _, y = CASES[case]
+    assert_same_fit(on(devices, ours).fit(X, y, WEIGHT), on(1, ours).fit(X, y, WEIGHT), 1e-6)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", CASES)
+def test_float32_stays_float32_and_is_near(case: str) -> None:
+    ours, theirs, y = CASES[case]
+    found = on(1, ours).fit(X.astype("float32"), y, WEIGHT)
+    assert found.coef_.dtype == np.float32
+    assert found.predict(X.astype("float32")).dtype == (np.float32 if y.dtype.kind == "f" else y.dtype)
+    assert_same_fit(found, new(theirs).fit(X, y, WEIGHT), 1e-3 if case == "no penalty" else 1e-4)
+
+
+def test_scikit_learns_attributes() -> None:
+    found = on(1, CASES["three classes"][0]).fit(X, THREE, WEIGHT)
+    expected = new(CASES["three classes"][1]).fit(X, THREE, WEIGHT)
+    np.testing.assert_array_equal(found.classes_, expected.classes_)
+    assert (found.coef_.shape, found.intercept_.shape) == (expected.coef_.shape, expected.intercept_.shape)
+    assert found.n_features_in_ == 4
+    assert found.n_iter_.shape == expected.n_iter_.shape
+    assert found.status_ == solve.Status.CONVERGED.words
+
+
+def test_a_warm_start_begins_at_the_end() -> None:
+    for case in ("three classes", "ridge", "lasso"):
+        ours, _, y = CASES[case]
+        model = on(1, ours, warm_start=True).fit(X, y, WEIGHT)
+        coef, first = model.coef_, np.max(model.n_iter_)
+        model.fit(X, y, WEIGHT)
+        assert np.max(model.n_iter_) < first / 2, case
+        np.testing.assert_allclose(model.coef_, coef, rtol=0, atol=1e-7)
+
+
+def test_a_second_fit_compiles_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    model = on(1, CASES["two classes"][0]).fit(X, TWO, WEIGHT)
+    with jax.log_compiles(True):
+        new(model, C=0.3).fit(X[::-1], TWO, WEIGHT)
+    assert "Compiling" not in caplog.text
+
+
+def test_a_fit_that_is_cut_short_says_so() -> None:
+    with pytest.warns(ConvergenceWarning, match=r"LogisticRegression after 3 iterations.*limit of iterations.*=6\)"):
+        model = solve.LogisticRegression(max_iter=3, devices=1).fit(X, THREE)
+    assert model.status_ == solve.Status.ITERATION_LIMIT.words
+
+
+@pytest.mark.parametrize(
+    ("estimator", "y", "weight", "match"),
+    [
+        (solve.LogisticRegression(), np.full(61, "a"), None, "at least two classes.*got one class, 'a'"),
+        (solve.LogisticRegression(), TWO, (TWO == "yes") * 1.0, "rows of positive weight, got one class, 'yes'"),
+        (solve.LogisticRegression(C=-1.0), TWO, None, "LogisticRegression: C must be positive, got -1.0"),
+        (solve.LogisticRegression(l1_ratio=2.0), TWO, None, "l1_ratio must be from 0 to 1, got 2.0; write"),
+        (solve.LogisticRegression(solver="sag"), TWO, None, "solver must be one of .*got 'sag'; write solver='auto'"),
+        (solve.LogisticRegression(tol=0.0), TWO, None, "tol must be positive, got 0.0"),
+        (solve.LogisticRegression(devices=9), TWO, None, "devices must be from 1 to 8, as many as there are, got 9"),
+        (solve.Ridge(-1.0), Y, None, "Ridge: alpha must be a number, not negative, got -1.0; write alpha=1.0"),
+        (solve.ElasticNet(l1_ratio=-1.0), Y, None, "ElasticNet: l1_ratio must be from 0 to 1, got -1.0"),
+        (solve.Lasso(solver="lbfgs"), Y, None, "Lasso: solver must be one of .*got 'lbfgs'"),
+        (solve.PoissonRegressor(), Y, None, r"y must hold counts, not negative, got -.*write Ridge\(\)"),
+        (solve.PoissonRegressor(), 0 * Y, None, "y must hold a count above 0"),
+        (solve.Ridge(), Y, -WEIGHT, "sample_weight must not be negative, nor all zero; give rows"),
+        (solve.Ridge(), Y, WEIGHT[:3], r"sample_weight must be \(61,\), one per row of X, got \(3,\)"),
+    ],
+)
+def test_errors_name_the_culprit(estimator: Any, y: Any, weight: Any, match: str) -> None:
+    with pytest.raises((ValueError, px.DeviceError), match=match):
+        estimator.fit(X, y, weight)
+
+
+def test_without_scikit_learn_the_line_to_install_it_is_named() -> None:
+    code = (
+        "import sys\nsys.modules['sklearn'] = None\nimport paraxis.solve as s\ns.LBFGS\n"
+        "try:\n    s.Ridge\nexcept ModuleNotFoundError as e:\n    print(e)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "px.solve.Ridge needs sklearn" in found.stdout
+    assert "pip install 'paraxis[solve]'" in found.stdout
+
+
+def test_scikit_learn_is_not_imported_before_it_is_used() -> None:
+    code = "import sys, paraxis.solve\nassert 'sklearn' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

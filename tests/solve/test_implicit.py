@@ -1,0 +1,186 @@
+"""A solution's derivative is that of where the minimum moves, by finite differences of solutions in float64."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from paraxis.solve import objective
+from tests.solve._problems import in_float64, labelled
+
+TIGHT = {"tol": 1e-11, "maxiter": 500}
+X, Y = labelled(40, 3, 3)
+WEIGHT = np.random.default_rng(2).uniform(0.5, 2, 40)
+
+
+def _differences(fun: Callable[[np.ndarray], Any], at: Any, step: float = 1e-5) -> np.ndarray:
+    """The derivative ``(*out, *in)`` by central differences."""
+    at = np.asarray(at, float)
+    columns = []
+    for index in np.ndindex(at.shape):
+        move = np.zeros_like(at)
+        move[index] = step
+        columns.append((np.asarray(fun(at + move)) - np.asarray(fun(at - move))) / (2 * step))
+    return np.stack(columns, -1).reshape((*columns[0].shape, *at.shape))
+
+
+@functools.cache
+def _solver() -> Any:
+    return px.solve.LBFGS(objective.l2_multiclass_logreg_with_intercept, **TIGHT)
+
+
+def _solution(l2: Any, x: Any, weight: Any) -> tuple[jax.Array, jax.Array]:
+    """Coefficients, and the intercept without the part that the objective does not see."""
+    start = objective.l2_multiclass_logreg_with_intercept.init(3, 3, dtype=float)
+    coef, bias = _solver().run(start, l2, (x, jnp.asarray(Y), weight)).params
+    return coef, bias - bias.mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["l2reg", "X", "weight"])
+@in_float64
+def test_a_linear_models_solution_by_each_argument(by: str) -> None:
+    given = {"l2reg": jnp.asarray(0.1), "X": jnp.asarray(X), "weight": jnp.asarray(WEIGHT)}
+
+    def moved(value: Any) -> jax.Array:
+        args = given | {by: jnp.asarray(value)}
+        return _solution(args["l2reg"], args["X"], args["weight"])[0]
+
+    some = jnp.asarray(np.random.default_rng(3).normal(size=(3, 3)))
+
+    def loss(value: Any) -> jax.Array:
+        return (moved(value) * some).sum()
+
+    if by == "l2reg":
+        expected = _differences(moved, given[by])
+        np.testing.assert_allclose(jax.jacfwd(moved)(given[by]), expected, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(jax.jacrev(moved)(given[by]), expected, rtol=1e-5, atol=1e-7)
+    grad = jax.grad(loss)(given[by])
+    direction = np.random.default_rng(4).normal(size=given[by].shape)
+    for move in (direction, np.sign(direction)):
+        expected = _differences(lambda t, move=move: loss(given[by] + t * move), 0.0)
+        np.testing.assert_allclose((grad * move).sum(), expected, rtol=1e-5, atol=1e-8)
+        forward = jax.jvp(loss, (given[by],), (jnp.asarray(move),))[1]
+        np.testing.assert_allclose(forward, expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.slow
+@in_float64
+def test_ridge_by_hand() -> None:
+    x, y = X, X @ np.array([1.0, -2.0, 0.5]) + np.sin(np.arange(40.0))
+    solver = px.solve.LBFGS(objective.ridge, **TIGHT)
+
+    def ours(l2: Any, x: Any, y: Any) -> jax.Array:
+        return solver.run(jnp.zeros(3), l2, (x, y)).params
+
+    def closed(l2: Any, x: Any, y: Any) -> jax.Array:
+        return jnp.linalg.solve(x.T @ x / 40 + l2 * jnp.eye(3), x.T @ y / 40)
+
+    args = jnp.asarray(0.3), jnp.asarray(x), jnp.asarray(y)
+    np.testing.assert_allclose(ours(*args), closed(*args), rtol=1e-9)
+    for transform in (jax.jacfwd, jax.jacrev):
+        for found, expected in zip(
+            transform(ours, argnums=(0, 1, 2))(*args), jax.jacrev(closed, argnums=(0, 1, 2))(*args), strict=True
+        ):
+            np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
+    batch = jnp.array([0.1, 0.3, 1.0])
+    found = jax.jit(jax.vmap(jax.grad(lambda l2: ours(l2, *args[1:]).sum())))(batch)
+    expected = jax.vmap(jax.grad(lambda l2: closed(l2, *args[1:]).sum()))(batch)
+    np.testing.assert_allclose(found, expected, rtol=1e-7)
+
+
+def _by_default(at: Any) -> Any:
+    def fun(x: jax.Array, at: Any = at) -> jax.Array:
+        return ((x - at) ** 2 + 0.1 * (x - at) ** 4 + 0.2 * x**2).sum()
+
+    return fun
+
+
+def _by_cell(at: Any) -> Any:
+    return lambda x: _by_default(at)(x)
+
+
+def _by_partial(at: Any) -> Any:
+    return functools.partial(lambda at, x: _by_default(at)(x), at)
+
+
+def _by_nested(at: Any) -> Any:
+    inner = _by_cell({"a": at}["a"])
+    return lambda x: inner(x)
+
+
+class _ByAttribute:
+    def __init__(self, at: Any) -> None:
+        self.at = at
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return _by_default(self.at)(x)
+
+    def method(self, x: jax.Array) -> jax.Array:
+        return self(x)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "close", [_by_default, _by_cell, _by_partial, _by_nested, _ByAttribute, lambda at: _ByAttribute(at).method],
+    ids=["a default", "a cell", "a partial", "nested", "an object", "a method"],
+)  # fmt: skip
+@in_float64
+def test_a_solution_by_what_a_function_closes_over(close: Callable[[Any], Any]) -> None:
+    def solution(at: Any) -> jax.Array:
+        return px.solve.LBFGS(close(at), **TIGHT).run(jnp.array([0.3, -0.5])).params
+
+    at = jnp.array([1.0, -2.0])
+    expected = _differences(solution, at)
+    np.testing.assert_allclose(jax.jacfwd(solution)(at), expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(jax.jit(jax.jacrev(solution))(at), expected, rtol=1e-6, atol=1e-8)
+    batch = jnp.array([[1.0, -2.0], [0.5, 3.0]])
+    np.testing.assert_allclose(jax.vmap(solution)(batch), np.stack([solution(b) for b in batch]), rtol=1e-8)
+
+
+@in_float64
+def test_keywords_pytrees_and_integers_beside_what_is_differentiated() -> None:
+    def fun(p: Any, *, target: Any, power: Any) -> jax.Array:
+        return ((p["a"] - target["a"]) ** power).sum() + (p["b"] - p["a"].sum()) ** 2 + 0.1 * (p["a"] ** 2).sum()
+
+    def solution(a: Any) -> jax.Array:
+        start = {"a": jnp.zeros(2), "b": jnp.ones(())}
+        return px.solve.LBFGS(fun, **TIGHT).run(start, target={"a": a, "n": 3}, power=2).params["b"]
+
+    at = jnp.array([1.0, 0.4])
+    np.testing.assert_allclose(jax.grad(solution)(at), np.full(2, 1 / 1.1), rtol=1e-8)
+
+
+@in_float64
+def test_a_start_does_not_move_the_solution() -> None:
+    def solution(start: jax.Array) -> jax.Array:
+        return px.solve.LBFGS(lambda x: ((x - 1) ** 2).sum(), **TIGHT).run(start).params.sum()
+
+    np.testing.assert_array_equal(jax.grad(solution)(jnp.array([3.0, 4.0])), [0, 0])
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ["multiclass_logreg", "multiclass_logreg_with_intercept"])
+@in_float64
+def test_probabilities_have_a_derivative_where_the_hessian_is_singular(name: str) -> None:
+    fun = getattr(objective, name)
+    solver = px.solve.LBFGS(fun, **TIGHT)
+    start = fun.init(3, 3, dtype=float)
+
+    def chance(weight: Any) -> jax.Array:
+        params = solver.run(start, (jnp.asarray(X), jnp.asarray(Y), weight)).params
+        coef, bias = params if isinstance(params, tuple) else (params, 0.0)
+        return jax.nn.softmax(jnp.asarray(X[:5]) @ coef + bias)[:, 1].sum()
+
+    weight = jnp.asarray(WEIGHT)
+    grad = jax.grad(chance)(weight)
+    assert np.all(np.isfinite(grad))
+    move = np.random.default_rng(5).normal(size=40)
+    expected = _differences(lambda t: chance(weight + t * move), 0.0)
+    np.testing.assert_allclose(grad @ move, expected, rtol=1e-4, atol=1e-8)
+    np.testing.assert_allclose(jax.jvp(chance, (weight,), (jnp.asarray(move),))[1], expected, rtol=1e-4, atol=1e-8)

@@ -1,0 +1,302 @@
+"""L-BFGS finds the minima that are known, and that SciPy, JAXopt and optax find; and keeps JAXopt's interface."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+import paraxis as px
+from paraxis.solve._search import RULES, Rule
+from tests._support import assert_close
+from tests.solve._problems import CLASSICS, beale, in_float64, off_the_minima, rosenbrock
+
+# Around the minimum of Powell's singular function the curvature vanishes, so a small gradient leaves a larger value.
+NEAR = 1e-9
+
+
+def _jaxopt() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import jaxopt
+    return jaxopt
+
+
+def _slope(fun: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
+    """A gradient by NumPy, with complex steps, which are exact."""
+    eye = 1e-30j * np.eye(len(x))
+    return np.array([fun(x + e).imag / 1e-30 for e in eye])
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", CLASSICS)
+@in_float64
+def test_it_finds_a_minimum_that_is_known(name: str, rule: Rule) -> None:
+    problem = CLASSICS[name]
+    solver = px.solve.LBFGS(problem.fun, linesearch=rule, tol=1e-7, maxiter=1000)
+    for start in problem.starts:
+        where = f"{name} from {start} by {rule}"
+        params, state = solver.run(jnp.array(start, float))
+        assert int(state.status) == px.solve.Status.CONVERGED, f"{where}: {state.reason}"
+        found = np.asarray(params)
+        assert np.linalg.norm(_slope(problem.fun, found)) <= 1.1e-7, where
+        np.testing.assert_allclose(state.value, problem.fun(found), rtol=1e-10, atol=1e-15, err_msg=where)
+        assert off_the_minima(float(state.value), problem) <= NEAR, f"{where}: ended at {float(state.value)}"
+        assert int(state.iter_num) <= 400, f"{where}: {int(state.iter_num)} iterations"
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", CLASSICS)
+@in_float64
+def test_it_finds_what_scipy_finds(name: str) -> None:
+    problem = CLASSICS[name]
+    solver = px.solve.LBFGS(problem.fun, tol=1e-7, maxiter=1000)
+    slope = functools.partial(_slope, problem.fun)
+    for start in problem.starts:
+        ours = float(solver.run(jnp.array(start, float)).state.value)
+        for method, options in (("BFGS", {"gtol": 1e-8}), ("L-BFGS-B", {"gtol": 1e-8, "ftol": 0, "maxiter": 1000})):
+            theirs = scipy.optimize.minimize(
+                problem.fun, np.array(start, float), jac=slope, method=method, options=options
+            ).fun
+            assert off_the_minima(theirs, problem) <= NEAR, f"{method} itself ends at {theirs} from {start}"
+            if len(problem.minima) == 1:
+                assert abs(ours - theirs) <= NEAR, f"{name} from {start}: {ours}, {method} {theirs}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSICS)
+@in_float64
+def test_it_finds_what_jaxopt_and_optax_find(name: str) -> None:
+    import optax
+
+    problem = CLASSICS[name]
+    ours = px.solve.LBFGS(problem.fun, tol=1e-7, maxiter=1000)
+    theirs = _jaxopt().LBFGS(problem.fun, tol=1e-7, maxiter=1000)
+    rule = optax.lbfgs()
+
+    @jax.jit
+    def by_optax(params: jax.Array) -> jax.Array:
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            params, state = carry
+            value, grad = optax.value_and_grad_from_state(problem.fun)(params, state=state)
+            updates, state = rule.update(grad, state, params, value=value, grad=grad, value_fn=problem.fun)
+            return (optax.apply_updates(params, updates), state), None
+
+        return problem.fun(jax.lax.scan(step, (params, rule.init(params)), length=150)[0][0])
+
+    for start in problem.starts:
+        begin = jnp.array(start, float)
+        values = {
+            "paraxis": float(ours.run(begin).state.value),
+            "jaxopt": float(theirs.run(begin).state.value),
+            "optax": float(by_optax(begin)),
+        }
+        assert off_the_minima(values["paraxis"], problem) <= NEAR, values
+        if len(problem.minima) == 1:
+            assert values["paraxis"] <= min(values.values()) + NEAR, values
+            assert max(values.values()) <= values["paraxis"] + 1e-6, values
+
+
+def _by_hand(
+    gradient: Callable[[np.ndarray], np.ndarray], x: np.ndarray, stepsize: float, history: int, num_steps: int
+) -> list[np.ndarray]:
+    """Algorithm 7.5 of Nocedal and Wright with one step size throughout; the gradient's norm begins below 1."""
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    path, g = [x], gradient(x)
+    for _ in range(num_steps):
+        q, alphas = g.copy(), []
+        for s, y in reversed(pairs):
+            alphas.append(s @ q / (s @ y))
+            q -= alphas[-1] * y
+        if pairs:
+            s, y = pairs[-1]
+            q *= (s @ y) / (y @ y)
+        for (s, y), alpha in zip(pairs, reversed(alphas), strict=True):
+            q += (alpha - y @ q / (s @ y)) * s
+        new = x - stepsize * q
+        following = gradient(new)
+        pairs = [*pairs, (new - x, following - g)][-history:]
+        x, g = new, following
+        path.append(x)
+    return path
+
+
+@pytest.mark.parametrize("history", [1, 3, 10])
+@in_float64
+def test_a_fixed_step_iterates_as_by_hand(history: int) -> None:
+    def fun(x: Any) -> Any:
+        return (np.array([1.0, 3.0, 0.2, 0.7]) * x**2).sum() + 0.1 * (x[0] - x[1] * x[2]) ** 2 + 0.05 * x[3] ** 4
+
+    start = np.array([0.1, -0.1, 0.3, 0.2])
+    path = _by_hand(functools.partial(_slope, fun), start, 0.3, history, 12)
+    solver = px.solve.LBFGS(fun, stepsize=0.3, history_size=history, tol=0.0)
+    rival = _jaxopt().LBFGS(fun, stepsize=0.3, history_size=history, tol=0.0)
+    params = other = jnp.array(start)
+    state, other_state = solver.init_state(params), rival.init_state(other)
+    step, rival_step = jax.jit(solver.update), jax.jit(rival.update)
+    for expected in path[1:]:
+        params, state = step(params, state)
+        other, other_state = rival_step(other, other_state)
+        np.testing.assert_allclose(params, expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(params, other, rtol=1e-9, atol=1e-12)
+        assert float(state.stepsize) == 0.3
+    assert int(state.num_fun_eval) == len(path)
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+@in_float64
+def test_any_pytree_is_a_vector() -> None:
+    trees: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+        "a dict": ({"x": 0.5, "y": jnp.array([2.0])}, lambda p: (p["x"], p["y"][0])),
+        "a named tuple of Python's and NumPy's": (Pair(0.5, [np.array([[2.0]])]), lambda p: (p.a, p.b[0][0, 0])),
+    }
+    flat, end = px.solve.LBFGS(rosenbrock, tol=1e-8).run(jnp.array([0.5, 2.0]))
+    for name, (start, vector) in trees.items():
+        params, state = px.solve.LBFGS(lambda p, vector=vector: rosenbrock(vector(p)), tol=1e-8).run(start)
+        assert jax.tree.structure(params) == jax.tree.structure(start), name
+        assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, start), name
+        np.testing.assert_allclose(np.array(vector(params)), flat, rtol=1e-7, err_msg=name)
+        assert int(state.iter_num) == int(end.iter_num), name
+
+
+@in_float64
+def test_arguments_aux_and_gradients_of_ones_own() -> None:
+    def shifted(x: jax.Array, by: Any, *, scale: float) -> Any:
+        return scale * beale(x - by)
+
+    def with_aux(x: jax.Array, by: Any, *, scale: float) -> Any:
+        return shifted(x, by, scale=scale), {"distance": x - by, "count": jnp.int32(3)}
+
+    by, start = jnp.array([1.0, -2.0]), jnp.array([2.0, -1.0])
+    plain, plain_end = px.solve.LBFGS(shifted, tol=1e-9).run(start, by, scale=2.0)
+    np.testing.assert_allclose(plain, [4.0, -1.5], rtol=1e-8)
+    choices: tuple[tuple[dict[str, Any], Any], ...] = (
+        ({"has_aux": True}, with_aux),
+        ({"value_and_grad": True}, jax.value_and_grad(shifted)),
+        ({"value_and_grad": True, "has_aux": True}, jax.value_and_grad(with_aux, has_aux=True)),
+    )
+    for options, fun in choices:
+        solver = px.solve.LBFGS(fun, tol=1e-9, **options)
+        params, state = solver.run(start, by, scale=2.0)
+        np.testing.assert_allclose(params, plain, rtol=1e-10)
+        assert int(state.iter_num) == int(plain_end.iter_num)
+        np.testing.assert_allclose(solver.optimality_fun(params, by, scale=2.0), np.zeros(2), atol=1e-9)
+        if options.get("has_aux"):
+            np.testing.assert_allclose(state.aux["distance"], params - by, rtol=1e-12)
+            assert int(state.aux["count"]) == 3
+
+
+@pytest.mark.parametrize("rule", RULES)
+@in_float64
+def test_a_loop_of_updates_is_a_run_and_traced_once(rule: Rule) -> None:
+    traces = [0]
+
+    def fun(x: jax.Array) -> jax.Array:
+        return rosenbrock(x)
+
+    solver = px.solve.LBFGS(fun, linesearch=rule, tol=1e-8)
+    begin = jnp.array([-1.2, 1.0])
+    expected, end = solver.run(begin)
+
+    @jax.jit
+    def update(params: Any, state: Any) -> Any:
+        traces[0] += 1
+        return solver.update(params, state)
+
+    params, state = begin, solver.init_state(begin)
+    while int(state.status) == px.solve.Status.RUNNING:
+        before = float(state.value)
+        params, state = update(params, state)
+        assert float(state.value) <= before
+    assert traces[0] == 1
+    assert int(state.iter_num) == int(end.iter_num)
+    assert_close((params, state.value), (expected, end.value), rtol=1e-6, atol=1e-9)
+    # Once more, eagerly: the same numbers without jit.
+    again = solver.update(begin, solver.init_state(begin))
+    assert_close(again, update(begin, solver.init_state(begin)), rtol=1e-9, atol=1e-9)
+
+
+@in_float64
+def test_a_batch_of_runs_is_a_loop_of_runs() -> None:
+    def fun(x: jax.Array, steep: Any) -> jax.Array:
+        return (1 - x[0]) ** 2 + steep * (x[1] - x[0] ** 2) ** 2
+
+    solver = px.solve.LBFGS(fun, tol=1e-8)
+    starts, steep = jnp.array([[-1.2, 1.0], [1.0, 1.0], [3.0, -2.0], [0.0, 5.0]]), jnp.array([100.0, 5.0, 1.0, 30.0])
+    params, state = jax.vmap(solver.run)(starts, steep)
+    assert state.status.tolist() == [px.solve.Status.CONVERGED] * 4
+    assert len(set(state.iter_num.tolist())) > 1
+    for i in range(4):
+        one, end = solver.run(starts[i], steep[i])
+        np.testing.assert_allclose(params[i], one, rtol=1e-9)
+        assert int(state.iter_num[i]) == int(end.iter_num)
+        assert int(state.num_fun_eval[i]) == int(end.num_fun_eval)
+
+
+@in_float64
+def test_the_state_has_jaxopts_names_and_shapes() -> None:
+    def fun(p: Any) -> Any:
+        return rosenbrock(p["x"]) + (p["z"] ** 2).sum(), {"x": p["x"]}
+
+    start = {"x": jnp.array([0.5, 2.0]), "z": jnp.ones((3, 2))}
+    names = (
+        "iter_num", "value", "grad", "stepsize", "error", "s_history", "y_history", "rho_history", "gamma", "aux",
+        "failed_linesearch", "num_fun_eval", "num_grad_eval", "num_linesearch_iter",
+    )  # fmt: skip
+    ours = px.solve.LBFGS(fun, has_aux=True, history_size=4)
+    theirs = _jaxopt().LBFGS(fun, has_aux=True, history_size=4)
+    here, there = ours.init_state(start), theirs.init_state(start)
+    after, rival = ours.update(start, here).state, theirs.update(start, there).state
+    for name in names:
+        for a, b in ((here, there), (after, rival)):
+            shapes = [jax.tree.map(np.shape, getattr(x, name)) for x in (a, b)]
+            assert shapes[0] == shapes[1], f"{name}: {shapes}"
+    assert_close(here.grad, there.grad, rtol=1e-12)
+    np.testing.assert_allclose(here.value, there.value)
+    np.testing.assert_allclose(here.error, theirs.l2_optimality_error(start), rtol=1e-12)
+
+
+def test_a_line_is_printed_per_iteration(capfd: pytest.CaptureFixture[str]) -> None:
+    _, state = px.solve.LBFGS(rosenbrock, verbose=True, maxiter=3).run(jnp.array([-1.2, 1.0]))
+    jax.effects_barrier()
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["iteration 1", "iteration 2", "iteration 3"]
+    assert f"error {float(state.error):.3g}" in lines[-1]
+
+
+def test_what_cannot_be_asked_is_said() -> None:
+    solver: Any = px.solve.LBFGS
+    for options, text in (
+        ({"linesearch": "wolfe"}, r"linesearch must be one of .*got 'wolfe'; write linesearch='zoom'"),
+        ({"precondition": "full"}, r"precondition must be one of .*got 'full'"),
+        ({"maxiter": 0}, "maxiter must be positive, got 0"),
+        ({"history_size": -1}, "history_size must be positive, got -1"),
+        ({"maxls": 0}, "maxls must be positive, got 0"),
+        ({"max_stepsize": 0.0}, r"max_stepsize must be positive, got 0\.0"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            solver(rosenbrock, **options)
+    for start, text in (
+        ({"a": jnp.arange(2)}, r"init_params\['a'\] must be of a floating dtype, got int32; write jnp\.zeros"),
+        ((), r"init_params must hold at least one array, got \(\)"),
+    ):
+        for call in (px.solve.LBFGS(rosenbrock).run, px.solve.LBFGS(rosenbrock).init_state):
+            with pytest.raises(ValueError, match=text):
+                call(start)
+
+
+@pytest.mark.parametrize(("name", "value"), [("tol", -1.0), ("stepsize", -0.1), ("curvature_factor", -0.5)])
+def test_negative_options_are_refused(name: str, value: float) -> None:
+    options: Any = {name: value}
+    with pytest.raises(ValueError, match=f"{name} .*got .*{value}"):
+        px.solve.LBFGS(rosenbrock, **options)

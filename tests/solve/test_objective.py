@@ -1,0 +1,283 @@
+"""Objectives are what NumPy, JAXopt and scikit-learn say, and lines, products and gradients are those of JAX."""
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sklearn.metrics
+from jax.flatten_util import ravel_pytree
+from sklearn._loss import HalfBinomialLoss, HalfPoissonLoss
+
+import paraxis as px
+from paraxis.solve import objective
+from paraxis.solve.objective import LossName
+from tests.solve._problems import in_float64, softmax
+
+N, D, K = 11, 4, 3
+LOSSES: tuple[LossName, ...] = ("softmax", "logistic", "squared", "poisson", "huber")
+
+
+def _jaxopt_objective() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import jaxopt
+    return jaxopt.objective
+
+
+def _data(loss: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, targets that suit the loss, and weights."""
+    rng = np.random.default_rng(seed)
+    y: Any = {
+        "softmax": rng.integers(0, K, N),
+        "logistic": rng.integers(0, 2, N),
+        "poisson": rng.poisson(2, N),
+    }.get(loss, 2 * rng.normal(size=N))
+    return rng.normal(size=(N, D)), y, rng.uniform(0.2, 3, N)
+
+
+def _params(loss: str, intercept: bool, seed: int = 1) -> Any:
+    rng = np.random.default_rng(seed)
+    shape = (D, K) if loss == "softmax" else (D,)
+    coef = jnp.asarray(rng.normal(size=shape))
+    return (coef, jnp.asarray(rng.normal(size=shape[1:]))) if intercept else coef
+
+
+def _row_costs(loss: str, z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """What each row costs, from the definition, by NumPy."""
+    if loss == "softmax":
+        return -np.log(softmax(z)[np.arange(len(y)), y])
+    if loss == "logistic":
+        p = 1 / (1 + np.exp(-z))
+        return -np.where(y == 1, np.log(p), np.log(1 - p))
+    if loss == "poisson":
+        return np.exp(z) - y * z
+    r = np.abs(z - y)
+    return 0.5 * r**2 if loss == "squared" else np.where(r < 1, 0.5 * r**2, r - 0.5)
+
+
+def _by_numpy(loss: str, params: Any, x: Any, y: Any, weight: Any, l2: float) -> float:
+    coef, bias = (np.asarray(p) for p in params) if isinstance(params, tuple) else (np.asarray(params), 0.0)
+    return float(np.average(_row_costs(loss, x @ coef + bias, y), weights=weight) + 0.5 * l2 * (coef**2).sum())
+
+
+@pytest.mark.parametrize("intercept", [False, True], ids=["plain", "intercept"])
+@pytest.mark.parametrize("loss", LOSSES)
+@in_float64
+def test_values_are_numpys(loss: LossName, intercept: bool) -> None:
+    x, y, weight = _data(loss)
+    params = _params(loss, intercept)
+    for given in (None, weight):
+        data = (x, y) if given is None else (x, y, given)
+        plain, with_l2 = objective.glm(loss, intercept=intercept), objective.glm(loss, intercept=intercept, l2=True)
+        np.testing.assert_allclose(plain(params, data), _by_numpy(loss, params, x, y, given, 0), rtol=1e-12)
+        np.testing.assert_allclose(with_l2(params, 0.3, data), _by_numpy(loss, params, x, y, given, 0.3), rtol=1e-12)
+    assert float(plain(params, (x, y, None))) == float(plain(params, (x, y)))
+
+
+@in_float64
+def test_values_are_those_of_jaxopts_namesakes() -> None:
+    theirs = _jaxopt_objective()
+    for name, loss, intercept, l2 in (
+        ("multiclass_logreg", "softmax", False, False),
+        ("multiclass_logreg_with_intercept", "softmax", True, False),
+        ("l2_multiclass_logreg", "softmax", False, True),
+        ("l2_multiclass_logreg_with_intercept", "softmax", True, True),
+        ("binary_logreg", "logistic", False, False),
+        ("least_squares", "squared", False, False),
+        ("ridge", "squared", False, True),
+    ):
+        x, y, _ = _data(loss)
+        args = (_params(loss, intercept), *((0.7,) if l2 else ()), (x, y))
+        rival = getattr(theirs, "ridge_regression" if name == "ridge" else name)
+        np.testing.assert_allclose(getattr(objective, name)(*args), rival(*args), rtol=1e-12, err_msg=name)
+    x, rng = _data("squared")[0], np.random.default_rng(3)
+    coef, y = rng.normal(size=(D, K)), rng.normal(size=(N, K))
+    np.testing.assert_allclose(objective.least_squares(coef, (x, y)), theirs.least_squares(coef, (x, y)), rtol=1e-12)
+    np.testing.assert_allclose(
+        objective.ridge(coef, 0.2, (x, y)), theirs.ridge_regression(coef, 0.2, (x, y)), rtol=1e-12
+    )
+
+
+@in_float64
+def test_values_are_scikit_learns() -> None:
+    x, y, weight = _data("softmax")
+    coef = np.asarray(_params("softmax", False))
+    expected = sklearn.metrics.log_loss(y, softmax(x @ coef), sample_weight=weight)
+    np.testing.assert_allclose(objective.multiclass_logreg(coef, (x, y, weight)), expected, rtol=1e-12)
+    pairs: tuple[tuple[LossName, Any], ...] = (("poisson", HalfPoissonLoss()), ("logistic", HalfBinomialLoss()))
+    for loss, kind in pairs:
+        x, y, weight = _data(loss)
+        coef = np.asarray(_params(loss, False))
+        rows = kind.loss(y_true=y.astype(float), raw_prediction=x @ coef, sample_weight=weight)
+        found = objective.glm(loss)(coef, (x, y, weight))
+        np.testing.assert_allclose(found, rows.sum() / weight.sum(), rtol=1e-12, err_msg=loss)
+    x, y, weight = _data("squared")
+    z = x @ np.asarray(_params("squared", False))
+    expected = sklearn.metrics.mean_squared_error(y, z, sample_weight=weight) / 2
+    np.testing.assert_allclose(objective.least_squares(_params("squared", False), (x, y, weight)), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("loss", ["huber", "squared"])
+@in_float64
+def test_several_outputs_cost_the_mean_of_what_each_costs(loss: LossName) -> None:
+    rng = np.random.default_rng(4)
+    for rows in (N, K):  # as many rows as outputs must not mix the two up
+        x, coef, weight = rng.normal(size=(rows, D)), rng.normal(size=(D, K)), rng.uniform(0.2, 3, rows)
+        y = rng.integers(0, 2, (rows, K)).astype(float)
+        each = [_by_numpy(loss, coef[:, i], x, y[:, i], weight, 0) for i in range(K)]
+        np.testing.assert_allclose(objective.glm(loss)(coef, (x, y, weight)), np.mean(each), rtol=1e-12)
+
+
+def _all_cases(test: Callable[..., None]) -> Callable[..., None]:
+    test = pytest.mark.parametrize("case", ["plain", "intercept", "weights", "l2", "all"])(in_float64(test))
+    return pytest.mark.parametrize("loss", LOSSES)(test)
+
+
+def _posed(loss: LossName, case: str) -> tuple[Any, Any, Callable[[Any], jax.Array]]:
+    """A problem, where to look at it, and the same objective as a function written without the library."""
+    intercept, l2 = case in ("intercept", "all"), 0.3 if case in ("l2", "all") else None
+    x, y, weight = _data(loss)
+    data = (x, y, weight) if case in ("weights", "all") else (x, y)
+    params = _params(loss, intercept)
+    fun = objective.glm(loss, intercept=intercept, l2=l2 is not None)
+    shares = jnp.asarray(weight / weight.sum() if len(data) == 3 else np.full(N, 1 / N))
+
+    def plain(params: Any) -> jax.Array:
+        coef, bias = params if intercept else (params, 0.0)
+        z = x @ coef + bias
+        rows = {
+            "softmax": lambda: -jnp.take_along_axis(jax.nn.log_softmax(z), jnp.asarray(y)[:, None], 1)[:, 0],
+            "logistic": lambda: jnp.logaddexp(0, z) - y * z,
+            "poisson": lambda: jnp.exp(z) - y * z,
+            "squared": lambda: 0.5 * (z - y) ** 2,
+            "huber": lambda: jnp.where(abs(z - y) < 1, 0.5 * (z - y) ** 2, abs(z - y) - 0.5),
+        }[loss]()
+        return (shares * rows).sum() + 0.5 * (l2 or 0) * (coef**2).sum()
+
+    return fun.problem(params, *(() if l2 is None else (l2,)), data), params, plain
+
+
+def _close(actual: Any, expected: Any) -> None:
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-10, atol=1e-10), actual, expected)
+
+
+@_all_cases
+def test_a_point_has_value_and_gradient(loss: LossName, case: str) -> None:
+    problem, params, plain = _posed(loss, case)
+    point = jax.jit(problem.start)(params)
+    value, grad = jax.value_and_grad(plain)(params)
+    _close((point.value, point.grad), (value, grad))
+    _close(jax.grad(problem.value)(params), grad)
+    flat, back = ravel_pytree(params)
+    step = 1e-6 * np.eye(len(flat))
+    slopes = [(plain(back(flat + e)) - plain(back(flat - e))) / 2e-6 for e in step]
+    found = ravel_pytree(point.grad)[0]
+    np.testing.assert_allclose(found, np.array(slopes), rtol=1e-6, atol=1e-7)
+
+
+@_all_cases
+def test_a_line_is_the_function_along_it(loss: LossName, case: str) -> None:
+    problem, params, plain = _posed(loss, case)
+    direction = jax.tree.map(lambda p: jnp.asarray(np.random.default_rng(5).normal(size=p.shape)), params)
+    line = problem.line(problem.start(params), direction)
+
+    def along(stepsize: Any) -> Any:
+        return jax.tree.map(lambda p, d: p + stepsize * d, params, direction)
+
+    def value(stepsize: jax.Array) -> jax.Array:
+        return plain(along(stepsize))
+
+    _close(line.origin[:2], (value(jnp.array(0.0)), jax.grad(value)(0.0)))
+    for stepsize in map(jnp.asarray, (0.0, 0.25, -1.0)):
+        trial = line.at(stepsize)
+        _close(trial[:3], (value(stepsize), jax.grad(value)(stepsize), jax.grad(jax.grad(value))(stepsize)))
+        end = line.end(stepsize, trial)
+        _close(end.params, along(stepsize))
+        _close((end.value, end.grad), jax.value_and_grad(plain)(along(stepsize)))
+        _close(problem.refreshed(end).cache.z, end.cache.z)
+
+
+@_all_cases
+def test_products_are_those_of_the_hessian(loss: LossName, case: str) -> None:
+    problem, params, plain = _posed(loss, case)
+    point = problem.start(params)
+    product, nothing = problem.products(point)
+    direction = jax.tree.map(lambda p: jnp.asarray(np.random.default_rng(6).normal(size=p.shape)), params)
+    found, cached = product(direction)
+    _close(found, jax.jvp(jax.grad(plain), (params,), (direction,))[1])
+    with_cache, without = problem.line(point, direction, cached), problem.line(point, direction)
+    _close(with_cache.at(jnp.array(0.5))[:3], without.at(jnp.array(0.5))[:3])
+    _close(product(jax.tree.map(jnp.zeros_like, params))[1], nothing)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@in_float64
+def test_a_weight_is_a_number_of_copies_and_zero_is_none(loss: LossName) -> None:
+    x, y, _ = _data(loss)
+    params = _params(loss, True)
+    copies = np.random.default_rng(7).integers(0, 4, N)
+    fun = objective.glm(loss, intercept=True)
+    expected = jax.value_and_grad(fun)(params, (np.repeat(x, copies, 0), np.repeat(y, copies)))
+    _close(jax.value_and_grad(fun)(params, (x, y, copies.astype(float))), expected)
+    _close(jax.value_and_grad(fun)(params, (x, y, copies)), expected)  # integers, too
+    wild = np.where((copies == 0)[:, None], 1e6 if loss != "poisson" else 1.0, x)
+    _close(jax.value_and_grad(fun)(params, (wild, y, copies.astype(float))), expected)
+
+
+def test_arguments_may_be_named() -> None:
+    x, y = jnp.eye(3), jnp.array([0, 1, 0])
+    assert objective.binary_logreg(jnp.ones(3), data=(x, y)) == objective.binary_logreg(jnp.ones(3), (x, y))
+    fun: Any = objective.ridge
+    assert fun(jnp.ones(3), data=(x, y), l2reg=0.5) == fun(jnp.ones(3), 0.5, (x, y))
+    with pytest.raises(TypeError, match=r"takes \(params, data\), got 2 arguments and \['l2reg'\]"):
+        objective.binary_logreg(jnp.ones(3), (x, y), l2reg=1.0)
+
+
+def test_extreme_predictions_stay_finite_in_float32() -> None:
+    x = jnp.array([[1e4], [-1e4], [0.0]])
+    for fun, y in ((objective.binary_logreg, [1, 0, 1]), (objective.binary_logreg, [0, 1, 0])):
+        value, grad = jax.value_and_grad(fun)(jnp.ones(1), (x, jnp.array(y)))
+        assert np.isfinite(value)
+        assert np.all(np.isfinite(grad))
+    value, grad = jax.value_and_grad(objective.multiclass_logreg)(jnp.array([[1.0, -1.0]]), (x, jnp.array([1, 0, 0])))
+    np.testing.assert_allclose(value, (2e4 + 2e4 + np.log(2)) / 3, rtol=1e-6)
+    assert np.all(np.isfinite(grad))
+
+
+def test_what_does_not_fit_is_said() -> None:
+    x, y = jnp.ones((5, 2)), jnp.zeros(5, int)
+    fun: Any = objective
+    for call, error, text in (
+        (lambda: fun.glm("hinge"), ValueError, r"loss must be one of .*got 'hinge'; write glm\('logistic'\)"),
+        (lambda: fun.binary_logreg(jnp.ones(2)), TypeError, r"takes \(params, data\), got 1 arguments"),
+        (lambda: fun.ridge(jnp.ones(2), (x, y)), TypeError, r"takes \(params, l2reg, data\), got 2 arguments"),
+        (lambda: fun.binary_logreg(jnp.ones(2), 0.1, (x, y)), TypeError, r"takes \(params, data\), got 3 arguments"),
+        (lambda: fun.binary_logreg(jnp.ones(2), x), TypeError, r"data must be \(X, y\) or \(X, y, weight\)"),
+        (lambda: fun.binary_logreg(jnp.ones(2), (x,)), TypeError, r"data must be \(X, y\) or \(X, y, weight\)"),
+        (lambda: fun.binary_logreg(jnp.ones(3), (x, y)), ValueError, r"\(d,\) or \(d, k\), got \(5, 2\) and \(3,\)"),
+        (lambda: fun.binary_logreg(jnp.ones(2), (x, y[:4])), ValueError, r"y must be \(5,\) .*got \(4,\)"),
+        (lambda: fun.binary_logreg(jnp.ones(2), (x, y, y[:2])), ValueError, r"weight must be \(5,\).*got \(2,\)"),
+        (lambda: fun.poisson(jnp.ones((2, 3)), (x, y)), ValueError, r"\(d,\), one output, got \(2, 3\); write one fit"),
+        (lambda: fun.multiclass_logreg(jnp.ones(2), (x, y)), ValueError, r"must be \(d, k\) with an output per class"),
+        (
+            lambda: fun.multiclass_logreg_with_intercept(jnp.ones((2, 3)), (x, y)),
+            ValueError,
+            r"params must be a pair \(coef, intercept\); write fun\.init\(num_features=2",
+        ),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+    with pytest.raises(ValueError, match=r"y must be \(5,\)"):
+        px.solve.LBFGS(objective.binary_logreg).run(jnp.ones(2), (x, y[:4]))
+
+
+@pytest.mark.parametrize("shape", [(2,), (1,), (3, 1), ()], ids=str)
+def test_an_intercept_that_does_not_fit_is_said(shape: tuple[int, ...]) -> None:
+    data = jnp.ones((5, 2)), jnp.zeros(5, int)
+    with pytest.raises(ValueError, match=rf"intercept .*\(3,\).*got {re.escape(str(shape))}"):
+        objective.multiclass_logreg_with_intercept((jnp.ones((2, 3)), jnp.ones(shape)), data)

@@ -1,0 +1,144 @@
+"""Proximal operators minimise what they are defined by, and projections find the nearest point that is allowed."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+import paraxis as px
+from paraxis.solve import prox
+from tests.solve._problems import in_float64
+
+RNG = np.random.default_rng(0)
+
+
+def _jaxopt() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import jaxopt
+    return jaxopt
+
+
+def _group_norms(z: np.ndarray) -> float:
+    return float(np.linalg.norm(z.reshape(len(z), -1), axis=1).sum()) if z.ndim > 1 else float(np.linalg.norm(z))
+
+
+PENALTIES: dict[str, tuple[prox.Prox, Any, Callable[[np.ndarray], float]]] = {
+    "l1": (prox.l1, 0.7, lambda z: 0.7 * np.abs(z).sum()),
+    "elastic net": (prox.elastic_net, (0.4, 1.3), lambda z: 0.4 * np.abs(z).sum() + 0.65 * (z**2).sum()),
+    "group": (prox.group, 0.8, lambda z: 0.8 * _group_norms(z)),
+    "none": (prox.none, None, lambda z: 0.0),
+}
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 2)])
+@pytest.mark.parametrize("name", PENALTIES)
+@in_float64
+def test_an_operator_minimises_what_defines_it(name: str, shape: tuple[int, ...]) -> None:
+    operator, hyper, penalty = PENALTIES[name]
+    x, scaling = RNG.normal(size=shape) * 2, 0.6
+
+    def defining(z: np.ndarray) -> float:
+        return scaling * penalty(z.reshape(shape)) + 0.5 * float(((z.reshape(shape) - x) ** 2).sum())
+
+    found = np.asarray(operator(jnp.asarray(x), hyper, scaling))
+    best = min(
+        (scipy.optimize.minimize(defining, start, method="Powell", options={"xtol": 1e-10, "ftol": 1e-14})
+         for start in (x.ravel(), np.zeros(x.size))), key=lambda result: result.fun
+    )  # fmt: skip
+    assert defining(found.ravel()) <= best.fun + 1e-10
+    np.testing.assert_allclose(found.ravel(), best.x, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (7,), (3, 5)])
+@in_float64
+def test_the_simplex_is_met_where_quadratic_programming_meets_it(shape: tuple[int, ...]) -> None:
+    x, total = RNG.normal(size=shape) * 3, 1.7
+    found = np.asarray(prox.simplex(jnp.asarray(x), total))
+    np.testing.assert_allclose(found.sum(-1), total)
+    for row, got in zip(x.reshape(-1, shape[-1]), found.reshape(-1, shape[-1]), strict=True):
+        # The threshold is where the sum is right, which is one equation of one unknown.
+        tau: Any = scipy.optimize.brentq(
+            lambda t, row=row: np.maximum(row - t, 0).sum() - total, row.min() - 2, row.max()
+        )
+        np.testing.assert_allclose(got, np.maximum(row - tau, 0), atol=1e-10)
+
+
+def test_the_simplex_takes_ties_and_extremes() -> None:
+    np.testing.assert_allclose(prox.simplex(jnp.zeros(4)), np.full(4, 0.25))
+    np.testing.assert_allclose(prox.simplex(jnp.array([1e8, -1e8, 3.0])), [1, 0, 0])
+    np.testing.assert_allclose(prox.simplex(jnp.ones((2, 2)), jnp.array([[1.0], [4.0]])), [[0.5, 0.5], [2, 2]])
+
+
+def test_bounds_clip_each_leaf_at_its_own() -> None:
+    x = {"a": jnp.array([-3.0, 0.5, 3.0]), "b": jnp.array([-3.0, 3.0])}
+    found = prox.box(x, ({"a": -1.0, "b": jnp.array([-4.0, 0.0])}, {"a": jnp.inf, "b": 1.0}))
+    np.testing.assert_array_equal(found["a"], [-1, 0.5, 3])
+    np.testing.assert_array_equal(found["b"], [-3, 1])
+    np.testing.assert_array_equal(prox.non_negative(x)["b"], [0, 3])
+
+
+@in_float64
+def test_operators_agree_with_jaxopt() -> None:
+    theirs = _jaxopt().prox
+    x, scaling = jnp.asarray(RNG.normal(size=(6,)) * 2), 0.6
+    pairs = [
+        (prox.l1(x, 0.7, scaling), theirs.prox_lasso(x, 0.7, scaling)),
+        (prox.l1(x, None, scaling), theirs.prox_lasso(x, None, scaling)),
+        (prox.group(x, 0.7, scaling), theirs.prox_group_lasso(x, 0.7, scaling)),
+        (prox.elastic_net(x, (0.5, 0.25), scaling), theirs.prox_elastic_net(x, (0.5, 0.5), scaling)),
+    ]
+    for ours, others in pairs:
+        np.testing.assert_allclose(ours, others, rtol=1e-12)
+
+
+def test_a_strength_reaches_the_leaves_below_it_and_the_dtypes_stay() -> None:
+    x = {"a": (jnp.array([3.0]), jnp.array([-3.0], jnp.bfloat16)), "b": jnp.array([3.0, 3.0])}
+    found = prox.l1(x, {"a": 1.0, "b": jnp.array([0.5, 4.0])})
+    np.testing.assert_array_equal(found["a"][0], [2])
+    np.testing.assert_array_equal(found["b"], [2.5, 0])
+    assert found["a"][1].dtype == jnp.bfloat16
+
+
+def test_the_intercept_goes_free() -> None:
+    coef, bias = prox.first(prox.l1)((jnp.array([3.0, 0.5]), jnp.array(0.5)), 1.0, 2.0)
+    np.testing.assert_array_equal(coef, [1, 0])
+    assert bias == 0.5
+    assert prox.first(prox.l1) == prox.first(prox.l1)
+    assert hash(prox.first(prox.l1)) != hash(prox.first(prox.box))
+
+
+@in_float64
+def test_derivatives_are_those_by_finite_differences_and_finite_at_zero() -> None:
+    x = jnp.asarray(RNG.normal(size=(4, 3)) * 2)
+    for operator, hyper in ((prox.l1, 0.3), (prox.elastic_net, (0.3, 0.2)), (prox.group, 0.4), (prox.simplex, 1.5)):
+        weigh = jnp.asarray(RNG.normal(size=x.shape))
+        direction = RNG.normal(size=x.shape)
+
+        def scalar(x: Any, operator: Any = operator, hyper: Any = hyper, weigh: Any = weigh) -> jax.Array:
+            return jnp.sum(weigh * operator(x, hyper, 0.5))
+
+        expected = (scalar(x + 1e-6 * direction) - scalar(x - 1e-6 * direction)) / 2e-6
+        np.testing.assert_allclose(jnp.vdot(jax.grad(scalar)(x), direction), expected, atol=1e-6)
+        assert np.all(np.isfinite(jax.grad(scalar)(jnp.zeros_like(x))))
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "not a prefix": (lambda: prox.l1({"a": jnp.ones(2)}, {"b": 1.0}), r"prox\.l1: hyperparams.*write one number"),
+    "no pair of bounds": (lambda: prox.box(jnp.ones(2), 1.0), r"prox\.box: .*\(lower, upper\), got 1\.0"),
+    "no pair of strengths": (lambda: prox.elastic_net(jnp.ones(2), 1.0), r"prox\.elastic_net: .*\(l1, l2\), got 1\.0"),
+    "a number": (lambda: prox.simplex(jnp.ones(())), r"prox\.simplex: .*write x\[None\]"),
+    "no intercept": (lambda: prox.first(prox.l1)(jnp.ones(2)), r"prox\.first: .*\(coef, intercept\).*write prox\.l1"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_name_the_operator_and_what_to_write(name: str) -> None:
+    call, message = ERRORS[name]
+    with pytest.raises(px.ShapeError, match=message):
+        call()

@@ -1,0 +1,45 @@
+"""A function given as ``verbose`` is told of each iteration."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+
+X = np.random.default_rng(0).normal(size=(30, 3))
+Y = X @ np.array([1.0, 2.0, 3.0]) + np.random.default_rng(1).normal(size=30)
+FUN = px.solve.objective.ridge
+
+
+def solvers() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    return {
+        "LBFGS": (px.solve.LBFGS, ()),
+        "NewtonCG": (px.solve.NewtonCG, ()),
+        "GradientDescent": (px.solve.GradientDescent, ()),
+        "ProximalGradient": (px.solve.ProximalGradient, (None,)),
+    }
+
+
+@pytest.mark.parametrize("name", solvers())
+def test_each_iteration_is_told_in_pythons_numbers(name: str) -> None:
+    solver, hyperparams = solvers()[name]
+    seen: list[px.solve.Iteration] = []
+    data = (jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32))
+    _, state = solver(FUN, verbose=seen.append, tol=1e-3, maxiter=40).run(jnp.zeros(3), *hyperparams, 0.1, data)
+    jax.effects_barrier()
+    assert sorted(one.iter_num for one in seen) == list(range(1, int(state.iter_num) + 1))
+    assert {type(number) for one in seen for number in one} == {int, float}
+    last = max(seen, key=lambda one: one.iter_num)
+    np.testing.assert_allclose(last.value, float(state.value), rtol=1e-5)
+    assert 0 < last.data_passes <= int(state.data_passes)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_an_estimator_tells_once_whatever_the_devices(devices: int) -> None:
+    seen: list[px.solve.Iteration] = []
+    model = px.solve.Ridge(verbose=seen.append, devices=devices).fit(X, Y)
+    jax.effects_barrier()
+    assert sorted(one.iter_num for one in seen) == list(range(1, model.n_iter_ + 1))
