@@ -30,8 +30,7 @@ def run(*arguments: str, before: str = "", **environment: str) -> subprocess.Com
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     status, out, err = said(capsys, *arguments)
     assert (status, err) == (0, "")
-    assert "demo" in out
-    assert "--version" in out
+    assert [name for name in ("demo", "fit", "predict", "--version") if name not in out] == []
 
 
 @pytest.mark.parametrize("arguments", [["demo", "--help"], ["demo", "fedavg", "--help"]])
@@ -43,6 +42,32 @@ def test_help_of_the_demo_lists_chapters_and_options(capsys: pytest.CaptureFixtu
     assert [option for option in ("fedavg", "ensemble", *options) if option not in out] == []
 
 
+FIT = (
+    *("--target", "--objective", "--penalty", "--strength", "--strengths", "--folds", "--l1-ratio", "--missing"),
+    *(
+        "--text",
+        "--ignore",
+        "--test-fraction",
+        "--seed",
+        "--devices",
+        "--float32",
+        "--tol",
+        "--max-iterations",
+        "--out",
+    ),
+)
+PREDICT = ("MODEL", "DATA", "--out", "--probabilities", "--missing")
+
+
+@pytest.mark.parametrize(("command", "options"), [("fit", FIT), ("predict", PREDICT)])
+def test_help_of_a_command_lists_its_options(
+    capsys: pytest.CaptureFixture[str], command: str, options: tuple[str, ...]
+) -> None:
+    status, out, err = said(capsys, command, "--help")
+    assert (status, err) == (0, "")
+    assert [option for option in options if option not in out] == []
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "--version") == (0, f"paraxis {px.__version__}\n", "")
 
@@ -50,7 +75,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = said(capsys, "demo", "--list")
     assert (status, err) == (0, "")
-    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["fedavg", "ensemble"]
+    chapters = [line.split()[0] for line in out.splitlines() if not line.startswith(" ")]
+    assert chapters == ["fedavg", "ensemble", "logreg"]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +101,22 @@ def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--devices", "9"], "--devices 9 is more than the 8 there are"),
         (["demo", "ensemble", "--devices", "17"], "--devices 17 is more than the 8 there are"),
         (["demo", "--seed", "-1"], "--seed"),
+        (["fit"], "DATA"),
+        (["fit", "data.csv"], "--target"),
+        (["fit", "data.csv", "--target", "y", "--nope"], "--nope"),
+        (["fit", "data.csv", "--target", "y", "--objective", "hinge"], "--objective"),
+        (["fit", "data.csv", "--target", "y", "--penalty", "l3"], "--penalty"),
+        (["fit", "data.csv", "--target", "y", "--strength", "-1"], "--strength"),
+        (["fit", "data.csv", "--target", "y", "--folds", "1"], "--folds"),
+        (["fit", "data.csv", "--target", "y", "--l1-ratio", "1.5"], "--l1-ratio"),
+        (["fit", "data.csv", "--target", "y", "--missing", "guess"], "--missing"),
+        (["fit", "data.csv", "--target", "y", "--text", "guess"], "--text"),
+        (["fit", "data.csv", "--target", "y", "--test-fraction", "1"], "--test-fraction"),
+        (["fit", "data.csv", "--target", "y", "--devices", "0"], "--devices"),
+        (["fit", "data.csv", "--target", "y", "--max-iterations", "0"], "--max-iterations"),
+        (["predict"], "MODEL"),
+        (["predict", "paraxis-fit"], "DATA"),
+        (["predict", "paraxis-fit", "data.csv", "--missing", "drop-rows"], "--missing"),
     ],
 )
 def test_a_mistake_gets_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
@@ -101,6 +143,30 @@ def test_a_missing_package_gets_one_line(tmp_path: Path, package: str, extra: st
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"paraxis: {package} is not installed; write: pip install 'paraxis[{extra}]'\n"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [("fit", "rich"), ("fit", "pyarrow"), ("fit", "sklearn"), ("fit", "matplotlib"), ("predict", "pyarrow")],
+)
+def test_a_missing_package_gets_one_line_before_anything_is_read(tmp_path: Path, command: str, package: str) -> None:
+    arguments = ["--target", "y", "--out", str(tmp_path / "out")] if command == "fit" else ["data.csv"]
+    done = run(command, "none", *arguments, before=f"import sys; sys.modules[{package!r}] = None\n")
+    extra = "cli" if package == "rich" else "fit"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"paraxis: {package} is not installed; write: pip install 'paraxis[{extra}]'\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_loads_nothing_that_it_does_not_need() -> None:
+    heavy = ("matplotlib", "mlxtend", "pyarrow", "scipy", "sklearn")
+    code = (
+        "import sys\nfrom paraxis.cli import main\n"
+        "for command in ('demo', 'fit', 'predict'): main([command, '--help'])\n"
+        f"print([name for name in {heavy} if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_a_device_count_of_the_users_own_is_kept(tmp_path: Path) -> None:

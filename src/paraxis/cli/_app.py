@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from paraxis.cli._errors import CommandError
+from paraxis.cli._errors import CommandError, needed
 from paraxis.cli.demo import CHAPTERS, Options, chapters_named, show_chapters
+from paraxis.cli.fit import FitOptions, PredictOptions, grid_of
 
 app = typer.Typer(
     name="paraxis",
@@ -99,3 +100,71 @@ def demo(
     options = Options(rounds, clients, per_round, members, epochs, devices, seed, out)
     for chapter in chosen:
         chapter.run(options, console)
+
+
+@app.command()
+def fit(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A .csv, .parquet or .npz file.")],
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    objective: Annotated[
+        Literal["auto", "logistic", "squared", "poisson"],
+        typer.Option(help="What a row costs; auto: logistic for classes, else squared."),
+    ] = "auto",
+    penalty: Annotated[Literal["none", "l2", "l1", "elastic-net"], typer.Option(help="Of large coefficients.")] = "l2",
+    strength: Annotated[
+        float | None,
+        typer.Option(
+            help="Of the penalty, beside the mean cost, for columns on one scale; not negative.",
+            show_default="1 / rows",
+        ),
+    ] = None,
+    strengths: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Several, to choose one of by cross-validation.", show_default=False),
+    ] = None,
+    folds: Annotated[int, typer.Option(min=2, help="Of the cross-validation.")] = 5,
+    l1_ratio: Annotated[float, typer.Option(min=0, max=1, help="Which part of an elastic net is L1.")] = 0.5,
+    missing: Annotated[
+        Literal["fail", "drop-rows", "mean"], typer.Option(help="What to do with missing values.")
+    ] = "fail",
+    text: Annotated[Literal["fail", "drop", "one-hot"], typer.Option(help="What to do with columns of text.")] = "fail",
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Leave a column out; may be repeated.")
+    ] = None,
+    test_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Part of the rows that is held out.")] = 0.2,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of which rows these are.")] = 0,
+    devices: Annotated[int | None, typer.Option(min=1, help="Devices to use.", show_default="all")] = None,
+    float32: Annotated[bool, typer.Option("--float32", help="Compute in float32, not in float64.")] = False,
+    tol: Annotated[
+        float | None, typer.Option(help="Stop at this error, above 0.", show_default="1e-9, in float32 1e-5")
+    ] = None,
+    max_iterations: Annotated[int, typer.Option(min=1, help="Stop after so many iterations.")] = 10_000,
+    out: Annotated[Path, typer.Option(help="Directory for model, coefficients and plot.")] = Path("paraxis-fit"),
+) -> None:
+    """Fit a linear model to the columns of a file, on all devices."""
+    options = FitOptions(
+        data, target, objective, penalty, strength, grid_of(strengths), folds, l1_ratio, missing, text, ignore or (),
+        test_fraction, seed, devices, float32, tol, max_iterations, out,
+    )  # fmt: skip
+    with needed("fit"):
+        from paraxis.cli.fit import _fit
+    _fit.run_fit(options, Console())
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="What paraxis fit wrote: the directory, or its .npz.")],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A .csv, .parquet or .npz file with the same columns.")],
+    out: Annotated[
+        Path | None, typer.Option(help="A .csv or .parquet file to write.", show_default="print the first rows")
+    ] = None,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Of each class, too.")] = False,
+    missing: Annotated[
+        Literal["fail", "mean"] | None,
+        typer.Option(help="What to do with missing values.", show_default="as in the fit"),
+    ] = None,
+) -> None:
+    """Predict the rows of a file with a model that was fitted."""
+    with needed("fit"):
+        from paraxis.cli.fit import _predict
+    _predict.run_predict(PredictOptions(model, data, out, probabilities, missing), Console())

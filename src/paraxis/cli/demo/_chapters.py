@@ -29,9 +29,16 @@ def _ensemble(options: Options, console: Console) -> None:
     ensemble.run(options, console)
 
 
+def _logreg(options: Options, console: Console) -> None:
+    with needed("demo"):
+        from paraxis.cli.demo import logreg
+    logreg.run(options, console)
+
+
 CHAPTERS = {
     "fedavg": Chapter("federated averaging of a CNN, on handwritten digits split by label", _fedavg),
     "ensemble": Chapter("an ensemble of networks, and how sure it is of digits that are turned", _ensemble),
+    "logreg": Chapter("logistic regression on rows on all devices, beside scikit-learn", _logreg),
 }
 
 

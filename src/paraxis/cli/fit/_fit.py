@@ -1,0 +1,234 @@
+"""``paraxis fit``: read, check, hold out, fit, report, and only then write."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from sklearn.model_selection import train_test_split
+
+from paraxis.cli._errors import CommandError
+from paraxis.cli.demo._devices import describe, find_devices
+from paraxis.cli.fit import _columns as columns
+from paraxis.cli.fit import _grids as grids
+from paraxis.cli.fit import _targets as targets
+from paraxis.cli.fit._display import Live, value_name
+from paraxis.cli.fit._metrics import measured, trivial
+from paraxis.cli.fit._model import Model
+from paraxis.cli.fit._options import FitOptions
+from paraxis.cli.fit._output import require_place, write_all
+from paraxis.cli.fit._solving import SCORES, Solved, Solver, solve, validate
+from paraxis.cli.fit._tables import Table, quoted, read_table
+
+_DROP = "write --missing drop-rows"
+_ADVICE = f"{_DROP}, or --missing mean to put the column's mean in their place"
+
+
+class _Work(NamedTuple):
+    """What a file is before it is fitted."""
+
+    table: Table
+    names: list[str]
+    target: targets.Target
+    reason: str
+    y: np.ndarray
+
+
+def run_fit(options: FitOptions, console: Console) -> None:
+    """Fit a model to a file; writes ``coefficients.csv``, ``fit.png`` and ``model.npz`` when all is done.
+
+    Raises:
+        CommandError: if the file or an option cannot be used; then nothing is written.
+    """
+    require_place(options.out, options.data)
+
+    def note(text: str) -> None:
+        console.print(f"[yellow]note[/] {escape(text)}", highlight=False)
+
+    work = _prepared(options, note)
+    train, test = _dealt(options, work)
+    train_table, y = work.table.rows(train), work.y[train]
+    recipe = columns.learn(train_table, work.names, note)
+    _require_rows(options, work.target, y, len(recipe.sources))
+    devices = find_devices(options.devices or 1)
+    devices = jax.devices()[: options.devices or None]
+    solver = Solver(
+        work.target.objective, options.penalty, options.l1_ratio, options.tol, options.max_iterations, len(devices)
+    )
+    X = recipe.design(train_table).astype(np.float32 if options.float32 else np.float64)
+
+    started = time.perf_counter()
+    strength = _strength(options, solver, X, y, console)
+    with Live(console, f"fitting to {len(X):,} rows", value_name(solver.smooth)) as live:
+        solved = solve(solver, strength, X, y, live)
+    seconds = time.perf_counter() - started
+
+    about = {
+        "penalty": options.penalty,
+        "strength": strength,
+        "rows": len(X),
+        "status": solved.status,
+        "data": options.data.name,
+    }
+    model = Model(work.target, recipe, solved.coef, solved.intercept, options.missing == "mean", about)
+    tested, y_tested = (work.table.rows(test), work.y[test]) if len(test) else (train_table, y)
+    objective = work.target.objective
+    baseline = np.broadcast_to(trivial(objective, y), (len(y_tested), len(solved.coef)))
+    metrics = {
+        "model": measured(objective, model.linear(tested), y_tested),
+        "without the columns": measured(objective, baseline, y_tested),
+    }
+    write_all(options.out, model, solved.history, solver.smooth)
+    value = value_name(solver.smooth)
+    console.print(_summary(options, work, model, solved, value, describe(devices), seconds))
+    where = f"{len(test):,} rows held out" if len(test) else "the rows fitted to; none are held out"
+    console.print(grids.metrics_grid(f"On {where}", metrics))
+    console.print(grids.coefficients_grid(model))
+    if options.penalty == "none" and _is_separated(model, train_table, y):
+        note("the columns tell the classes apart without a mistake: without a penalty, coefficients then grow for as "
+             "long as the solver runs; write --penalty l2")  # fmt: skip
+    if not solved.converged:
+        note(f"the solver stopped early: {solved.status}")
+    console.print(f"Written to {options.out}: coefficients.csv, fit.png, model.npz", markup=False, highlight=False)
+
+
+def _prepared(options: FitOptions, note: Callable[[str], None]) -> _Work:
+    table = read_table(options.data)
+    table.required([options.target], "target column")
+    table.required(options.ignore, "column to ignore")
+    if options.target in options.ignore:
+        raise CommandError(f"--ignore {options.target} is the target itself")
+    left_out = {options.target, *options.ignore}
+    names = [name for name in table.columns if name not in left_out]
+    names = columns.usable(table, names, options.text, note)
+    if "" in names:
+        number = list(table.columns).index("") + 1
+        note(f"column {number} has no name; it is used as '' — leave it out with --ignore ''")
+    columns.require_finite(table, names)
+    table = _without_missing(options, table, names, note)
+    target, reason = targets.choose(table.columns[options.target], options.objective)
+    return _Work(table, names, target, reason, target.encoded(table.columns[options.target]))
+
+
+def _without_missing(options: FitOptions, table: Table, names: list[str], note: Callable[[str], None]) -> Table:
+    if options.missing == "drop-rows":
+        whole = ~np.any([table.columns[name].missing for name in (options.target, *names)], axis=0)
+        if not whole.any():
+            raise CommandError(
+                f"{table.path} has a missing value in each row; write --missing mean, or --ignore COLUMN"
+            )
+        dropped = int((~whole).sum())
+        if dropped:
+            note(f"{dropped:,} of {table.num_rows:,} rows have missing values and are left out")
+        return table.rows(whole) if dropped else table
+    if options.missing == "fail":
+        in_target = table.columns[options.target].missing.any()
+        columns.require_present(table, [options.target, *names], _DROP if in_target else _ADVICE)
+    columns.require_present(table, [options.target], f"no mean can stand for the target; {_DROP}")
+    return table
+
+
+def _dealt(options: FitOptions, work: _Work) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the rows to fit to, and of those held out, each in an order drawn from the seed."""
+    num_rows = len(work.y)
+    if not options.test_fraction:
+        return np.random.default_rng(options.seed).permutation(num_rows), np.zeros(0, int)
+    num_test = math.ceil(options.test_fraction * num_rows)
+    if num_rows - num_test < 2:
+        raise CommandError(f"{num_rows} rows are too few to hold {num_test} out; write --test-fraction 0")
+    classes = work.y if work.target.objective == "logistic" else None
+    if classes is not None:
+        counts = np.bincount(classes)
+        if counts.min() < 2:
+            label = work.target.classes[int(counts.argmin())]
+            raise CommandError(
+                f"class {label!r} has one row only, too few to fit to and to hold out; write --test-fraction 0, or "
+                f"leave that row out"
+            )
+        if min(num_test, num_rows - num_test) < len(counts):
+            raise CommandError(
+                f"--test-fraction {options.test_fraction:g} of {num_rows} rows is {num_test}, which leaves fewer than "
+                f"one for each of {len(counts)} classes; write --test-fraction 0"
+            )
+    train, test = map(
+        np.asarray,
+        train_test_split(np.arange(num_rows), test_size=num_test, random_state=options.seed, stratify=classes),
+    )
+    return train, test
+
+
+def _require_rows(options: FitOptions, target: targets.Target, y: np.ndarray, num_columns: int) -> None:
+    if target.objective != "logistic" and y.min() == y.max():
+        raise CommandError(f"the target {target.name!r} is {y[0]:g} in every row that is fitted to; give more rows")
+    if options.penalty == "none" and len(y) <= num_columns:
+        raise CommandError(
+            f"{len(y)} rows do not determine {num_columns} coefficients and an intercept; write --penalty l2"
+        )
+    if options.strengths is None:
+        return
+    fewest = int(np.bincount(y).min()) if target.objective == "logistic" else len(y) // 2
+    if fewest < options.folds:
+        what = "the rarest class has" if target.objective == "logistic" else "in pairs, there are"
+        raise CommandError(
+            f"--folds {options.folds} is too many: {what} {fewest} to fit to; write --folds {max(2, fewest)}"
+            if fewest >= 2
+            else f"{len(y)} rows are too few for cross-validation; write --strength {options.strengths[0]:g}"
+        )
+
+
+def _strength(options: FitOptions, solver: Solver, X: np.ndarray, y: np.ndarray, console: Console) -> float:
+    if options.strengths is None:
+        usual = 0.0 if options.penalty == "none" else 1 / len(X)
+        return usual if options.strength is None else options.strength
+    grid = options.strengths
+    with console.status(f"cross-validation: {len(grid)} strengths, {options.folds} folds at once"):
+        scores = validate(solver, grid, options.folds, X, y)
+    best = float(grid[scores.mean(1).argmax()])
+    console.print(grids.strengths_grid(SCORES[solver.objective], grid, scores, best))
+    return best
+
+
+def _summary(
+    options: FitOptions, work: _Work, model: Model, solved: Solved, value: str, devices: str, seconds: float
+) -> Any:
+    about, last = model.about, solved.history[-1] if solved.history else None
+    used = set(model.recipe.columns)
+    dropped = [name for name in work.table.columns if name not in used and name != options.target]
+    penalty = options.penalty if options.penalty == "none" else f"{options.penalty}, strength {about['strength']:.4g}"
+    num_made, num_used = len(model.recipe.sources), len(used)
+    made = "" if num_made == num_used else f", as {num_made:,} of the model"
+    rows = [
+        ("data", f"{options.data.name}: {work.table.num_rows:,} rows, {about['rows']:,} fitted to"),
+        ("columns", f"{num_used:,}{made}"),
+        *([("left out", quoted(dropped))] if dropped else []),
+        ("target", f"{options.target}" + _classes(work.target)),
+        ("objective", f"{work.target.objective}: {work.reason}"),
+        ("penalty", penalty),
+        ("devices", f"{devices}, {'float32' if options.float32 else 'float64'}"),
+        ("status", solved.status),
+        ("iterations", f"{last.iter_num:,}" if last else "0"),
+        ("passes over the data", f"{solved.data_passes:,}"),
+        (
+            f"{value} reached",
+            f"{last.value:.8g}, error {last.error:.2g}" if last else "at the start",
+        ),
+        ("time", f"{seconds:.1f} s, with compiling"),
+    ]
+    return grids.pairs(f"Fit of {options.target}", rows)
+
+
+def _is_separated(model: Model, table: Table, y: np.ndarray) -> bool:
+    objective = model.target.objective
+    return objective == "logistic" and measured(objective, model.linear(table), y)["accuracy"] == 1
+
+
+def _classes(target: targets.Target) -> str:
+    if target.objective != "logistic":
+        return ""
+    if len(target.classes) == 2:
+        return f": {target.classes[1]!r}, not {target.classes[0]!r}"
+    return f": {len(target.classes)} classes, {quoted(target.classes)}"

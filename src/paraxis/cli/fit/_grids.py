@@ -1,0 +1,83 @@
+"""Tables for the terminal, and the rows of coefficients that they and the file are made of."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table as Grid
+from rich.text import Text
+
+from paraxis.cli.fit._model import Model
+
+_SHOWN = 10  # coefficients in the terminal
+
+
+def titled(title: str, grid: Grid) -> Group:
+    """A table below its title, which is not broken into the table's width."""
+    return Group(Text(title, style="italic"), grid)
+
+
+def pairs(title: str, rows: Sequence[tuple[str, str]]) -> Group:
+    """A table of two columns, names and values."""
+    grid = Grid(show_header=False)
+    grid.add_column(style="bold")
+    grid.add_column()
+    for name, value in rows:
+        grid.add_row(name, escape(value))
+    return titled(title, grid)
+
+
+def metrics_grid(title: str, columns: dict[str, dict[str, float]]) -> Group:
+    """Metrics side by side, each column with its own heading."""
+    grid = Grid()
+    grid.add_column("", style="bold")
+    for heading in columns:
+        grid.add_column(escape(heading), justify="right")
+    for name in next(iter(columns.values())):
+        grid.add_row(name, *(_rounded(found[name]) for found in columns.values()))
+    return titled(title, grid)
+
+
+def strengths_grid(score: str, strengths: Sequence[float], scores: np.ndarray, best: float) -> Group:
+    """The scores of a cross-validation, ``(num_strengths, folds)``."""
+    grid = Grid()
+    for heading in ("strength", score, "± over folds"):
+        grid.add_column(heading, justify="right")
+    for strength, row in zip(strengths, scores, strict=True):
+        style = "bold green" if strength == best else None
+        grid.add_row(f"{strength:g}", _rounded(row.mean()), _rounded(row.std()), style=style)
+    return titled(f"Cross-validation, {scores.shape[1]} folds", grid)
+
+
+def coefficients_grid(model: Model) -> Group:
+    """The largest coefficients, by what a standard deviation of their column changes."""
+    rows = sorted(coefficient_rows(model)[len(model.coef) :], key=lambda row: -abs(row[3]))
+    several = len(model.coef) > 1
+    grid = Grid()
+    for heading in [*(["class"] if several else []), "column"]:
+        grid.add_column(heading)
+    grid.add_column("coefficient", justify="right")
+    grid.add_column("per standard deviation", justify="right")
+    for label, column, own, standardised in rows[:_SHOWN]:
+        grid.add_row(*([escape(label)] if several else []), escape(column), f"{own:.5g}", f"{standardised:.5g}")
+    if len(rows) > _SHOWN:
+        grid.caption_justify = "left"
+        grid.caption = f"{len(rows) - _SHOWN:,} more in the file"
+    return titled("Largest coefficients", grid)
+
+
+def coefficient_rows(model: Model) -> list[tuple[str, str, float, float]]:
+    """Class, column, coefficient in the column's own unit and per standard deviation; first those of no column."""
+    own, intercept = model.in_own_units()
+    classes = model.target.classes
+    labels = [str(label) for label in (classes[1:] if len(classes) == 2 else classes or ("",))]
+    rows = [(label, "(intercept)", *found) for label, *found in zip(labels, intercept, model.intercept, strict=True)]
+    for number, label in enumerate(labels):
+        for index, source in enumerate(model.recipe.sources):
+            rows.append((label, source.name, own[number, index], model.coef[number, index]))
+    return [(label, column, float(a), float(b)) for label, column, a, b in rows]
+
+
+def _rounded(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.4g}"

@@ -1,0 +1,107 @@
+"""What the user asks of ``paraxis fit`` and ``paraxis predict``."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from paraxis.cli._errors import CommandError
+
+
+@dataclasses.dataclass(frozen=True)
+class FitOptions:
+    """Options of ``paraxis fit``.
+
+    Attributes:
+        data: the file.
+        target: the column to predict.
+        objective: ``auto``, ``logistic``, ``squared`` or ``poisson``.
+        penalty: ``none``, ``l2``, ``l1`` or ``elastic-net``.
+        strength: of the penalty beside the mean loss, for columns on the scale of 1; ``None``: one over the rows.
+        strengths: a grid to choose it from by cross-validation; ``None``: there is none.
+        folds: of the cross-validation.
+        l1_ratio: which part of an elastic net is L1.
+        missing: ``fail``, ``drop-rows`` or ``mean``.
+        text: ``fail``, ``drop`` or ``one-hot``.
+        ignore: columns to leave out.
+        test_fraction: which part of the rows is held out.
+        seed: of the order in which rows are dealt out.
+        devices: number of devices; ``None``: all there are.
+        float32: whether to compute in float32.
+        tol: the error of a solution; ``None``: as small as the precision allows with certainty.
+        max_iterations: how many are allowed.
+        out: directory for what is written.
+    """
+
+    data: Path
+    target: str
+    objective: str = "auto"
+    penalty: str = "l2"
+    strength: float | None = None
+    strengths: tuple[float, ...] | None = None
+    folds: int = 5
+    l1_ratio: float = 0.5
+    missing: str = "fail"
+    text: str = "fail"
+    ignore: Sequence[str] = ()
+    test_fraction: float = 0.2
+    seed: int = 0
+    devices: int | None = None
+    float32: bool = False
+    tol: float | None = None
+    max_iterations: int = 10_000
+    out: Path = Path("paraxis-fit")
+
+    def __post_init__(self) -> None:
+        if self.strength is not None and not 0 <= self.strength < math.inf:
+            raise CommandError(
+                f"--strength {self.strength:g} must be finite and not negative; write --strength 0.1, or leave it out"
+            )
+        if self.tol is not None and not 0 < self.tol < math.inf:
+            raise CommandError(f"--tol {self.tol:g} must be finite and above 0; write --tol 1e-6, or leave it out")
+        if not 0 <= self.l1_ratio <= 1:
+            raise CommandError(f"--l1-ratio {self.l1_ratio:g} must be from 0 to 1; write --l1-ratio 0.5")
+        if not 0 <= self.test_fraction <= 0.9:
+            raise CommandError(
+                f"--test-fraction {self.test_fraction:g} must be from 0 to 0.9; write --test-fraction 0.2"
+            )
+        if self.strength is not None and self.strengths is not None:
+            raise CommandError("--strength is one number and --strengths a grid to choose from; give one of them")
+        if self.penalty == "none" and (self.strength or self.strengths):
+            raise CommandError("--penalty none has no strength; write --penalty l2, or leave the strength out")
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictOptions:
+    """Options of ``paraxis predict``.
+
+    Attributes:
+        model: ``model.npz``, or the directory that holds it.
+        data: the file with the rows.
+        out: file for the predictions, by its suffix CSV or Parquet; ``None``: print the first.
+        probabilities: whether to tell the probability of each class, too.
+        missing: ``fail`` or ``mean``; ``None``: ``mean`` if the model was fitted so.
+    """
+
+    model: Path
+    data: Path
+    out: Path | None = None
+    probabilities: bool = False
+    missing: str | None = None
+
+
+def grid_of(text: str | None) -> tuple[float, ...] | None:
+    """The numbers of ``0.01,0.1,1``.
+
+    Raises:
+        CommandError: if they are none, or negative.
+    """
+    if text is None:
+        return None
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise CommandError(f"--strengths {text!r} is no list of numbers; write --strengths 0.01,0.1,1") from None
+    if not all(0 <= number < float("inf") for number in found):
+        raise CommandError(f"--strengths {text!r} must be finite and not negative; write --strengths 0.01,0.1,1")
+    return found

@@ -1,0 +1,100 @@
+"""The directory that ``paraxis fit`` writes: there whole, or as it was."""
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from paraxis._core import files
+from paraxis.cli._errors import CommandError
+from paraxis.cli.fit._display import draw
+from paraxis.cli.fit._grids import coefficient_rows
+from paraxis.cli.fit._model import FILE_NAME, Model, is_model, save
+from paraxis.cli.fit._tables import quoted
+from paraxis.solve import Iteration
+
+_COEFFICIENTS, _PLOT = "coefficients.csv", "fit.png"
+_OURS = {_COEFFICIENTS, _PLOT, FILE_NAME}
+
+
+def require_place(out: Path, data: Path) -> None:
+    """Check, before the work, that the directory can be written and that only our own files would go.
+
+    Args:
+        out: the directory.
+        data: the file that is read; it must not be in it.
+
+    Raises:
+        CommandError: if not.
+    """
+    place = out.resolve()
+    # A link to the data would go, too.
+    if out.is_dir() and any(file.is_relative_to(place) for file in (data.resolve(), data.parent.resolve() / data.name)):
+        raise CommandError(
+            f"--out {out} holds the data, {data}, and is replaced as a whole; give a directory of its own: "
+            f"--out {out / 'fit'}"
+        )
+    if Path.cwd().is_relative_to(place):
+        raise CommandError(
+            f"--out {out} is the working directory, or holds it, and is replaced as a whole; give a directory of its "
+            f"own: --out {out / 'fit'}"
+        )
+    if out.exists():
+        _require_ours(out, out)
+    there = next(path for path in out.absolute().parents if path.exists())
+    if not there.is_dir():
+        raise CommandError(f"--out {out} cannot be written to: {there} is a file")
+    if not os.access(there, os.W_OK):
+        raise CommandError(f"--out {out} cannot be written to: {there} is not yours to write to")
+
+
+def write_all(out: Path, model: Model, history: Sequence[Iteration], smooth: bool) -> None:
+    """Write coefficients, plot and model; an old directory stays until they are whole.
+
+    Args:
+        out: the directory.
+        model: what was fitted.
+        history: the iterations.
+        smooth: whether the objective is.
+
+    Raises:
+        CommandError: if the disk is full or the like, or if there is by now what is not ours.
+    """
+    try:
+        with files.replaced_directory(out.resolve(), lambda old: _require_ours(old, out)) as directory:
+            _write_coefficients(model, directory / _COEFFICIENTS)
+            draw(history, smooth, directory / _PLOT)
+            save(model, directory / FILE_NAME)
+    except OSError as error:
+        raise CommandError(f"--out {out} cannot be written to: {error.strerror or error}") from None
+
+
+def _require_ours(place: Path, out: Path) -> None:
+    """Check that all that is in a place, be it still called ``out`` or not, was written by :func:`write_all`.
+
+    Raises:
+        CommandError: if not.
+    """
+    if not place.is_dir():
+        raise CommandError(f"--out {out} is a file; give a directory")
+    found = sorted(place.iterdir())
+    strange = [path.name for path in found if path.name not in _OURS or not path.is_file()]
+    if strange:
+        raise CommandError(
+            f"--out {out} holds other things, {quoted(strange)}; give a directory of its own: --out {out / 'fit'}"
+        )
+    if found and not is_model(place / FILE_NAME):
+        raise CommandError(
+            f"--out {out} holds {quoted(path.name for path in found)}, but no {FILE_NAME} of paraxis fit; give a "
+            f"directory of its own: --out {out / 'fit'}"
+        )
+
+
+def _write_coefficients(model: Model, path: Path) -> None:
+    several = len(model.coef) > 1
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        headings = ["column", "coefficient", "per_standard_deviation"]
+        writer.writerow(["class", *headings] if several else headings)
+        for label, *row in coefficient_rows(model):
+            writer.writerow([label, *row] if several else row)

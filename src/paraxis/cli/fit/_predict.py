@@ -1,0 +1,146 @@
+"""``paraxis predict``: what a saved model says of the rows of a file. NumPy only: no devices are started."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from paraxis._core import files
+from paraxis.cli._errors import CommandError
+from paraxis.cli.fit import _columns as columns
+from paraxis.cli.fit._grids import metrics_grid, titled
+from paraxis.cli.fit._metrics import log_probabilities, measured
+from paraxis.cli.fit._model import Model, load
+from paraxis.cli.fit._options import PredictOptions
+from paraxis.cli.fit._tables import Table, quoted, read_table, write_table
+from paraxis.cli.fit._targets import UNKNOWN
+
+_SUFFIXES = (".csv", ".parquet")
+_SHOWN = 10
+
+
+def run_predict(options: PredictOptions, console: Console) -> None:
+    """Predict the rows of a file; prints the first predictions, or writes them all.
+
+    Raises:
+        CommandError: if the model, the file or an option cannot be used; then nothing is written.
+    """
+    model = load(options.model)
+    _require_options(options, model)
+
+    def note(text: str) -> None:
+        console.print(f"[yellow]note[/] {escape(text)}", highlight=False)
+
+    table = _checked(options, model, note)
+    z = model.linear(table)
+    found = {"prediction": model.predicted(z)}
+    if options.probabilities:
+        shares = np.exp(log_probabilities(z))
+        found |= {f"probability_{label}": shares[:, i] for i, label in enumerate(model.target.classes)}
+    if options.out is None:
+        console.print(_first(found))
+    else:
+        _write(options.out, found)
+    if model.target.name in table.columns:
+        _compare(model, table, z, console, note)
+    if options.out is not None:
+        console.print(f"Written to {options.out}: {table.num_rows:,} predictions", markup=False, highlight=False)
+    elif table.num_rows > _SHOWN:
+        rest = table.num_rows - _SHOWN
+        console.print(f"{rest:,} more; for all of them, write --out predictions.csv", highlight=False)
+
+
+def _require_options(options: PredictOptions, model: Model) -> None:
+    if options.probabilities and model.target.objective != "logistic":
+        raise CommandError(f"--probabilities needs classes, but the model predicts values of {model.target.name!r}")
+    out = options.out
+    if out is None:
+        return
+    if out.suffix.lower() not in _SUFFIXES:
+        raise CommandError(f"--out {out} must end in {' or '.join(_SUFFIXES)}")
+    if out.is_dir():
+        raise CommandError(f"--out {out} is a directory; give a file")
+    if out.exists() and any(
+        place.is_file() and os.path.samefile(out, place) for place in (options.data, options.model)
+    ):
+        raise CommandError(f"--out {out} is a file that is read; give another one")
+
+
+def _checked(options: PredictOptions, model: Model, note: Callable[[str], None]) -> Table:
+    names, target = model.recipe.columns, model.target
+    texts = set(model.recipe.text_columns)
+    as_text = texts | ({target.name} if target.kind == "text" else set())
+    table = read_table(options.data, as_text=sorted(as_text))
+    table.required(names, "column")
+    extra = [name for name in table.columns if name not in names and name != target.name]
+    if extra:
+        note(f"the model does not use {quoted(extra)}")
+    for name in names:
+        column = table.columns[name]
+        if column.kind == "other" or (column.kind == "text" and name not in texts):
+            raise CommandError(
+                f"column {name!r} of {table.path} holds {column.stored}, but the model was fitted to numbers"
+                if name not in texts
+                else f"column {name!r} of {table.path} holds {column.stored}, but the model was fitted to text"
+            )
+    columns.require_finite(table, names)
+    fills = model.fills if options.missing is None else options.missing == "mean"
+    if not fills:
+        advice = "write --missing mean to put the mean of the rows that were fitted to in their place"
+        columns.require_present(table, names, advice)
+    for name, levels in columns.unknown_levels(model.recipe, table).items():
+        note(
+            f"column {name!r} holds text that the model has not seen, {quoted(levels)}; it counts as none of the levels"
+        )
+    return table
+
+
+def _write(out: Path, found: dict[str, np.ndarray]) -> None:
+    try:
+        with files.replaced(out) as file:
+            write_table(file, out.suffix.lower(), found)
+        out.chmod(0o644)
+    except (OSError, pa.ArrowException) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise CommandError(f"--out {out} cannot be written to: {reason or error}") from None
+
+
+def _first(found: dict[str, np.ndarray]) -> Group:
+    grid = Grid()
+    grid.add_column("row", justify="right")
+    for name in found:
+        grid.add_column(escape(name), justify="right")
+    for index in range(min(_SHOWN, len(found["prediction"]))):
+        grid.add_row(str(index), *(_shown(values[index]) for values in found.values()))
+    return titled("Predictions", grid)
+
+
+def _shown(value: object) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else escape(str(value))
+
+
+def _compare(model: Model, table: Table, z: np.ndarray, console: Console, note: Callable[[str], None]) -> None:
+    """The metrics, on the rows whose target is known and could have been predicted."""
+    column = table.columns[model.target.name]
+    objective = model.target.objective
+    if objective != "logistic" and column.kind in ("text", "other"):
+        note(f"the target {column.name!r} holds {column.stored} here: there are no metrics")
+        return
+    y = model.target.encoded(column)
+    known = ~column.missing & (np.isfinite(column.values) if column.kind != "text" else True)
+    if objective == "logistic":
+        known = known & (y != UNKNOWN)
+    if objective == "poisson":
+        known = known & (y >= 0)
+    if not known.all():
+        absent = int((~known).sum())
+        rows = "1 row has" if absent == 1 else f"{absent:,} rows have"
+        note(f"{rows} no target that the model could have predicted, and no part in the metrics")
+    if known.any():
+        metrics = {"model": measured(objective, z[known], y[known])}
+        console.print(metrics_grid(f"On {int(known.sum()):,} rows, beside {column.name!r}", metrics))

@@ -1,0 +1,107 @@
+"""What is predicted: which objective fits the target, and its values as the objective takes them."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from paraxis.cli._errors import CommandError
+from paraxis.cli.fit._columns import text_of
+from paraxis.cli.fit._tables import Column, Kind, quoted
+
+_FEW = 20  # so many different integers, and no more, are taken for classes
+UNKNOWN = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The target.
+
+    Args:
+        name: of its column.
+        objective: ``logistic``, ``squared`` or ``poisson``.
+        classes: the labels in order, of a logistic objective; else empty.
+        kind: what its column held.
+    """
+
+    name: str
+    objective: str
+    classes: tuple[Any, ...]
+    kind: Kind
+
+    def encoded(self, column: Column) -> np.ndarray:
+        """``(n,)``: the numbers of the classes, ``UNKNOWN`` if it is none of them; or the values."""
+        if self.objective != "logistic":
+            return column.values
+        if self.kind == "text":
+            number = {label: index for index, label in enumerate(self.classes)}
+            return np.array([number.get(label, UNKNOWN) for label in text_of(column)])
+        if column.kind == "text":
+            return np.full(len(column.values), UNKNOWN)
+        labels = np.array(self.classes, np.float64)
+        found = np.clip(np.searchsorted(labels, column.values), 0, len(labels) - 1)
+        return np.where(labels[found] == column.values, found, UNKNOWN)
+
+    def labels(self, numbers: np.ndarray) -> np.ndarray:
+        """The labels of classes by their numbers, in the type of the target's column."""
+        dtypes = {"text": object, "boolean": bool, "integer": np.int64}
+        return np.array(self.classes, dtypes.get(self.kind, np.float64))[numbers]
+
+
+def choose(column: Column, asked: str) -> tuple[Target, str]:
+    """The target with the objective asked for, or that suits it; and why, in words.
+
+    Raises:
+        CommandError: if the column cannot be the target of that objective.
+    """
+    name = column.name
+    if column.kind == "other":
+        raise CommandError(f"the target {name!r} holds neither numbers nor text but {column.stored}")
+    if column.kind != "text" and np.isinf(column.values).any():
+        raise CommandError(f"the target {name!r} holds infinite values; leave those rows out")
+    objective, reason = (asked, "as asked for") if asked != "auto" else _suitable(column)
+    if objective == "logistic":
+        return Target(name, objective, _classes(column), column.kind), reason
+    if column.kind == "text":
+        raise CommandError(
+            f"--objective {objective} needs numbers, but the target {name!r} holds text, such as "
+            f"{column.values[0]!r}; write --objective logistic"
+        )
+    if objective == "poisson" and column.values.min() < 0:
+        raise CommandError(
+            f"--objective poisson needs counts, but the target {name!r} holds {column.values.min():g}; "
+            f"write --objective squared"
+        )
+    if objective == "poisson" and column.values.max() == 0:
+        raise CommandError(f"--objective poisson needs a count above 0, but all of the target {name!r} are 0")
+    if column.values.min() == column.values.max():
+        raise CommandError(f"the target {name!r} is {column.values[0]:g} in every row; there is nothing to predict")
+    return Target(name, objective, (), column.kind), reason
+
+
+def _suitable(column: Column) -> tuple[str, str]:
+    name = column.name
+    different = 0 if column.kind == "text" else len(np.unique(column.values))
+    if column.kind in ("text", "boolean"):
+        return "logistic", f"{name!r} holds {'text' if column.kind == 'text' else 'true and false'}"
+    if column.kind == "integer" and different <= _FEW:
+        return "logistic", f"{name!r} holds {different} different integers; for quantities, write --objective squared"
+    if different == 2:
+        return "squared", f"{name!r} holds fractions, but two only; for classes, write --objective logistic"
+    return "squared", f"{name!r} holds {'many different integers' if column.kind == 'integer' else 'fractions'}"
+
+
+def _classes(column: Column) -> tuple[Any, ...]:
+    name = column.name
+    if column.kind == "number" and (column.values != np.round(column.values)).any():
+        fraction = column.values[column.values != np.round(column.values)][0]
+        raise CommandError(
+            f"--objective logistic needs classes, but the target {name!r} holds fractions, such as {fraction:g}; "
+            f"write --objective squared"
+        )
+    found = np.unique(text_of(column) if column.kind == "text" else column.values).tolist()
+    if column.kind != "text":
+        found = [bool(label) if column.kind == "boolean" else int(label) for label in found]
+    if len(found) < 2:
+        raise CommandError(f"the target {name!r} holds one class only, {quoted(found)}; there is nothing to tell apart")
+    return tuple(found)

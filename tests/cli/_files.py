@@ -1,0 +1,60 @@
+"""A small file for the commands to read, with columns of every kind, and the commands as a user types them."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paraxis.cli import main
+
+NUMBERS = ("age", "income", "tiny")
+CITIES = np.array(["Basel", "Bern", "Chur"])
+NUM_ROWS = 60
+
+
+def columns() -> dict[str, Any]:
+    """Columns on very different scales, and a target of each kind that depends on them."""
+    rng = np.random.default_rng(0)
+    age = rng.integers(18, 80, NUM_ROWS)
+    income = rng.lognormal(10, 0.5, NUM_ROWS).round(2)
+    tiny = (5 + 1e-3 * rng.normal(size=NUM_ROWS)).round(8)
+    city = CITIES[rng.integers(0, 3, NUM_ROWS)]
+    z = (age - 45) / 15 + (city == "Bern") - np.log(income / 22_000) + 500 * (tiny - 5)
+    noise = rng.logistic(size=NUM_ROWS)
+    return {
+        "age": age,
+        "income": income,
+        "tiny": tiny,
+        "city": city,
+        "bought": np.where(z + noise > 0, "yes", "no"),
+        "group": np.digitize(z + noise, [-1, 1]),
+        "price": (100 + 7 * z + noise).round(4),
+        "visits": rng.poisson(np.exp(np.clip(z, -2, 2))),
+    }
+
+
+def write(path: Path, data: Mapping[str, Sequence[Any]]) -> Path:
+    """A CSV file; ``None`` is written as nothing."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(data)
+        writer.writerows(zip(*data.values(), strict=True))
+    return path
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    status = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def everything(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}

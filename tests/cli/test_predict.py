@@ -1,0 +1,337 @@
+"""``paraxis predict``: the predictions of the model that was fitted, for columns found by name, or one line why not."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as arrow_parquet
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, log_loss
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from paraxis.cli import main
+from paraxis.cli._errors import CommandError
+from paraxis.cli.fit._columns import Recipe, Source
+from paraxis.cli.fit._metrics import log_probabilities
+from paraxis.cli.fit._model import Model, load, save
+from paraxis.cli.fit._targets import Target
+from tests.cli._files import CITIES, NUMBERS, columns, everything, read, said, write
+
+DATA = columns()
+KEPT = (*NUMBERS, "city", "bought")
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def saved(path: Path, objective: str = "logistic", *, fills: bool = False) -> Path:
+    """A model written by hand: of two columns of numbers and, if it is logistic, one of text."""
+    targets = {
+        "logistic": Target("y", "logistic", ("a", "b", "c"), "text"),
+        "squared": Target("y", "squared", (), "number"),
+        "poisson": Target("y", "poisson", (), "integer"),
+    }
+    sources = [Source("u"), Source("v"), *(Source("city", level) for level in ("Bern", "Chur"))]
+    sources = sources[: 4 if objective == "logistic" else 2]
+    d, k = len(sources), 3 if objective == "logistic" else 1
+    recipe = Recipe(tuple(sources), np.arange(1.0, d + 1), np.arange(2.0, d + 2))
+    coef = np.random.default_rng(1).normal(size=(k, d))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(Model(targets[objective], recipe, coef, np.arange(float(k)), fills, {"penalty": "l2"}), path)
+    return path
+
+
+ROWS = {"city": ["Bern", "Chur", "Bern"], "v": [1.5, 0, -2], "u": [3, 0.5, 1]}
+
+
+def by_hand(path: Path) -> np.ndarray:
+    """The linear model's predictions of ``ROWS``, ``(3, k)``."""
+    with np.load(path) as file:
+        coef, intercept, means, scales = (file[name] for name in ("coef", "intercept", "means", "scales"))
+    indicators = [[float(city == level) for level in ("Bern", "Chur")] for city in ROWS["city"]]
+    X = np.column_stack([ROWS["u"], ROWS["v"], np.array(indicators)])[:, : len(means)]
+    return (X - means) / scales @ coef.T + intercept
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    return np.exp(z) / np.exp(z).sum(1, keepdims=True)
+
+
+@pytest.mark.slow
+def test_what_was_fitted_is_predicted_as_scikit_learn_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "data.csv", {name: DATA[name] for name in KEPT})
+    fit = ["fit", file, "--target", "bought", "--text", "one-hot", "--test-fraction", 0, "--devices", 1]
+    assert main([str(argument) for argument in (*fit, "--out", tmp_path / "out")]) == 0
+    capsys.readouterr()
+    out = tmp_path / "predictions.csv"
+    status, text, err = said(capsys, "predict", tmp_path / "out", file, "--probabilities", "--out", out)
+    assert (status, err) == (0, "")
+    cities = OneHotEncoder(categories=[CITIES], sparse_output=False).fit_transform(DATA["city"][:, None])  # pyright: ignore[reportArgumentType]
+    X = StandardScaler().fit_transform(np.column_stack([*(DATA[name] for name in NUMBERS), cities]))
+    y = DATA["bought"]
+    oracle = LogisticRegression(C=1.0, solver="newton-cholesky", tol=1e-12).fit(X, y)
+    found = read(out)
+    assert [row["prediction"] for row in found] == oracle.predict(X).tolist()
+    shares = [[float(row["probability_no"]), float(row["probability_yes"])] for row in found]
+    np.testing.assert_allclose(shares, oracle.predict_proba(X), rtol=1e-6, atol=1e-9)
+    for score in (accuracy_score(y, oracle.predict(X)), log_loss(y, oracle.predict_proba(X))):
+        assert f"{score:.4g}" in text
+    assert f"Written to {out}: 60 predictions" in text
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_columns_are_found_by_name_in_any_order(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = saved(tmp_path / "m" / "model.npz"), tmp_path / "new" / f"predictions{suffix}"
+    file = write(tmp_path / "data.csv", {"id": [7, 8, 9], **ROWS})
+    status, text, err = said(capsys, "predict", model, file, "--probabilities", "--out", out)
+    assert (status, err) == (0, "")
+    assert "note the model does not use 'id'" in text
+    found = arrow_parquet.read_table(out).to_pylist() if suffix == ".parquet" else read(out)
+    expected = softmax(by_hand(model))
+    assert [row["prediction"] for row in found] == [("a", "b", "c")[i] for i in expected.argmax(1)]
+    names = ("probability_a", "probability_b", "probability_c")
+    np.testing.assert_allclose([[float(row[name]) for name in names] for row in found], expected, rtol=1e-12)
+    assert out.stat().st_mode & 0o777 == 0o644
+    assert list(out.parent.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(("objective", "inverse_link"), [("squared", lambda z: z), ("poisson", np.exp)])
+def test_values_and_counts_are_printed_with_metrics(
+    objective: str, inverse_link: Callable[[Any], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = saved(tmp_path / "model.npz", objective)
+    y = [4, None, 2]
+    file = write(tmp_path / "data.csv", {"y": y, "u": ROWS["u"], "v": ROWS["v"]})
+    status, text, err = said(capsys, "predict", tmp_path, file)
+    assert (status, err) == (0, "")
+    expected = inverse_link(by_hand(model)[:, 0])
+    rows = [line.split("│")[1:3] for line in text.splitlines() if line.count("│") == 3]
+    found = {int(row): cell.strip() for row, cell in rows if row.strip().isdigit()}
+    assert found == {row: f"{value:.5g}" for row, value in enumerate(expected)}
+    assert "1 row has no target that the model could have predicted" in text
+    assert "On 2 rows, beside 'y'" in text
+    both = np.array([4.0, 2.0]), expected[[0, 2]]
+    if objective == "squared":
+        assert f"{np.sqrt(np.mean((both[0] - both[1]) ** 2)):.4g}" in text
+    else:
+        deviance = 2 * np.mean(both[0] * np.log(both[0] / both[1]) - both[0] + both[1])
+        assert f"{deviance:.4g}" in text
+
+
+def test_the_first_rows_are_printed_and_the_way_to_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path / "model.npz", "squared")
+    file = write(tmp_path / "data.csv", {"u": range(13), "v": range(13)})
+    status, text, err = said(capsys, "predict", tmp_path, file)
+    assert (status, err) == (0, "")
+    assert sum(line.count("│") == 3 for line in text.splitlines()) == 10
+    assert "3 more; for all of them, write --out predictions.csv" in text
+
+
+def test_text_not_seen_before_is_none_of_the_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, out = saved(tmp_path / "model.npz"), tmp_path / "out.csv"
+    file = write(tmp_path / "data.csv", {**ROWS, "city": ["Bern", "Genf", "12"], "y": ["a", "z", "b"]})
+    status, text, err = said(capsys, "predict", model, file, "--probabilities", "--out", out)
+    assert (status, err) == (0, "")
+    assert "column 'city' holds text that the model has not seen, '12', 'Genf'; it counts as none of the levels" in text
+    assert "1 row has no target that the model could have predicted" in text
+    with np.load(model) as stored:
+        own = stored["coef"] / stored["scales"]
+    z = by_hand(model)
+    z[1] -= own[:, 3]  # it was Chur
+    z[2] -= own[:, 2]  # it was Bern
+    found = [[float(row[f"probability_{label}"]) for label in "abc"] for row in read(out)]
+    np.testing.assert_allclose(found, softmax(z), rtol=1e-9)
+
+
+def test_levels_of_digits_are_text_where_the_model_has_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = Recipe((Source("city", "007"), Source("city", "12")), np.zeros(2), np.ones(2))
+    target = Target("y", "squared", (), "number")
+    save(Model(target, recipe, np.array([[1.0, 10.0]]), np.zeros(1), False, {}), tmp_path / "model.npz")
+    file = write(tmp_path / "data.csv", {"city": ["007", "12", "7"]})
+    assert said(capsys, "predict", tmp_path, file, "--out", tmp_path / "out.csv")[0] == 0
+    assert [float(row["prediction"]) for row in read(tmp_path / "out.csv")] == [1, 10, 0]
+
+
+@pytest.mark.parametrize(("fills", "arguments"), [(True, []), (False, ["--missing", "mean"])])
+def test_missing_values_are_at_the_mean(
+    fills: bool, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = saved(tmp_path / "model.npz", "squared", fills=fills), tmp_path / "out.csv"
+    file = write(tmp_path / "data.csv", {"u": [None, 1], "v": [None, 2]})
+    assert said(capsys, "predict", model, file, *arguments, "--out", out)[0] == 0
+    with np.load(model) as stored:
+        intercept = stored["intercept"][0]
+    # The means of the model's columns are 1 and 2.
+    np.testing.assert_allclose([float(row["prediction"]) for row in read(out)], [intercept, intercept], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes", "dtype"), [("boolean", (False, True), "bool"), ("integer", (3, 5), "int64")]
+)
+def test_classes_are_of_the_type_that_they_had(
+    kind: Any, classes: tuple[Any, ...], dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = Recipe((Source("u"),), np.zeros(1), np.ones(1))
+    model = Model(Target("y", "logistic", classes, kind), recipe, np.ones((1, 1)), np.zeros(1), False, {})
+    save(model, tmp_path / "model.npz")
+    file = write(tmp_path / "data.csv", {"u": [-1, 1], "y": [str(label).lower() for label in classes]})
+    status, text, _ = said(capsys, "predict", tmp_path, file, "--out", tmp_path / "out.parquet")
+    assert status == 0
+    prediction = arrow_parquet.read_table(tmp_path / "out.parquet").column("prediction").to_numpy()
+    assert (str(prediction.dtype), prediction.tolist()) == (dtype, list(classes))
+    assert "accuracy" in text
+
+
+def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
+    for objective in ("logistic", "squared", "poisson"):
+        path = saved(tmp_path / "model.npz", objective)
+        model = load(path)
+        save(model, tmp_path / "again.npz")
+        with np.load(path) as one, np.load(tmp_path / "again.npz") as two:
+            assert {name: one[name].tobytes() for name in one} == {name: two[name].tobytes() for name in two}
+        assert model.target.objective == objective
+
+
+def test_log_probabilities_do_not_overflow() -> None:
+    np.testing.assert_array_equal(log_probabilities(np.array([[1e5], [-1e5]])), [[-1e5, 0], [0, -1e5]])
+
+
+CASES: list[tuple[dict[str, Any], str, str]] = [
+    ({"u": [1], "V": [1], "city": ["Bern"]}, "", "data.csv has no column 'v'; its columns are 'u', 'V', 'city'"),
+    ({"u": [1]}, "", "data.csv has no column 'v', 'city'; its columns are 'u'\n"),
+    ({**ROWS, "u": ["x", "1", "2"]}, "", "column 'u' of {} holds string, but the model was fitted to numbers"),
+    ({**ROWS, "u": [None, 1, None]}, "", "2 missing values, in column 'u' (2); write --missing mean"),
+    ({**ROWS, "v": ["inf", 1, 2]}, "", "1 infinite value, in column 'v' (1); make them missing, or leave those rows"),
+    (ROWS, "--out predictions.txt", "--out predictions.txt must end in .csv or .parquet"),
+    (ROWS, "--out {}", "--out {} is a file that is read; give another one"),
+    (ROWS, "--out {}/x.csv", "--out {}/x.csv cannot be written to: "),
+]
+
+
+@pytest.mark.parametrize(("data", "arguments", "message"), CASES, ids=[m[-24:] for _, _, m in CASES])
+def test_a_mistake_gets_one_line(
+    data: dict[str, Any], arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path / "model.npz")
+    file = write(tmp_path / "data.csv", data)
+    before = everything(tmp_path)
+    status, _, err = said(capsys, "predict", tmp_path, file, *arguments.format(file).split())
+    assert (status, err.count("\n"), err[:9]) == (2, 1, "paraxis: ")
+    assert message.format(file) in err
+    assert everything(tmp_path) == before
+
+
+def test_probabilities_are_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path / "model.npz", "squared")
+    _, _, err = said(capsys, "predict", tmp_path, tmp_path / "none.csv", "--probabilities")
+    assert err == "paraxis: --probabilities needs classes, but the model predicts values of 'y'\n"
+
+
+def test_a_model_that_is_not_there_gets_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    advice = "a model is made by: paraxis fit DATA --target COLUMN --out DIR"
+    for place in (tmp_path, tmp_path / "model.npz"):
+        expected = f"paraxis: {tmp_path / 'model.npz'} cannot be read: No such file or directory; {advice}\n"
+        assert said(capsys, "predict", place, "data.csv") == (2, "", expected)
+
+
+def other_arrays(path: Path) -> None:
+    np.savez(path, X=np.zeros(3))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def changed(path: Path) -> None:
+    """Other coefficients, in an archive that is whole."""
+    with np.load(path) as file:
+        arrays: dict[str, Any] = dict(file)
+    arrays["coef"] += 1
+    np.savez(path, **arrays)
+
+
+def other_header(path: Path) -> None:
+    with np.load(path) as file:
+        arrays: dict[str, Any] = dict(file)
+    header = json.loads(arrays["header"].tobytes().decode()) | {"fills": True}
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(path, **arrays)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (other_arrays, ""),
+        (cut, ""),
+        (lambda path: path.write_bytes(b""), ""),
+        (lambda path: path.write_text("u,v\n1,2\n"), ""),
+        (changed, "its coef are not what was written"),
+        (other_header, "its header is not what was written"),
+    ],
+    ids=["other arrays", "cut", "empty", "text", "coef", "header"],
+)
+def test_a_damaged_model_gets_one_line(
+    damage: Callable[[Path], Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path / "model.npz")
+    damage(path)
+    status, out, err = said(capsys, "predict", tmp_path, "data.csv")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"paraxis: {path} is damaged, or no model of paraxis fit ({reason}")
+    assert err.endswith("); fit it again\n")
+
+
+def test_any_bit_that_changes_what_is_read_is_noticed(tmp_path: Path) -> None:
+    whole = saved(tmp_path / "model.npz").read_bytes()
+    expected = load(tmp_path / "model.npz")
+    for position in range(0, len(whole), 37):
+        flipped = bytearray(whole)
+        flipped[position] ^= 0x10
+        (tmp_path / "flipped.npz").write_bytes(flipped)
+        with contextlib.suppress(CommandError):
+            found = load(tmp_path / "flipped.npz")
+            np.testing.assert_array_equal(found.coef, expected.coef)
+            assert found.recipe.sources == expected.recipe.sources
+
+
+def test_a_failure_while_writing_leaves_the_old_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path / "model.npz")
+    file = write(tmp_path / "data.csv", ROWS)
+    (tmp_path / "out.csv").write_text("old")
+    before = everything(tmp_path)
+
+    def failing(target: Any, suffix: str, columns: Any) -> None:
+        target.write(b"half")
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr("paraxis.cli.fit._predict.write_table", failing)
+    _, _, err = said(capsys, "predict", tmp_path, file, "--out", tmp_path / "out.csv")
+    assert err == f"paraxis: --out {tmp_path / 'out.csv'} cannot be written to: no space left\n"
+    assert everything(tmp_path) == before
+
+
+def test_no_devices_are_started_and_nothing_heavy_is_loaded(tmp_path: Path) -> None:
+    saved(tmp_path / "m" / "model.npz")
+    file = write(tmp_path / "data.csv", ROWS)
+    code = (
+        "import sys, jax\n"
+        "def started(*_): raise AssertionError('JAX was started')\n"
+        "jax.devices = started\n"
+        "from paraxis.cli import main\n"
+        f"status = main(['predict', {str(tmp_path / 'm')!r}, {str(file)!r}])\n"
+        "print([name for name in ('sklearn', 'scipy', 'matplotlib') if name in sys.modules], status)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] 0"
