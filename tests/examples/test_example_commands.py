@@ -20,6 +20,7 @@ COLUMNS = {
     "fedavg_partial": "taking part",
     "federated_autodiff": "loss, tuned",
     "private_gradients": "largest clipped norm",
+    "sharded_logreg": "average step-time ratio",
 }
 TOURS = ["compilation", "parallelism", "vectorization"]  # a page's snippets in turn: no table, and no options
 
