@@ -3,8 +3,15 @@
 import re
 from typing import Any
 
-_REFERENCE = re.compile(r":(?:func|class|data|meth):<code>(?:paraxis\.)?([\w.]+)</code>")
-_PLACES = ("paraxis", "paraxis.ensembles", "paraxis.Ensemble")
+_REFERENCE = re.compile(r":(?:func|class|data|meth|mod):<code>(?:paraxis\.|px\.)?([\w.]+)</code>")
+_PLACES = (
+    "paraxis",
+    "paraxis.ensembles",
+    "paraxis.Ensemble",
+    "paraxis.solve",
+    "paraxis.solve.objective",
+    "paraxis.solve.prox",
+)
 
 
 def on_page_content(html: str, **_: Any) -> str:

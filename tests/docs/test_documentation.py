@@ -9,13 +9,21 @@ import pytest
 
 import paraxis
 import paraxis.ensembles
+import paraxis.solve
 import paraxis.testing
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-MODULES = [paraxis, paraxis.ensembles, paraxis.testing]
+MODULES = [
+    paraxis,
+    paraxis.ensembles,
+    paraxis.solve,
+    paraxis.solve.objective,
+    paraxis.solve.prox,
+    paraxis.testing,
+]
 NAMES = {f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in module.__all__}
 
 
