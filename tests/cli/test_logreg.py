@@ -66,7 +66,8 @@ def test_every_step_is_shown_timed_and_kept() -> None:
     assert [number for number, *_ in seen] == list(range(1, found.num_steps + 1))
     assert len(found.seconds) == len(found.path) == len(found.passes_so_far) == found.num_steps
     assert found.seconds_per_step == np.median(found.seconds[1:])
-    assert found.passes_so_far[-1] <= 2 * found.num_steps + 2
+    # Two passes a step; the start, and a trial that had to be repeated.
+    assert found.passes_so_far[-1] <= 2 * found.num_steps + 5
     for (_, shown, _), coef in zip(seen, found.path, strict=True):
         assert shown == pytest.approx(_fitting.value(coef, some_digits().train), rel=1e-5)
 
