@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax.nnx import Variable
 
-from paraxis._core import jax_api, layout
+from paraxis._core import held, jax_api, layout
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError
 from paraxis._modules import graphs
@@ -120,6 +120,7 @@ class Parallel(Compiled):
         target = layout.sharding(placement, rows=False)
         if target is None:
             return {}, args, kwargs
+        held.ready(values)  # a loop of steps, each begun before the last one is done, could come to a stand on CPU
         send = functools.partial(_sent, placement=placement)
         fixed = self._statics.positions
         args = [arg if p in fixed else jax.tree.map(send, arg) for p, arg in enumerate(args)]
