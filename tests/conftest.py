@@ -16,7 +16,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of the time goes into compiling. Tests, the commands that they start, and later runs share what was compiled. JAX
 # finds it by the program and by its own version. Each worker has its own, as entries are not written atomically.
 COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "xla" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)  # a worker finds that of the process that started it
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
