@@ -194,7 +194,8 @@ def by_jaxopt(work: Work, data: Any) -> Rival:
         W, update = _zeros(), jax.jit(solver.update)
         state = solver.init_state(W, *data)
         while True:
-            W, state = update(W, state, *data)
+            # Waited for, here and below: on CPU, a program that communicates must not find the last one under way.
+            W, state = jax.block_until_ready(update(W, state, *data))
             yield W
 
     return Rival("jaxopt.LBFGS", ready, iterate)
@@ -227,7 +228,7 @@ def by_optax(work: Work, data: Any) -> Rival:
     def iterate() -> Iterator[Any]:
         carry, update = begin(), jax.jit(step)
         while True:
-            carry = update(carry, data)
+            carry = jax.block_until_ready(update(carry, data))
             yield carry[0]
 
     return Rival("optax.lbfgs", ready, iterate)
