@@ -20,6 +20,7 @@ from paraxis.solve._problem import Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import RULES, Found, Options, Rule, search
 from paraxis.solve._solution import OptStep, Solve, compiled, differentiable, iterate
+from paraxis.solve._solver import SmoothSolver
 from paraxis.solve._status import Status
 
 _LONGER = 8  # by this factor, each Gram matrix serves longer than the last
@@ -89,7 +90,7 @@ class LBFGSState:
 
 
 @dataclasses.dataclass(frozen=True)
-class LBFGS:
+class LBFGS(SmoothSolver):
     """Minimise a smooth function by L-BFGS, with the interface of JAXopt's solver.
 
     A function of :mod:`paraxis.solve.objective` is solved as the linear model that it is: its data are read twice per
@@ -159,9 +160,6 @@ class LBFGS:
                 f"{self.decrease_factor!r} and {self.curvature_factor!r}; write decrease_factor=1e-4, "
                 f"curvature_factor=0.9"
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return asked.options(self)
 
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> LBFGSState:
         """The state before the first iteration, with value and gradient at ``init_params``.
@@ -296,20 +294,6 @@ class LBFGS:
     @functools.cached_property
     def _iterated(self) -> Callable[..., OptStep]:
         return compiled(functools.partial(iterate, self.update, confirm=self._confirmed))
-
-    def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
-        problem = self._problem(step.params, *arguments)
-        return OptStep(step.params, progress.confirmed(problem, *step, tol=self.tol, maxiter=self.maxiter))
-
-    @functools.cached_property
-    def _started(self) -> Callable[..., LBFGSState]:
-        return compiled(self._start)
-
-    def _problem(self, params: Any, args: Any, kwargs: Any) -> Problem:
-        return asked.problem_of(self.fun, self.value_and_grad, self.has_aux, params, args, kwargs)
-
-    def _prepared(self, params: Any, args: Any, kwargs: Any) -> jax.Array | None:
-        return gram.asked_for(self._problem(params, args, kwargs), params, self.precondition)
 
     def _start(self, params: Any, arguments: Any, preconditioner: jax.Array | None) -> LBFGSState:
         args, kwargs = arguments

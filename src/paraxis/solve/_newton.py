@@ -16,7 +16,8 @@ from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import Options, search
-from paraxis.solve._solution import OptStep, compiled, loop
+from paraxis.solve._solution import OptStep, loop
+from paraxis.solve._solver import SmoothSolver
 
 _LOOSE = 0.5  # a direction need not be better than this, relative to the gradient
 
@@ -79,7 +80,7 @@ class NewtonCGState:
 
 
 @dataclasses.dataclass(frozen=True)
-class NewtonCG:
+class NewtonCG(SmoothSolver):
     """Minimise a smooth function by Newton's method, with directions from conjugate gradients.
 
     For ill-conditioned problems, and where many digits are wanted: few iterations, each of several products with the
@@ -131,9 +132,6 @@ class NewtonCG:
         asked.one_of("NewtonCG", "precondition", self.precondition, ("auto", "gram", None))
         asked.positive("NewtonCG", maxiter=self.maxiter, maxcg=self.maxcg, maxls=self.maxls)
         asked.not_negative("NewtonCG", tol=self.tol)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return asked.options(self)
 
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> NewtonCGState:
         """The state before the first iteration, as :meth:`LBFGS.init_state`."""
@@ -203,20 +201,6 @@ class NewtonCG:
     @functools.cached_property
     def _run(self) -> Callable[..., OptStep]:
         return loop(self._start, self.update, self.optimality_fun, maxiter=self.maxiter, confirm=self._confirmed)
-
-    def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
-        problem = self._problem(step.params, *arguments)
-        return OptStep(step.params, progress.confirmed(problem, *step, tol=self.tol, maxiter=self.maxiter))
-
-    @functools.cached_property
-    def _started(self) -> Callable[..., NewtonCGState]:
-        return compiled(self._start)
-
-    def _problem(self, params: Any, args: Any, kwargs: Any) -> Problem:
-        return asked.problem_of(self.fun, self.value_and_grad, self.has_aux, params, args, kwargs)
-
-    def _prepared(self, params: Any, args: Any, kwargs: Any) -> jax.Array | None:
-        return gram.asked_for(self._problem(params, args, kwargs), params, self.precondition)
 
     def _start(self, params: Any, arguments: Any, preconditioner: jax.Array | None) -> NewtonCGState:
         args, kwargs = arguments

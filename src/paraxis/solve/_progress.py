@@ -45,7 +45,11 @@ def confirmed(problem: Problem, params: Any, state: Any, *, tol: float, maxiter:
     if not problem.adds_up:
         return state
     point = problem.start(params)
-    error = trees.norm(point.grad)
+    return judged_anew(state, problem, point, trees.norm(point.grad), tol=tol, maxiter=maxiter)
+
+
+def judged_anew(state: Any, problem: Problem, point: Point, error: jax.Array, *, tol: float, maxiter: int) -> Any:
+    """A state at a point that was computed anew, with its status by the error there."""
     begun, status = begin(point, error, tol)
     status = jnp.where((status == Status.RUNNING) & (state.iter_num >= maxiter), Status.ITERATION_LIMIT, status)
     return dataclasses.replace(

@@ -28,7 +28,8 @@ from paraxis.solve import prox as operators
 from paraxis.solve._problem import Line, Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import noise
-from paraxis.solve._solution import OptStep, Solve, compiled, loop, through_prox
+from paraxis.solve._solution import OptStep, Solve, loop, through_prox
+from paraxis.solve._solver import Solver
 from paraxis.solve._status import Status
 from paraxis.solve.objective import LinearObjective
 
@@ -115,7 +116,7 @@ class _Step(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ProximalGradient:
+class ProximalGradient(Solver):
     """Minimise a smooth function plus a penalty, or under a constraint, with the interface of JAXopt's solver.
 
     Bounds are ``ProximalGradient(fun, px.solve.prox.box)``, run with ``(lower, upper)`` for ``hyperparams_prox``. A
@@ -316,22 +317,12 @@ class ProximalGradient:
         stepsize = state.stepsize
         moved = self._moved(trees.along(params, -stepsize, point.grad), hyper, stepsize)
         error = self._error(point, trees.minus(moved, params), stepsize, hyper)
-        begun, status = progress.begin(point, error, self.tol)
-        status = jnp.where(
-            (status == Status.RUNNING) & (state.iter_num >= self.maxiter), Status.ITERATION_LIMIT, status
-        )
+        found = progress.judged_anew(state, problem, point, error, tol=self.tol, maxiter=self.maxiter)
         found = dataclasses.replace(
-            state,
-            value=point.value,
-            error=error,
+            found,
             velocity=params,
             t=jnp.ones_like(state.t),
-            grad=point.grad,
-            status=status.astype(jnp.int32),
-            data_passes=state.data_passes + problem.passes.start,
-            progress=begun._replace(first_value=state.progress.first_value),
             velocity_value=point.value,
-            cache=point.cache,
             lag=problem.products(point)[1],
         )
         return OptStep(params, found)
@@ -342,13 +333,6 @@ class ProximalGradient:
         grad, hessian = jax.linearize(lambda p: self._problem(p, args, kwargs).start(p).grad, params)
         _, moved = jax.linearize(lambda p: self._moved(p, hyper, one), trees.minus(params, grad))
         return through_prox(moved, hessian, right)
-
-    @functools.cached_property
-    def _started(self) -> Callable[..., ProximalGradientState]:
-        return compiled(self._start)
-
-    def _problem(self, params: Any, args: Any, kwargs: Any) -> Problem:
-        return asked.problem_of(self.fun, self.value_and_grad, self.has_aux, params, args, kwargs)
 
     def _moved(self, x: Any, hyperparams_prox: Any, stepsize: jax.Array) -> Any:
         """``prox``, in the dtypes of ``x``."""
@@ -370,7 +354,7 @@ class ProximalGradient:
             )
         return params, hyper
 
-    def _start(self, params: Any, arguments: Any, prepared: None) -> ProximalGradientState:
+    def _start(self, params: Any, arguments: Any, preconditioner: None) -> ProximalGradientState:
         (_, *args), kwargs = arguments
         problem = self._problem(params, args, kwargs)
         point = problem.start(params)
