@@ -306,13 +306,21 @@ def test_missing_values_are_dealt_with_as_asked(
 
 
 @pytest.mark.slow
-def test_classes_that_can_be_told_apart_need_a_penalty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("none", "instead"),
+    [(["--penalty", "none"], "--penalty l2"), (["--strength", 0], "--strength 0.1")],
+    ids=["none", "strength 0"],
+)
+def test_classes_that_can_be_told_apart_need_a_penalty(
+    none: list[Any], instead: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     np.savez(tmp_path / "data.npz", X=np.arange(20.0), y=np.arange(20) >= 10)
-    arguments = ["--target", "y", "--penalty", "none", "--devices", 1, "--out", tmp_path / "out"]
+    arguments = ["--target", "y", *none, "--devices", 1, "--out", tmp_path / "out"]
     status, text, err = said(capsys, "fit", tmp_path / "data.npz", *arguments)
     assert (status, err) == (0, "")
     assert "y: True, not False" in text
     assert "the columns tell the classes apart without a mistake" in text
+    assert f"write {instead}\n" in text
 
 
 @pytest.mark.slow

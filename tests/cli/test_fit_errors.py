@@ -202,6 +202,16 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
         "2 rows do not determine 2 coefficients and an intercept; write --penalty l2",
     ),
     (
+        {"a": [1, 2, 3], "b": [1, 4, 9], "y": [0.5, 1, 2]},
+        "--target y --strength 0 --test-fraction 0.3",
+        "2 rows do not determine 2 coefficients and an intercept; write --strength 0.1\n",
+    ),
+    (
+        {"a": [1, 2, 3], "b": [1, 4, 9], "y": [0.5, 1, 2]},
+        "--target y --strengths 1,0 --test-fraction 0.3",
+        "2 rows do not determine 2 coefficients and an intercept; write --strengths 0.01,0.1,1\n",
+    ),
+    (
         changed(),
         "--target y --strength 1 --strengths 1,2",
         "--strength is one number and --strengths a grid to choose from; give one of them",

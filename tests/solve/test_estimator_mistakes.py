@@ -1,6 +1,7 @@
 """What estimators and solvers do with what cannot be: they say so, and stay as they were."""
 
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,41 @@ def test_no_rows_are_said() -> None:
 def test_factors_of_a_search_in_the_wrong_order_are_said(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="decrease_factor must be below curvature_factor"):
         px.solve.LBFGS(objective.binary_logreg, **options)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "text"),
+    [
+        (px.solve.LBFGS, "tol", "a", "LBFGS: tol must be a number, got 'a'; write tol=1e-05"),
+        (px.solve.LBFGS, "tol", None, "LBFGS: tol must be a number, got None; write tol=1e-05"),
+        (px.solve.LBFGS, "history_size", 2.5, "LBFGS: history_size must be a whole number, got 2.5; write history"),
+        (px.solve.LBFGS, "max_stepsize", "a", "LBFGS: max_stepsize must be a number, got 'a'; leave max_stepsize out"),
+        (px.solve.LBFGS, "curvature_factor", "a", "LBFGS: curvature_factor must be a number, got 'a'; leave"),
+        (px.solve.NewtonCG, "maxiter", 2.5, "NewtonCG: maxiter must be a whole number, got 2.5; write maxiter=100"),
+        (px.solve.NewtonCG, "maxcg", True, "NewtonCG: maxcg must be a whole number, got True; write maxcg=100"),
+        (px.solve.GradientDescent, "maxls", "3", "GradientDescent: maxls must be a whole number, got '3'; write"),
+        (px.solve.ProximalGradient, "stepsize", "a", "ProximalGradient: stepsize must be a number, got 'a'; write"),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_said(kind: Any, name: str, value: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        kind(objective.binary_logreg, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (px.solve.LogisticRegression("1"), "LogisticRegression: C must be a number, got '1'; write C=1.0"),  # pyright: ignore
+        (px.solve.LogisticRegression(l1_ratio="a"), "l1_ratio must be a number, got 'a'; write l1_ratio=0.0"),  # pyright: ignore
+        (px.solve.Ridge("1"), "Ridge: alpha must be a number, got '1'; write alpha=1.0"),  # pyright: ignore
+        (px.solve.Ridge(tol="a"), "Ridge: tol must be a number, got 'a'; write tol=1e-12"),  # pyright: ignore
+        (px.solve.Lasso(max_iter=2.5), "Lasso: max_iter must be a whole number, got 2.5; write max_iter=10000"),  # pyright: ignore
+        (px.solve.Ridge(devices=1.5), "Ridge: devices must be a whole number, got 1.5; leave devices out"),  # pyright: ignore
+    ],
+)  # fmt: skip
+def test_a_parameter_of_the_wrong_type_is_said(model: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        model.fit(X, Y)
 
 
 def test_solvers_can_be_pickled_after_a_run() -> None:

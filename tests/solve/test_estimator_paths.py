@@ -58,3 +58,23 @@ def test_a_grid_must_be_numbers_in_a_row() -> None:
         solve.Ridge().path(X, X[:, 0], [])
     with pytest.raises(ValueError, match=r"the grid must be numbers \(num,\), got shape \(1, 1\)"):
         solve.cross_validate_path(solve.Ridge(), X, X[:, 0], [[1.0]])  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("strength", [-1.0, np.nan, np.inf])
+def test_a_strength_in_a_grid_must_make_sense(strength: float) -> None:
+    y, grid = X[:, 0], [1.0, strength]
+    message = rf"alpha must be not negative and finite, got {strength:g} in the grid; write \[0\.1, 1, 10\]"
+    for model in (solve.Ridge(), solve.Lasso(), solve.ElasticNet()):
+        with pytest.raises(ValueError, match=message):
+            model.path(X, y, grid)
+        with pytest.raises(ValueError, match=message):
+            solve.cross_validate_path(model, X, y, grid)
+
+
+@pytest.mark.parametrize("strength", [-1.0, np.nan, 0.0])
+def test_an_inverse_strength_in_a_grid_must_be_positive(strength: float) -> None:
+    message = rf"LogisticRegression: C must be positive, got {strength:g} in the grid; write \[0\.1, 1, 10\]"
+    with pytest.raises(ValueError, match=message):
+        solve.LogisticRegression().path(X, X[:, 0] > 0, [1.0, strength])
+    with pytest.raises(ValueError, match=message):
+        solve.cross_validate_path(solve.LogisticRegression(), X, X[:, 0] > 0, [1.0, strength])

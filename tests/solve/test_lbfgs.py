@@ -12,6 +12,7 @@ import pytest
 import scipy.optimize
 
 import paraxis as px
+from paraxis.solve import Status, objective
 from paraxis.solve._search import RULES, Rule
 from tests._support import assert_close
 from tests.solve._problems import CLASSICS, beale, in_float64, off_the_minima, rosenbrock
@@ -293,6 +294,20 @@ def test_what_cannot_be_asked_is_said() -> None:
         for call in (px.solve.LBFGS(rosenbrock).run, px.solve.LBFGS(rosenbrock).init_state):
             with pytest.raises(ValueError, match=text):
                 call(start)
+
+
+@in_float64
+def test_columns_on_different_scales_take_about_as_many_iterations() -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(400, 8)), rng.normal(size=8)
+    y = jnp.asarray(rng.random(400) < 1 / (1 + np.exp(-x @ w)), float)
+    solver = px.solve.LBFGS(objective.binary_logreg, tol=1e-8)
+    counts = []
+    for scale in (np.ones(8), np.logspace(-3, 3, 8)):
+        state = solver.run(jnp.zeros(8), (jnp.asarray(x * scale), y)).state
+        assert int(state.status) == Status.CONVERGED, state.reason
+        counts.append(int(state.iter_num))
+    assert counts[1] < 2 * counts[0]
 
 
 @pytest.mark.parametrize(("name", "value"), [("tol", -1.0), ("stepsize", -0.1), ("curvature_factor", -0.5)])

@@ -16,6 +16,7 @@ from sklearn._loss import HalfBinomialLoss, HalfPoissonLoss
 import paraxis as px
 from paraxis.solve import objective
 from paraxis.solve.objective import LossName
+from tests._support import axis_on
 from tests.solve._problems import in_float64, softmax
 
 N, D, K = 11, 4, 3
@@ -274,6 +275,15 @@ def test_what_does_not_fit_is_said() -> None:
             call()
     with pytest.raises(ValueError, match=r"y must be \(5,\)"):
         px.solve.LBFGS(objective.binary_logreg).run(jnp.ones(2), (x, y[:4]))
+
+
+def test_shapes_of_rows_that_were_laid_out_are_said_to_be_those() -> None:
+    data = px.solve.rows(np.ones((5, 2), "float32"), np.zeros(5), axis=axis_on(2, 5))
+    added = r"\(6, 2\) \(with the rows of weight zero that px\.solve\.rows adds\) and "
+    with pytest.raises(ValueError, match=rf"got {added}\(3,\)"):
+        objective.binary_logreg(jnp.ones(3), data)
+    with pytest.raises(ValueError, match=rf"for X {added}coefficients \(2, 3\), got \(6,\)"):
+        objective.least_squares(jnp.ones((2, 3)), data)
 
 
 @pytest.mark.parametrize("shape", [(2,), (1,), (3, 1), ()], ids=str)

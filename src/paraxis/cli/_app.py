@@ -156,7 +156,10 @@ def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="What paraxis fit wrote: the directory, or its .npz.")],
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A .csv, .parquet or .npz file with the same columns.")],
     out: Annotated[
-        Path | None, typer.Option(help="A .csv or .parquet file to write.", show_default="print the first rows")
+        Path | None,
+        typer.Option(
+            help="A .csv or .parquet file to write; its directory is made.", show_default="print the first rows"
+        ),
     ] = None,
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Of each class, too.")] = False,
     missing: Annotated[

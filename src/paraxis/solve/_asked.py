@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import inspect
+import numbers
 import types
 from collections.abc import Callable
 from typing import Any
@@ -116,26 +118,74 @@ def _is_filled(cell: Any) -> bool:
         return False
 
 
-def positive(who: str, **values: Any) -> None:
-    """Check that these options are positive.
+def positive(asks: Any, *names: str) -> None:
+    """Check that these options of a solver or estimator are positive numbers.
 
     Raises:
         ValueError: naming the one that is not.
     """
-    for name, value in values.items():
-        if isinstance(value, bool) or not value > 0:
-            raise ValueError(f"{who}: {name} must be positive, got {value!r}")
+    number(asks, *names)
+    for name in names:
+        value = getattr(asks, name)
+        if not value > 0:
+            raise ValueError(f"{_who(asks)}: {name} must be positive, got {value!r}; {_usual(asks, name)}")
 
 
-def not_negative(who: str, **values: Any) -> None:
+def not_negative(asks: Any, *names: str) -> None:
     """Check that these options are numbers of at least 0.
 
     Raises:
         ValueError: naming the one that is not.
     """
-    for name, value in values.items():
-        if isinstance(value, bool) or not value >= 0:
-            raise ValueError(f"{who}: {name} must not be negative, got {value!r}; write {name}=0")
+    number(asks, *names)
+    for name in names:
+        value = getattr(asks, name)
+        if not value >= 0:
+            raise ValueError(f"{_who(asks)}: {name} must not be negative, got {value!r}; write {name}=0")
+
+
+def number(asks: Any, *names: str) -> None:
+    """Check that these options are real numbers.
+
+    Raises:
+        ValueError: naming the one that is not.
+    """
+    for name in names:
+        value = getattr(asks, name)
+        single = jnp.issubdtype(value.dtype, jnp.number) if getattr(value, "shape", None) == () else False
+        if isinstance(value, bool) or not (isinstance(value, numbers.Real) or single):
+            raise ValueError(f"{_who(asks)}: {name} must be a number, got {value!r}; {_usual(asks, name)}")
+
+
+def count(asks: Any, *names: str) -> None:
+    """Check that these options are whole numbers above 0.
+
+    Raises:
+        ValueError: naming the one that is not.
+    """
+    whole(asks, *names)
+    positive(asks, *names)
+
+
+def whole(asks: Any, *names: str) -> None:
+    """Check that these options are whole numbers.
+
+    Raises:
+        ValueError: naming the one that is not.
+    """
+    for name in names:
+        value = getattr(asks, name)
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise ValueError(f"{_who(asks)}: {name} must be a whole number, got {value!r}; {_usual(asks, name)}")
+
+
+def _who(asks: Any) -> str:
+    return type(asks).__name__
+
+
+def _usual(asks: Any, name: str) -> str:
+    default = inspect.signature(type(asks)).parameters[name].default
+    return f"write {name}={default!r}" if default not in (None, float("inf")) else f"leave {name} out"
 
 
 def one_of(who: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -27,7 +27,7 @@ _MOST_ITERATIONS = 100
 _TYPICAL_CLASSES = 4
 _SPEED_OF_LARGE_PRODUCTS = 6
 _BLOCK = 512  # rows; the weighted copy of more would not stay in a cache
-_JITTER = 1e-4  # of the mean diagonal: without it, collinear columns give NaN
+_JITTER = 1e-3  # of what a column would weigh, were all its rows as large as the largest
 
 
 def stride(num_rows: int, num_features: int) -> int:
@@ -35,10 +35,12 @@ def stride(num_rows: int, num_features: int) -> int:
     return max(1, num_rows // (_ROWS_PER_FEATURE * num_features))
 
 
-def matrix(problem: Linear, params: Any, block: int) -> jax.Array:
+def matrix(problem: Linear, params: Any, block: int) -> tuple[jax.Array, jax.Array]:
     """The Gram matrix, weighted by the curvatures at ``params``, of so many rows at a time.
 
-    ``(d, d)``, or ``(d + 1, d + 1)`` with an intercept.
+    Returns:
+        The matrix, ``(d, d)``, or ``(d + 1, d + 1)`` with an intercept; and what its diagonal would be, were all rows
+        as large as the largest that counts.
     """
     z = problem.predictions(params)
     weight = problem.shares(z.dtype) * problem.loss.curvature(z, problem.targets)
@@ -55,22 +57,28 @@ def matrix(problem: Linear, params: Any, block: int) -> jax.Array:
 
     whole = len(weight) // block * block
     rest = of_rows(problem.design[whole:], weight[whole:])
-    return jax.lax.fori_loop(0, len(weight) // block, add, rest) if whole else rest
+    squares = jnp.max(jnp.where(weight[:, None] > 0, problem.design**2, 0), 0)
+    largest = jnp.append(squares, 1) if problem.intercept else squares
+    gram = jax.lax.fori_loop(0, len(weight) // block, add, rest) if whole else rest
+    return gram, jnp.sum(weight) * largest.astype(gram.dtype)
 
 
-def inverse(gram: jax.Array, l2: Any, intercept: bool) -> jax.Array:
-    """The inverse of a Gram matrix and a penalty, which an intercept has not."""
-    diagonal = jnp.diagonal(gram)
-    l2 = jnp.broadcast_to(jnp.asarray(0 if l2 is None else l2, gram.dtype), diagonal.shape)
+def inverse(gram: jax.Array, largest: jax.Array, l2: Any, intercept: bool) -> jax.Array:
+    """The inverse of what :func:`matrix` gives, and a penalty, which an intercept has not."""
+    l2 = jnp.broadcast_to(jnp.asarray(0 if l2 is None else l2, gram.dtype), largest.shape)
     if intercept:
         l2 = l2.at[-1].set(0)
-    jitter = _JITTER * jnp.mean(diagonal) + jnp.finfo(gram.dtype).tiny
-    factor = jnp.linalg.cholesky(gram + jnp.diag(l2 + jitter))
+    # Each column's jitter is on its own scale: what the largest needs would drown the smallest. It is by the largest
+    # row, not by the mean: where few rows hold anything, the mean is small, and soon another one.
+    largest = jnp.where(largest > 0, largest, jnp.mean(largest))
+    added = jnp.diag(l2 + _JITTER * largest + jnp.finfo(gram.dtype).tiny)
+    diagonal = jnp.diagonal(gram + added)
+    scale = jax.lax.rsqrt(jnp.where(diagonal > 0, diagonal, 1))
+    factor = jnp.linalg.cholesky((gram + added) * scale[:, None] * scale)
     root = jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(gram), dtype=gram.dtype), lower=True)
-    found = jnp.matmul(root.T, root, precision=trees.EXACT)
-    # A column of zeros, or of values whose squares overflow: then each coefficient for itself.
-    safe = jnp.where(diagonal + l2 > 0, diagonal + l2 + jitter, 1)
-    return jnp.where(jnp.all(jnp.isfinite(found)), found, jnp.diag(1 / safe))
+    found = jnp.matmul(root.T, root, precision=trees.EXACT) * scale[:, None] * scale
+    # Of values whose squares overflow: each coefficient for itself.
+    return jnp.where(jnp.all(jnp.isfinite(found)), found, jnp.diag(scale**2))
 
 
 def apply(matrix: jax.Array, params: Any) -> Any:
@@ -120,7 +128,7 @@ def prepared(problem: Linear, params: Any) -> Any:
     if _is_traced(problem, params):
         targets, weight = jax.tree.map(lambda x: x[::every], (problem.targets, problem.weight))
         some = dataclasses.replace(problem, design=problem.design[::every], targets=targets, weight=weight)
-        return inverse(matrix(some, params, len(some.design) + 1), problem.l2, problem.intercept)
+        return inverse(*matrix(some, params, len(some.design) + 1), problem.l2, problem.intercept)
     of_rows = functools.partial(_of_concrete, problem.loss, problem.intercept, every)
     return layout.on_auto_mesh(of_rows, problem.design, problem.targets, problem.weight, problem.l2, params)
 
@@ -133,8 +141,8 @@ def _of_concrete(
         targets, weight = jax.tree.map(lambda x: np.asarray(x)[numbers], (targets, weight))
         l2, params = layout.on_first_device((l2, params))
         # Two programs: in one, XLA lays the product out for the factorisation, and takes half as long again.
-        gram = _matrix(loss, intercept, some, targets, weight, l2, params)
-        found = _inverse(gram, l2, intercept)
+        found = _matrix(loss, intercept, some, targets, weight, l2, params)
+        found = _inverse(*found, l2, intercept)
     return layout.whole_beside(found, design)
 
 
@@ -143,8 +151,10 @@ def _is_traced(problem: Linear, params: Any) -> bool:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _matrix(loss: Loss, intercept: bool, design: Any, targets: Any, weight: Any, l2: Any, params: Any) -> jax.Array:
+def _matrix(
+    loss: Loss, intercept: bool, design: Any, targets: Any, weight: Any, l2: Any, params: Any
+) -> tuple[jax.Array, jax.Array]:
     return matrix(Linear(loss, design, targets, weight, l2, intercept), params, _BLOCK)
 
 
-_inverse = jax.jit(inverse, static_argnums=2)
+_inverse = jax.jit(inverse, static_argnums=3)

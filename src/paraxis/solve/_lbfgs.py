@@ -150,9 +150,11 @@ class LBFGS(SmoothSolver):
     def __post_init__(self) -> None:
         asked.one_of("LBFGS", "linesearch", self.linesearch, RULES)
         asked.one_of("LBFGS", "precondition", self.precondition, ("auto", "gram", None))
-        asked.positive("LBFGS", maxiter=self.maxiter, history_size=self.history_size, maxls=self.maxls)
-        asked.positive("LBFGS", max_stepsize=self.max_stepsize, decrease_factor=self.decrease_factor)
-        asked.not_negative("LBFGS", tol=self.tol, stepsize=self.stepsize)
+        asked.count(self, "maxiter", "history_size", "maxls")
+        asked.positive(self, "max_stepsize", "decrease_factor")
+        asked.not_negative(self, "tol", "stepsize")
+        if self.curvature_factor is not None:
+            asked.number(self, "curvature_factor")
         left = 0.1 if self.curvature_factor is None else self.curvature_factor
         if not 0 < self.decrease_factor < left < 1:
             raise ValueError(
@@ -237,7 +239,7 @@ class LBFGS(SmoothSolver):
         return OptStep(new.params, new_state)
 
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
-        """Iterate until the gradient is small, in one compiled program.
+        """Iterate until the gradient is small, as compiled programs; under ``jit``, as a part of one.
 
         The parameters that are returned can be differentiated by ``args`` and ``kwargs``, and by what ``fun``
         closes over, and the run can be mapped over with ``jax.vmap``.

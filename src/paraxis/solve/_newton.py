@@ -130,8 +130,8 @@ class NewtonCG(SmoothSolver):
 
     def __post_init__(self) -> None:
         asked.one_of("NewtonCG", "precondition", self.precondition, ("auto", "gram", None))
-        asked.positive("NewtonCG", maxiter=self.maxiter, maxcg=self.maxcg, maxls=self.maxls)
-        asked.not_negative("NewtonCG", tol=self.tol)
+        asked.count(self, "maxiter", "maxcg", "maxls")
+        asked.not_negative(self, "tol")
 
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> NewtonCGState:
         """The state before the first iteration, as :meth:`LBFGS.init_state`."""
@@ -184,7 +184,7 @@ class NewtonCG(SmoothSolver):
         return OptStep(new.params, new_state)
 
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
-        """Iterate until the gradient is small, in one compiled program, as :meth:`LBFGS.run`."""
+        """Iterate until the gradient is small, as :meth:`LBFGS.run`."""
         params = asked.beginning("NewtonCG.run", self.fun, init_params, args, kwargs)
         if asked.closes_over_traced(self.fun):
             fun, args = asked.hoisted(self.fun, params, args, kwargs)

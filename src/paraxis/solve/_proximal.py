@@ -140,6 +140,8 @@ class ProximalGradient(Solver):
     Raises:
         ValueError: if an option is none of these.
         ShapeError: if the arguments of ``run`` do not fit together.
+        DataError: if an operator of :mod:`paraxis.solve.prox` is given numbers that make no sense, such as a lower
+            bound above the upper one.
 
     Communicates, if rows are spread over devices: a linear model one all-reduce of three scalars per trial and one
     the size of ``params`` per iteration; other functions what they do, per trial, and per iteration what their gradient
@@ -352,6 +354,7 @@ class ProximalGradient(Solver):
                 f"{who}: prox must return the like of params, shapes {shapes[0]}, got {shapes[1]} with "
                 f"hyperparams_prox of shapes {jax.tree.map(jnp.shape, hyper)}"
             )
+        operators.require_sensible(who, self.prox, params, hyper)
         return params, hyper
 
     def _start(self, params: Any, arguments: Any, preconditioner: None) -> ProximalGradientState:
@@ -468,8 +471,10 @@ def check_options(who: str, solver: Any) -> None:
     Raises:
         ValueError: naming the one that is wrong.
     """
-    asked.positive(who, maxiter=solver.maxiter, maxls=solver.maxls, decrease_factor=solver.decrease_factor)
-    asked.not_negative(who, tol=solver.tol)
+    asked.count(solver, "maxiter", "maxls")
+    asked.positive(solver, "decrease_factor")
+    asked.not_negative(solver, "tol")
+    asked.number(solver, "stepsize")
     if not solver.decrease_factor < 1:
         raise ValueError(f"{who}: decrease_factor must be below 1, got {solver.decrease_factor!r}; write 0.5")
     if not solver.stepsize >= 0:

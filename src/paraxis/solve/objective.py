@@ -1,6 +1,6 @@
 """Objectives that solvers know from the inside: means over rows of losses of a linear model.
 
-Each is a plain function with the arguments of its namesake in JAXopt, and can be called, jitted and differentiated as
+Each is a plain function, with JAXopt's arguments where it has the same, and can be called, jitted and differentiated as
 one. A solver that is given one sees the linear model in it, and reads the data less often for it.
 
 ``data`` is ``(X, y)`` or ``(X, y, weight)``: rows ``(n, d)``; targets ``(n,)``; weights ``(n,)``, over whose sum the
@@ -21,6 +21,7 @@ from paraxis._core.errors import DataError, ShapeError
 from paraxis.solve import _losses as losses
 from paraxis.solve._linear import Linear
 from paraxis.solve._losses import Loss
+from paraxis.solve._rows import Rows
 
 __all__ = [
     "LinearObjective",
@@ -79,7 +80,7 @@ class LinearObjective:
             raise TypeError(f"{self}: data must be (X, y) or (X, y, weight), got {type(data).__name__}")
         design, targets = map(jnp.asarray, data[:2])
         weight = jnp.asarray(data[2]) if len(data) == 3 and data[2] is not None else None
-        self._check(params, design, targets, weight)
+        self._check(params, design, targets, weight, _added(data))
         return Linear(self.loss, design, targets, weight, named.get("l2reg"), self.intercept)
 
     def check_targets(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -109,7 +110,7 @@ class LinearObjective:
         coef = jnp.zeros(shape, dtype)
         return (coef, jnp.zeros(shape[1:], dtype)) if self.intercept else coef
 
-    def _check(self, params: Any, design: jax.Array, targets: jax.Array, weight: jax.Array | None) -> None:
+    def _check(self, params: Any, design: jax.Array, targets: jax.Array, weight: jax.Array | None, added: str) -> None:
         if not design.shape[0]:
             raise DataError(f"{self}: X must have at least one row, got {design.shape}")
         if self.intercept and not (isinstance(params, tuple) and len(params) == 2):
@@ -118,7 +119,7 @@ class LinearObjective:
         shape = jnp.shape(coef)
         if design.ndim != 2 or shape[:1] != design.shape[1:] or len(shape) not in (1, 2):
             raise ShapeError(
-                f"{self}: X must be (n, d) and coefficients (d,) or (d, k), got {design.shape} and {shape}"
+                f"{self}: X must be (n, d) and coefficients (d,) or (d, k), got {design.shape}{added} and {shape}"
             )
         if self.intercept and jnp.shape(params[1]) != shape[1:]:
             raise ShapeError(
@@ -132,8 +133,8 @@ class LinearObjective:
         expected = shape[1:] if not self.loss.classes else ()
         if targets.shape != (design.shape[0], *expected):
             raise ShapeError(
-                f"{self}: y must be {(design.shape[0], *expected)} for X {design.shape} and coefficients {shape}, "
-                f"got {targets.shape}"
+                f"{self}: y must be {(design.shape[0], *expected)} for X {design.shape}{added} and coefficients "
+                f"{shape}, got {targets.shape}"
             )
         if weight is not None and weight.shape != design.shape[:1]:
             raise ShapeError(f"{self}: weight must be {design.shape[:1]}, one per row of X, got {weight.shape}")
@@ -148,6 +149,14 @@ class LinearObjective:
 
 def _shapes(design: jax.Array) -> str:
     return f"num_features={design.shape[-1]}, num_outputs=…"
+
+
+def _added(data: Any) -> str:
+    """What to say beside a shape of rows that were laid out, where it is not that of the user's."""
+    if not isinstance(data, Rows) or held.is_traced(data.weight) or not data.weight.is_fully_addressable:
+        return ""
+    ends_in_zero = np.any(np.asarray(data.weight)[-1:] == 0)
+    return " (with the rows of weight zero that px.solve.rows adds)" if ends_in_zero else ""
 
 
 def glm(loss: LossName, *, intercept: bool = False, l2: bool = False) -> LinearObjective:

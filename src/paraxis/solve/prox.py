@@ -15,8 +15,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from paraxis._core.errors import ShapeError
+from paraxis._core import held
+from paraxis._core.errors import DataError, ShapeError
 
 __all__ = ["Prox", "box", "elastic_net", "first", "group", "l1", "non_negative", "none", "simplex"]
 
@@ -210,6 +212,60 @@ class _First:
                 f"write prox.{getattr(self.operator, '__name__', self.operator)}"
             )
         return self.operator(x[0], hyperparams, scaling), x[1]
+
+
+def require_sensible(who: str, operator: Prox, x: Any, hyperparams: Any) -> None:
+    """Check the hyperparameters of an operator of this module, as far as their values are at hand.
+
+    Raises:
+        DataError: naming one that no penalty has, and no set that holds anything.
+    """
+    while isinstance(operator, _First):
+        operator, x = operator.operator, x[0]
+    if hyperparams is None:
+        return
+    if operator is box:
+        # Like x both, since each may be a prefix of its own.
+        given = [jax.tree.map(_repeated, bound, x) for bound in hyperparams]
+        for lower, upper in zip(*map(jax.tree.leaves, given), strict=True):
+            if not _is_known((lower, upper)):
+                continue
+            lower, upper = np.broadcast_arrays(np.asarray(lower), np.asarray(upper))
+            wrong = ~(lower <= upper)
+            if wrong.any():
+                raise DataError(
+                    f"{who}: hyperparams_prox of prox.box must be (lower, upper), no lower bound above its upper one, "
+                    f"got lower {lower[wrong][0]:g} and upper {upper[wrong][0]:g}; write (-1.0, 1.0)"
+                )
+    for known, accepts, expected, write in _SENSIBLE:
+        if operator is not known:
+            continue
+        for leaf in filter(_is_known, jax.tree.leaves(hyperparams)):
+            values = np.asarray(leaf)
+            wrong = ~accepts(values)
+            if wrong.any():
+                raise DataError(
+                    f"{who}: hyperparams_prox of prox.{known.__name__} must be {expected}, got "
+                    f"{values[wrong][0]:g}; write {write}"
+                )
+
+
+_SENSIBLE: list[tuple[Prox, Callable[[np.ndarray], np.ndarray], str, str]] = [
+    (l1, lambda strength: strength >= 0, "a strength that is not negative", "0.1"),
+    (group, lambda strength: strength >= 0, "a strength that is not negative", "0.1"),
+    (elastic_net, lambda strength: strength >= 0, "(l1, l2), neither negative", "(0.1, 0.1)"),
+    (simplex, lambda total: (total > 0) & (total < np.inf), "a sum that is positive and finite", "1.0"),
+]
+
+
+def _repeated(number: Any, part: Any) -> Any:
+    return jax.tree.map(lambda _: number, part)
+
+
+def _is_known(values: Any) -> bool:
+    return not held.is_traced(values) and all(
+        x.is_fully_addressable for x in jax.tree.leaves(values) if isinstance(x, jax.Array)
+    )
 
 
 def _soft(x: jax.Array, threshold: Any) -> jax.Array:

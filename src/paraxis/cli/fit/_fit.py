@@ -88,9 +88,9 @@ def run_fit(options: FitOptions, console: Console) -> None:
     where = f"{len(test):,} rows held out" if len(test) else "the rows fitted to; none are held out"
     console.print(grids.metrics_grid(f"On {where}", metrics))
     console.print(grids.coefficients_grid(model))
-    if options.penalty == "none" and _is_separated(model, train_table, y):
+    if not strength and _is_separated(model, train_table, y):
         note("the columns tell the classes apart without a mistake: without a penalty, coefficients then grow for as "
-             "long as the solver runs; write --penalty l2")  # fmt: skip
+             f"long as the solver runs; {_penalised(options)}")  # fmt: skip
     if not solved.converged:
         note(f"the solver stopped early: {solved.status}")
     console.print(f"Written to {options.out}: coefficients.csv, fit.png, model.npz", markup=False, highlight=False)
@@ -164,9 +164,10 @@ def _dealt(options: FitOptions, work: _Work) -> tuple[np.ndarray, np.ndarray]:
 def _require_rows(options: FitOptions, target: targets.Target, y: np.ndarray, num_columns: int) -> None:
     if target.objective != "logistic" and y.min() == y.max():
         raise CommandError(f"the target {target.name!r} is {y[0]:g} in every row that is fitted to; give more rows")
-    if options.penalty == "none" and len(y) <= num_columns:
+    free = options.penalty == "none" or options.strength == 0 or 0 in (options.strengths or ())
+    if free and len(y) <= num_columns:
         raise CommandError(
-            f"{len(y)} rows do not determine {num_columns} coefficients and an intercept; write --penalty l2"
+            f"{len(y)} rows do not determine {num_columns} coefficients and an intercept; {_penalised(options)}"
         )
     if options.strengths is None:
         return
@@ -178,6 +179,13 @@ def _require_rows(options: FitOptions, target: targets.Target, y: np.ndarray, nu
             if fewest >= 2
             else f"{len(y)} rows are too few for cross-validation; write --strength {options.strengths[0]:g}"
         )
+
+
+def _penalised(options: FitOptions) -> str:
+    """What to write in place of no penalty."""
+    if options.penalty == "none":
+        return "write --penalty l2"
+    return "write --strength 0.1" if options.strengths is None else "write --strengths 0.01,0.1,1"
 
 
 def _strength(options: FitOptions, solver: Solver, X: np.ndarray, y: np.ndarray, console: Console) -> float:

@@ -149,11 +149,15 @@ class LinearModel(BaseEstimator, abc.ABC):
 
         Returns:
             The solutions in the order of ``strengths``. The estimator itself is not fitted.
+
+        Raises:
+            ValueError: if the data, an option or a strength cannot be used; says why.
         """
         return copy.copy(self)._path(X, y, strengths, sample_weight)
 
     def _path(self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any) -> Path:
         grid = np.asarray(strengths, np.float64)
+        order = self._from_strong(grid)
         X, y, weight = self._checked(X, y, sample_weight)
         weight = self._weighted(y, weight)
         posed = self._posed(y, weight, X.dtype)
@@ -161,7 +165,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         with fitting.surroundings(X.dtype, self.devices):
             placed = self._place(X, posed)
             params = self._zeros(posed, X.shape[1], X.dtype)
-            for index in self._from_strong(grid):
+            for index in order:
                 found[index] = self._solved(float(grid[index]), params, posed, placed)
                 params = found[index].params
         ordered = [found[i] for i in range(len(grid))]
@@ -195,14 +199,25 @@ class LinearModel(BaseEstimator, abc.ABC):
             raise ValueError(
                 f"{self._who}: the grid must be numbers (num,), got shape {grid.shape}; write [0.1, 1, 10]"
             )
+        wrong = ~(grid >= 0) | np.isinf(grid) if self.strong_is_large else ~(grid > 0)
+        if wrong.any():
+            expected = "not negative and finite" if self.strong_is_large else "positive"
+            raise ValueError(
+                f"{self._who}: {self.strength_name} must be {expected}, got {grid[wrong][0]:g} in the grid; write "
+                "[0.1, 1, 10]"
+            )
         order = np.argsort(grid, kind="stable")
         return [int(i) for i in (order[::-1] if self.strong_is_large else order)]
 
     def _checked(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        asked.positive(self._who, tol=self.tol, max_iter=self.max_iter)
-        asked.one_of(self._who, "solver", self.solver, self._solvers())
+        asked.positive(self, "tol")
+        asked.count(self, "max_iter")
+        if self.devices is not None:
+            asked.whole(self, "devices")
         X, y = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
-        return X, self._checked_targets(y), self._checked_weight(X, sample_weight)
+        y = self._checked_targets(y)
+        asked.one_of(self._who, "solver", self.solver, self._solvers())
+        return X, y, self._checked_weight(X, sample_weight)
 
     def _checked_weight(self, X: np.ndarray, sample_weight: Any) -> np.ndarray:
         if sample_weight is None:

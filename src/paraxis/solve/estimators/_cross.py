@@ -53,6 +53,7 @@ def cross_validate_path(
 
     Raises:
         DataError: if a fold cannot be scored.
+        ValueError: if the data, an option or a strength cannot be used; says why.
         TypeError: if the estimator is another one.
 
     Communicates: as one fit does, with messages ``folds`` times as long.

@@ -9,6 +9,7 @@ from sklearn.metrics import d2_tweedie_score, r2_score
 from sklearn.utils.validation import column_or_1d
 
 from paraxis._core.errors import DataError
+from paraxis.solve import _asked as asked
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import LinearModel, Posed
 from paraxis.solve.estimators._fitting import Penalty
@@ -25,11 +26,16 @@ class Regression(RegressorMixin, LinearModel, abc.ABC):
         return self._linear(X)
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        if not np.isscalar(self.alpha) or not 0 <= self.alpha < np.inf:  # pyright: ignore[reportOperatorIssue]
+        asked.number(self, "alpha")
+        if not 0 <= self.alpha < np.inf:
             raise ValueError(f"{self._who}: alpha must be a number, not negative, got {self.alpha!r}; write alpha=1.0")
         return column_or_1d(y, warn=True)
 
-    def _standardised(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+
+class LeastSquares(Regression, abc.ABC):
+    """Base of those that minimise squared residuals."""
+
+    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
         """Targets on the scale of 1, so that one tolerance fits all; columns without means, if there is an intercept.
 
         Then the intercept is the targets' mean whatever the coefficients are, and neither hinders the other.
@@ -42,8 +48,11 @@ class Regression(RegressorMixin, LinearModel, abc.ABC):
         targets = ((y - origin) / scale).astype(dtype)
         return Posed("squared", targets, weight, outputs, origin, scale, centre=self.fit_intercept)
 
+    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
+        return float(r2_score(y, z, sample_weight=weight))
 
-class Ridge(Regression):
+
+class Ridge(LeastSquares):
     """Least squares with an L2 penalty, with scikit-learn's objective, names and attributes, on all devices.
 
     Minimises ``sum(weight * residual²) + alpha * |coef|²``. The intercept goes free.
@@ -103,14 +112,8 @@ class Ridge(Regression):
         checked = super()._checked_targets(y[..., 0] if y.ndim == 2 else y)
         return y if y.ndim == 2 else checked
 
-    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
-        return self._standardised(y, weight, dtype)
-
     def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
         return Penalty(0.0, strength / (total * (posed.num_outputs or 1)))  # the loss is a mean over the outputs, too
-
-    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-        return float(r2_score(y, z, sample_weight=weight))
 
 
 class PoissonRegressor(Regression):

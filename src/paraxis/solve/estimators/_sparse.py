@@ -1,17 +1,15 @@
 """Least squares with a penalty that makes coefficients zero."""
 
-from typing import Any
-
 import numpy as np
-from sklearn.metrics import r2_score
 
+from paraxis.solve import _asked as asked
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import Posed
 from paraxis.solve.estimators._fitting import Penalty
-from paraxis.solve.estimators._regression import Regression
+from paraxis.solve.estimators._regression import LeastSquares
 
 
-class ElasticNet(Regression):
+class ElasticNet(LeastSquares):
     """Least squares with L1 and L2 penalties, with scikit-learn's objective, names and attributes, on all devices.
 
     Minimises ``mean(residual²) / 2 + alpha * (l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2)``, the mean being
@@ -66,12 +64,10 @@ class ElasticNet(Regression):
         self.verbose = verbose
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        asked.number(self, "l1_ratio")
         if not 0 <= self.l1_ratio <= 1:
             raise ValueError(f"{self._who}: l1_ratio must be from 0 to 1, got {self.l1_ratio!r}; write l1_ratio=0.5")
         return super()._checked_targets(y)
-
-    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
-        return self._standardised(y, weight, dtype)
 
     def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
         # On targets divided by their scale, the mean of squares is less by its square, and |coef|₁ by the scale.
@@ -80,11 +76,8 @@ class ElasticNet(Regression):
     def _has_l1(self) -> bool:
         return self.l1_ratio > 0
 
-    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-        return float(r2_score(y, z, sample_weight=weight))
 
-
-class Lasso(Regression):
+class Lasso(LeastSquares):
     """Least squares with an L1 penalty, with scikit-learn's objective, names and attributes, on all devices.
 
     Minimises ``mean(residual²) / 2 + alpha * |coef|₁``, the mean being weighted. The intercept goes free.
@@ -134,14 +127,8 @@ class Lasso(Regression):
         self.solver = solver
         self.verbose = verbose
 
-    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
-        return self._standardised(y, weight, dtype)
-
     def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
         return Penalty(strength / posed.scale, 0.0)  # targets are divided by their scale; see ElasticNet
 
     def _has_l1(self) -> bool:
         return True
-
-    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-        return float(r2_score(y, z, sample_weight=weight))
