@@ -8,6 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax._src import (
+    core,  # the one place that says whether a trace is under way, where no argument tells
+    distributed,  # its client is the only barrier that has a timeout
+    xla_bridge,  # the one place that says whether devices were started, without starting them
+)
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import (
     ClosedJaxpr,
@@ -31,23 +37,29 @@ __all__ = [
     "bind",
     "bound_axes",
     "calls_back",
+    "coordination_client",
     "define_batching",
     "define_jvp",
     "define_linear",
     "define_lowering",
     "element_struct",
     "evaluate",
+    "gathered_from_processes",
     "get_opaque_trace_state",
+    "has_started",
     "is_explicit",
     "is_impure",
+    "is_tracing",
     "jaxpr_as_fun",
     "manual_axes",
     "map_jaxprs",
+    "reached_stop",
     "rebind_shard_map",
     "rebuilt",
     "sharding_spec",
     "struct",
     "subjaxprs",
+    "tells_of_preemption",
     "trace",
 ]
 
@@ -226,3 +238,37 @@ def element_struct(x: Any) -> jax.ShapeDtypeStruct:
     if not mesh.empty and is_explicit(mesh, mesh.axis_names):
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*sharding_spec(aval)[1:]))
     return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype, weak_type=aval.weak_type, sharding=sharding)
+
+
+def coordination_client() -> Any | None:
+    """What talks to the coordinator of several processes; ``None`` if they were not initialised."""
+    return distributed.global_state.client
+
+
+def tells_of_preemption() -> bool:
+    """Whether JAX takes SIGTERM as the wish to stop, and tells all processes."""
+    return distributed.global_state.preemption_sync_manager is not None
+
+
+def reached_stop(call: int) -> bool:
+    """Whether this call is the one after which all processes stop. To be called in each, with 0, 1, 2 and so on."""
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.reached_preemption_sync_point(call)
+
+
+def gathered_from_processes(x: np.ndarray) -> np.ndarray:
+    """The arrays of all processes, ``(num_processes, ...)``, in each of them."""
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(x))
+
+
+def is_tracing() -> bool:
+    """Whether JAX traces here, for ``jit``, ``grad``, ``vmap``, a loop: what is called is then not run, but noted."""
+    return not core.trace_state_clean()
+
+
+def has_started() -> bool:
+    """Whether JAX has started its devices: what it reads from the environment then is settled."""
+    return xla_bridge.backends_are_initialized()

@@ -1,0 +1,294 @@
+"""The rows of one step: padded where they lie on the devices, and cut to the real ones inside a program.
+
+A slice that takes the padding off, ``x[:num_rows]``, leaves the rows where they are, since the compiler splits them
+unevenly and masks what it adds itself. So a program computes with the real rows alone, whatever their number.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from paraxis._core import jax_api, layout, tree
+from paraxis._core.errors import AxisError, DataError, ShapeError
+from paraxis._core.held import ready
+from paraxis._core.layout import Placement
+
+Reader = Callable[[np.ndarray], Any]
+"""Gives a tree of the rows with these numbers, ``(len(numbers), ...)`` each, in this order."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Rows that are laid out over devices: what a loader gives, and a step takes.
+
+    Attributes:
+        tree: arrays ``(num_padded, ...)`` in blocks over the devices, the real rows first; 0-d arrays are whole on
+            each device.
+        num_rows: number of real rows.
+
+    Example:
+        >>> import jax, numpy as np, paraxis as px
+        >>> batch = next(px.loader({"x": np.arange(10.0)}, 4, shuffle=False).batches())
+        >>> batch.num_rows, jax.jit(lambda batch: batch.rows()["x"].sum())(batch)
+        (4, Array(6., dtype=float32))
+    """
+
+    tree: Any
+    num_rows: int = dataclasses.field(metadata={"static": True})
+
+    def rows(self) -> Any:
+        """The real rows ``(num_rows, ...)``: for use inside a compiled function, where nothing is moved for it."""
+        return jax.tree.map(lambda x: _first(x, self.num_rows), self.tree)
+
+    def turn(self, index: Any, turns: int, size: int) -> Any:
+        """Inside a compiled function: of the rows with the numbers ``index``, ``index + turns``, … the first ``size``.
+
+        Nothing is moved for it if the batch was laid out for so many turns.
+        """
+        return jax.tree.map(lambda x: _every(x, index, turns, size), self.tree)
+
+
+def num_rows(what: str, batch: Any) -> int:
+    """The number of rows that all leaves of a batch have; 0-d ones have none.
+
+    Raises:
+        ShapeError: naming two leaves that differ, or a leaf that is no array.
+        DataError: if there are no rows.
+    """
+    found: tuple[Any, int] | None = None
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        shape = _shape(what, path, leaf)
+        if not shape:
+            continue
+        if found is None:
+            found = path, shape[0]
+        elif shape[0] != found[1]:
+            raise ShapeError(
+                f"{what}: {tree.name('batch', path)} has {shape[0]} rows, {tree.name('batch', found[0])} has "
+                f"{found[1]}; every array of a batch starts with its rows, and what is the same for all is 0-d or "
+                f"belongs in the function"
+            )
+    if found is None or not found[1]:
+        raise DataError(f"{what}: the batch has no rows; leave empty batches out")
+    return found[1]
+
+
+def _shape(what: str, path: Any, leaf: Any) -> tuple[int, ...]:
+    if not isinstance(leaf, jax.Array):
+        leaf = np.asarray(leaf)
+        if leaf.dtype.kind not in "biufcV":
+            raise ShapeError(
+                f"{what}: {tree.name('batch', path)} is {leaf.dtype}, not numbers; a batch holds arrays of numbers, "
+                f"such as {{'x': np.zeros((32, 8)), 'y': np.zeros(32, int)}}"
+            )
+    return leaf.shape
+
+
+def lay_out(batch: Any, placement: Placement, *, turns: int = 1) -> Batch:
+    """Lay a whole batch, which each process has, out over devices. What the caller does to it later changes nothing.
+
+    Args:
+        batch: a tree of arrays ``(placement.size, ...)``, on the host or on devices; 0-d ones are given whole.
+        placement: where to.
+        turns: in how many turns the rows are to be taken; see :meth:`Batch.turn`.
+
+    Communicates: sends each device its rows.
+    """
+    numbers = local_rows(placement, turns=turns)
+
+    def one(x: Any) -> jax.Array:
+        if isinstance(x, jax.Array) and (jax.process_count() == 1 or not x.is_fully_addressable):
+            return _from_devices(x, placement, turns)
+        host = np.asarray(x)
+        return _assembled(host[numbers] if host.ndim and len(numbers) < len(host) else np.array(host), numbers, place)
+
+    place = _Place(placement, turns)
+    return Batch(jax.tree.map(one, batch), placement.size)
+
+
+def read(reader: Reader, placement: Placement, *, turns: int = 1) -> Batch:
+    """Lay a batch out of which each process reads only the rows of its own devices.
+
+    Args:
+        reader: is called once, with numbers between 0 and ``placement.size``, and gives host arrays that stay as they
+            are.
+        placement: where to.
+        turns: as for :func:`lay_out`.
+
+    Communicates: sends each device its rows, from its own host.
+    """
+    numbers = local_rows(placement, turns=turns)
+    place = _Place(placement, turns)
+    return Batch(jax.tree.map(lambda x: _assembled(np.asarray(x), numbers, place), reader(numbers)), placement.size)
+
+
+def local_rows(placement: Placement, *, turns: int = 1) -> np.ndarray:
+    """The numbers of the rows that lie on this process's devices, ascending; padding is made of the last row."""
+    place = _Place(placement, turns)
+    if place.blocks is None:
+        return np.arange(placement.size)
+    needed = np.zeros(placement.size, bool)
+    for index in place.blocks.addressable_devices_indices_map((place.num_padded,)).values():
+        assert index is not None
+        start, stop, _ = index[0].indices(place.num_padded)
+        needed[min(start, placement.size - 1) : stop] = True
+        needed[-1] |= stop > placement.size
+    return np.flatnonzero(needed)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where padded rows lie."""
+
+    placement: Placement
+    turns: int
+
+    @property
+    def num_padded(self) -> int:
+        unit = self.placement.num_devices * self.turns
+        return -(-self.placement.size // unit) * unit
+
+    @functools.cached_property
+    def blocks(self) -> NamedSharding | None:
+        return layout.block_sharding(self.placement)
+
+
+def _assembled(local: np.ndarray, numbers: np.ndarray, place: _Place) -> jax.Array:
+    """An array over all processes' devices, of the rows that this one has."""
+    local = local.astype(jax.dtypes.canonicalize_dtype(local.dtype), copy=False)
+    whole = whole_sharding(place.placement)
+    if local.ndim == 0:
+        return jnp.asarray(local) if whole is None else jax.make_array_from_callback((), whole, lambda _: local)
+    if place.blocks is None:
+        return jnp.asarray(_padded_on_host(local, place.num_padded))
+    last = place.placement.size - 1
+
+    def block(index: Any) -> np.ndarray:
+        start, stop, _ = index[0].indices(place.num_padded)
+        first = int(np.searchsorted(numbers, min(start, last)))
+        if stop <= last + 1:
+            return local[first : first + stop - start]
+        return local[np.searchsorted(numbers, np.minimum(np.arange(start, stop), last))]
+
+    return jax.make_array_from_callback((place.num_padded, *local.shape[1:]), place.blocks, block)
+
+
+def _padded_on_host(rows: np.ndarray, num_padded: int) -> np.ndarray:
+    extra = num_padded - len(rows)
+    return np.concatenate([rows, np.repeat(rows[-1:], extra, axis=0)]) if extra else rows
+
+
+def _from_devices(x: jax.Array, placement: Placement, turns: int) -> jax.Array:
+    place = _Place(placement, turns)
+    if x.ndim and place.num_padded > x.shape[0]:
+        x = _padded(ready(x), place.num_padded)
+    target = place.blocks if x.ndim else whole_sharding(placement)
+    return x if target is None else jax.device_put(x, target)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _padded(x: jax.Array, num_padded: int) -> jax.Array:
+    return jnp.concatenate([x, jnp.repeat(x[-1:], num_padded - x.shape[0], axis=0)])
+
+
+def _first(x: jax.Array, number: int) -> jax.Array:
+    return x[:number] if x.ndim and x.shape[0] > number else x
+
+
+def _every(x: jax.Array, index: Any, turns: int, size: int) -> jax.Array:
+    if not x.ndim:
+        return x
+    if x.shape[0] % turns:  # laid out for another number of turns
+        x = _padded(x, -(-x.shape[0] // turns) * turns)
+    mine = x.reshape(x.shape[0] // turns, turns, *x.shape[1:])
+    return jax.lax.dynamic_index_in_dim(mine, index, 1, keepdims=False)[:size]
+
+
+def on_auto(placement: Placement) -> Placement:
+    """The same place on a mesh with its devices and with Auto axes only: the compiler splits what is computed."""
+    mesh = layout.concrete_mesh(placement) if placement.mesh_axes else None
+    if mesh is None:
+        return dataclasses.replace(placement, mesh=None, mesh_axes=())
+    is_auto = not jax_api.is_explicit(mesh, mesh.axis_names)
+    return dataclasses.replace(placement, mesh=mesh if is_auto else Mesh(mesh.devices, mesh.axis_names))
+
+
+def whole_sharding(placement: Placement) -> NamedSharding | None:
+    """A value whole on every device of the mesh; ``None``: on the one there is."""
+    return layout.sharding(placement, rows=False)
+
+
+def split_sharding(placement: Placement, name: str, ndim: int, entry: Any) -> NamedSharding:
+    """A value split over devices: along one dimension over the axis, or by a PartitionSpec of mesh axes.
+
+    Raises:
+        AxisError: if it names a dimension or a mesh axis that is not there.
+    """
+    mesh = layout.concrete_mesh(placement)
+    assert mesh is not None
+    if isinstance(entry, int):
+        if not 0 <= entry < ndim:
+            raise AxisError(f"shard: the rule splits {name}, which has {ndim} dimensions, along dimension {entry}")
+        return NamedSharding(mesh, P(*(None,) * entry, placement.mesh_axes))
+    try:
+        return NamedSharding(mesh, P(*entry))
+    except (TypeError, ValueError) as error:
+        raise AxisError(
+            f"shard: the rule gives {entry!r} for {name}; it must give None (whole on each device), a dimension "
+            f"(split along it), or a PartitionSpec with axes of the mesh {dict(mesh.shape)}"
+        ) from error
+
+
+def local(values: Any) -> Any:
+    """Values that lie on the devices of several processes, whole on one device of this one; others as they are.
+
+    Every process must call it, unless all values are whole on each device.
+
+    Communicates: brings together what is split.
+    """
+    leaves, structure = jax.tree.flatten(values)
+    split = [i for i, x in enumerate(leaves) if not (_is_local(x) or x.is_fully_replicated)]
+    if split:
+        targets = [NamedSharding(leaves[i].sharding.mesh, P()) for i in split]
+        whole = jax.jit(_same, out_shardings=targets)(ready([leaves[i] for i in split]))
+        for i, x in zip(split, whole, strict=True):
+            leaves[i] = x
+    return jax.tree.unflatten(structure, [x if _is_local(x) else x.addressable_data(0) for x in leaves])
+
+
+def _is_local(x: Any) -> bool:
+    return not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or x.is_fully_addressable
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def send(values: Any, shardings: Any) -> Any:
+    """Values that every process has, laid over devices as a tree of shardings like theirs says; ``None``: left alone.
+
+    Communicates: sends each device its part, from its own host if there are several.
+    """
+    leaves, structure = jax.tree.flatten(values)
+    targets = structure.flatten_up_to(shardings)
+    return jax.tree.unflatten(structure, [_sent(x, target) for x, target in zip(leaves, targets, strict=True)])
+
+
+def _sent(x: jax.Array, target: NamedSharding | None) -> jax.Array:
+    if target is None or x.sharding == target:
+        return x
+    if jax.process_count() == 1 or not x.is_fully_addressable:
+        return jax.device_put(x, target)
+    # An array of one process does not go to others: each makes its part of its own copy.
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(_sent(jax.random.key_data(x), target), impl=jax.random.key_impl(x))
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, target, lambda index: host[index])

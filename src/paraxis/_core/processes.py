@@ -1,0 +1,201 @@
+"""What the processes of one computation agree on: who is first, when all are there, when all stop; and their progress.
+
+Nothing here starts them: ``paraxis.launch`` does. In a lone process each of these is at hand, and does nothing.
+"""
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from paraxis._core import jax_api
+from paraxis._core.errors import ProcessError, StateError
+
+_BARRIER_TIMEOUT = 600.0
+
+
+def index() -> int:
+    """The number of this process, from 0. Starts JAX's devices."""
+    return jax.process_index()
+
+
+def count() -> int:
+    """How many processes there are. Starts JAX's devices."""
+    return jax.process_count()
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes what is written once."""
+    return index() == 0
+
+
+# What ``paraxis.launch`` tells a process by, as far as it is needed to see that the process has not listened.
+_NUM_PROCESSES, _PROCESS, _LAUNCHER = "PARAXIS_NUM_PROCESSES", "PARAXIS_PROCESS", "PARAXIS_LAUNCHER"
+
+
+def require_joined(what: str) -> None:
+    """Refuse to work alone, and write where all others do, in one of several processes that has not joined them.
+
+    Args:
+        what: the function of ours, for the error.
+
+    Raises:
+        StateError: if this process was started as one of several, and knows of no others.
+    """
+    number, rank = os.environ.get(_NUM_PROCESSES, ""), os.environ.get(_PROCESS, "")
+    if not number.isdigit() or int(number) < 2 or jax.distributed.is_initialized():
+        return
+    if os.environ.get(_LAUNCHER, str(os.getppid())) != str(os.getppid()):
+        return  # they were meant for the process that started this one
+    raise StateError(
+        f"{what}: this process is rank {rank} of {number} of paraxis launch, but px.initialize() was not called, so "
+        f"each would train alone and write to the same place; write px.initialize() at the start, right after the "
+        f"imports"
+    )
+
+
+_barriers = itertools.count()
+
+
+def barrier(name: str, *, timeout: float = _BARRIER_TIMEOUT) -> None:
+    """Wait until all processes are here. They must pass the same barriers in the same order.
+
+    Not a computation on the devices: it may be passed while one runs.
+
+    Args:
+        name: what is waited for, in words, for the message of an error.
+        timeout: in seconds.
+
+    Raises:
+        ProcessError: if the others do not come in time, or are gone.
+
+    Communicates: a few bytes with the coordinator, about 1.5 ms.
+    """
+    client = jax_api.coordination_client()
+    if client is None:
+        return
+    try:
+        client.wait_at_barrier(f"paraxis/{next(_barriers)}/{name}", int(timeout * 1000))
+    except jax.errors.JaxRuntimeError as error:
+        raise ProcessError(
+            f"process {index()} waited {timeout:g} s for the other processes at {name!r}; one is gone, slow, "
+            "or does not pass here: all processes must run the same program"
+        ) from error
+
+
+def anywhere(flag: bool) -> bool:
+    """Whether it is true in any process.
+
+    Communicates: one all-gather of a byte per process. All processes must call it.
+    """
+    return bool(np.any(_of_all(flag)))
+
+
+def everywhere(flag: bool) -> bool:
+    """Whether it is true in all processes.
+
+    Communicates: one all-gather of a byte per process. All processes must call it.
+    """
+    return bool(np.all(_of_all(flag)))
+
+
+def _of_all(flag: bool) -> Any:
+    return flag if count() == 1 else jax_api.gathered_from_processes(np.asarray([flag]))
+
+
+# Seconds of time.monotonic() when something was last got done; None: nobody counts on more.
+_last_progress: float | None = None
+
+
+def note_progress() -> None:
+    """Tell the watchdog that a step was done. From the first one on, it waits for the next."""
+    global _last_progress
+    _last_progress = time.monotonic()
+
+
+def end_progress() -> None:
+    """Tell the watchdog not to wait for another step."""
+    global _last_progress
+    _last_progress = None
+
+
+def last_progress() -> float | None:
+    """When the last step was done, by ``time.monotonic()``; ``None``: no next one is waited for."""
+    return _last_progress
+
+
+# Calls of `StopSignal.asked` in this process. It, and not the loop's own step, is what processes agree on: a second
+# loop begins with step 0 again, and would never come to a step that was agreed on in the first.
+_calls = itertools.count()
+_stopped = False
+
+
+class StopSignal:
+    """Within, SIGTERM and SIGINT (Ctrl-C) ask the loop to stop after a step, in all processes after the same one.
+
+    A second Ctrl-C is the usual ``KeyboardInterrupt``. What handled the signals before does so again afterwards.
+    Outside the main thread, Python handles no signals, so nothing is changed there.
+
+    With several processes, SIGTERM is JAX's, from ``px.initialize()`` on: it tells the others, and all agree on a
+    step, within about a second. A process that was asked to stop so is asked by every later loop too.
+
+    Example:
+        >>> from paraxis._core.processes import StopSignal
+        >>> with StopSignal() as stop:
+        ...     for step in range(3):
+        ...         if stop.asked():
+        ...             break
+    """
+
+    def __init__(self) -> None:
+        self._asked: str | None = None
+        self._together = jax.distributed.is_initialized() and jax_api.tells_of_preemption()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Take over the signals."""
+        if threading.current_thread() is threading.main_thread():
+            self._take(signal.SIGINT, self._interrupted)
+            if not jax.distributed.is_initialized():
+                self._take(signal.SIGTERM, self._terminated)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give them back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def asked(self) -> str | None:
+        """The signal because of which to stop now, if any. To be called once a step, in every process alike.
+
+        Communicates: nothing that is waited for; about 30 µs with several processes.
+        """
+        global _stopped
+        if self._together:
+            _stopped = _stopped or jax_api.reached_stop(next(_calls))
+            return "SIGTERM" if _stopped else None
+        return self._asked
+
+    def _take(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
+        before = signal.getsignal(number)
+        if before is None or before is signal.SIG_IGN:  # cannot be put back; or the user's shell wants it ignored
+            return
+        self._before[number] = before
+        signal.signal(number, handler)
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._asked is not None:
+            raise KeyboardInterrupt
+        self._asked = "SIGINT"
+        if self._together:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        self._asked = self._asked or "SIGTERM"

@@ -1,0 +1,26 @@
+"""How many threads XLA computes with on CPU: last bits of results depend on it, and it is settled when JAX starts."""
+
+import os
+from collections.abc import Mapping
+
+VARIABLE = "PJRT_NPROC"
+"""Environment variable that XLA takes the number from; ``NPROC`` if there is none."""
+
+FLOOR = 8
+"""So that one process with eight devices has as many as eight with one, on small machines too."""
+
+
+def num_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def advised(num_devices: int = 1) -> int:
+    """A number that is the same for all processes of a machine, with any of the usual numbers of devices."""
+    return max(num_cores(), num_devices, FLOOR)
+
+
+def asked_for(variables: Mapping[str, str]) -> int | None:
+    """The number in an environment; ``None``: XLA decides, by cores and devices."""
+    found = variables.get(VARIABLE) or variables.get("NPROC") or ""
+    return int(found) if found.isdigit() and int(found) > 0 else None
