@@ -1,0 +1,47 @@
+"""Broadcast parameters, map the gradient, reduce by mean: training steps, and what a run of them needs."""
+
+import typing
+
+from paraxis._core.batches import Batch
+from paraxis.train.data._loader import Loader, loader
+from paraxis.train.runs._evaluate import Evaluate
+from paraxis.train.runs._events import Event
+from paraxis.train.runs._fit import Fitted, fit
+from paraxis.train.runs._history import History, Record
+from paraxis.train.runs._stopping import StopEarly, TrainingStopped
+from paraxis.train.steps._eval_step import eval_step
+from paraxis.train.steps._means import Mean
+from paraxis.train.steps._state import TrainState
+from paraxis.train.steps._step import train_step
+
+if typing.TYPE_CHECKING:
+    from paraxis.train.checkpoints._checkpoints import Checkpoints, Restored
+
+__all__ = [
+    "Batch",
+    "Checkpoints",
+    "Evaluate",
+    "Event",
+    "Fitted",
+    "History",
+    "Loader",
+    "Mean",
+    "Record",
+    "Restored",
+    "StopEarly",
+    "TrainState",
+    "TrainingStopped",
+    "eval_step",
+    "fit",
+    "loader",
+    "train_step",
+]
+
+
+def __getattr__(name: str) -> typing.Any:
+    """Checkpoints are loaded when they are first used: Orbax takes a second or two."""
+    if name not in ("Checkpoints", "Restored"):
+        raise AttributeError(f"module 'paraxis.train' has no attribute {name!r}")
+    from paraxis.train.checkpoints import _checkpoints
+
+    return getattr(_checkpoints, name)

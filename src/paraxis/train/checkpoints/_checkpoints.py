@@ -1,0 +1,345 @@
+"""A run's checkpoints in a directory: written in the background, checked when they are read."""
+
+import contextlib
+import dataclasses
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Generic, Literal, Self, TypeVar
+
+import jax
+
+from paraxis._core import processes
+from paraxis._core.errors import CheckpointError, DataError
+from paraxis.train.checkpoints import _records
+from paraxis.train.checkpoints._differences import Difference
+from paraxis.train.checkpoints._folders import Folder
+from paraxis.train.checkpoints._keeping import Keeping, checked_count
+from paraxis.train.checkpoints._records import Damaged
+from paraxis.train.checkpoints._restoring import Found, found
+from paraxis.train.checkpoints._saving import Saving, checked_leaves, checked_notes, checked_step, contents
+
+_Tree = TypeVar("_Tree")
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored(Generic[_Tree]):
+    """What ``Checkpoints.restore`` gives.
+
+    Attributes:
+        tree: of the target's structure, its arrays laid out like the target's.
+        notes: that were saved with it.
+        step: of the checkpoint that was used.
+        differences: with ``partial=True``, the leaves that were not taken from the checkpoint, and its leaves that
+            the target has not; otherwise empty.
+        changed: what the bits of a run depend on and is not as it was when the checkpoint was saved, in words:
+            versions of JAX, kind and number of devices, number of processes, XLA's CPU threads.
+    """
+
+    tree: _Tree
+    notes: dict[str, Any]
+    step: int
+    differences: tuple[Difference, ...]
+    changed: tuple[str, ...]
+
+
+class Checkpoints:
+    """A directory of checkpoints, each of any pytree of arrays, random keys and Python numbers.
+
+    Checkpoints are whole or not there: whatever a killed process leaves, a crash, or a full disk, those before stay.
+    Each leaf has a checksum of its own, which does not depend on the devices. When one is damaged, the checkpoint is
+    set aside under another name, and the one before is used. Nothing is pickled: Orbax writes the arrays, the rest is
+    JSON.
+
+    A directory is for one run at a time: the process that saves to it first is the only one that may until it ends,
+    until its ``with`` ends, or until its objects of this directory are gone; another one is refused, as far as the file
+    system knows of locks. Any number may read. Several objects of one process may save to it: they take turns. What
+    else lies in the directory is left alone.
+
+    Args:
+        path: of the directory; it is made when something is saved. May be relative, and begin with ``~``.
+        every: how many steps lie between checkpoints, for ``is_due``; ``None``: none is due.
+        keep: how many of the last ones stay; ``None``: all.
+        keep_every: those of steps that are multiples of it stay as well.
+        best: ``("loss", "min")`` or ``("accuracy", "max")``: the one with the best such number in its notes stays too.
+        asynchronous: whether ``save`` returns once it has copied the arrays, and writes in the background.
+
+    Raises:
+        DataError: on a malformed argument.
+        CheckpointError: if there is something else than a directory at that place.
+
+    Communicates: several processes wait for the first one to tidy up; all must make the object, and call its methods,
+    alike. They need a file system that they share.
+
+    Example:
+        >>> import tempfile
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> state = {"w": jnp.arange(3.0), "epoch": 1}
+        >>> with px.Checkpoints(tempfile.mkdtemp(), keep=2) as checkpoints:
+        ...     for step in (10, 20, 30):
+        ...         checkpoints.save(step, state, {"loss": 1 / step})
+        >>> checkpoints.steps
+        (20, 30)
+        >>> restored = checkpoints.restore(state)
+        >>> restored.step, restored.notes, restored.tree["w"]
+        (30, {'loss': 0.03333333333333333}, Array([0., 1., 2.], dtype=float32))
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        every: int | None = None,
+        keep: int | None = 3,
+        keep_every: int | None = None,
+        best: tuple[str, Literal["min", "max"]] | None = None,
+        asynchronous: bool = True,
+    ) -> None:
+        self._every = checked_count("every", every)
+        self._keeping = Keeping(checked_count("keep", keep), checked_count("keep_every", keep_every), best)
+        self._asynchronous = asynchronous
+        self._folder = Folder(_absolute(path))
+        self._saving: Saving | None = None
+        if self.path.exists() and not self.path.is_dir():
+            raise CheckpointError(
+                f"Checkpoints: {self.path} is there and is not a directory; give another place: "
+                f"px.Checkpoints('{self.path}-checkpoints')"
+            )
+        self._tidy()
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._folder.path
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps of the checkpoints that are whole, in order. One that is still being written is not."""
+        return self._folder.steps()
+
+    @property
+    def latest(self) -> int | None:
+        """The last of the steps."""
+        return max(self.steps, default=None)
+
+    @property
+    def best(self) -> int | None:
+        """The step whose notes have the best number, as said by ``best=``; the later one of two equal ones."""
+        return self._keeping.best_of(self.steps, self._notes)
+
+    @property
+    def every(self) -> int | None:
+        """How many steps lie between checkpoints, if that was said."""
+        return self._every
+
+    @property
+    def best_by(self) -> str | None:
+        """The number of the notes by which the best one is found, if that was said."""
+        return self._keeping.best[0] if self._keeping.best else None
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is to be saved after this many steps, as said by ``every=``."""
+        return self._every is not None and step > 0 and step % self._every == 0
+
+    def claim(self) -> None:
+        """Have this process be the one that saves here, from now on; ``save`` does so too.
+
+        It ends with a ``with`` block, with the last use of this object, or with the process. Of several processes it is
+        the first one.
+
+        Raises:
+            CheckpointError: if another process does, and goes on to for 10 s; or if the directory cannot be written to.
+
+        Communicates: nothing.
+        """
+        if not processes.is_first():
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._folder.claim()
+        except OSError as error:
+            raise CheckpointError(
+                f"Checkpoints: {self.path} cannot be written to: {_reason(error)}; give another place: "
+                f"px.Checkpoints('{self.path}-2')"
+            ) from error
+
+    def save(self, step: int, tree: Any, notes: Mapping[str, Any] | None = None) -> None:
+        """Save a tree as the checkpoint of a step. One of that step that is there is replaced when this one is whole.
+
+        When this returns, the arrays have been copied: they may be changed or donated. One checkpoint at most is being
+        written; this waits for the one before.
+
+        Args:
+            step: at least 0.
+            tree: JAX and NumPy arrays, random keys and Python numbers in any containers. With several processes,
+                arrays over the devices of all, and others that are the same in all.
+            notes: JSON values, such as the position in the data; ``restore`` gives them back.
+
+        Raises:
+            StateError: if a leaf cannot be saved; or if this is one of several processes that did not join the others.
+            DataError: if the notes are not JSON values, or lack the number that ``best=`` names.
+            CheckpointError: if this checkpoint, or the one before, could not be written. What was there stays. If only
+                this process could not write its part, the others still wait for it: let it end.
+
+        Communicates: barriers of JAX's coordination service, and what checksums of large arrays over several devices
+        need, 8 bytes each. Arrays are copied to their hosts, each process those parts that it writes: until they are
+        written, that is one copy of the tree in the memory of the hosts, and nothing on the devices.
+        """
+        processes.require_joined("px.Checkpoints")
+        step, notes, leaves = checked_step(step), checked_notes(notes), checked_leaves(tree)
+        self._keeping.check(notes)
+        self.wait()
+        self._saving = Saving(self._folder, contents(step, leaves, notes), lambda: self._remove_others(step))
+        if not self._asynchronous or not self._saving.has_begun:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until what was saved is written.
+
+        Raises:
+            CheckpointError: if it could not be written.
+
+        Communicates: one barrier, if something was being written.
+        """
+        if self._saving is None:
+            return
+        error = self._saving.wait()  # a Ctrl-C ends the waiting, not the writing
+        step, self._saving = self._saving.step, None
+        if error is not None:
+            others = f"the others, of steps {', '.join(map(str, self.steps))}, are there as before"
+            raise CheckpointError(
+                f"save: the checkpoint of step {step} could not be written to {self.path}: {_reason(error)}; "
+                f"{others if self.steps else 'there is no other'}. Make room, change permissions, or give another "
+                f"place: px.Checkpoints('another/place')"
+            ) from error
+
+    def restore(self, target: _Tree, step: int | None = None, *, partial: bool = False) -> Restored[_Tree]:
+        """The tree of the last checkpoint, or of the one of a given step.
+
+        A damaged checkpoint is renamed, with a warning, and the one before is used; but if ``step`` is given, it is an
+        error, and nothing is renamed.
+
+        Args:
+            target: a tree of the same structure: of arrays, which are left alone, or ``jax.ShapeDtypeStruct``. The new
+                arrays lie as these do, on any number of devices. A leaf may be a JAX array in one and a NumPy array in
+                the other.
+            step: one of ``steps``.
+            partial: take the leaves that agree in path, shape and dtype, and keep the target's own for the rest.
+
+        Raises:
+            StateError: if the checkpoint and the target differ in the paths, shapes or dtypes of their leaves; the
+                message lists how.
+            CheckpointError: if there is none, or none that is not damaged.
+
+        Communicates: each process reads what its devices need. Checksums, as in ``save``.
+        """
+        self.wait()
+        reasons: dict[int, str] = {}
+        for candidate in self.steps[::-1] if step is None else (self._checked_present(step),):
+            got, reason = self._attempt(candidate, target, partial)
+            if got is not None:
+                tree = jax.tree.unflatten(jax.tree.structure(target), got.leaves)
+                changed = _records.changes(got.record["surroundings"])
+                return Restored(tree, got.record["notes"], candidate, got.differences, changed)
+            reasons[candidate] = reason
+            if step is None:
+                self._set_aside(candidate, reason)
+        raise CheckpointError(self._nothing(reasons, step))
+
+    def __enter__(self) -> Self:
+        """For ``with``: at its end, all is written, and other processes may save here."""
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        """Wait; what could not be written is an error, unless there is another."""
+        try:
+            self.wait()
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            error.add_note(str(failure))
+        finally:
+            self._folder.unclaim()
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({str(self.path)!r}, steps={self.steps})"
+
+    def _tidy(self) -> None:
+        """Put in order what a killed process left, unless another one is writing."""
+        if processes.is_first() and not self._folder.is_tidy():
+            lock = self._folder.lock(wait=False)
+            if lock is not None:
+                # What cannot be removed is in nobody's way; to write, as the next one, tells more of it.
+                with lock, contextlib.suppress(OSError):
+                    self._folder.tidy()
+        processes.barrier("the directory of checkpoints is tidy")
+
+    def _checked_present(self, step: int) -> int:
+        if step not in self.steps:
+            raise CheckpointError(
+                f"restore: there is no checkpoint of step {step} in {self.path}; there are {self.steps}; "
+                f"write restore(target) for the last one"
+            )
+        return step
+
+    def _notes(self, step: int) -> Mapping[str, Any] | None:
+        try:
+            return self._folder.record(step)["notes"]
+        except (Damaged, OSError):
+            return None
+
+    def _remove_others(self, step: int) -> None:
+        for other in self._keeping.going(self.steps, step, self._notes):
+            self._folder.remove(other)
+
+    def _attempt(self, step: int, target: Any, partial: bool) -> tuple[Found | None, str]:
+        """What a checkpoint holds, or why it cannot be used; the same for all processes."""
+        got, reason = None, "another process could not read it"
+        try:
+            got = found(self._folder, step, target, partial)
+        except FileNotFoundError:
+            reason = "it was removed by another process"
+        except Damaged as error:
+            reason = str(error)
+        return (None if processes.anywhere(got is None) else got), reason
+
+    def _set_aside(self, step: int, reason: str) -> None:
+        """Rename a damaged checkpoint, in the first process, and say so."""
+        if processes.is_first() and self._folder.place(step).exists():
+            try:
+                place = f"it is now {self._folder.set_aside(step)}"
+            except OSError as error:
+                place = f"it could not be set aside: {error.strerror}"
+            warnings.warn(
+                f"the checkpoint of step {step} in {self.path} is damaged: {reason}; {place}, "
+                f"and the one before it is used",
+                stacklevel=3,
+            )
+        processes.barrier("a damaged checkpoint is set aside")
+
+    def _nothing(self, reasons: Mapping[int, str], step: int | None) -> str:
+        if not reasons:
+            return f"restore: there is no checkpoint in {self.path}; look before whether checkpoints.latest is None"
+        listed = "\n".join(f"  {number}: {reason}" for number, reason in reasons.items())
+        if step is not None:
+            others = tuple(other for other in self.steps if other != step)
+            return (
+                f"restore: the checkpoint of step {step} in {self.path} is damaged:\n{listed}\n"
+                f"there are {others or 'no others'}; write restore(target) for the last one that is whole"
+            )
+        return f"restore: every checkpoint in {self.path} is damaged, and was set aside:\n{listed}"
+
+
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    if "://" in os.fspath(path):
+        raise DataError(
+            f"Checkpoints: path must be that of a directory, got {os.fspath(path)!r}; mount what is there, and write "
+            f"px.Checkpoints('/where/it/is/mounted')"
+        )
+    return Path(os.path.abspath(Path(path).expanduser()))
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0][:500] if text else type(error).__name__

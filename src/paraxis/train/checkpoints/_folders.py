@@ -1,0 +1,178 @@
+"""The directory of a run's checkpoints: what lies there under which name, and how a name changes hands.
+
+    100/                          the checkpoint of step 100; whole, as it has its name only since it was
+    saving-200…/                  one that is being written
+    replaced-100/, removing-100/  ones that go
+    damaged-100/                  one that was set aside
+    run.lock                      locked by the process that saves, from its first save until it is done
+    writer.lock                   locked by what writes or tidies; both locks end with the process
+
+A checkpoint's directory holds a record, ``paraxis.json``, written last, with its own checksum. Whatever else lies there
+is somebody's own: it is neither read, renamed nor removed.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paraxis.train.checkpoints import _locks, _records
+from paraxis.train.checkpoints._locks import Lock
+
+_RUN, _LOCK = "run.lock", "writer.lock"
+_PASSING = re.compile(r"(saving|replaced|removing)-(\d+)|(saving)-(\d+)\..*orbax-checkpoint-tmp.*")
+_LARGE = 1 << 16
+
+
+class Folder:
+    """A directory of checkpoints. Its methods that write are for the first process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._claim: Lock | None = None
+
+    def steps(self) -> tuple[int, ...]:
+        """The steps of which there are checkpoints, in order."""
+        ours = (entry.name for entry in self._entries() if _is_number(entry.name) and _is_checkpoint(entry))
+        return tuple(sorted(int(name) for name in ours))
+
+    def place(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return self.path / str(step)
+
+    def staging(self, step: int) -> Path:
+        """Where it is written."""
+        return self.path / f"saving-{step}"
+
+    def record(self, step: int) -> dict[str, Any]:
+        """What was recorded beside a step's arrays.
+
+        Raises:
+            Damaged: if it is not there or not what was written.
+            FileNotFoundError: if there is no such checkpoint.
+        """
+        if not self.place(step).is_dir():
+            raise FileNotFoundError(f"there is no {self.place(step)}")
+        return _records.read(self.place(step))
+
+    def check_free(self, step: int) -> None:
+        """Check that nobody's own files lie where the checkpoint of a step is to lie.
+
+        Raises:
+            FileExistsError: if there are.
+        """
+        if not self._is_free(step):
+            raise FileExistsError(f"{self.place(step)} is there and is not a checkpoint, so it stays as it is")
+
+    def commit(self, step: int, record: Mapping[str, Any]) -> None:
+        """Give a written checkpoint its name; an older one of that step goes."""
+        _records.write(self.staging(step), record)
+        _sync_all(self.staging(step))
+        self._exchange(step)
+
+    def discard(self, step: int) -> None:
+        """Remove what was written of a checkpoint that failed."""
+        for entry, kind, number in self._passing():
+            if (kind, number) == ("saving", step):
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def remove(self, step: int) -> None:
+        """Remove a checkpoint; it has lost its name before its files go."""
+        going = self.path / f"removing-{step}"
+        shutil.rmtree(going, ignore_errors=True)
+        self.place(step).rename(going)
+        shutil.rmtree(going)
+
+    def set_aside(self, step: int) -> Path:
+        """Rename a damaged checkpoint, and give its new place."""
+        aside, number = self.path / f"damaged-{step}", 2
+        while aside.exists():
+            aside, number = self.path / f"damaged-{step}-{number}", number + 1
+        self.place(step).rename(aside)
+        return aside
+
+    def is_tidy(self) -> bool:
+        """Whether there is nothing that is being written, or that a killed process left."""
+        return not self._passing()
+
+    def tidy(self) -> None:
+        """Finish, or remove, what a killed process left. Only under the lock."""
+        for entry, kind, step in self._passing():
+            if kind == "saving":
+                if entry == self.staging(step) and self._is_free(step) and _records.is_whole(entry):
+                    self._exchange(step)
+                else:
+                    shutil.rmtree(entry, ignore_errors=True)
+        for entry, kind, step in self._passing():
+            if kind == "replaced" and not os.path.lexists(self.place(step)):
+                entry.rename(self.place(step))
+            else:
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def claim(self) -> None:
+        """Have this process be the one that saves here, until it is released.
+
+        Raises:
+            OSError: if it cannot be; ``BlockingIOError``: if another one is.
+        """
+        if self._claim is None:
+            self._claim = _locks.claim(self.path / _RUN)
+
+    def unclaim(self) -> None:
+        """Let other processes save here, once no other object of this one does."""
+        self._claim = None
+
+    def lock(self, *, wait: bool) -> Lock | None:
+        """The right to write now, once no other process and no other object of this one has it."""
+        return Lock.take(self.path / _LOCK, wait)
+
+    def _entries(self) -> list[Path]:
+        return sorted(self.path.iterdir()) if self.path.is_dir() else []
+
+    def _is_free(self, step: int) -> bool:
+        return not os.path.lexists(self.place(step)) or _is_checkpoint(self.place(step))
+
+    def _passing(self) -> list[tuple[Path, str, int]]:
+        """What is being written, or goes: the directory, what happens to it, and of which step it is."""
+        found = ((entry, _PASSING.fullmatch(entry.name)) for entry in self._entries())
+        ours = [(entry, match) for entry, match in found if match and entry.is_dir() and not entry.is_symlink()]
+        return [(entry, match[1] or match[3], int(match[2] or match[4])) for entry, match in ours]
+
+    def _exchange(self, step: int) -> None:
+        self.check_free(step)
+        place, old = self.place(step), self.path / f"replaced-{step}"
+        if place.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            place.rename(old)
+        self.staging(step).rename(place)
+        _sync(self.path)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_number(name: str) -> bool:
+    return name.isdecimal() and str(int(name)) == name
+
+
+def _is_checkpoint(place: Path) -> bool:
+    """Whether it is a directory that was written here, damaged or not."""
+    return (place / _records.FILE).is_file() and not place.is_symlink()
+
+
+def _sync_all(directory: Path) -> None:
+    """Have the disk write the small files and the names; Orbax has seen to the large ones."""
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            file = Path(parent) / name
+            if file.stat().st_size <= _LARGE:
+                _sync(file)
+        _sync(Path(parent))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

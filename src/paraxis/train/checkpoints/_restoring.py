@@ -1,0 +1,100 @@
+"""One checkpoint on its way back: what it holds is compared with what is asked for, loaded, and checked."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from paraxis._core.errors import StateError
+from paraxis.train.checkpoints import _leaves, _orbax
+from paraxis.train.checkpoints._checksums import checksum
+from paraxis.train.checkpoints._differences import Difference, Kind, compare, listed
+from paraxis.train.checkpoints._folders import Folder
+from paraxis.train.checkpoints._records import Damaged
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a checkpoint holds of a target."""
+
+    leaves: list[Any]
+    record: dict[str, Any]
+    differences: tuple[Difference, ...]
+
+
+def found(folder: Folder, step: int, target: Any, partial: bool) -> Found:
+    """The target's leaves from the checkpoint of a step.
+
+    Raises:
+        StateError: if they do not agree, or cannot lie as they should.
+        Damaged: if the files are not what was written.
+    """
+    wanted = _leaves.named(target, "restore")
+    kinds = {path: _leaves.kind(path, leaf, "restore") for path, leaf in wanted.items()}
+    record = folder.record(step)
+    entries = record["leaves"]
+    saved = {path: Kind(entry["dtype"], _shape(entry["shape"])) for path, entry in entries.items()}
+    differences = compare(saved, kinds)
+    own = {difference.path for difference in differences if difference.what != "extra"}
+    _check(folder, step, differences, {path: wanted[path] for path in own} if partial else None)
+    taken = {path: leaf for path, leaf in wanted.items() if path not in own}
+    data = _loaded(folder, step, entries, taken)
+    # What was read is let go leaf by leaf: there are not two copies of all.
+    leaves = [
+        leaf if path in own else _leaves.restored(entries[path], data.pop(path, None), leaf)
+        for path, leaf in wanted.items()
+    ]
+    return Found(leaves, record, differences)
+
+
+def _check(folder: Folder, step: int, differences: tuple[Difference, ...], own: Mapping[str, Any] | None) -> None:
+    """``own``: the target's leaves that would be kept; ``None``: all must be taken."""
+    if own is None and differences:
+        raise StateError(
+            f"restore: the checkpoint of step {step} in {folder.path} and the target differ:\n{listed(differences)}\n"
+            f"give a target of the state that was saved; to take the leaves that agree and keep the target's own for "
+            f"the rest, write restore(target, partial=True)"
+        )
+    empty = [path for path, leaf in (own or {}).items() if isinstance(leaf, jax.ShapeDtypeStruct)]
+    if empty:
+        raise StateError(
+            f"restore: the checkpoint of step {step} in {folder.path} lacks {', '.join(empty)}, and the target has no "
+            f"value to keep there, only a jax.ShapeDtypeStruct; give an array: restore(state, partial=True)"
+        )
+
+
+def _loaded(folder: Folder, step: int, entries: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
+    wishes = {path: _leaves.wish(path, entries[path], leaf) for path, leaf in taken.items()}
+    wishes = {path: wish for path, wish in wishes.items() if wish is not None}
+    try:
+        data = _orbax.load(folder.place(step), wishes)
+    except Exception as error:
+        if not _orbax.tells_of_damage(error):
+            raise
+        raise Damaged(f"its files cannot be read: {_root(error)}") from error
+    for path, wish in wishes.items():
+        _check_data(path, data.get(path), wish, entries[path]["checksum"])
+    return data
+
+
+def _check_data(path: str, data: Any, wish: _orbax.Wish, expected: str) -> None:
+    where = f"the leaf {path}" if path else "the only leaf"
+    if data is None or data.shape != wish.shape or np.dtype(data.dtype) != wish.dtype:
+        what = "nothing" if data is None else f"{data.dtype} {data.shape}"
+        raise Damaged(f"{where} reads as {what}, where {wish.dtype} {wish.shape} was written")
+    if checksum(data) != expected:
+        raise Damaged(f"{where} has another checksum than when it was written")
+
+
+def _root(error: BaseException) -> str:
+    """The first thing that went wrong, in a line."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:300]}"
+
+
+def _shape(shape: list[int] | None) -> tuple[int, ...] | None:
+    return None if shape is None else tuple(shape)

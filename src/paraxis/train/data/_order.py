@@ -1,0 +1,77 @@
+"""Which row comes when: a function of the seed, the epoch and the number of rows, and of nothing else.
+
+Philox is a counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): it is keyed
+by (seed, epoch), so that no epoch has to be gone through to know a later one. NumPy promises that a bit generator's
+stream stays, which it does not of ``Generator.permutation``; so rows are put in the order of their random bits.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """How rows are put in batches, epoch after epoch; each row comes once in an epoch, unless it is left over."""
+
+    num_rows: int
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    seed: int
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return self.num_rows // self.batch_size if self.drop_last else -(-self.num_rows // self.batch_size)
+
+    def rows(self, number: int) -> np.ndarray:
+        """The rows of a batch, by its number counted from the first epoch's: ``(rows,)``, int64."""
+        epoch, k = divmod(number, len(self))
+        first, last = k * self.batch_size, min((k + 1) * self.batch_size, self.num_rows)
+        return self._epoch_order(epoch)[first:last].copy() if self.shuffle else np.arange(first, last)
+
+    def describe(self) -> dict[str, Any]:
+        """For JSON. The name of the order is for another one, should there ever be one."""
+        wishes = dataclasses.asdict(self)
+        return {"order": "philox-argsort" if self.shuffle else "as they come", **wishes}
+
+    @functools.cached_property
+    def _epoch_order(self) -> Any:
+        # Of the epoch under way and of one more: the thread that reads ahead may be there already.
+        return functools.lru_cache(maxsize=2)(functools.partial(epoch_order, self.num_rows, self.seed))
+
+
+def epoch_order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
+    """The rows of an epoch, each once, in an order of its own: ``(num_rows,)``, int64."""
+    bits = np.random.Philox(key=_words(seed, epoch)).random_raw(num_rows)
+    return np.argsort(bits, kind="stable")
+
+
+class RowGenerators(Sequence[np.random.Generator]):
+    """One NumPy generator per row, keyed by (seed, epoch, row): ``random[i]`` is that of the i-th row given.
+
+    The same row draws the same in one epoch, whatever the batch size, the devices and the processes; and each
+    ``random[i]`` begins anew.
+    """
+
+    def __init__(self, seed: int, epoch: int, rows: np.ndarray) -> None:
+        self._seed = seed
+        self._epoch = epoch
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return RowGenerators(self._seed, self._epoch, self._rows[index])
+        # The last word keeps them apart from the order's own numbers, which count in the first.
+        counter = _words(0, int(self._rows[index]), 0, 1)
+        return np.random.Generator(np.random.Philox(key=_words(self._seed, self._epoch), counter=counter))
+
+
+def _words(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.uint64)  # a list of large and small ones would become floats

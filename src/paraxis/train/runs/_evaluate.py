@@ -1,0 +1,113 @@
+"""Evaluations of a run: a step that changes nothing, over all of some data."""
+
+import collections
+import contextlib
+import operator
+from typing import Any, Literal
+
+from paraxis._core import processes
+from paraxis._core.errors import DataError
+from paraxis.train.runs._feed import Feed
+from paraxis.train.runs._history import Sums, added, fetched, means_of, sums_of
+
+AHEAD = 4
+"""Batches that the host may be ahead of the devices: their metrics are fetched when so many more are under way."""
+
+
+_ONE_EACH = (
+    "of several datasets, each has an evaluation: evaluate=[px.Evaluate(step, dev, name='dev'), px.Evaluate(step, "
+    "test, name='test')]"
+)
+
+
+class Evaluate:
+    """An evaluation of a run over all of some data, each time the same: averages are exact, whatever the batches.
+
+    Args:
+        step: ``step(state, batch)`` gives a dict of metrics, as ``px.eval_step`` makes it.
+        data: as for :func:`fit`; of a loader, its first epoch. Several datasets are several evaluations.
+        every: ``"epoch"``: after each epoch; or after so many steps. And at the end in any case.
+        name: what names of its metrics begin with, as in ``"test/loss"``.
+
+    Raises:
+        DataError: on a malformed argument.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> evaluate = px.eval_step(lambda params, batch: (batch["x"] @ params["w"]) ** 2)
+        >>> px.Evaluate(evaluate, px.loader({"x": jnp.ones((10, 3))}, 4), every=100).name
+        'test'
+    """
+
+    def __init__(self, step: Any, data: Any, every: int | Literal["epoch"] = "epoch", name: str = "test") -> None:
+        if not callable(step):
+            raise DataError(
+                f"px.Evaluate: step must be a function of a state and a batch, got {type(step).__name__}; write "
+                f"px.Evaluate(px.eval_step(loss), data)"
+            )
+        if not isinstance(name, str) or not name or "/" in name:
+            raise DataError(f"px.Evaluate: name must be a word without '/', got {name!r}; write name='test'")
+        self.name = name
+        self._every = _checked_every(every)
+        self._step = step
+        self._feed = Feed("px.Evaluate: data", data, _ONE_EACH)
+
+    def is_due(self, step: int, ends_epoch: bool) -> bool:
+        """Whether it is time, after so many steps."""
+        return ends_epoch if isinstance(self._every, str) else step % self._every == 0
+
+    def __call__(self, state: Any) -> dict[str, float]:
+        """The averages over all data, by names that begin with its own.
+
+        Raises:
+            DataError: if there are no batches, or no metrics.
+
+        Communicates: what the step does; waits for the devices at the end.
+        """
+        sums: Sums = {}
+        pending: collections.deque[Any] = collections.deque()
+        count = 0
+        with contextlib.closing(self._feed.epoch()) as batches:
+            for batch in batches:
+                pending.append(self._step(state, batch))
+                if len(pending) > AHEAD:
+                    sums = added(sums, sums_of(fetched(pending.popleft())))
+                processes.note_progress()
+                count += 1
+        for metrics in pending:
+            sums = added(sums, sums_of(fetched(metrics)))
+        if not sums:
+            raise DataError(f"px.fit: evaluation {self.name!r} has {'no metrics' if count else 'no batches'}")
+        return {f"{self.name}/{name}": value for name, value in means_of(sums).items()}
+
+
+def _checked_every(every: Any) -> int | Literal["epoch"]:
+    if every == "epoch":
+        return "epoch"
+    try:
+        number = operator.index(every)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(every, bool):
+        raise DataError(f"px.Evaluate: every must be 'epoch' or a number of steps, got {every!r}; write every=100")
+    return number
+
+
+def evaluations_of(evaluate: Any) -> tuple[Evaluate, ...]:
+    """One evaluation, several, or none.
+
+    Raises:
+        DataError: if something else is among them, or two have one name.
+    """
+    found = () if evaluate is None else tuple(evaluate) if isinstance(evaluate, (list, tuple)) else (evaluate,)
+    for one in found:
+        if not isinstance(one, Evaluate):
+            raise DataError(
+                f"px.fit: evaluate must be a px.Evaluate, or a list of them, got {one!r}; write "
+                f"evaluate=px.Evaluate(px.eval_step(loss), test_data)"
+            )
+    names = [one.name for one in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"px.fit: two evaluations are called {twice!r}; write px.Evaluate(…, name='{twice}2')")
+    return found

@@ -1,0 +1,276 @@
+"""``fit``: a run from a state, a step and data to its last step, whatever comes in between."""
+
+import contextlib
+import dataclasses
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from paraxis._core import processes
+from paraxis._core.errors import DataError, StateError
+from paraxis.train.checkpoints import _records
+from paraxis.train.runs import _plots, _resume
+from paraxis.train.runs._display import display_for
+from paraxis.train.runs._evaluate import evaluations_of
+from paraxis.train.runs._events import Callbacks
+from paraxis.train.runs._feed import Feed
+from paraxis.train.runs._history import History, Record
+from paraxis.train.runs._logs import Log, TensorBoard, require_tensorboard
+from paraxis.train.runs._loop import Loop, Plan, Reporter, require_step
+from paraxis.train.runs._stopping import StopEarly, TrainingStopped
+from paraxis.train.steps._rows import given_away
+
+if TYPE_CHECKING:  # it loads Orbax
+    from paraxis.train.checkpoints._checkpoints import Checkpoints
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """What a run came to.
+
+    Attributes:
+        state: after the last step.
+        history: averages of steps, epochs and evaluations.
+        stopped: why the run ended before its last step; ``None`` if it did not.
+        best: the best record of what ``stop_early`` watches, if there is one.
+    """
+
+    state: Any
+    history: History
+    stopped: str | None
+    best: Record | None
+
+
+def fit(
+    state: Any,
+    step: Callable[[Any, Any], Any],
+    data: Any,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    evaluate: Any = None,
+    checkpoint: "Checkpoints | str | os.PathLike[str] | None" = None,
+    callbacks: Any = (),
+    log: str | os.PathLike[str] | None = None,
+    log_every: int = 1,
+    tensorboard: str | os.PathLike[str] | None = None,
+    plot: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+    stop_early: StopEarly | None = None,
+    donate: bool = False,
+) -> Fitted:
+    """Train: step after step over batches of data, until there have been so many epochs or steps.
+
+    The devices do not wait for the host: the metrics of a step are fetched when four later ones are under way. What
+    needs the state (an evaluation, a checkpoint, a callback after an epoch) waits for them.
+
+    With ``checkpoint``, a run that was killed at any point goes on when the same command is started again, and comes to
+    the same bits as without the kill: state, history and log (but for the times in it).
+
+    Ctrl-C and SIGTERM end the run after the step under way: it is saved, a line says so, and :class:`TrainingStopped`
+    ends the program, with exit status 0, unless it is caught. A second Ctrl-C is a ``KeyboardInterrupt`` at once.
+
+    Args:
+        state: where to begin: a :class:`TrainState`, or what else ``step`` takes. It stays as it is. The run begins
+            with the batch whose number is ``state.step``; and if there is a checkpoint, with that instead.
+        step: ``step(state, batch)`` → the new state and a dict of metrics, as :func:`train_step` makes it.
+        data: a loader; or an iterable of batches that can be gone through again, such as a list; or a function that
+            gives an iterable of the batches of an epoch, ``data(epoch)`` or ``data()``.
+        epochs: how many there will have been in all, those before a resume included. Either this
+        steps: or how many steps.
+        evaluate: a :class:`Evaluate`, or a list of them: on their schedules, and at the end.
+        checkpoint: a :class:`Checkpoints`, or the path of one, which is saved after each epoch. Saved at the end in any
+            case.
+        callbacks: a function of an :class:`Event`, called with each; or an object with some of the methods
+            ``on_start``, ``on_step``, ``on_epoch``, ``on_evaluate``, ``on_checkpoint`` and ``on_end``, called with
+            such events; or a list of these. With several processes, each calls its own.
+        log: path of a file of JSON lines: one at the start, one for each step, epoch and evaluation. An older file is
+            replaced; when a run goes on, it is cut where that does.
+        log_every: how many steps lie between those that are logged.
+        tensorboard: path of a directory of event files; needs tensorboardX.
+        plot: path of a picture of the curves, a PNG, drawn at the end; needs matplotlib.
+        progress: ``None``: a live line on a terminal, if rich is installed; elsewhere a line now and then. ``True``:
+            likewise, but rich must be there. ``False``: nothing. On standard error, by the first process.
+        stop_early: when to end the run before its last step.
+        donate: give the memory of ``state`` to the first step, instead of a copy.
+
+    Returns:
+        A :class:`Fitted`: the last state, and the history.
+
+    Raises:
+        DataError: on a malformed argument; or if the data are not those of the checkpoint.
+        StateError: if ``step`` is none, such as a loss function; if the arrays of ``state`` were given to an earlier
+            step; or if this is one of several processes that ``paraxis launch`` started, and did not join them.
+        NonFiniteError: if a loss or a gradient is not finite, naming the step, the batch, its rows, and those of them
+            that have values which are not finite themselves. The batch is saved beside the checkpoint, or else the
+            log. ``error.state`` is the state of the step before, and saved. With several processes, it is raised in
+            all of them; each names and saves its own rows, in a file of its own.
+        TrainingStopped: after a signal; it has the state and the history.
+        ModuleNotFoundError: if what was asked for needs a package that is missing.
+        Exception: what the step, the data, an evaluation or a callback raises, with a note that names the step.
+
+    Communicates: nothing but what the step, evaluations and checkpoints do.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, paraxis as px
+        >>> state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+        >>> step = px.train_step(lambda params, batch: (batch["x"] @ params["w"] - batch["y"]) ** 2)
+        >>> data = px.loader({"x": jnp.ones((100, 3)), "y": jnp.ones(100)}, 32, seed=0)
+        >>> fitted = px.fit(state, step, data, epochs=5, progress=False)
+        >>> int(fitted.state.step), len(fitted.history.epochs)
+        (20, 5)
+        >>> fitted.history.epochs[-1].metrics["loss"] < 1e-6
+        True
+    """
+    processes.require_joined("px.fit")
+    feed = Feed("px.fit: data", data)
+    plan = _plan(epochs, steps, evaluate, checkpoint, log)
+    names = [one.name for one in plan.evaluations]
+    listeners = Callbacks(callbacks)
+    _check(state, step, log_every, tensorboard, plot)
+    if plan.checkpoints is not None:
+        _resume.check_best(plan.checkpoints, names)
+    first = processes.is_first()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_saving(plan.checkpoints))
+        beginning = _resume.begin(state, feed, plan.checkpoints, stop_early, names, _resume.groups_of(step))
+        start = beginning.next.number
+        total = steps if steps is not None or feed.length is None else feed.length * (epochs or 0)
+        display = display_for(progress if first else False, start, total, epochs)
+        stack.callback(display.close)
+        reporters: list[Reporter] = [display]
+        if log is not None and first:
+            facts = _facts(state, feed, epochs, steps)
+            reporters.append(stack.enter_context(contextlib.closing(Log(_path(log), start, facts, log_every))))
+        if tensorboard is not None and first:
+            board = TensorBoard(_path(tensorboard), start, log_every)
+            reporters.append(stack.enter_context(contextlib.closing(board)))
+        loop = Loop(step, feed, plan, beginning, reporters, listeners, donate=donate)
+        if beginning.said:
+            left = ", where nothing is left to do" if loop.is_over else ""
+            display.say(f"px.fit: {'; '.join(beginning.said)}{left}")
+        with _watched(), processes.StopSignal() as stop:
+            signal = loop.run(stop)
+        if loop.watch.reason is not None:
+            display.say(f"px.fit: ended after step {loop.num_steps}: {loop.watch.reason}")
+    history = loop.recorder.history()
+    if plot is not None and first:
+        _plots.draw(history, _path(plot))
+    if signal is not None:
+        if first:
+            print(_farewell(signal, loop.num_steps, plan.checkpoints), file=sys.stderr, flush=True)  # noqa: T201
+        raise TrainingStopped(loop.state, history)
+    return Fitted(loop.state, history, loop.watch.reason, loop.watch.best)
+
+
+def _plan(epochs: Any, steps: Any, evaluate: Any, checkpoint: Any, log: Any) -> Plan:
+    if (epochs is None) == (steps is None):
+        given = "neither" if epochs is None else "both"
+        raise DataError(f"px.fit: give either epochs or steps, got {given}; write epochs=10")
+    epochs, steps = _count("epochs", epochs), _count("steps", steps)
+    evaluations = evaluations_of(evaluate)
+    checkpoints = None if checkpoint is None else _checkpoints(checkpoint)
+    beside = checkpoints.path if checkpoints is not None else None if log is None else _path(log).parent
+    return Plan(epochs, steps, evaluations, checkpoints, beside)
+
+
+def _checkpoints(checkpoint: Any) -> "Checkpoints":
+    from paraxis.train.checkpoints._checkpoints import Checkpoints
+
+    if isinstance(checkpoint, (str, os.PathLike)):
+        return Checkpoints(checkpoint)
+    if not isinstance(checkpoint, Checkpoints):
+        raise DataError(
+            f"px.fit: checkpoint must be a px.Checkpoints or a path, got {type(checkpoint).__name__}; write "
+            f"checkpoint=px.Checkpoints('runs/first', every=100)"
+        )
+    return checkpoint
+
+
+def _count(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(value, bool):
+        raise DataError(f"px.fit: {name} must be an integer of at least 1, got {value!r}; write {name}=10")
+    return number
+
+
+def _check(state: Any, step: Any, log_every: Any, tensorboard: Any, plot: Any) -> None:
+    require_step(step, state)
+    if gone := given_away("px.fit", state):
+        raise gone
+    if not bool(getattr(state, "ok", True)):
+        raise StateError(
+            "px.fit: this state met a loss or a gradient that was not finite, and steps leave it as it is; go on from "
+            "the error's state, or write state.replace(ok=jnp.array(True))"
+        )
+    _count("log_every", log_every)
+    if tensorboard is not None:
+        require_tensorboard()
+    if plot is not None:
+        _plots.require_matplotlib()
+
+
+def _facts(state: Any, feed: Feed, epochs: int | None, steps: int | None) -> dict[str, Any]:
+    params = jax.tree.leaves(getattr(state, "params", state))
+    return {
+        **_records.surroundings(),
+        "parameters": sum(int(x.size) for x in params if hasattr(x, "size")),
+        "batches of an epoch": feed.length,
+        "epochs": epochs,
+        "steps": steps,
+        "data": feed.describe(),
+    }
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    return Path(path).expanduser()
+
+
+@contextlib.contextmanager
+def _saving(checkpoints: "Checkpoints | None") -> Iterator[None]:
+    """A directory that is this run's alone until it ends.
+
+    What is being written is waited for, if there is an error too; but not if the user wants to leave at once.
+    """
+    if checkpoints is None:
+        yield
+        return
+    checkpoints.claim()
+    try:
+        yield
+    except Exception as error:
+        checkpoints.__exit__(type(error), error, error.__traceback__)
+        raise
+    checkpoints.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[None]:
+    """The watchdog, if there is one, waits for steps; and for none when the run is over."""
+    try:
+        yield
+    finally:
+        processes.end_progress()
+
+
+def _farewell(signal: str, step: int, checkpoints: "Checkpoints | None") -> str:
+    what = "Ctrl-C" if signal == "SIGINT" else signal
+    if checkpoints is None:
+        return (
+            f"px.fit: {what}: stopped after step {step}; nothing is saved, since there is no checkpoint=. The state is "
+            f"in the exception: except px.TrainingStopped as stopped: stopped.state"
+        )
+    return (
+        f"px.fit: {what}: stopped after step {step}, saved in {checkpoints.path / str(step)}; the same command goes on "
+        f"from there"
+    )

@@ -1,0 +1,227 @@
+"""What a run has shown so far: averages that stay exact, bounded in memory, and the same after a resume."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from paraxis._core.errors import ShapeError
+from paraxis.train.steps._means import Mean
+
+Sums = dict[str, tuple[float, float]]
+"""By metric: the sum of values times weights, and of weights, in float64."""
+
+MOST_POINTS = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """Averages over some steps, or over the data of an evaluation.
+
+    Attributes:
+        step: how many steps had been done by then.
+        epoch: number of the epoch, from 0.
+        metrics: by name; those of an evaluation begin with its name, as in ``"test/loss"``.
+    """
+
+    step: int
+    epoch: int
+    metrics: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class History:
+    """What a run has shown.
+
+    Attributes:
+        steps: averages over ``stride`` steps each, at most 512 of them: for a curve. What is left over is not in it.
+        stride: 1, and twice as much each time that there are too many.
+        epochs: averages over each whole epoch.
+        evaluations: of each evaluation.
+
+    Example:
+        >>> from paraxis.train import History, Record
+        >>> steps = Record(1, 0, {"loss": 0.7}), Record(2, 0, {"loss": 0.5})
+        >>> epochs, tests = (Record(2, 0, {"loss": 0.6}),), (Record(2, 0, {"test/loss": 0.875}),)
+        >>> history = History(steps, stride=1, epochs=epochs, evaluations=tests)
+        >>> history.curve("loss")
+        (array([1, 2]), array([0.7, 0.5]))
+        >>> print(history)
+        step  epoch  loss  test/loss
+           2      0   0.6      0.875
+        >>> history
+        History(2 steps, 1 epochs, 1 evaluations)
+    """
+
+    steps: tuple[Record, ...]
+    stride: int
+    epochs: tuple[Record, ...]
+    evaluations: tuple[Record, ...]
+
+    def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """The steps at which a metric is known, and its values, both ``(num_points,)``.
+
+        Of ``"loss"`` those of ``steps``, of ``"test/loss"`` those of each evaluation.
+        """
+        found = [(r.step, r.metrics[metric]) for r in (*self.steps, *self.evaluations) if metric in r.metrics]
+        return np.array([step for step, _ in found], np.int64), np.array([value for _, value in found], np.float64)
+
+    def __repr__(self) -> str:
+        """How much there is."""
+        num_steps = max((r.step for r in (*self.steps, *self.epochs, *self.evaluations)), default=0)
+        return f"History({num_steps} steps, {len(self.epochs)} epochs, {len(self.evaluations)} evaluations)"
+
+    def __str__(self) -> str:
+        """A table: a line for each epoch, with the evaluations after it, and for each evaluation at another step.
+
+        Without any of these, the last of ``steps``.
+        """
+        records = sorted((*self.epochs, *self.evaluations), key=lambda r: r.step) or self.steps[-1:]
+        lines: dict[int, dict[str, float]] = {}
+        for record in records:
+            lines.setdefault(record.step, {"step": record.step, "epoch": record.epoch}).update(record.metrics)
+        names = list(dict.fromkeys(["step", "epoch", *(name for r in records for name in _in_order(r.metrics))]))
+        cells = [names, *([_cell(line.get(name)) for name in names] for line in lines.values())]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return "\n".join(
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells
+        )
+
+
+def _in_order(metrics: Mapping[str, float]) -> list[str]:
+    """The loss first; then by name."""
+    return sorted(metrics, key=lambda name: (name.rpartition("/")[2] != "loss", name))
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def fetched(metrics: Mapping[str, Any]) -> dict[str, Mean]:
+    """Metrics of one batch as Python floats. What is no ``Mean`` counts once.
+
+    Raises:
+        ShapeError: naming one that is no number.
+
+    Communicates: waits for the devices.
+    """
+    return {name: _fetched(name, value) for name, value in metrics.items()}
+
+
+def sums_of(metrics: Mapping[str, Mean]) -> Sums:
+    """The sums of metrics that were fetched."""
+    # The mean itself has the rounding of one division; its product with the weight, in float64, has nearly none.
+    return {
+        name: (mean.total if mean.value is None else mean.value * mean.weight, mean.weight)
+        for name, mean in metrics.items()
+    }
+
+
+def means_of(sums: Sums) -> dict[str, float]:
+    """The averages; NaN of what has no weight."""
+    return {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
+
+
+def added(before: Sums, more: Sums) -> Sums:
+    """Sums of both."""
+    result = dict(before)
+    for name, (total, weight) in more.items():
+        if name in before:
+            old_total, old_weight = before[name]
+            total, weight = old_total + total, old_weight + weight
+        result[name] = total, weight
+    return result
+
+
+def _fetched(name: str, value: Any) -> Mean:
+    if not isinstance(value, Mean):
+        return Mean(_number(name, value), 1.0)
+    mean = None if value.value is None else _number(name, value.value)
+    return Mean(_number(name, value.total), _number(name, value.weight), mean)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        # A third of what value.item() takes.
+        return np.asarray(value).item() if isinstance(value, jax.Array) else float(value)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(
+            f"px.fit: metric {name!r} is {_described(value)}, not a number; let the step return px.Mean(total, weight) "
+            f"or a scalar"
+        ) from error
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" if shape is None else f"an array {tuple(shape)}"
+
+
+class Recorder:
+    """A history that grows step by step, and what has been added up of the epoch under way.
+
+    Args:
+        saved: what :meth:`saved` gave, to go on from there.
+    """
+
+    def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
+        saved = saved or {"running": {}, "window": {}, "points": [], "stride": 1, "epochs": [], "evaluations": []}
+        self._running = _from_json(saved["running"])
+        self._window = _from_json(saved["window"])
+        self._points = [(step, epoch, _from_json(sums)) for step, epoch, sums in saved["points"]]
+        self._stride = saved["stride"]
+        self._epochs = [Record(*record) for record in saved["epochs"]]
+        self._evaluations = [Record(*record) for record in saved["evaluations"]]
+
+    def saved(self) -> dict[str, Any]:
+        """All of it, as JSON values. Floats come back bit for bit."""
+        return {
+            "running": self._running,
+            "window": self._window,
+            "points": self._points,
+            "stride": self._stride,
+            "epochs": [dataclasses.astuple(record) for record in self._epochs],
+            "evaluations": [dataclasses.astuple(record) for record in self._evaluations],
+        }
+
+    def history(self) -> History:
+        """As it is now."""
+        points = tuple(Record(step, epoch, means_of(sums)) for step, epoch, sums in self._points)
+        return History(points, self._stride, tuple(self._epochs), tuple(self._evaluations))
+
+    def add_step(self, step: int, epoch: int, sums: Sums) -> None:
+        """A step was done."""
+        self._running = added(self._running, sums)
+        self._window = added(self._window, sums)
+        if step % self._stride == 0:
+            self._points.append((step, epoch, self._window))
+            self._window = {}
+        if len(self._points) == MOST_POINTS:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [(step, epoch, added(first, second)) for (_, _, first), (step, epoch, second) in pairs]
+            self._stride *= 2
+
+    def end_epoch(self, step: int, epoch: int) -> Record:
+        """The averages of the epoch, which is over."""
+        record = Record(step, epoch, means_of(self._running))
+        self._epochs.append(record)
+        self._running = {}
+        return record
+
+    def add_evaluation(self, record: Record) -> None:
+        """An evaluation was done."""
+        self._evaluations.append(record)
+
+    def latest(self) -> dict[str, float]:
+        """The last value of each metric: of training, the average over the epoch under way, or else the last one."""
+        found = dict(self._epochs[-1].metrics) if self._epochs else {}
+        found |= means_of(self._running)
+        for record in self._evaluations:
+            found |= record.metrics
+        return found
+
+
+def _from_json(sums: Mapping[str, Any]) -> Sums:
+    return {name: (total, weight) for name, (total, weight) in sums.items()}

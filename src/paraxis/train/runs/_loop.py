@@ -1,0 +1,300 @@
+"""The loop of a run: steps, and what is due between them. Results are looked at while later steps are under way."""
+
+import collections
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core import processes
+from paraxis._core.errors import DataError, NonFiniteError, StateError
+from paraxis.train.runs import _nonfinite, _resume
+from paraxis.train.runs._evaluate import AHEAD, Evaluate
+from paraxis.train.runs._events import Callbacks, Event, Kind
+from paraxis.train.runs._feed import Feed, Place, num_rows
+from paraxis.train.runs._history import Record, fetched, means_of, sums_of
+from paraxis.train.runs._resume import Beginning
+from paraxis.train.steps._grouped import GroupedStep
+from paraxis.train.steps._means import Mean
+from paraxis.train.steps._state import TrainState
+from paraxis.train.steps._step import TrainStep
+
+if TYPE_CHECKING:  # it loads Orbax
+    from paraxis.train.checkpoints._checkpoints import Checkpoints
+
+
+class Reporter(Protocol):
+    """Something of ours that is told of events."""
+
+    def __call__(self, event: Event) -> None: ...
+    def flush(self) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is to be done.
+
+    Attributes:
+        epochs: how many there will have been; or
+        steps: how many there will have been.
+        evaluations: on their schedules.
+        checkpoints: where the run is saved.
+        beside: where a batch is put that made a loss not finite.
+    """
+
+    epochs: int | None
+    steps: int | None
+    evaluations: tuple[Evaluate, ...]
+    checkpoints: "Checkpoints | None"
+    beside: Path | None
+
+    def is_done(self, following: Place) -> bool:
+        """Whether the batch that would follow is none of these."""
+        if self.steps is not None:
+            return following.number >= self.steps
+        assert self.epochs is not None
+        return following.epoch >= self.epochs
+
+    def saves(self, place: Place) -> bool:
+        """Whether a checkpoint is due after a batch: as was said, or else after each epoch."""
+        if self.checkpoints is None:
+            return False
+        return place.is_last if self.checkpoints.every is None else self.checkpoints.is_due(place.number + 1)
+
+
+class Loop:
+    """One run.
+
+    Args:
+        step: ``step(state, batch)`` → the new state and metrics.
+        feed: the batches.
+        plan: what to do.
+        beginning: where to begin.
+        reporters: ours, told first.
+        callbacks: the user's.
+        donate: whether the first step may take the state's memory.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Any, Any], Any],
+        feed: Feed,
+        plan: Plan,
+        beginning: Beginning,
+        reporters: Sequence[Reporter],
+        callbacks: Callbacks,
+        *,
+        donate: bool,
+    ) -> None:
+        self._step = step
+        self._feed = feed
+        self._plan = plan
+        self._reporters = tuple(reporters)
+        self._callbacks = callbacks
+        self._owned = donate or beginning.is_restored
+        self._pending: collections.deque[tuple[Place, Any, Mapping[str, Any]]] = collections.deque()
+        self._saved: int | None = None
+        self._copies_ahead = jax.default_backend() != "cpu"
+        self.state = beginning.state
+        self.next = beginning.next
+        self.recorder = beginning.recorder
+        self.watch = beginning.watch
+
+    @property
+    def num_steps(self) -> int:
+        """How many have been done."""
+        return self.next.number
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.watch.reason is not None or self._plan.is_done(self.next)
+
+    def run(self, stop: processes.StopSignal) -> str | None:
+        """All steps, or until a signal. The signal is returned; the run is saved in any case."""
+        self._tell("start")
+        signal = None
+        if not self.is_over:
+            if not self._owned:
+                self.state = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, self.state)
+            with contextlib.closing(self._feed.batches(self.next)) as batches:
+                while signal is None and not self.is_over:
+                    place = self._advance(batches)
+                    self._between(place)
+                    processes.note_progress()
+                    signal = stop.asked()
+        self._drain()
+        if signal is not None:
+            self._save()
+        self._tell("end")
+        if self._plan.checkpoints is not None:
+            self._plan.checkpoints.wait()
+        return signal or stop.asked()
+
+    @property
+    def _epoch(self) -> int:
+        """That of the last step."""
+        return self.next.epoch - (self.next.within == 0 and self.next.number > 0)
+
+    def _advance(self, batches: Iterator[tuple[Place, Any]]) -> Place:
+        """One step; the metrics of an earlier one are fetched."""
+        try:
+            place, batch = next(batches)
+        except Exception as error:
+            error.add_note(f"px.fit: raised by data, when the batch of step {_named(self.next)} was wanted")
+            raise
+        try:
+            self.state, metrics = _checked(self._step(self.state, batch), self.state)
+        except Exception as error:
+            error.add_note(f"px.fit: raised by step {_named(place)}")
+            if _may_be_a_loss(self._step, self.state, error):
+                error.add_note(f"px.fit: {_A_STEP}")
+            raise
+        if self._copies_ahead:
+            for leaf in jax.tree.leaves(metrics):
+                if isinstance(leaf, jax.Array):
+                    leaf.copy_to_host_async()
+        self._pending.append((place, batch, metrics))
+        if len(self._pending) > AHEAD:
+            self._take()
+        following = (place.epoch + 1, 0) if place.is_last else (place.epoch, place.within + 1)
+        self.next = Place(place.number + 1, *following, False)
+        return place
+
+    def _between(self, place: Place) -> None:
+        """What is due after a step. The devices are waited for only if something is."""
+        ends = self._plan.is_done(self.next)
+        due = [one for one in self._plan.evaluations if ends or one.is_due(self.num_steps, place.is_last)]
+        saves = self._plan.saves(place)
+        is_heard = place.is_last and (self._callbacks.hear("epoch") or self.watch.sees_epochs)
+        if not (ends or due or saves or is_heard):
+            return
+        self._drain()
+        for one in due:
+            self._evaluate(one, place)
+        if saves or self.is_over:
+            self._save()
+
+    def _evaluate(self, evaluation: Evaluate, place: Place) -> None:
+        try:
+            metrics = evaluation(self.state)
+        except Exception as error:
+            error.add_note(f"px.fit: raised by evaluation {evaluation.name!r}, after step {self.num_steps}")
+            raise
+        record = Record(self.num_steps, place.epoch, metrics)
+        self.recorder.add_evaluation(record)
+        self.watch.see(record, evaluation.name)
+        self._tell("evaluate", metrics)
+
+    def _drain(self) -> None:
+        while self._pending:
+            self._take()
+
+    def _take(self) -> None:
+        """Fetch the metrics of the step that was done longest ago."""
+        place, batch, waiting = self._pending.popleft()
+        metrics = fetched(waiting)
+        if _nonfinite.is_nonfinite(metrics, self.state):
+            raise self._failed(place, batch, metrics)
+        step, sums = place.number + 1, sums_of(metrics)
+        self.recorder.add_step(step, place.epoch, sums)
+        self._report(Event("step", step, place.epoch, means_of(sums), num_rows(batch)))
+        if place.is_last:
+            record = self.recorder.end_epoch(step, place.epoch)
+            self.watch.see(record)
+            self._report(Event("epoch", step, place.epoch, record.metrics, 0, None if self._pending else self.state))
+
+    def _failed(self, place: Place, batch: Any, metrics: Mapping[str, Mean]) -> NonFiniteError:
+        """Save what there is to save of a step that met what is not finite: nothing after it counts."""
+        self._pending.clear()
+        rows = self._feed.rows(place.number)
+        said = []
+        if self._plan.beside is not None:
+            path = _nonfinite.save_batch(self._plan.beside, place.number + 1, batch, rows)
+            said.append(f"The batch is saved: np.load({str(path)!r}).")
+        before = _nonfinite.state_before(self.state)
+        if before is not None:
+            said.append(f"The state after step {place.number} is error.state")
+            if self._plan.checkpoints is not None:
+                self.state, self.next = before, place._replace(is_last=False)
+                self._save()
+                self._plan.checkpoints.wait()
+                said[-1] += f", and saved in {self._plan.checkpoints.path / str(place.number)}"
+            said[-1] += "."
+        return _nonfinite.error_of(place, metrics, batch, rows, said, before)
+
+    def _save(self) -> None:
+        """Save the run as it is, once."""
+        checkpoints = self._plan.checkpoints
+        if checkpoints is None or self._saved == self.num_steps:
+            return
+        for reporter in self._reporters:
+            reporter.flush()
+        groups = _resume.groups_of(self._step)
+        notes = _resume.notes(self.next, self._feed, self.recorder, self.watch, checkpoints.best_by, groups)
+        checkpoints.save(self.num_steps, self.state, notes)
+        self._saved = self.num_steps
+        self._tell("checkpoint")
+
+    def _tell(self, kind: Kind, metrics: dict[str, float] | None = None) -> None:
+        self._report(Event(kind, self.num_steps, self._epoch, metrics or {}, 0, self.state))
+
+    def _report(self, event: Event) -> None:
+        for reporter in self._reporters:
+            reporter(event)
+        self._callbacks(event)
+
+
+def _named(place: Place) -> str:
+    return f"{place.number + 1} (batch {place.within} of epoch {place.epoch})"
+
+
+_A_STEP = (
+    "step must take a state and a batch and return (state, metrics); if it is a loss function, write px.train_step("
+    "loss), else return state, {'loss': loss}"
+)
+
+
+def require_step(step: Any, state: Any) -> None:
+    """Refuse what is no step, as far as can be seen without a call.
+
+    Raises:
+        DataError: if it cannot be called.
+        StateError: if it takes other arguments.
+    """
+    if not callable(step):
+        raise DataError(
+            f"px.fit: step must be a function of a state and a batch, got {type(step).__name__}; write "
+            f"px.fit(state, px.train_step(loss), data)"
+        )
+    try:
+        signature = inspect.signature(step)
+    except (TypeError, ValueError):  # of a built-in function
+        return
+    try:
+        signature.bind(state, None)
+    except TypeError as error:
+        name = getattr(step, "__name__", type(step).__name__)
+        raise StateError(f"px.fit: {name}{signature} cannot be called as step(state, batch); {_A_STEP}") from error
+
+
+def _may_be_a_loss(step: Any, state: Any, error: Exception) -> bool:
+    """Whether a function failed as one does that takes the state for a model, or a loader's batch for its tree."""
+    is_ours = isinstance(step, (TrainStep, GroupedStep))
+    return isinstance(state, TrainState) and not is_ours and isinstance(error, (TypeError, AttributeError))
+
+
+def _checked(result: Any, before: Any) -> tuple[Any, Mapping[str, Any]]:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise StateError(f"px.fit: step returned a {type(result).__name__}, not a new state and metrics; {_A_STEP}")
+    state, metrics = result
+    if isinstance(before, TrainState) and not isinstance(state, TrainState):
+        raise StateError(
+            f"px.fit: step was given a px.TrainState, and returned a {type(state).__name__} in its place; {_A_STEP}"
+        )
+    return state, metrics if isinstance(metrics, Mapping) else {"loss": metrics}

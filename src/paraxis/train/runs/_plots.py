@@ -1,0 +1,53 @@
+"""The curves of a run, as a picture."""
+
+from pathlib import Path
+from typing import Any
+
+from paraxis._core import files
+from paraxis.train.runs._history import History
+
+
+def require_matplotlib() -> Any:
+    """What draws, or a clear error now instead of at the end of a run."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "px.fit: plot= needs matplotlib, which is not installed; write pip install matplotlib", name=error.name
+        ) from error
+    return Figure
+
+
+def draw(history: History, path: Path) -> None:
+    """A panel for each metric, of training and of all evaluations together, as a PNG that is there whole or not."""
+    panels = _panels(history)
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    # A figure of its own, not pyplot's: nobody's backend is touched.
+    figure = require_matplotlib()(figsize=(4.5 * columns, 3.2 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (title, curves) in zip(grid, panels.items(), strict=False):
+        for label, metric in curves.items():
+            steps, values = history.curve(metric)
+            is_sparse = "/" in metric
+            axes.plot(steps, values, label=label, marker="." if is_sparse else None, linewidth=1.5 if is_sparse else 1)
+        axes.set(title=title, xlabel="step")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    with files.replaced(path) as file:
+        figure.savefig(file, format="png", dpi=120)
+
+
+def _panels(history: History) -> dict[str, dict[str, str]]:
+    """Title → label of a curve → metric."""
+    panels: dict[str, dict[str, str]] = {}
+    for record in (*history.steps[-1:], *history.epochs[-1:]):
+        for name in record.metrics:
+            panels.setdefault(name, {})["training"] = name
+    for record in history.evaluations:
+        for name in record.metrics:
+            label, _, title = name.partition("/")
+            panels.setdefault(title, {})[label] = name
+    return panels or {"loss": {}}

@@ -1,0 +1,121 @@
+"""What is saved of a run beside its state, and how a run goes on from there."""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from paraxis._core.errors import DataError
+from paraxis.train.runs._feed import Feed, Place
+from paraxis.train.runs._history import Recorder
+from paraxis.train.runs._stopping import StopEarly, Watch
+
+if TYPE_CHECKING:  # it loads Orbax
+    from paraxis.train.checkpoints._checkpoints import Checkpoints, Restored
+
+_NOTE = "fit"
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """Where a run begins.
+
+    Attributes:
+        state: there.
+        next: the place of its first batch.
+        recorder: what was shown before.
+        watch: what was seen of the metric that stops it early.
+        said: lines about it.
+        is_restored: whether it goes on from a checkpoint.
+    """
+
+    state: Any
+    next: Place
+    recorder: Recorder
+    watch: Watch
+    said: tuple[str, ...]
+    is_restored: bool
+
+
+def begin(
+    state: Any,
+    feed: Feed,
+    checkpoints: "Checkpoints | None",
+    stop_early: StopEarly | None,
+    evaluations: Sequence[str],
+    groups: int | None,
+) -> Beginning:
+    """From the last checkpoint, if there is one; else from the state.
+
+    ``groups``: what the step takes the rows of a batch in, if its bits depend on that.
+
+    Raises:
+        DataError: if the data are not those of the checkpoint.
+        StateError, CheckpointError: if nothing can be restored.
+    """
+    watch = Watch(stop_early, evaluations)  # refused before anything is read
+    if checkpoints is None or checkpoints.latest is None:
+        return Beginning(state, feed.start(steps_of(state) or 0), Recorder(), watch, (), False)
+    restored = checkpoints.restore(state)
+    said = (f"goes on from {checkpoints.path / str(restored.step)}", *restored.changed)
+    note = restored.notes.get(_NOTE)
+    if note is None:  # saved by hand
+        steps = steps_of(restored.tree)
+        start = feed.start(restored.step if steps is None else steps)
+        return Beginning(restored.tree, start, Recorder(), watch, said, True)
+    _check_data(note["data"], feed, restored, checkpoints)
+    watch = Watch(stop_early, evaluations, note["stop early"])
+    if note.get("groups") != groups:
+        said = (*said, f"groups: {note.get('groups')} when it was saved, {groups} now")
+    return Beginning(restored.tree, Place(*note["next"]), Recorder(note["shown"]), watch, said, True)
+
+
+def steps_of(state: Any) -> int | None:
+    """The steps that a state says it has done; ``None`` if it does not say."""
+    step = getattr(state, "step", None)
+    return None if step is None or callable(step) else int(step)
+
+
+def notes(
+    following: Place, feed: Feed, recorder: Recorder, watch: Watch, best_by: str | None, groups: int | None
+) -> dict[str, Any]:
+    """What is saved: JSON values, the latest metrics by their names among them."""
+    note = {"next": following, "data": feed.describe(), "shown": recorder.saved(), "stop early": watch.saved()}
+    note["groups"] = groups
+    unknown = {} if best_by is None else {best_by: math.nan}  # until it is first known
+    return unknown | recorder.latest() | {_NOTE: note}
+
+
+def groups_of(step: Any) -> int | None:
+    """In how many groups a step takes the rows, if it is of those whose bits do not depend on the devices."""
+    return getattr(step, "groups", None)
+
+
+def check_best(checkpoints: "Checkpoints", evaluations: Sequence[str]) -> None:
+    """Refuse to look for the best by what is of no evaluation.
+
+    Raises:
+        DataError: saying so.
+    """
+    name = checkpoints.best_by or ""
+    source = name.rpartition("/")[0]
+    if source and source not in evaluations:
+        raise DataError(
+            f"px.fit: checkpoint has best=({name!r}, …), but there is no evaluation {source!r}; write "
+            f"evaluate=px.Evaluate(px.eval_step(loss), data, name={source!r})"
+        )
+
+
+def _check_data(saved: Mapping[str, Any], feed: Feed, restored: "Restored[Any]", checkpoints: "Checkpoints") -> None:
+    now = json.loads(json.dumps(feed.describe()))
+    if saved == now:
+        return
+    names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
+    differences = "; ".join(f"{name} was {saved.get(name)!r} and is {now.get(name)!r}" for name in names)
+    raise DataError(
+        f"px.fit: data is not what the checkpoint of step {restored.step} in {os.fspath(checkpoints.path)} was trained "
+        f"on: {differences}. Give the same data, so that the run goes on as it was, or start anew elsewhere: "
+        f"checkpoint='{checkpoints.path}-2'"
+    )

@@ -1,0 +1,159 @@
+"""Runs that end before their last step: when nothing gets better, or when they are told to."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from paraxis._core.errors import DataError
+from paraxis.train.runs._history import History, Record
+
+
+class TrainingStopped(SystemExit):
+    """A run that was told to stop, by Ctrl-C or SIGTERM, did so after a step. Uncaught, it ends the program, with 0.
+
+    Attributes:
+        state: after the last step.
+        history: up to it.
+
+    Example:
+        >>> import os, signal
+        >>> import jax.numpy as jnp, optax, paraxis as px
+        >>> def stop(event):
+        ...     if event.kind == "step" and event.step == 3:
+        ...         os.kill(os.getpid(), signal.SIGTERM)
+        >>> state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+        >>> step = px.train_step(lambda params, batch: (batch @ params["w"] - 1) ** 2)
+        >>> try:
+        ...     fitted = px.fit(state, step, [jnp.ones((8, 3))], steps=1000, callbacks=stop, progress=False)
+        ... except px.TrainingStopped as stopped:
+        ...     print(int(stopped.state.step) < 1000)
+        True
+    """
+
+    def __init__(self, state: Any, history: History) -> None:
+        super().__init__(0)
+        self.state = state
+        self.history = history
+
+
+@dataclasses.dataclass(frozen=True)
+class StopEarly:
+    """End a run when a metric has not become better for a while.
+
+    Args:
+        metric: of an evaluation, such as ``"test/loss"``; or of training, averaged over each epoch, such as ``"loss"``.
+        patience: how often in a row it may be no better than before.
+        mode: which values are better.
+        min_change: how much better it must be to count, in the metric's own unit.
+
+    Raises:
+        DataError: on a malformed argument.
+
+    Example:
+        >>> import paraxis as px
+        >>> px.StopEarly("test/accuracy", patience=5, mode="max")
+        StopEarly(metric='test/accuracy', patience=5, mode='max', min_change=0.0)
+    """
+
+    metric: str = "test/loss"
+    patience: int = 3
+    mode: Literal["min", "max"] = "min"
+    min_change: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.patience, int) or isinstance(self.patience, bool) or self.patience < 1:
+            raise DataError(f"px.StopEarly: patience must be an integer of at least 1, got {self.patience!r}")
+        if self.mode not in ("min", "max"):
+            raise DataError(
+                f"px.StopEarly: mode must be 'min' or 'max', got {self.mode!r}; write mode='max' of accuracy"
+            )
+        if not self.min_change >= 0:
+            raise DataError(f"px.StopEarly: min_change must be at least 0, got {self.min_change!r}")
+        if not isinstance(self.metric, str) or not self.metric:
+            raise DataError(f"px.StopEarly: metric must be a name such as 'test/loss', got {self.metric!r}")
+
+
+class Watch:
+    """Whether a metric still becomes better.
+
+    Args:
+        rule: ``None``: there is nothing to watch.
+        evaluations: the names of those there are.
+        saved: what :meth:`saved` gave, to go on from there; of another metric, it does not count.
+
+    Raises:
+        DataError: if the metric is of an evaluation that is not there.
+    """
+
+    def __init__(
+        self, rule: StopEarly | None, evaluations: Sequence[str] = (), saved: Mapping[str, Any] | None = None
+    ) -> None:
+        if rule is not None and not isinstance(rule, StopEarly):
+            raise DataError(f"px.fit: stop_early must be a px.StopEarly, got {rule!r}; write px.StopEarly('test/loss')")
+        self._rule = rule
+        self._source = rule.metric.rpartition("/")[0] if rule is not None else ""
+        if rule is not None and self._source and self._source not in evaluations:
+            there = " and ".join(repr(name) for name in evaluations) if evaluations else "none"
+            raise DataError(
+                f"px.fit: stop_early watches {rule.metric!r}, of an evaluation {self._source!r}, but there is {there}; "
+                f"write evaluate=px.Evaluate(px.eval_step(loss), data, name={self._source!r})"
+            )
+        self.best: Record | None = None
+        self._since = 0
+        if rule is not None and saved and (saved["metric"], saved["mode"]) == (rule.metric, rule.mode):
+            self.best = None if saved["best"] is None else Record(*saved["best"])
+            self._since = saved["since"]
+
+    def saved(self) -> dict[str, Any] | None:
+        """All of it, as JSON values."""
+        if self._rule is None:
+            return None
+        best = None if self.best is None else dataclasses.astuple(self.best)
+        return {"metric": self._rule.metric, "mode": self._rule.mode, "best": best, "since": self._since}
+
+    @property
+    def sees_epochs(self) -> bool:
+        """Whether it is a metric of training that counts."""
+        return self._rule is not None and not self._source
+
+    def see(self, record: Record, source: str = "") -> None:
+        """There are new averages, of training or of an evaluation with this name.
+
+        Raises:
+            DataError: if they are those that should have the metric, and have not.
+        """
+        rule = self._rule
+        if rule is None or source != self._source:
+            return
+        if rule.metric not in record.metrics:
+            raise DataError(
+                f"px.fit: stop_early watches {rule.metric!r}, but there are {', '.join(record.metrics)}; write "
+                f"px.StopEarly({next(iter(record.metrics))!r})"
+            )
+        if self._is_better(record.metrics[rule.metric]):
+            self.best, self._since = record, 0
+        else:
+            self._since += 1
+
+    @property
+    def reason(self) -> str | None:
+        """Why to stop; ``None``: go on."""
+        rule = self._rule
+        if rule is None or self._since < rule.patience:
+            return None
+        if self.best is None:
+            return f"{rule.metric} was not a number {self._since} times"
+        times = f"{self._since} times in a row" if self._since > 1 else "once"
+        return (
+            f"{rule.metric} was not better than {self.best.metrics[rule.metric]:.6g}, its best, of step "
+            f"{self.best.step}, {times}"
+        )
+
+    def _is_better(self, value: float) -> bool:
+        rule = self._rule
+        assert rule is not None
+        if self.best is None:
+            return not math.isnan(value)
+        before = self.best.metrics[rule.metric]
+        return value < before - rule.min_change if rule.mode == "min" else value > before + rule.min_change

@@ -1,0 +1,145 @@
+"""``eval_step``: metrics of a batch on all devices."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core.axis import Axis
+from paraxis._core.batches import Batch
+from paraxis.train.steps import _precision, _reproducible, _rows
+from paraxis.train.steps._gradients import in_turns
+from paraxis.train.steps._grouped import GroupedEval
+from paraxis.train.steps._losses import LossFunction, Part
+from paraxis.train.steps._means import Mean
+from paraxis.train.steps._state import TrainState
+
+_EXAMPLE = "px.eval_step(lambda model, batch: {'accuracy': jnp.argmax(model(batch['x']), -1) == batch['y']})"
+
+
+class EvalStep:
+    """Metrics of a batch; :func:`eval_step` makes it and says what it does."""
+
+    def __init__(self, fn: LossFunction, rows: _rows.Rows, *, precision: str | None, ema: bool) -> None:
+        self._fn = fn
+        self._rows = rows
+        self._precision = precision
+        self._ema = ema
+        self._compiled: Any = None
+
+    def __call__(self, state: TrainState, batch: Any) -> dict[str, Mean]:
+        """The metrics of a batch; the state stays as it is.
+
+        Raises:
+            ShapeError: if the arrays of the batch differ in their rows, or a metric is no mean over them.
+            DataError: if the batch has no rows.
+            StateError: if the state does not go with the function, or was given away to a training step; or inside
+                ``jit`` and the like.
+        """
+        used, laid_out = self._placed(state, batch)
+        self._rows.settle(used, laid_out.tree)
+        return self._rows.run(self._compiled, used, laid_out)
+
+    def lower(self, state: TrainState, batch: Any) -> Any:
+        """What is run, as ``jax.jit(f).lower`` gives it. Nothing is run."""
+        used, laid_out = self._placed(state, batch)
+        return self._rows.run(self._compiled.lower, used, laid_out)
+
+    def _placed(self, state: TrainState, batch: Any) -> tuple[TrainState, Batch]:
+        _rows.refuse_tracing("eval_step", "evaluate")
+        _rows.require_state("eval_step", state, TrainState)
+        if gone := _rows.given_away("eval_step", state):
+            raise gone
+        if self._fn.wants_key and state.key is None:
+            raise _rows.no_key("eval_step", self._fn.name)
+        if self._rows.moved() or self._compiled is None:
+            whole = self._rows.whole
+            self._compiled = jax.jit(self._body) if whole is None else jax.jit(self._body, out_shardings=whole)
+        weights = state.weights(ema=self._ema)
+        used = dataclasses.replace(state, params=weights, opt_state=None, ema=None, extra=None)
+        return self._rows.beside(used), self._rows.laid_out(batch)
+
+    def _body(self, state: TrainState, batch: Batch) -> dict[str, Mean]:
+        key = None if state.key is None else jax.random.fold_in(state.key, state.step)
+        turns = self._rows.turns(batch.num_rows)
+        if turns == 1:
+            return self._metrics(state, Part(batch.rows(), batch.num_rows, key, key, jnp.arange(batch.num_rows)))
+        return in_turns(lambda part: self._metrics(state, part), batch, key, turns)
+
+    def _metrics(self, state: TrainState, part: Part) -> dict[str, Mean]:
+        part = dataclasses.replace(part, rows=_precision.lowered(part.rows, self._precision))
+        params = _precision.lowered(state.params, self._precision)
+        model, _ = state.recipe.form.make(params, state.mutable, part.key, "eval")
+        return self._fn.metrics(model, part, state.mutable)
+
+
+@overload
+def eval_step(
+    fn: Callable[..., Any],
+    *,
+    axis: str | Axis = "batch",
+    at_once: int | None = None,
+    precision: str | None = None,
+    ema: bool = False,
+    reproducible: None = None,
+    groups: int = _reproducible.GROUPS,
+) -> EvalStep: ...
+@overload
+def eval_step(
+    fn: Callable[..., Any],
+    *,
+    axis: str | Axis = "batch",
+    at_once: int | None = None,
+    precision: str | None = None,
+    ema: bool = False,
+    reproducible: str,
+    groups: int = _reproducible.GROUPS,
+) -> GroupedEval: ...
+def eval_step(
+    fn: Callable[..., Any],
+    *,
+    axis: str | Axis = "batch",
+    at_once: int | None = None,
+    precision: str | None = None,
+    ema: bool = False,
+    reproducible: str | None = None,
+    groups: int = _reproducible.GROUPS,
+) -> EvalStep | GroupedEval:
+    """Make a function that takes metrics of a batch on all devices: ``metrics = evaluate(state, batch)``.
+
+    Args:
+        fn: ``fn(model, batch)``, with the model that the state was made from (an NNX module in ``eval()`` mode; a Linen
+            module, called as ``model(x, train=False)``; or the parameters) and the real rows of the batch. It may take
+            ``key``, ``row_keys`` and ``mutable`` as a loss function does. It returns a dict of metrics, or what a
+            loss function returns. What it writes to the model is not kept.
+        axis: as for :func:`train_step`.
+        at_once: likewise.
+        precision: likewise.
+        ema: take the averaged parameters.
+        reproducible: as for :func:`train_step`.
+        groups: likewise.
+
+    Returns:
+        ``evaluate(state, batch)`` → a dict of :class:`Mean`. Those of several batches add up to that of all:
+        ``a["loss"] + b["loss"]``.
+
+    Raises:
+        StateError: as :func:`train_step` does.
+
+    Communicates: one all-reduce of the metrics, each of 8 bytes; and what the model takes over the batch.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, paraxis as px
+        >>> state = px.TrainState.create({"w": jnp.ones(3)}, optax.sgd(0.1))
+        >>> evaluate = px.eval_step(lambda params, batch: {"positive": batch["x"] @ params["w"] > 0})
+        >>> float(evaluate(state, {"x": jnp.ones((10, 3))})["positive"])
+        1.0
+    """
+    function = LossFunction("eval_step", fn, _EXAMPLE)
+    _precision.check("eval_step", precision)
+    rows = _rows.Rows("eval_step", axis, at_once)
+    if _reproducible.is_asked_for("eval_step", reproducible, groups, at_once=at_once):
+        return GroupedEval(function, rows, number=groups, precision=precision, ema=ema)
+    return EvalStep(function, rows, precision=precision, ema=ema)

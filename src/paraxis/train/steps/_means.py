@@ -1,0 +1,45 @@
+"""Means that are still exact when they are put together from parts."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """A weighted mean by its two sums: of values times weights, and of weights.
+
+    Means of several batches, or of parts of one, add up to the mean of all, whatever their sizes.
+
+    Args:
+        total: ``()``, sum of values times weights.
+        weight: ``()``, sum of the weights: how many rows, or tokens, there were.
+        value: ``()``, the mean itself where it is known without the rounding of a product and a quotient.
+
+    Communicates: nothing; ``float(mean)`` waits for the devices.
+
+    Example:
+        >>> import paraxis as px
+        >>> float(px.Mean(6.0, 3.0) + px.Mean(2.0, 1.0))
+        2.0
+    """
+
+    total: Any
+    weight: Any
+    value: Any = None
+
+    def __add__(self, other: "Mean") -> "Mean":
+        if not isinstance(other, Mean):
+            return NotImplemented
+        return Mean(self.total + other.total, self.weight + other.weight)
+
+    def __float__(self) -> float:
+        if self.value is not None:
+            return float(self.value)
+        weight = float(self.weight)
+        return float(self.total) / weight if weight else float("nan")
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec)

@@ -1,0 +1,151 @@
+"""Where the rows of a step go: found when it is first called, and again when the mesh in force is another."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from paraxis._core import batches, held, jax_api, layout
+from paraxis._core.axis import Axis
+from paraxis._core.batches import Batch
+from paraxis._core.errors import AxisError, StateError
+from paraxis._core.layout import Placement
+
+
+class Rows:
+    """The devices that the rows of batches go to.
+
+    Args:
+        what: the function of ours, for errors.
+        axis: a name, or an axis for its ``mesh`` and ``over``; its size does not matter.
+        at_once: rows of a micro-batch, over all devices; ``None``: all rows together.
+    """
+
+    def __init__(self, what: str, axis: str | Axis, at_once: int | None) -> None:
+        self._what = what
+        self._axis = Axis(axis, 1) if isinstance(axis, str) else axis
+        if not isinstance(self._axis, Axis) or self._axis.at_once is not None:
+            raise AxisError(
+                f"{what}: axis must be a name, or a px.Axis without at_once, got {axis!r}; write {what}(fn, "
+                f"axis='batch', at_once=32), where at_once counts the rows of all devices together"
+            )
+        # Refuses what is no positive integer.
+        self._at_once = None if at_once is None else Axis(self._axis.name, 1, at_once=at_once).at_once
+        self._context: Any = None
+        self._placement: Placement | None = None
+        self._target: Any = None
+
+    def turns(self, num_rows: int) -> int:
+        """In how many turns so many rows are taken."""
+        return -(-num_rows // min(self._at_once or num_rows, num_rows))
+
+    def moved(self) -> bool:
+        """Look where rows go now; whether that has changed."""
+        context = jax.sharding.get_abstract_mesh()
+        if self._placement is not None and context == self._context:
+            return False
+        before, self._context = self._placement, context
+        self._placement = batches.on_auto(layout.place(self._axis))
+        self._target = layout.block_sharding(self._placement)
+        return before != self._placement
+
+    @property
+    def placement(self) -> Placement:
+        """Where rows go; the size of the axis is not theirs."""
+        assert self._placement is not None
+        return self._placement
+
+    @property
+    def num_devices(self) -> int:
+        return self.placement.num_devices
+
+    @property
+    def whole(self) -> Any:
+        """How a value lies that is whole on each device; ``None``: on the one there is."""
+        return batches.whole_sharding(self.placement)
+
+    def laid_out(self, batch: Any) -> Batch:
+        """A batch on the devices."""
+        if isinstance(batch, Batch):
+            first = next((x for x in jax.tree.leaves(batch.tree) if x.ndim), None)
+            if self._target is None or first is None or getattr(first, "sharding", None) == self._target:
+                return batch
+            return self._laid_out(jax.tree.map(lambda x: x[: batch.num_rows] if x.ndim else x, batch.tree))
+        return self._laid_out(batch)
+
+    def _laid_out(self, batch: Any) -> Batch:
+        number = batches.num_rows(self._what, batch)
+        if self._target is None:  # the compiled function takes them as they are
+            return Batch(batch, number)
+        axis = dataclasses.replace(self.placement.axis, size=number)
+        return batches.lay_out(batch, dataclasses.replace(self.placement, axis=axis), turns=self.turns(number))
+
+    def beside(self, values: Any) -> Any:
+        """Values brought to the devices, if they lie elsewhere; what is split over these stays so."""
+        whole = self.whole
+        if whole is None:
+            return values
+        mesh = whole.mesh
+
+        def target(x: Any) -> Any:
+            return x.sharding if getattr(x.sharding, "mesh", None) == mesh else whole
+
+        return batches.send(values, jax.tree.map(target, values))
+
+    def settle(self, *values: Any) -> None:
+        """Wait for what a program is given, where it must be there before the program starts."""
+        if self._target is not None and self.placement.num_devices > 1:
+            held.ready(values)
+
+    def run(self, compiled: Any, *args: Any) -> Any:
+        """Call a compiled function on these devices, whatever mesh is in force."""
+        if self._context.empty:
+            return compiled(*args)
+        with layout.without_context():
+            return compiled(*args)
+
+
+def require_state(what: str, state: Any, kind: type) -> None:
+    """Refuse a state that is none.
+
+    Raises:
+        StateError: saying what to write.
+    """
+    if not isinstance(state, kind):
+        raise StateError(
+            f"{what}: the first argument must be a px.TrainState, got {type(state).__name__}; write "
+            f"state = px.TrainState.create(model, optimizer), then step(state, batch)"
+        )
+
+
+def no_key(what: str, name: str) -> StateError:
+    """The error for a state without a key."""
+    return StateError(
+        f"{what}: {name!r} takes random keys, but the state has none; write px.TrainState.create(…, "
+        f"key=jax.random.key(0))"
+    )
+
+
+def refuse_tracing(what: str, name: str) -> None:
+    """Refuse to be called while JAX traces.
+
+    Raises:
+        StateError: saying what to write.
+    """
+    if jax_api.is_tracing():
+        raise StateError(
+            f"{what}: {name}(state, batch) was called inside jax.jit, jax.grad, jax.vmap or a loop of JAX's; it lays "
+            f"arrays over the devices before it runs, and is compiled by itself. Call it as it is: "
+            f"for batch in batches: {'state, ' if name == 'step' else ''}metrics = {name}(state, batch)"
+        )
+
+
+def given_away(what: str, state: Any) -> StateError | None:
+    """The error for a state whose arrays an earlier step was given, if that is what is wrong with it."""
+    arrays = [x for x in jax.tree.leaves(state) if isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer)]
+    if not any(x.is_deleted() for x in arrays):
+        return None
+    return StateError(
+        f"{what}: the arrays of this state were given away to an earlier step; go on with the state that it returned, "
+        f"state, metrics = step(state, batch), or keep all of them: px.train_step(loss, donate=False)"
+    )

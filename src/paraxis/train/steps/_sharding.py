@@ -1,0 +1,86 @@
+"""How a state lies on the devices: whole on each, or its parameters split by a rule."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from paraxis._core import batches
+from paraxis._core.errors import ShapeError, StateError
+from paraxis._core.layout import Placement
+
+Rule = Callable[[str, Any], Any]
+"""``rule(name, array)`` → ``None`` (whole on each device), a dimension to split along, or a PartitionSpec."""
+
+SMALL = 1024
+"""Elements. What has fewer is left whole: to bring it together costs more than it takes to keep."""
+
+
+def check(shard: Any) -> None:
+    """Refuse what is no rule.
+
+    Raises:
+        StateError: saying what to write.
+    """
+    if shard is not None and shard != "params" and not callable(shard):
+        raise StateError(
+            f"train_step: shard must be None, 'params', or a rule of a parameter's name and array, got {shard!r}; "
+            f"write shard='params', or shard=lambda name, x: 0 if name.endswith('kernel') else None"
+        )
+
+
+def largest_dimension(num_devices: int) -> Rule:
+    """The rule ``"params"``: along the largest dimension that the devices divide; what is small is left whole."""
+
+    def rule(name: str, x: Any) -> int | None:
+        fitting = [d for d in range(x.ndim) if x.shape[d] % num_devices == 0]
+        if not fitting or x.size < SMALL:
+            return None
+        return max(fitting, key=lambda d: x.shape[d])
+
+    return rule
+
+
+def state_shardings(state: Any, placement: Placement, shard: Any) -> Any:
+    """How each leaf of a state lies: the parameters, their average and what the optimiser keeps of them by the rule."""
+    whole = batches.whole_sharding(placement)
+    if shard is None or whole is None:
+        return jax.tree.map(lambda _: whole, state)
+    rule: Rule = largest_dimension(placement.num_devices) if shard == "params" else shard
+    split = {
+        path: (x.shape, _sharding(rule, path, x, placement, whole))
+        for path, x in jax.tree_util.tree_leaves_with_path(state.params)
+    }
+
+    def like_parameter(path: Any, x: Any) -> Any:
+        """An optimiser keeps trees like the parameters: its paths end as theirs do."""
+        ends = (split.get(path[start:]) for start in range(len(path) + 1))
+        return next((sharding for shape, sharding in filter(None, ends) if shape == x.shape), whole)
+
+    def lies_as_parameters(tree: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(like_parameter, tree)
+
+    rest = jax.tree.map(lambda _: whole, state)
+    return rest.replace(
+        params=lies_as_parameters(state.params),
+        opt_state=lies_as_parameters(state.opt_state),
+        ema=lies_as_parameters(state.ema),
+    )
+
+
+def _sharding(rule: Rule, path: Any, x: Any, placement: Placement, whole: Any) -> Any:
+    name = jax.tree_util.keystr(path, simple=True, separator=".")
+    entry = rule(name, x)
+    if entry is None:
+        return whole
+    sharding = batches.split_sharding(placement, name, x.ndim, entry)
+    try:
+        sharding.shard_shape(x.shape)
+    except ValueError as error:
+        raise ShapeError(
+            f"shard: the rule splits {name}, which has shape {np.shape(x)}, as {entry!r}, but its "
+            f"{placement.num_devices} parts would not be equal; let the rule give None for it, or a dimension "
+            f"that divides"
+        ) from error
+    return sharding

@@ -1,0 +1,195 @@
+"""``TrainState``: all that a training step changes, as one value."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core import batches, jax_api
+from paraxis._core.errors import StateError
+from paraxis.train.steps import _models, _rows
+
+_STATIC = {"static": True}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """All that a training step changes: a pytree, and a value. Make one with :meth:`create`.
+
+    Attributes:
+        step: int32 ``()``, number of steps taken.
+        params: the parameters: of an NNX or Linen module, dicts nested as it is.
+        opt_state: the optimiser's state.
+        mutable: what else changes: an NNX module's other variables (running statistics, random streams), a Linen
+            module's other collections, a plain function's own; or ``None``.
+        key: the random key that steps make theirs from, ``fold_in(key, step)``; it does not change. Or ``None``.
+        ema: exponential moving average of the parameters, or ``None``.
+        extra: anything of yours that is to be kept and saved with it; steps leave it as it is.
+        ok: bool ``()``: no step has met a loss or a gradient that is not finite. If one has, it and all later steps
+            have changed nothing else.
+        recipe: what is fixed: how the model is made, the optimiser, the decay of the average.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, paraxis as px
+        >>> state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1), extra={"epoch": jnp.array(0)})
+        >>> int(state.replace(extra={"epoch": jnp.array(1)}).extra["epoch"])
+        1
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    mutable: Any
+    key: Any
+    ema: Any
+    extra: Any
+    ok: jax.Array
+    recipe: _models.Recipe = dataclasses.field(metadata=_STATIC)
+
+    @classmethod
+    def create(
+        cls,
+        model: Any,
+        optimizer: Any = None,
+        *,
+        key: Any = None,
+        sample: Any = None,
+        mutable: Any = None,
+        ema: float | None = None,
+        extra: Any = None,
+    ) -> "TrainState":
+        """A state at step 0. It has arrays of its own; the model that it is made from stays as it is.
+
+        Args:
+            model: an NNX module; a Linen module; or the parameters, a pytree of floating arrays.
+            optimizer: an optax optimiser.
+            key: one random key: for a Linen module, and for loss functions that take ``key`` or ``row_keys``. An NNX
+                module brings its random streams.
+            sample: what a Linen module is called with to initialise it: an array such as ``x[:1]``, a tuple of
+                arguments, or a dict of keyword arguments.
+            mutable: a pytree that a plain loss function takes as ``mutable`` and returns.
+            ema: decay of a moving average of the parameters, such as 0.999: ``ema = decay * ema + (1 - decay) *
+                params`` after each step. It starts as the parameters.
+            extra: anything of yours, a pytree of arrays.
+
+        Raises:
+            StateError: if there is nothing to train, no optimiser, no key where one is meant, a Linen module without
+                ``key`` or ``sample``, or parameters that are not floating.
+
+        Communicates: nothing.
+
+        Example:
+            >>> import jax.numpy as jnp, optax, paraxis as px
+            >>> state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+            >>> int(state.step), state.params["w"].shape
+            (0, (3,))
+        """
+        _models.require_optimizer(optimizer)
+        key = _models.random_key(key)
+        form, params, rest = _taken_apart(model, key, sample)
+        _models.require_floating(params, form)
+        if mutable is not None and rest is not None:
+            raise StateError(
+                f"TrainState.create: a {type(model).__name__} has mutable state of its own; leave mutable= out"
+            )
+        if ema is not None and not 0 <= ema < 1:
+            raise StateError(f"TrainState.create: ema must be a decay from 0 to below 1, got {ema!r}; write ema=0.999")
+        params = _models.owned(params)
+        return cls(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            opt_state=_models.owned(optimizer.init(params)),
+            mutable=_models.owned(mutable if rest is None else rest),
+            key=_models.owned(key),
+            ema=None if ema is None else _models.owned(params),
+            extra=_models.owned(extra),
+            ok=jnp.ones((), bool),
+            recipe=_models.Recipe(form, optimizer, ema),
+        )
+
+    def model(self, *, ema: bool = False) -> Any:
+        """The model, with copies of the arrays: an NNX module, a callable Linen module with its variables, or the
+        parameters. With several processes, each has all of it on a device of its own.
+
+        Args:
+            ema: with the averaged parameters.
+
+        Raises:
+            StateError: if there is no average, or the arrays were given away to a step.
+
+        Communicates: with several processes, brings split parameters together; all processes must call it then.
+
+        Example:
+            >>> import jax.numpy as jnp, optax, paraxis as px
+            >>> from flax import nnx
+            >>> state = px.TrainState.create(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), optax.sgd(0.1))
+            >>> state.model()(jnp.ones((5, 3))).shape
+            (5, 4)
+        """  # noqa: D205
+        values = self.weights(ema=ema), self.mutable
+        if gone := _rows.given_away("TrainState.model", values):
+            raise gone
+        params, mutable = _models.owned(batches.local(values))
+        return self.recipe.form.make(params, mutable, None, "as made")[0]
+
+    def weights(self, *, ema: bool = False) -> Any:
+        """The parameters, or their average, as they lie.
+
+        Raises:
+            StateError: if there is no average, or the arrays were given away to a step.
+        """
+        if ema and self.ema is None:
+            raise StateError(
+                "TrainState: there is no average of the parameters; write px.TrainState.create(…, ema=0.999)"
+            )
+        weights = self.ema if ema else self.params
+        if gone := _rows.given_away("TrainState.weights", weights):
+            raise gone
+        return weights
+
+    def replace(self, **changes: Any) -> "TrainState":
+        """The same state with other values for some attributes."""
+        names = [field.name for field in dataclasses.fields(self)]
+        unknown = sorted(set(changes) - set(names))
+        if unknown:
+            raise StateError(f"TrainState.replace: there is no {unknown[0]!r}; there are {', '.join(names)}")
+        return dataclasses.replace(self, **changes)
+
+    def __repr__(self) -> str:
+        """What there is, without the values: ``TrainState(plain, step=3, params=97 float32, …, ok=True)``."""
+        trees = {name: getattr(self, name) for name in ("params", "opt_state", "mutable", "key", "ema", "extra")}
+        kept = [f"{name}={_counted(x)}" for name, x in trees.items() if jax.tree.leaves(x)]
+        parts = [self.recipe.form.kind, f"step={_shown(self.step)}", *kept, f"ok={_shown(self.ok)}"]
+        return f"TrainState({', '.join(parts)})"
+
+
+def _counted(values: Any) -> str:
+    """How many numbers there are of each dtype."""
+    found: dict[str, int] = {}
+    for x in jax.tree.leaves(values):
+        kind = str(getattr(x, "dtype", type(x).__name__))
+        found[kind] = found.get(kind, 0) + getattr(x, "size", 1)
+    return " + ".join(f"{number:,} {kind}" for kind, number in found.items())
+
+
+def _shown(x: Any) -> str:
+    """A scalar, if it has a value that can be had."""
+    if isinstance(x, jax_api.Tracer) or getattr(x, "shape", ()):
+        return _counted(x)
+    return "given away" if isinstance(x, jax.Array) and x.is_deleted() else str(x)
+
+
+def _taken_apart(model: Any, key: Any, sample: Any) -> tuple[_models.Form, Any, Any]:
+    _models.refuse_class(model)
+    if _models.is_nnx(model):
+        return _models.nnx(model)
+    if _models.is_linen(model):
+        return _models.linen(model, key, sample)
+    if not jax.tree.leaves(model) or callable(model):
+        raise StateError(
+            f"TrainState.create: model must be an NNX or Linen module, or a pytree of parameters, got "
+            f"{type(model).__name__} without arrays; write px.TrainState.create(params, optimizer)"
+        )
+    return _models.PlainForm(), model, None

@@ -1,0 +1,235 @@
+"""``train_step``: a loss function for one device in, a step on all devices out."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, overload
+
+import jax
+
+from paraxis._core import batches
+from paraxis._core.axis import Axis
+from paraxis._core.batches import Batch
+from paraxis._core.errors import StateError
+from paraxis.train.steps import _precision, _reproducible, _rows, _sharding
+from paraxis.train.steps._gradients import gradients
+from paraxis.train.steps._grouped import GroupedStep
+from paraxis.train.steps._losses import LossFunction
+from paraxis.train.steps._state import TrainState
+from paraxis.train.steps._update import Metrics, Options, finished
+
+_EXAMPLE = "px.train_step(lambda model, batch: jnp.mean((model(batch['x']) - batch['y']) ** 2))"
+
+
+class TrainStep:
+    """A step of training; :func:`train_step` makes it and says what it does."""
+
+    def __init__(
+        self,
+        loss: LossFunction,
+        rows: _rows.Rows,
+        *,
+        precision: str | None,
+        update: Options,
+        shard: Any,
+        donate: bool,
+    ) -> None:
+        self._loss = loss
+        self._rows = rows
+        self._precision = precision
+        self._update = update
+        self._shard = shard
+        self._donate = donate
+        self._compiled: dict[Any, Any] = {}
+        self._run: Any = None
+        # The state that was returned last lies where it should, and need not be looked at. It is not kept alive.
+        self._last: Callable[[], TrainState | None] = lambda: None
+
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+        """One step.
+
+        Args:
+            state: is given away unless ``donate=False``.
+            batch: a tree of arrays ``(rows, ...)`` on the host or on devices, any number of rows; 0-d ones are for
+                all. In several processes each has the whole batch. Or a ``Batch`` of a loader.
+
+        Raises:
+            ShapeError: if the arrays of the batch differ in their rows, or the loss is no mean over them.
+            DataError: if the batch has no rows.
+            StateError: if the state does not go with the loss function, or was given away before; or inside ``jit``
+                and the like.
+        """
+        state, batch = self._placed(state, batch)
+        self._rows.settle(state.step, batch.tree)
+        try:
+            new, metrics = self._rows.run(self._run, state, batch)
+        except (RuntimeError, ValueError) as error:
+            raise _rows.given_away("train_step", state) or error from error
+        self._last = weakref.ref(new)
+        return new, metrics
+
+    def lower(self, state: TrainState, batch: Any) -> Any:
+        """What is run, as ``jax.jit(f).lower`` gives it: to see what it costs and communicates. Nothing is run."""
+        state, batch = self._placed(state, batch)
+        return self._rows.run(self._run.lower, state, batch)
+
+    def _placed(self, state: TrainState, batch: Any) -> tuple[TrainState, Batch]:
+        """Both on the devices, and the compiled function for them."""
+        _rows.refuse_tracing("train_step", "step")
+        if self._rows.moved():
+            self._compiled.clear()
+            self._last = lambda: None
+        laid_out = self._rows.laid_out(batch)
+        if self._last() is not state:
+            state = self._settled(state)
+        return state, laid_out
+
+    def _settled(self, state: TrainState) -> TrainState:
+        _rows.require_state("train_step", state, TrainState)
+        if self._loss.wants_key and state.key is None:
+            raise _rows.no_key("train_step", self._loss.name)
+        if gone := _rows.given_away("train_step", state):
+            raise gone
+        structure = jax.tree.structure(state)
+        if structure not in self._compiled:
+            shardings = _sharding.state_shardings(state, self._rows.placement, self._shard)
+            self._compiled[structure] = shardings, self._jitted(shardings)
+        shardings, self._run = self._compiled[structure]
+        if self._rows.whole is None:
+            return state
+        state = batches.send(state, shardings)
+        self._rows.settle(state)
+        return state
+
+    def _jitted(self, shardings: TrainState) -> Any:
+        donated = (0,) if self._donate else ()
+        if self._rows.whole is None:
+            return jax.jit(self._body, donate_argnums=donated)
+        # Else the compiler may choose another place for what it returns, which the next step would be compiled for.
+        return jax.jit(self._body, donate_argnums=donated, out_shardings=(shardings, self._rows.whole))
+
+    def _body(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = None if state.key is None else jax.random.fold_in(state.key, state.step)
+        turns = self._rows.turns(batch.num_rows)
+        gradient, found = gradients(self._loss, state, batch, key, turns, self._precision)
+        return finished(state, gradient, found, self._update)
+
+
+@overload
+def train_step(
+    loss_fn: Callable[..., Any],
+    *,
+    axis: str | Axis = "batch",
+    at_once: int | None = None,
+    precision: str | None = None,
+    clip: float | None = None,
+    guard: bool = True,
+    shard: Any = None,
+    donate: bool = True,
+    reproducible: None = None,
+    groups: int = _reproducible.GROUPS,
+) -> TrainStep: ...
+@overload
+def train_step(
+    loss_fn: Callable[..., Any],
+    *,
+    axis: str | Axis = "batch",
+    at_once: int | None = None,
+    precision: str | None = None,
+    clip: float | None = None,
+    guard: bool = True,
+    shard: Any = None,
+    donate: bool = True,
+    reproducible: str,
+    groups: int = _reproducible.GROUPS,
+) -> GroupedStep: ...
+def train_step(
+    loss_fn: Callable[..., Any],
+    *,
+    axis: str | Axis = "batch",
+    at_once: int | None = None,
+    precision: str | None = None,
+    clip: float | None = None,
+    guard: bool = True,
+    shard: Any = None,
+    donate: bool = True,
+    reproducible: str | None = None,
+    groups: int = _reproducible.GROUPS,
+) -> TrainStep | GroupedStep:
+    """Make a training step of a loss function written for one device: ``state, metrics = step(state, batch)``.
+
+    The rows of each batch are split over the devices, any number of them over any number of these; the step computes
+    what one device would, on all of them. It is compiled once per number of rows.
+
+    Args:
+        loss_fn: ``loss_fn(model, batch)``, with the model that the state was made from (an NNX module in ``train()``
+            mode; a Linen module, called as ``model(x, train=True)``; or the parameters) and the real rows of the
+            batch. It may also take, by these names, ``key``, the step's random key; ``row_keys``, ``(rows,)``, one
+            for each row by its number in the batch; ``mutable``, of a plain function, which then returns the new one
+            last. It returns a loss, or a loss and a dict of metrics. Each of them is a scalar, the mean over the rows
+            given; or one value per row, which are averaged; or a ``px.Mean``, where rows count differently.
+        axis: a name, or a ``px.Axis`` for its ``mesh`` and ``over``; its size does not matter.
+        at_once: rows of a micro-batch, over all devices together: bounds memory. Of C micro-batches, number c has
+            rows c, c + C, …; their gradients are added. What a model takes over a batch (BatchNorm) it takes over a
+            micro-batch then.
+        precision: ``"bfloat16"``: the model and the batch are computed with in bfloat16; parameters, updates and the
+            mean of the loss stay as they are. Take ``logits.astype("float32")`` where it matters in the loss.
+        clip: gradients of a larger global norm are scaled to this one.
+        guard: see to it that a step whose loss or gradient is not finite changes nothing. ``False`` spares a pass over
+            the gradient, and on one device gives the bits of a step written by hand; a state may then be full of NaN.
+        shard: ``"params"``: each device keeps a part of the parameters, their average and what the optimiser keeps
+            of them, along the largest dimension that the devices divide; or a rule ``shard(name, array)`` that gives
+            ``None`` (whole), a dimension, or a PartitionSpec.
+        donate: whether the state's memory is used for the new one.
+        reproducible: ``"any device count"``: the same bits on any number of devices and processes that divides the
+            groups, from the same jaxlib on the same kind of device, with the same number of XLA's threads on CPU,
+            ``PJRT_NPROC``. If devices have not started and it is not set, this sets it, to the number of cores or to 8
+            if that is more; ``paraxis launch`` does the same. Slower, as is said below.
+        groups: a power of two; with ``reproducible``, the rows of each batch are taken in so many groups, blocks in
+            order, each as if it were a batch alone. Another number gives other bits.
+
+    Returns:
+        ``step(state, batch)`` → the new state and a dict of :class:`Mean`: ``"loss"``, the metrics, and
+        ``"grad_norm"``, before clipping (not with ``guard=False``, unless ``clip`` is given).
+        ``step.lower(state, batch)`` shows what is compiled.
+
+        With its guard, a step whose loss or gradient is not finite changes nothing but sets ``state.ok`` to False;
+        every later one changes nothing and gives NaN. So losses may be looked at late, and the state is that of the
+        last good step.
+
+    Raises:
+        StateError: if the loss function takes what nothing is known of, or has an NNX module from outside; or an option
+            cannot be had.
+
+    Random numbers: the step's key is ``fold_in(state.key, state.step)``, that of row i ``fold_in(key, i)``; an NNX
+    module's own streams go on from step to step. They do not depend on the devices.
+
+    Communicates: one all-reduce the size of the parameters, at each turn if there are several, and what the model
+    takes over the batch. With sharded parameters, they are brought together when they are used. Where a loss picks a
+    value of each row by an integer label, and the devices do not divide the rows, one all-gather of the labels.
+
+    With ``reproducible``, a program for one device is called for each group, on the device that has it, and compiled
+    for each device. Sums of groups are added in a fixed tree, neighbours first, over the devices by one collective
+    permute the size of the parameters for each doubling; then each device does the update, next to the old state in
+    memory. So what a model takes over a batch (BatchNorm) it takes over a group: running statistics are the mean of
+    those that the groups leave, and of mutable state that is not floating the first group's is kept. A group draws
+    its random numbers from keys with its number folded in. Arrays of a loader stay where they are if the groups
+    divide the number of rows; else each device is sent the batch. ``lower`` is not there.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, paraxis as px
+        >>> state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+        >>> step = px.train_step(lambda params, batch: (batch["x"] @ params["w"] - batch["y"]) ** 2)
+        >>> state, metrics = step(state, {"x": jnp.ones((10, 3)), "y": jnp.ones(10)})
+        >>> float(metrics["loss"])
+        1.0
+    """
+    loss = LossFunction("train_step", loss_fn, _EXAMPLE)
+    _precision.check("train_step", precision)
+    _sharding.check(shard)
+    if clip is not None and not clip > 0:
+        raise StateError(f"train_step: clip must be a positive norm, got {clip!r}; write clip=1.0")
+    update = Options(clip=clip, guard=guard)
+    rows = _rows.Rows("train_step", axis, at_once)
+    if _reproducible.is_asked_for("train_step", reproducible, groups, at_once=at_once, shard=shard):
+        return GroupedStep(loss, rows, number=groups, precision=precision, update=update, donate=donate)
+    return TrainStep(loss, rows, precision=precision, update=update, shard=shard, donate=donate)

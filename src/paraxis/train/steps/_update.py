@@ -1,0 +1,107 @@
+"""From a gradient to the next state."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._core.errors import StateError
+from paraxis.train.steps._losses import Outcome
+from paraxis.train.steps._means import Mean
+from paraxis.train.steps._state import TrainState
+
+Metrics = dict[str, Mean]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a gradient becomes an update.
+
+    Attributes:
+        clip: gradients of a larger norm are scaled to this one.
+        guard: leave the state as it is if loss or gradient are not finite.
+    """
+
+    clip: float | None = None
+    guard: bool = True
+
+
+def finished(state: TrainState, gradient: Any, found: Outcome, options: Options) -> tuple[TrainState, Metrics]:
+    """The state after a step, and its metrics.
+
+    Args:
+        state: the one before.
+        gradient: of the mean loss.
+        found: what the loss function gave.
+        options: see there.
+
+    Raises:
+        StateError: if a metric of the loss function is called like one of the step's.
+    """
+    taken = sorted({"loss", "grad_norm"} & set(found.metrics))
+    if taken:
+        raise StateError(f"train_step: metric {taken[0]!r} is one that the step gives; call yours otherwise")
+    metrics = {"loss": found.loss, **found.metrics}
+
+    def update(gradient: Any, before: TrainState) -> TrainState:
+        return _updated(before, gradient, found.mutable, found.loss)
+
+    if options.clip is None and not options.guard:
+        return update(gradient, state), metrics
+    norm = _norm(gradient)
+    metrics["grad_norm"] = Mean(norm, jnp.ones_like(norm))
+    if options.clip is not None:
+        gradient = _clipped(gradient, norm, options.clip)
+    if not options.guard:
+        return update(gradient, state), metrics
+    ok = state.ok & jnp.isfinite(found.loss.total) & jnp.isfinite(norm)
+    after = _guarded(ok, state, functools.partial(update, gradient))
+    return after, jax.tree.map(functools.partial(_unless_stopped, state.ok), metrics)
+
+
+def _norm(tree: Any) -> jax.Array:
+    return jnp.sqrt(sum(jnp.sum(jnp.square(jnp.abs(x))) for x in jax.tree.leaves(tree)))
+
+
+def _clipped(gradient: Any, norm: jax.Array, limit: float) -> Any:
+    return jax.tree.map(lambda g: jax.lax.select(norm < limit, g, (g / norm.astype(g.dtype)) * limit), gradient)
+
+
+def _updated(state: TrainState, gradient: Any, mutable: Any, loss: Mean) -> TrainState:
+    import optax
+
+    optimizer = optax.with_extra_args_support(state.recipe.optimizer)
+    value = loss.total / loss.weight if loss.value is None else loss.value
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params, value=value)
+    params = optax.apply_updates(state.params, updates)
+    decay = state.recipe.ema_decay
+    ema = state.ema
+    if decay is not None:
+        ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, ema, params)
+    return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state, mutable=mutable, ema=ema)
+
+
+def _guarded(ok: jax.Array, state: TrainState, update: Callable[[TrainState], TrainState]) -> TrainState:
+    """The state after an update; or the one before, which is then marked.
+
+    On CPU by a branch around the update, which then writes over the old state: chosen element by element afterwards,
+    both would be there at once, and be read and written once more. Elsewhere the choice is made element by element, as
+    it is fused with the update there, and a branch would make the host wait for the gradient.
+    """
+    changed = dataclasses.replace(state, key=None, extra=None, ok=None)
+
+    def by_branch(before: TrainState) -> TrainState:
+        return jax.lax.cond(ok, update, lambda same: same, before)
+
+    def by_element(before: TrainState) -> TrainState:
+        return jax.tree.map(functools.partial(jnp.where, ok), update(before), before)
+
+    after = jax.lax.platform_dependent(changed, cpu=by_branch, default=by_element)
+    return dataclasses.replace(after, key=state.key, extra=state.extra, ok=ok)
+
+
+def _unless_stopped(ok: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where(ok, x, jnp.nan)

@@ -1,0 +1,60 @@
+"""One of several processes that save and restore together.
+
+``python -m tests.train._checkpoint_processes PATH NUMBER PORT``
+"""
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from paraxis.train.checkpoints._checkpoints import Checkpoints
+
+NUM_PROCESSES = 2
+
+
+def values() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(8, 3000)).astype(np.float32)
+
+
+def state() -> dict[str, Any]:
+    """Over all devices, the same on all, one process's own, and on the host."""
+    mesh = Mesh(np.array(jax.devices()), ("rows",))
+
+    def laid(x: np.ndarray, spec: P) -> jax.Array:
+        return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), lambda index: x[index])
+
+    own = jax.device_put(jnp.float32(2.5), jax.local_devices()[0])
+    return {"rows": laid(values(), P("rows")), "all": laid(values()[:2], P()), "own": own, "n": np.arange(3), "k": 7}
+
+
+def part(x: Any) -> bytes:
+    """What this process has of a leaf."""
+    if not isinstance(x, jax.Array):
+        return np.asarray(x).tobytes()
+    return b"".join(np.asarray(shard.data).tobytes() for shard in x.addressable_shards)
+
+
+def main(path: str, number: int, port: int) -> None:
+    jax.distributed.initialize(
+        f"127.0.0.1:{port}", NUM_PROCESSES, number, cluster_detection_method="deactivate", initialization_timeout=60
+    )
+    before = state()
+    with Checkpoints(path, keep=2) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, before, {"step": step})
+    restored = checkpoints.restore(jax.tree.map(lambda x: x * 0, before))
+    assert checkpoints.steps == (2, 3)
+    assert (restored.step, restored.notes, restored.changed) == (3, {"step": 3}, ())
+    assert restored.tree["rows"].sharding == before["rows"].sharding
+    for name, leaf in before.items():
+        assert part(restored.tree[name]) == part(leaf), name
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,98 @@
+"""Saves checkpoints until it is killed: by itself at a given point, or by whom it tells how far it is.
+
+``python -m tests.train._checkpoint_writer PATH POINT``
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis.train.checkpoints import _folders, _orbax, _records
+from paraxis.train.checkpoints._checkpoints import Checkpoints
+
+NUM_SAVED = 3
+
+
+def state(step: int) -> dict[str, Any]:
+    values = np.random.default_rng(step).normal(size=(256, 256))
+    return {"w": jnp.asarray(values, jnp.float32), "key": jax.random.key(step), "step": step}
+
+
+def same(tree: dict[str, Any], step: int) -> bool:
+    expected = state(step)
+    keys = [np.asarray(jax.random.key_data(each["key"])).tobytes() for each in (tree, expected)]
+    arrays = [np.asarray(each["w"]).tobytes() for each in (tree, expected)]
+    return keys[0] == keys[1] and arrays[0] == arrays[1] and tree["step"] == step
+
+
+def tell(step: int) -> None:
+    sys.stdout.write(f"{step}\n")
+    sys.stdout.flush()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def on_call(number: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, but the process dies when it is called for the so-manyth time."""
+    calls = iter(range(number))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == number - 1:
+            die()
+        return original(*args, **kwargs)
+
+    return call
+
+
+def while_written(directory: Path, arrays: Any) -> Callable[[], None]:
+    _start_save(directory, arrays)
+    return die
+
+
+_start_save = _orbax.start_save
+
+
+def arm(point: str) -> None:
+    """Have the process die in the next save."""
+    if point == "while the arrays are written":
+        _orbax.start_save = while_written
+    elif point == "before the record is written":
+        _records.write = on_call(1, _records.write)
+    elif point == "before it has its name":
+        Path.rename = on_call(1, Path.rename)
+    elif point == "while it replaces another":
+        Path.rename = on_call(2, Path.rename)
+    elif point == "while another is removed":
+        _folders.Folder.remove = on_call(1, _folders.Folder.remove)
+    elif point == "while the files of another are removed":
+        _folders.shutil.rmtree = on_call(2, _folders.shutil.rmtree)
+
+
+def main(path: str, point: str) -> None:
+    with Checkpoints(path, keep=NUM_SAVED) as checkpoints:
+        for step in range(1, NUM_SAVED + 1):
+            checkpoints.save(step, state(step))
+            checkpoints.wait()
+            tell(step)
+        arm(point)
+        if point == "while it replaces another":
+            checkpoints.save(NUM_SAVED, state(30))
+        step = NUM_SAVED
+        while True:
+            step += 1
+            checkpoints.save(step, state(step))
+            checkpoints.wait()
+            tell(step)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,127 @@
+"""A small run for the tests of ``fit``, and the same written by hand."""
+
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from paraxis._core.batches import Batch
+from paraxis.train.checkpoints._checkpoints import Checkpoints
+from paraxis.train.data._loader import Loader, loader
+from paraxis.train.runs._evaluate import Evaluate
+from paraxis.train.runs._events import Event
+from paraxis.train.runs._fit import Fitted, fit
+from paraxis.train.runs._stopping import StopEarly, TrainingStopped
+from paraxis.train.steps._means import Mean
+from paraxis.train.steps._state import TrainState
+from paraxis.train.steps._step import train_step
+from tests._support import axis_on
+
+__all__ = [
+    "Checkpoints",
+    "Evaluate",
+    "Event",
+    "Fitted",
+    "Loader",
+    "Mean",
+    "StopEarly",
+    "TrainState",
+    "TrainingStopped",
+    "batches",
+    "bits",
+    "by_hand",
+    "data",
+    "evaluate_step",
+    "fit",
+    "lines",
+    "loader",
+    "start",
+    "step",
+    "train_step",
+]
+
+ONE = axis_on(1, 1, "batch")  # one device: that is where bits are promised
+NUM_ROWS, BATCH = 56, 16
+PER_EPOCH = 4  # 16, 16, 16, 8 rows
+
+
+def arrays(num_rows: int = NUM_ROWS) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(3)
+    x = draw.standard_normal((num_rows, 3)).astype(np.float32)
+    return {"x": x, "y": (x @ np.array([1.0, -2.0, 0.5]) + 0.3).astype(np.float32)}
+
+
+def data(seed: int = 1, batch_size: int = BATCH, num_rows: int = NUM_ROWS) -> Loader:
+    return loader(arrays(num_rows), batch_size, axis=ONE, seed=seed)
+
+
+def batches(source: Loader, numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
+    """The batches with these numbers, out of the arrays as they are."""
+    return [{name: x[source.rows(number)] for name, x in arrays().items()} for number in numbers]
+
+
+def loss(params: Any, batch: Any, key: jax.Array) -> jax.Array:
+    noise = 0.1 * jax.random.normal(key, batch["y"].shape)
+    return (batch["x"] @ params["w"] + params["b"] + noise - batch["y"]) ** 2
+
+
+def optimizer() -> optax.GradientTransformation:
+    return optax.adam(optax.cosine_decay_schedule(0.1, 40))
+
+
+# One object, as a state of another optimiser is another type of value, which steps are compiled for anew.
+_OPTIMIZER = optimizer()
+step = train_step(loss, axis=ONE)
+
+
+def start() -> TrainState:
+    params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+    return TrainState.create(params, _OPTIMIZER, key=jax.random.key(7))
+
+
+def by_hand(found: Sequence[Any]) -> Iterator[tuple[Any, Any, float]]:
+    """Parameters, optimiser's state and loss after each of these batches."""
+    tx, key = optimizer(), jax.random.key(7)
+
+    @functools.partial(jax.jit)
+    def update(params: Any, state: Any, batch: Any, number: jax.Array) -> Any:
+        own = jax.random.fold_in(key, number)
+        value, gradient = jax.value_and_grad(lambda p: jnp.mean(loss(p, batch, own)))(params)
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+    state = tx.init(params)
+    for number, batch in enumerate(found):
+        params, state, value = update(params, state, batch, jnp.int32(number))
+        yield params, state, float(value)
+
+
+@jax.jit
+def evaluate_step(state: TrainState, batch: Any) -> dict[str, Mean]:
+    batch = batch.rows() if isinstance(batch, Batch) else batch
+    errors = (batch["x"] @ state.params["w"] + state.params["b"] - batch["y"]) ** 2
+    return {"loss": Mean(jnp.sum(errors), jnp.float32(len(errors)))}
+
+
+def bits(tree: Any) -> list[bytes]:
+    """All leaves, as they lie in memory."""
+    return [np.asarray(jax.random.key_data(x) if _is_key(x) else x).tobytes() for x in jax.tree.leaves(tree)]
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log, without the times."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in found:
+        del line["time"]
+    return found

@@ -1,0 +1,64 @@
+"""A process that is killed inside a save leaves whole checkpoints, and nothing that is in the way."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paraxis.train.checkpoints._checkpoints import Checkpoints
+from tests.train._checkpoint_writer import NUM_SAVED, same, state
+
+ROOT = Path(__file__).parents[2]
+
+# Where it dies, the step that is the last one then, and whose state that is.
+POINTS = [
+    ("while the arrays are written", 3, 3),
+    ("before it has its name", 4, 4),
+    ("while it replaces another", 3, 30),
+    pytest.param("before the record is written", 3, 3, marks=pytest.mark.slow),
+    pytest.param("while another is removed", 4, 4, marks=pytest.mark.slow),
+    pytest.param("while the files of another are removed", 4, 4, marks=pytest.mark.slow),
+]
+
+
+def writer(path: Path, point: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.train._checkpoint_writer", str(path), point]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), "XLA_FLAGS": ""}
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def assert_whole(path: Path, step: int, state_of: int) -> None:
+    checkpoints = Checkpoints(path, keep=NUM_SAVED, asynchronous=False)
+    assert checkpoints.latest == step
+    assert same(checkpoints.restore(state(0)).tree, state_of)
+    checkpoints.save(step + 1, state(step + 1))
+    assert same(checkpoints.restore(state(0)).tree, step + 1)
+    assert sorted(os.listdir(path)) == sorted([*map(str, checkpoints.steps), "run.lock", "writer.lock"])
+    assert len(checkpoints.steps) <= NUM_SAVED + 1
+
+
+@pytest.mark.parametrize(("point", "step", "state_of"), POINTS)
+def test_killed_inside_a_save(tmp_path: Path, point: str, step: int, state_of: int) -> None:
+    with writer(tmp_path, point) as process:
+        process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert_whole(tmp_path, step, state_of)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_killed_at_any_time(tmp_path: Path, seed: int) -> None:
+    with writer(tmp_path, "any time") as process:
+        assert process.stdout is not None
+        told = int(process.stdout.readline())
+        time.sleep(random.Random(seed).uniform(0, 0.8))
+        process.kill()
+        told = max([told, *map(int, process.stdout.read().split())])
+    latest = Checkpoints(tmp_path).latest
+    assert latest in {told, told + 1}
+    assert_whole(tmp_path, latest, latest)

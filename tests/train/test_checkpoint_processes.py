@@ -1,0 +1,74 @@
+"""Several processes save together; one restores what they saved."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from paraxis.train.checkpoints._checkpoints import Checkpoints
+from tests.launch._support import COMMAND, plain_environment
+from tests.train._checkpoint_processes import NUM_PROCESSES, values
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_processes(path: Path) -> list[tuple[int, str]]:
+    """Exit status and output of each; none outlives the test."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), "XLA_FLAGS": ""}
+    del env["JAX_COMPILATION_CACHE_DIR"]  # its entries are not written atomically
+    command = [sys.executable, "-m", "tests.train._checkpoint_processes", str(path)]
+    started = [
+        subprocess.Popen(
+            [*command, str(number), str(port)],
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(NUM_PROCESSES)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in started]
+    finally:
+        for process in started:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+
+
+@pytest.mark.slow
+def test_several_processes_save_and_one_restores(tmp_path: Path) -> None:
+    for status, output in run_processes(tmp_path):
+        assert status == 0, output
+    target = {"rows": jax.ShapeDtypeStruct((8, 3000), "float32"), "all": np.zeros((2, 3000), "float32")}
+    restored = Checkpoints(tmp_path).restore({**target, "own": np.zeros((), "float32"), "n": np.zeros(3, int), "k": 0})
+    np.testing.assert_array_equal(restored.tree["rows"], values())
+    np.testing.assert_array_equal(restored.tree["all"], values()[:2])
+    assert (restored.tree["own"], restored.tree["n"].tolist(), restored.tree["k"]) == (2.5, [0, 1, 2], 7)
+    assert f"number of processes: {NUM_PROCESSES} when it was saved, 1 now" in restored.changed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "number"), [("begin", 1), ("write", 0)])
+def test_one_that_cannot_write_ends_all_and_leaves_what_was_there(tmp_path: Path, where: str, number: int) -> None:
+    command = [*COMMAND, "launch", "-n", "2", "-m", "tests.train._checkpoint_full_disk", tmp_path, where, str(number)]
+    env = {**plain_environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    # Without it, they would wait inside Orbax for five minutes.
+    done = subprocess.run(command, cwd=ROOT, env=env, timeout=200, capture_output=True, text=True)
+    assert done.returncode not in (0, None)
+    assert "the checkpoint of step 2 could not be written to" in done.stderr
+    assert "No space left on device; the others, of steps 1, are there as before" in done.stderr
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.steps == (1,)
+    assert sorted(os.listdir(tmp_path)) == ["1", "run.lock", "writer.lock"]
+    assert checkpoints.restore({"x": np.zeros((8, 30), "float32")}).tree["x"].all()

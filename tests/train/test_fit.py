@@ -1,0 +1,482 @@
+"""px.fit is the loop that one would write by hand, and nothing is waited for in it."""
+
+import collections
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from paraxis._core.errors import DataError, ParaxisError, ShapeError, StateError
+from paraxis.launch._variables import LAUNCHER, Place
+from tests._support import axis_on
+from tests.train._fits import (
+    ONE,
+    PER_EPOCH,
+    Checkpoints,
+    Evaluate,
+    Event,
+    TrainState,
+    arrays,
+    batches,
+    bits,
+    by_hand,
+    data,
+    evaluate_step,
+    fit,
+    loader,
+    loss,
+    start,
+    step,
+    train_step,
+)
+
+
+class Seen:
+    """Keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    def of(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event.kind == kind]
+
+
+def test_a_run_is_the_hand_written_loop_bit_for_bit() -> None:
+    seen = Seen()
+    fitted = fit(start(), step, data(), epochs=3, callbacks=seen, progress=False)
+    expected = list(by_hand(batches(data(), range(3 * PER_EPOCH))))
+    params, opt_state, _ = expected[-1]
+    assert bits((fitted.state.params, fitted.state.opt_state)) == bits((params, opt_state))
+    assert [event.metrics["loss"] for event in seen.of("step")] == [loss for _, _, loss in expected]
+    assert [event.rows for event in seen.of("step")] == [16, 16, 16, 8] * 3
+    assert [(event.step, event.epoch) for event in seen.of("step")] == [(k + 1, k // 4) for k in range(12)]
+
+
+def test_an_epoch_s_average_weighs_each_row_the_same() -> None:
+    fitted = fit(start(), step, data(), epochs=2, progress=False)
+    losses = np.array([loss for _, _, loss in by_hand(batches(data(), range(8)))], np.float64)
+    rows = np.array([16, 16, 16, 8] * 2, np.float64)
+    expected = [np.average(losses[k : k + 4], weights=rows[k : k + 4]) for k in (0, 4)]
+    found = [record.metrics["loss"] for record in fitted.history.epochs]
+    np.testing.assert_allclose(found, expected, rtol=1e-15)
+    assert [(record.step, record.epoch) for record in fitted.history.epochs] == [(4, 0), (8, 1)]
+
+
+@pytest.mark.parametrize("kind", ["list", "function", "function of the epoch", "iterable", "known steps"])
+def test_any_batches_will_do_that_can_be_gone_through_again(kind: str) -> None:
+    first, second = batches(data(), range(4)), batches(data(), range(4, 8))
+    again: dict[str, tuple[Any, list[Any], Any]] = {
+        "list": (first, first + first, {"epochs": 2}),
+        "function": (lambda: iter(first), first + first, {"epochs": 2}),
+        "function of the epoch": (lambda epoch: (first, second)[epoch], first + second, {"epochs": 2}),
+        "iterable": (collections.deque(first), first + first, {"epochs": 2}),
+        "known steps": (lambda: iter(first), first + first[:2], {"steps": 6}),
+    }
+    source, in_order, length = again[kind]
+    fitted = fit(start(), step, source, **length, progress=False)
+    params, opt_state, _ = list(by_hand(in_order))[-1]
+    assert bits((fitted.state.params, fitted.state.opt_state)) == bits((params, opt_state))
+    assert len(fitted.history.epochs) == len(in_order) // 4
+
+
+def test_epochs_of_different_lengths_end_where_they_end() -> None:
+    found = batches(data(), range(6))
+    fitted = fit(start(), step, lambda epoch: found[: epoch + 1], epochs=3, progress=False)
+    assert [(record.step, record.epoch) for record in fitted.history.epochs] == [(1, 0), (3, 1), (6, 2)]
+
+
+def test_a_run_goes_on_from_the_steps_that_its_state_has_done() -> None:
+    whole = fit(start(), step, data(), steps=9, progress=False)
+    part = fit(start(), step, data(), steps=5, progress=False)
+    rest = fit(part.state, step, data(), steps=9, progress=False)
+    assert bits(rest.state) == bits(whole.state)
+    assert fit(rest.state, step, data(), steps=9, progress=False).state is rest.state
+
+
+def test_the_state_that_a_run_begins_with_stays_as_it_is_unless_it_is_given_away() -> None:
+    state = start()
+    before = bits(state)
+    fit(state, step, data(), steps=2, progress=False)
+    assert bits(state) == before
+    fit(state, step, data(), steps=2, progress=False, donate=True)
+    assert state.params["w"].is_deleted()
+
+
+class Fetched:
+    """A metric that notes when it is fetched."""
+
+    def __init__(self, number: int, order: list[tuple[str, int]]) -> None:
+        self._number, self._order = number, order
+
+    def __float__(self) -> float:
+        if ("fetched", self._number) not in self._order:
+            self._order.append(("fetched", self._number))
+        return 1.0
+
+
+def test_metrics_are_fetched_when_later_steps_are_under_way_and_few_wait() -> None:
+    order: list[tuple[str, int]] = []
+
+    def own_step(state: int, batch: int) -> Any:
+        order.append(("begun", state))
+        return state + 1, {"loss": Fetched(state, order)}
+
+    fit(0, own_step, [0, 1, 2], steps=50, progress=False)
+    for number in range(45):
+        assert order.index(("fetched", number)) > order.index(("begun", number + 4))
+        assert order.index(("fetched", number)) < order.index(("begun", number + 5))
+    assert [number for kind, number in order if kind == "fetched"] == list(range(50))
+
+
+def test_a_step_of_one_s_own_needs_no_train_state() -> None:
+    fitted = fit({"w": 0.0}, lambda state, batch: ({"w": state["w"] + batch}, state["w"]), [1.0, 2.0], epochs=2)
+    assert fitted.state == {"w": 6.0}
+    assert [record.metrics for record in fitted.history.steps] == [{"loss": x} for x in (0.0, 1.0, 3.0, 4.0)]
+
+
+def test_an_evaluation_is_the_mean_over_all_rows_on_its_schedule_and_at_the_end() -> None:
+    test_rows = {name: x[:21] for name, x in arrays().items()}
+    uneven = [{name: x[part] for name, x in test_rows.items()} for part in (slice(0, 10), slice(10, 20), slice(20, 21))]
+    evaluations = [
+        Evaluate(evaluate_step, uneven, every=3),
+        Evaluate(evaluate_step, [test_rows], name="whole"),
+    ]
+    fitted = fit(start(), step, data(), steps=10, evaluate=evaluations, progress=False)
+    after = [params for params, _, _ in by_hand(batches(data(), range(10)))]
+
+    def expected(step: int) -> float:
+        w, b = np.asarray(after[step - 1]["w"], np.float64), float(after[step - 1]["b"])
+        return float(np.mean((test_rows["x"] @ w + b - test_rows["y"]) ** 2))
+
+    for name, steps in (("test/loss", [3, 6, 9, 10]), ("whole/loss", [4, 8, 10])):
+        found, values = fitted.history.curve(name)
+        assert found.tolist() == steps
+        np.testing.assert_allclose(values, [expected(k) for k in steps], rtol=1e-5)
+
+
+def test_an_evaluation_does_not_change_the_run() -> None:
+    plain = fit(start(), step, data(), epochs=2, progress=False)
+    every = Evaluate(evaluate_step, data(seed=5), every=1)
+    assert bits(fit(start(), step, data(), epochs=2, evaluate=every, progress=False).state) == bits(plain.state)
+
+
+def test_callbacks_are_told_in_order_with_the_state_where_it_is_known() -> None:
+    class Recording:
+        def __init__(self) -> None:
+            self.told: list[tuple[str, int, int | None]] = []
+
+        def on_step(self, event: Event) -> None:
+            assert event.state is None
+            self.told.append(("step", event.step, None))
+
+        def on_epoch(self, event: Event) -> None:
+            self.told.append(("epoch", event.step, int(event.state.step)))
+
+        def on_evaluate(self, event: Event) -> None:
+            self.told.append(("evaluate", event.step, int(event.state.step)))
+
+        def on_end(self, event: Event) -> None:
+            self.told.append(("end", event.step, int(event.state.step)))
+
+    recording, seen = Recording(), Seen()
+    fit(start(), step, data(), steps=6, evaluate=Evaluate(evaluate_step, [arrays()]), callbacks=[recording, seen])
+    steps = [("step", k, None) for k in range(1, 7)]
+    after_epoch = [("epoch", 4, 4), ("evaluate", 4, 4)]
+    assert recording.told == [*steps[:4], *after_epoch, *steps[4:], ("evaluate", 6, 6), ("end", 6, 6)]
+    assert [(event.kind, event.step) for event in seen.events[:2]] == [("start", 0), ("step", 1)]
+
+
+def test_a_long_history_is_averaged_to_a_bounded_number_of_points() -> None:
+    fitted = fit(0, lambda state, batch: (state + 1, {"loss": float(state)}), [0], steps=1500, progress=False)
+    history = fitted.history
+    assert history.stride == 4
+    assert len(history.steps) == 1500 // 4
+    assert [record.step for record in history.steps[:2]] == [4, 8]
+    assert [record.metrics["loss"] for record in history.steps] == [4 * k + 1.5 for k in range(375)]
+
+
+def test_on_several_devices_the_numbers_are_the_same() -> None:
+    one = fit(start(), step, data(), epochs=2, progress=False)
+    axis = axis_on(8, 1, "batch")
+    many = fit(start(), train_step(loss, axis=axis), loader(arrays(), 16, axis=axis, seed=1), epochs=2, progress=False)
+    assert len(many.state.params["w"].sharding.device_set) == 8
+    np.testing.assert_allclose(many.state.params["w"], one.state.params["w"], rtol=1e-5)
+    for found, expected in zip(many.history.epochs, one.history.epochs, strict=True):
+        np.testing.assert_allclose(found.metrics["loss"], expected.metrics["loss"], rtol=1e-5)
+
+
+def _generator() -> Iterator[int]:
+    yield 1
+
+
+class Misspelt:
+    def on_epochs(self, event: Event) -> None: ...
+
+
+class Broken:
+    def on_step(self, event: Event) -> None:
+        if event.step == 2:
+            raise KeyError("mine")
+
+
+def _raising(state: int, batch: int) -> Any:
+    if state == 2:
+        raise ZeroDivisionError("here")
+    return state + 1, 0.0
+
+
+def _breaking() -> Iterator[int]:
+    yield from (0, 1, 2)
+    raise OSError("the disk is gone")
+
+
+def _ok(state: int, batch: int) -> Any:
+    return state + 1, {"loss": 1.0}
+
+
+wrongly: Any = fit
+evaluation: Any = Evaluate
+
+ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "neither": (lambda: wrongly(0, _ok, [0]), DataError, "either epochs or steps, got neither; write epochs=10"),
+    "both": (lambda: wrongly(0, _ok, [0], epochs=1, steps=1), DataError, "either epochs or steps, got both"),
+    "no epochs": (lambda: wrongly(0, _ok, [0], epochs=0), DataError, "epochs must be an integer of at least 1, got 0"),
+    "half a step": (
+        lambda: wrongly(0, _ok, [0], steps=1.5),
+        DataError,
+        "steps must be an integer of at least 1, got 1.5",
+    ),
+    "generator": (
+        lambda: wrongly(0, _ok, _generator(), steps=1),
+        DataError,
+        "data is a generator, which can be gone thr",
+    ),
+    "one batch": (lambda: wrongly(0, _ok, {"x": 1}, steps=1), DataError, r"data is one dict, .*px.loader\(data, 32\)"),
+    "a tuple of arrays": (
+        lambda: wrongly(0, _ok, (np.ones((6, 2)), np.ones((6, 2))), steps=1),
+        DataError,
+        r"px.fit: data is a tuple of 2 arrays, .* such as \(x, y\), write px.loader\(\(x, y\), 32\)",
+    ),
+    "a list of rows and labels": (
+        lambda: wrongly(0, _ok, [np.ones((6, 2)), jnp.ones(6)], steps=1),
+        DataError,
+        r"px.fit: data is a list of 2 arrays, .*write px.loader\(\(x, y\), 32\)",
+    ),
+    "two loaders": (
+        lambda: wrongly(0, _ok, [data(), data(2)], steps=1),
+        DataError,
+        "px.fit: data is a list with 2 loaders, not batches; px.fit takes one",
+    ),
+    "a loss function": (
+        lambda: wrongly(start(), loss, data(), steps=1),
+        StateError,
+        r"loss\(params.*batch.*key.*\).* cannot be called as step\(state, batch\).* write px.train_step\(loss\)",
+    ),
+    "a loss function of two": (
+        lambda: fit(start(), lambda params, batch: params["w"], data(), steps=1),
+        TypeError,
+        r"(?s)not subscriptable.*must .*return \(state, metrics\); if it is a loss function, write px.train_step\(loss",
+    ),
+    "a loss and metrics": (
+        lambda: fit(start(), lambda state, batch: (jnp.ones(()), {"accuracy": 1.0}), data(), steps=1),
+        StateError,
+        r"was given a px.TrainState, and returned a .* in its place; .*write px.train_step\(loss\)",
+    ),
+    "a scalar": (
+        lambda: fit(start(), lambda state, batch: jnp.ones(()), data(), steps=1),
+        StateError,
+        r"step returned a .*, not a new state and metrics; .*write px.train_step\(loss\)",
+    ),
+    "an array": (lambda: wrongly(0, _ok, np.ones(3), steps=1), DataError, "data is one ndarray, not batches"),
+    "a number": (lambda: wrongly(0, _ok, 3, steps=1), DataError, "data is a int, not batches"),
+    "no batches": (
+        lambda: wrongly(0, _ok, list, steps=1),
+        DataError,
+        "data has no batches in epoch 0; if it can be gone",
+    ),
+    "no step": (
+        lambda: wrongly(0, {}, [0], steps=1),
+        DataError,
+        "step must be a function of a state and a batch, got dict",
+    ),
+    "half a result": (lambda: wrongly(0, lambda s, b: s, [0], steps=1), StateError, "step returned a int, not a new s"),
+    "rows": (
+        lambda: wrongly(0, lambda s, b: (s, {"acc": np.ones(3)}), [0], steps=1),
+        ShapeError,
+        r"metric 'acc' is an array \(3,\), not a number; let the step return px.Mean",
+    ),
+    "words": (
+        lambda: wrongly(0, lambda s, b: (s, "good"), [0], steps=1),
+        ShapeError,
+        "metric 'loss' is a str, not a num",
+    ),
+    "evaluate": (lambda: wrongly(0, _ok, [0], steps=1, evaluate=_ok), DataError, "evaluate must be a px.Evaluate"),
+    "two names": (
+        lambda: wrongly(0, _ok, [0], steps=1, evaluate=[evaluation(_ok, [0]), evaluation(_ok, [1])]),
+        DataError,
+        r"two evaluations are called 'test'; write px.Evaluate\(…, name='test2'\)",
+    ),
+    "evaluate every": (lambda: evaluation(_ok, [0], every=0), DataError, "every must be 'epoch' or a number of steps"),
+    "evaluate name": (
+        lambda: evaluation(_ok, [0], name="a/b"),
+        DataError,
+        "name must be a word without '/', got 'a/b'",
+    ),
+    "evaluate step": (lambda: evaluation([0], [0]), DataError, "px.Evaluate: step must be a function"),
+    "evaluate data": (lambda: evaluation(_ok, _generator()), DataError, "px.Evaluate: data is a generator"),
+    "evaluate a dict": (
+        lambda: evaluation(_ok, {"dev": data(), "test": data()}),
+        DataError,
+        r"px.Evaluate: data is a dict with 2 loaders, .* each has an evaluation: evaluate=\[px.Evaluate\(step, dev, na",
+    ),
+    "evaluate a list": (
+        lambda: evaluation(_ok, [data(), data()]),
+        DataError,
+        "px.Evaluate: data is a list with 2 loaders, not batches; of several datasets, each has an evaluation",
+    ),
+    "evaluate arrays": (
+        lambda: evaluation(_ok, arrays()),
+        DataError,
+        r"px.Evaluate: data is one dict, not batches; if it has all rows, write px.loader\(data, 32\)",
+    ),
+    "no metrics": (
+        lambda: wrongly(0, _ok, [0], steps=1, evaluate=evaluation(lambda s, b: {}, [0])),
+        DataError,
+        "evaluation 'test' has no metrics",
+    ),
+    "no test rows": (
+        lambda: wrongly(0, _ok, [0], steps=1, evaluate=evaluation(lambda s, b: {}, [])),
+        DataError,
+        "evaluation 'test' has no batches",
+    ),
+    "callback": (
+        lambda: wrongly(0, _ok, [0], steps=1, callbacks=[3]),
+        DataError,
+        "callbacks: 3 is no callback; write a",
+    ),
+    "a class": (lambda: wrongly(0, _ok, [0], steps=1, callbacks=Seen), DataError, "Seen'> is no callback"),
+    "misspelt": (
+        lambda: wrongly(0, _ok, [0], steps=1, callbacks=Misspelt()),
+        DataError,
+        "Misspelt has a method on_epochs, which is never called; there are on_start, on_step, on_epoch",
+    ),
+    "raising callback": (
+        lambda: wrongly(0, _ok, [0], steps=9, callbacks=Broken()),
+        KeyError,
+        r"raised by the callback Broken.on_step, after step 2",
+    ),
+    "raising step": (
+        lambda: wrongly(0, _raising, [0, 1], steps=9),
+        ZeroDivisionError,
+        r"raised by step 3 \(batch 0 of epoch 1\)",
+    ),
+    "raising data": (
+        lambda: wrongly(0, _ok, _breaking, steps=9),
+        OSError,
+        r"raised by data, when the batch of step 4 \(batch 3 of epoch 0\) was wanted",
+    ),
+    "raising evaluation": (
+        lambda: wrongly(0, _ok, [0], steps=1, evaluate=evaluation(lambda s, b: 1 / 0, [0], name="dev")),
+        ZeroDivisionError,
+        "raised by evaluation 'dev', after step 1",
+    ),
+    "checkpoint": (
+        lambda: wrongly(0, _ok, [0], steps=1, checkpoint=3),
+        DataError,
+        "checkpoint must be a px.Checkpoints",
+    ),
+    "log_every": (lambda: wrongly(0, _ok, [0], steps=1, log_every=0), DataError, "log_every must be an integer of at"),
+    "unknown length": (
+        lambda: wrongly(_after_steps(3), step, lambda: iter([0]), steps=5),
+        DataError,
+        "does not say how many batches an epoch has, so it is not known which one a state after 3 steps goes on with",
+    ),
+    "not ok": (
+        lambda: wrongly(start().replace(ok=jnp.array(False)), step, data(), steps=1),
+        StateError,
+        r"this state met a loss or a gradient that was not finite.* write state.replace\(ok=jnp.array\(True\)\)",
+    ),
+}
+
+
+def _after_steps(number: int) -> TrainState:
+    return start().replace(step=jnp.int32(number))
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_what_cannot_be_done_is_said_with_the_line_to_write(case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    call, kind, words = ERRORS[case]
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def test_an_error_of_the_step_leaves_the_state_as_it_was() -> None:
+    state = start()
+    before = bits(state)
+    odd = [*batches(data(), range(3)), {"x": np.ones((4, 3)), "y": np.ones(5)}]
+    with pytest.raises(ParaxisError, match=r"raised by step 4 \(batch 3 of epoch 0\)"):
+        fit(state, step, odd, epochs=1, progress=False)
+    assert bits(state) == before
+
+
+def test_a_state_that_was_given_away_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    state = start()
+    step(state, batches(data(), [0])[0])
+    words = r"px.fit: the arrays of this state were given away .*go on with the state that it returned"
+    with pytest.raises(StateError, match=words):
+        fit(state, step, data(), steps=2, checkpoint=tmp_path / "run", log=tmp_path / "log", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("launcher", [None, os.getppid()])
+def test_a_rank_that_has_not_joined_the_others_is_refused(
+    launcher: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place("127.0.0.1:5000", num_processes=4, process=2)
+    for name, value in place.written().items():
+        monkeypatch.setenv(name, value)
+    if launcher is not None:
+        monkeypatch.setenv(LAUNCHER, str(launcher))
+    words = (
+        r"rank 2 of 4 of paraxis launch, but px.initialize\(\) was not called, .*; write px.initialize\(\) at the start"
+    )
+    with pytest.raises(StateError, match=f"px.fit: this process is {words}"):
+        fit(start(), step, data(), steps=2, checkpoint=tmp_path / "run", log=tmp_path / "log", progress=False)
+    with pytest.raises(StateError, match=f"px.Checkpoints: this process is {words}"):
+        Checkpoints(tmp_path / "run").save(1, {"w": np.ones(3)})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("why", ["alone", "inherited"])
+def test_a_process_that_is_no_rank_of_several_trains(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place("127.0.0.1:5000", num_processes=1 if why == "alone" else 4, process=0)
+    for name, value in place.written().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(LAUNCHER, str(os.getppid() if why == "alone" else os.getpid()))
+    assert fit(0, _ok, [0], steps=2, progress=False).state == 2
+
+
+def test_an_nnx_module_is_trained_as_by_hand() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    found = batches(data(), range(5))
+
+    def error(model: Any, batch: Any) -> jax.Array:
+        return (model(batch["x"])[:, 0] - batch["y"]) ** 2
+
+    model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    fitted = fit(TrainState.create(model, optax.sgd(0.1)), train_step(error, axis=ONE), found, epochs=1, progress=False)
+    kernel, bias = np.asarray(model.kernel[...], np.float64), np.asarray(model.bias[...], np.float64)
+    for batch in found:
+        wrong_by = batch["x"] @ kernel[:, 0] + bias - batch["y"]
+        kernel = kernel - 0.1 * 2 * (batch["x"].T @ wrong_by / len(wrong_by))[:, None]
+        bias = bias - 0.1 * 2 * wrong_by.mean()
+    np.testing.assert_allclose(fitted.state.model().kernel[...], kernel, rtol=1e-4, atol=1e-6)

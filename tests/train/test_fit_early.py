@@ -1,0 +1,109 @@
+"""A run ends when nothing gets better, and says what was best."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paraxis._core.errors import DataError
+from tests.train._fits import Checkpoints, Evaluate, Event, Fitted, StopEarly, fit
+
+wrongly: Any = StopEarly
+
+
+def run(values: list[float], rule: StopEarly, **options: Any) -> Fitted:
+    """An evaluation after each step has these values in turn."""
+    test = Evaluate(lambda state, batch: {"loss": values[state - 1]}, [0], every=1)
+    return fit(
+        0, lambda state, batch: (state + 1, 1.0), [0], steps=len(values), evaluate=test, stop_early=rule, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "steps", "best"),
+    [
+        ([5, 4, 3, 3, 3, 9], {"patience": 2}, 5, 3),
+        ([5, 4, 3, 3, 2, 9], {"patience": 2}, 6, 5),
+        ([5, 4, 3, 3, 9], {"patience": 1}, 4, 3),
+        ([1, 2, 3, 3, 2, 1, 1], {"patience": 3, "mode": "max"}, 6, 3),
+        ([5, 4.5, 4.1, 3.9, 3.5, 3], {"patience": 3, "min_change": 1.0}, 6, 4),
+        ([5, 4.5, 4.1, 4.0, 3.5, 3], {"patience": 3, "min_change": 1.0}, 4, 1),
+        ([5, np.nan, np.nan, 1], {"patience": 2}, 3, 1),
+        ([np.inf, 4, 5, 5, 5], {"patience": 2}, 4, 2),
+        ([5, 4, 3, 2, 1], {"patience": 1}, 5, 5),
+    ],
+)
+def test_it_ends_when_the_metric_was_no_better_so_often(
+    values: list[float], options: dict[str, Any], steps: int, best: int
+) -> None:
+    fitted = run(values, StopEarly("test/loss", **options), progress=False)
+    assert fitted.state == steps
+    assert fitted.best is not None
+    assert (fitted.best.step, fitted.best.metrics) == (best, {"test/loss": values[best - 1]})
+    if steps < len(values):
+        assert fitted.stopped is not None
+        assert f"test/loss was not better than {values[best - 1]:.6g}, its best, of step {best}" in fitted.stopped
+    else:
+        assert fitted.stopped is None
+
+
+def test_what_is_never_a_number_ends_it_too() -> None:
+    fitted = run([np.nan] * 5, StopEarly(patience=2), progress=False)
+    assert (fitted.state, fitted.best, fitted.stopped) == (2, None, "test/loss was not a number 2 times")
+
+
+def test_the_average_of_an_epoch_can_be_watched() -> None:
+    losses = [4.0, 2.0, 3.0, 1.0, 2.0, 2.0, 9.0]  # epochs of two steps: 3, 2, 2, …
+    fitted = fit(
+        0, lambda s, b: (s + 1, losses[s]), [0, 0], epochs=9, stop_early=StopEarly("loss", patience=1), progress=False
+    )
+    assert fitted.state == 6
+    assert fitted.best is not None
+    assert fitted.best.step == 4
+
+
+def test_patience_is_kept_over_a_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    values, rule = [5.0, 3.0, 4.0, 4.0, 4.0, 9.0, 9.0], StopEarly(patience=3)
+
+    def stop(event: Event) -> None:
+        if event.kind == "evaluate" and event.step == 4:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run(values, rule, checkpoint=Checkpoints(tmp_path, every=1), callbacks=stop)
+    fitted = run(values, rule, checkpoint=Checkpoints(tmp_path, every=1))
+    assert fitted.state == 5
+    assert "px.fit: ended after step 5: test/loss was not better than 3, its best, of step 2, 3 times in a row" in (
+        capfd.readouterr().err
+    )
+    assert run(values, rule, checkpoint=tmp_path, progress=False).state == 5
+    assert run(values, StopEarly(patience=5), checkpoint=tmp_path, progress=False).state == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"patience": 0}, "patience must be an integer of at least 1, got 0"),
+        ({"mode": "least"}, "mode must be 'min' or 'max', got 'least'; write mode='max' of accuracy"),
+        ({"min_change": -1}, "min_change must be at least 0, got -1"),
+        ({"metric": 3}, "metric must be a name such as 'test/loss', got 3"),
+    ],
+)
+def test_a_malformed_rule_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        wrongly(**options)
+
+
+def test_a_metric_that_is_not_there_is_refused() -> None:
+    with pytest.raises(
+        DataError, match="watches 'dev/loss', of an evaluation 'dev', but there is 'test'; write evaluate="
+    ):
+        run([1.0], StopEarly("dev/loss"))
+    with pytest.raises(
+        DataError, match=r"watches 'test/acc', but there are test/loss; write px.StopEarly\('test/loss'\)"
+    ):
+        run([1.0], StopEarly("test/acc"))
+    wrong: Any = 3
+    with pytest.raises(DataError, match=r"stop_early must be a px.StopEarly, got 3; write px.StopEarly\('test/loss'\)"):
+        run([1.0], wrong)

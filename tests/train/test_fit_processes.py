@@ -1,0 +1,95 @@
+"""A run of several processes is that of one: as it is, told to stop, and with a rank that is killed."""
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import paraxis as px
+from tests.launch._support import Running, running
+from tests.train._fit_ranks import BATCH, STEPS, Rows, bad_row, loss, start
+
+SCRIPT = str(Path(__file__).with_name("_fit_ranks.py"))
+OPTIONS = ("-n", "2", "--devices", "1")
+
+
+def ended(directory: Path, *options: str) -> Running:
+    """A launch that has come to its end, with status 0."""
+    with running(directory, *OPTIONS, *options, SCRIPT, str(directory)) as run:
+        assert run.end() == 0, run.error
+    return run
+
+
+def results(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads((directory / f"result-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("unbroken")
+    (directory / "nan").touch()
+    ended(directory)
+    return directory
+
+
+@pytest.mark.slow
+def test_two_processes_come_to_what_one_does_by_the_same_rows(unbroken: Path) -> None:
+    first, second = results(unbroken)
+    alone = px.loader(Rows(), BATCH, seed=1)
+    expected = px.fit(start(), px.train_step(loss), alone, steps=STEPS, progress=False)
+    for found in (first, second):
+        np.testing.assert_allclose(found["w"], expected.state.params["w"], rtol=1e-4)
+        np.testing.assert_allclose(
+            found["losses"], [record.metrics["loss"] for record in expected.history.epochs], rtol=1e-4
+        )
+    for number in range(STEPS):
+        assert first["asked"][number] + second["asked"][number] == alone.rows(number).tolist()
+
+
+@pytest.mark.slow
+def test_a_value_that_is_not_finite_is_an_error_in_all_and_each_keeps_its_own_rows(unbroken: Path) -> None:
+    first, second = (found["error"] for found in results(unbroken))
+    rows = px.loader(Rows(), BATCH, seed=1).rows(1)
+    for rank, said in enumerate((first, second)):
+        assert "the loss is not finite in step 2 (loss nan), of batch 1, number 1 of epoch 0" in said
+        path = unbroken / "bad" / f"nonfinite-step-2-process-{rank}.npz"
+        assert f"np.load('{path}')" in said
+        with np.load(path) as saved:
+            np.testing.assert_array_equal(saved["row numbers"], rows[8 * rank : 8 * rank + 8])
+            np.testing.assert_array_equal(saved["x"], Rows(bad_row()).x[saved["row numbers"]])
+    assert "All values of the batch's rows of process 0 are finite, so it is" in first
+    assert (
+        f"Of the batch's rows of process 1, these values are not finite themselves: batch['x'] in rows {rows[-1]}"
+        in (second)
+    )
+    assert px.Checkpoints(unbroken / "bad").steps == (1,)
+
+
+@pytest.mark.slow
+def test_told_to_stop_and_killed_it_comes_to_the_same_bits(unbroken: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow").touch()
+    with running(tmp_path, *OPTIONS, SCRIPT, str(tmp_path)) as run:
+        run.wait_for("five steps", times=2)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 0, run.error
+    done = px.Checkpoints(tmp_path / "checkpoints").latest
+    assert done is not None
+    assert 5 <= done < 100
+    assert f"px.fit: SIGTERM: stopped after step {done}, saved in {tmp_path}/checkpoints/{done}; the same" in run.error
+    assert not (tmp_path / "result-0.json").exists()
+    (tmp_path / "slow").unlink()
+
+    (tmp_path / "kill").touch()
+    run = ended(tmp_path, "--restarts", "1")
+    assert re.search(r"rank 1 .*SIGKILL", run.error), run.error
+    begun = [int(step) for step in re.findall(r"from step (\d+)", run.out)]
+    assert begun[:2] == [done, done]
+    assert begun[2] == begun[3]
+    assert done < begun[2] <= 104
+    for found, expected in zip(results(tmp_path), results(unbroken), strict=True):
+        assert found["bits"] == expected["bits"]
+        assert found["losses"] == expected["losses"]

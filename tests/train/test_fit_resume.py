@@ -1,0 +1,240 @@
+"""A run that was broken off anywhere, and started again, is the run that was not."""
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from paraxis._core.errors import DataError, StateError
+from tests.train._fits import (
+    Checkpoints,
+    Evaluate,
+    Event,
+    Fitted,
+    StopEarly,
+    TrainingStopped,
+    arrays,
+    batches,
+    bits,
+    data,
+    evaluate_step,
+    fit,
+    lines,
+    start,
+    step,
+)
+
+
+class BrokenOffError(Exception):
+    pass
+
+
+def break_at(number: int) -> Any:
+    def at(event: Event) -> None:
+        if event.kind == "step" and event.step == number:
+            raise BrokenOffError
+
+    return at
+
+
+def run(directory: Path, source: Any = None, every: int | None = 2, **options: Any) -> Fitted:
+    """Twelve steps, three epochs, with everything that has a state of its own."""
+    options = {"steps": 12, "progress": False, "log": directory / "log.jsonl"} | options
+    return fit(
+        start(),
+        step,
+        data() if source is None else source,
+        evaluate=Evaluate(evaluate_step, [arrays()], every=5),
+        checkpoint=Checkpoints(directory / "checkpoints", every=every),
+        stop_early=StopEarly("test/loss", patience=50),
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fitted, list[dict[str, Any]]]:
+    directory = tmp_path_factory.mktemp("unbroken")
+    return run(directory), lines(directory / "log.jsonl")
+
+
+def assert_same(found: Fitted, directory: Path, unbroken: tuple[Fitted, list[dict[str, Any]]]) -> None:
+    expected, log = unbroken
+    assert bits(found.state) == bits(expected.state)
+    assert found.history == expected.history
+    assert found.best == expected.best
+    assert lines(directory / "log.jsonl") == log
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("number", range(1, 13))
+def test_broken_off_at_any_step_it_comes_to_the_same_bits(number: int, tmp_path: Path, unbroken: Any) -> None:
+    with pytest.raises(BrokenOffError):
+        run(tmp_path, callbacks=break_at(number))
+    assert_same(run(tmp_path), tmp_path, unbroken)
+
+
+def test_broken_off_again_and_again_it_comes_to_the_same_bits(tmp_path: Path, unbroken: Any) -> None:
+    for number in range(1, 13):
+        with pytest.raises(BrokenOffError):
+            run(tmp_path, every=1, callbacks=break_at(number))
+    assert_same(run(tmp_path, every=1), tmp_path, unbroken)
+
+
+@pytest.mark.parametrize("kind", ["list", "function"])
+def test_batches_that_are_no_loader_s_go_on_where_they_were(kind: str, tmp_path: Path) -> None:
+    epochs = [batches(data(), range(4)), batches(data(), range(4, 7)), batches(data(), range(7, 12))]
+    source = [*epochs[0], *epochs[1]] if kind == "list" else lambda epoch: iter(epochs[epoch % 3])
+    expected = run(tmp_path / "whole", source)
+    with pytest.raises(BrokenOffError):
+        run(tmp_path / "broken", source, callbacks=break_at(8))
+    found = run(tmp_path / "broken", source)
+    assert bits(found.state) == bits(expected.state)
+    assert found.history == expected.history
+
+
+def changed_when(path: Path) -> dict[Path, int]:
+    return {entry: entry.stat().st_mtime_ns for entry in path.iterdir() if entry.suffix != ".lock"}
+
+
+def test_a_run_that_was_over_is_over(tmp_path: Path, unbroken: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path)
+    before = changed_when(tmp_path / "checkpoints")
+    assert_same(run(tmp_path, progress=None), tmp_path, unbroken)
+    assert changed_when(tmp_path / "checkpoints") == before
+    said = capfd.readouterr().err
+    assert f"px.fit: goes on from {tmp_path}/checkpoints/12, where nothing is left to do" in said
+
+
+def test_more_epochs_go_on_where_fewer_ended(tmp_path: Path) -> None:
+    def of(name: str, epochs: int) -> Fitted:
+        log = tmp_path / name / "log.jsonl"
+        return fit(start(), step, data(), epochs=epochs, checkpoint=tmp_path / name, log=log, progress=False)
+
+    of("parts", 1)
+    assert Checkpoints(tmp_path / "parts").steps == (4,)
+    found, expected = of("parts", 3), of("whole", 3)
+    assert bits(found.state) == bits(expected.state)
+    assert found.history == expected.history
+    assert lines(tmp_path / "parts" / "log.jsonl")[1:] == lines(tmp_path / "whole" / "log.jsonl")[1:]
+
+
+def test_without_a_schedule_each_epoch_and_the_end_are_saved(tmp_path: Path) -> None:
+    fit(start(), step, data(), steps=10, checkpoint=Checkpoints(tmp_path, keep=None), progress=False)
+    assert Checkpoints(tmp_path).steps == (4, 8, 10)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda: data(seed=2), "seed was 1 and is 2. Give the same data"),
+        (lambda: data(batch_size=8), "batch_size was 16 and is 8"),
+        (lambda: data(num_rows=57), "num_rows was 56 and is 57"),
+        (lambda: batches(data(), range(4)), "order was 'philox-argsort' and is None"),
+    ],
+)
+def test_other_data_are_refused_and_nothing_is_touched(other: Any, words: str, tmp_path: Path) -> None:
+    run(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(
+        DataError, match=f"(?s)data is not what the checkpoint of step 12 in .* was trained on.*{words}"
+    ):
+        run(tmp_path, other())
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_another_model_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+    run(tmp_path)
+    other = start().replace(params={"w": jnp.zeros(4), "b": jnp.zeros(())})
+    log = (tmp_path / "log.jsonl").read_bytes()
+    with pytest.raises(StateError, match=r"params\['w'\]: float32 \(3,\) in the checkpoint, float32 \(4,\) in the"):
+        fit(other, step, data(), steps=12, checkpoint=tmp_path / "checkpoints", log=tmp_path / "log.jsonl")
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+
+
+def test_a_checkpoint_that_was_saved_by_hand_is_gone_on_from(tmp_path: Path) -> None:
+    part = fit(start(), step, data(), steps=5, progress=False)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(5, part.state)
+    found = fit(start(), step, data(), steps=9, checkpoint=tmp_path, progress=False)
+    assert bits(found.state) == bits(fit(start(), step, data(), steps=9, progress=False).state)
+
+
+def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
+    values = iter([5.0, 1.0, 3.0, 4.0, 2.0, 6.0])
+    checkpoints = Checkpoints(tmp_path, every=1, keep=1, best=("dev/loss", "min"))
+    dev = Evaluate(lambda state, batch: {"loss": next(values)}, [0], every=2, name="dev")
+    fit(start(), step, data(), steps=12, evaluate=dev, checkpoint=checkpoints, progress=False)
+    # Step 5 has the value of step 4; of equal ones the later counts.
+    assert Checkpoints(tmp_path).steps == (5, 12)
+
+
+def test_the_best_of_no_evaluation_is_refused(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, best=("tset/loss", "min"))
+    with pytest.raises(DataError, match=r"best=\('tset/loss', …\), but there is no evaluation 'tset'; write evaluate="):
+        fit(start(), step, data(), steps=1, checkpoint=checkpoints, evaluate=Evaluate(evaluate_step, [arrays()]))
+
+
+def interrupt_at(number: int, *signals: signal.Signals) -> Any:
+    def at(event: Event) -> None:
+        if event.kind == "step" and event.step == number:
+            for one in signals:
+                signal.raise_signal(one)
+
+    return at
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_a_step_saved(
+    which: signal.Signals, tmp_path: Path, unbroken: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(TrainingStopped) as stopped:
+        run(tmp_path, every=100, callbacks=interrupt_at(2, which))
+    done = int(stopped.value.state.step)
+    assert stopped.value.code == 0
+    assert 2 <= done < 12
+    assert stopped.value.history.steps[-1].step == done
+    assert Checkpoints(tmp_path / "checkpoints").steps == (done,)
+    name = "Ctrl-C" if which is signal.SIGINT else "SIGTERM"
+    place = tmp_path / "checkpoints" / str(done)
+    line = f"px.fit: {name}: stopped after step {done}, saved in {place}; the same command goes on from there"
+    assert line in capfd.readouterr().err
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    assert_same(run(tmp_path, every=100), tmp_path, unbroken)
+
+
+def test_a_signal_without_a_checkpoint_leaves_the_state_in_the_exception(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TrainingStopped) as stopped:
+        fit(start(), step, data(), steps=12, callbacks=interrupt_at(3, signal.SIGINT), progress=False)
+    assert "nothing is saved, since there is no checkpoint=. The state is in the exception" in capfd.readouterr().err
+    done = int(stopped.value.state.step)
+    assert bits(stopped.value.state) == bits(fit(start(), step, data(), steps=done, progress=False).state)
+
+
+def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
+    state, before = start(), signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        fit(
+            state,
+            step,
+            data(),
+            steps=12,
+            checkpoint=tmp_path,
+            callbacks=interrupt_at(3, signal.SIGINT, signal.SIGINT),
+            progress=False,
+        )
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not any(thread.name == "paraxis-read-ahead" for thread in threading.enumerate())
+    assert Checkpoints(tmp_path).steps == ()
+    assert bits(state) == bits(start())
+
+
+def test_in_another_thread_a_run_is_the_same() -> None:
+    found: list[Fitted] = []
+    thread = threading.Thread(target=lambda: found.append(fit(start(), step, data(), steps=5, progress=False)))
+    thread.start()
+    thread.join()
+    assert bits(found[0].state) == bits(fit(start(), step, data(), steps=5, progress=False).state)

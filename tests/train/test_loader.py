@@ -1,0 +1,192 @@
+"""Which rows are in which batch, and where they lie."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh
+
+import paraxis as px
+from tests._support import axis_on
+
+NUM_ROWS = 23
+
+
+def rows_of(batch: Any) -> list[int]:
+    """The row numbers of a batch of ``source``, without its padding."""
+    return np.asarray(batch.tree["number"])[: batch.num_rows].tolist()
+
+
+def source(num_rows: int = NUM_ROWS) -> dict[str, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(num_rows, 3))
+    return {"number": np.arange(num_rows), "x": x}
+
+
+def test_every_row_comes_once_in_an_epoch() -> None:
+    data = px.loader(source(), 5, seed=3)
+    batches = [rows_of(batch) for batch in data.epoch(0)]
+    assert len(data) == 5
+    assert [len(rows) for rows in batches] == [5, 5, 5, 5, 3]
+    assert sorted(itertools.chain(*batches)) == list(range(NUM_ROWS))
+
+
+def test_the_rows_left_over_are_others_in_each_epoch() -> None:
+    data = px.loader(source(), 5, drop_last=True)
+    kept = [frozenset(itertools.chain(*map(rows_of, data.epoch(k)))) for k in range(3)]
+    assert len(data) == 4
+    assert [len(rows) for rows in kept] == [20, 20, 20]
+    assert len(set(kept)) == 3
+
+
+def test_a_row_keeps_its_values() -> None:
+    values = source()
+    for batch in px.loader(values, 8).epoch(0):
+        rows = rows_of(batch)
+        assert batch.tree["x"].dtype == np.float32
+        assert batch.tree["number"].dtype == np.int32
+        np.testing.assert_array_equal(batch.tree["x"][: len(rows)], values["x"][rows].astype(np.float32))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 8])
+def test_devices_do_not_change_the_order(devices: int) -> None:
+    data = px.loader(source(), 5, seed=3, axis=axis_on(devices, 1, "batch"))
+    other = px.loader(source(), 5, seed=3)
+    assert [rows_of(batch) for batch in data.epoch(1)] == [other.rows(5 + k).tolist() for k in range(5)]
+    assert len(next(data.batches()).tree["x"].sharding.device_set) == devices
+
+
+def test_the_order_of_a_seed_never_changes() -> None:
+    """It is in checkpoints' promises: another order here makes every run resume with other rows."""
+    data = px.loader(source(10), 10, seed=1)
+    assert data.rows(0).tolist() == [3, 5, 2, 9, 7, 0, 8, 6, 1, 4]
+    assert data.rows(1).tolist() == [0, 6, 5, 3, 4, 9, 7, 8, 2, 1]
+
+
+def test_all_orders_are_as_likely() -> None:
+    orders = [tuple(px.loader(np.arange(3), 3, seed=seed).rows(0)) for seed in range(1200)]
+    counts = np.unique(orders, axis=0, return_counts=True)[1]
+    assert len(counts) == 6
+    assert abs(counts - 200).max() < 50  # nearly four standard deviations
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    orders = {
+        tuple(px.loader(source(), NUM_ROWS, seed=seed).rows(epoch)) for seed in (0, 1, 2**64 - 1) for epoch in range(4)
+    }
+    assert len(orders) == 12
+
+
+def test_without_shuffling_rows_come_as_they_are() -> None:
+    data = px.loader(source(), 10, shuffle=False)
+    assert [rows_of(batch) for batch in data.epoch(7)] == [[*range(10)], [*range(10, 20)], [20, 21, 22]]
+
+
+@pytest.mark.parametrize("start", [0, 1, 4, 5, 13])
+@pytest.mark.parametrize("read_ahead", [0, 3])
+def test_beginning_later_is_skipping(start: int, read_ahead: int) -> None:
+    data = px.loader(source(), 5, read_ahead=read_ahead)
+    whole, later = data.batches(), data.batches(start)
+    for _ in range(start):
+        next(whole)
+    assert [rows_of(next(whole)) for _ in range(6)] == [rows_of(next(later)) for _ in range(6)]
+
+
+def test_batches_go_through_one_epoch_after_the_other() -> None:
+    data = px.loader(source(), 5)
+    found = data.batches()
+    assert [rows_of(next(found)) for _ in range(10)] == [rows_of(b) for k in (0, 1) for b in data.epoch(k)]
+
+
+def test_a_batch_size_above_the_number_of_rows_gives_all_rows() -> None:
+    data = px.loader(source(), 100)
+    (batch,) = data.epoch(0)
+    assert (len(data), batch.num_rows) == (1, NUM_ROWS)
+
+
+def test_padding_repeats_a_real_row() -> None:
+    batch = next(px.loader(source(), 5, axis=axis_on(8, 1, "batch")).batches())
+    numbers = np.asarray(batch.tree["number"])
+    assert batch.num_rows == 5
+    assert numbers.shape == (8,)
+    assert set(numbers[5:]) <= set(numbers[:5])
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_batch_lies_where_the_mesh_in_force_says(kind: AxisType) -> None:
+    mesh = Mesh(np.array(jax.devices()[:6]).reshape(2, 3), ("batch", "model"), axis_types=(kind,) * 2)
+    data = px.loader(source(), 4)
+    with jax.set_mesh(mesh):
+        found = data.batches()
+    x = next(found).tree["x"]
+    assert x.sharding.device_set == set(mesh.devices.flat)
+    assert {shard.data.shape for shard in x.addressable_shards} == {(2, 3)}
+
+
+class Counting:
+    """Rows by number, which notes what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return NUM_ROWS
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        self.asked.append(row)
+        return {"number": row}
+
+
+def test_a_row_is_read_once_also_for_several_devices_and_padding() -> None:
+    counting = Counting()
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("batch", "model"))
+    data = px.loader(counting, 5, axis=px.Axis("batch", 1, mesh=mesh), read_ahead=0)
+    batch = next(data.batches())
+    assert counting.asked == data.rows(0).tolist() == rows_of(batch)
+
+
+def test_of_a_file_only_the_rows_asked_for_are_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", source()["x"])
+
+    class Watched(np.memmap):
+        taken: list[int] = []  # noqa: RUF012 - shared by its views
+
+        def __getitem__(self, index: Any) -> Any:
+            Watched.taken += np.asarray(index).tolist()
+            return super().__getitem__(index)
+
+    rows = np.load(tmp_path / "rows.npy", mmap_mode="r").view(Watched)
+    data = px.loader(rows, 4, read_ahead=0)
+    batch = next(data.batches())
+    assert Watched.taken == sorted(data.rows(0))
+    np.testing.assert_array_equal(batch.tree[:4], source()["x"][data.rows(0)].astype(np.float32))
+
+
+def test_the_same_loader_is_described_alike_and_another_one_is_not() -> None:
+    same = px.loader(source(), 5, seed=3).describe()
+    assert same == px.loader(source(), 5, seed=3, axis=axis_on(2, 1), read_ahead=0).describe()
+    others = [
+        px.loader(source(), 6, seed=3),
+        px.loader(source(), 5, seed=4),
+        px.loader(source(), 5, seed=3, shuffle=False),
+        px.loader(source(), 5, seed=3, drop_last=True),
+        px.loader(source(22), 5, seed=3),
+        px.loader({"number": np.arange(NUM_ROWS)}, 5, seed=3),
+    ]
+    assert all(same != other.describe() for other in others)
+
+
+def test_rows_without_numbers_are_rows() -> None:
+    (batch,) = px.loader({"none": np.zeros((3, 0), np.int64), "x": np.ones(3)}, 4).epoch(0)
+    assert batch.tree["none"].shape == (8, 0)
+    assert batch.num_rows == 3
+
+
+def test_wide_numbers_stay_wide_where_they_are_in_force() -> None:
+    with jax.enable_x64(True):
+        found = px.loader({"x": np.full(4, 2**40)}, 4).batches()
+        assert next(found).tree["x"][:4].tolist() == [2**40] * 4
+    (narrow,) = px.loader({"x": np.ones(4)}, 4).epoch(0)
+    assert narrow.tree["x"].dtype == np.float32

@@ -1,0 +1,261 @@
+"""What a state is made from, and what is refused."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import paraxis as px
+from tests.train._models import LinenNet, Net, assert_same_bits, loss, plain_loss, plain_params, rows
+
+SGD = optax.sgd(0.1)
+
+
+def test_a_module_comes_back_as_it_was() -> None:
+    net = Net()
+    state = px.TrainState.create(net, SGD)
+    back = state.model()
+    assert_same_bits(nnx.to_pure_dict(nnx.state(back)), nnx.to_pure_dict(nnx.state(net)))
+    back.first.kernel[...] += 1
+    assert_same_bits(state.params["first"]["kernel"], net.first.kernel[...])
+
+
+def test_a_linen_module_comes_back_with_its_variables() -> None:
+    net, x = LinenNet(), rows(3)["x"]
+    state = px.TrainState.create(net, SGD, key=jax.random.key(1), sample={"x": x, "train": False})
+    variables = net.init(jax.random.key(1), x)
+    assert_same_bits(state.model()(x), net.apply(variables, x))
+
+
+def test_states_of_equal_modules_have_one_structure() -> None:
+    one, other = (px.TrainState.create(Net(seed=seed), SGD) for seed in (0, 1))
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    assert jax.tree.structure(one) != jax.tree.structure(px.TrainState.create(Net(norm=False), SGD))
+
+
+def test_a_state_is_a_pytree_of_arrays_with_readable_paths() -> None:
+    state = px.TrainState.create(plain_params(), SGD, extra={"best": 0.5}, key=jax.random.key(0))
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+    assert paths[:2] == [".step", ".params['b']"]
+    assert ".extra['best']" in paths
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(state))
+    assert int(state.replace(step=jnp.asarray(7)).step) == 7
+    with pytest.raises(px.StateError, match="there is no 'steps'; there are step, params"):
+        state.replace(steps=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: px.TrainState.create(plain_params()), "optimizer must be an optax optimiser, got none; write"),
+        (lambda: px.TrainState.create(plain_params(), optax.sgd), "got a function; write px.TrainState.create"),
+        (lambda: px.TrainState.create(LinenNet(), SGD, sample=np.ones(3)), "key is needed to initialise a Linen"),
+        (lambda: px.TrainState.create(LinenNet(), SGD, key=jax.random.key(0)), "sample is needed to initialise"),
+        (lambda: px.TrainState.create(nnx.Dropout(0.5), SGD), "Dropout has no nnx.Param; there is nothing to train"),
+        (lambda: px.TrainState.create({}, SGD), "model must be an NNX or Linen module, or a pytree of parameters"),
+        (lambda: px.TrainState.create(loss, SGD), "got function without arrays"),
+        (lambda: px.TrainState.create(plain_params(), SGD, ema=1), "ema must be a decay from 0 to below 1, got 1"),
+        (lambda: px.TrainState.create(Net(), SGD, mutable={"a": 1}), "a Net has mutable state of its own"),
+        (lambda: px.TrainState.create(plain_params(), SGD).model(ema=True), "there is no average of the parameters"),
+        (
+            lambda: px.TrainState.create(Net, SGD),
+            r"model is the class Net.*create\(Net\(…, rngs=nnx.Rngs\(0\)\), optimizer\)",
+        ),
+        (
+            lambda: px.TrainState.create(LinenNet, SGD),
+            r"class LinenNet.*create\(LinenNet\(…\), optimizer, key=jax.random.key",
+        ),
+        (
+            lambda: px.TrainState.create({"n": {"k": 3}}, SGD),
+            r"params\['n'\]\['k'\] is int64, but what is trained is floating",
+        ),
+        (lambda: px.TrainState.create({"n": np.ones(3, bool)}, SGD), r"params\['n'\] is bool, but .* mutable=…"),
+        (lambda: px.TrainState.create({"n": "w"}, SGD), r"params\['n'\] is <U1, but what is trained is floating"),
+        (
+            lambda: px.TrainState.create(IntegerParam(), SGD),
+            r"params\['k'\] is int32.* no nnx.Param, such as nnx.Variable",
+        ),
+        (
+            lambda: px.TrainState.create(plain_params(), SGD, key=0),
+            r"one random key, got 0; write key=jax.random.key\(0\)",
+        ),
+        (lambda: px.TrainState.create(LinenNet(), SGD, key=np.ones(3, "uint32")), r"key, got uint32 of shape \(3,\)"),
+        (
+            lambda: px.TrainState.create(plain_params(), SGD, key=jax.random.split(jax.random.key(0))),
+            r"one random key, got key<fry> of shape \(2,\)",
+        ),
+    ],
+)
+def test_what_makes_no_state_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(px.StateError, match=message):
+        make()
+
+
+class IntegerParam(nnx.Module):
+    def __init__(self) -> None:
+        self.k = nnx.Param(jnp.zeros(3, jnp.int32))
+
+
+def test_a_key_as_older_code_makes_it_is_that_key() -> None:
+    state = px.TrainState.create(plain_params(), SGD, key=jax.random.PRNGKey(3))
+    assert state.key == jax.random.key(3)
+
+
+def test_a_state_is_shown_by_what_there_is_and_not_by_values() -> None:
+    state = px.TrainState.create(plain_params(), optax.adam(0.1), key=jax.random.key(0), ema=0.9, extra={"n": 3})
+    counts = "params=96 float32, opt_state=1 int32 + 192 float32, key=1 key<fry>, ema=96 float32, extra=1 int32"
+    assert repr(state) == f"TrainState(plain, step=0, {counts}, ok=True)"
+    shown = []
+    jax.jit(lambda state: shown.append(repr(state)))(state)
+    assert shown == [f"TrainState(plain, step=1 int32, {counts}, ok=1 bool)"]
+    px.train_step(plain_loss)(state, rows(4))
+    assert repr(state) == f"TrainState(plain, step=given away, {counts}, ok=given away)"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda state: state.model(),
+        lambda state: state.weights(),
+        lambda state: state.weights(ema=True),
+        lambda state: px.eval_step(plain_loss)(state, rows(4)),
+    ],
+)
+def test_a_state_that_was_given_away_says_so(use: Any) -> None:
+    state = px.TrainState.create(plain_params(), SGD, ema=0.5)
+    for x in jax.tree.leaves(state):
+        x.delete()
+    with pytest.raises(
+        px.StateError, match=r"were given away to an earlier step; go on with the state that it returned"
+    ):
+        use(state)
+
+
+def test_a_model_may_be_made_inside_jit() -> None:
+    net, x = Net(norm=False, dropout=0), jnp.asarray(rows(3)["x"])
+    state = px.TrainState.create(net, SGD)
+    np.testing.assert_allclose(jax.jit(lambda state, x: state.model()(x))(state, x), net(x), rtol=1e-5)
+
+
+def in_grad(step: Any, state: px.TrainState) -> Any:
+    return jax.grad(lambda params: step(state.replace(params=params), rows(4))[1]["loss"].total)(state.params)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda step, state: jax.jit(step)(state, rows(4)),
+        lambda step, state: jax.jit(lambda: step(state, rows(4)))(),
+        lambda step, state: jax.vmap(lambda x: step(state, rows(4) | {"x": x}))(np.ones((2, 4, 4), "float32")),
+        in_grad,
+    ],
+    ids=["jit", "jit of no arguments", "vmap", "grad"],
+)
+@pytest.mark.parametrize("make", [px.train_step, px.eval_step])
+def test_steps_are_not_part_of_a_traced_function(call: Any, make: Any) -> None:
+    state = px.TrainState.create(plain_params(), SGD)
+    with pytest.raises(px.StateError, match=r"was called inside jax.jit, .*\. Call it as it is: for batch in batches"):
+        call(make(plain_loss), state)
+    assert_same_bits(state.params, plain_params())
+
+
+def one_argument(model: Any) -> Any: ...
+
+
+def with_option(model: Any, batch: Any, rate: float) -> Any: ...
+
+
+def with_default(model: Any, batch: Any, rate: float = 2.0) -> jax.Array:
+    return rate * plain_loss(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: px.train_step(None), "must be a function, got NoneType"),  # pyright: ignore[reportArgumentType]
+        (lambda: px.train_step(one_argument), r"'one_argument' must take a model and a batch, but takes \(model\)"),
+        (
+            lambda: px.train_step(with_option),
+            "has a parameter 'rate' that nothing is known of; .* key, row_keys, mutable",
+        ),
+        (lambda: px.train_step(loss, precision="float16"), "its gradients underflow without a scale for the loss"),
+        (lambda: px.train_step(loss, precision="tf32"), "there are None .* and 'bfloat16'"),
+        (lambda: px.train_step(loss, clip=0), "clip must be a positive norm, got 0"),
+        (lambda: px.train_step(loss, at_once=0), "at_once must be an integer of at least 1, got 0"),
+        (lambda: px.train_step(loss, axis=px.Axis("batch", 1, at_once=2)), "axis must be a name, or a px.Axis without"),
+    ],
+)
+def test_what_makes_no_step_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(px.ParaxisError, match=message):
+        make()
+
+
+def test_options_with_a_value_are_left_alone() -> None:
+    state = px.TrainState.create(plain_params(), SGD)
+    _, metrics = px.train_step(with_default, donate=False)(state, rows(4))
+    _, fixed = px.train_step(functools.partial(with_option_used, rate=2.0), donate=False)(state, rows(4))
+    assert float(metrics["loss"]) == float(fixed["loss"])
+
+
+def with_option_used(model: Any, batch: Any, rate: float) -> jax.Array:
+    return rate * plain_loss(model, batch)
+
+
+def test_a_module_from_outside_is_refused() -> None:
+    net = Net()
+
+    def captures(model: Any, batch: Any) -> Any:
+        return net(batch["x"])
+
+    with pytest.raises(px.StateError, match=r"'captures' uses 'net', a Net, from outside; .* first argument"):
+        px.train_step(captures)
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind", "message"),
+    [
+        (lambda p, b: b["x"][:3, 0] * p["b"][0], px.ShapeError, r"loss has shape \(3,\), but there are 4 rows"),
+        (lambda p, b: jnp.asarray(1), px.ShapeError, "a loss of dtype int32, through which there is no derivative"),
+        (lambda p, b: (plain_loss(p, b), 3.0), px.ShapeError, "write return loss, or loss, {'accuracy': correct}"),
+        (lambda p, b: None, px.ShapeError, "returned NoneType; write return loss"),
+        (lambda p, b, mutable: plain_loss(p, b), px.ShapeError, "write return loss, mutable, or"),
+        (lambda p, b, mutable: (plain_loss(p, b), {"a": 1}), px.StateError, "the mutable state changed its structure"),
+        (lambda p, b, key: plain_loss(p, b), px.StateError, "takes random keys, but the state has none"),
+        (lambda p, b: (plain_loss(p, b), {"loss": 1.0}), px.StateError, "metric 'loss' is one that the step gives"),
+        (lambda p, b: px.Mean(plain_loss(p, b), 1.0), px.ShapeError, r"loss is a Mean of shapes \(4,\) and \(\)"),
+    ],
+)
+def test_a_loss_function_that_gives_no_loss_is_refused(fn: Any, kind: type[Exception], message: str) -> None:
+    """And the state is as it was."""
+    state = px.TrainState.create(plain_params(), SGD)
+    with pytest.raises(kind, match=message):
+        px.train_step(fn)(state, rows(4))
+    assert_same_bits(state.params, plain_params())
+
+
+def test_a_parameter_that_is_written_is_refused() -> None:
+    def writes(model: Any, batch: Any) -> jax.Array:
+        model.first.kernel[...] = model.first.kernel[...] / 2
+        return loss(model, batch)
+
+    with pytest.raises(px.StateError, match=r"the loss function wrote parameter first\.kernel"):
+        px.train_step(writes)(px.TrainState.create(Net(norm=False, dropout=0), SGD), rows(4))
+
+
+def test_a_state_and_rows_are_asked_for() -> None:
+    step = px.train_step(plain_loss)
+    with pytest.raises(px.StateError, match=r"must be a px\.TrainState, got dict"):
+        step({}, rows(4))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(px.DataError, match="train_step: the batch has no rows"):
+        step(px.TrainState.create(plain_params(), SGD), rows(0))
+
+
+def test_means_add_up_and_of_nothing_there_is_none() -> None:
+    assert float(px.Mean(6.0, 3.0) + px.Mean(0.0, 1.0)) == 1.5
+    assert f"{px.Mean(1.0, 4.0):.3f}" == "0.250"
+    assert np.isnan(float(px.Mean(0.0, 0.0)))

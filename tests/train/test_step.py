@@ -1,0 +1,235 @@
+"""A step on any devices is the plain loop on one."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import paraxis as px
+from tests.train._models import (
+    LinenNet,
+    Net,
+    assert_near,
+    assert_same_bits,
+    axis,
+    loss,
+    nnx_by_hand,
+    plain,
+    plain_by_hand,
+    plain_loss,
+    plain_params,
+    rows,
+    trained,
+)
+
+ADAM = optax.adam(1e-2)
+SIZES = (16, 13, 3)
+
+
+def test_one_device_gives_the_bits_of_a_loop_written_by_hand() -> None:
+    batches = [rows(16, seed) for seed in range(4)]
+    params, rest, losses = nnx_by_hand(Net(), ADAM, batches)
+    step = px.train_step(loss, axis=axis(1), guard=False)
+    state, found = trained(px.TrainState.create(Net(), ADAM), step, batches)
+    assert_same_bits(state.params, params)
+    assert_same_bits(state.mutable["norm"], rest["norm"])
+    np.testing.assert_array_equal(found, losses)
+
+
+@pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.slow), 8])
+def test_any_batch_on_any_devices_is_that_batch_on_one(devices: int) -> None:
+    """Batch normalisation takes the statistics of the real rows, and dropout drops what it drops on one device."""
+    batches = [rows(size, size) for size in SIZES]
+    params, rest, losses = nnx_by_hand(Net(), ADAM, batches)
+    state, found = trained(px.TrainState.create(Net(), ADAM), px.train_step(loss, axis=axis(devices)), batches)
+    assert_near(found, losses)
+    assert_near(state.params, params)
+    assert_near(state.mutable["norm"], rest["norm"])
+    assert_same_bits(state.mutable["dropout"], rest["dropout"])
+
+
+def linen_loss(model: Any, batch: Any) -> jax.Array:
+    return jnp.mean((model(batch["x"], train=True) - batch["y"]) ** 2)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_linen_module_is_trained_as_by_its_apply(devices: int) -> None:
+    net, key, batch = LinenNet(), jax.random.key(3), rows(13)
+    variables = net.init(key, batch["x"][:1])
+
+    def of(params: Any) -> Any:
+        given = {"params": params, "batch_stats": variables["batch_stats"]}
+        rngs = {"dropout": jax.random.fold_in(key, 0)}
+        y, written = net.apply(given, batch["x"], train=True, mutable=["batch_stats"], rngs=rngs)
+        return jnp.mean((y - batch["y"]) ** 2), written
+
+    (value, written), gradient = jax.jit(jax.value_and_grad(of, has_aux=True))(variables["params"])
+    expected = jax.tree.map(lambda p, g: p - 0.1 * g, variables["params"], gradient)
+
+    state = px.TrainState.create(net, optax.sgd(0.1), key=key, sample=batch["x"][:1])
+    state, metrics = px.train_step(linen_loss, axis=axis(devices))(state, batch)
+    assert_near(float(metrics["loss"]), value)
+    assert_near(state.params, expected)
+    assert_near(state.mutable, written)
+
+
+def weighted(params: Any, batch: Any) -> Any:
+    """Rows count by their weight, which may be zero for all of a micro-batch."""
+    losses = plain_loss(params, batch)
+    return px.Mean(jnp.sum(losses * batch["weight"]), jnp.sum(batch["weight"])), {"losses": losses}
+
+
+@pytest.mark.parametrize(("devices", "at_once"), [(1, 5), (8, 8), (2, 1)])
+def test_micro_batches_add_up_to_the_whole_batch(devices: int, at_once: int) -> None:
+    batch = rows(13) | {"weight": np.arange(13, dtype="float32") % 3}
+
+    def mean(params: Any, batch: Any) -> jax.Array:
+        return jnp.sum(plain_loss(params, batch) * batch["weight"]) / 12
+
+    params, losses = plain_by_hand(plain_params(), ADAM, [batch, batch], mean)
+    step = px.train_step(weighted, axis=axis(devices), at_once=at_once)
+    state, found = trained(px.TrainState.create(plain_params(), ADAM), step, [batch, batch])
+    assert_near(found, losses)
+    assert_near(state.params, params)
+    _, metrics = step(px.TrainState.create(plain_params(), ADAM), batch)
+    assert_near(float(metrics["losses"]), np.mean(plain_loss(plain_params(), batch)))
+
+
+def noisy(params: Any, batch: Any, *, row_keys: jax.Array, key: jax.Array) -> jax.Array:
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (4,)))(row_keys)
+    return plain_loss(params, batch | {"x": jnp.where(kept, batch["x"], 0)})
+
+
+@pytest.mark.parametrize(("devices", "at_once"), [(1, None), (8, None), (8, 5)])
+def test_noise_of_a_row_depends_on_its_number_alone(devices: int, at_once: int | None) -> None:
+    batch, key = rows(13), jax.random.key(7)
+    step_key = jax.random.fold_in(key, 0)
+    kept = np.stack([jax.random.bernoulli(jax.random.fold_in(step_key, i), 0.5, (4,)) for i in range(13)])
+    expected, losses = plain_by_hand(plain_params(), ADAM, [batch | {"x": np.where(kept, batch["x"], 0)}])
+    step = px.train_step(noisy, axis=axis(devices), at_once=at_once)
+    state, found = trained(px.TrainState.create(plain_params(), ADAM, key=key), step, [batch])
+    assert_near(found, losses)
+    assert_near(state.params, expected)
+
+
+def counted(params: Any, batch: Any, mutable: Any) -> Any:
+    seen = mutable["seen"] + len(batch["x"])
+    return plain_loss(params, batch), {"rows": jnp.asarray(1)}, {"seen": seen}
+
+
+@pytest.mark.parametrize("at_once", [None, 3])
+def test_a_plain_function_has_mutable_state(at_once: int | None) -> None:
+    state = px.TrainState.create(plain_params(), ADAM, mutable={"seen": np.zeros((), "int32")})
+    state, metrics = px.train_step(counted, at_once=at_once)(state, rows(13))
+    state, metrics = px.train_step(counted, at_once=at_once)(state, rows(5))
+    assert int(state.mutable["seen"]) == 18
+    assert (float(metrics["rows"]), float(metrics["rows"].weight)) == (1, 5)
+
+
+def test_clipping_is_that_of_optax() -> None:
+    batches = [rows(13, seed) for seed in range(2)]
+    clipped = optax.chain(optax.clip_by_global_norm(0.1), ADAM)
+    params, _ = plain_by_hand(plain_params(), clipped, batches)
+    gradient = jax.grad(lambda p: jnp.mean(plain_loss(p, batches[0])))(plain_params())
+    state, metrics = px.train_step(plain_loss, clip=0.1)(px.TrainState.create(plain_params(), ADAM), batches[0])
+    assert_near(float(metrics["grad_norm"]), np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient))))
+    state, _ = px.train_step(plain_loss, clip=0.1)(state, batches[1])
+    assert_near(state.params, params)
+
+
+def test_the_average_of_parameters_is_its_recurrence() -> None:
+    step = px.train_step(plain_loss, axis=axis(2), donate=False)
+    state = px.TrainState.create(plain_params(), ADAM, ema=0.9)
+    average = plain_params()
+    for seed in range(3):
+        state, _ = step(state, rows(6, seed))
+        average = jax.tree.map(lambda e, p: 0.9 * e + np.float32(0.1) * np.asarray(p), average, state.params)
+    assert_near(state.ema, average)
+    assert_near(state.model(ema=True), average)
+    value = px.eval_step(plain_loss, axis=axis(2), ema=True)(state, rows(7))["loss"]
+    assert_near(float(value), np.mean(plain_loss(average, rows(7))))
+
+
+@pytest.mark.parametrize(("devices", "platform"), [(1, "cpu"), (2, "cpu"), (2, "default")])
+def test_a_step_that_is_not_finite_changes_nothing_and_says_so(
+    devices: int, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def there(*args: Any, **by_platform: Any) -> Any:
+        return by_platform[platform](*args)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", there)
+    step = px.train_step(plain_loss, axis=axis(devices), donate=False)
+    good, _ = step(px.TrainState.create(plain_params(), ADAM, ema=0.5), rows(6))
+    bad = rows(6)
+    bad["y"][4] = np.nan
+    after, metrics = step(good, bad)
+    assert np.isnan(float(metrics["loss"]))
+    later, metrics = step(after, rows(6))
+    assert np.isnan(float(metrics["loss"]))
+    assert np.isnan(float(metrics["grad_norm"]))
+    for state in (after, later):
+        assert (bool(state.ok), int(state.step)) == (False, 1)
+        assert_same_bits(state.replace(ok=good.ok), good)
+
+
+def test_a_step_without_a_guard_goes_on_with_what_is_not_finite() -> None:
+    step = px.train_step(plain_loss, axis=axis(2), guard=False)
+    bad = rows(6)
+    bad["y"][4] = np.nan
+    state, metrics = step(px.TrainState.create(plain_params(), ADAM), bad)
+    assert sorted(metrics) == ["loss"]
+    assert (bool(state.ok), int(state.step)) == (True, 1)
+    assert np.isnan(np.asarray(state.params["w"])).all()
+
+
+def test_a_gradient_that_is_not_finite_stops_too() -> None:
+    def sharp(params: Any, batch: Any) -> jax.Array:
+        return jnp.mean(jnp.sqrt(jnp.abs(params["w"].sum() * 0 * batch["x"])))
+
+    state, metrics = px.train_step(sharp)(px.TrainState.create(plain_params(), ADAM), rows(6))
+    assert float(metrics["loss"]) == 0
+    assert not bool(state.ok)
+    assert_same_bits(state.params, plain_params())
+
+
+def test_bfloat16_is_computed_with_and_nothing_is_kept_in_it() -> None:
+    seen = []
+
+    def spy(params: Any, batch: Any) -> jax.Array:
+        seen.append((plain(params, batch["x"]).dtype, batch["y"].dtype))
+        return plain_loss(params, batch)
+
+    batch = rows(16)
+    state, metrics = px.train_step(spy, precision="bfloat16")(px.TrainState.create(plain_params(), ADAM), batch)
+    assert set(seen) == {(jnp.dtype("bfloat16"), jnp.dtype("bfloat16"))}
+    assert {x.dtype for x in jax.tree.leaves((state.params, metrics))} == {jnp.dtype("float32")}
+    value, gradient = jax.value_and_grad(lambda p: jnp.mean(plain_loss(p, batch)))(plain_params())
+    assert_near(float(metrics["loss"]), value, rtol=3e-2)
+    norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
+    assert_near(float(metrics["grad_norm"]), norm, rtol=3e-2)
+
+
+@pytest.mark.parametrize(("devices", "at_once"), [(1, None), (8, None), (8, 4)])
+def test_metrics_are_those_of_all_rows(devices: int, at_once: int | None) -> None:
+    def fn(params: Any, batch: Any) -> Any:
+        error = plain(params, batch["x"]) - batch["y"]
+        return {"positive": error > 0, "absolute": jnp.mean(jnp.abs(error))}
+
+    evaluate = px.eval_step(fn, axis=axis(devices), at_once=at_once)
+    state = px.TrainState.create(plain_params(), ADAM)
+    parts = [evaluate(state, rows(size, size)) for size in (13, 5)]
+    error = np.concatenate([plain(plain_params(), rows(n, n)["x"]) - rows(n, n)["y"] for n in (13, 5)])
+    assert_near(float(parts[0]["positive"] + parts[1]["positive"]), np.mean(error > 0))
+    assert_near(float(parts[0]["absolute"] + parts[1]["absolute"]), np.mean(np.abs(error)))
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_module_is_evaluated_as_it_is_used(devices: int) -> None:
+    net, batch = Net(), rows(13)
+    state = px.TrainState.create(net, ADAM)
+    found = px.eval_step(loss, axis=axis(devices))(state, batch)
+    net.eval()
+    assert_near(float(found["loss"]), loss(net, batch))

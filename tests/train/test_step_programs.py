@@ -1,0 +1,123 @@
+"""What a step compiles to: its collectives, its traces, its memory."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import paraxis as px
+from paraxis.testing import assert_communication, communication
+from tests.train._models import FEATURES, Net, axis, loss, plain_loss, plain_params, rows
+
+ADAM = optax.adam(1e-2)
+
+
+def conv_params() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {"k": rng.normal(size=(3, 3, 1, 4)).astype("float32"), "v": rng.normal(size=4).astype("float32")}
+
+
+def conv_loss(params: Any, batch: Any) -> jax.Array:
+    x = jax.lax.conv_general_dilated(
+        batch["x"], params["k"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return jnp.mean((jax.nn.relu(x).mean((1, 2)) @ params["v"] - batch["y"]) ** 2)
+
+
+def images(number: int) -> dict[str, np.ndarray]:
+    return {"x": np.ones((number, 6, 6, 1), "float32"), "y": np.ones(number, "float32")}
+
+
+@pytest.mark.parametrize("size", [16, 13])
+@pytest.mark.parametrize(("fn", "params", "data"), [(plain_loss, plain_params, rows), (conv_loss, conv_params, images)])
+def test_the_gradients_are_reduced_at_once(fn: Any, params: Any, data: Any, size: int) -> None:
+    step = px.train_step(fn, axis=axis(8), clip=1.0)
+    state = px.TrainState.create(params(), ADAM)
+    assert_communication(step, state, data(size), all_reduce=1, all_gather=0, all_to_all=0, collective_permute=0)
+
+
+def test_a_step_communicates_as_one_written_by_hand() -> None:
+    """With batch normalisation, on a batch that divides; one that does not adds nothing."""
+    mesh = Mesh(np.array(jax.devices()), ("batch",))
+    net = Net(dropout=0)
+    state = px.TrainState.create(net, ADAM)
+    step = px.train_step(loss, axis=px.Axis("batch", 1, mesh=mesh))
+
+    def by_hand(params: Any, opt_state: Any, batch: Any) -> Any:
+        def of(params: Any) -> Any:
+            model, after = state.recipe.form.make(params, state.mutable, None, "train")
+            return loss(model, batch), after()
+
+        (value, rest), gradient = jax.value_and_grad(of, has_aux=True)(params)
+        updates, opt_state = ADAM.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, rest, value
+
+    whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("batch"))
+    jitted = jax.jit(by_hand, in_shardings=(whole, whole, split), out_shardings=whole)
+    expected = communication(jitted, state.params, state.opt_state, rows(16))
+    for size in (16, 13):
+        found = communication(step, state, rows(size))
+        assert found.count == expected.count
+
+
+def test_turns_bring_no_rows_together() -> None:
+    step = px.train_step(plain_loss, axis=axis(8), at_once=5)
+    state = px.TrainState.create(plain_params(), ADAM)
+    assert_communication(step, state, rows(13), all_gather=0, all_to_all=0, collective_permute=0)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_there_is_one_trace_per_number_of_rows(devices: int) -> None:
+    traces = []
+
+    def spy(params: Any, batch: Any) -> jax.Array:
+        traces.append(batch["x"].shape)
+        return plain_loss(params, batch)
+
+    step = px.train_step(spy, axis=axis(devices))
+    state = px.TrainState.create(plain_params(), ADAM)
+    for size in (6, 5, 6, 5, 6):
+        state, _ = step(state, rows(size))
+    assert traces == [(6, FEATURES), (5, FEATURES)]
+
+
+@pytest.mark.parametrize("donate", [True, False])
+def test_the_memory_of_a_state_is_used_again_if_it_may_be(donate: bool) -> None:
+    params = plain_params()
+    given = jax.tree.map(jnp.asarray, params)
+    step = px.train_step(plain_loss, axis=axis(1), donate=donate)
+    state = px.TrainState.create(given, ADAM)
+    after, _ = step(state, rows(6))
+    assert state.params["w"].is_deleted() == donate
+    assert not given["w"].is_deleted()
+    if donate:
+        with pytest.raises(px.StateError, match="were given away to an earlier step; go on with the state that it"):
+            step(state, rows(6))
+        with pytest.raises(px.StateError, match="were given away to an earlier step"):
+            px.eval_step(plain_loss)(state, rows(6))
+    step(after, rows(6))
+
+
+def test_a_batch_laid_out_elsewhere_is_laid_out_again() -> None:
+    from paraxis._core import batches, layout
+
+    laid_out = batches.lay_out(rows(13), batches.on_auto(layout.place(px.Axis("rows", 13))))
+    found = px.eval_step(plain_loss, axis=axis(3))(px.TrainState.create(plain_params(), ADAM), laid_out)
+    expected = np.mean(np.asarray(plain_loss(plain_params(), rows(13))))
+    np.testing.assert_allclose(float(found["loss"]), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_a_mesh_that_is_set_is_used(kind: Any) -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("batch", "model"), axis_types=(kind, kind))
+    expected = np.mean(np.asarray(plain_loss(plain_params(), rows(5))))
+    step = px.train_step(plain_loss)
+    with jax.set_mesh(mesh):
+        state, metrics = step(px.TrainState.create(plain_params(), ADAM), rows(5))
+    np.testing.assert_allclose(float(metrics["loss"]), expected, rtol=1e-5)
+    assert len(state.params["w"].devices()) == 4
