@@ -1,0 +1,92 @@
+"""What is asked of a launch."""
+
+import dataclasses
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from paraxis._core.errors import ProcessError
+
+_PYTHON = (".py", ".pyw", ".pyc", ".pyz", ".zip")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of a launch.
+
+    Attributes:
+        num_processes: how many processes, at least 1.
+        target: a Python file, or the name of a module.
+        arguments: of the script.
+        module: whether ``target`` is a module, as in ``python -m``.
+        devices: of each process: simulated ones on the CPU, else that many of the machine's, in the order of the
+            ranks; ``None``: as JAX is told by the environment.
+        restarts: how often all are started again after a failure, to go on from what their script has saved. Each
+            counts, whatever was reached in between: a failure at one and the same step would come again for ever.
+        grace: seconds to save and leave in after a signal; and that the others have after one has finished.
+        stuck_after: seconds without a step of a training loop after which a process is stuck; 0: never.
+
+    Raises:
+        ProcessError: if one of them cannot be met, or there is no such file or module.
+
+    Example:
+        >>> from paraxis.launch import Options
+        >>> Options(2, "timeit", module=True).restarts
+        0
+    """
+
+    num_processes: int
+    target: str
+    arguments: Sequence[str] = ()
+    module: bool = False
+    devices: int | None = None
+    restarts: int = 0
+    grace: float = 30.0
+    stuck_after: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if self.num_processes < 1:
+            raise ProcessError(f"-n {self.num_processes} must be at least 1; write -n 2")
+        if self.devices is not None and self.devices < 1:
+            raise ProcessError(f"--devices {self.devices} must be at least 1; write --devices 1, or leave it out")
+        if self.restarts < 0:
+            raise ProcessError(f"--restarts {self.restarts} must not be negative; write --restarts 3")
+        if not 0 < self.grace < float("inf"):
+            raise ProcessError(f"--grace {self.grace:g} must be above 0 seconds, and finite; write --grace 30")
+        if not 0 <= self.stuck_after < float("inf"):
+            raise ProcessError(
+                f"--stuck-after {self.stuck_after:g} must be seconds, not negative; write --stuck-after 0 for never"
+            )
+        if self.module:
+            self._require_module()
+        else:
+            self._require_script()
+
+    def _require_script(self) -> None:
+        path, write = Path(self.target), f"write: paraxis launch -n {self.num_processes}"
+        if path.is_dir() and not (path / "__main__.py").exists():
+            raise ProcessError(f"{self.target} is a directory without __main__.py; {write} {path / 'train.py'}")
+        if not path.exists() and path.name.rstrip(".0123456789") == "python":
+            raise ProcessError(f"there is no file {self.target}; each rank runs Python anyway; {write} train.py")
+        if not path.exists():
+            there = f"{path}.py" if path.with_name(f"{path.name}.py").exists() else "train.py"
+            raise ProcessError(f"there is no file {self.target}; {write} {there}")
+        if not path.is_dir() and not _is_python(path):
+            raise ProcessError(f"{self.target} is no Python file; {write} train.py, or a module: -m package.module")
+
+    def _require_module(self) -> None:
+        # Of a.b only a is looked for: to find b, Python would run a here.
+        parent = self.target.partition(".")[0]
+        if not Path(parent).exists() and not Path(f"{parent}.py").exists() and not importlib.util.find_spec(parent):
+            raise ProcessError(f"there is no module {self.target}; write: paraxis launch -n 2 -m package.module")
+
+
+def _is_python(path: Path) -> bool:
+    """Whether Python can run it: by its name, or, as commands have none, by what is in it."""
+    if path.suffix or not path.is_file():
+        return path.suffix in _PYTHON
+    try:
+        compile(path.read_bytes(), path, "exec")
+    except (SyntaxError, ValueError):
+        return False
+    return True

@@ -1,0 +1,122 @@
+"""Which rank is named, and what an exit status is said to mean. And what may not be asked of a launch."""
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paraxis as px
+from paraxis.launch import Options
+from paraxis.launch._reasons import Ending, absent_failure, early_failure, failure_of, meaning
+
+BUG = ("Traceback (most recent call last):", "ValueError: a bug")
+PEER = (
+    "Traceback (most recent call last):",
+    "jax.errors.JaxRuntimeError: UNKNOWN: Gloo all-reduce failed: [gloo/tcp/pair.cc:547] Connection closed by peer",
+)
+
+
+def together(rank: int, status: int | None = None, at: float = 0.0, **more: Any) -> Ending:
+    return Ending(rank, status, at, joining=True, joined=True, **more)
+
+
+def test_as_long_as_nobody_fails_there_is_no_reason() -> None:
+    assert failure_of([together(0), together(1, 0), Ending(2)]) is None
+
+
+@pytest.mark.parametrize(
+    ("endings", "rank", "status"),
+    [
+        # Who was first, whatever its number.
+        ([together(0, 70, 2.0, lines=BUG), together(1, 70, 1.0, lines=BUG)], 1, 70),
+        # Effects are no reasons, even if they were seen first.
+        ([together(0, 70, 1.0, lines=PEER), together(1, 70, 2.0, lines=BUG)], 1, 70),
+        ([together(0, -6, 1.0), together(1, -9, 2.0), together(2)], 1, 137),
+        ([together(0, -6, 1.0), together(1, 70, 1.1, lines=PEER), together(2, 3, 1.2)], 2, 3),
+        # If there are only effects, the first.
+        ([together(0, -6, 2.0), together(1, -6, 1.0)], 1, 134),
+        ([together(0, 70, 2.0, lines=PEER), together(1, 70, 1.0, lines=PEER)], 1, 70),
+    ],
+)
+def test_the_rank_that_failed_first_for_its_own_reason_is_named(endings: list[Ending], rank: int, status: int) -> None:
+    failure = failure_of(endings)
+    assert failure is not None
+    assert (failure.rank, failure.status) == (rank, status)
+    assert failure.message.startswith(f"rank {rank} ")
+
+
+def test_those_that_failed_in_the_same_way_are_told() -> None:
+    endings = [together(k, 70, k, lines=BUG) for k in range(3)] + [together(3, 70, 3.0, lines=PEER)]
+    failure = failure_of(endings)
+    assert failure is not None
+    assert failure.message == "rank 0 raised an exception; so did ranks 1 and 2 after it"
+
+
+def test_who_did_not_come_is_named_and_not_who_waited() -> None:
+    waited = Ending(0, -6, 1.0, joining=True)
+    failure = failure_of([waited, Ending(1), Ending(2, joining=True), Ending(3)])
+    assert failure is not None
+    assert failure.rank == 1
+    assert failure.message.startswith("ranks 1 and 3 did not come")
+    failed_itself = failure_of([waited, Ending(1, 70, 0.5, lines=BUG)])
+    assert failed_itself is not None
+    assert failed_itself.message == "rank 1 raised an exception"
+
+
+def test_leaving_with_0_is_a_failure_only_where_others_wait() -> None:
+    waits, works = Ending(0, joining=True), Ending(0)
+    assert absent_failure([works, Ending(1, 0, done=True)]) is None
+    assert absent_failure([waits, Ending(1)]) is None
+    assert absent_failure([waits, Ending(1, done=True)]) is not None
+    assert early_failure([works, Ending(1, 0, done=True)], 30) is None
+    assert early_failure([together(0), together(1, done=True)], 30) is not None
+    assert early_failure([together(0, done=True), together(1, done=True)], 30) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (-9, "killed .* no memory left"),
+        (-6, "aborted .* another process is gone"),
+        (-11, "crashed in compiled code"),
+        (-7, "disk or shared memory is full"),
+        (-15, "ended by SIGTERM before it could save"),
+        (-int(signal.SIGUSR2), r"ended by signal \d+ \(SIGUSR2\)"),
+        (-40, "ended by signal 40"),
+        (70, "raised an exception"),
+        (79, "stuck"),
+        (130, "interrupted"),
+        (5, "left with status 5"),
+    ],
+)
+def test_a_status_is_put_into_words(status: int, words: str) -> None:
+    assert re.search(words, meaning(status))
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        ({"num_processes": 0}, "-n 0 must be at least 1; write -n 2"),
+        ({"devices": 0}, "--devices 0 must be at least 1; write --devices 1"),
+        ({"restarts": -1}, "--restarts -1 must not be negative; write --restarts 3"),
+        ({"grace": 0.0}, "--grace 0 must be above 0 seconds, and finite; write --grace 30"),
+        ({"grace": float("inf")}, "--grace inf must be above 0"),
+        ({"grace": float("nan")}, "--grace nan must be above 0"),
+        ({"stuck_after": -1.0}, "--stuck-after -1 must be seconds, not negative; write --stuck-after 0 for never"),
+        ({"stuck_after": float("nan")}, "--stuck-after nan must be seconds"),
+        ({"target": "nowhere.py"}, "there is no file nowhere.py; write: paraxis launch -n 2 train.py"),
+        ({"target": "no_such.module", "module": True}, "there is no module no_such.module; write: paraxis launch"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_named(wishes: dict[str, Any], message: str) -> None:
+    with pytest.raises(px.ProcessError, match=re.escape(message)):
+        Options(**{"num_processes": 2, "target": __file__, **wishes})
+
+
+def test_a_module_need_not_be_imported_to_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "somewhere").mkdir()
+    (tmp_path / "somewhere" / "__init__.py").write_text("raise SystemExit('imported')")
+    assert Options(2, "somewhere.train", module=True).target == "somewhere.train"
