@@ -27,6 +27,7 @@ HEAVY = {
     "ray",
     "rich",
     "sklearn",
+    "tensorboardX",
     "typer",
 }
 

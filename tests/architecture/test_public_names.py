@@ -9,17 +9,21 @@ import pytest
 import paraxis
 import paraxis.ensembles
 import paraxis.explain
+import paraxis.launch
 import paraxis.solve
 import paraxis.testing
+import paraxis.train
 
 API_PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 MODULES = [
     paraxis,
     paraxis.ensembles,
+    paraxis.launch,
     paraxis.solve,
     paraxis.solve.objective,
     paraxis.solve.prox,
     paraxis.testing,
+    paraxis.train,
 ]
 PUBLIC = {  # a name that the root has too is documented as the root's
     f"{module.__name__}.{name}": getattr(module, name)
@@ -31,6 +35,7 @@ SHOWN_BY_MESSAGE = "Error"  # an error is documented by what it says, and by the
 # Results, by the function that gives them.
 SHOWN_BY_FUNCTION = {"Communication", "CrossValidated", "Epoch", "OptStep", "Path", "Reliability", "Rows", "Scores"}
 SHOWN_BY_FUNCTION |= {"LBFGSState", "NewtonCGState", "ProximalGradientState"}
+SHOWN_BY_FUNCTION |= {"Fitted", "Loader", "Record", "Restored"}
 SHOWN_BY_OTHERS = {"none"}  # the operator that leaves all as it is
 NOT_DESCRIBED = {"Prox"}  # a type that Python gives no docstring
 

@@ -76,7 +76,7 @@ def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = said(capsys, "demo", "--list")
     assert (status, err) == (0, "")
     chapters = [line.split()[0] for line in out.splitlines() if not line.startswith(" ")]
-    assert chapters == ["fedavg", "ensemble", "logreg"]
+    assert chapters == ["fedavg", "ensemble", "logreg", "train"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
         (["nope"], "nope"),
         (["--nope"], "--nope"),
         (["demo", "--nope"], "--nope"),
-        (["demo", "nope"], "there is no chapter 'nope' in the demo; there is: fedavg, ensemble"),
+        (["demo", "nope"], "there is no chapter 'nope' in the demo; there is: fedavg, ensemble, logreg, train"),
         (["demo", "--rounds"], "--rounds"),
         (["demo", "--rounds", "0"], "--rounds"),
         (["demo", "--rounds", "many"], "--rounds"),

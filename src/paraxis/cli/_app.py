@@ -11,6 +11,7 @@ from rich.console import Console
 from paraxis.cli._errors import CommandError, needed
 from paraxis.cli.demo import CHAPTERS, Options, chapters_named, show_chapters
 from paraxis.cli.fit import FitOptions, PredictOptions, grid_of
+from paraxis.cli.launch import LaunchCommand
 
 app = typer.Typer(
     name="paraxis",
@@ -71,7 +72,7 @@ def demo(
     clients: Annotated[int, typer.Option(min=2, max=500, help="Clients the digits are split over.")] = 100,
     per_round: Annotated[int, typer.Option(min=1, help="Clients that take part in a round.")] = 16,
     members: Annotated[int, typer.Option(min=2, max=100, help="Members of the ensemble.")] = 10,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of the ensemble's training.")] = 10,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training, in ensemble and train.")] = 10,
     devices: Annotated[
         int | None,
         typer.Option(min=1, help="Devices to use.", show_default="all; two simulated ones if there is only the CPU"),
@@ -171,3 +172,35 @@ def predict(
     with needed("fit"):
         from paraxis.cli.fit import _predict
     _predict.run_predict(PredictOptions(model, data, out, probabilities, missing), Console())
+
+
+@app.command(cls=LaunchCommand, context_settings={"allow_interspersed_args": False})
+def launch(
+    num_processes: Annotated[int, typer.Option("-n", help="How many processes.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]...", help="A Python file, and its own arguments.")
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option("-m", metavar="MODULE", help="Run a module instead; all arguments are its own.")
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(help="Devices of each process; simulated on the CPU.", show_default="as JAX finds"),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(help="How often to start all again after a failure, from the script's checkpoint.")
+    ] = 0,
+    grace: Annotated[
+        float, typer.Option(help="Seconds to save and leave in after a signal, or after another one has finished.")
+    ] = 30.0,
+    stuck_after: Annotated[
+        float, typer.Option(help="Seconds without a training step after which a process is stuck; 0: never.")
+    ] = 1800.0,
+) -> int:
+    """Run a script in several processes on this machine, which live and end together."""
+    from paraxis.cli.launch._launch import run_launch
+
+    return run_launch(
+        arguments or (), module, num_processes=num_processes, devices=devices, restarts=restarts, grace=grace,
+        stuck_after=stuck_after,
+    )  # fmt: skip

@@ -35,10 +35,17 @@ def _logreg(options: Options, console: Console) -> None:
     logreg.run(options, console)
 
 
+def _train(options: Options, console: Console) -> None:
+    with needed("demo"):
+        from paraxis.cli.demo import train
+    train.run(options, console)
+
+
 CHAPTERS = {
     "fedavg": Chapter("federated averaging of a CNN, on handwritten digits split by label", _fedavg),
     "ensemble": Chapter("an ensemble of networks, and how sure it is of digits that are turned", _ensemble),
     "logreg": Chapter("logistic regression on rows on all devices, beside scikit-learn", _logreg),
+    "train": Chapter("a training run that is told to stop, and goes on: the same bits as without", _train),
 }
 
 

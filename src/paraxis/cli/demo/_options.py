@@ -13,7 +13,7 @@ class Options:
         clients: number of clients the digits are split over.
         per_round: number of clients in each round.
         members: number of members of the ensemble.
-        epochs: how often the ensemble sees all digits.
+        epochs: how often all digits are seen, by the ensemble and in the training run.
         devices: number of devices; ``None``: all there are.
         seed: of all randomness.
         out: directory for what is written.

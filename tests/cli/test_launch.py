@@ -1,0 +1,123 @@
+"""``paraxis launch``: what it takes as its own and what as the script's, and one line for each mistake."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paraxis.cli import main
+from paraxis.launch import Options
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["launch", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = said(capsys, "--help")
+    assert (status, err) == (0, "")
+    options = ("SCRIPT", "-n", "-m", "--devices", "--restarts", "--grace", "--stuck-after")
+    assert [option for option in options if option not in out] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "-n is missing, the number of processes, before the script; write: paraxis launch -n 2"),
+        (["train.py", "-n", "2"], "-n is missing, the number of processes, before the script"),
+        (["-m", "timeit", "-n", "2"], "-n is missing, the number of processes, before the script"),
+        (["-n"], "'-n' requires an argument"),
+        (["-n", "2"], "there is no script to launch; write: paraxis launch -n 2 train.py"),
+        (["-n", "0", "train.py"], "-n 0 must be at least 1; write -n 2"),
+        (["-n", "many", "train.py"], "Invalid value for '-n': Input should be a valid integer"),
+        (["-n", "2", "--devices", "0", "train.py"], "--devices 0 must be at least 1"),
+        (["-n", "2", "--restarts", "-1", "train.py"], "--restarts -1 must not be negative"),
+        (
+            ["-n", "2", "--restart", "2", __file__],
+            "launch has no option --restart; did you mean --restarts? It has -n, ",
+        ),
+        (["-n2", "--device=2", __file__], "launch has no option --device; did you mean --devices? It has -n, "),
+        (["-n", "2", "--epochs", "2", __file__], "launch has no option --epochs. It has -n, "),
+        (["-n", "2", "-x", __file__], "launch has no option -x. It has -n, -m, --devices, --restarts, --grace, --stuc"),
+        (["-n", "2", "--grace", "0", __file__], "--grace 0 must be above 0 seconds"),
+        (["-n", "2", "--stuck-after", "-1", __file__], "--stuck-after -1 must be seconds"),
+        (["-n", "2", "nowhere.py"], "there is no file nowhere.py"),
+        (["-n", "2", "-m", "no_such_module"], "there is no module no_such_module"),
+    ],
+)
+def test_a_mistake_gets_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    status, out, err = said(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("paraxis: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("folder", f"folder is a directory without __main__.py; write: paraxis launch -n 2 {Path('folder/train.py')}"),
+        ("train", "there is no file train; write: paraxis launch -n 2 train.py"),
+        ("python3.11", "there is no file python3.11; each rank runs Python anyway; write: paraxis launch -n 2 train.p"),
+        ("train.sh", "train.sh is no Python file; write: paraxis launch -n 2 train.py"),
+        ("shell", "shell is no Python file"),
+        ("binary", "binary is no Python file"),
+        ("pipe", "pipe is no Python file"),
+    ],
+)
+def test_what_is_no_script_is_not_started(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, content in (("train.py", b""), ("train.sh", b""), ("shell", b"if true; then"), ("binary", b"\x7f\0\xff")):
+        (tmp_path / name).write_bytes(content)
+    status, out, err = said(capsys, "-n", "2", target)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"paraxis: {message}")
+
+
+def test_a_command_and_a_folder_are_run_as_python_would(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "command").write_text("print('here')")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text("print('here')")
+    for name in ("command", "folder"):
+        assert asked(monkeypatch, "-n", "1", "--", str(tmp_path / name), "--x").arguments == ("--x",)
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Options:
+    """What would be launched."""
+    seen: list[Options] = []
+
+    def launch(options: Options) -> int:
+        seen.append(options)
+        return 7
+
+    monkeypatch.setattr("paraxis.cli.launch._launch.launch", launch)
+    assert main(["launch", *arguments]) == 7
+    return seen[0]
+
+
+def test_what_follows_the_script_is_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    options = asked(
+        monkeypatch, "-n", "4", "--devices", "2", "--restarts", "3", "--grace", "5", "--stuck-after", "60",
+        str(script), "-n", "8", "--grace", "1", "--", "-m", "x",
+    )  # fmt: skip
+    arguments = ("-n", "8", "--grace", "1", "--", "-m", "x")
+    assert options == Options(4, str(script), arguments, False, devices=2, restarts=3, grace=5, stuck_after=60)
+
+
+def test_of_a_module_all_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = asked(monkeypatch, "-n", "2", "-m", "paraxis.cli", "--epochs", "3", "--grace", "5")
+    assert options == Options(2, "paraxis.cli", ("--epochs", "3", "--grace", "5"), True)
+
+
+def test_the_scripts_status_is_the_commands(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys; sys.exit(5)")
+    assert main(["launch", "-n", "1", str(script)]) == 5
