@@ -23,16 +23,21 @@ def options(description: str | None, argv: Sequence[str] | None, **numbers: tupl
         argv: what was written behind the command; ``None``: that of this process.
         **numbers: an example's own options, besides the common ones: default and help of each.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", type=int, metavar="N", help="simulate N CPU devices (default: use what there is)")
-    parser.add_argument("--quick", action="store_true", help="a few rounds only, for tests")
-    parser.add_argument("--plot", metavar="PATH", help="write a PNG plot")
-    for name, (default, text) in numbers.items():
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: {default})")
-    chosen = parser.parse_args(argv)
+    chosen = parser(description, **numbers).parse_args(argv)
     if chosen.devices is not None:
         simulate_devices(chosen.devices)
     return chosen
+
+
+def parser(description: str | None, **numbers: tuple[int, str]) -> argparse.ArgumentParser:
+    """What parses the options that all have, and an example's own numbers."""
+    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--devices", type=int, metavar="N", help="simulate N CPU devices (default: use what there is)")
+    found.add_argument("--quick", action="store_true", help="a few rounds only, for tests")
+    found.add_argument("--plot", metavar="PATH", help="write a PNG plot")
+    for name, (default, text) in numbers.items():
+        found.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: {default})")
+    return found
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -19,8 +19,11 @@ COLUMNS = {
     "fedavg": "rounds to 80 %",
     "fedavg_partial": "taking part",
     "federated_autodiff": "loss, tuned",
+    "mnist_cnn": "a step communicates",
     "private_gradients": "largest clipped norm",
     "sharded_logreg": "average step-time ratio",
+    "tabular_pipeline": "largest difference of a held-out probability",
+    "transformer_fsdp": "bits per held-out character",
 }
 TOURS = ["compilation", "parallelism", "vectorization"]  # a page's snippets in turn: no table, and no options
 
