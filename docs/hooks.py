@@ -11,6 +11,9 @@ _PLACES = (
     "paraxis.solve",
     "paraxis.solve.objective",
     "paraxis.solve.prox",
+    "paraxis.train",
+    "paraxis.TrainState",
+    "paraxis.launch",
 )
 
 

@@ -9,8 +9,10 @@ import pytest
 
 import paraxis
 import paraxis.ensembles
+import paraxis.launch
 import paraxis.solve
 import paraxis.testing
+import paraxis.train
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -19,10 +21,12 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = [
     paraxis,
     paraxis.ensembles,
+    paraxis.launch,
     paraxis.solve,
     paraxis.solve.objective,
     paraxis.solve.prox,
     paraxis.testing,
+    paraxis.train,
 ]
 NAMES = {f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in module.__all__}
 
