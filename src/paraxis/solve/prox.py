@@ -225,18 +225,7 @@ def require_sensible(who: str, operator: Prox, x: Any, hyperparams: Any) -> None
     if hyperparams is None:
         return
     if operator is box:
-        # Like x both, since each may be a prefix of its own.
-        given = [jax.tree.map(_repeated, bound, x) for bound in hyperparams]
-        for lower, upper in zip(*map(jax.tree.leaves, given), strict=True):
-            if not _is_known((lower, upper)):
-                continue
-            lower, upper = np.broadcast_arrays(np.asarray(lower), np.asarray(upper))
-            wrong = ~(lower <= upper)
-            if wrong.any():
-                raise DataError(
-                    f"{who}: hyperparams_prox of prox.box must be (lower, upper), no lower bound above its upper one, "
-                    f"got lower {lower[wrong][0]:g} and upper {upper[wrong][0]:g}; write (-1.0, 1.0)"
-                )
+        _require_bounds(who, x, hyperparams)
     for known, accepts, expected, write in _SENSIBLE:
         if operator is not known:
             continue
@@ -248,6 +237,21 @@ def require_sensible(who: str, operator: Prox, x: Any, hyperparams: Any) -> None
                     f"{who}: hyperparams_prox of prox.{known.__name__} must be {expected}, got "
                     f"{values[wrong][0]:g}; write {write}"
                 )
+
+
+def _require_bounds(who: str, x: Any, bounds: Any) -> None:
+    # Like x both, since each may be a prefix of its own.
+    given = [jax.tree.map(_repeated, bound, x) for bound in bounds]
+    for lower, upper in zip(*map(jax.tree.leaves, given), strict=True):
+        if not _is_known((lower, upper)):
+            continue
+        lower, upper = np.broadcast_arrays(np.asarray(lower), np.asarray(upper))
+        wrong = ~(lower <= upper)
+        if wrong.any():
+            raise DataError(
+                f"{who}: hyperparams_prox of prox.box must be (lower, upper), no lower bound above its upper one, "
+                f"got lower {lower[wrong][0]:g} and upper {upper[wrong][0]:g}; write (-1.0, 1.0)"
+            )
 
 
 _SENSIBLE: list[tuple[Prox, Callable[[np.ndarray], np.ndarray], str, str]] = [
