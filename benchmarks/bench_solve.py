@@ -13,10 +13,10 @@ Typical output, two shared CPU cores, jax 0.10.2::
 
     50,000 × 784 × 10, C = 1, gap 1e-06, 1 device
                               iterations  passes       s  first, s  time / ours       gap
-      px.solve.LBFGS                   7      16    0.41      2.71         1.00   2.9e-07
-      jaxopt.LBFGS                    68     152    3.02      5.68         7.44   4.7e-07
-      optax.lbfgs                     68     150    2.91      4.22         7.17   7.2e-07
-      scikit-learn, lbfgs            300     160    6.89      6.90        16.96   1.5e-06  not reached
+      px.solve.LBFGS                   7      16    0.37      2.91         1.00   3.0e-07
+      jaxopt.LBFGS                    68     152    2.86      5.34         7.70   4.7e-07
+      optax.lbfgs                     68     150    2.94      3.86         7.91   7.2e-07
+      scikit-learn, lbfgs            300     160    6.32      5.86        17.02   1.5e-06  not reached
 
     50,000 × 784 × 10, C = 1, gap 1e-06, 2 devices
                               iterations  passes       s  first, s  time / ours       gap
@@ -26,17 +26,17 @@ Typical output, two shared CPU cores, jax 0.10.2::
 
     50,000 × 784 × 10, no regularisation, gap 0.0001, 1 device
                               iterations  passes       s  first, s  time / ours       gap
-      px.solve.LBFGS                   5      12    0.34      3.48         1.00   1.6e-05
-      jaxopt.LBFGS                    40      94    1.90      4.11         5.63   5.0e-05
-      optax.lbfgs                     40      92    1.81      3.04         5.37   5.6e-05
-      scikit-learn, lbfgs             40      88    4.00      3.90        11.84   3.0e-05
+      px.solve.LBFGS                   5      12    0.31      3.41         1.00   1.4e-05
+      jaxopt.LBFGS                    40      94    1.83      4.75         5.93   5.0e-05
+      optax.lbfgs                     40      92    1.80      3.47         5.82   5.6e-05
+      scikit-learn, lbfgs             40      88    3.84      4.62        12.45   3.0e-05
 
     nearly separable, 20,000 × 784 × 10, C = 1, gap 0.001, 1 device
                               iterations  passes       s  first, s  time / ours       gap
-      px.solve.LBFGS                  52     107    0.91      5.10         1.00   7.4e-04
-      jaxopt.LBFGS                   224     482    3.87      5.32         4.24   6.4e-04
-      optax.lbfgs                    224     476    3.71      4.49         4.06   5.5e-04
-      scikit-learn, lbfgs            208     448   10.04      9.04        11.00   7.9e-04
+      px.solve.LBFGS                  52     107    0.97      5.75         1.00   7.2e-04
+      jaxopt.LBFGS                   224     482    4.11      6.13         4.23   6.4e-04
+      optax.lbfgs                    224     476    3.99      5.16         4.11   5.5e-04
+      scikit-learn, lbfgs            208     448   10.79     10.48        11.11   7.9e-04
 
     MNIST, 5,000 × 784 × 10, C = 1, gap 1e-06, 1 device
                               iterations  passes       s  first, s  time / ours       gap
