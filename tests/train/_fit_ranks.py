@@ -1,7 +1,8 @@
 """One of several processes of a run: ``paraxis launch -n 2 _fit_ranks.py DIRECTORY``. Alone, the same run.
 
 In the directory, a file ``slow`` has it wait after each step; ``kill`` has rank 1 kill itself at step 100, if it was
-not started again; ``nan`` has a run with a value that is not finite after it.
+not started again; ``raises`` has its callback fail at step 75; ``nan`` has a run with a value that is not
+finite after it.
 """
 
 import hashlib
@@ -60,6 +61,8 @@ def main(directory: Path) -> None:
 
     kills = (directory / "kill").exists() and (here.process, here.attempt) == (1, 0)
 
+    raises = (directory / "raises").exists() and here.process == 1
+
     def told(event: px.Event) -> None:
         if event.kind == "start":
             sys.stdout.write(f"from step {event.step}\n")
@@ -67,6 +70,8 @@ def main(directory: Path) -> None:
             sys.stdout.write("five steps\n")
         if event.kind == "step" and (directory / "slow").exists():
             time.sleep(0.05)
+        if raises and (event.kind, event.step) == ("step", 75):
+            raise LookupError("an error of the user's own")
         if kills and (event.kind, event.step) == ("step", 100):
             os.kill(os.getpid(), signal.SIGKILL)
 

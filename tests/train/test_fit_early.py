@@ -107,3 +107,19 @@ def test_a_metric_that_is_not_there_is_refused() -> None:
     wrong: Any = 3
     with pytest.raises(DataError, match=r"stop_early must be a px.StopEarly, got 3; write px.StopEarly\('test/loss'\)"):
         run([1.0], wrong)
+
+
+def test_what_else_is_evaluated_is_so_at_the_end_of_a_run_that_ends_early() -> None:
+    dev = Evaluate(lambda state, batch: {"loss": float(state)}, [0], every=1, name="dev")
+    test = Evaluate(lambda state, batch: {"loss": 10.0 * state}, [0], every=1000, name="test")
+    fitted = fit(
+        0,
+        lambda state, batch: (state + 1, 1.0),
+        [0],
+        steps=50,
+        evaluate=[dev, test],
+        stop_early=StopEarly("dev/loss", patience=2),
+        progress=False,
+    )
+    steps, values = fitted.history.curve("test/loss")
+    assert (steps.tolist(), values.tolist()) == ([3], [30.0])

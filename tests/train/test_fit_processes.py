@@ -70,6 +70,16 @@ def test_a_value_that_is_not_finite_is_an_error_in_all_and_each_keeps_its_own_ro
 
 
 @pytest.mark.slow
+def test_an_error_in_one_after_a_checkpoint_ends_all_and_is_shown(tmp_path: Path) -> None:
+    """The others are in the next step by then, and cannot be asked how their part of a checkpoint went."""
+    (tmp_path / "raises").touch()
+    with running(tmp_path, *OPTIONS, SCRIPT, str(tmp_path)) as run:
+        assert run.end() != 0
+    assert re.search(r"rank 1 .*LookupError: an error of the user's own", run.error, re.DOTALL), run.error
+    assert px.Checkpoints(tmp_path / "checkpoints").latest == 70
+
+
+@pytest.mark.slow
 def test_told_to_stop_and_killed_it_comes_to_the_same_bits(unbroken: Path, tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
     with running(tmp_path, *OPTIONS, SCRIPT, str(tmp_path)) as run:

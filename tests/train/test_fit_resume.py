@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from paraxis._core.errors import DataError, StateError
 from tests.train._fits import (
+    ONE,
     Checkpoints,
     Evaluate,
     Event,
@@ -23,6 +25,7 @@ from tests.train._fits import (
     evaluate_step,
     fit,
     lines,
+    loader,
     start,
     step,
 )
@@ -167,8 +170,50 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, every=1, keep=1, best=("dev/loss", "min"))
     dev = Evaluate(lambda state, batch: {"loss": next(values)}, [0], every=2, name="dev")
     fit(start(), step, data(), steps=12, evaluate=dev, checkpoint=checkpoints, progress=False)
-    # Step 5 has the value of step 4; of equal ones the later counts.
-    assert Checkpoints(tmp_path).steps == (5, 12)
+    assert Checkpoints(tmp_path).steps == (4, 12)
+    assert Checkpoints(tmp_path).restore(start()).step == 12
+
+
+def test_what_was_evaluated_best_is_saved_though_no_checkpoint_is_due(tmp_path: Path) -> None:
+    values = iter([5.0, 1.0, 3.0])
+    checkpoints = Checkpoints(tmp_path, every=5, keep=1, best=("dev/loss", "min"))
+    dev = Evaluate(lambda state, batch: {"loss": next(values)}, [0], every=3, name="dev")
+    fit(start(), step, data(), steps=9, evaluate=dev, checkpoint=checkpoints, progress=False)
+    assert Checkpoints(tmp_path).steps == (6, 9)
+    assert Checkpoints(tmp_path, best=("dev/loss", "min")).best == 6
+
+
+class Shuffling:
+    """Batches in an order that goes on from pass to pass, as that of a DataLoader with a generator."""
+
+    def __init__(self, has_length: bool) -> None:
+        self._draw = np.random.default_rng(5)
+        self._batches = [arrays_of(number) for number in range(4)]
+        if has_length:
+            self.__class__ = type("Sized", (Shuffling,), {"__len__": lambda _: 4})
+
+    def __iter__(self) -> Any:
+        return iter([self._batches[k] for k in self._draw.permutation(4)])
+
+
+def arrays_of(number: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(number)
+    return {"x": draw.standard_normal((8, 3)).astype("float32"), "y": draw.standard_normal(8).astype("float32")}
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+@pytest.mark.parametrize("through_a_loader", [True, False])
+def test_an_order_that_goes_on_from_pass_to_pass_is_gone_on_with(
+    has_length: bool, through_a_loader: bool, tmp_path: Path
+) -> None:
+    def source() -> Any:
+        found = Shuffling(has_length)
+        return loader(found, axis=ONE) if through_a_loader else found
+
+    expected = fit(start(), step, source(), epochs=4, progress=False)
+    fit(start(), step, source(), epochs=2, checkpoint=tmp_path, progress=False)
+    found = fit(start(), step, source(), epochs=4, checkpoint=tmp_path, progress=False)
+    assert bits(found.state) == bits(expected.state)
 
 
 def test_the_best_of_no_evaluation_is_refused(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec
 
 import paraxis as px
-from tests.train._models import assert_near, axis, plain_by_hand, plain_loss, plain_params, rows, trained
+from tests.train._models import FEATURES, assert_near, axis, plain_by_hand, plain_loss, plain_params, rows, trained
 
 ADAM = optax.adam(1e-2)
 WIDE = plain_params(width=1024)
@@ -76,3 +77,13 @@ def test_on_one_device_parameters_are_whole(monkeypatch: pytest.MonkeyPatch) -> 
         state, found = trained(px.TrainState.create(plain_params(), ADAM), step, [rows(5)])
         assert_near(found, losses)
         assert_near(state.params, params)
+
+
+def test_one_step_takes_models_of_several_sizes() -> None:
+    def product(params: Any, batch: Any) -> jax.Array:
+        return jnp.mean((batch["x"] @ params["w"][:FEATURES]) ** 2)
+
+    step = px.train_step(product, axis=axis(8), shard="params")
+    for shape, part in (((1024, 7), (128, 7)), ((1030, 1024), (1030, 128))):
+        state, _ = step(px.TrainState.create({"w": jnp.ones(shape)}, optax.sgd(0.1)), rows(8))
+        assert state.params["w"].addressable_shards[0].data.shape == part

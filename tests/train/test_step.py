@@ -233,3 +233,16 @@ def test_a_module_is_evaluated_as_it_is_used(devices: int) -> None:
     found = px.eval_step(loss, axis=axis(devices))(state, batch)
     net.eval()
     assert_near(float(found["loss"]), loss(net, batch))
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_state_may_have_values_that_are_on_the_host(devices: int) -> None:
+    place = axis(devices)
+    state = px.TrainState.create(plain_params(), ADAM)
+    on_host = state.replace(params=jax.tree.map(np.asarray, state.params), extra={"epoch": 1})
+    found = px.eval_step(plain_loss, axis=place)(on_host, rows(6))
+    np.testing.assert_allclose(float(found["loss"]), np.mean(plain_loss(plain_params(), rows(6))), rtol=1e-5)
+    after, _ = px.train_step(plain_loss, axis=place)(on_host, rows(6))
+    expected, _ = plain_by_hand(plain_params(), ADAM, [rows(6)])
+    assert_near(after.params, expected)
+    assert int(after.extra["epoch"]) == 1

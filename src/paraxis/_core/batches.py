@@ -282,9 +282,10 @@ def send(values: Any, shardings: Any) -> Any:
     return jax.tree.unflatten(structure, [_sent(x, target) for x, target in zip(leaves, targets, strict=True)])
 
 
-def _sent(x: jax.Array, target: NamedSharding | None) -> jax.Array:
-    if target is None or x.sharding == target:
+def _sent(x: Any, target: NamedSharding | None) -> Any:
+    if target is None or (isinstance(x, jax.Array) and x.sharding == target):
         return x
+    x = jnp.asarray(x)
     if jax.process_count() == 1 or not x.is_fully_addressable:
         return jax.device_put(x, target)
     # An array of one process does not go to others: each makes its part of its own copy.

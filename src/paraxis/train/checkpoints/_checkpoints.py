@@ -252,9 +252,15 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        """Wait; what could not be written is an error, unless there is another."""
+        """Wait; what could not be written is an error, unless there is another.
+
+        After an error in one of several processes, it is not waited for the others: they are elsewhere.
+        """
         try:
-            self.wait()
+            if error is not None and self._saving is not None and processes.count() > 1:
+                self._saving.join()
+            else:
+                self.wait()
         except CheckpointError as failure:
             if error is None:
                 raise

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from paraxis._core import processes
 from paraxis._core.errors import StateError
 from paraxis.train.checkpoints import _leaves, _orbax
 from paraxis.train.checkpoints._checksums import checksum
@@ -68,24 +69,31 @@ def _check(folder: Folder, step: int, differences: tuple[Difference, ...], own: 
 def _loaded(folder: Folder, step: int, entries: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
     wishes = {path: _leaves.wish(path, entries[path], leaf) for path, leaf in taken.items()}
     wishes = {path: wish for path, wish in wishes.items() if wish is not None}
+    data, reason = {}, ""
     try:
         data = _orbax.load(folder.place(step), wishes)
     except Exception as error:
         if not _orbax.tells_of_damage(error):
             raise
-        raise Damaged(f"its files cannot be read: {_root(error)}") from error
-    for path, wish in wishes.items():
-        _check_data(path, data.get(path), wish, entries[path]["checksum"])
+        reason = f"its files cannot be read: {_root(error)}"
+    # Processes go on together, or not at all: checksums communicate.
+    if processes.anywhere(bool(reason)):
+        raise Damaged(reason or "another process could not read its part of it")
+    wrong = [_wrong(path, data.get(path), wish, entries[path]["checksum"]) for path, wish in wishes.items()]
+    for reason in filter(None, wrong):
+        raise Damaged(reason)
     return data
 
 
-def _check_data(path: str, data: Any, wish: _orbax.Wish, expected: str) -> None:
+def _wrong(path: str, data: Any, wish: _orbax.Wish, expected: str) -> str | None:
+    """What is wrong with a leaf that was read."""
     where = f"the leaf {path}" if path else "the only leaf"
     if data is None or data.shape != wish.shape or np.dtype(data.dtype) != wish.dtype:
         what = "nothing" if data is None else f"{data.dtype} {data.shape}"
-        raise Damaged(f"{where} reads as {what}, where {wish.dtype} {wish.shape} was written")
+        return f"{where} reads as {what}, where {wish.dtype} {wish.shape} was written"
     if checksum(data) != expected:
-        raise Damaged(f"{where} has another checksum than when it was written")
+        return f"{where} has another checksum than when it was written"
+    return None
 
 
 def _root(error: BaseException) -> str:

@@ -149,6 +149,11 @@ class Loader:
             f"Loader({', '.join(f'{name}={value!r}' for name, value in self.describe().items() if name != 'leaves')})"
         )
 
+    @property
+    def by_epoch(self) -> bool:
+        """Whether an epoch's batches depend on its number only, not on how often the source was gone through."""
+        return not isinstance(self._source, Batches) or self._source.by_epoch
+
     def batches(self, start: int = 0) -> Closable:
         """Batches without end, epoch after epoch, from batch number ``start`` on, counted from the first epoch's.
 

@@ -1,5 +1,6 @@
 """The batches of a run, each with its place in it, from any place on."""
 
+import collections
 import contextlib
 import inspect
 import itertools
@@ -42,6 +43,7 @@ class Feed:
         if self._loader is None:
             _refuse_several(what, data, several)
         self._open = self._loader.epoch if self._loader is not None else _opener(what, data)
+        self._by_epoch = self._loader.by_epoch if self._loader is not None else callable(data) or _is_list(data)
         self.length = _length(data)
         """Batches of an epoch, if that is known."""
 
@@ -88,6 +90,10 @@ class Feed:
 
     def _passes(self, start: Place) -> Generator[tuple[Place, Any], None, None]:
         number, within = start.number, start.within
+        if not self._by_epoch:  # what a pass gives may depend on how many there were
+            for epoch in range(start.epoch):
+                with _closing(self._open(epoch)) as found:
+                    collections.deque(found, maxlen=0)
         for epoch in itertools.count(start.epoch):
             with _closing(self._open(epoch)) as found:
                 for is_last, batch in _marked(itertools.islice(found, within, None)):
@@ -144,6 +150,10 @@ def _is_rows(data: Any) -> bool:
     if not isinstance(data, (tuple, list)) or not data or not all(hasattr(x, "dtype") for x in data):
         return False
     return isinstance(data, tuple) or len({np.ndim(x) for x in data}) > 1
+
+
+def _is_list(data: Any) -> bool:
+    return isinstance(data, (list, tuple))
 
 
 def _takes_one(function: Callable[..., Any]) -> bool:

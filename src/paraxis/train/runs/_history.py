@@ -214,12 +214,13 @@ class Recorder:
         """An evaluation was done."""
         self._evaluations.append(record)
 
-    def latest(self) -> dict[str, float]:
-        """The last value of each metric: of training, the average over the epoch under way, or else the last one."""
+    def latest(self, step: int) -> dict[str, float]:
+        """Metrics after a step: of training, averages over the epoch under way, or else the last; evaluations of it."""
         found = dict(self._epochs[-1].metrics) if self._epochs else {}
         found |= means_of(self._running)
         for record in self._evaluations:
-            found |= record.metrics
+            if record.step == step:
+                found |= record.metrics
         return found
 
 

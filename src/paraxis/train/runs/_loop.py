@@ -60,6 +60,12 @@ class Plan:
         assert self.epochs is not None
         return following.epoch >= self.epochs
 
+    @property
+    def best_source(self) -> str | None:
+        """The evaluation that says which checkpoint is the best; it is saved after each of these."""
+        by = self.checkpoints.best_by if self.checkpoints is not None else None
+        return by.rpartition("/")[0] or None if by else None
+
     def saves(self, place: Place) -> bool:
         """Whether a checkpoint is due after a batch: as was said, or else after each epoch."""
         if self.checkpoints is None:
@@ -170,13 +176,17 @@ class Loop:
         """What is due after a step. The devices are waited for only if something is."""
         ends = self._plan.is_done(self.next)
         due = [one for one in self._plan.evaluations if ends or one.is_due(self.num_steps, place.is_last)]
-        saves = self._plan.saves(place)
+        saves = self._plan.saves(place) or any(one.name == self._plan.best_source for one in due)
         is_heard = place.is_last and (self._callbacks.hear("epoch") or self.watch.sees_epochs)
         if not (ends or due or saves or is_heard):
             return
         self._drain()
         for one in due:
             self._evaluate(one, place)
+        if self.is_over and not ends:  # stopped early: what else there is to evaluate is due too
+            for one in self._plan.evaluations:
+                if all(one is not other for other in due):
+                    self._evaluate(one, place)
         if saves or self.is_over:
             self._save()
 

@@ -81,11 +81,11 @@ def steps_of(state: Any) -> int | None:
 def notes(
     following: Place, feed: Feed, recorder: Recorder, watch: Watch, best_by: str | None, groups: int | None
 ) -> dict[str, Any]:
-    """What is saved: JSON values, the latest metrics by their names among them."""
+    """What is saved: JSON values, the metrics after this step by their names among them."""
     note = {"next": following, "data": feed.describe(), "shown": recorder.saved(), "stop early": watch.saved()}
     note["groups"] = groups
-    unknown = {} if best_by is None else {best_by: math.nan}  # until it is first known
-    return unknown | recorder.latest() | {_NOTE: note}
+    unknown = {} if best_by is None else {best_by: math.nan}  # unless it was evaluated after this step
+    return unknown | recorder.latest(following.number) | {_NOTE: note}
 
 
 def groups_of(step: Any) -> int | None:

@@ -88,7 +88,8 @@ class Rows:
         mesh = whole.mesh
 
         def target(x: Any) -> Any:
-            return x.sharding if getattr(x.sharding, "mesh", None) == mesh else whole
+            own = getattr(x, "sharding", None)  # what is on the host has none
+            return own if getattr(own, "mesh", None) == mesh else whole
 
         return batches.send(values, jax.tree.map(target, values))
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, overload
 
 import jax
+import jax.numpy as jnp
 
 from paraxis._core import batches
 from paraxis._core.axis import Axis
@@ -89,11 +90,12 @@ class TrainStep:
             raise _rows.no_key("train_step", self._loss.name)
         if gone := _rows.given_away("train_step", state):
             raise gone
-        structure = jax.tree.structure(state)
-        if structure not in self._compiled:
+        self._last = lambda: None
+        kind = jax.tree.structure(state), *map(jnp.shape, jax.tree.leaves(state))
+        if kind not in self._compiled:
             shardings = _sharding.state_shardings(state, self._rows.placement, self._shard)
-            self._compiled[structure] = shardings, self._jitted(shardings)
-        shardings, self._run = self._compiled[structure]
+            self._compiled[kind] = shardings, self._jitted(shardings)
+        shardings, self._run = self._compiled[kind]
         if self._rows.whole is None:
             return state
         state = batches.send(state, shardings)
