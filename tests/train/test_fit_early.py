@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paraxis._core.errors import DataError
-from tests.train._fits import Checkpoints, Evaluate, Event, Fitted, StopEarly, fit
+from tests.train._fits import Checkpoints, Evaluate, Event, Fitted, StopEarly, data, fit, step
 
 wrongly: Any = StopEarly
 
@@ -85,7 +85,7 @@ def test_patience_is_kept_over_a_resume(tmp_path: Path, capfd: pytest.CaptureFix
     ("options", "words"),
     [
         ({"patience": 0}, "patience must be an integer of at least 1, got 0"),
-        ({"mode": "least"}, "mode must be 'min' or 'max', got 'least'; write mode='max' of accuracy"),
+        ({"mode": "least"}, "mode must be 'min' or 'max', got 'least' for 'test/loss'; write mode='max' if more"),
         ({"min_change": -1}, "min_change must be at least 0, got -1"),
         ({"metric": 3}, "metric must be a name such as 'test/loss', got 3"),
     ],
@@ -103,7 +103,7 @@ def test_a_metric_that_is_not_there_is_refused() -> None:
     with pytest.raises(
         DataError, match=r"watches 'test/acc', but there are test/loss; write px.StopEarly\('test/loss'\)"
     ):
-        run([1.0], StopEarly("test/acc"))
+        run([1.0], StopEarly("test/acc", mode="max"))
     wrong: Any = 3
     with pytest.raises(DataError, match=r"stop_early must be a px.StopEarly, got 3; write px.StopEarly\('test/loss'\)"):
         run([1.0], wrong)
@@ -123,3 +123,14 @@ def test_what_else_is_evaluated_is_so_at_the_end_of_a_run_that_ends_early() -> N
     )
     steps, values = fitted.history.curve("test/loss")
     assert (steps.tolist(), values.tolist()) == ([3], [30.0])
+
+
+def test_whether_less_or_more_is_better_is_said_for_all_but_losses_and_errors() -> None:
+    assert (StopEarly("dev/loss").mode, StopEarly("error_rate").mode) == ("min", "min")
+    with pytest.raises(DataError, match=r"mode must be 'min' or 'max', got None for 'test/accuracy'; write mode='max'"):
+        StopEarly("test/accuracy")
+
+
+def test_a_training_step_is_no_evaluation() -> None:
+    with pytest.raises(DataError, match=r"step is a training step, .*write px.Evaluate\(px.eval_step\(loss\), data\)"):
+        Evaluate(step, data())

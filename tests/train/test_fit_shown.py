@@ -267,3 +267,8 @@ def test_a_terminal_gets_one_line_that_changes() -> None:
     assert "step 10 of 10, epoch 1 of 1" in stream.getvalue()
     assert "something else [not markup]" in stream.getvalue()
     assert "\x1b[?25h" in stream.getvalue()  # the cursor is shown again
+
+
+def test_a_plot_is_a_png_and_no_other(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"plot must be the path of a PNG, got .*curves.pdf'; write plot='curves.png'"):
+        fit(start(), step, data(), steps=1, plot=tmp_path / "curves.pdf", progress=False)

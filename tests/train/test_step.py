@@ -246,3 +246,27 @@ def test_a_state_may_have_values_that_are_on_the_host(devices: int) -> None:
     expected, _ = plain_by_hand(plain_params(), ADAM, [rows(6)])
     assert_near(after.params, expected)
     assert int(after.extra["epoch"]) == 1
+
+
+@pytest.mark.parametrize("weight", [0.0, -6.0])
+def test_a_total_without_a_weight_is_no_loss(weight: float) -> None:
+    def total(params: Any, batch: Any) -> px.Mean:
+        return px.Mean(jnp.sum(plain_loss(params, batch)), jnp.asarray(weight))
+
+    state, metrics = px.train_step(total)(px.TrainState.create(plain_params(), ADAM), rows(6))
+    assert np.isnan(float(metrics["loss"]))
+    assert not bool(state.ok)
+    assert_same_bits(state.params, plain_params())
+
+
+def test_what_fails_in_a_step_is_not_taken_for_a_state_that_was_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = px.train_step(plain_loss, axis=axis(1))
+    state, _ = step(px.TrainState.create(plain_params(), ADAM), rows(6))
+
+    def fails(state: Any, batch: Any) -> Any:
+        jax.tree.map(lambda x: x.delete(), state)
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(step, "_run", fails)
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        step(state, rows(6))

@@ -9,6 +9,8 @@ from paraxis._core import processes
 from paraxis._core.errors import DataError
 from paraxis.train.runs._feed import Feed
 from paraxis.train.runs._history import Sums, added, fetched, means_of, sums_of
+from paraxis.train.steps._grouped import GroupedStep
+from paraxis.train.steps._step import TrainStep
 
 AHEAD = 4
 """Batches that the host may be ahead of the devices: their metrics are fetched when so many more are under way."""
@@ -40,6 +42,11 @@ class Evaluate:
     """
 
     def __init__(self, step: Any, data: Any, every: int | Literal["epoch"] = "epoch", name: str = "test") -> None:
+        if isinstance(step, (TrainStep, GroupedStep)):
+            raise DataError(
+                "px.Evaluate: step is a training step, which changes the state; write px.Evaluate(px.eval_step(loss), "
+                "data)"
+            )
         if not callable(step):
             raise DataError(
                 f"px.Evaluate: step must be a function of a state and a batch, got {type(step).__name__}; write "

@@ -218,6 +218,7 @@ def _check(state: Any, step: Any, log_every: Any, tensorboard: Any, plot: Any) -
         require_tensorboard()
     if plot is not None:
         _plots.require_matplotlib()
+        _plots.require_png(_path(plot))
 
 
 def _facts(state: Any, feed: Feed, epochs: int | None, steps: int | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from paraxis._core import files
+from paraxis._core.errors import DataError
 from paraxis.train.runs._history import History
 
 
@@ -16,6 +17,16 @@ def require_matplotlib() -> Any:
             "px.fit: plot= needs matplotlib, which is not installed; write pip install matplotlib", name=error.name
         ) from error
     return Figure
+
+
+def require_png(path: Path) -> None:
+    """Refuse what would be a PNG under another name.
+
+    Raises:
+        DataError: saying what to write.
+    """
+    if path.suffix.lower() != ".png":
+        raise DataError(f"px.fit: plot must be the path of a PNG, got {str(path)!r}; write plot={f'{path.stem}.png'!r}")
 
 
 def draw(history: History, path: Path) -> None:

@@ -44,7 +44,7 @@ class StopEarly:
     Args:
         metric: of an evaluation, such as ``"test/loss"``; or of training, averaged over each epoch, such as ``"loss"``.
         patience: how often in a row it may be no better than before.
-        mode: which values are better.
+        mode: which values are better; of a loss or an error, less.
         min_change: how much better it must be to count, in the metric's own unit.
 
     Raises:
@@ -58,20 +58,23 @@ class StopEarly:
 
     metric: str = "test/loss"
     patience: int = 3
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] | None = None
     min_change: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.patience, int) or isinstance(self.patience, bool) or self.patience < 1:
             raise DataError(f"px.StopEarly: patience must be an integer of at least 1, got {self.patience!r}")
-        if self.mode not in ("min", "max"):
-            raise DataError(
-                f"px.StopEarly: mode must be 'min' or 'max', got {self.mode!r}; write mode='max' of accuracy"
-            )
         if not self.min_change >= 0:
             raise DataError(f"px.StopEarly: min_change must be at least 0, got {self.min_change!r}")
         if not isinstance(self.metric, str) or not self.metric:
             raise DataError(f"px.StopEarly: metric must be a name such as 'test/loss', got {self.metric!r}")
+        if self.mode is None and any(word in self.metric.rpartition("/")[2] for word in ("loss", "error")):
+            object.__setattr__(self, "mode", "min")
+        if self.mode not in ("min", "max"):
+            raise DataError(
+                f"px.StopEarly: mode must be 'min' or 'max', got {self.mode!r} for {self.metric!r}; write mode='max' "
+                f"if more is better, as of accuracy"
+            )
 
 
 class Watch:

@@ -64,6 +64,8 @@ class TrainStep:
         try:
             new, metrics = self._rows.run(self._run, state, batch)
         except (RuntimeError, ValueError) as error:
+            if "deleted" not in str(error):  # the arrays are gone after any failure; only JAX says whether before it
+                raise
             raise _rows.given_away("train_step", state) or error from error
         self._last = weakref.ref(new)
         return new, metrics

@@ -57,9 +57,15 @@ def finished(state: TrainState, gradient: Any, found: Outcome, options: Options)
         gradient = _clipped(gradient, norm, options.clip)
     if not options.guard:
         return update(gradient, state), metrics
-    ok = state.ok & jnp.isfinite(found.loss.total) & jnp.isfinite(norm)
+    metrics["loss"] = _with_mean(found.loss)
+    ok = state.ok & jnp.isfinite(metrics["loss"].total) & jnp.isfinite(norm)
     after = _guarded(ok, state, functools.partial(update, gradient))
     return after, jax.tree.map(functools.partial(_unless_stopped, state.ok), metrics)
+
+
+def _with_mean(loss: Mean) -> Mean:
+    """NaN for a total of nothing, or of less: it has no mean."""
+    return dataclasses.replace(loss, total=jnp.where((loss.weight > 0) | (loss.total == 0), loss.total, jnp.nan))
 
 
 def _norm(tree: Any) -> jax.Array:
@@ -74,7 +80,7 @@ def _updated(state: TrainState, gradient: Any, mutable: Any, loss: Mean) -> Trai
     import optax
 
     optimizer = optax.with_extra_args_support(state.recipe.optimizer)
-    value = loss.total / loss.weight if loss.value is None else loss.value
+    value = loss.total / jnp.where(loss.weight == 0, 1, loss.weight) if loss.value is None else loss.value
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params, value=value)
     params = optax.apply_updates(state.params, updates)
     decay = state.recipe.ema_decay
