@@ -15,6 +15,8 @@ from paraxis._core import processes
 from paraxis.launch import _run
 
 STUCK = 79
+_OTHERS_TOO = 1.0
+"""Seconds. Those that wait for this process would fail as soon as it is gone; first they are to say where they are."""
 
 # Python's own modules and what is installed beside them, this package, and what has no file.
 _INSTALLED = (str(Path(os.__file__).parent), str(Path(__file__).parents[1]), "<")
@@ -47,6 +49,7 @@ def _end(stuck_after: float) -> None:
     error.write(f"paraxis: no progress for {stuck_after:g} s; the main thread is at {place}; all stacks:\n")
     error.flush()
     faulthandler.dump_traceback(all_threads=True)
+    time.sleep(_OTHERS_TOO)
     os._exit(STUCK)
 
 

@@ -45,7 +45,7 @@ CHAPTERS = {
     "fedavg": Chapter("federated averaging of a CNN, on handwritten digits split by label", _fedavg),
     "ensemble": Chapter("an ensemble of networks, and how sure it is of digits that are turned", _ensemble),
     "logreg": Chapter("logistic regression on rows on all devices, beside scikit-learn", _logreg),
-    "train": Chapter("a training run that is told to stop, and goes on: the same bits as without", _train),
+    "train": Chapter("a training run that is stopped and goes on, to the same bits", _train),
 }
 
 
