@@ -14,9 +14,8 @@ from paraxis._core.processes import StopSignal
 def test_a_lone_process_is_first_and_waits_for_nobody() -> None:
     assert (processes.index(), processes.count(), processes.is_first()) == (0, 1, True)
     processes.barrier("nobody")
-    for flag in (False, True):
-        assert processes.anywhere(flag) is flag
-        assert processes.everywhere(flag) is flag
+    assert processes.reports("") == {}
+    assert processes.reports("no room") == {0: "no room"}
 
 
 def test_progress_is_when_it_was_last_noted() -> None:

@@ -46,6 +46,13 @@ def run_processes(path: Path) -> list[tuple[int, str]]:
     return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
 
 
+def launched_pair(script: str, *arguments: Path | str) -> "subprocess.CompletedProcess[str]":
+    """Two processes of a module beside this one, by the launcher."""
+    command = [*COMMAND, "launch", "-n", "2", "--devices", "1", "-m", f"tests.train.{script}", *arguments]
+    env = {**plain_environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    return subprocess.run(command, cwd=ROOT, env=env, timeout=200, capture_output=True, text=True)
+
+
 @pytest.mark.slow
 def test_several_processes_save_and_one_restores(tmp_path: Path) -> None:
     for status, output in run_processes(tmp_path):
@@ -61,10 +68,8 @@ def test_several_processes_save_and_one_restores(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "number"), [("begin", 1), ("write", 0)])
 def test_one_that_cannot_write_ends_all_and_leaves_what_was_there(tmp_path: Path, where: str, number: int) -> None:
-    command = [*COMMAND, "launch", "-n", "2", "-m", "tests.train._checkpoint_full_disk", tmp_path, where, str(number)]
-    env = {**plain_environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
     # Without it, they would wait inside Orbax for five minutes.
-    done = subprocess.run(command, cwd=ROOT, env=env, timeout=200, capture_output=True, text=True)
+    done = launched_pair("_checkpoint_full_disk", tmp_path, where, str(number))
     assert done.returncode not in (0, None)
     assert "the checkpoint of step 2 could not be written to" in done.stderr
     assert "No space left on device; the others, of steps 1, are there as before" in done.stderr
@@ -72,3 +77,29 @@ def test_one_that_cannot_write_ends_all_and_leaves_what_was_there(tmp_path: Path
     assert checkpoints.steps == (1,)
     assert sorted(os.listdir(tmp_path)) == ["1", "run.lock", "writer.lock"]
     assert checkpoints.restore({"x": np.zeros((8, 30), "float32")}).tree["x"].all()
+
+
+@pytest.mark.slow
+def test_what_one_process_cannot_read_is_set_aside_by_all(tmp_path: Path) -> None:
+    done = launched_pair("_checkpoint_ranks", tmp_path, "damage")
+    assert done.returncode == 0, done.stderr
+    assert "the checkpoint of step 2" in done.stderr
+    assert "process 1 found: its files cannot be read" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["1", "damaged-2", "run.lock", "writer.lock"]
+
+
+@pytest.mark.slow
+def test_what_one_process_cannot_read_is_an_error_of_all_where_the_step_was_asked_for(tmp_path: Path) -> None:
+    done = launched_pair("_checkpoint_ranks", tmp_path, "record")
+    assert done.returncode not in (0, None)
+    assert "2: process 1 found: its record is not what was written" in done.stderr
+    assert Checkpoints(tmp_path).steps == (1, 2)
+
+
+@pytest.mark.slow
+def test_processes_that_do_not_share_the_directory_are_told(tmp_path: Path) -> None:
+    done = launched_pair("_checkpoint_ranks", tmp_path / "run", "elsewhere")
+    assert done.returncode not in (0, None)
+    assert "the processes see different checkpoints" in done.stderr
+    assert "process 0: (1, 2)" in done.stderr
+    assert "process 1: ()" in done.stderr

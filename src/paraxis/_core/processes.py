@@ -90,24 +90,24 @@ def barrier(name: str, *, timeout: float = _BARRIER_TIMEOUT) -> None:
         ) from error
 
 
-def anywhere(flag: bool) -> bool:
-    """Whether it is true in any process.
+_LONGEST = 400
 
-    Communicates: one all-gather of a byte per process. All processes must call it.
+
+def reports(text: str) -> dict[int, str]:
+    """What processes have to report, by their numbers: those whose text is not empty. All processes must call it.
+
+    Args:
+        text: of this process; of a long one, the first 400 bytes are told.
+
+    Communicates: one all-gather of 400 bytes per process.
     """
-    return bool(np.any(_of_all(flag)))
-
-
-def everywhere(flag: bool) -> bool:
-    """Whether it is true in all processes.
-
-    Communicates: one all-gather of a byte per process. All processes must call it.
-    """
-    return bool(np.all(_of_all(flag)))
-
-
-def _of_all(flag: bool) -> Any:
-    return flag if count() == 1 else jax_api.gathered_from_processes(np.asarray([flag]))
+    if count() == 1:
+        return {0: text} if text else {}
+    padded = np.zeros(_LONGEST, np.uint8)
+    said = np.frombuffer(text.encode()[:_LONGEST], np.uint8)
+    padded[: said.size] = said
+    gathered = enumerate(jax_api.gathered_from_processes(padded))
+    return {number: bytes(row).rstrip(b"\0").decode(errors="ignore") for number, row in gathered if row.any()}
 
 
 # Seconds of time.monotonic() when something was last got done; None: nobody counts on more.

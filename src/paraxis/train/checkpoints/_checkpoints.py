@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +18,12 @@ from paraxis.train.checkpoints._differences import Difference
 from paraxis.train.checkpoints._folders import Folder
 from paraxis.train.checkpoints._keeping import Keeping, checked_count
 from paraxis.train.checkpoints._records import Damaged
-from paraxis.train.checkpoints._restoring import Found, found
+from paraxis.train.checkpoints._restoring import found
 from paraxis.train.checkpoints._saving import Saving, checked_leaves, checked_notes, checked_step, contents
 
 _Tree = TypeVar("_Tree")
+_PATIENCE, _PAUSE = 10.0, 0.5  # seconds
+_COMPARED = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +70,11 @@ class Checkpoints:
 
     Raises:
         DataError: on a malformed argument.
-        CheckpointError: if there is something else than a directory at that place.
+        CheckpointError: if there is something else than a directory at that place; or if several processes see
+            different checkpoints there for 10 s, as they do not share it.
 
-    Communicates: several processes wait for the first one to tidy up; all must make the object, and call its methods,
-    alike. They need a file system that they share.
+    Communicates: several processes wait for the first one to tidy up, and compare what they see, by an all-gather of
+    400 bytes; all must make the object, and call its methods, alike. They need a file system that they share.
 
     Example:
         >>> import tempfile
@@ -107,6 +111,7 @@ class Checkpoints:
                 f"px.Checkpoints('{self.path}-checkpoints')"
             )
         self._tidy()
+        self._require_shared()
 
     @property
     def path(self) -> Path:
@@ -237,14 +242,16 @@ class Checkpoints:
         self.wait()
         reasons: dict[int, str] = {}
         for candidate in self.steps[::-1] if step is None else (self._checked_present(step),):
-            got, reason = self._attempt(candidate, target, partial)
-            if got is not None:
-                tree = jax.tree.unflatten(jax.tree.structure(target), got.leaves)
-                changed = _records.changes(got.record["surroundings"])
-                return Restored(tree, got.record["notes"], candidate, got.differences, changed)
-            reasons[candidate] = reason
-            if step is None:
-                self._set_aside(candidate, reason)
+            try:
+                got = found(self._folder, candidate, target, partial)
+            except Damaged as error:
+                reasons[candidate] = str(error)
+                if step is None:
+                    self._set_aside(candidate, str(error))
+                continue
+            tree = jax.tree.unflatten(jax.tree.structure(target), got.leaves)
+            changed = _records.changes(got.record["surroundings"])
+            return Restored(tree, got.record["notes"], candidate, got.differences, changed)
         raise CheckpointError(self._nothing(reasons, step))
 
     def __enter__(self) -> Self:
@@ -281,6 +288,19 @@ class Checkpoints:
                     self._folder.tidy()
         processes.barrier("the directory of checkpoints is tidy")
 
+    def _require_shared(self) -> None:
+        """Refuse a directory that each process has to itself. What some see later they are given time to see."""
+        until = time.monotonic() + _PATIENCE
+        while len(set((seen := processes.reports(str(self.steps[-_COMPARED:]))).values())) > 1:
+            if not processes.reports("" if time.monotonic() < until else "over"):
+                time.sleep(_PAUSE)
+                continue
+            listed = "\n".join(f"  process {number}: {steps}" for number, steps in seen.items())
+            raise CheckpointError(
+                f"Checkpoints: the processes see different checkpoints in {self.path}:\n{listed}\n"
+                f"give all of them the same path, of a directory on a file system that they share"
+            )
+
     def _checked_present(self, step: int) -> int:
         if step not in self.steps:
             raise CheckpointError(
@@ -298,17 +318,6 @@ class Checkpoints:
     def _remove_others(self, step: int) -> None:
         for other in self._keeping.going(self.steps, step, self._notes):
             self._folder.remove(other)
-
-    def _attempt(self, step: int, target: Any, partial: bool) -> tuple[Found | None, str]:
-        """What a checkpoint holds, or why it cannot be used; the same for all processes."""
-        got, reason = None, "another process could not read it"
-        try:
-            got = found(self._folder, step, target, partial)
-        except FileNotFoundError:
-            reason = "it was removed by another process"
-        except Damaged as error:
-            reason = str(error)
-        return (None if processes.anywhere(got is None) else got), reason
 
     def _set_aside(self, step: int, reason: str) -> None:
         """Rename a damaged checkpoint, in the first process, and say so."""

@@ -51,10 +51,9 @@ class Folder:
 
         Raises:
             Damaged: if it is not there or not what was written.
-            FileNotFoundError: if there is no such checkpoint.
         """
         if not self.place(step).is_dir():
-            raise FileNotFoundError(f"there is no {self.place(step)}")
+            raise _records.Damaged("it was removed by another process")
         return _records.read(self.place(step))
 
     def check_free(self, step: int) -> None:

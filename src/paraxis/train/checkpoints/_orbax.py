@@ -48,13 +48,18 @@ def start_save(directory: Path, arrays: Mapping[str, Any]) -> Callable[[], None]
 def load(directory: Path, wishes: Mapping[str, Wish]) -> dict[str, Any]:
     """Some of the arrays in a directory, as wished.
 
+    Communicates: nothing.
+
     Raises:
         Exception: of any kind, if the files are not what was written; see ``tells_of_damage``.
     """
     if not wishes:
         return {}
     abstract = {name: _abstract(wish) for name, wish in wishes.items()}
+    # Each process by itself: one that finds its part damaged would leave the others waiting inside Orbax.
+    me = ocp.multihost.process_index()
     context = ocp.Context()
+    context.multiprocessing.primary_host, context.multiprocessing.active_processes = me, {me}
     context.pytree.loading.partial_load = True
     with _quiet(), context:
         loaded = ocp.load_checkpointables(os.fspath(directory), {_STATE: abstract})

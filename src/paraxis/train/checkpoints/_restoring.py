@@ -25,29 +25,71 @@ class Found:
     differences: tuple[Difference, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """What this process has read of a checkpoint: by their paths, the arrays, and how they were wished for."""
+
+    record: dict[str, Any]
+    differences: tuple[Difference, ...]
+    wishes: dict[str, _orbax.Wish]
+    data: dict[str, Any]
+
+
 def found(folder: Folder, step: int, target: Any, partial: bool) -> Found:
     """The target's leaves from the checkpoint of a step.
 
     Raises:
         StateError: if they do not agree, or cannot lie as they should.
-        Damaged: if the files are not what was written.
+        Damaged: if the files are not what was written; in all processes, whichever found that out.
     """
     wanted = _leaves.named(target, "restore")
-    kinds = {path: _leaves.kind(path, leaf, "restore") for path, leaf in wanted.items()}
-    record = folder.record(step)
-    entries = record["leaves"]
-    saved = {path: Kind(entry["dtype"], _shape(entry["shape"])) for path, entry in entries.items()}
-    differences = compare(saved, kinds)
-    own = {difference.path for difference in differences if difference.what != "extra"}
-    _check(folder, step, differences, {path: wanted[path] for path in own} if partial else None)
-    taken = {path: leaf for path, leaf in wanted.items() if path not in own}
-    data = _loaded(folder, step, entries, taken)
+    read, reason = None, ""
+    try:
+        read = _read(folder, step, wanted, partial)
+    except Damaged as error:
+        reason = str(error)
+    _go_on_together(reason)
+    assert read is not None
+    entries, data = read.record["leaves"], read.data
+    wrong = [_wrong(path, data.get(path), wish, entries[path]["checksum"]) for path, wish in read.wishes.items()]
+    _go_on_together(next(filter(None, wrong), ""))
+    own = {difference.path for difference in read.differences}
     # What was read is let go leaf by leaf: there are not two copies of all.
     leaves = [
         leaf if path in own else _leaves.restored(entries[path], data.pop(path, None), leaf)
         for path, leaf in wanted.items()
     ]
-    return Found(leaves, record, differences)
+    return Found(leaves, read.record, read.differences)
+
+
+def _read(folder: Folder, step: int, wanted: Mapping[str, Any], partial: bool) -> _Read:
+    """What this process needs; it does not communicate."""
+    kinds = {path: _leaves.kind(path, leaf, "restore") for path, leaf in wanted.items()}
+    record = folder.record(step)
+    entries = record["leaves"]
+    saved = {path: Kind(entry["dtype"], _shape(entry["shape"])) for path, entry in entries.items()}
+    differences = compare(saved, kinds)
+    own = {path: wanted[path] for path in (difference.path for difference in differences) if path in wanted}
+    _check(folder, step, differences, own if partial else None)
+    wishes = {path: _leaves.wish(path, entries[path], leaf) for path, leaf in wanted.items() if path not in own}
+    wishes = {path: wish for path, wish in wishes.items() if wish is not None}
+    try:
+        data = _orbax.load(folder.place(step), wishes)
+    except Exception as error:
+        if not _orbax.tells_of_damage(error):
+            raise
+        raise Damaged(f"its files cannot be read: {_root(error)}") from error
+    return _Read(record, differences, wishes, data)
+
+
+def _go_on_together(reason: str) -> None:
+    """Processes do, or none of them: what comes next communicates.
+
+    Raises:
+        Damaged: if there is a reason not to, in any of them.
+    """
+    for number, report in processes.reports(reason).items():
+        raise Damaged(reason or f"process {number} found: {report}")
 
 
 def _check(folder: Folder, step: int, differences: tuple[Difference, ...], own: Mapping[str, Any] | None) -> None:
@@ -64,25 +106,6 @@ def _check(folder: Folder, step: int, differences: tuple[Difference, ...], own: 
             f"restore: the checkpoint of step {step} in {folder.path} lacks {', '.join(empty)}, and the target has no "
             f"value to keep there, only a jax.ShapeDtypeStruct; give an array: restore(state, partial=True)"
         )
-
-
-def _loaded(folder: Folder, step: int, entries: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
-    wishes = {path: _leaves.wish(path, entries[path], leaf) for path, leaf in taken.items()}
-    wishes = {path: wish for path, wish in wishes.items() if wish is not None}
-    data, reason = {}, ""
-    try:
-        data = _orbax.load(folder.place(step), wishes)
-    except Exception as error:
-        if not _orbax.tells_of_damage(error):
-            raise
-        reason = f"its files cannot be read: {_root(error)}"
-    # Processes go on together, or not at all: checksums communicate.
-    if processes.anywhere(bool(reason)):
-        raise Damaged(reason or "another process could not read its part of it")
-    wrong = [_wrong(path, data.get(path), wish, entries[path]["checksum"]) for path, wish in wishes.items()]
-    for reason in filter(None, wrong):
-        raise Damaged(reason)
-    return data
 
 
 def _wrong(path: str, data: Any, wish: _orbax.Wish, expected: str) -> str | None:

@@ -148,8 +148,8 @@ class Saving:
             self._thread.join()
 
     def _failed_anywhere(self) -> bool:
-        if processes.anywhere(self.error is not None):
-            self.error = self.error or RuntimeError("another process could not write its part")
+        for number, error in processes.reports("" if self.error is None else repr(self.error)).items():
+            self.error = self.error or RuntimeError(f"process {number} could not write its part: {error}")
         return self.error is not None
 
     def _begin(self) -> Lock | None:
