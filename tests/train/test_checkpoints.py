@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from paraxis._core.errors import CheckpointError, DataError, StateError
+from paraxis.train.checkpoints import _orbax
 from paraxis.train.checkpoints._checkpoints import Checkpoints
 
 WIDE = ["int64", "uint64", "float64", "complex128"]
@@ -237,6 +238,37 @@ def test_what_is_kept(
     monkeypatch.setattr("paraxis.train.checkpoints._orbax.start_save", start_save_of_nothing)
     losses = [5.0, 7.0, 1.0, float("nan"), 1.5, 2.0]
     assert steps_after(tmp_path, [1, 2, 3, 4, 5, 6], losses, **options) == expected
+
+
+def test_small_arrays_are_written_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[str, int] = {}
+    start_save = _orbax.start_save
+
+    def counted(directory: Path, arrays: Any) -> Callable[[], None]:
+        written.update({name: x.nbytes for name, x in arrays.items()})
+        return start_save(directory, arrays)
+
+    monkeypatch.setattr(_orbax, "start_save", counted)
+    tree = {f"layer {k}": {"w": jnp.full((k,), k), "b": np.float64(k)} for k in range(1, 100)}
+    tree["large"] = {"w": jax.random.normal(jax.random.key(0), (200, 200))}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, tree)
+    assert sorted(written.values()) == [99 * 8 + 4950 * 4, 160_000]
+    restored = checkpoints.restore(jax.tree.map(lambda x: x * 0, tree))
+    assert_same(restored.tree, tree)
+    part = checkpoints.restore({"layer 7": {"w": np.zeros(7, "int32")}}, partial=True)
+    np.testing.assert_array_equal(part.tree["layer 7"]["w"], np.full(7, 7))
+
+
+def test_small_arrays_go_to_the_devices_of_the_target(tmp_path: Path) -> None:
+    key = jax.random.split(jax.random.key(1), 8)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"x": jax.device_put(np.arange(8.0), over(2)), "key": key})
+    target = {"x": jax.ShapeDtypeStruct((8,), "float32", sharding=over(4)), "key": jax.device_put(key, over(8))}
+    restored = checkpoints.restore(target).tree
+    assert {name: x.sharding for name, x in restored.items()} == {name: x.sharding for name, x in target.items()}
+    np.testing.assert_array_equal(restored["x"], np.arange(8.0))
+    assert raw(restored["key"]) == raw(key)
 
 
 def start_save_of_nothing(directory: Path, arrays: Any) -> Callable[[], None]:

@@ -29,7 +29,7 @@ def checksum(x: Any) -> str:
 
     Communicates: one all-reduce of 8 bytes, if the array is large and lies on several devices.
     """
-    if isinstance(x, jax.Array) and (_num_words(x) > SMALL or not _readable(x)):
+    if isinstance(x, jax.Array) and not is_small(x):
         # Programs with collectives that wait for their inputs can starve one another on CPU: one at a time.
         sums = jax.block_until_ready(_device_sums(jax.block_until_ready(x)))
         first, second = np.asarray(sums.addressable_data(0))
@@ -38,13 +38,10 @@ def checksum(x: Any) -> str:
     return f"{int(first):08x}{int(second):08x}"
 
 
-def _num_words(x: Any) -> int:
-    return x.size * max(1, x.dtype.itemsize // 4)
-
-
-def _readable(x: jax.Array) -> bool:
-    """Whether this process has all of an array."""
-    return x.is_fully_addressable or x.is_fully_replicated
+def is_small(x: Any) -> bool:
+    """Whether an array is so small that it is dealt with on the host, where this process has all of it."""
+    there = not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
+    return there and x.size * max(1, x.dtype.itemsize // 4) <= SMALL
 
 
 @jax.jit

@@ -35,7 +35,7 @@ def start_save(directory: Path, arrays: Mapping[str, Any]) -> Callable[[], None]
     """
     # Orbax refuses to write nothing.
     held = dict(arrays) or {"": np.zeros(1, np.uint8)}
-    with _quiet():
+    with _quiet(), _context():
         response = ocp.save_checkpointables_async(os.fspath(directory), {_STATE: held})
 
     def finish() -> None:
@@ -58,7 +58,7 @@ def load(directory: Path, wishes: Mapping[str, Wish]) -> dict[str, Any]:
     abstract = {name: _abstract(wish) for name, wish in wishes.items()}
     # Each process by itself: one that finds its part damaged would leave the others waiting inside Orbax.
     me = ocp.multihost.process_index()
-    context = ocp.Context()
+    context = _context()
     context.multiprocessing.primary_host, context.multiprocessing.active_processes = me, {me}
     context.pytree.loading.partial_load = True
     with _quiet(), context:
@@ -79,6 +79,15 @@ def can_hold(dtype: np.dtype) -> bool:
         wide = dtype.itemsize > (16 if jnp.issubdtype(dtype, np.complexfloating) else 8)
         return not wide and dtype.name not in {"uint2", "uint4"}
     return dtype == np.bool_
+
+
+def _context() -> Any:
+    """Orbax's, with the one handler that is needed: it makes each that it knows of, twice for every checkpoint."""
+    registry = ocp.handlers.local_registry(include_global_registry=False)
+    registry.add(ocp.handlers.PyTreeHandler)
+    context = ocp.Context()
+    context.checkpointables.registry = registry
+    return context
 
 
 def _abstract(wish: Wish) -> Any:

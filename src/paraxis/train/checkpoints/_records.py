@@ -1,6 +1,5 @@
 """What is noted beside a checkpoint's arrays, in a JSON file with its own checksum; and on what the run depends."""
 
-import importlib.metadata
 import json
 import os
 import zlib
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 
 FILE = "paraxis.json"
 _FORMAT = 1
@@ -60,7 +60,7 @@ def surroundings() -> dict[str, Any]:
     threads = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC")
     return {
         "jax": jax.__version__,
-        "jaxlib": importlib.metadata.version("jaxlib"),
+        "jaxlib": jaxlib.__version__,
         "device kind": jax.devices()[0].device_kind,
         "number of devices": jax.device_count(),
         "number of processes": jax.process_count(),

@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from paraxis._core import processes
+from paraxis._core import batches, processes
 from paraxis._core.errors import StateError
-from paraxis.train.checkpoints import _leaves, _orbax
+from paraxis.train.checkpoints import _leaves, _orbax, _packs
 from paraxis.train.checkpoints._checksums import checksum
 from paraxis.train.checkpoints._differences import Difference, Kind, compare, listed
 from paraxis.train.checkpoints._folders import Folder
@@ -74,12 +75,29 @@ def _read(folder: Folder, step: int, wanted: Mapping[str, Any], partial: bool) -
     wishes = {path: _leaves.wish(path, entries[path], leaf) for path, leaf in wanted.items() if path not in own}
     wishes = {path: wish for path, wish in wishes.items() if wish is not None}
     try:
-        data = _orbax.load(folder.place(step), wishes)
+        data = _loaded(folder.place(step), record, wishes)
     except Exception as error:
         if not _orbax.tells_of_damage(error):
             raise
         raise Damaged(f"its files cannot be read: {_root(error)}") from error
     return _Read(record, differences, wishes, data)
+
+
+def _loaded(place: Path, record: Mapping[str, Any], wishes: Mapping[str, _orbax.Wish]) -> dict[str, Any]:
+    """Arrays by their paths, whether they were written each for itself or packed."""
+    begins = {path: record["leaves"][path].get("begin") for path in wishes}
+    asked = {path: wish for path, wish in wishes.items() if begins[path] is None}
+    packed = {path: begin for path, begin in begins.items() if begin is not None}
+    if packed:
+        asked[_packs.NAME] = _orbax.Wish((record["packed"],), np.dtype(np.uint8))
+    data = _orbax.load(place, asked)
+    if packed:
+        whole = data.pop(_packs.NAME)
+        small = {
+            path: _packs.unpack(whole, begin, wishes[path].shape, wishes[path].dtype) for path, begin in packed.items()
+        }
+        data |= batches.send(small, {path: wishes[path].sharding for path in packed})
+    return data
 
 
 def _go_on_together(reason: str) -> None:

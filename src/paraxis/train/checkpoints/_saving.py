@@ -15,7 +15,7 @@ import jax
 
 from paraxis._core import jax_api, processes
 from paraxis._core.errors import DataError, StateError
-from paraxis.train.checkpoints import _leaves, _orbax, _records
+from paraxis.train.checkpoints import _leaves, _orbax, _packs, _records
 from paraxis.train.checkpoints._checksums import checksum
 from paraxis.train.checkpoints._differences import Kind
 from paraxis.train.checkpoints._folders import Folder
@@ -88,8 +88,13 @@ def contents(step: int, leaves: Mapping[str, tuple[Any, Kind]], notes: Mapping[s
             arrays[path] = array
             entry = {**entry, "checksum": checksum(array)}
         entries[path] = {**dataclasses.asdict(kind), **entry}
+    written, begins = _packs.pack(arrays)
+    for path, begin in begins.items():
+        entries[path]["begin"] = begin
     record = {"step": step, "notes": notes, "leaves": entries, "surroundings": _records.surroundings()}
-    return Contents(arrays, record)
+    if begins:
+        record["packed"] = written[_packs.NAME].size
+    return Contents(written, record)
 
 
 class Saving:
