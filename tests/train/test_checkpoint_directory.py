@@ -44,7 +44,7 @@ def test_what_is_somebodys_own_stays(tmp_path: Path) -> None:
     assert checkpoints.restore({"x": 0}).tree == {"x": 11}
     assert checkpoints.steps == (11,)
     for step in (2, 3):
-        with pytest.raises(CheckpointError, match=rf"/{step} is there and is not a checkpoint, so it stays as it is"):
+        with pytest.raises(CheckpointError, match=rf"/{step} is there and is not a checkpoint, .*, move what is"):
             checkpoints.save(step, {"x": step})
     after = contents(tmp_path)
     assert {name: after.get(name) for name in before} == before
@@ -98,7 +98,8 @@ def test_another_process_is_refused_until_the_first_is_gone(
     checkpoints = Checkpoints(tmp_path, asynchronous=False)
     assert checkpoints.restore({"x": 0}).tree == {"x": 1}
     message = (
-        rf"step 2 could .*: another process writes there \(process {other.pid} on .*for one run at a time; the oth"
+        rf"step 2 could .*: another process writes there \(process {other.pid} on .*for one run at a time; the oth.*"
+        rf"as before. To save, wait for the other process or end it, or give another place: .*{tmp_path}-2"
     )
     with pytest.raises(CheckpointError, match=message):
         checkpoints.save(2, {"x": 2})
@@ -115,7 +116,7 @@ def test_a_run_is_refused_before_it_touches_the_log_of_the_other(
     monkeypatch.setattr(_locks, "_PATIENCE", 0.3)
     log = tmp_path / "log.jsonl"
     log.write_text("the other's\n")
-    with pytest.raises(CheckpointError, match=rf"{tmp_path} cannot be written to: another .*\(process {other.pid} on"):
+    with pytest.raises(CheckpointError, match=rf"{tmp_path} cannot .*\(process {other.pid} on.*; wait for the other"):
         fit({"x": 0}, lambda state, batch: (state, {}), [[1]], steps=1, checkpoint=tmp_path, log=log, progress=False)
     assert log.read_text() == "the other's\n"
 

@@ -90,7 +90,7 @@ def test_an_error_in_the_background_is_raised_by_the_next_save(tmp_path: Path, f
     full_disk.go_on.set()
     with pytest.raises(
         CheckpointError,
-        match=r"step 5 could not .*No space left.*there is no other.*give another place: px.Checkpoints\('another",
+        match=r"step 5 could not .*No space left.*there is no other. To save, make room, .*or give another place: px",
     ):
         checkpoints.save(6, state(6))
     assert full_disk.started == 1

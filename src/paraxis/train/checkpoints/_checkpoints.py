@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import time
 import warnings
@@ -165,7 +166,7 @@ class Checkpoints:
             self._folder.claim()
         except OSError as error:
             raise CheckpointError(
-                f"Checkpoints: {self.path} cannot be written to: {_reason(error)}; give another place: "
+                f"Checkpoints: {self.path} cannot be written to: {_reason(error)}; {_cure(error)}give another place: "
                 f"px.Checkpoints('{self.path}-2')"
             ) from error
 
@@ -215,8 +216,8 @@ class Checkpoints:
             others = f"the others, of steps {', '.join(map(str, self.steps))}, are there as before"
             raise CheckpointError(
                 f"save: the checkpoint of step {step} could not be written to {self.path}: {_reason(error)}; "
-                f"{others if self.steps else 'there is no other'}. Make room, change permissions, or give another "
-                f"place: px.Checkpoints('another/place')"
+                f"{others if self.steps else 'there is no other'}. To save, {_cure(error)}give another place: "
+                f"px.Checkpoints('{self.path}-2')"
             ) from error
 
     def restore(self, target: _Tree, step: int | None = None, *, partial: bool = False) -> Restored[_Tree]:
@@ -353,6 +354,19 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
             f"px.Checkpoints('/where/it/is/mounted')"
         )
     return Path(os.path.abspath(Path(path).expanduser()))
+
+
+def _cure(error: Exception) -> str:
+    """What else may help than another place."""
+    if isinstance(error, BlockingIOError):
+        return "wait for the other process or end it, or "
+    if isinstance(error, FileExistsError):
+        return "move what is there, or "
+    if isinstance(error, PermissionError):
+        return "change permissions, or "
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room, or "
+    return "" if isinstance(error, OSError) else "make room, change permissions, or "
 
 
 def _reason(error: Exception) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
+import jaxlib.version
 
 FILE = "paraxis.json"
 _FORMAT = 1
@@ -60,7 +60,7 @@ def surroundings() -> dict[str, Any]:
     threads = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC")
     return {
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": jaxlib.version.__version__,
         "device kind": jax.devices()[0].device_kind,
         "number of devices": jax.device_count(),
         "number of processes": jax.process_count(),
