@@ -14,6 +14,7 @@ import pytest
 
 from paraxis._core.errors import DataError, ParaxisError, ShapeError, StateError
 from paraxis.launch._variables import LAUNCHER, Place
+from paraxis.train.steps._eval_step import eval_step
 from tests._support import axis_on
 from tests.train._fits import (
     ONE,
@@ -296,12 +297,17 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         StateError,
         r"step returned a .*, not a new state and metrics; .*write px.train_step\(loss\)",
     ),
+    "an evaluation step": (
+        lambda: wrongly(start(), eval_step(loss), data(), steps=1),
+        StateError,
+        r"step is an evaluation step, px.eval_step, .* write px.fit\(state, px.train_step\(loss\), data, evaluate=px",
+    ),
     "an array": (lambda: wrongly(0, _ok, np.ones(3), steps=1), DataError, "data is one ndarray, not batches"),
     "a number": (lambda: wrongly(0, _ok, 3, steps=1), DataError, "data is a int, not batches"),
     "no batches": (
         lambda: wrongly(0, _ok, list, steps=1),
         DataError,
-        "data has no batches in epoch 0; if it can be gone",
+        "data has no batches in epoch 1; if it can be gone",
     ),
     "no step": (
         lambda: wrongly(0, {}, [0], steps=1),
@@ -377,12 +383,12 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "raising step": (
         lambda: wrongly(0, _raising, [0, 1], steps=9),
         ZeroDivisionError,
-        r"raised by step 3 \(batch 0 of epoch 1\)",
+        r"raised by step 3 \(number 1 of epoch 2\)",
     ),
     "raising data": (
         lambda: wrongly(0, _ok, _breaking, steps=9),
         OSError,
-        r"raised by data, when the batch of step 4 \(batch 3 of epoch 0\) was wanted",
+        r"raised by data, when the batch of step 4 \(number 4 of epoch 1\) was wanted",
     ),
     "raising evaluation": (
         lambda: wrongly(0, _ok, [0], steps=1, evaluate=evaluation(lambda s, b: 1 / 0, [0], name="dev")),
@@ -423,7 +429,7 @@ def test_an_error_of_the_step_leaves_the_state_as_it_was() -> None:
     state = start()
     before = bits(state)
     odd = [*batches(data(), range(3)), {"x": np.ones((4, 3)), "y": np.ones(5)}]
-    with pytest.raises(ParaxisError, match=r"raised by step 4 \(batch 3 of epoch 0\)"):
+    with pytest.raises(ParaxisError, match=r"raised by step 4 \(number 4 of epoch 1\)"):
         fit(state, step, odd, epochs=1, progress=False)
     assert bits(state) == before
 

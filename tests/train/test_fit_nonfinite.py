@@ -39,7 +39,7 @@ def spoilt(rows: Any) -> dict[str, np.ndarray]:
 def test_the_step_the_batch_and_the_rows_are_named_and_the_state_before_is_kept(tmp_path: Path) -> None:
     bad = batches(data(), range(8))
     bad[6] = {name: x[data().rows(6)] for name, x in spoilt(data().rows(6)[2]).items()}
-    words = r"the loss is not finite in step 7 \(loss nan\), of batch 6, number 2 of epoch 1\."
+    words = r"the loss is not finite in step 7, number 3 of epoch 2 \(loss nan\)\."
     with pytest.raises(NonFiniteError, match=words):
         fit(start(), step, lambda epoch: bad[4 * epoch : 4 * epoch + 4], epochs=2, progress=False)
     # A loader knows the rows.
@@ -54,7 +54,8 @@ def test_the_step_the_batch_and_the_rows_are_named_and_the_state_before_is_kept(
             progress=False,
         )
     rows = data().rows(2)
-    assert f"number 2 of epoch 0, rows {', '.join(map(str, rows))}." in str(caught.value)
+    listed = ", ".join(map(str, rows))
+    assert f"in step 3, number 3 of epoch 1 (loss nan), of rows {listed}: data.rows(2)." in str(caught.value)
     assert f"Of the batch, these values are not finite themselves: batch['x'] in rows {row}. Mend" in str(caught.value)
     params, opt_state, _ = list(by_hand(batches(data(), range(2))))[-1]
     found = caught.value.state
@@ -72,11 +73,19 @@ def test_started_again_it_meets_the_same_and_with_better_data_it_goes_on(tmp_pat
     row = int(data().rows(2)[0])
     bad = loader(spoilt(row), 16, axis=axis_on(1, 1, "batch"), seed=1)
     for _ in range(2):
-        with pytest.raises(NonFiniteError, match="in step 3 "):
+        with pytest.raises(NonFiniteError, match=r"in step 3, .* The state after step 2 is error.state, and saved in "):
             fit(start(), step, bad, steps=9, checkpoint=tmp_path / "runs", log=tmp_path / "log", progress=False)
         assert [line["step"] for line in lines(tmp_path / "log")[1:]] == [1, 2]
     found = fit(start(), step, data(), steps=9, checkpoint=tmp_path / "runs", log=tmp_path / "log", progress=False)
     assert bits(found.state) == bits(fit(start(), step, data(), steps=9, progress=False).state)
+
+
+def test_of_the_first_step_the_state_is_the_one_that_was_given(tmp_path: Path) -> None:
+    bad = loader(spoilt(slice(None)), 16, axis=axis_on(1, 1, "batch"), seed=1)
+    words = rf"in step 1, number 1 of epoch 1 .* The state with which the run began is error.state, .*{tmp_path}/0\."
+    with pytest.raises(NonFiniteError, match=words) as caught:
+        fit(start(), step, bad, steps=9, checkpoint=tmp_path, progress=False)
+    assert bits(caught.value.state) == bits(start())
 
 
 def test_a_gradient_that_is_not_finite_is_caught_where_the_loss_is(tmp_path: Path) -> None:
@@ -85,7 +94,7 @@ def test_a_gradient_that_is_not_finite_is_caught_where_the_loss_is(tmp_path: Pat
 
     ones, zeros = {"x": np.ones((4, 3), np.float32)}, {"x": np.zeros((4, 3), np.float32)}
     state = TrainState.create({"w": jnp.ones(3)}, optax.sgd(0.01))
-    with pytest.raises(NonFiniteError, match=r"the gradient is not finite in step 3 \(loss 0\), of batch 2") as caught:
+    with pytest.raises(NonFiniteError, match=r"the gradient is not finite in step 3, .* \(loss 0\)") as caught:
         fit(state, train_step(root), [ones, ones, zeros, ones], epochs=3, log=tmp_path / "log", progress=False)
     # d/dw sqrt(12 w²) is sqrt(12) in the direction of w, three times 2 / sqrt(3): 0.01 of that, twice.
     np.testing.assert_allclose(caught.value.state.params["w"], 1 - 0.01 * 2 * np.full(3, 2 / np.sqrt(3)), rtol=1e-5)
@@ -101,7 +110,7 @@ def test_the_first_step_and_the_last_are_caught_too(numbers: tuple[int, ...], tm
     found = batches(data(), range(12))
     for number in numbers:
         found[number]["y"][0] = np.inf
-    with pytest.raises(NonFiniteError, match=f"in step {numbers[0] + 1} ") as caught:
+    with pytest.raises(NonFiniteError, match=f"in step {numbers[0] + 1}, ") as caught:
         fit(start(), step, found, epochs=1, checkpoint=tmp_path, progress=False)
     assert int(caught.value.state.step) == numbers[0]
     assert Checkpoints(tmp_path).steps == (numbers[0],)
@@ -110,9 +119,7 @@ def test_the_first_step_and_the_last_are_caught_too(numbers: tuple[int, ...], tm
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_step_of_one_s_own_is_caught_but_its_state_is_not_known(value: float, tmp_path: Path) -> None:
     losses = [1.0, 2.0, value, 3.0]
-    with pytest.raises(
-        NonFiniteError, match=r"the loss is not finite in step 3 .* batch 2, number 2 of epoch 0"
-    ) as caught:
+    with pytest.raises(NonFiniteError, match=r"the loss is not finite in step 3, number 3 of epoch 1 ") as caught:
         fit(0, lambda state, batch: (state + 1, batch), losses, epochs=1, checkpoint=tmp_path, progress=False)
     assert caught.value.state is None
     assert Checkpoints(tmp_path).steps == ()
@@ -158,7 +165,7 @@ def test_over_several_devices_the_batch_is_saved_without_padding(tmp_path: Path)
     axis = axis_on(8, 1, "batch")
     row = int(data().rows(3)[0])
     source = loader(spoilt(row), 16, axis=axis, seed=1)
-    with pytest.raises(NonFiniteError, match="in step 4 ") as caught:
+    with pytest.raises(NonFiniteError, match="in step 4, ") as caught:
         fit(start(), train_step(loss, axis=axis), source, epochs=2, log=tmp_path / "log", progress=False)
     with np.load(tmp_path / "nonfinite-step-4.npz") as saved:
         np.testing.assert_array_equal(saved["x"], spoilt(row)["x"][data().rows(3)])

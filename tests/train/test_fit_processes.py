@@ -55,7 +55,7 @@ def test_a_value_that_is_not_finite_is_an_error_in_all_and_each_keeps_its_own_ro
     first, second = (found["error"] for found in results(unbroken))
     rows = px.loader(Rows(), BATCH, seed=1).rows(1)
     for rank, said in enumerate((first, second)):
-        assert "the loss is not finite in step 2 (loss nan), of batch 1, number 1 of epoch 0" in said
+        assert "the loss is not finite in step 2, number 2 of epoch 1 (loss nan)" in said
         path = unbroken / "bad" / f"nonfinite-step-2-process-{rank}.npz"
         assert f"np.load('{path}')" in said
         with np.load(path) as saved:

@@ -108,7 +108,7 @@ def test_a_run_that_was_over_is_over(tmp_path: Path, unbroken: Any, capfd: pytes
     assert_same(run(tmp_path, progress=None), tmp_path, unbroken)
     assert changed_when(tmp_path / "checkpoints") == before
     said = capfd.readouterr().err
-    assert f"px.fit: goes on from {tmp_path}/checkpoints/12, where nothing is left to do" in said
+    assert f"px.fit: goes on from {tmp_path}/checkpoints/12; nothing left to do: step 12 of 12 was reached bef" in said
 
 
 def test_more_epochs_go_on_where_fewer_ended(tmp_path: Path) -> None:
@@ -152,9 +152,15 @@ def test_another_model_is_refused_and_nothing_is_touched(tmp_path: Path) -> None
     run(tmp_path)
     other = start().replace(params={"w": jnp.zeros(4), "b": jnp.zeros(())})
     log = (tmp_path / "log.jsonl").read_bytes()
-    with pytest.raises(StateError, match=r"params\['w'\]: float32 \(3,\) in the checkpoint, float32 \(4,\) in the"):
+    with pytest.raises(StateError, match=r"params\['w'\]: float32 \(3,\) in the checkpoint, float32 \(4,\)") as caught:
         fit(other, step, data(), steps=12, checkpoint=tmp_path / "checkpoints", log=tmp_path / "log.jsonl")
     assert (tmp_path / "log.jsonl").read_bytes() == log
+    (note,) = caught.value.__notes__
+    assert f"px.fit(…, checkpoint='{tmp_path}/checkpoints-2')" in note
+    assert note.endswith(f"state = px.Checkpoints('{tmp_path}/checkpoints').restore(state, partial=True).tree")
+    begun = Checkpoints(tmp_path / "checkpoints").restore(other, partial=True).tree
+    found = fit(begun, lambda state, batch: (state, {}), data(), steps=12, checkpoint=tmp_path / "checkpoints-2")
+    assert (int(found.state.step), found.state.params["w"].shape) == (12, (4,))
 
 
 def test_a_checkpoint_that_was_saved_by_hand_is_gone_on_from(tmp_path: Path) -> None:

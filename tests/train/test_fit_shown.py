@@ -95,6 +95,27 @@ def test_a_directory_is_no_log(tmp_path: Path) -> None:
         fit(start(), step, data(), steps=1, log=tmp_path, progress=False)
 
 
+@pytest.mark.parametrize(
+    ("argument", "name"),
+    [("log", "log.jsonl"), ("log", "on/log.jsonl"), ("tensorboard", "board"), ("plot", "curves.png")],
+)
+def test_a_place_that_cannot_be_written_to_is_named_before_the_first_step(
+    argument: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    log = tmp_path / "log.jsonl"
+    log.write_text("of an earlier run\n")
+    options: dict[str, Any] = {"log": log} | {argument: tmp_path / "file" / name}
+    words = rf"px.fit: {argument}: {tmp_path}/file/{name} cannot be written: .* directory.*; give another place: "
+    with pytest.raises(DataError, match=rf"{words}{argument}='{Path(name).name}'$"):
+        fit(start(), _never, data(), steps=1, progress=False, **options)
+    assert argument == "tensorboard" or log.read_text() == "of an earlier run\n"
+
+
+def _never(state: Any, batch: Any) -> Any:
+    raise AssertionError("a step was done")
+
+
 def events_of(directory: Path) -> Iterator[Any]:
     """The events in TensorBoard's files: records of a length, its checksum, the message and its checksum."""
     from tensorboardX.proto import event_pb2
@@ -204,14 +225,14 @@ def test_a_history_is_a_table_with_a_line_for_each_epoch_and_evaluation() -> Non
     history = History((Record(3, 0, {"loss": 9.0}),), 1, epochs, tests)
     assert str(history).splitlines() == [
         "step  epoch   loss  accuracy  test/loss  dev/loss",
-        "   4      0  12.35       0.5                     ",
-        "   6      1                           2          ",
-        "   8      1  1e-07      0.75          1       nan",
+        "   4      1  12.35       0.5                     ",
+        "   6      2                           2          ",
+        "   8      2  1e-07      0.75          1       nan",
     ]
     assert repr(history) == "History(8 steps, 2 epochs, 3 evaluations)"
     assert str(History((Record(3, 0, {"loss": 9.0}),), 1, (), ())).splitlines() == [
         "step  epoch  loss",
-        "   3      0     9",
+        "   3      1     9",
     ]
     assert str(History((), 1, (), ())) == "step  epoch"
 
@@ -272,3 +293,6 @@ def test_a_terminal_gets_one_line_that_changes() -> None:
 def test_a_plot_is_a_png_and_no_other(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"plot must be the path of a PNG, got .*curves.pdf'; write plot='curves.png'"):
         fit(start(), step, data(), steps=1, plot=tmp_path / "curves.pdf", progress=False)
+    (tmp_path / "curves.png").mkdir()
+    with pytest.raises(DataError, match=r"plot: .*curves.png is a directory; .*: plot='.*curves.png/curves.png'"):
+        fit(start(), _never, data(), steps=1, plot=tmp_path / "curves.png", progress=False)

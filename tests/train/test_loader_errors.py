@@ -127,7 +127,10 @@ READING: list[tuple[Any, dict[str, Any], str]] = [
     (np.array(["a", "b"]), {}, r"batch is of <U1, not of numbers"),
     (np.array([1, 2**31]), {}, r"batch has numbers up to 2147483648 \(int64\), which int32 has not.*jax_enable_x64"),
     (X, {"transform": fails}, r"transform raised KeyError: 'mean'"),
-    (X, {"transform": lambda x: x[:1]}, r"transform gives another batch for a row alone|batch has shape \(1, 2\)"),
+    (X, {"transform": lambda x: x[:1]}, r"transform returned batch with 1 rows for the 6 it was given; .*px.loader\("),
+    (X, {"transform": lambda x: {"x": x[x[:, 0] < 0]}}, r"transform returned batch\['x'\] with 0 rows for the 6 "),
+    (X, {"transform": lambda x: None}, "transform returned None, not a batch; end it with the line `return batch`"),
+    (X, {"transform": lambda x: {}}, r"transform returned \{\}, not a batch"),
     (X, {"transform": lambda x: {"x": x, "mean": x.mean()}}, r"batch\['mean'\] for a row alone"),
     (
         np.arange(6.0),

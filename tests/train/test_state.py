@@ -1,5 +1,6 @@
 """What a state is made from, and what is refused."""
 
+import copy
 import functools
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
 import paraxis as px
 from tests.train._models import LinenNet, Net, assert_same_bits, loss, plain_loss, plain_params, rows
@@ -32,6 +33,105 @@ def test_a_linen_module_comes_back_with_its_variables() -> None:
     assert_same_bits(state.model()(x), net.apply(variables, x))
 
 
+class Coder(linen.Module):
+    features: int = 3
+    activation: Any = jax.nn.relu
+
+    def setup(self) -> None:
+        self.inner = linen.Dense(self.features)
+
+    def encode(self, x: Any) -> Any:
+        return self.activation(self.inner(x))
+
+    def __call__(self, x: Any) -> Any:
+        return self.encode(x).sum(-1)
+
+
+def coder_state() -> px.TrainState:
+    return px.TrainState.create(Coder(), SGD, key=jax.random.key(1), sample=rows(3)["x"])
+
+
+def test_a_bound_linen_module_has_its_methods_and_hyperparameters() -> None:
+    x = rows(3)["x"]
+    model = coder_state().model()
+    variables = Coder().init(jax.random.key(1), x)
+    assert_same_bits(model.encode(x), Coder().apply(variables, x, method="encode"))
+    assert (model.features, model.activation) == (3, jax.nn.relu)
+    assert [hasattr(model, name) for name in ("features", "encode", "apply", "absent", "inner")] == [1, 1, 0, 0, 0]
+    assert_same_bits(copy.deepcopy(model)(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("use", "name"),
+    [
+        (lambda model, batch: model.apply({"params": model.params}, batch["x"]), "apply"),
+        (lambda model, batch: model.absent, "absent"),
+        (lambda model, batch: model.inner(batch["x"]), "inner"),
+    ],
+)
+def test_a_bound_linen_module_says_that_it_is_called(use: Any, name: str) -> None:
+    words = rf"model.{name}: model is the Coder bound to its variables, and has no '{name}'; call it as model\(x, train"
+    with pytest.raises(AttributeError, match=words):
+        px.train_step(use)(coder_state(), rows(4))
+
+
+@pytest.mark.parametrize(
+    ("make", "state", "fn", "kind", "note"),
+    [
+        (
+            px.eval_step,
+            coder_state,
+            lambda model, batch: {"mean": model(batch["x"], train=False)},
+            TypeError,
+            "eval_step: '<lambda>' calls its model otherwise than it is defined: __call__(self, x)",
+        ),
+        (
+            px.train_step,
+            lambda: px.TrainState.create(Net(), SGD),
+            lambda model, batch: model(batch["x"], train=True),
+            TypeError,
+            "defined: __call__(self, x); it is in train() or eval() mode already: write model(x)",
+        ),
+        (
+            px.train_step,
+            lambda: px.TrainState.create(plain_params(), SGD),
+            lambda params, batch: params["w"] * batch["image"],
+            KeyError,
+            "was given the batch, a dict with 'x', 'y', and the parameters, a dict with 'b', 'v', 'w'",
+        ),
+        (
+            px.eval_step,
+            coder_state,
+            lambda model, batch: {"mean": model(batch.x)},
+            AttributeError,
+            "eval_step: '<lambda>' was given the batch, a dict with 'x', 'y'",
+        ),
+    ],
+)
+def test_what_a_function_was_given_is_noted_where_its_error_is_of_that(
+    make: Any, state: Any, fn: Any, kind: type[Exception], note: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        make(fn)(state(), rows(4))
+    assert any(note in found for found in caught.value.__notes__), caught.value.__notes__
+
+
+def test_an_error_of_something_else_has_no_note_of_what_was_given() -> None:
+    def fails(params: Any, batch: Any) -> Any:
+        raise TypeError("of something else")
+
+    with pytest.raises(TypeError, match="of something else") as caught:
+        px.train_step(fails)(px.TrainState.create(plain_params(), SGD), rows(4))
+    assert not any("fails" in found for found in getattr(caught.value, "__notes__", ()))
+
+
+def test_of_a_sample_that_does_not_fit_it_is_noted_how_it_was_used() -> None:
+    with pytest.raises(TypeError, match="'z'") as caught:
+        px.TrainState.create(LinenNet(), SGD, key=jax.random.key(0), sample={"z": rows(3)["x"], "train": False})
+    words = "by a call of LinenNet(…)(z=float32 (3, 4), train=False). Give what it is called with: sample=x[:1]"
+    assert any(words in found for found in caught.value.__notes__)
+
+
 def test_states_of_equal_modules_have_one_structure() -> None:
     one, other = (px.TrainState.create(Net(seed=seed), SGD) for seed in (0, 1))
     assert jax.tree.structure(one) == jax.tree.structure(other)
@@ -53,7 +153,12 @@ def test_a_state_is_a_pytree_of_arrays_with_readable_paths() -> None:
     ("make", "message"),
     [
         (lambda: px.TrainState.create(plain_params()), "optimizer must be an optax optimiser, got none; write"),
-        (lambda: px.TrainState.create(plain_params(), optax.sgd), "got a function; write px.TrainState.create"),
+        (lambda: px.TrainState.create(plain_params(), optax.sgd), "got the function sgd: call it; write px.TrainState"),
+        (
+            lambda: px.TrainState.create(Net(), nnx.Optimizer(Net(), SGD, wrt=nnx.Param)),
+            r"got an nnx.Optimizer, which holds one: give that one itself; write .*create\(model, optax.adam\(1e-3\)\)",
+        ),
+        (lambda: px.TrainState.create(plain_params(), 0.1), "must be an optax optimiser, got float; write"),
         (lambda: px.TrainState.create(LinenNet(), SGD, sample=np.ones(3)), "key is needed to initialise a Linen"),
         (lambda: px.TrainState.create(LinenNet(), SGD, key=jax.random.key(0)), "sample is needed to initialise"),
         (lambda: px.TrainState.create(nnx.Dropout(0.5), SGD), "Dropout has no nnx.Param; there is nothing to train"),

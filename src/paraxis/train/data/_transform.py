@@ -35,9 +35,11 @@ class Transform:
     def _call(self, rows: Any, epoch: int, ids: np.ndarray) -> Any:
         random = {"random": RowGenerators(self._seed, epoch, ids)} if self._draws else {}
         try:
-            return self._fn(rows, **random)
+            made = self._fn(rows, **random)
         except Exception as error:
             raise DataError(f"transform raised {type(error).__name__}: {error}") from error
+        _require_as_many(made, len(ids))
+        return made
 
 
 def _has_parameter(fn: Callable[..., Any], name: str) -> bool:
@@ -45,6 +47,20 @@ def _has_parameter(fn: Callable[..., Any], name: str) -> bool:
         return name in inspect.signature(fn).parameters
     except (TypeError, ValueError):  # of a function that is not written in Python
         return False
+
+
+def _require_as_many(made: Any, num_rows: int) -> None:
+    """Arrays with as many rows as there were; what has none is found later."""
+    leaves = jax.tree_util.tree_leaves_with_path(made)
+    if not leaves:
+        raise DataError(f"transform returned {made!r}, not a batch; end it with the line `return batch`")
+    for path, leaf in leaves:
+        shape = np.shape(leaf)
+        if shape and shape[0] != num_rows:
+            raise DataError(
+                f"transform returned {tree.name('batch', path)} with {shape[0]} rows for the {num_rows} it was given; "
+                "it must return as many. Rows are left out, or added, in the source: px.loader(rows[keep], 32)"
+            )
 
 
 def _require_alike(together: Any, alone: Any) -> None:

@@ -16,12 +16,19 @@ from paraxis.train.data._loader import Loader
 
 
 class Place(NamedTuple):
-    """Where a batch is: its number from the first one of all, its epoch, its number in that, whether it ends it."""
+    """Where a batch is: its number from the first one of all, its epoch, its number in that, whether it ends it.
+
+    All are counted from 0.
+    """
 
     number: int
     epoch: int
     within: int
     is_last: bool
+
+    def in_words(self) -> str:
+        """For people: both counted from 1, as steps are."""
+        return f"number {self.within + 1} of epoch {self.epoch + 1}"
 
 
 class Feed:
@@ -102,7 +109,7 @@ class Feed:
                     del batch
             if not within:
                 raise DataError(
-                    f"{self._what} has no batches in epoch {epoch}; if it can be gone through only once, give "
+                    f"{self._what} has no batches in epoch {epoch + 1}; if it can be gone through only once, give "
                     f"a function that makes it anew: lambda epoch: read_batches(epoch)"
                 )
             within = 0

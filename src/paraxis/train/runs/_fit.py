@@ -103,9 +103,11 @@ def fit(
         A :class:`Fitted`: the last state, and the history.
 
     Raises:
-        DataError: on a malformed argument; or if the data are not those of the checkpoint.
-        StateError: if ``step`` is none, such as a loss function; if the arrays of ``state`` were given to an earlier
-            step; or if this is one of several processes that ``paraxis launch`` started, and did not join them.
+        DataError: on a malformed argument; if the data are not those of the checkpoint; or if the places of ``log``,
+            ``tensorboard`` or ``plot`` cannot be written to.
+        StateError: if ``step`` is none, such as a loss function; if the checkpoint is of another state; if the arrays
+            of ``state`` were given to an earlier step; or if this is one of several processes that ``paraxis launch``
+            started, and did not join them.
         NonFiniteError: if a loss or a gradient is not finite, naming the step, the batch, its rows, and those of them
             that have values which are not finite themselves. The batch is saved beside the checkpoint, or else the
             log. ``error.state`` is the state of the step before, and saved. With several processes, it is raised in
@@ -144,16 +146,23 @@ def fit(
         display = display_for(progress if first else False, start, total, epochs)
         stack.callback(display.close)
         reporters: list[Reporter] = [display]
+        if plot is not None and first:
+            with _writing("plot", _path(plot)):
+                _plots.require_place(_path(plot))
         if log is not None and first:
             facts = _facts(state, feed, epochs, steps)
-            reporters.append(stack.enter_context(contextlib.closing(Log(_path(log), start, facts, log_every))))
+            with _writing("log", _path(log)):
+                reporters.append(stack.enter_context(contextlib.closing(Log(_path(log), start, facts, log_every))))
         if tensorboard is not None and first:
-            board = TensorBoard(_path(tensorboard), start, log_every)
+            with _writing("tensorboard", _path(tensorboard)):
+                board = TensorBoard(_path(tensorboard), start, log_every)
             reporters.append(stack.enter_context(contextlib.closing(board)))
         loop = Loop(step, feed, plan, beginning, reporters, listeners, donate=donate)
-        if beginning.said:
-            left = ", where nothing is left to do" if loop.is_over else ""
-            display.say(f"px.fit: {'; '.join(beginning.said)}{left}")
+        said = beginning.said
+        if loop.is_over:
+            said = (*said, _nothing_left(start, total, epochs, is_early=loop.watch.reason is not None))
+        if said:
+            display.say(f"px.fit: {'; '.join(said)}")
         with _watched(), processes.StopSignal() as stop:
             signal = loop.run(stop)
         if loop.watch.reason is not None:
@@ -233,8 +242,33 @@ def _facts(state: Any, feed: Feed, epochs: int | None, steps: int | None) -> dic
     }
 
 
+def _nothing_left(start: int, total: int | None, epochs: int | None, *, is_early: bool) -> str:
+    """For who starts a run again that was over."""
+    if is_early:
+        return "nothing left to do: it was ended before"
+    done = f"step {start}" if total is None else f"step {start} of {total}"
+    if total is not None and start > total:
+        done = f"step {start}, more than {total},"
+    more = "steps" if epochs is None else "epochs"
+    return f"nothing left to do: {done} was reached before; for more, raise {more}="
+
+
 def _path(path: str | os.PathLike[str]) -> Path:
     return Path(path).expanduser()
+
+
+@contextlib.contextmanager
+def _writing(argument: str, path: Path) -> Iterator[None]:
+    """A place that cannot be written to is an error that names the argument."""
+    try:
+        yield
+    except OSError as error:
+        # It is what mkdir says where a file is in the place of a directory.
+        is_file = isinstance(error, FileExistsError)
+        reason = f"{error.filename} is a file, not a directory" if is_file else str(error)
+        raise DataError(
+            f"px.fit: {argument}: {path} cannot be written: {reason}; give another place: {argument}={path.name!r}"
+        ) from error
 
 
 @contextlib.contextmanager

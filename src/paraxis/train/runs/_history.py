@@ -51,7 +51,7 @@ class History:
         (array([1, 2]), array([0.7, 0.5]))
         >>> print(history)
         step  epoch  loss  test/loss
-           2      0   0.6      0.875
+           2      1   0.6      0.875
         >>> history
         History(2 steps, 1 epochs, 1 evaluations)
     """
@@ -77,12 +77,12 @@ class History:
     def __str__(self) -> str:
         """A table: a line for each epoch, with the evaluations after it, and for each evaluation at another step.
 
-        Without any of these, the last of ``steps``.
+        Without any of these, the last of ``steps``. Epochs are counted from 1, as steps are.
         """
         records = sorted((*self.epochs, *self.evaluations), key=lambda r: r.step) or self.steps[-1:]
         lines: dict[int, dict[str, float]] = {}
         for record in records:
-            lines.setdefault(record.step, {"step": record.step, "epoch": record.epoch}).update(record.metrics)
+            lines.setdefault(record.step, {"step": record.step, "epoch": record.epoch + 1}).update(record.metrics)
         names = list(dict.fromkeys(["step", "epoch", *(name for r in records for name in _in_order(r.metrics))]))
         cells = [names, *([_cell(line.get(name)) for name in names] for line in lines.values())]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

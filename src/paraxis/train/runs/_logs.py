@@ -26,6 +26,7 @@ class Log:
 
     Raises:
         DataError: if there is a directory at that place.
+        OSError: if it cannot be written to.
     """
 
     def __init__(self, path: Path, start: int, facts: dict[str, Any], every: int) -> None:
@@ -106,6 +107,9 @@ class TensorBoard:
         directory: TensorBoard leaves out what earlier files in it have of later steps than ``start``.
         start: how many steps have been done.
         every: how many steps lie between those that are noted.
+
+    Raises:
+        OSError: if the directory cannot be written to.
     """
 
     def __init__(self, directory: Path, start: int, every: int) -> None:

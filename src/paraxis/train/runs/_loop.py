@@ -19,7 +19,8 @@ from paraxis.train.runs._events import Callbacks, Event, Kind
 from paraxis.train.runs._feed import Feed, Place, num_rows
 from paraxis.train.runs._history import Record, fetched, means_of, sums_of
 from paraxis.train.runs._resume import Beginning
-from paraxis.train.steps._grouped import GroupedStep
+from paraxis.train.steps._eval_step import EvalStep
+from paraxis.train.steps._grouped import GroupedEval, GroupedStep
 from paraxis.train.steps._means import Mean
 from paraxis.train.steps._state import TrainState
 from paraxis.train.steps._step import TrainStep
@@ -229,7 +230,8 @@ class Loop:
             said.append(f"The batch is saved: np.load({str(path)!r}).")
         before = _nonfinite.state_before(self.state)
         if before is not None:
-            said.append(f"The state after step {place.number} is error.state")
+            which = f"after step {place.number}" if place.number else "with which the run began"
+            said.append(f"The state {which} is error.state")
             if self._plan.checkpoints is not None:
                 self.state, self.next = before, place._replace(is_last=False)
                 self._save()
@@ -261,7 +263,7 @@ class Loop:
 
 
 def _named(place: Place) -> str:
-    return f"{place.number + 1} (batch {place.within} of epoch {place.epoch})"
+    return f"{place.number + 1} ({place.in_words()})"
 
 
 _A_STEP = (
@@ -275,8 +277,13 @@ def require_step(step: Any, state: Any) -> None:
 
     Raises:
         DataError: if it cannot be called.
-        StateError: if it takes other arguments.
+        StateError: if it takes other arguments, or is a step of an evaluation.
     """
+    if isinstance(step, (EvalStep, GroupedEval)):
+        raise StateError(
+            "px.fit: step is an evaluation step, px.eval_step, which changes no state; write px.fit(state, "
+            "px.train_step(loss), data, evaluate=px.Evaluate(px.eval_step(loss), test_data))"
+        )
     if not callable(step):
         raise DataError(
             f"px.fit: step must be a function of a state and a batch, got {type(step).__name__}; write "

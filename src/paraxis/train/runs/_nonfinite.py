@@ -52,10 +52,10 @@ def error_of(
     step = place.number + 1
     loss = float(metrics["loss"]) if "loss" in metrics else math.nan
     what = "the gradient is not finite" if math.isfinite(loss) else "the loss is not finite"
-    listed = "" if rows is None else f", rows {_listed(rows)}"
+    listed = "" if rows is None else f", of rows {_listed(rows)}: data.rows({place.number})"
     error = NonFiniteError(
-        f"px.fit: {what} in step {step} (loss {loss:.6g}), of batch {place.number}, number {place.within} of epoch "
-        f"{place.epoch}{listed}. {' '.join((*said, _of_the_data(batch, rows)))}"
+        f"px.fit: {what} in step {step}, {place.in_words()} (loss {loss:.6g}){listed}. "
+        f"{' '.join((*said, _of_the_data(batch, rows)))}"
     )
     error.batch, error.state = batch, state
     return error

@@ -1,5 +1,6 @@
 """The curves of a run, as a picture."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,20 @@ def require_png(path: Path) -> None:
     """
     if path.suffix.lower() != ".png":
         raise DataError(f"px.fit: plot must be the path of a PNG, got {str(path)!r}; write plot={f'{path.stem}.png'!r}")
+
+
+def require_place(path: Path) -> None:
+    """Refuse now a place where nothing could be written at the end of a run. Its directory is made.
+
+    Raises:
+        DataError: if there is a directory at that place.
+        OSError: if it cannot be written to.
+    """
+    if path.is_dir():
+        raise DataError(f"px.fit: plot: {path} is a directory; name a file in it: plot='{path / 'curves.png'}'")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
 
 
 def draw(history: History, path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paraxis._core.errors import DataError
+from paraxis._core.errors import DataError, StateError
 from paraxis.train.runs._feed import Feed, Place
 from paraxis.train.runs._history import Recorder
 from paraxis.train.runs._stopping import StopEarly, Watch
@@ -58,7 +58,7 @@ def begin(
     watch = Watch(stop_early, evaluations)  # refused before anything is read
     if checkpoints is None or checkpoints.latest is None:
         return Beginning(state, feed.start(steps_of(state) or 0), Recorder(), watch, (), False)
-    restored = checkpoints.restore(state)
+    restored = _restored(state, checkpoints)
     said = (f"goes on from {checkpoints.path / str(restored.step)}", *restored.changed)
     note = restored.notes.get(_NOTE)
     if note is None:  # saved by hand
@@ -70,6 +70,19 @@ def begin(
     if note.get("groups") != groups:
         said = (*said, f"groups: {note.get('groups')} when it was saved, {groups} now")
     return Beginning(restored.tree, Place(*note["next"]), Recorder(note["shown"]), watch, said, True)
+
+
+def _restored(state: Any, checkpoints: "Checkpoints") -> "Restored[Any]":
+    try:
+        return checkpoints.restore(state)
+    except StateError as error:
+        elsewhere = f"{checkpoints.path}-2"
+        error.add_note(
+            f"px.fit: a run goes on with the state that it saved. If the model or the optimiser is another one now, "
+            f"begin elsewhere: px.fit(…, checkpoint={elsewhere!r}). To begin there with what agrees, write before it: "
+            f"state = px.Checkpoints({str(checkpoints.path)!r}).restore(state, partial=True).tree"
+        )
+        raise
 
 
 def steps_of(state: Any) -> int | None:

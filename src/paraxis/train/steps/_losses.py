@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from paraxis._core.errors import ShapeError, StateError
 from paraxis.train.steps import _precision
 from paraxis.train.steps._means import Mean
+from paraxis.train.steps._models import Bound
 
 OFFERED = ("key", "row_keys", "mutable")
 
@@ -103,7 +104,12 @@ class LossFunction:
             given["row_keys"] = jax.vmap(jax.random.fold_in, (None, 0))(part.row_key, part.numbers)
         if "mutable" in self.wants:
             given["mutable"] = mutable
-        return self._fn(model, part.rows, **given)
+        try:
+            return self._fn(model, part.rows, **given)
+        except Exception as error:
+            for note in _notes(error, model, part.rows):
+                error.add_note(f"{self.what}: {self.name!r} {note}")
+            raise
 
     def outcome(self, model: Any, part: Part, mutable: Any) -> Outcome:
         """What it says of these rows, as a loss."""
@@ -168,6 +174,31 @@ class LossFunction:
             )
         mean = jnp.mean(x) if x.shape else x
         return Mean(mean * size, jnp.asarray(size, mean.dtype), mean)
+
+
+def _notes(error: Exception, model: Any, rows: Any) -> Iterator[str]:
+    """What a function was given, where its error is about that."""
+    module = model.module if isinstance(model, Bound) else model
+    call = f"{type(module).__qualname__}.__call__"
+    text = str(error)
+    if isinstance(error, TypeError) and text.startswith(f"{call}()"):
+        is_mode = "'train'" in text and not isinstance(model, Bound)
+        mode = "; it is in train() or eval() mode already: write model(x)" if is_mode else ""
+        names = ", ".join(inspect.signature(type(module).__call__).parameters)
+        yield f"calls its model otherwise than it is defined: __call__({names}){mode}"
+    kind = type(rows).__name__
+    if isinstance(error, KeyError) or text.startswith((f"{kind} indices must be", f"{kind!r} object has no attribute")):
+        params = f", and the parameters, {_contents(model)}" if isinstance(model, Mapping) else ""
+        yield f"was given the batch, {_contents(rows)}{params}"
+
+
+def _contents(x: Any) -> str:
+    """What can be taken out of a batch, or of parameters."""
+    if isinstance(x, Mapping):
+        return f"a {type(x).__name__} with {', '.join(map(repr, x))}"
+    if isinstance(x, (list, tuple)):
+        return f"a {type(x).__name__} of {len(x)}"
+    return f"an array {jnp.shape(x)}" if hasattr(x, "dtype") else f"of type {type(x).__name__}"
 
 
 def _summed(x: Any) -> jax.Array:

@@ -4,6 +4,8 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import inspect
+import reprlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -92,6 +94,8 @@ class LinenForm(Form):
 class Bound:
     """A Linen module with its variables: ``model(x, train=True)`` is its ``apply``.
 
+    Its methods are called in the same way, ``model.encode(x)``; its hyperparameters are there, ``model.features``.
+
     Random streams have the step's key; each call but the first has one of its own, made from it. Writes to collections
     such as ``batch_stats`` are seen by the next call, and kept if the step is a training step.
 
@@ -115,6 +119,30 @@ class Bound:
     def variables(self) -> dict[str, Any]:
         """All collections."""
         return {"params": self.params, **self.mutable}
+
+    def __getattr__(self, name: str) -> Any:
+        """What the module's class adds to Flax's own.
+
+        Raises:
+            AttributeError: saying what to write, if there is no such thing.
+        """
+        module = self.__dict__.get("module")  # not there yet while it is copied
+        if name.startswith("_") or module is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        kind, flax_module = type(module), sys.modules["flax.linen"].Module
+        if not hasattr(flax_module, name):
+            is_field = name in kind.__dataclass_fields__  # it may hold a function
+            if not is_field and inspect.isfunction(inspect.getattr_static(kind, name, None)):
+                return functools.partial(self, method=name)
+            with contextlib.suppress(AttributeError):
+                return getattr(module, name)
+        raise AttributeError(
+            f"model.{name}: model is the {kind.__name__} bound to its variables, and has no {name!r}; call it as "
+            f"model(x, train=True), or a method of the class as model.method(x). Its variables are model.variables; "
+            f"the module without them is model.module",
+            name=name,
+            obj=self,
+        )
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """What the module gives; ``method="encode"`` calls another method than ``__call__``."""
@@ -149,11 +177,26 @@ def linen(module: Any, key: jax.Array | None, sample: Any) -> tuple[Form, Any, A
         options = dict(sample)
     else:
         args = sample if isinstance(sample, tuple) else (sample,)
-    variables = dict(module.init(key, *args, **options))
+    try:
+        variables = dict(module.init(key, *args, **options))
+    except Exception as error:
+        given = ", ".join([*map(_brief, args), *(f"{name}={_brief(value)}" for name, value in options.items())])
+        error.add_note(
+            f"TrainState.create: raised when the module was initialised with sample=, by a call of "
+            f"{type(module).__name__}(…)({given}). Give what it is called with: sample=x[:1], a tuple of arguments, or "
+            f"a dict of them by name: sample={{'x': x[:1], 'train': False}}"
+        )
+        raise
     params = variables.pop("params", {})
     if not jax.tree.leaves(params):
         raise StateError(f"TrainState.create: {type(module).__name__} has no parameters; there is nothing to train")
     return LinenForm(module), params, variables or None
+
+
+def _brief(x: Any) -> str:
+    """A value, an array by its dtype and shape."""
+    shape = getattr(x, "shape", None)
+    return reprlib.repr(x) if shape is None else f"{x.dtype} {tuple(shape)}"
 
 
 class NNXForm(Form):
@@ -345,7 +388,13 @@ def require_optimizer(optimizer: Any) -> None:
         StateError: saying what to write.
     """
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
-        got = "none" if optimizer is None else f"a {type(optimizer).__name__}"
+        got, wrapper = type(optimizer).__name__, getattr(sys.modules.get("flax.nnx"), "Optimizer", ())
+        if optimizer is None:
+            got = "none"
+        elif isinstance(optimizer, wrapper):
+            got = f"an nnx.{got}, which holds one: give that one itself"
+        elif inspect.isfunction(optimizer):
+            got = f"the function {optimizer.__name__}: call it"
         raise StateError(
             f"TrainState.create: optimizer must be an optax optimiser, got {got}; write "
             f"px.TrainState.create(model, optax.adam(1e-3))"
