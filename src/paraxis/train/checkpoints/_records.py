@@ -1,5 +1,7 @@
 """What is noted beside a checkpoint's arrays, in a JSON file with its own checksum; and on what the run depends."""
 
+import functools
+import importlib.metadata
 import json
 import os
 import zlib
@@ -8,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib.version
 
 FILE = "paraxis.json"
 _FORMAT = 1
@@ -60,13 +61,18 @@ def surroundings() -> dict[str, Any]:
     threads = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC")
     return {
         "jax": jax.__version__,
-        "jaxlib": jaxlib.version.__version__,
+        "jaxlib": _version("jaxlib"),
         "device kind": jax.devices()[0].device_kind,
         "number of devices": jax.device_count(),
         "number of processes": jax.process_count(),
         # What XLA takes on CPU if nothing is said.
         "number of XLA's CPU threads": int(threads or max(os.cpu_count() or 1, jax.local_device_count())),
     }
+
+
+@functools.cache
+def _version(package: str) -> str:
+    return importlib.metadata.version(package)
 
 
 def changes(before: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from paraxis._core.errors import ShapeError, StateError
 from paraxis.train.steps import _precision
+from paraxis.train.steps._linen import Bound
 from paraxis.train.steps._means import Mean
-from paraxis.train.steps._models import Bound
 
 OFFERED = ("key", "row_keys", "mutable")
 

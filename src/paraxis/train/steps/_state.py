@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from paraxis._core import batches, jax_api
 from paraxis._core.errors import StateError
 from paraxis.train.steps import _models, _rows
+from paraxis.train.steps._forms import Recipe
 
 _STATIC = {"static": True}
 
@@ -46,7 +47,7 @@ class TrainState:
     ema: Any
     extra: Any
     ok: jax.Array
-    recipe: _models.Recipe = dataclasses.field(metadata=_STATIC)
+    recipe: Recipe = dataclasses.field(metadata=_STATIC)
 
     @classmethod
     def create(
@@ -88,7 +89,7 @@ class TrainState:
         """
         _models.require_optimizer(optimizer)
         key = _models.random_key(key)
-        form, params, rest = _taken_apart(model, key, sample)
+        form, params, rest = _models.taken_apart(model, key, sample)
         _models.require_floating(params, form)
         if mutable is not None and rest is not None:
             raise StateError(
@@ -106,7 +107,7 @@ class TrainState:
             ema=None if ema is None else _models.owned(params),
             extra=_models.owned(extra),
             ok=jnp.ones((), bool),
-            recipe=_models.Recipe(form, optimizer, ema),
+            recipe=Recipe(form, optimizer, ema),
         )
 
     def model(self, *, ema: bool = False) -> Any:
@@ -179,17 +180,3 @@ def _shown(x: Any) -> str:
     if isinstance(x, jax_api.Tracer) or getattr(x, "shape", ()):
         return _counted(x)
     return "given away" if isinstance(x, jax.Array) and x.is_deleted() else str(x)
-
-
-def _taken_apart(model: Any, key: Any, sample: Any) -> tuple[_models.Form, Any, Any]:
-    _models.refuse_class(model)
-    if _models.is_nnx(model):
-        return _models.nnx(model)
-    if _models.is_linen(model):
-        return _models.linen(model, key, sample)
-    if not jax.tree.leaves(model) or callable(model):
-        raise StateError(
-            f"TrainState.create: model must be an NNX or Linen module, or a pytree of parameters, got "
-            f"{type(model).__name__} without arrays; write px.TrainState.create(params, optimizer)"
-        )
-    return _models.PlainForm(), model, None

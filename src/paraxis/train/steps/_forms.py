@@ -1,0 +1,80 @@
+"""What a loss function is given as its model: a form, which a state has as its fixed part, and values to fill it."""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+
+Mode = Literal["train", "eval", "as made"]
+Made = tuple[Any, Callable[[], Any]]
+"""A model, and a function that gives its mutable state after it was used."""
+
+
+class Form(abc.ABC):
+    """How a model is made of its parameters and its mutable state: what is fixed about it.
+
+    It is part of a state's structure, which is compared and hashed at each step: the same object is equal at once.
+
+    Attributes:
+        kind: what it is a form of, for people.
+        cure_of_integers: what to do with a parameter that is not floating, for an error.
+    """
+
+    kind: str
+    cure_of_integers: str
+
+    @abc.abstractmethod
+    def make(self, params: Any, mutable: Any, key: jax.Array | None, mode: Mode) -> Made:
+        """The model with these values, for one use."""
+
+    @property
+    @abc.abstractmethod
+    def identity(self) -> Any:
+        """What two forms that make the same models have in common."""
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        try:
+            return hash((type(self), self.identity))
+        except TypeError:  # a module with attributes that cannot be hashed is equal to none but itself
+            return id(self)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(self) is not type(other) or hash(self) != hash(other):
+            return False
+        assert isinstance(other, Form)
+        return bool(self.identity == other.identity)
+
+
+class PlainForm(Form):
+    """Parameters as they are, for functions of them."""
+
+    kind = "plain"
+    cure_of_integers = (
+        "write it with a point or as jnp.asarray(…, jnp.float32) if it is to be trained; else give it in the batch, or "
+        "as TrainState.create(…, mutable=…) to a loss function that takes mutable"
+    )
+
+    def make(self, params: Any, mutable: Any, key: jax.Array | None, mode: Mode) -> Made:
+        return params, lambda: mutable
+
+    @property
+    def identity(self) -> Any:
+        return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What is fixed about a state: the form of its model, its optimiser, the decay of its average."""
+
+    form: Form
+    optimizer: Any
+    ema_decay: float | None
