@@ -4,7 +4,7 @@ import collections
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -196,13 +196,19 @@ def test_callbacks_are_told_in_order_with_the_state_where_it_is_known() -> None:
     assert [(event.kind, event.step) for event in seen.events[:2]] == [("start", 0), ("step", 1)]
 
 
-def test_a_long_history_is_averaged_to_a_bounded_number_of_points() -> None:
-    fitted = fit(0, lambda state, batch: (state + 1, {"loss": float(state)}), [0], steps=1500, progress=False)
-    history = fitted.history
+class Counter(NamedTuple):
+    step: int
+
+
+@pytest.mark.parametrize("begun", [0, 7])
+def test_a_long_history_is_averaged_to_a_bounded_number_of_points(begun: int) -> None:
+    def count(state: Counter, batch: Any) -> tuple[Counter, dict[str, float]]:
+        return Counter(state.step + 1), {"loss": float(state.step)}
+
+    history = fit(Counter(begun), count, [0], steps=begun + 1500, progress=False).history
     assert history.stride == 4
-    assert len(history.steps) == 1500 // 4
-    assert [record.step for record in history.steps[:2]] == [4, 8]
-    assert [record.metrics["loss"] for record in history.steps] == [4 * k + 1.5 for k in range(375)]
+    assert [record.step for record in history.steps] == [begun + 4 * k for k in range(1, 376)]
+    assert [record.metrics["loss"] for record in history.steps] == [begun + 4 * k + 1.5 for k in range(375)]
 
 
 def test_on_several_devices_the_numbers_are_the_same() -> None:

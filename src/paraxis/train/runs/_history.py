@@ -167,9 +167,10 @@ class Recorder:
     """
 
     def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
-        saved = saved or {"running": {}, "window": {}, "points": [], "stride": 1, "epochs": [], "evaluations": []}
+        nothing = {"running": {}, "window": {}, "in_window": 0, "points": [], "epochs": [], "evaluations": []}
+        saved = saved or nothing | {"stride": 1}
         self._running = _from_json(saved["running"])
-        self._window = _from_json(saved["window"])
+        self._window, self._in_window = _from_json(saved["window"]), saved["in_window"]
         self._points = [(step, epoch, _from_json(sums)) for step, epoch, sums in saved["points"]]
         self._stride = saved["stride"]
         self._epochs = [Record(*record) for record in saved["epochs"]]
@@ -180,6 +181,7 @@ class Recorder:
         return {
             "running": self._running,
             "window": self._window,
+            "in_window": self._in_window,
             "points": self._points,
             "stride": self._stride,
             "epochs": [dataclasses.astuple(record) for record in self._epochs],
@@ -195,9 +197,10 @@ class Recorder:
         """A step was done."""
         self._running = added(self._running, sums)
         self._window = added(self._window, sums)
-        if step % self._stride == 0:
+        self._in_window += 1
+        if self._in_window == self._stride:
             self._points.append((step, epoch, self._window))
-            self._window = {}
+            self._window, self._in_window = {}, 0
         if len(self._points) == MOST_POINTS:
             pairs = zip(self._points[::2], self._points[1::2], strict=True)
             self._points = [(step, epoch, added(first, second)) for (_, _, first), (step, epoch, second) in pairs]
