@@ -46,8 +46,8 @@ for size in (1 << 10, 1 << 14, 1 << 18, 1 << 20):
         assert np.array_equal(np.asarray(shard.data), x)
     for shard in scattered.addressable_shards:
         assert np.array_equal(np.asarray(shard.data), total[shard.index])
-assert processes.anywhere(me.process == 1) and not processes.anywhere(False)
-assert processes.everywhere(True) and not processes.everywhere(me.process == 1)
+assert processes.reports(f"of {me.process}" * (me.process != 0)) == {1: "of 1"}
+assert processes.reports("") == {} and processes.reports("é" * 300) == {0: "é" * 200, 1: "é" * 200}
 processes.barrier("all are here")
 if me.process == 0:
     try:

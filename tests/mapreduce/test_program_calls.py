@@ -226,3 +226,22 @@ def test_partial_participation(transformation, model_and_data):
 def test_partial_application(model_and_data):
     model, data = model_and_data
     assert_close(functools.partial(ours, data=data)(model), by_vmap(model, data))
+
+
+def test_the_result_is_there_before_its_derivative_is_begun() -> None:
+    """Two programs with collectives in flight can wait for each other for ever on CPU."""
+    x = jnp.full((8, 1000, 1000), 1e-3)
+    seen: list[bool] = []
+
+    @px.program(rows=8)
+    def loss(w):
+        return px.reduce_mean(px.map_fn(lambda w, x: jnp.sum(x @ x @ x * w), (px.broadcast(w), x)))
+
+    def watched(w):
+        result = loss(w)
+        seen.append(result.primal.is_ready())
+        return result
+
+    jax.grad(watched)(1.0)
+    jax.grad(watched)(2.0)  # compiled by now: the call returns at once
+    assert seen == [True, True]

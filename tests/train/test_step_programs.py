@@ -121,3 +121,12 @@ def test_a_mesh_that_is_set_is_used(kind: Any) -> None:
         state, metrics = step(px.TrainState.create(plain_params(), ADAM), rows(5))
     np.testing.assert_allclose(float(metrics["loss"]), expected, rtol=1e-5)
     assert len(state.params["w"].devices()) == 4
+
+
+def test_evaluations_of_one_state_are_not_in_flight_together() -> None:
+    """On CPU, several programs with collectives can wait for each other for ever."""
+    work = jnp.full((8, 1500), 1e-3)
+    state = px.TrainState.create({"w": jnp.ones((1500, 1500))}, optax.sgd(0.1))
+    evaluate = px.eval_step(lambda params, batch: jnp.sum(batch @ params["w"] @ params["w"] @ params["w"], 1))
+    for _ in range(2):  # compiled by the second time: the call returns at once
+        assert evaluate(state, work)["loss"].total.is_ready()

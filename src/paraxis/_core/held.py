@@ -142,12 +142,14 @@ class Apart(Held):
 
 
 def ready(tree: Any) -> Any:
-    """The same values; on CPU they are waited for. To be called before a program that communicates.
+    """The same values; on CPU they are waited for, also inside ``grad``. For use before a program that communicates.
 
     There a device that is done would hold a thread until the others come, and these may need it for what they are to
     come with: with work in flight and more devices than cores, all wait for ever.
     """
-    return jax.block_until_ready(tree) if jax.default_backend() == "cpu" and not is_traced(tree) else tree
+    if jax.default_backend() == "cpu":
+        jax.block_until_ready([jax_api.behind(x) for x in jax.tree.leaves(tree)])
+    return tree
 
 
 def _unpadded(leaf: jax.Array, placement: Placement) -> jax.Array:

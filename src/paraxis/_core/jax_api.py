@@ -34,6 +34,7 @@ __all__ = [
     "Primitive",
     "ShapedArray",
     "Tracer",
+    "behind",
     "bind",
     "bound_axes",
     "calls_back",
@@ -238,6 +239,16 @@ def element_struct(x: Any) -> jax.ShapeDtypeStruct:
     if not mesh.empty and is_explicit(mesh, mesh.axis_names):
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*sharding_spec(aval)[1:]))
     return jax.ShapeDtypeStruct(aval.shape[1:], aval.dtype, weak_type=aval.weak_type, sharding=sharding)
+
+
+def behind(x: Any) -> Any:
+    """The value that ``grad``, ``jvp`` and ``vmap`` compute with at once, if ``x`` stands for one; else ``None``.
+
+    There is none while a function is traced to be compiled.
+    """
+    while isinstance(x, Tracer):
+        x = getattr(x, "primal", getattr(x, "val", None))
+    return x if isinstance(x, jax.Array) else None
 
 
 def coordination_client() -> Any | None:

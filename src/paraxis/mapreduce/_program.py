@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 import jax
 import numpy as np
 
-from paraxis._core import layout, scope
+from paraxis._core import held, layout, scope
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError, ShapeError
 
@@ -70,7 +70,12 @@ class Program:
         traced = [leaf for leaf, fixed in zip(leaves, static, strict=True) if not fixed]
         declared = share_out(self.axes)
         call = (self._fn, structure, static, constants, scope.Scope(declared, scope.current().mapped))
-        return _run(call, *_settled(traced, declared))
+        placement = layout.place(declared[0])
+        settled = [layout.settle(leaf, placement, rows=False) for leaf in traced]
+        if placement.num_devices == 1:
+            return _run(call, *settled)
+        # On CPU, several programs with collectives in flight can wait for each other for ever; a derivative is one.
+        return held.ready(_run(call, *held.ready(settled)))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -105,11 +110,6 @@ def _check_constants(fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
 
 def _is_traced(leaf: Any) -> bool:
     return not isinstance(leaf, bool) and (isinstance(leaf, (int, float, complex, np.ndarray, np.generic, jax.Array)))
-
-
-def _settled(leaves: list[Any], axes: tuple[Axis, ...]) -> list[Any]:
-    placement = layout.place(axes[0])
-    return [layout.settle(leaf, placement, rows=False) for leaf in leaves]
 
 
 def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

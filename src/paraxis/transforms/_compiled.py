@@ -47,7 +47,7 @@ class Compiled(Wrapped):
         if moved:  # inside another trace only this run uses them where they were moved to
             new = {i: x for i, x in moved.items() if not isinstance(x, jax_api.Tracer)} | new
         write_all(binding, variables, new, type(self).__name__)
-        self._settled(variables)
+        self._settled(variables, result)
         return result
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ class Compiled(Wrapped):
         """Values that are moved to where they are needed, by number, and the arguments, moved likewise."""
         return {}, args, kwargs
 
-    def _settled(self, variables: Sequence[Variable[Any]]) -> None:
+    def _settled(self, variables: Sequence[Variable[Any]], result: Any) -> None:
         """Called after each success."""
 
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

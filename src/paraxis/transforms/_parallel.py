@@ -132,8 +132,10 @@ class Parallel(Compiled):
         settled = [layout.settle(value, placement, rows=False) for value in values]
         return {i: new for i, new in enumerate(settled) if new is not values[i]}, args, kwargs
 
-    def _settled(self, variables: Sequence[Variable[Any]]) -> None:
+    def _settled(self, variables: Sequence[Variable[Any]], result: Any) -> None:
         self._in_place = [graphs.value(v) for v in variables]
+        if self._target is not None:  # calls of the same values would not wait for each other
+            held.ready(result)
 
     def _placement(self) -> layout.Placement:
         try:

@@ -40,7 +40,9 @@ class EvalStep:
         """
         used, laid_out = self._placed(state, batch)
         self._rows.settle(used, laid_out.tree)
-        return self._rows.run(self._compiled, used, laid_out)
+        metrics = self._rows.run(self._compiled, used, laid_out)
+        self._rows.settle(metrics)  # the next one, of the same state, would not wait for this one
+        return metrics
 
     def lower(self, state: TrainState, batch: Any) -> Any:
         """What is run, as ``jax.jit(f).lower`` gives it. Nothing is run."""
