@@ -63,6 +63,10 @@ def num_rows(what: str, batch: Any) -> int:
         ShapeError: naming two leaves that differ, or a leaf that is no array.
         DataError: if there are no rows.
     """
+    arrays = jax.tree.leaves(batch)
+    sizes = {x.shape[0] if isinstance(x, jax.Array) and x.ndim else 0 for x in arrays}
+    if len(sizes) == 1 and (number := sizes.pop()):
+        return number  # as nearly always
     found: tuple[Any, int] | None = None
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         shape = _shape(what, path, leaf)
@@ -102,15 +106,14 @@ def lay_out(batch: Any, placement: Placement, *, turns: int = 1) -> Batch:
 
     Communicates: sends each device its rows.
     """
-    numbers = local_rows(placement, turns=turns)
+    place = _place(placement, turns)
 
     def one(x: Any) -> jax.Array:
         if isinstance(x, jax.Array) and (jax.process_count() == 1 or not x.is_fully_addressable):
-            return _from_devices(x, placement, turns)
-        host = np.asarray(x)
-        return _assembled(host[numbers] if host.ndim and len(numbers) < len(host) else np.array(host), numbers, place)
+            return _from_devices(x, place)
+        host, numbers = np.asarray(x), place.local_rows
+        return _assembled(host[numbers] if host.ndim and len(numbers) < len(host) else np.array(host), place)
 
-    place = _Place(placement, turns)
     return Batch(jax.tree.map(one, batch), placement.size)
 
 
@@ -125,23 +128,8 @@ def read(reader: Reader, placement: Placement, *, turns: int = 1) -> Batch:
 
     Communicates: sends each device its rows, from its own host.
     """
-    numbers = local_rows(placement, turns=turns)
-    place = _Place(placement, turns)
-    return Batch(jax.tree.map(lambda x: _assembled(np.asarray(x), numbers, place), reader(numbers)), placement.size)
-
-
-def local_rows(placement: Placement, *, turns: int = 1) -> np.ndarray:
-    """The numbers of the rows that lie on this process's devices, ascending; padding is made of the last row."""
-    place = _Place(placement, turns)
-    if place.blocks is None:
-        return np.arange(placement.size)
-    needed = np.zeros(placement.size, bool)
-    for index in place.blocks.addressable_devices_indices_map((place.num_padded,)).values():
-        assert index is not None
-        start, stop, _ = index[0].indices(place.num_padded)
-        needed[min(start, placement.size - 1) : stop] = True
-        needed[-1] |= stop > placement.size
-    return np.flatnonzero(needed)
+    place = _place(placement, turns)
+    return Batch(jax.tree.map(lambda x: _assembled(np.asarray(x), place), reader(place.local_rows)), placement.size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,11 +148,35 @@ class _Place:
     def blocks(self) -> NamedSharding | None:
         return layout.block_sharding(self.placement)
 
+    @functools.cached_property
+    def whole(self) -> NamedSharding | None:
+        return whole_sharding(self.placement)
 
-def _assembled(local: np.ndarray, numbers: np.ndarray, place: _Place) -> jax.Array:
+    @functools.cached_property
+    def local_rows(self) -> np.ndarray:
+        """The numbers of the rows that lie on this process's devices, ascending; padding is made of the last row."""
+        size = self.placement.size
+        if self.blocks is None:
+            return np.arange(size)
+        needed = np.zeros(size, bool)
+        for index in self.blocks.addressable_devices_indices_map((self.num_padded,)).values():
+            assert index is not None
+            start, stop, _ = index[0].indices(self.num_padded)
+            needed[min(start, size - 1) : stop] = True
+            needed[-1] |= stop > size
+        return np.flatnonzero(needed)
+
+
+@functools.lru_cache(maxsize=256)
+def _place(placement: Placement, turns: int) -> _Place:
+    """The same one for the same rows: it is asked for at each step."""
+    return _Place(placement, turns)
+
+
+def _assembled(local: np.ndarray, place: _Place) -> jax.Array:
     """An array over all processes' devices, of the rows that this one has."""
     local = local.astype(jax.dtypes.canonicalize_dtype(local.dtype), copy=False)
-    whole = whole_sharding(place.placement)
+    whole, numbers = place.whole, place.local_rows
     if local.ndim == 0:
         return jnp.asarray(local) if whole is None else jax.make_array_from_callback((), whole, lambda _: local)
     if place.blocks is None:
@@ -186,12 +198,11 @@ def _padded_on_host(rows: np.ndarray, num_padded: int) -> np.ndarray:
     return np.concatenate([rows, np.repeat(rows[-1:], extra, axis=0)]) if extra else rows
 
 
-def _from_devices(x: jax.Array, placement: Placement, turns: int) -> jax.Array:
-    place = _Place(placement, turns)
+def _from_devices(x: jax.Array, place: _Place) -> jax.Array:
     if x.ndim and place.num_padded > x.shape[0]:
         x = _padded(ready(x), place.num_padded)
-    target = place.blocks if x.ndim else whole_sharding(placement)
-    return x if target is None else jax.device_put(x, target)
+    target = place.blocks if x.ndim else place.whole
+    return x if target is None or x.sharding == target else jax.device_put(x, target)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -34,6 +34,7 @@ class Rows:
         self._context: Any = None
         self._placement: Placement | None = None
         self._target: Any = None
+        self._placements: dict[int, Placement] = {}  # by the number of rows
 
     def turns(self, num_rows: int) -> int:
         """In how many turns so many rows are taken."""
@@ -47,6 +48,7 @@ class Rows:
         before, self._context = self._placement, context
         self._placement = batches.on_auto(layout.place(self._axis))
         self._target = layout.block_sharding(self._placement)
+        self._placements = {}
         return before != self._placement
 
     @property
@@ -77,8 +79,10 @@ class Rows:
         number = batches.num_rows(self._what, batch)
         if self._target is None:  # the compiled function takes them as they are
             return Batch(batch, number)
-        axis = dataclasses.replace(self.placement.axis, size=number)
-        return batches.lay_out(batch, dataclasses.replace(self.placement, axis=axis), turns=self.turns(number))
+        if number not in self._placements:
+            axis = dataclasses.replace(self.placement.axis, size=number)
+            self._placements[number] = dataclasses.replace(self.placement, axis=axis)
+        return batches.lay_out(batch, self._placements[number], turns=self.turns(number))
 
     def beside(self, values: Any) -> Any:
         """Values brought to the devices, if they lie elsewhere; what is split over these stays so."""
