@@ -1,6 +1,6 @@
 """One of several processes that save and restore together.
 
-``python -m tests.train._checkpoint_processes PATH NUMBER PORT``
+``python -m tests.train._checkpoint_processes PATH PORT NUMBER``
 """
 
 import sys
@@ -39,7 +39,7 @@ def part(x: Any) -> bytes:
     return b"".join(np.asarray(shard.data).tobytes() for shard in x.addressable_shards)
 
 
-def main(path: str, number: int, port: int) -> None:
+def main(path: str, port: int, number: int) -> None:
     jax.distributed.initialize(
         f"127.0.0.1:{port}", NUM_PROCESSES, number, cluster_detection_method="deactivate", initialization_timeout=60
     )

@@ -1,6 +1,6 @@
 """What is trained on several layouts of devices, and a process of one of them.
 
-``python -m tests.train._layouts NUM_PROCESSES PROCESS PORT CHECKPOINT`` prints the digests of all models after ten
+``python -m tests.train._layouts NUM_PROCESSES CHECKPOINT PORT PROCESS`` prints the digests of all models after ten
 steps; with a checkpoint of the fifth in that folder, those of runs that went on from there as well, else it makes one.
 """
 
@@ -112,7 +112,7 @@ def digest(tree: Any) -> str:
     return hashlib.sha256(b"".join(data(x).tobytes() for x in leaves)).hexdigest()
 
 
-def main(num_processes: int, process: int, port: int, path: Path) -> None:
+def main(num_processes: int, path: Path, port: int, process: int) -> None:
     if num_processes > 1:
         address = f"127.0.0.1:{port}"
         jax.distributed.initialize(address, num_processes, process, cluster_detection_method="deactivate")
@@ -136,4 +136,4 @@ def main(num_processes: int, process: int, port: int, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

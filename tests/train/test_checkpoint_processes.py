@@ -1,10 +1,7 @@
 """Several processes save together; one restores what they saved."""
 
 import os
-import signal
-import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -14,36 +11,7 @@ import pytest
 from paraxis.train.checkpoints._checkpoints import Checkpoints
 from tests.launch._support import COMMAND, plain_environment
 from tests.train._checkpoint_processes import NUM_PROCESSES, values
-
-ROOT = Path(__file__).parents[2]
-
-
-def run_processes(path: Path) -> list[tuple[int, str]]:
-    """Exit status and output of each; none outlives the test."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), "XLA_FLAGS": ""}
-    del env["JAX_COMPILATION_CACHE_DIR"]  # its entries are not written atomically
-    command = [sys.executable, "-m", "tests.train._checkpoint_processes", str(path)]
-    started = [
-        subprocess.Popen(
-            [*command, str(number), str(port)],
-            cwd=ROOT,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(NUM_PROCESSES)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in started]
-    finally:
-        for process in started:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-    return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+from tests.train._processes import ROOT, outputs_of
 
 
 def launched_pair(script: str, *arguments: Path | str) -> "subprocess.CompletedProcess[str]":
@@ -55,8 +23,7 @@ def launched_pair(script: str, *arguments: Path | str) -> "subprocess.CompletedP
 
 @pytest.mark.slow
 def test_several_processes_save_and_one_restores(tmp_path: Path) -> None:
-    for status, output in run_processes(tmp_path):
-        assert status == 0, output
+    outputs_of(NUM_PROCESSES, "-m", "tests.train._checkpoint_processes", tmp_path, devices=1)
     target = {"rows": jax.ShapeDtypeStruct((8, 3000), "float32"), "all": np.zeros((2, 3000), "float32")}
     restored = Checkpoints(tmp_path).restore({**target, "own": np.zeros((), "float32"), "n": np.zeros(3, int), "k": 0})
     np.testing.assert_array_equal(restored.tree["rows"], values())

@@ -1,16 +1,13 @@
 """Two processes with two devices each: what each of them reads, and what lies there."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 import paraxis as px
+from tests.train._processes import outputs_of
 
 PROGRAM = """
 import json, sys
@@ -45,28 +42,9 @@ print(json.dumps([found, batches]))
 """
 
 
-def both() -> list[Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    command = [sys.executable, "-c", PROGRAM, port]
-    running = [
-        subprocess.Popen([*command, str(rank)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        done = [process.communicate(timeout=120) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0, 0], done
-    return [json.loads(out.splitlines()[-1]) for out, _ in done]
-
-
 @pytest.mark.slow
 def test_each_process_reads_the_rows_of_its_own_devices() -> None:
-    first, second = both()
+    first, second = (json.loads(out.splitlines()[-1]) for out in outputs_of(2, "-c", PROGRAM, devices=2))
     alone = px.loader(np.arange(11), 6, seed=1, transform=noisy)
     for k, (mine, theirs, batch) in enumerate(zip(first[0], second[0], alone.epoch(1), strict=True)):
         rows = alone.rows(2 + k).tolist()

@@ -1,20 +1,14 @@
 """Two processes with two devices each, parameters split over all four: each gets the whole model."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optax
 import pytest
 
 from tests.train._models import Net, nnx_by_hand, rows
+from tests.train._processes import outputs_of
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import json, sys
 import jax
@@ -38,31 +32,10 @@ print(json.dumps([parts, same, values]))
 """
 
 
-def both() -> list[Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    env = {**os.environ, "PYTHONPATH": path, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    env.pop("JAX_COMPILATION_CACHE_DIR", None)  # its entries are not written atomically
-    command = [sys.executable, "-c", PROGRAM, port]
-    running = [
-        subprocess.Popen([*command, str(rank)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        done = [process.communicate(timeout=240) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0, 0], done
-    return [json.loads(out.splitlines()[-1]) for out, _ in done]
-
-
 @pytest.mark.slow
 def test_each_process_has_the_whole_model() -> None:
     params, rest, _ = nnx_by_hand(Net(), optax.adam(1e-2), [rows(13)])
-    found = both()
+    found = [json.loads(out.splitlines()[-1]) for out in outputs_of(2, "-c", PROGRAM, devices=2)]
     assert [parts for parts, _, _ in found] == [[[1, 16]] * 2] * 2
     assert [same for _, same, _ in found] == [True, True]
     kept, outputs = found[1][2]

@@ -1,11 +1,11 @@
 """An axis: a named, repeated dimension of a program. A value; it holds no arrays and no devices' state."""
 
 import dataclasses
-import operator
 from typing import Any
 
 from jax.sharding import Mesh
 
+from paraxis._core import integers
 from paraxis._core.errors import AxisError
 
 
@@ -89,11 +89,8 @@ class Axis:
 
 
 def _positive(axis: Axis, argument: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(value, bool):
+    number = integers.at_least(1, value)
+    if number is None:
         raise AxisError(
             f"Axis {axis.name!r}: {argument} must be an integer of at least 1, got {value!r}; "
             f"write px.Axis({axis.name!r}, {'8' if argument == 'size' else f'{axis.size}, at_once=8'})"

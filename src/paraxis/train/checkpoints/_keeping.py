@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
+from paraxis._core import integers
 from paraxis._core.errors import DataError
 
 Notes = Callable[[int], Mapping[str, Any] | None]
@@ -73,11 +73,8 @@ def checked_count(name: str, value: Any) -> int | None:
     """
     if value is None:
         return None
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(value, bool):
+    number = integers.at_least(1, value)
+    if number is None:
         raise DataError(f"Checkpoints: {name} must be an integer of at least 1, or None, got {value!r}; write {name}=3")
     return number
 

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import json
 import logging
-import operator
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core import jax_api, processes
+from paraxis._core import integers, jax_api, processes
 from paraxis._core.errors import DataError, StateError
 from paraxis.train.checkpoints import _leaves, _orbax, _packs, _records
 from paraxis.train.checkpoints._checksums import checksum
@@ -38,11 +37,8 @@ def checked_step(step: Any) -> int:
     Raises:
         DataError: if it is none.
     """
-    try:
-        number = operator.index(step)
-    except TypeError:
-        number = -1
-    if number < 0 or isinstance(step, bool):
+    number = integers.at_least(0, step)
+    if number is None:
         raise DataError(
             f"save: step must be an integer of at least 0, got {step!r}; write save(int(state.step), state)"
         )

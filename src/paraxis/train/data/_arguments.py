@@ -1,8 +1,8 @@
 """What a loader is asked for, checked."""
 
-import operator
 from typing import Any
 
+from paraxis._core import integers
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError, DataError
 from paraxis.train.data._order import Order
@@ -37,11 +37,8 @@ def order_of(
 
 
 def integer(name: str, value: Any, *, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least or isinstance(value, bool):
+    number = integers.at_least(least, value)
+    if number is None:
         raise DataError(
             f"px.loader: {name} must be an integer of at least {least}, got {value!r}; write {name}={least}"
         )

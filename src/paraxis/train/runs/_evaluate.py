@@ -2,10 +2,9 @@
 
 import collections
 import contextlib
-import operator
 from typing import Any, Literal
 
-from paraxis._core import processes
+from paraxis._core import integers, processes
 from paraxis._core.errors import DataError
 from paraxis.train.runs._feed import Feed
 from paraxis.train.runs._history import Sums, added, fetched, means_of, sums_of
@@ -91,11 +90,8 @@ class Evaluate:
 def _checked_every(every: Any) -> int | Literal["epoch"]:
     if every == "epoch":
         return "epoch"
-    try:
-        number = operator.index(every)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(every, bool):
+    number = integers.at_least(1, every)
+    if number is None:
         raise DataError(f"px.Evaluate: every must be 'epoch' or a number of steps, got {every!r}; write every=100")
     return number
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from paraxis._core import processes
+from paraxis._core import integers, processes
 from paraxis._core.errors import DataError, StateError
 from paraxis.train.checkpoints import _records
 from paraxis.train.runs import _plots, _resume
@@ -204,11 +203,8 @@ def _checkpoints(checkpoint: Any) -> "Checkpoints":
 def _count(name: str, value: Any) -> int | None:
     if value is None:
         return None
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(value, bool):
+    number = integers.at_least(1, value)
+    if number is None:
         raise DataError(f"px.fit: {name} must be an integer of at least 1, got {value!r}; write {name}=10")
     return number
 

@@ -1,0 +1,13 @@
+"""Numbers of things, as callers give them."""
+
+import operator
+from typing import Any
+
+
+def at_least(least: int, value: Any) -> int | None:
+    """A value as an int, if it is an integer that is not less; otherwise ``None``. Booleans are no numbers."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return None
+    return None if number < least or isinstance(value, bool) else number
