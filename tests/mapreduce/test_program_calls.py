@@ -228,14 +228,16 @@ def test_partial_application(model_and_data):
     assert_close(functools.partial(ours, data=data)(model), by_vmap(model, data))
 
 
-def test_the_result_is_there_before_its_derivative_is_begun() -> None:
+@pytest.mark.parametrize("axes", [{"rows": 8}, {"one": 1, "rows": 8}], ids=str)
+def test_the_result_is_there_before_its_derivative_is_begun(axes: dict[str, int]) -> None:
     """Two programs with collectives in flight can wait for each other for ever on CPU."""
     x = jnp.full((8, 1000, 1000), 1e-3)
     seen: list[bool] = []
 
-    @px.program(rows=8)
+    @px.program(**axes)
     def loss(w):
-        return px.reduce_mean(px.map_fn(lambda w, x: jnp.sum(x @ x @ x * w), (px.broadcast(w), x)))
+        w = px.broadcast(w, "rows")
+        return px.reduce_mean(px.map_fn(lambda w, x: jnp.sum(x @ x @ x * w), (w, x), "rows"), "rows")
 
     def watched(w):
         result = loss(w)

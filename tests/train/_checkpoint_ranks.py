@@ -36,16 +36,20 @@ def main(path: str, what: str) -> None:
             checkpoints.save(step, {"x": x})
     if what == "damage" and first:
         damage_the_last_part(Path(path) / "2")
-    if what == "record" and not first:
-        checkpoints._folder.record = lambda step: _unreadable()
+    record = checkpoints._folder.record
+    if what in ("record", "asked for") and not first:
+        checkpoints._folder.record = lambda step: _unreadable() if step == 2 else record(step)
     if what == "elsewhere":
         _checkpoints._PATIENCE = 1.0
         Checkpoints(path if first else f"{path}-of-my-own")
     processes.barrier("the files are damaged")
-    restored = checkpoints.restore({"x": x}, 2 if what == "record" else None)
+    restored = checkpoints.restore({"x": x}, 2 if what == "asked for" else None)
     assert restored.step == 1
     for shard in restored.tree["x"].addressable_shards:
         np.testing.assert_array_equal(shard.data, values[shard.index])
+    with checkpoints:  # they are in step with each other still
+        checkpoints.save(3, {"x": x})
+    assert checkpoints.restore({"x": x}).step == 3
 
 
 def _unreadable() -> dict[str, object]:

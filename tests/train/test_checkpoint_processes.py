@@ -47,17 +47,20 @@ def test_one_that_cannot_write_ends_all_and_leaves_what_was_there(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_what_one_process_cannot_read_is_set_aside_by_all(tmp_path: Path) -> None:
-    done = launched_pair("_checkpoint_ranks", tmp_path, "damage")
+@pytest.mark.parametrize(
+    ("what", "reason"), [("damage", "its files cannot be read"), ("record", "its record is not what was written")]
+)
+def test_what_one_process_cannot_read_is_set_aside_by_all(tmp_path: Path, what: str, reason: str) -> None:
+    done = launched_pair("_checkpoint_ranks", tmp_path, what)
     assert done.returncode == 0, done.stderr
     assert "the checkpoint of step 2" in done.stderr
-    assert "process 1 found: its files cannot be read" in done.stderr
-    assert sorted(os.listdir(tmp_path)) == ["1", "damaged-2", "run.lock", "writer.lock"]
+    assert f"process 1 found: {reason}" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["1", "3", "damaged-2", "run.lock", "writer.lock"]
 
 
 @pytest.mark.slow
 def test_what_one_process_cannot_read_is_an_error_of_all_where_the_step_was_asked_for(tmp_path: Path) -> None:
-    done = launched_pair("_checkpoint_ranks", tmp_path, "record")
+    done = launched_pair("_checkpoint_ranks", tmp_path, "asked for")
     assert done.returncode not in (0, None)
     assert "2: process 1 found: its record is not what was written" in done.stderr
     assert Checkpoints(tmp_path).steps == (1, 2)

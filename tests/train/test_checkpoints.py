@@ -260,6 +260,28 @@ def test_small_arrays_are_written_as_one(tmp_path: Path, monkeypatch: pytest.Mon
     np.testing.assert_array_equal(part.tree["layer 7"]["w"], np.full(7, 7))
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class Named:
+    """A container whose keys are plain words."""
+
+    def __init__(self, small: Any, other: Any) -> None:
+        self.values = small, other
+
+    def tree_flatten_with_keys(self) -> tuple[Any, None]:
+        return tuple(zip(("small", "other"), self.values, strict=True)), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, values: Any) -> "Named":
+        return cls(*values)
+
+
+def test_a_leaf_may_be_called_as_the_small_ones_are(tmp_path: Path) -> None:
+    tree = Named(jax.random.normal(jax.random.key(0), (200, 200)), jnp.arange(3))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, tree)
+    assert_same(checkpoints.restore(tree).tree, tree)
+
+
 def test_small_arrays_go_to_the_devices_of_the_target(tmp_path: Path) -> None:
     key = jax.random.split(jax.random.key(1), 8)
     with Checkpoints(tmp_path) as checkpoints:

@@ -104,7 +104,7 @@ def reports(text: str) -> dict[int, str]:
     if count() == 1:
         return {0: text} if text else {}
     padded = np.zeros(_LONGEST, np.uint8)
-    said = np.frombuffer(text.encode()[:_LONGEST], np.uint8)
+    said = np.frombuffer(text.encode(errors="replace")[:_LONGEST], np.uint8)
     padded[: said.size] = said
     gathered = enumerate(jax_api.gathered_from_processes(padded))
     return {number: bytes(row).rstrip(b"\0").decode(errors="ignore") for number, row in gathered if row.any()}

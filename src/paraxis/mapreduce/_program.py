@@ -72,7 +72,7 @@ class Program:
         call = (self._fn, structure, static, constants, scope.Scope(declared, scope.current().mapped))
         placement = layout.place(declared[0])
         settled = [layout.settle(leaf, placement, rows=False) for leaf in traced]
-        if placement.num_devices == 1:
+        if placement.mesh is None or placement.mesh.size == 1:  # of all axes, this one may be on one device
             return _run(call, *settled)
         # On CPU, several programs with collectives in flight can wait for each other for ever; a derivative is one.
         return held.ready(_run(call, *held.ready(settled)))

@@ -238,9 +238,11 @@ class Checkpoints:
                 message lists how.
             CheckpointError: if there is none, or none that is not damaged.
 
-        Communicates: each process reads what its devices need. Checksums, as in ``save``.
+        Communicates: each process reads what its devices need, by itself. All-gathers of 400 bytes, of what they found;
+        checksums, as in ``save``.
         """
         self.wait()
+        self._require_shared()
         reasons: dict[int, str] = {}
         for candidate in self.steps[::-1] if step is None else (self._checked_present(step),):
             try:

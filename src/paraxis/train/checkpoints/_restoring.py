@@ -1,20 +1,23 @@
 """One checkpoint on its way back: what it holds is compared with what is asked for, loaded, and checked."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
 
 from paraxis._core import batches, processes
-from paraxis._core.errors import StateError
+from paraxis._core.errors import CheckpointError, StateError
 from paraxis.train.checkpoints import _leaves, _orbax, _packs
 from paraxis.train.checkpoints._checksums import checksum
 from paraxis.train.checkpoints._differences import Difference, Kind, compare, listed
 from paraxis.train.checkpoints._folders import Folder
 from paraxis.train.checkpoints._records import Damaged
+
+_T = TypeVar("_T")
+_DAMAGED = "damaged: "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +30,12 @@ class Found:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Read:
-    """What this process has read of a checkpoint: by their paths, the arrays, and how they were wished for."""
+class _Plan:
+    """What is to be read: the arrays wished for, by their paths."""
 
     record: dict[str, Any]
     differences: tuple[Difference, ...]
     wishes: dict[str, _orbax.Wish]
-    data: dict[str, Any]
 
 
 def found(folder: Folder, step: int, target: Any, partial: bool) -> Found:
@@ -42,29 +44,47 @@ def found(folder: Folder, step: int, target: Any, partial: bool) -> Found:
     Raises:
         StateError: if they do not agree, or cannot lie as they should.
         Damaged: if the files are not what was written; in all processes, whichever found that out.
+        CheckpointError: if another process could not read them for another reason.
     """
     wanted = _leaves.named(target, "restore")
-    read, reason = None, ""
-    try:
-        read = _read(folder, step, wanted, partial)
-    except Damaged as error:
-        reason = str(error)
-    _go_on_together(reason)
-    assert read is not None
-    entries, data = read.record["leaves"], read.data
-    wrong = [_wrong(path, data.get(path), wish, entries[path]["checksum"]) for path, wish in read.wishes.items()]
-    _go_on_together(next(filter(None, wrong), ""))
-    own = {difference.path for difference in read.differences}
+    plan = _together(lambda: _planned(folder, step, wanted, partial))
+    # All load or none does: Orbax counts what each process asks of it, and names its barriers by that number.
+    data = _together(lambda: _loaded(folder.place(step), plan))
+    _together(lambda: _verify(plan, data))
+    own, entries = {difference.path for difference in plan.differences}, plan.record["leaves"]
     # What was read is let go leaf by leaf: there are not two copies of all.
     leaves = [
         leaf if path in own else _leaves.restored(entries[path], data.pop(path, None), leaf)
         for path, leaf in wanted.items()
     ]
-    return Found(leaves, read.record, read.differences)
+    return Found(leaves, plan.record, plan.differences)
 
 
-def _read(folder: Folder, step: int, wanted: Mapping[str, Any], partial: bool) -> _Read:
-    """What this process needs; it does not communicate."""
+def _together(work: Callable[[], _T]) -> _T:
+    """What each process does, if none failed: what comes next communicates, so all go on or none does.
+
+    Raises:
+        Exception: its own, in a process that failed.
+        Damaged: in the others, if that one found the files damaged.
+        CheckpointError: in the others, if it was something else.
+    """
+    result, failure = None, None
+    try:
+        result = work()
+    except Exception as error:
+        failure = error
+    said = "" if failure is None else repr(failure)
+    reports = processes.reports(f"{_DAMAGED}{failure}" if isinstance(failure, Damaged) else said)
+    if failure is not None:
+        raise failure
+    for number, report in reports.items():
+        if report.startswith(_DAMAGED):
+            raise Damaged(f"process {number} found: {report.removeprefix(_DAMAGED)}")
+        raise CheckpointError(f"restore: process {number} could not read its part of the checkpoint: {report}")
+    return cast("_T", result)
+
+
+def _planned(folder: Folder, step: int, wanted: Mapping[str, Any], partial: bool) -> _Plan:
     kinds = {path: _leaves.kind(path, leaf, "restore") for path, leaf in wanted.items()}
     record = folder.record(step)
     entries = record["leaves"]
@@ -73,41 +93,49 @@ def _read(folder: Folder, step: int, wanted: Mapping[str, Any], partial: bool) -
     own = {path: wanted[path] for path in (difference.path for difference in differences) if path in wanted}
     _check(folder, step, differences, own if partial else None)
     wishes = {path: _leaves.wish(path, entries[path], leaf) for path, leaf in wanted.items() if path not in own}
-    wishes = {path: wish for path, wish in wishes.items() if wish is not None}
+    return _Plan(record, differences, {path: wish for path, wish in wishes.items() if wish is not None})
+
+
+def _loaded(place: Path, plan: _Plan) -> dict[str, Any]:
+    """Arrays by their paths, of the shapes and dtypes that were written."""
     try:
-        data = _loaded(folder.place(step), record, wishes)
+        data = _read(place, plan)
     except Exception as error:
         if not _orbax.tells_of_damage(error):
             raise
         raise Damaged(f"its files cannot be read: {_root(error)}") from error
-    return _Read(record, differences, wishes, data)
-
-
-def _loaded(place: Path, record: Mapping[str, Any], wishes: Mapping[str, _orbax.Wish]) -> dict[str, Any]:
-    """Arrays by their paths, whether they were written each for itself or packed."""
-    begins = {path: record["leaves"][path].get("begin") for path in wishes}
-    asked = {path: wish for path, wish in wishes.items() if begins[path] is None}
-    packed = {path: begin for path, begin in begins.items() if begin is not None}
-    if packed:
-        asked[_packs.NAME] = _orbax.Wish((record["packed"],), np.dtype(np.uint8))
-    data = _orbax.load(place, asked)
-    if packed:
-        whole = data.pop(_packs.NAME)
-        small = {
-            path: _packs.unpack(whole, begin, wishes[path].shape, wishes[path].dtype) for path, begin in packed.items()
-        }
-        data |= batches.send(small, {path: wishes[path].sharding for path in packed})
+    for path, wish in plan.wishes.items():
+        x = data.get(path)
+        if x is None or x.shape != wish.shape or np.dtype(x.dtype) != wish.dtype:
+            what = "nothing" if x is None else f"{x.dtype} {x.shape}"
+            raise Damaged(f"{_where(path)} reads as {what}, where {wish.dtype} {wish.shape} was written")
     return data
 
 
-def _go_on_together(reason: str) -> None:
-    """Processes do, or none of them: what comes next communicates.
+def _read(place: Path, plan: _Plan) -> dict[str, Any]:
+    """Arrays by their paths, whether they were written each for itself or packed."""
+    begins = {path: plan.record["leaves"][path].get("begin") for path in plan.wishes}
+    asked = {path: wish for path, wish in plan.wishes.items() if begins[path] is None}
+    packed = {path: (begin, plan.wishes[path]) for path, begin in begins.items() if begin is not None}
+    if not packed:
+        return _orbax.load(place, asked)
+    name, size = plan.record["packed"]
+    data = _orbax.load(place, asked | {name: _orbax.Wish((size,), np.dtype(np.uint8))})
+    whole = data.pop(name)
+    small = {path: _packs.unpack(whole, begin, wish.shape, wish.dtype) for path, (begin, wish) in packed.items()}
+    return data | batches.send(small, {path: wish.sharding for path, (_, wish) in packed.items()})
 
-    Raises:
-        Damaged: if there is a reason not to, in any of them.
-    """
-    for number, report in processes.reports(reason).items():
-        raise Damaged(reason or f"process {number} found: {report}")
+
+def _verify(plan: _Plan, data: Mapping[str, Any]) -> None:
+    """Compare all checksums, before anything is said of one: they communicate."""
+    entries = plan.record["leaves"]
+    wrong = [path for path in plan.wishes if checksum(data[path]) != entries[path]["checksum"]]
+    if wrong:
+        raise Damaged(f"{_where(wrong[0])} has another checksum than when it was written")
+
+
+def _where(path: str) -> str:
+    return f"the leaf {path}" if path else "the only leaf"
 
 
 def _check(folder: Folder, step: int, differences: tuple[Difference, ...], own: Mapping[str, Any] | None) -> None:
@@ -124,17 +152,6 @@ def _check(folder: Folder, step: int, differences: tuple[Difference, ...], own: 
             f"restore: the checkpoint of step {step} in {folder.path} lacks {', '.join(empty)}, and the target has no "
             f"value to keep there, only a jax.ShapeDtypeStruct; give an array: restore(state, partial=True)"
         )
-
-
-def _wrong(path: str, data: Any, wish: _orbax.Wish, expected: str) -> str | None:
-    """What is wrong with a leaf that was read."""
-    where = f"the leaf {path}" if path else "the only leaf"
-    if data is None or data.shape != wish.shape or np.dtype(data.dtype) != wish.dtype:
-        what = "nothing" if data is None else f"{data.dtype} {data.shape}"
-        return f"{where} reads as {what}, where {wish.dtype} {wish.shape} was written"
-    if checksum(data) != expected:
-        return f"{where} has another checksum than when it was written"
-    return None
 
 
 def _root(error: BaseException) -> str:

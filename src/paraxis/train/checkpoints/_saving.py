@@ -84,13 +84,13 @@ def contents(step: int, leaves: Mapping[str, tuple[Any, Kind]], notes: Mapping[s
             arrays[path] = array
             entry = {**entry, "checksum": checksum(array)}
         entries[path] = {**dataclasses.asdict(kind), **entry}
-    written, begins = _packs.pack(arrays)
-    for path, begin in begins.items():
+    packed = _packs.pack(arrays)
+    for path, begin in packed.begins.items():
         entries[path]["begin"] = begin
     record = {"step": step, "notes": notes, "leaves": entries, "surroundings": _records.surroundings()}
-    if begins:
-        record["packed"] = written[_packs.NAME].size
-    return Contents(written, record)
+    if packed.pack is not None:
+        record["packed"] = packed.pack
+    return Contents(packed.arrays, record)
 
 
 class Saving:

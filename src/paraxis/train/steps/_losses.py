@@ -1,5 +1,6 @@
 """Calling a loss function: what it is given by name, and what its results mean."""
 
+import contextlib
 import dataclasses
 import inspect
 import sys
@@ -107,8 +108,9 @@ class LossFunction:
         try:
             return self._fn(model, part.rows, **given)
         except Exception as error:
-            for note in _notes(error, model, part.rows):
-                error.add_note(f"{self.what}: {self.name!r} {note}")
+            with contextlib.suppress(Exception):  # the error is the user's, whatever it is like
+                for note in _notes(error, model, part.rows):
+                    error.add_note(f"{self.what}: {self.name!r} {note}")
             raise
 
     def outcome(self, model: Any, part: Part, mutable: Any) -> Outcome:

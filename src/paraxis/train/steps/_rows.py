@@ -99,7 +99,7 @@ class Rows:
 
     def settle(self, *values: Any) -> None:
         """Wait for what a program is given, where it must be there before the program starts."""
-        if self._target is not None and self.placement.num_devices > 1:
+        if self._target is not None and self._target.mesh.size > 1:
             held.ready(values)
 
     def run(self, compiled: Any, *args: Any) -> Any:
