@@ -15,7 +15,7 @@ from paraxis._core import processes
 from paraxis.launch import _run
 
 STUCK = 79
-_OTHERS_TOO = 1.0
+_OTHERS_TOO = 3.0
 """Seconds. Those that wait for this process would fail as soon as it is gone; first they are to say where they are."""
 
 # Python's own modules and what is installed beside them, this package, and what has no file.
