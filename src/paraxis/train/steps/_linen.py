@@ -14,12 +14,6 @@ from paraxis._core.errors import StateError
 from paraxis.train.steps._forms import Form, Made, Mode
 
 
-def is_linen(x: Any) -> bool:
-    """Whether it is a Linen module (what is one has loaded Flax)."""
-    found = sys.modules.get("flax.linen")
-    return found is not None and isinstance(x, found.Module)
-
-
 class LinenForm(Form):
     """A Linen module, bound to its variables."""
 

@@ -22,9 +22,9 @@ def taken_apart(model: Any, key: Any, sample: Any) -> tuple[Form, Any, Any]:
         StateError: saying what to write, if there is nothing to train.
     """
     _refuse_class(model)
-    if _nnx.is_nnx(model):
+    if isinstance(model, _module_class("nnx")):
         return _nnx.nnx(model)
-    if _linen.is_linen(model):
+    if isinstance(model, _module_class("linen")):
         return _linen.linen(model, key, sample)
     if not jax.tree.leaves(model) or callable(model):
         raise StateError(
@@ -34,15 +34,19 @@ def taken_apart(model: Any, key: Any, sample: Any) -> tuple[Form, Any, Any]:
     return PlainForm(), model, None
 
 
+def _module_class(library: str) -> Any:
+    """Of ``"linen"`` or ``"nnx"``; if it was not loaded, nothing is one: no class."""
+    return getattr(sys.modules.get(f"flax.{library}"), "Module", ())
+
+
 def _refuse_class(model: Any) -> None:
     """Refuse a class where one of its instances is meant."""
     if not isinstance(model, type):
         return
-    linen, flax_nnx = (getattr(sys.modules.get(f"flax.{name}"), "Module", ()) for name in ("linen", "nnx"))
     made, more = f"{model.__name__}(…)", ""
-    if issubclass(model, flax_nnx):
+    if issubclass(model, _module_class("nnx")):
         made = f"{model.__name__}(…, rngs=nnx.Rngs(0))"
-    elif issubclass(model, linen):
+    elif issubclass(model, _module_class("linen")):
         more = ", key=jax.random.key(0), sample=x[:1]"
     raise StateError(
         f"TrainState.create: model is the class {model.__name__}, not a module made of it; write "

@@ -1,18 +1,11 @@
 """NNX modules as models: taken apart into their variables, and put together again."""
 
-import sys
 from typing import Any
 
 import jax
 
 from paraxis._core.errors import StateError
 from paraxis.train.steps._forms import Form, Made, Mode
-
-
-def is_nnx(x: Any) -> bool:
-    """Whether it is an NNX module (what is one has loaded Flax)."""
-    found = sys.modules.get("flax.nnx")
-    return found is not None and isinstance(x, found.Module)
 
 
 class NNXForm(Form):
