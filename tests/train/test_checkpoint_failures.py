@@ -190,3 +190,14 @@ def test_a_program_that_ends_without_waiting_has_saved(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert Checkpoints(tmp_path).restore({"w": np.zeros(100_000, int)}).tree["w"].sum() == 4999950000
+
+
+def test_what_another_process_may_not_read_is_an_error_and_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(5, state(5))
+    monkeypatch.setattr("paraxis._core.processes.reports", lambda text: {1: "PermissionError(13, 'denied')"})
+    with pytest.raises(CheckpointError, match=r"process 1 could not read its part of the checkpoint: PermissionError"):
+        checkpoints.restore(state(5))
+    assert checkpoints.steps == (5,)
