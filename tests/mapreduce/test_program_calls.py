@@ -234,7 +234,7 @@ def test_the_result_is_there_before_its_derivative_is_begun(axes: dict[str, int]
     x = jnp.full((8, 1000, 1000), 1e-3)
     seen: list[bool] = []
 
-    @px.program(**axes)
+    @px.program(placements=axes)
     def loss(w):
         w = px.broadcast(w, "rows")
         return px.reduce_mean(px.map_fn(lambda w, x: jnp.sum(x @ x @ x * w), (w, x), "rows"), "rows")
