@@ -58,9 +58,10 @@ def finished(state: TrainState, gradient: Any, found: Outcome, options: Options)
     if not options.guard:
         return update(gradient, state), metrics
     metrics["loss"] = _with_mean(found.loss)
-    ok = state.ok & jnp.isfinite(metrics["loss"].total) & jnp.isfinite(norm)
+    metrics = {name: _unless_stopped(state.ok, mean) for name, mean in metrics.items()}
+    ok = jnp.isfinite(metrics["loss"].total) & jnp.isfinite(metrics["grad_norm"].total)
     after = _guarded(ok, state, functools.partial(update, gradient))
-    return after, jax.tree.map(functools.partial(_unless_stopped, state.ok), metrics)
+    return after, metrics
 
 
 def _with_mean(loss: Mean) -> Mean:
@@ -109,5 +110,6 @@ def _guarded(ok: jax.Array, state: TrainState, update: Callable[[TrainState], Tr
     return dataclasses.replace(after, key=state.key, extra=state.extra, ok=ok)
 
 
-def _unless_stopped(ok: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.where(ok, x, jnp.nan)
+def _unless_stopped(ok: jax.Array, mean: Mean) -> Mean:
+    value = None if mean.value is None else jnp.where(ok, mean.value, jnp.nan)
+    return Mean(jnp.where(ok, mean.total, jnp.nan), mean.weight, value)
