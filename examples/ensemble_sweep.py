@@ -22,7 +22,7 @@ Typical output of ``--devices 2`` (a quarter of a minute)::
         1             nan
         3             nan
        10             nan
-    ensemble.fit: in epoch 0, members [5, 6, 7, 8] gave results that are not finite. Leave them out of the average, …
+    ensemble.fit: in epoch 1, members [5, 6, 7, 8] gave results that are not finite. Leave them out of the average, …
     the average of the 5 finite ones: 0.4991
     bagging, error of
              a member  0.5673

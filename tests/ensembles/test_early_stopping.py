@@ -176,7 +176,7 @@ def test_a_member_that_fails_is_reported_once_with_its_index() -> None:
         history = ens.fit(train_line, LINE, batch_size=4, num_epochs=4, key=0, per_member=rates)
     messages = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
     assert len(messages) == 1
-    assert "in epoch 0, members [2]" in messages[0]
+    assert "in epoch 1, members [2]" in messages[0]
     assert "where=ens.finite()" in messages[0]
     assert "ens = ens.drop(2,)" in messages[0]
     assert caught[0].filename == __file__
@@ -193,8 +193,8 @@ def test_members_that_fail_later_are_reported_then() -> None:
         _, history = scripted(table)
     messages = [str(warning.message) for warning in caught]
     assert [message[: message.index(" gave")] for message in messages] == [
-        "ensemble.fit: in epoch 1, members [1, 3]",
-        "ensemble.fit: in epoch 2, members [2]",
+        "ensemble.fit: in epoch 2, members [1, 3]",
+        "ensemble.fit: in epoch 3, members [2]",
     ]
     assert history.failed == (1, 2, 3)
 

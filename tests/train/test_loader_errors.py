@@ -148,7 +148,7 @@ READING: list[tuple[Any, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("source", "options", "message"), READING)
 def test_what_is_no_batch_is_refused_with_its_number(source: Any, options: dict[str, Any], message: str) -> None:
     data = px.loader(source, 6, shuffle=False, **options)
-    with pytest.raises((px.DataError, px.ShapeError), match=rf"px\.loader: batch 0 of epoch 0: .*(?:{message})"):
+    with pytest.raises((px.DataError, px.ShapeError), match=rf"px\.loader: batch number 1 of epoch 1: .*(?:{message})"):
         next(data.batches())
 
 
@@ -175,18 +175,24 @@ class Sized:
 
 
 STREAMS: list[tuple[Any, str]] = [
-    (lengthless, r"batch 1 of epoch 0: batch\['y'\] has 5 rows, but batch\['x'\] has 6"),
-    (lambda: [X, (X, 3)], r"batch 1 of epoch 0: batch\[1\] is a single int, without rows.*\.batch\(32\)"),
-    (lambda: [X, X[:0]], r"batch 1 of epoch 0: the source gave a batch without rows"),
-    (lambda: [X, {}], r"batch 1 of epoch 0: the source gave \{\}, which has no arrays"),
-    (grain.MapDataset.range(4).to_iter_dataset(), r"batch 0 of epoch 0: batch is a single .*int.*, without rows"),
-    (lambda: 3, r"batch 0 of epoch 0: beginning to read the source raised TypeError: 'int' object is not iterable"),
-    (lambda: (1 // 0 for _ in "ab"), r"batch 0 of epoch 0: reading it from the source raised ZeroDivisionError"),
-    (lambda: [np.ones((2, 0), object)], r"batch 0 of epoch 0: batch is of object, not of numbers"),
-    (Sized(2), r"the source has more batches in epoch 0, but 2 by its len\(\), by .*px\.loader\(lambda: source\)"),
-    (Sized(4), r"the source has 3 batches in epoch 0, but 4 by its len\(\), by which training resumes"),
-    (lambda: iter(()), r"the source has no batch in epoch 0; if it can be gone through only once"),
-    (shorter, r"the source has 2 batches in epoch 1, but 3 by its len\(\), by which training resumes"),
+    (lengthless, r"batch number 2 of epoch 1: batch\['y'\] has 5 rows, but batch\['x'\] has 6"),
+    (lambda: [X, (X, 3)], r"batch number 2 of epoch 1: batch\[1\] is a single int, without rows.*\.batch\(32\)"),
+    (lambda: [X, X[:0]], r"batch number 2 of epoch 1: the source gave a batch without rows"),
+    (lambda: [X, {}], r"batch number 2 of epoch 1: the source gave \{\}, which has no arrays"),
+    (
+        grain.MapDataset.range(4).to_iter_dataset(),
+        r"batch number 1 of epoch 1: batch is a single .*int.*, without rows",
+    ),
+    (
+        lambda: 3,
+        r"batch number 1 of epoch 1: beginning to read the source raised TypeError: 'int' object is not",
+    ),
+    (lambda: (1 // 0 for _ in "ab"), r"batch number 1 of epoch 1: reading it from the source raised ZeroDivisionError"),
+    (lambda: [np.ones((2, 0), object)], r"batch number 1 of epoch 1: batch is of object, not of numbers"),
+    (Sized(2), r"the source has more batches in epoch 1, but 2 by its len\(\), by .*px\.loader\(lambda: source\)"),
+    (Sized(4), r"the source has 3 batches in epoch 1, but 4 by its len\(\), by which training resumes"),
+    (lambda: iter(()), r"the source has no batch in epoch 1; if it can be gone through only once"),
+    (shorter, r"the source has 2 batches in epoch 2, but 3 by its len\(\), by which training resumes"),
 ]
 
 

@@ -243,8 +243,8 @@ def _report_failed(out: Any, validation: np.ndarray | None, failed: np.ndarray, 
             now |= ~np.isfinite(leaf.astype(float).reshape(len(failed), -1)).all(1)
     if new := list(map(int, np.flatnonzero(now & ~failed))):
         warnings.warn(
-            f"ensemble.fit: in epoch {epoch}, members {new} gave results that are not finite. Leave them out of the "
-            f"average, ens.predict(x, where=ens.finite()), or drop them: ens = ens.drop{tuple(new)}",
+            f"ensemble.fit: in epoch {epoch + 1}, members {new} gave results that are not finite. Leave them out of "
+            f"the average, ens.predict(x, where=ens.finite()), or drop them: ens = ens.drop{tuple(new)}",
             RuntimeWarning,
             stacklevel=5,  # where fit is called: past Ensemble.fit and what keeps it on its devices
         )

@@ -41,7 +41,7 @@ def passes(source: Batches, start: int) -> Generator[Part, None, None]:
         skip = max(0, skip - count)
         if not count:
             raise DataError(
-                f"px.loader: the source has no batch in epoch {epoch}; if it can be gone through only once, pass a "
+                f"px.loader: the source has no batch in epoch {epoch + 1}; if it can be gone through only once, pass a "
                 "function that makes one for each epoch: px.loader(lambda epoch: read_batches(epoch))"
             )
         if length and count != length:
@@ -50,7 +50,7 @@ def passes(source: Batches, start: int) -> Generator[Part, None, None]:
 
 def _other_length(epoch: int, count: str, length: int) -> DataError:
     return DataError(
-        f"px.loader: the source has {count} batches in epoch {epoch}, but {length} by its len(), by which training "
+        f"px.loader: the source has {count} batches in epoch {epoch + 1}, but {length} by its len(), by which training "
         "resumes; give all epochs the same number, or leave len() out: px.loader(lambda: source)"
     )
 
@@ -80,11 +80,11 @@ def _part(batch: Any, epoch: int, number: int) -> Part:
 
 @contextlib.contextmanager
 def naming(epoch: int, number: int) -> Iterator[None]:
-    """Errors from within name the batch."""
+    """Errors from within name the batch, counted from 1 as :func:`px.fit` does for people."""
     try:
         yield
     except ParaxisError as error:
-        raise type(error)(f"px.loader: batch {number} of epoch {epoch}: {error}") from error
+        raise type(error)(f"px.loader: batch number {number + 1} of epoch {epoch + 1}: {error}") from error
     except Exception as error:
-        error.add_note(f"px.loader: raised when batch {number} of epoch {epoch} was made")
+        error.add_note(f"px.loader: raised when batch number {number + 1} of epoch {epoch + 1} was made")
         raise
