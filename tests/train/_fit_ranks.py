@@ -1,8 +1,8 @@
 """One of several processes of a run: ``paraxis launch -n 2 _fit_ranks.py DIRECTORY``. Alone, the same run.
 
 In the directory, a file ``slow`` has it wait after each step; ``kill`` has rank 1 kill itself at step 100, if it was
-not started again; ``raises`` has its callback fail at step 75; ``nan`` has a run with a value that is not
-finite after it.
+not started again; ``raises`` has its callback fail at step 75; ``nan`` has two more runs after it,
+one with a value that is not finite, one with a log that cannot be written.
 """
 
 import hashlib
@@ -91,6 +91,11 @@ def main(directory: Path) -> None:
             px.fit(start(), step, px.loader(Rows(bad_row()), BATCH, seed=1), epochs=1, checkpoint=directory / "bad")
         except px.NonFiniteError as error:
             result["error"] = str(error)
+        in_a_file = directory / "nan" / "log"
+        try:
+            px.fit(start(), step, data, steps=1, log=in_a_file)
+        except px.ParaxisError as error:
+            result["unwritable"] = f"{type(error).__name__}: {error}"
     (directory / f"result-{here.process}.json").write_text(json.dumps(result))
 
 

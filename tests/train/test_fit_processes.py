@@ -70,6 +70,14 @@ def test_a_value_that_is_not_finite_is_an_error_in_all_and_each_keeps_its_own_ro
 
 
 @pytest.mark.slow
+def test_a_log_that_only_the_first_would_write_and_cannot_is_an_error_in_all(unbroken: Path) -> None:
+    first, second = (found["unwritable"] for found in results(unbroken))
+    assert re.match(r"DataError: px\.fit: log: .*/nan/log cannot be written: .*/nan is a file, not a directory", first)
+    assert second == f"ProcessError: px.fit: process 0 cannot go on: {first}"[: len(second)]
+    assert "/nan is a file" in second
+
+
+@pytest.mark.slow
 def test_an_error_in_one_after_a_checkpoint_ends_all_and_is_shown(tmp_path: Path) -> None:
     """The others are in the next step by then, and cannot be asked how their part of a checkpoint went."""
     (tmp_path / "raises").touch()

@@ -3,12 +3,13 @@
 Nothing here starts them: ``paraxis.launch`` does. In a lone process each of these is at hand, and does nothing.
 """
 
+import contextlib
 import itertools
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Self
 
@@ -108,6 +109,27 @@ def reports(text: str) -> dict[int, str]:
     padded[: said.size] = said
     gathered = enumerate(jax_api.gathered_from_processes(padded))
     return {number: bytes(row).rstrip(b"\0").decode(errors="ignore") for number, row in gathered if row.any()}
+
+
+@contextlib.contextmanager
+def together(what: str) -> Iterator[None]:
+    """Around what processes do before they communicate: where one has an error, the others do not wait for it.
+
+    Args:
+        what: the function of ours, for the error.
+
+    Raises:
+        ProcessError: in the processes that had none, naming the first that had.
+
+    Communicates: what :func:`reports` does.
+    """
+    try:
+        yield
+    except Exception as error:
+        reports(f"{type(error).__name__}: {error}")
+        raise
+    for number, report in reports("").items():
+        raise ProcessError(f"{what}: process {number} cannot go on: {report}")
 
 
 # Seconds of time.monotonic() when something was last got done; None: nobody counts on more.

@@ -107,6 +107,7 @@ def fit(
         StateError: if ``step`` is none, such as a loss function; if the checkpoint is of another state; if the arrays
             of ``state`` were given to an earlier step; or if this is one of several processes that ``paraxis launch``
             started, and did not join them.
+        ProcessError: in the other processes, if the first cannot write to a place.
         NonFiniteError: if a loss or a gradient is not finite, naming the step, the batch, its rows, and those of them
             that have values which are not finite themselves. The batch is saved beside the checkpoint, or else the
             log. ``error.state`` is the state of the step before, and saved. With several processes, it is raised in
@@ -115,7 +116,8 @@ def fit(
         ModuleNotFoundError: if what was asked for needs a package that is missing.
         Exception: what the step, the data, an evaluation or a callback raises, with a note that names the step.
 
-    Communicates: nothing but what the step, evaluations and checkpoints do.
+    Communicates: nothing but what the step, evaluations and checkpoints do; and with several processes, at the
+    beginning, 400 bytes of each.
 
     Example:
         >>> import jax.numpy as jnp, optax, paraxis as px
@@ -145,17 +147,10 @@ def fit(
         display = display_for(progress if first else False, start, total, epochs)
         stack.callback(display.close)
         reporters: list[Reporter] = [display]
-        if plot is not None and first:
-            with _writing("plot", _path(plot)):
-                _plots.require_place(_path(plot))
-        if log is not None and first:
-            facts = _facts(state, feed, epochs, steps)
-            with _writing("log", _path(log)):
-                reporters.append(stack.enter_context(contextlib.closing(Log(_path(log), start, facts, log_every))))
-        if tensorboard is not None and first:
-            with _writing("tensorboard", _path(tensorboard)):
-                board = TensorBoard(_path(tensorboard), start, log_every)
-            reporters.append(stack.enter_context(contextlib.closing(board)))
+        with processes.together("px.fit"):
+            if first:
+                facts = {} if log is None else _facts(state, feed, epochs, steps)
+                reporters += _written(stack, start, log_every, facts, log=log, tensorboard=tensorboard, plot=plot)
         loop = Loop(step, feed, plan, beginning, reporters, listeners, donate=donate)
         said = beginning.said
         if loop.is_over:
@@ -251,6 +246,24 @@ def _nothing_left(start: int, total: int | None, epochs: int | None, *, is_early
 
 def _path(path: str | os.PathLike[str]) -> Path:
     return Path(path).expanduser()
+
+
+def _written(
+    stack: contextlib.ExitStack, start: int, every: int, facts: dict[str, Any], *, log: Any, tensorboard: Any, plot: Any
+) -> list[Reporter]:
+    """What writes down how the run goes. Each place is tried now: at the end, it would be too late."""
+    found: list[Reporter] = []
+    if plot is not None:
+        with _writing("plot", _path(plot)):
+            _plots.require_place(_path(plot))
+    if log is not None:
+        with _writing("log", _path(log)):
+            found.append(stack.enter_context(contextlib.closing(Log(_path(log), start, facts, every))))
+    if tensorboard is not None:
+        with _writing("tensorboard", _path(tensorboard)):
+            board = TensorBoard(_path(tensorboard), start, every)
+        found.append(stack.enter_context(contextlib.closing(board)))
+    return found
 
 
 @contextlib.contextmanager
