@@ -44,6 +44,12 @@ def test_a_name_alone_says_nothing_outside_a_program():
         px.reduce_sum(jnp.zeros(3), "clients")
 
 
+@pytest.mark.parametrize("given", [lambda x: x, 10], ids=["function", "size"])
+def test_axes_without_a_name_are_refused(given):
+    with pytest.raises(px.AxisError, match=r"its axes must be given by name, got .*write @px\.program\(clients=8\)"):
+        px.program(given)
+
+
 def test_a_program_leaves_no_trace_behind_even_when_it_fails():
     @px.program(clients=3)
     def broken(x):

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -291,6 +291,7 @@ def with_default(model: Any, batch: Any, rate: float = 2.0) -> jax.Array:
         (lambda: px.train_step(loss, precision="float16"), "its gradients underflow without a scale for the loss"),
         (lambda: px.train_step(loss, precision="tf32"), "there are None .* and 'bfloat16'"),
         (lambda: px.train_step(loss, clip=0), "clip must be a positive norm, got 0"),
+        (lambda: px.train_step(loss, clip=cast("Any", "1")), "clip must be a positive norm, got '1'; write clip=1.0"),
         (lambda: px.train_step(loss, at_once=0), "at_once must be an integer of at least 1, got 0"),
         (lambda: px.train_step(loss, axis=px.Axis("batch", 1, at_once=2)), "axis must be a name, or a px.Axis without"),
     ],
@@ -364,3 +365,36 @@ def test_means_add_up_and_of_nothing_there_is_none() -> None:
     assert float(px.Mean(6.0, 3.0) + px.Mean(0.0, 1.0)) == 1.5
     assert f"{px.Mean(1.0, 4.0):.3f}" == "0.250"
     assert np.isnan(float(px.Mean(0.0, 0.0)))
+
+
+def test_a_mean_is_shown_as_its_value_and_of_how_much() -> None:
+    assert repr(px.Mean(jnp.array(7.0), jnp.array(14.0))) == "Mean(0.5, of 14)"
+    assert repr(px.Mean(0.0, 0.0)) == "Mean(nan, of 0)"
+    shown = []
+    jax.jit(lambda mean: shown.append(repr(mean)))(px.Mean(jnp.array(7.0), jnp.array(14.0)))
+    assert shown[0].startswith("Mean(total=")
+
+
+def _variables() -> Any:
+    return LinenNet().init(jax.random.key(0), jnp.zeros((1, 3)), train=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: {"f": Net(), "g": Net()}, r"model\['f'\] is an NNX module in a dict.*nnx\.Dict\(first=…, second=…\)"),
+        (lambda: [nnx.Linear(2, 2, rngs=nnx.Rngs(0))], r"model\[0\] is an NNX module in a list"),
+        (lambda: nnx.state(Net()), r"is an nnx\.\w+, which is not trained; give the module itself"),
+        (_variables, r"'batch_stats' beside 'params', .*variables\['params'\]"),
+    ],
+)
+def test_what_a_module_keeps_besides_parameters_is_not_trained_by_accident(make: Any, message: str) -> None:
+    with pytest.raises(px.StateError, match=message):
+        px.TrainState.create(make(), optax.sgd(0.1))
+
+
+@pytest.mark.parametrize(
+    "model", [nnx.state(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Param), {"params": {"w": jnp.ones(2)}}]
+)
+def test_parameters_alone_are_trained_whatever_they_are_in(model: Any) -> None:
+    assert px.TrainState.create(model, optax.sgd(0.1)).mutable is None

@@ -42,6 +42,9 @@ def program(
         >>> jax.grad(loss)(2.0, jnp.array([0.0, 1.0, 2.0, 1.0]))
         Array(4., dtype=float32, weak_type=True)
     """
+    if placements is not None and not isinstance(placements, Mapping):
+        got = "the function itself" if callable(placements) else repr(placements)
+        raise AxisError(f"program: its axes must be given by name, got {got}; write @px.program(clients=8)")
     declared = {**(placements or {}), **axes}
     if not declared:
         raise AxisError("program: no axis was given; write @px.program(clients=8)")

@@ -41,5 +41,11 @@ class Mean:
         weight = float(self.weight)
         return float(self.total) / weight if weight else float("nan")
 
+    def __repr__(self) -> str:
+        try:
+            return f"Mean({float(self):.6g}, of {float(self.weight):.6g})"
+        except TypeError:  # traced, or shapes
+            return f"Mean(total={self.total!r}, weight={self.weight!r}, value={self.value!r})"
+
     def __format__(self, spec: str) -> str:
         return format(float(self), spec)

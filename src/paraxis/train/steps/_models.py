@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -31,7 +32,35 @@ def taken_apart(model: Any, key: Any, sample: Any) -> tuple[Form, Any, Any]:
             f"TrainState.create: model must be an NNX or Linen module, or a pytree of parameters, got "
             f"{type(model).__name__} without arrays; write px.TrainState.create(params, optimizer)"
         )
+    _refuse_unseen_variables(model)
     return PlainForm(), model, None
+
+
+_LINEN_COLLECTIONS = {"batch_stats", "cache", "intermediates"}
+
+
+def _refuse_unseen_variables(model: Any) -> None:
+    """Refuse a pytree in which what a module keeps besides its parameters would be trained as if it were some."""
+    module, variable = _module_class("nnx"), getattr(sys.modules.get("flax.nnx"), "Variable", ())
+    found = jax.tree_util.tree_leaves_with_path(model, is_leaf=lambda x: isinstance(x, (module, variable)))
+    for path, x in found:
+        if isinstance(x, module):
+            raise StateError(
+                f"TrainState.create: {tree.name('model', path)} is an NNX module in a {type(model).__name__}, whose "
+                f"statistics and random streams would be trained like parameters; put the modules into one: "
+                f"px.TrainState.create(nnx.Dict(first=…, second=…), optimizer)"
+            )
+        if isinstance(x, variable) and not isinstance(x, sys.modules["flax.nnx"].Param):
+            raise StateError(
+                f"TrainState.create: {tree.name('model', path)} is an nnx.{type(x).__name__}, which is not trained; "
+                f"give the module itself, px.TrainState.create(module, optimizer), or nnx.state(module, nnx.Param)"
+            )
+    if isinstance(model, Mapping) and "params" in model and (beside := sorted(_LINEN_COLLECTIONS & set(model))):
+        raise StateError(
+            f"TrainState.create: model has {', '.join(map(repr, beside))} beside 'params', as variables of a Linen "
+            f"module have, and would be trained whole; give the module, px.TrainState.create(module, optimizer, "
+            f"key=jax.random.key(0), sample=x[:1]), and its values by state.replace(params=variables['params'])"
+        )
 
 
 def _module_class(library: str) -> Any:

@@ -1,5 +1,6 @@
 """``train_step``: a loss function for one device in, a step on all devices out."""
 
+import numbers
 import weakref
 from collections.abc import Callable
 from typing import Any, overload
@@ -176,7 +177,9 @@ def train_step(
             rows c, c + C, …; their gradients are added. What a model takes over a batch (BatchNorm) it takes over a
             micro-batch then.
         precision: ``"bfloat16"``: the model and the batch are computed with in bfloat16; parameters, updates and the
-            mean of the loss stay as they are. Take ``logits.astype("float32")`` where it matters in the loss.
+            mean of the loss stay as they are. Take ``logits.astype("float32")`` where it matters in the loss. All of
+            the batch's floating arrays are rounded, to three digits: give labels, masks and counts as integers or
+            booleans, and scale targets that are large.
         clip: gradients of a larger global norm are scaled to this one.
         guard: see to it that a step whose loss or gradient is not finite changes nothing. ``False`` spares a pass over
             the gradient, and on one device gives the bits of a step written by hand; a state may then be full of NaN.
@@ -230,7 +233,7 @@ def train_step(
     loss = LossFunction("train_step", loss_fn, _EXAMPLE)
     _precision.check("train_step", precision)
     _sharding.check(shard)
-    if clip is not None and not clip > 0:
+    if clip is not None and not (isinstance(clip, numbers.Real) and clip > 0):
         raise StateError(f"train_step: clip must be a positive norm, got {clip!r}; write clip=1.0")
     update = Options(clip=clip, guard=guard)
     rows = _rows.Rows("train_step", axis, at_once)
