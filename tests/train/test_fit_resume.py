@@ -230,6 +230,38 @@ def test_the_best_of_no_evaluation_is_refused(tmp_path: Path) -> None:
         fit(start(), step, data(), steps=1, checkpoint=checkpoints, evaluate=Evaluate(evaluate_step, [arrays()]))
 
 
+@pytest.mark.parametrize(
+    ("name", "last", "words"),
+    [
+        ("test/los", 4, r"best=\('test/los', …\), but there are test/loss; write .*best=\('test/loss', …\)\)"),
+        ("los", 0, r"best=\('los', …\), but there are grad_norm, loss; write .*best=\('loss', …\)\)"),
+    ],
+)
+def test_the_best_by_a_metric_that_is_not_given_is_an_error_and_what_was_saved_stays(
+    name: str, last: int, words: str, tmp_path: Path
+) -> None:
+    checkpoints = Checkpoints(tmp_path, every=2, keep=2, best=(name, "min"))
+    test = Evaluate(evaluate_step, [arrays()], every=5)
+    with pytest.raises(DataError, match=words):
+        fit(start(), step, data(), steps=20, evaluate=test, checkpoint=checkpoints, progress=False)
+    assert (Checkpoints(tmp_path).latest or 0) == last
+    if last:
+        np.testing.assert_array_equal(
+            Checkpoints(tmp_path).restore(start()).tree.params["w"],
+            fit(start(), step, data(), steps=last, progress=False).state.params["w"],
+        )
+
+
+def test_what_best_names_may_come_later_than_the_first_checkpoint(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, every=1, keep=None, best=("test/loss", "min"))
+    tests = [Evaluate(evaluate_step, [arrays()], every=4), Evaluate(evaluate_step, [arrays()], every=2, name="dev")]
+    fitted = fit(start(), step, data(), steps=8, evaluate=tests, checkpoint=checkpoints, progress=False)
+    steps, values = fitted.history.curve("test/loss")
+    assert steps.tolist() == [4, 8]
+    assert checkpoints.steps == tuple(range(1, 9))
+    assert checkpoints.best == steps[values.argmin()]
+
+
 def interrupt_at(number: int, *signals: signal.Signals) -> Any:
     def at(event: Event) -> None:
         if event.kind == "step" and event.step == number:

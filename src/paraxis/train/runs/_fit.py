@@ -102,8 +102,9 @@ def fit(
         A :class:`Fitted`: the last state, and the history.
 
     Raises:
-        DataError: on a malformed argument; if the data are not those of the checkpoint; or if the places of ``log``,
-            ``tensorboard`` or ``plot`` cannot be written to.
+        DataError: on a malformed argument; if the data are not those of the checkpoint; if what ``best=`` of the
+            checkpoint or ``stop_early`` names is not among the metrics; or if the places of ``log``, ``tensorboard`` or
+            ``plot`` cannot be written to.
         StateError: if ``step`` is none, such as a loss function; if the checkpoint is of another state; if the arrays
             of ``state`` were given to an earlier step; or if this is one of several processes that ``paraxis launch``
             started, and did not join them.
@@ -151,6 +152,8 @@ def fit(
             if first:
                 facts = {} if log is None else _facts(state, feed, epochs, steps)
                 reporters += _written(stack, start, log_every, facts, log=log, tensorboard=tensorboard, plot=plot)
+        if plan.checkpoints is not None and plan.checkpoints.best_by is not None:
+            reporters.append(_resume.BestBy(plan.checkpoints.best_by))
         loop = Loop(step, feed, plan, beginning, reporters, listeners, donate=donate)
         said = beginning.said
         if loop.is_over:

@@ -1,6 +1,7 @@
 """What is saved of a run beside its state, and how a run goes on from there."""
 
 import dataclasses
+import difflib
 import json
 import math
 import os
@@ -8,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paraxis._core.errors import DataError, StateError
+from paraxis.train.runs._events import Event
 from paraxis.train.runs._feed import Feed, Place
 from paraxis.train.runs._history import Recorder
 from paraxis.train.runs._stopping import StopEarly, Watch
@@ -119,6 +121,41 @@ def check_best(checkpoints: "Checkpoints", evaluations: Sequence[str]) -> None:
             f"px.fit: checkpoint has best=({name!r}, …), but there is no evaluation {source!r}; write "
             f"evaluate=px.Evaluate(px.eval_step(loss), data, name={source!r})"
         )
+
+
+class BestBy:
+    """A reporter that looks once whether what ``best=`` names is given: if it never is, the best cannot be kept.
+
+    Args:
+        name: of the metric: of an evaluation, or of steps.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._source = name.rpartition("/")[0]
+        self._is_given = False
+
+    def __call__(self, event: Event) -> None:
+        """Look at the first metrics that should have it.
+
+        Raises:
+            DataError: if they have not.
+        """
+        if self._is_given or event.kind != ("evaluate" if self._source else "step"):
+            return
+        if self._source and not any(name.startswith(f"{self._source}/") for name in event.metrics):
+            return
+        self._is_given = self._name in event.metrics
+        if not self._is_given:
+            there = list(event.metrics)
+            near = (difflib.get_close_matches(self._name, there, n=1) or there or ["loss"])[0]
+            raise DataError(
+                f"px.fit: checkpoint has best=({self._name!r}, …), but there are {', '.join(there) or 'no metrics'}; "
+                f"write px.Checkpoints(…, best=({near!r}, …))"
+            )
+
+    def flush(self) -> None:
+        """There is nothing that waits."""
 
 
 def _check_data(saved: Mapping[str, Any], feed: Feed, restored: "Restored[Any]", checkpoints: "Checkpoints") -> None:
