@@ -63,6 +63,26 @@ def test_all_agrees(checkpoints: Checkpoints) -> None:
     assert restored.differences == ()
 
 
+def test_where_nothing_agrees_both_are_listed(checkpoints: Checkpoints) -> None:
+    target = {"params": {"head": {"w": np.zeros((4, 3), "float32")}}, "list": [np.zeros(2)]}
+    with pytest.raises(StateError, match=f"nothing in the checkpoint of step 5 in {checkpoints.path} agrees") as caught:
+        checkpoints.restore(target, partial=True)
+    assert [line for line in str(caught.value).splitlines() if line.startswith("  ")] == [
+        "  ['body']: float64 (5,)",
+        "  ['head']['b']: float32 (3,)",
+        "  ['head']['w']: float32 (4, 3)",
+        "  ['n']: Python int",
+        "  ['list'][0]: float64 (2,)",
+        "  ['params']['head']['w']: float32 (4, 3)",
+    ]
+    assert "restore(state, partial=True)" in str(caught.value)
+    assert checkpoints.steps == (5,)
+
+
+def test_of_nothing_nothing_is_taken(checkpoints: Checkpoints) -> None:
+    assert checkpoints.restore({}, partial=True).tree == {}
+
+
 def test_a_leaf_without_a_value_cannot_be_kept(checkpoints: Checkpoints) -> None:
     target = {**SAVED, "new": jax.ShapeDtypeStruct((2,), jnp.float32)}
     with pytest.raises(StateError, match=r"lacks \['new'\], and the target has no value .* give an array"):

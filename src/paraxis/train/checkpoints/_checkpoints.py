@@ -235,7 +235,7 @@ class Checkpoints:
 
         Raises:
             StateError: if the checkpoint and the target differ in the paths, shapes or dtypes of their leaves; the
-                message lists how.
+                message lists how. With ``partial``, if no leaf agrees.
             CheckpointError: if there is none, or none that is not damaged.
 
         Communicates: each process reads what its devices need, by itself. All-gathers of 400 bytes, of what they found;

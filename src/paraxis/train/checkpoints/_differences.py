@@ -55,12 +55,17 @@ def compare(saved: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> tuple[Diff
     return tuple(difference for difference in found if difference is not None)
 
 
-def listed(differences: Sequence[Difference]) -> str:
+def listed(found: Sequence[Difference | str]) -> str:
     """One line each, as far as they can be read."""
-    lines = [f"  {difference}" for difference in differences[:_MOST]]
-    if len(differences) > _MOST:
-        lines.append(f"  and {len(differences) - _MOST} more")
+    lines = [f"  {one}" for one in found[:_MOST]]
+    if len(found) > _MOST:
+        lines.append(f"  and {len(found) - _MOST} more")
     return "\n".join(lines)
+
+
+def described(kinds: Mapping[str, Kind]) -> str:
+    """All leaves, one line each, as far as they can be read."""
+    return listed([f"{path or 'the whole tree'}: {kind}" for path, kind in kinds.items()] or ["no leaves"])
 
 
 def _difference(path: str, saved: Kind | None, wanted: Kind) -> Difference | None:

@@ -12,7 +12,7 @@ from paraxis._core import batches, processes
 from paraxis._core.errors import CheckpointError, StateError
 from paraxis.train.checkpoints import _leaves, _orbax, _packs
 from paraxis.train.checkpoints._checksums import checksum
-from paraxis.train.checkpoints._differences import Difference, Kind, compare, listed
+from paraxis.train.checkpoints._differences import Difference, Kind, compare, described, listed
 from paraxis.train.checkpoints._folders import Folder
 from paraxis.train.checkpoints._records import Damaged
 
@@ -91,6 +91,8 @@ def _planned(folder: Folder, step: int, wanted: Mapping[str, Any], partial: bool
     saved = {path: Kind(entry["dtype"], _shape(entry["shape"])) for path, entry in entries.items()}
     differences = compare(saved, kinds)
     own = {path: wanted[path] for path in (difference.path for difference in differences) if path in wanted}
+    if partial and wanted and len(own) == len(wanted):
+        raise _nothing_agrees(folder, step, saved, kinds)
     _check(folder, step, differences, own if partial else None)
     wishes = {path: _leaves.wish(path, entries[path], leaf) for path, leaf in wanted.items() if path not in own}
     return _Plan(record, differences, {path: wish for path, wish in wishes.items() if wish is not None})
@@ -152,6 +154,15 @@ def _check(folder: Folder, step: int, differences: tuple[Difference, ...], own: 
             f"restore: the checkpoint of step {step} in {folder.path} lacks {', '.join(empty)}, and the target has no "
             f"value to keep there, only a jax.ShapeDtypeStruct; give an array: restore(state, partial=True)"
         )
+
+
+def _nothing_agrees(folder: Folder, step: int, saved: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> StateError:
+    return StateError(
+        f"restore: nothing in the checkpoint of step {step} in {folder.path} agrees with the target in path, shape and "
+        f"dtype; the checkpoint has\n{described(saved)}\nand the target has\n{described(wanted)}\n"
+        f"in a path, .params is an attribute, ['w'] a key of a dict, [0] a place in a list or tuple; give a target "
+        f"that is nested like what was saved, such as the whole state: restore(state, partial=True)"
+    )
 
 
 def _root(error: BaseException) -> str:
