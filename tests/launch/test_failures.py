@@ -15,6 +15,8 @@ FAILURES = {
     "leaves-with-3": ("exit3", 1, 3, "rank 1 left with status 3\n"),
     "first-leaves-with-3": ("exit3", 0, 3, "rank 0 left with status 3\n"),
     "leaves-with-0": ("exit0", 1, 1, "rank 1 left with status 0, and rank 0 still ran 2 s later"),
+    "leaves-at-once": ("_exit0", 1, 1, "rank 1 left with status 0 before the end of its script, as os._exit(0) does"),
+    "leaves-with-79": ("exit79", 1, 79, "rank 1 left with status 79\n"),
     "is-stopped": ("SIGSTOP", 1, 1, "rank 1 was stopped (SIGSTOP) 5 s ago"),
 }
 FAST = ("raises", "is-killed")
@@ -122,9 +124,12 @@ def test_a_rank_that_never_comes_is_named(launched: Launch, tmp_path: Path) -> N
     assert out == "[1] somewhere else\n"
 
 
-def test_a_rank_that_leaves_without_coming_is_named_at_once(launched: Launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "instead", ["sys.exit()", pytest.param("sys.stdout.flush(); __import__('os')._exit(0)", marks=pytest.mark.slow)]
+)
+def test_a_rank_that_leaves_without_coming_is_named_at_once(launched: Launch, tmp_path: Path, instead: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text(ABSENT.format(instead="sys.exit()").replace("join_timeout=2", ""))
+    script.write_text(ABSENT.format(instead=instead).replace("join_timeout=2", ""))
     status, _, error = launched(str(script))
     assert status == 1
     assert "rank 1 left with status 0 without px.initialize(), where rank 0 waited for it" in error
@@ -132,7 +137,7 @@ def test_a_rank_that_leaves_without_coming_is_named_at_once(launched: Launch, tm
 
 @pytest.mark.parametrize(
     ("code", "status"),
-    [("3", 3), ("None", 0), ("'in words'", 1), ("256", 1), ("True", 1), ("0", 0)],
+    [("3", 3), ("70", 70), ("None", 0), ("'in words'", 1), ("256", 1), ("True", 1), ("0", 0)],
 )
 def test_the_status_is_that_of_the_script(launched: Launch, tmp_path: Path, code: str, status: int) -> None:
     script = tmp_path / "script.py"

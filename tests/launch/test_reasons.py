@@ -19,7 +19,7 @@ PEER = (
 
 
 def together(rank: int, status: int | None = None, at: float = 0.0, **more: Any) -> Ending:
-    return Ending(rank, status, at, joining=True, joined=True, **more)
+    return Ending(rank, status, at, **{"joining": True, "joined": True, "raised": status == 70, **more})
 
 
 def test_as_long_as_nobody_fails_there_is_no_reason() -> None:
@@ -60,7 +60,7 @@ def test_who_did_not_come_is_named_and_not_who_waited() -> None:
     assert failure is not None
     assert failure.rank == 1
     assert failure.message.startswith("ranks 1 and 3 did not come")
-    failed_itself = failure_of([waited, Ending(1, 70, 0.5, lines=BUG)])
+    failed_itself = failure_of([waited, Ending(1, 70, 0.5, raised=True, lines=BUG)])
     assert failed_itself is not None
     assert failed_itself.message == "rank 1 raised an exception"
 
@@ -70,14 +70,17 @@ def test_leaving_with_0_is_a_failure_only_where_others_wait() -> None:
     assert absent_failure([works, Ending(1, 0, done=True)]) is None
     assert absent_failure([waits, Ending(1)]) is None
     assert absent_failure([waits, Ending(1, done=True)]) is not None
+    assert absent_failure([waits, Ending(1, 0)]) is not None
     assert early_failure([works, Ending(1, 0, done=True)], 30) is None
     assert early_failure([together(0), together(1, done=True)], 30) is not None
+    assert early_failure([together(0), together(1, 0)], 30) is not None
     assert early_failure([together(0, done=True), together(1, done=True)], 30) is None
 
 
 @pytest.mark.parametrize(
     ("status", "words"),
     [
+        (0, "left with status 0 before the end of its script"),
         (-9, "killed .* no memory left"),
         (-6, "aborted .* another process is gone"),
         (-11, "crashed in compiled code"),
@@ -85,14 +88,43 @@ def test_leaving_with_0_is_a_failure_only_where_others_wait() -> None:
         (-15, "ended by SIGTERM before it could save"),
         (-int(signal.SIGUSR2), r"ended by signal \d+ \(SIGUSR2\)"),
         (-40, "ended by signal 40"),
-        (70, "raised an exception"),
-        (79, "stuck"),
-        (130, "interrupted"),
         (5, "left with status 5"),
+        # A script's own, which has told of nothing.
+        (70, "left with status 70"),
+        (79, "left with status 79"),
+        (130, "left with status 130"),
     ],
 )
 def test_a_status_is_put_into_words(status: int, words: str) -> None:
-    assert re.search(words, meaning(status))
+    assert re.search(words, meaning(Ending(0, status)))
+
+
+def test_what_a_rank_told_is_believed() -> None:
+    assert meaning(Ending(0, 70, raised=True)) == "raised an exception"
+    assert meaning(Ending(0, 130, interrupted=True)) == "was interrupted (KeyboardInterrupt)"
+    stuck = failure_of([together(0, 79, 1.0, stuck_at="a.py:1"), together(1, 79, 1.0)])
+    assert stuck is not None
+    assert stuck.message.startswith("no progress: rank 0 at a.py:1; whoever")
+
+
+def test_a_script_that_leaves_with_the_status_of_a_stuck_rank_is_not_stuck() -> None:
+    failure = failure_of([together(0), together(1, 79, 1.0, lines=("a wrong setting",))])
+    assert failure is not None
+    assert (failure.message, failure.status) == ("rank 1 left with status 79", 79)
+
+
+def test_who_left_with_0_before_its_end_is_named_and_not_who_failed_without_it() -> None:
+    left, failed = together(1, 0, 1.0), together(0, 70, 2.0, lines=BUG)
+    for others in ([failed], [together(0, 70, 2.0, lines=PEER)], [together(0, -6, 2.0)]):
+        failure = failure_of([*others, left])
+        assert failure is not None
+        assert (failure.rank, failure.status) == (1, 1)
+        assert failure.message.startswith("rank 1 left with status 0 before the end of its script")
+    # Not so one that came to its end, failed later, or has nothing to do with the others.
+    for other in (together(1, 0, 1.0, done=True), together(1, 0, 3.0), Ending(1, 0, 1.0)):
+        failure = failure_of([failed, other])
+        assert failure is not None
+        assert failure.message == "rank 0 raised an exception"
 
 
 @pytest.mark.parametrize(

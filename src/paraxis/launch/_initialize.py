@@ -211,6 +211,6 @@ def _ending(before: _Hook) -> _Hook:
         try:
             before(kind, error, trace)
         finally:
-            _run.leave(_run.INTERRUPTED if issubclass(kind, KeyboardInterrupt) else _run.RAISED)
+            _run.leave_raised(kind)
 
     return hook

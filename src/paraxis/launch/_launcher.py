@@ -11,7 +11,6 @@ from paraxis.launch._options import Options
 from paraxis.launch._output import Screen
 from paraxis.launch._ranks import Group
 from paraxis.launch._reasons import Failure
-from paraxis.launch._watchdog import STUCK
 
 _LOOK_EVERY = 0.02
 # After the first failure, the time that others have to fail, too: which tells what was cause and what effect.
@@ -94,15 +93,15 @@ def _failure(group: Group, options: Options) -> Failure | None:
     """Why the ranks have to be ended, if they have."""
     endings, now = group.look(), time.monotonic()
     if any(ending.failed for ending in endings):
-        if any(ending.status == STUCK for ending in endings):
+        if any(ending.stuck for ending in endings):
             _look_for(group, _ALSO_STUCK)
         _look_for(group, _SETTLE)
         return _reasons.failure_of(group.look())
     for rank, ending in zip(group.ranks, endings, strict=True):
         if rank.stopped_at is not None and now - rank.stopped_at > _STOPPED_PATIENCE:
             return _reasons.stopped_failure(ending, _STOPPED_PATIENCE)
-    done = [rank.done_at for rank in group.ranks if rank.done_at is not None]
-    if done and now - min(done) > options.grace:
+    left = [rank.left_at for rank in group.ranks if rank.left_at is not None]
+    if left and now - min(left) > options.grace:
         return _reasons.early_failure(endings, options.grace)
     return _reasons.absent_failure(endings)
 

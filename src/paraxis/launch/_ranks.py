@@ -26,7 +26,7 @@ class Rank:
     def __init__(self, place: Place, options: Options, screen: _output.Screen) -> None:
         self.number = place.process
         self.stopped_at: float | None = None
-        self.done_at: float | None = None
+        self.left_at: float | None = None
         self._said: list[str] = []
         self._ended_at = 0.0
         self._kept = _output.Kept()
@@ -63,10 +63,9 @@ class Rank:
 
     def look(self) -> None:
         """See what became of it since the last look."""
-        with contextlib.suppress(BlockingIOError):
-            self._said += os.read(self._told, 4096).decode(errors="replace").splitlines()
-        if "done" in self._said and self.done_at is None:
-            self.done_at = time.monotonic()
+        self._listen()
+        if "done" in self._said and self.left_at is None:
+            self.left_at = time.monotonic()
         if not self.runs:
             return
         number, status = os.waitpid(self._process.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -80,10 +79,18 @@ class Rank:
             # Popen's own poll() does not tell of a process that was stopped; so it has to be told of the end.
             self._process.returncode = os.waitstatus_to_exitcode(status)
             self._ended_at = time.monotonic()
+            self._listen()
+            if self._process.returncode == 0 and self.left_at is None:
+                self.left_at = self._ended_at
+
+    def _listen(self) -> None:
+        """Hear what it has told."""
+        with contextlib.suppress(BlockingIOError):
+            self._said += os.read(self._told, 4096).decode(errors="replace").splitlines()
 
     def ending(self) -> Ending:
         """How far it is."""
-        stuck_at = next((word.removeprefix("stuck ") for word in self._said if word.startswith("stuck ")), "")
+        stuck_at = next((word.removeprefix("stuck ") for word in self._said if word.startswith("stuck ")), None)
         return Ending(
             self.number,
             status=self._process.returncode,
@@ -91,6 +98,8 @@ class Rank:
             joining="joining" in self._said,
             joined="joined" in self._said,
             done="done" in self._said,
+            raised="raised" in self._said,
+            interrupted="interrupted" in self._said,
             stuck_at=stuck_at,
             lines=self._kept.lines(),
         )

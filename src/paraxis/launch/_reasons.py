@@ -20,7 +20,9 @@ class Ending:
         joining: whether it has called ``px.initialize()``.
         joined: whether that has returned.
         done: whether its script has come to its end.
-        stuck_at: where its main thread was when its watchdog saw no progress.
+        raised: whether it told of an exception that nobody caught.
+        interrupted: whether it told of a ``KeyboardInterrupt``.
+        stuck_at: where its main thread was when its watchdog saw no progress; ``None``: it told of nothing like that.
         lines: its last lines, without the log of XLA and Gloo.
     """
 
@@ -30,13 +32,30 @@ class Ending:
     joining: bool = False
     joined: bool = False
     done: bool = False
-    stuck_at: str = ""
+    raised: bool = False
+    interrupted: bool = False
+    stuck_at: str | None = None
     lines: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
         """Whether it ended otherwise than with 0."""
         return self.status not in (None, 0)
+
+    @property
+    def left(self) -> bool:
+        """Whether it takes no more steps, and not because it failed."""
+        return self.done or self.status == 0
+
+    @property
+    def left_early(self) -> bool:
+        """Whether it ended with 0 before the end of its script, as by ``os._exit(0)``: JAX did not wait for others."""
+        return self.status == 0 and not self.done
+
+    @property
+    def stuck(self) -> bool:
+        """Whether its watchdog ended it."""
+        return self.status == STUCK and self.stuck_at is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,14 +86,19 @@ _MEANINGS = {
     -signal.SIGSEGV: "crashed in compiled code (SIGSEGV)",
     -signal.SIGBUS: "crashed in compiled code, or the disk or shared memory is full (SIGBUS)",
     -signal.SIGTERM: "was ended by SIGTERM before it could save: before px.initialize(), or without a loop that asks",
-    RAISED: "raised an exception",
-    INTERRUPTED: "was interrupted (KeyboardInterrupt)",
-    STUCK: "was stuck",
 }
 
 
-def meaning(status: int) -> str:
-    """What an exit status means, after the name of a rank."""
+def meaning(ending: Ending) -> str:
+    """What an end means, after the name of a rank."""
+    status = ending.status
+    assert status is not None
+    if status == RAISED and ending.raised:
+        return "raised an exception"
+    if status == INTERRUPTED and ending.interrupted:
+        return "was interrupted (KeyboardInterrupt)"
+    if ending.left_early:
+        return "left with status 0 before the end of its script, as os._exit(0) does, and the others failed without it"
     if status in _MEANINGS:
         return _MEANINGS[status]
     if status < 0:
@@ -91,19 +115,20 @@ def _signal_name(number: int) -> str:
 
 def failure_of(endings: Sequence[Ending]) -> Failure | None:
     """Why, if a rank has failed: the rank that was first to fail for its own reason."""
-    failed = sorted((ending for ending in endings if ending.failed), key=lambda ending: ending.ended_at)
-    if not failed:
+    if not any(ending.failed for ending in endings):
         return None
+    failed = [ending for ending in endings if ending.failed or (ending.left_early and ending.joining)]
+    failed.sort(key=lambda ending: ending.ended_at)
     first = next((ending for ending in failed if not _because_of_another(ending)), failed[0])
     assert first.status is not None
-    status = 128 - first.status if first.status < 0 else first.status
-    if first.status == STUCK:
-        return _stuck_failure([ending for ending in endings if ending.status == STUCK])
+    status = 128 - first.status if first.status < 0 else first.status or 1
+    if first.stuck:
+        return _stuck_failure([ending for ending in endings if ending.stuck])
     absent = [ending for ending in endings if not ending.joining]
     if first.joining and not first.joined and _because_of_another(first) and absent:
         message = f"{_ranks(absent)} did not come: px.initialize() was not called there; the others waited for it"
         return Failure(message, status, absent[0].rank)
-    message = f"rank {first.rank} {meaning(first.status)}"
+    message = f"rank {first.rank} {meaning(first)}"
     own = [ending for ending in failed if ending is not first and not _because_of_another(ending)]
     if alike := [ending for ending in own if ending.status == first.status]:
         message += f"; so did {_ranks(alike)} after it"
@@ -114,7 +139,7 @@ def _stuck_failure(stuck: Sequence[Ending]) -> Failure:
     """Those that are stuck, by where they are: one is at fault, all others wait for it. That is the odd one out."""
     places: dict[str, list[Ending]] = {}
     for ending in stuck:
-        places.setdefault(ending.stuck_at, []).append(ending)
+        places.setdefault(ending.stuck_at or "", []).append(ending)
     ordered = sorted(places.items(), key=lambda item: len(item[1]))
     where = "; ".join(f"{_ranks(there)} at {place or 'an unknown place'}" for place, there in ordered)
     return Failure(
@@ -126,13 +151,13 @@ def _because_of_another(ending: Ending) -> bool:
     if ending.status == -signal.SIGABRT:
         return True
     # The last line of a traceback names the exception; JAX's own messages go on for some lines.
-    return ending.status == RAISED and any(map(_PEER_GONE.search, ending.lines[-6:]))
+    return ending.status == RAISED and ending.raised and any(map(_PEER_GONE.search, ending.lines[-6:]))
 
 
 def absent_failure(endings: Sequence[Ending]) -> Failure | None:
     """If a rank has finished without ``px.initialize()`` while others wait there for it, which they would for long."""
     waiting = [ending for ending in endings if ending.joining and not ending.joined and ending.status is None]
-    absent = [ending for ending in endings if ending.done and not ending.joining]
+    absent = [ending for ending in endings if ending.left and not ending.joining]
     if not (waiting and absent):
         return None
     message = f"{_ranks(absent)} left with status 0 without px.initialize(), where {_ranks(waiting)} waited for it"
@@ -141,8 +166,8 @@ def absent_failure(endings: Sequence[Ending]) -> Failure | None:
 
 def early_failure(endings: Sequence[Ending], seconds: float) -> Failure | None:
     """If a rank finished so many seconds ago, and others go on without it."""
-    early = [ending for ending in endings if ending.done and ending.joined]
-    others = [ending for ending in endings if not ending.done and ending.status is None]
+    early = [ending for ending in endings if ending.left and ending.joined]
+    others = [ending for ending in endings if not ending.left and ending.status is None]
     if not (early and others):
         return None
     message = (

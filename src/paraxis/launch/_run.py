@@ -34,6 +34,13 @@ def leave(status: int) -> None:
     os._exit(status)
 
 
+def leave_raised(kind: type[BaseException]) -> None:
+    """End the process now, because of an exception that nobody caught."""
+    interrupted = issubclass(kind, KeyboardInterrupt)
+    tell("interrupted" if interrupted else "raised")  # a script may leave with the same status for reasons of its own
+    leave(INTERRUPTED if interrupted else RAISED)
+
+
 def status_of(code: object) -> int:
     """The exit status of ``raise SystemExit(code)``."""
     if code is None:
@@ -56,7 +63,7 @@ def main(arguments: list[str]) -> None:
             leave(status)
     except BaseException as error:
         _show(error)
-        leave(INTERRUPTED if isinstance(error, KeyboardInterrupt) else RAISED)
+        leave_raised(type(error))
     tell("done")
 
 
