@@ -3,8 +3,9 @@
 import signal
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tests.train._fits import (
     Fitted,
     StopEarly,
     TrainingStopped,
+    TrainState,
     arrays,
     batches,
     bits,
@@ -26,9 +28,14 @@ from tests.train._fits import (
     fit,
     lines,
     loader,
+    optimizer,
     start,
     step,
 )
+
+
+class Steps(NamedTuple):
+    step: int
 
 
 class BrokenOffError(Exception):
@@ -102,13 +109,27 @@ def changed_when(path: Path) -> dict[Path, int]:
     return {entry: entry.stat().st_mtime_ns for entry in path.iterdir() if entry.suffix != ".lock"}
 
 
-def test_a_run_that_was_over_is_over(tmp_path: Path, unbroken: Any, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("progress", [None, False])
+def test_a_run_that_was_over_is_over(
+    progress: bool | None, tmp_path: Path, unbroken: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path)
     before = changed_when(tmp_path / "checkpoints")
-    assert_same(run(tmp_path, progress=None), tmp_path, unbroken)
+    assert_same(run(tmp_path, progress=progress), tmp_path, unbroken)
     assert changed_when(tmp_path / "checkpoints") == before
     said = capfd.readouterr().err
     assert f"px.fit: goes on from {tmp_path}/checkpoints/12; nothing left to do: step 12 of 12 was reached bef" in said
+    assert said.endswith("for more, raise steps=\n")
+
+
+@pytest.mark.parametrize("progress", [None, False])
+def test_a_state_that_has_done_its_steps_is_said_to(progress: bool | None, capfd: pytest.CaptureFixture[str]) -> None:
+    state = start().replace(step=jnp.array(12, jnp.int32))
+    found = fit(state, step, data(), epochs=3, progress=progress)
+    assert bits(found.state) == bits(state)
+    words = "px.fit: nothing left to do: step 12 of 12 was reached before; for more, raise epochs=, or begin anew: "
+    line = f"{words}state.replace(step=jnp.zeros((), jnp.int32))"
+    assert capfd.readouterr().err.splitlines() == [line]
 
 
 def test_more_epochs_go_on_where_fewer_ended(tmp_path: Path) -> None:
@@ -157,10 +178,38 @@ def test_another_model_is_refused_and_nothing_is_touched(tmp_path: Path) -> None
     assert (tmp_path / "log.jsonl").read_bytes() == log
     (note,) = caught.value.__notes__
     assert f"px.fit(…, checkpoint='{tmp_path}/checkpoints-2')" in note
-    assert note.endswith(f"state = px.Checkpoints('{tmp_path}/checkpoints').restore(state, partial=True).tree")
-    begun = Checkpoints(tmp_path / "checkpoints").restore(other, partial=True).tree
-    found = fit(begun, lambda state, batch: (state, {}), data(), steps=12, checkpoint=tmp_path / "checkpoints-2")
-    assert (int(found.state.step), found.state.params["w"].shape) == (12, (4,))
+    place = f"px.Checkpoints('{tmp_path}/checkpoints')"
+    line = f"state = {place}.restore(state, partial=True).tree.replace(step=state.step, opt_state=state.opt_state)"
+    assert note.endswith(f"To begin there with what agrees, and the optimiser anew, write before it: {line}")
+
+
+def test_another_model_begins_as_advised_with_what_agrees_and_is_trained(tmp_path: Path) -> None:
+    part = fit(start(), step, data(), epochs=3, checkpoint=tmp_path, progress=False)
+    state = TrainState.create({**start().params, "c": jnp.ones(2)}, optimizer(), key=jax.random.key(7), ema=0.5)
+    with pytest.raises(StateError, match=r"\.params\['c'\]") as caught:
+        fit(state, step, data(), epochs=3, checkpoint=tmp_path, progress=False)
+    (note,) = caught.value.__notes__
+    last = "state = state.replace(ema=jax.tree.map(jnp.copy, state.params))"
+    how = "have it begin as the parameters that were restored"
+    assert note.endswith(f"opt_state=state.opt_state); and if the checkpoint has no average, {how}: {last}")
+    restored = Checkpoints(tmp_path).restore(state, partial=True)
+    state = restored.tree.replace(step=state.step, opt_state=state.opt_state)
+    assert {".ema['w']", ".ema['b']", ".ema['c']"} <= {difference.path for difference in restored.differences}
+    state = state.replace(ema=jax.tree.map(jnp.copy, state.params))
+    found = fit(state, step, data(), epochs=3, checkpoint=tmp_path / "2", progress=False, donate=True).state
+    anew = TrainState.create({**part.state.params, "c": jnp.ones(2)}, optimizer(), key=jax.random.key(7), ema=0.5)
+    assert bits(found) == bits(fit(anew, step, data(), epochs=3, progress=False).state)
+    assert int(found.step) == 12
+    assert bits(found.params["w"]) != bits(part.state.params["w"])
+
+
+@pytest.mark.parametrize(("kind", "end"), [(dict, ".tree"), (Steps, ".tree; and set its step back to 0")])
+def test_a_state_of_another_kind_is_advised_as_well(kind: Any, end: str, tmp_path: Path) -> None:
+    Checkpoints(tmp_path, asynchronous=False).save(1, {"w": 1.0})
+    state = kind(step=0)
+    with pytest.raises(StateError) as caught:
+        fit(state, lambda state, batch: (state, {}), [0], steps=1, checkpoint=tmp_path, progress=False)
+    assert caught.value.__notes__[0].endswith(f"restore(state, partial=True){end}")
 
 
 def test_a_checkpoint_that_was_saved_by_hand_is_gone_on_from(tmp_path: Path) -> None:

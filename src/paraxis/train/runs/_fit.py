@@ -94,7 +94,8 @@ def fit(
         tensorboard: path of a directory of event files; needs tensorboardX.
         plot: path of a picture of the curves, a PNG, drawn at the end; needs matplotlib.
         progress: ``None``: a live line on a terminal, if rich is installed; elsewhere a line now and then. ``True``:
-            likewise, but rich must be there. ``False``: nothing. On standard error, by the first process.
+            likewise, but rich must be there. ``False``: nothing, but for a line where there is nothing left to do, or
+            where a signal ends the run. On standard error, by the first process.
         stop_early: when to end the run before its last step.
         donate: give the memory of ``state`` to the first step, instead of a copy.
 
@@ -157,9 +158,13 @@ def fit(
         loop = Loop(step, feed, plan, beginning, reporters, listeners, donate=donate)
         said = beginning.said
         if loop.is_over:
-            said = (*said, _nothing_left(start, total, epochs, is_early=loop.watch.reason is not None))
-        if said:
-            display.say(f"px.fit: {'; '.join(said)}")
+            left = _nothing_left(start, total, epochs, beginning, is_early=loop.watch.reason is not None)
+            said = (*said, left)
+        line = f"px.fit: {'; '.join(said)}"
+        if loop.is_over and first and progress is False:
+            print(line, file=sys.stderr, flush=True)  # noqa: T201  who wants no progress wants training still
+        elif said:
+            display.say(line)
         with _watched(), processes.StopSignal() as stop:
             signal = loop.run(stop)
         if loop.watch.reason is not None:
@@ -236,15 +241,18 @@ def _facts(state: Any, feed: Feed, epochs: int | None, steps: int | None) -> dic
     }
 
 
-def _nothing_left(start: int, total: int | None, epochs: int | None, *, is_early: bool) -> str:
-    """For who starts a run again that was over."""
+def _nothing_left(
+    start: int, total: int | None, epochs: int | None, beginning: _resume.Beginning, *, is_early: bool
+) -> str:
+    """For who starts a run again that was over, or begins with a state that has done its steps."""
     if is_early:
         return "nothing left to do: it was ended before"
     done = f"step {start}" if total is None else f"step {start} of {total}"
     if total is not None and start > total:
         done = f"step {start}, more than {total},"
     more = "steps" if epochs is None else "epochs"
-    return f"nothing left to do: {done} was reached before; for more, raise {more}="
+    anew = "" if beginning.is_restored else ", or begin anew: state.replace(step=jnp.zeros((), jnp.int32))"
+    return f"nothing left to do: {done} was reached before; for more, raise {more}={anew}"
 
 
 def _path(path: str | os.PathLike[str]) -> Path:

@@ -13,6 +13,7 @@ from paraxis.train.runs._events import Event
 from paraxis.train.runs._feed import Feed, Place
 from paraxis.train.runs._history import Recorder
 from paraxis.train.runs._stopping import StopEarly, Watch
+from paraxis.train.steps._state import TrainState
 
 if TYPE_CHECKING:  # it loads Orbax
     from paraxis.train.checkpoints._checkpoints import Checkpoints, Restored
@@ -81,10 +82,25 @@ def _restored(state: Any, checkpoints: "Checkpoints") -> "Restored[Any]":
         elsewhere = f"{checkpoints.path}-2"
         error.add_note(
             f"px.fit: a run goes on with the state that it saved. If the model or the optimiser is another one now, "
-            f"begin elsewhere: px.fit(…, checkpoint={elsewhere!r}). To begin there with what agrees, write before it: "
-            f"state = px.Checkpoints({str(checkpoints.path)!r}).restore(state, partial=True).tree"
+            f"begin elsewhere: px.fit(…, checkpoint={elsewhere!r}). To begin there with what agrees, "
+            f"{_advice(state, checkpoints)}"
         )
         raise
+
+
+def _advice(state: Any, checkpoints: "Checkpoints") -> str:
+    """How to begin anew with what agrees: at the steps of this state, or there would be none left to do."""
+    line = f"write before it: state = px.Checkpoints({str(checkpoints.path)!r}).restore(state, partial=True).tree"
+    if isinstance(state, TrainState):
+        line = f"and the optimiser anew, {line}.replace(step=state.step, opt_state=state.opt_state)"
+        if state.ema is None:
+            return line
+        return (
+            f"{line}; and if the checkpoint has no average, have it begin as the parameters that were restored: "
+            f"state = state.replace(ema=jax.tree.map(jnp.copy, state.params))"
+        )
+    steps = steps_of(state)
+    return line if steps is None else f"{line}; and set its step back to {steps}"
 
 
 def steps_of(state: Any) -> int | None:
