@@ -57,6 +57,18 @@ CASES: dict[str, tuple[Callable[[], Any], type[px.ParaxisError], str]] = {
         px.ShapeError,
         r"map_fn: args\[0\]\['w'\]\[0\] has shape \(5, 2\), .*'rows' starts with its size, \(4, \.\.\.\).*broadcast",
     ),
+    "numbers in a list": (
+        lambda: px.map_fn(lambda x: x, ({"x": [[1.0, 2.0]] * 4},), ROWS),
+        px.ShapeError,
+        r"map_fn: args\[0\]\['x'\] is a list of numbers, not an array; write np\.asarray\(args\[0\]\['x'\]\)",
+    ),
+    "mask in a list": (lambda: px.reduce_sum(X, ROWS, where=[True] * 4), px.ShapeError, r"where is a list of numbers"),
+    "a seed for a key": (
+        lambda: px.keys(0, ROWS),  # pyright: ignore
+        px.ShapeError,
+        r"keys: key must be one random key, got int; write jax\.random\.key\(0\)",
+    ),
+    "several keys": (lambda: px.keys(jax.random.split(jax.random.key(0)), ROWS), px.ShapeError, r"got key<fry>\[2\]"),
     "scalar leaf": (lambda: px.reduce_mean({"a": 2.0}, ROWS), px.ShapeError, r"reduce_mean: x\['a'\] has shape \(\)"),
     "leaf too long in scatter": (lambda: px.scatter(X[:3], ROWS), px.ShapeError, r"scatter: x has shape \(3,\)"),
     "leaf too long in gather": (lambda: px.gather(X[:3], ROWS), px.ShapeError, r"gather: x has shape \(3,\)"),

@@ -79,7 +79,11 @@ def test_keys_and_arrays_on_other_devices_are_rows_too() -> None:
         ({"x": np.ones((3, 2)), "y": np.ones(4)}, px.ShapeError, r"step: batch\['y'\] has 4 rows, batch\['x'\] has 3"),
         ({"x": np.ones((0, 2))}, px.DataError, "step: the batch has no rows"),
         ({"rate": 1.0}, px.DataError, "step: the batch has no rows"),
-        ({"x": [[1.0, 2.0]] * 8}, px.ShapeError, r"batch\['x'\] is a list, not an array; write np\.asarray\(batch"),
+        (
+            {"x": [[1.0, 2.0]] * 8},
+            px.ShapeError,
+            r"batch\['x'\] is a list of numbers, not an array; write np",
+        ),
         ({"x": np.array(["a", "b"])}, px.ShapeError, r"step: batch\['x'\] is <U1, not numbers"),
     ],
 )

@@ -81,23 +81,9 @@ def num_rows(what: str, batch: Any) -> int:
                 f"belongs in the function"
             )
     if found is None or not found[1]:
-        _refuse_lists(what, batch)
+        tree.refuse_lists(what, "batch", batch)
         raise DataError(f"{what}: the batch has no rows; leave empty batches out")
     return found[1]
-
-
-def _refuse_lists(what: str, batch: Any) -> None:
-    """Say where numbers are in lists, which are pytrees of single numbers."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch, is_leaf=_is_list_of_numbers):
-        if _is_list_of_numbers(leaf):
-            name = tree.name("batch", path)
-            raise ShapeError(f"{what}: {name} is a {type(leaf).__name__}, not an array; write np.asarray({name})")
-
-
-def _is_list_of_numbers(x: Any) -> bool:
-    if not isinstance(x, (list, tuple)) or not x:
-        return False
-    return all(isinstance(one, (bool, int, float)) or _is_list_of_numbers(one) for one in x)
 
 
 def _shape(what: str, path: Any, leaf: Any) -> tuple[int, ...]:

@@ -2,9 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paraxis._core import forms, layout, scope
 from paraxis._core.axis import Axis
+from paraxis._core.errors import ShapeError
 
 
 def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
@@ -19,6 +21,9 @@ def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
     Returns:
         Keys ``(size,)``, or ``(size, 2)`` for old-style keys.
 
+    Raises:
+        ShapeError: if ``key`` is not one key.
+
     Communicates: nothing.
 
     Example:
@@ -27,7 +32,18 @@ def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
         (5,)
     """
     placement = layout.place(scope.resolve("keys", axis))
+    if not _is_one_key(key):
+        got = f"{key.dtype}{list(key.shape)}" if isinstance(key, (jax.Array, np.ndarray)) else type(key).__name__
+        raise ShapeError(f"keys: key must be one random key, got {got}; write jax.random.key(0)")
     made = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(placement.num_padded))
     if not placement.is_padded:
         return made
     return forms.remember(layout.unpad(made, placement), forms.Result(placement, made))
+
+
+def _is_one_key(key: object) -> bool:
+    if not isinstance(key, (jax.Array, np.ndarray)):
+        return False
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key.ndim == 0
+    return key.ndim == 1 and key.dtype == np.uint32

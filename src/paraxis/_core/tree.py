@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError
@@ -39,12 +40,44 @@ def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
     tree = arrays(verb, argument, tree)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if leaf.ndim == 0 or leaf.shape[0] != axis.size:
+            refuse_lists(verb, argument, tree)
             raise ShapeError(
                 f"{verb}: {name(argument, path)} has shape {leaf.shape}, but a value placed on axis {axis.name!r} "
                 f"starts with its size, ({axis.size}, ...). If all elements are to see the same value, write "
                 f"px.broadcast(…, {axis.name!r})"
             )
     return tree
+
+
+def refuse_lists(verb: str, argument: str, tree: Any, *, only_rows: bool = False) -> None:
+    """Say where numbers are in lists, which JAX takes for trees of single numbers.
+
+    Args:
+        verb, argument: for the error.
+        tree: what was given.
+        only_rows: leave lists alone that have no lists in them.
+
+    Raises:
+        ShapeError: naming the first such list.
+    """
+
+    def is_refused(x: Any) -> bool:
+        return isinstance(x, list) and _is_numbers(x) and not (only_rows and not any(map(_is_sequence, x)))
+
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_refused):
+        if is_refused(leaf):
+            called = name(argument, path)
+            raise ShapeError(f"{verb}: {called} is a list of numbers, not an array; write np.asarray({called})")
+
+
+def _is_sequence(x: Any) -> bool:
+    return isinstance(x, (list, tuple))
+
+
+def _is_numbers(x: Any) -> bool:
+    if _is_sequence(x):
+        return bool(x) and all(map(_is_numbers, x))
+    return isinstance(x, (bool, int, float, complex)) or (isinstance(x, (jax.Array, np.generic)) and not np.ndim(x))
 
 
 def is_none(x: Any) -> bool:

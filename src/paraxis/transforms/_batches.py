@@ -38,7 +38,7 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any]) -> Batch:
     """Take arguments apart. Leaves without dimensions are given whole, whatever their axis.
 
     Raises:
-        ShapeError: naming the argument, if an axis is missing or sizes disagree.
+        ShapeError: naming the argument, if an axis is missing, sizes disagree, or it is a list of numbers.
     """
     axes = _axes(transform, batch_axis, args)
     found = jax.tree_util.tree_leaves_with_path(tuple(args))
@@ -59,6 +59,9 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any]) -> Batch:
             )
         sizes[label] = shape[at]
         kept.append(at % len(shape))
+    for number, (arg, at) in enumerate(zip(args, axes, strict=False)):
+        if _WHOLE not in jax.tree.leaves(at):  # a few numbers beside rows may be meant to be whole
+            tree.refuse_lists(transform, f"args[{number}]", arg, only_rows=bool(sizes))
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{label}: {size}" for label, size in sizes.items())
         raise ShapeError(
