@@ -203,3 +203,8 @@ def test_a_part_of_an_ensemble_goes_on_training_by_itself() -> None:
     for _ in range(2):
         np.testing.assert_allclose(part.train(step, X, Y), ens.train(step, X, Y)[1:], rtol=1e-5)
     assert_close(part.stacked(), jax.tree.map(lambda leaf: leaf[1:], ens.stacked()))
+
+
+def test_what_is_no_key_is_refused() -> None:
+    with pytest.raises(px.ShapeError, match=r"key must be a random key or a whole number, got str; write jax\.random"):
+        px.ensemble(lambda key: jax.random.normal(key), 2, "0")

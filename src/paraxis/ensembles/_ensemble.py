@@ -463,7 +463,13 @@ class Ensemble:
 
 
 def _key(key: Any) -> Any:
-    return jax.random.key(key) if isinstance(key, (int, np.integer)) else key
+    if isinstance(key, (int, np.integer)):
+        return jax.random.key(key)
+    if not isinstance(key, (jax.Array, np.ndarray)):
+        raise ShapeError(
+            f"ensemble: key must be a random key or a whole number, got {type(key).__name__}; write jax.random.key(0)"
+        )
+    return key
 
 
 def _copy(x: jax.Array) -> jax.Array:
