@@ -39,21 +39,29 @@ def main(path: str, what: str) -> None:
     record = checkpoints._folder.record
     if what in ("record", "asked for") and not first:
         checkpoints._folder.record = lambda step: _unreadable() if step == 2 else record(step)
+    if what == "removed" and not first:
+        checkpoints._folder.record = lambda step: _removed(Path(path)) if step == 2 else record(step)
     if what == "elsewhere":
         _checkpoints._PATIENCE = 1.0
         Checkpoints(path if first else f"{path}-of-my-own")
     processes.barrier("the files are damaged")
     restored = checkpoints.restore({"x": x}, 2 if what == "asked for" else None)
-    assert restored.step == 1
+    assert restored.step == (4 if what == "removed" else 1)
     for shard in restored.tree["x"].addressable_shards:
         np.testing.assert_array_equal(shard.data, values[shard.index])
     with checkpoints:  # they are in step with each other still
-        checkpoints.save(3, {"x": x})
-    assert checkpoints.restore({"x": x}).step == 3
+        checkpoints.save(5, {"x": x})
+    assert checkpoints.restore({"x": x}).step == 5
 
 
 def _unreadable() -> dict[str, object]:
     raise _checkpoints.Damaged("its record is not what was written")
+
+
+def _removed(path: Path) -> dict[str, object]:
+    """As if the one that saves there had saved the checkpoint of step 4, and removed that of step 2."""
+    (path / "2").rename(path / "4")
+    raise _checkpoints.Damaged("there is no record")
 
 
 if __name__ == "__main__":

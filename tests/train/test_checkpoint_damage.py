@@ -1,5 +1,7 @@
 """Damaged files: what is restored is what was saved, or it is said which leaf is not, and the one before is used."""
 
+import os
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -151,3 +153,53 @@ def test_lack_of_permission_or_memory_is_not_damage(checkpoints: Checkpoints, mo
     with pytest.raises(RuntimeError, match="out of memory"):
         checkpoints.restore(state(0))
     assert checkpoints.steps == (1, 2)
+
+
+def beside_a_writer(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, when: str, write: Any) -> None:
+    """Have another one write once, before or after a reader has read a record and not yet the arrays."""
+    folder, writing = checkpoints._folder, [write]
+    record = folder.record
+
+    def read(step: int) -> Any:
+        if when == "before" and writing:
+            writing.pop()()
+        found = record(step)
+        if writing:
+            writing.pop()()
+        return found
+
+    monkeypatch.setattr(folder, "record", read)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("saved", [2, 3])
+def test_beside_a_writer_that_keeps_one_the_new_one_is_read(
+    saved: int, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Checkpoints(tmp_path, keep=1, asynchronous=False)
+    writer.save(2, state(1))
+    reader = Checkpoints(tmp_path)
+    beside_a_writer(reader, monkeypatch, when, lambda: writer.save(saved, state(5)))
+    restored = reader.restore(state(0))
+    assert restored.step == saved
+    assert same(restored.tree, 5)
+    assert sorted(os.listdir(tmp_path)) == [str(saved), "run.lock", "writer.lock"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_was_removed_is_not_called_damaged(
+    when: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove(*steps: int) -> None:
+        for step in steps:
+            shutil.rmtree(checkpoints.path / str(step))
+
+    with monkeypatch.context() as patch:
+        beside_a_writer(checkpoints, patch, when, lambda: remove(2))
+        with pytest.raises(CheckpointError, match=r"there is no checkpoint of step 2 in .*; there are \(1,\); write"):
+            checkpoints.restore(state(0), 2)
+    beside_a_writer(checkpoints, monkeypatch, when, lambda: remove(1))
+    words = r"restore: the checkpoints of steps 1 in .* were removed by another process while they were read, and there"
+    with pytest.raises(CheckpointError, match=f"^{words} is no other; look before"):
+        checkpoints.restore(state(0))

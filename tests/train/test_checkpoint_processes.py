@@ -55,7 +55,15 @@ def test_what_one_process_cannot_read_is_set_aside_by_all(tmp_path: Path, what: 
     assert done.returncode == 0, done.stderr
     assert "the checkpoint of step 2" in done.stderr
     assert f"process 1 found: {reason}" in done.stderr
-    assert sorted(os.listdir(tmp_path)) == ["1", "3", "damaged-2", "run.lock", "writer.lock"]
+    assert sorted(os.listdir(tmp_path)) == ["1", "5", "damaged-2", "run.lock", "writer.lock"]
+
+
+@pytest.mark.slow
+def test_what_was_removed_while_one_process_read_is_given_up_by_all(tmp_path: Path) -> None:
+    done = launched_pair("_checkpoint_ranks", tmp_path, "removed")
+    assert done.returncode == 0, done.stderr
+    assert "damaged" not in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["1", "4", "5", "run.lock", "writer.lock"]
 
 
 @pytest.mark.slow

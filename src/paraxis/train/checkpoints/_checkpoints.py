@@ -1,12 +1,13 @@
 """A run's checkpoints in a directory: written in the background, checked when they are read."""
 
+import collections
 import contextlib
 import dataclasses
 import errno
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar
 
@@ -18,13 +19,14 @@ from paraxis.train.checkpoints import _records
 from paraxis.train.checkpoints._differences import Difference
 from paraxis.train.checkpoints._folders import Folder
 from paraxis.train.checkpoints._keeping import Keeping, checked_count
-from paraxis.train.checkpoints._records import Damaged
+from paraxis.train.checkpoints._records import Damaged, Removed
 from paraxis.train.checkpoints._restoring import found
 from paraxis.train.checkpoints._saving import Saving, checked_leaves, checked_notes, checked_step, contents
 
 _Tree = TypeVar("_Tree")
 _PATIENCE, _PAUSE = 10.0, 0.5  # seconds
 _COMPARED = 20
+_ATTEMPTS = 3  # to read one that is listed and then not there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Checkpoints:
                 f"px.Checkpoints('{self.path}-checkpoints')"
             )
         self._tidy()
-        self._require_shared()
+        self._shared_steps()
 
     @property
     def path(self) -> Path:
@@ -236,26 +238,31 @@ class Checkpoints:
         Raises:
             StateError: if the checkpoint and the target differ in the paths, shapes or dtypes of their leaves; the
                 message lists how. With ``partial``, if no leaf agrees.
-            CheckpointError: if there is none, or none that is not damaged.
+            CheckpointError: if there is none, or none that is not damaged. One that another process removes or replaces
+                while it is read is not damaged: what is there is listed anew.
 
         Communicates: each process reads what its devices need, by itself. All-gathers of 400 bytes, of what they found;
         checksums, as in ``save``.
         """
         self.wait()
-        self._require_shared()
-        reasons: dict[int, str] = {}
-        for candidate in self.steps[::-1] if step is None else (self._checked_present(step),):
+        damaged: dict[int, str] = {}
+        removed: collections.Counter[int] = collections.Counter()
+        # What is there is listed anew each time: a run that saves here removes some, and has others then.
+        while (candidate := self._next(step, damaged, removed)) is not None:
             try:
                 got = found(self._folder, candidate, target, partial)
+            except Removed:
+                removed[candidate] += 1
+                continue
             except Damaged as error:
-                reasons[candidate] = str(error)
+                damaged[candidate] = str(error)
                 if step is None:
                     self._set_aside(candidate, str(error))
                 continue
             tree = jax.tree.unflatten(jax.tree.structure(target), got.leaves)
             changed = _records.changes(got.record["surroundings"])
             return Restored(tree, got.record["notes"], candidate, got.differences, changed)
-        raise CheckpointError(self._nothing(reasons, step))
+        raise CheckpointError(self._nothing(damaged, sorted(removed), step))
 
     def __enter__(self) -> Self:
         """For ``with``: at its end, all is written, and other processes may save here."""
@@ -291,10 +298,14 @@ class Checkpoints:
                     self._folder.tidy()
         processes.barrier("the directory of checkpoints is tidy")
 
-    def _require_shared(self) -> None:
-        """Refuse a directory that each process has to itself. What some see later they are given time to see."""
+    def _shared_steps(self) -> tuple[int, ...]:
+        """The steps that all processes see. What some see later they are given time to see.
+
+        Raises:
+            CheckpointError: if each process has a directory to itself.
+        """
         until = time.monotonic() + _PATIENCE
-        while len(set((seen := processes.reports(str(self.steps[-_COMPARED:]))).values())) > 1:
+        while len(set((seen := processes.reports(str((steps := self.steps)[-_COMPARED:]))).values())) > 1:
             if not processes.reports("" if time.monotonic() < until else "over"):
                 time.sleep(_PAUSE)
                 continue
@@ -303,14 +314,18 @@ class Checkpoints:
                 f"Checkpoints: the processes see different checkpoints in {self.path}:\n{listed}\n"
                 f"give all of them the same path, of a directory on a file system that they share"
             )
+        return steps
 
-    def _checked_present(self, step: int) -> int:
-        if step not in self.steps:
+    def _next(self, step: int | None, damaged: Mapping[int, str], removed: Mapping[int, int]) -> int | None:
+        """The step to read next, if there is one that was not read in vain: the last one, or that which is given."""
+        steps = self._shared_steps()
+        if step is not None and step not in steps:
             raise CheckpointError(
-                f"restore: there is no checkpoint of step {step} in {self.path}; there are {self.steps}; "
+                f"restore: there is no checkpoint of step {step} in {self.path}; there are {steps}; "
                 f"write restore(target) for the last one"
             )
-        return step
+        asked = steps if step is None else (step,)
+        return max((s for s in asked if s not in damaged and removed.get(s, 0) < _ATTEMPTS), default=None)
 
     def _notes(self, step: int) -> Mapping[str, Any] | None:
         try:
@@ -336,17 +351,21 @@ class Checkpoints:
             )
         processes.barrier("a damaged checkpoint is set aside")
 
-    def _nothing(self, reasons: Mapping[int, str], step: int | None) -> str:
-        if not reasons:
-            return f"restore: there is no checkpoint in {self.path}; look before whether checkpoints.latest is None"
-        listed = "\n".join(f"  {number}: {reason}" for number, reason in reasons.items())
+    def _nothing(self, damaged: Mapping[int, str], removed: Sequence[int], step: int | None) -> str:
+        steps = ", ".join(map(str, removed))
+        gone = f"the checkpoints of steps {steps} in {self.path} were removed by another process while they were read"
+        if not damaged:
+            what = f"{gone}, and there is no other" if removed else f"there is no checkpoint in {self.path}"
+            return f"restore: {what}; look before whether checkpoints.latest is None"
+        listed = "\n".join(f"  {number}: {reason}" for number, reason in damaged.items())
         if step is not None:
             others = tuple(other for other in self.steps if other != step)
             return (
                 f"restore: the checkpoint of step {step} in {self.path} is damaged:\n{listed}\n"
                 f"there are {others or 'no others'}; write restore(target) for the last one that is whole"
             )
-        return f"restore: every checkpoint in {self.path} is damaged, and was set aside:\n{listed}"
+        others = f"\n{gone}" if removed else ""
+        return f"restore: every checkpoint in {self.path} is damaged, and was set aside:\n{listed}{others}"
 
 
 def _absolute(path: str | os.PathLike[str]) -> Path:

@@ -42,6 +42,14 @@ class Folder:
         """Where the checkpoint of a step lies."""
         return self.path / str(step)
 
+    def identity(self, step: int) -> tuple[int, int] | None:
+        """Which directory it is that has the name of a step now; another one when it was replaced."""
+        try:
+            found = self.place(step).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
     def staging(self, step: int) -> Path:
         """Where it is written."""
         return self.path / f"saving-{step}"
@@ -52,8 +60,6 @@ class Folder:
         Raises:
             Damaged: if it is not there or not what was written.
         """
-        if not self.place(step).is_dir():
-            raise _records.Damaged("it was removed by another process")
         return _records.read(self.place(step))
 
     def check_free(self, step: int) -> None:

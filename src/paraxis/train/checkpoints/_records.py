@@ -19,6 +19,10 @@ class Damaged(Exception):  # noqa: N818  it says what the files are, and never l
     """Files that are not what was written."""
 
 
+class Removed(Damaged):
+    """Files that are there no more, or are others now: a run that saves here has removed or replaced them."""
+
+
 def write(directory: Path, record: Mapping[str, Any]) -> None:
     """Write a record of JSON values; it is on the disk when this returns."""
     text = json.dumps(record)

@@ -14,10 +14,10 @@ from paraxis.train.checkpoints import _leaves, _orbax, _packs
 from paraxis.train.checkpoints._checksums import checksum
 from paraxis.train.checkpoints._differences import Difference, Kind, compare, described, listed
 from paraxis.train.checkpoints._folders import Folder
-from paraxis.train.checkpoints._records import Damaged
+from paraxis.train.checkpoints._records import Damaged, Removed
 
 _T = TypeVar("_T")
-_DAMAGED = "damaged: "
+_DAMAGED, _REMOVED = "damaged: ", "removed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +44,19 @@ def found(folder: Folder, step: int, target: Any, partial: bool) -> Found:
     Raises:
         StateError: if they do not agree, or cannot lie as they should.
         Damaged: if the files are not what was written; in all processes, whichever found that out.
+        Removed: if that is because they were removed or replaced meanwhile; likewise.
         CheckpointError: if another process could not read them for another reason.
     """
     wanted = _leaves.named(target, "restore")
-    plan = _together(lambda: _planned(folder, step, wanted, partial))
+    before = folder.identity(step)
+
+    def is_there() -> bool:
+        return before is not None and folder.identity(step) == before
+
+    plan = _together(lambda: _planned(folder, step, wanted, partial), is_there)
     # All load or none does: Orbax counts what each process asks of it, and names its barriers by that number.
-    data = _together(lambda: _loaded(folder.place(step), plan))
-    _together(lambda: _verify(plan, data))
+    data = _together(lambda: _loaded(folder.place(step), plan), is_there)
+    _together(lambda: _verify(plan, data), is_there)
     own, entries = {difference.path for difference in plan.differences}, plan.record["leaves"]
     # What was read is let go leaf by leaf: there are not two copies of all.
     leaves = [
@@ -60,28 +66,44 @@ def found(folder: Folder, step: int, target: Any, partial: bool) -> Found:
     return Found(leaves, plan.record, plan.differences)
 
 
-def _together(work: Callable[[], _T]) -> _T:
+def _together(work: Callable[[], _T], is_there: Callable[[], bool]) -> _T:
     """What each process does, if none failed: what comes next communicates, so all go on or none does.
 
     Raises:
         Exception: its own, in a process that failed.
+        Removed: if that one, or another, found the files damaged, and they are not there any more as they were.
         Damaged: in the others, if that one found the files damaged.
         CheckpointError: in the others, if it was something else.
     """
     result, failure = None, None
     try:
         result = work()
+    except Damaged as error:
+        failure = error if is_there() else Removed("it was removed or replaced while it was read")
     except Exception as error:
         failure = error
-    said = "" if failure is None else repr(failure)
-    reports = processes.reports(f"{_DAMAGED}{failure}" if isinstance(failure, Damaged) else said)
+    reports = processes.reports(_said(failure))
+    if failure is not None and not isinstance(failure, Damaged):
+        raise failure
+    # What the most serious report says, whatever this process found: all must do the same now.
+    for number, report in reports.items():
+        if report != _REMOVED and not report.startswith(_DAMAGED):
+            raise CheckpointError(f"restore: process {number} could not read its part of the checkpoint: {report}")
+    if _REMOVED in reports.values():
+        raise Removed("it was removed or replaced while it was read")
     if failure is not None:
         raise failure
     for number, report in reports.items():
-        if report.startswith(_DAMAGED):
-            raise Damaged(f"process {number} found: {report.removeprefix(_DAMAGED)}")
-        raise CheckpointError(f"restore: process {number} could not read its part of the checkpoint: {report}")
+        raise Damaged(f"process {number} found: {report.removeprefix(_DAMAGED)}")
     return cast("_T", result)
+
+
+def _said(failure: Exception | None) -> str:
+    if failure is None:
+        return ""
+    if isinstance(failure, Removed):
+        return _REMOVED
+    return f"{_DAMAGED}{failure}" if isinstance(failure, Damaged) else repr(failure)
 
 
 def _planned(folder: Folder, step: int, wanted: Mapping[str, Any], partial: bool) -> _Plan:
