@@ -1,8 +1,9 @@
 """One of several processes of a run: ``paraxis launch -n 2 _fit_ranks.py DIRECTORY``. Alone, the same run.
 
 In the directory, a file ``slow`` has it wait after each step; ``kill`` has rank 1 kill itself at step 100, if it was
-not started again; ``raises`` has its callback fail at step 75; ``nan`` has two more runs after it,
-one with a value that is not finite, one with a log that cannot be written.
+not started again; ``raises`` has its callback fail at step 75; ``evaluate`` has it evaluate after every 50 steps,
+``slow evaluation`` 14 batches of three seconds; ``nan`` has two more runs after it, one with a value that is not
+finite, one with a log that cannot be written.
 """
 
 import hashlib
@@ -51,6 +52,20 @@ def loss(params: Any, batch: Any, row_keys: jax.Array) -> jax.Array:
     return (batch["x"] @ params["w"] + params["b"] + noise - batch["y"]) ** 2
 
 
+class Evaluated:
+    """A step of an evaluation that says when it begins, and may be slow."""
+
+    def __init__(self, directory: Path) -> None:
+        self._slow = directory / "slow evaluation"
+        self._step = px.eval_step(lambda params, batch: (batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
+
+    def __call__(self, state: Any, batch: Any) -> Any:
+        sys.stdout.write("a batch is evaluated\n")
+        if self._slow.exists():
+            time.sleep(3)
+        return self._step(state, batch)
+
+
 def start() -> Any:
     params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
     return px.TrainState.create(params, optax.adam(0.02), key=jax.random.key(7))
@@ -78,13 +93,17 @@ def main(directory: Path) -> None:
     rows, step = Rows(), px.train_step(loss)
     checkpoints = px.Checkpoints(directory / "checkpoints", every=10, keep=None)
     data = px.loader(rows, BATCH, seed=1)
-    fitted = px.fit(start(), step, data, steps=STEPS, checkpoint=checkpoints, callbacks=told, log=directory / "log")
+    options: dict[str, Any] = {"checkpoint": checkpoints, "callbacks": told, "log": directory / "log"}
+    if (directory / "evaluate").exists():
+        options["evaluate"] = px.Evaluate(Evaluated(directory), px.loader(Rows(), 4), every=50)
+    fitted = px.fit(start(), step, data, steps=STEPS, **options)
     params = {name: np.asarray(x) for name, x in fitted.state.params.items()}
     result: dict[str, Any] = {
         "bits": hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params))).hexdigest(),
         "w": params["w"].tolist(),
         "losses": [record.metrics["loss"] for record in fitted.history.epochs],
         "asked": rows.asked[:STEPS],
+        "evaluations": [[record.step, record.metrics] for record in fitted.history.evaluations],
     }
     if (directory / "nan").exists():
         try:

@@ -111,3 +111,21 @@ def test_told_to_stop_and_killed_it_comes_to_the_same_bits(unbroken: Path, tmp_p
     for found, expected in zip(results(tmp_path), results(unbroken), strict=True):
         assert found["bits"] == expected["bits"]
         assert found["losses"] == expected["losses"]
+
+
+@pytest.mark.slow
+def test_told_to_stop_in_an_evaluation_they_save_at_once_and_evaluate_when_they_go_on(tmp_path: Path) -> None:
+    (tmp_path / "evaluate").touch()
+    (tmp_path / "slow evaluation").touch()
+    with running(tmp_path, *OPTIONS, "--grace", "20", SCRIPT, str(tmp_path)) as run:
+        run.wait_for("a batch is evaluated", times=2)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 0, run.error
+    assert run.out.count("a batch is evaluated") < 2 * 14
+    assert px.Checkpoints(tmp_path / "checkpoints").latest == 50
+
+    (tmp_path / "slow evaluation").unlink()
+    run = ended(tmp_path)
+    assert run.out.count("a batch is evaluated") == 3 * 2 * 14
+    for found in results(tmp_path):
+        assert [step for step, _ in found["evaluations"]] == [50, 100, STEPS]

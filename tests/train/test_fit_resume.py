@@ -372,3 +372,68 @@ def test_in_another_thread_a_run_is_the_same() -> None:
     thread.start()
     thread.join()
     assert bits(found[0].state) == bits(fit(start(), step, data(), steps=5, progress=False).state)
+
+
+class Evaluations:
+    """Two evaluations of three batches, during one of which a signal comes."""
+
+    def __init__(self, signal_at: int | None = None) -> None:
+        self.num_batches = 0
+        self._signal_at = signal_at
+
+    def __call__(self, every: int = 5) -> list[Evaluate]:
+        parts = [arrays(number) for number in (20, 30, 10)]
+        return [Evaluate(self._step, parts, every=every, name=name) for name in ("dev", "test")]
+
+    def _step(self, state: TrainState, batch: Any) -> Any:
+        self.num_batches += 1
+        if self.num_batches == self._signal_at:
+            signal.raise_signal(signal.SIGTERM)
+        return evaluate_step(state, batch)
+
+
+def evaluated(directory: Path, evaluations: Evaluations, **options: Any) -> Fitted:
+    """Evaluations after 5, 10 and 12 steps."""
+    checkpoints = Checkpoints(directory / "checkpoints", every=4, keep=None, best=("test/loss", "min"))
+    options = {"steps": 12, "log": directory / "log.jsonl", "progress": False} | options
+    return fit(start(), step, data(), evaluate=evaluations(), checkpoint=checkpoints, **options)
+
+
+@pytest.mark.parametrize(
+    ("signal_at", "done"), [(1, 5), (2, 5), (3, 5), (5, 5), (8, 10), (13, 12), (15, 12), (17, 12), (18, 12)]
+)
+def test_an_evaluation_that_a_signal_came_in_is_given_up_and_done_when_the_run_goes_on(
+    signal_at: int, done: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = evaluated(tmp_path / "unbroken", Evaluations())
+    stopped, resumed = Evaluations(signal_at), Evaluations()
+    with pytest.raises(TrainingStopped):
+        evaluated(tmp_path / "stopped", stopped)
+    assert stopped.num_batches == signal_at
+    assert Checkpoints(tmp_path / "stopped/checkpoints").latest == done
+    again = evaluated(tmp_path / "stopped", resumed)
+    assert_same(again, tmp_path / "stopped", (first, lines(tmp_path / "unbroken/log.jsonl")))
+    assert resumed.num_batches == 18 - signal_at // 3 * 3
+    assert ("nothing left to do" in capfd.readouterr().err) == (signal_at == 18)
+    by = Checkpoints(tmp_path / "stopped/checkpoints", best=("test/loss", "min"))
+    assert by.best == Checkpoints(tmp_path / "unbroken/checkpoints", best=("test/loss", "min")).best
+    assert by.restore(start()).notes["test/loss"] == first.history.evaluations[-1].metrics["test/loss"]
+
+
+@pytest.mark.parametrize("signal_at", [2, 4, 8, 11])
+def test_a_run_that_is_ended_early_by_what_is_evaluated_then_is_ended_after_a_signal_too(
+    signal_at: int, tmp_path: Path
+) -> None:
+    """Early by the first evaluation, when the second has a schedule of its own: it is due at the end."""
+
+    class Later(Evaluations):
+        def __call__(self, every: int = 5) -> list[Evaluate]:
+            return [super().__call__(5)[0], super().__call__(7)[1]]
+
+    stop_early = StopEarly("dev/loss", patience=1, min_change=1e9)
+    first = evaluated(tmp_path / "unbroken", Later(), stop_early=stop_early)
+    assert first.history.evaluations[-1].step == 10
+    with pytest.raises(TrainingStopped):
+        evaluated(tmp_path / "stopped", Later(signal_at), stop_early=stop_early)
+    again = evaluated(tmp_path / "stopped", Later(), stop_early=stop_early)
+    assert_same(again, tmp_path / "stopped", (first, lines(tmp_path / "unbroken/log.jsonl")))

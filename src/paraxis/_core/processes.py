@@ -134,12 +134,21 @@ def together(what: str) -> Iterator[None]:
 
 # Seconds of time.monotonic() when something was last got done; None: nobody counts on more.
 _last_progress: float | None = None
+_awaits_first = False
+
+
+def begin_progress() -> None:
+    """Tell the watchdog that a loop begins: it waits for the first step, for longer, as that has to be compiled."""
+    global _awaits_first, _last_progress
+    _awaits_first = True
+    _last_progress = time.monotonic()
 
 
 def note_progress() -> None:
-    """Tell the watchdog that a step was done. From the first one on, it waits for the next."""
-    global _last_progress
+    """Tell the watchdog that a step was done. It waits for the next."""
+    global _awaits_first, _last_progress
     _last_progress = time.monotonic()
+    _awaits_first = False
 
 
 def end_progress() -> None:
@@ -149,8 +158,13 @@ def end_progress() -> None:
 
 
 def last_progress() -> float | None:
-    """When the last step was done, by ``time.monotonic()``; ``None``: no next one is waited for."""
+    """When the last step was done or the loop began, by ``time.monotonic()``; ``None``: no step is waited for."""
     return _last_progress
+
+
+def awaits_first_step() -> bool:
+    """Whether the step that is waited for is the first. Asked before `last_progress`, it is never a later one."""
+    return _awaits_first
 
 
 # Calls of `StopSignal.asked` in this process. It, and not the loop's own step, is what processes agree on: a second
@@ -195,7 +209,7 @@ class StopSignal:
             signal.signal(number, handler)
 
     def asked(self) -> str | None:
-        """The signal because of which to stop now, if any. To be called once a step, in every process alike.
+        """The signal because of which to stop now, if any. To be called once a step or batch, in every process alike.
 
         Communicates: nothing that is waited for; about 30 µs with several processes.
         """

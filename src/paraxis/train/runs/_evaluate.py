@@ -62,8 +62,12 @@ class Evaluate:
         """Whether it is time, after so many steps."""
         return ends_epoch if isinstance(self._every, str) else step % self._every == 0
 
-    def __call__(self, state: Any) -> dict[str, float]:
+    def __call__(self, state: Any, stop: processes.StopSignal | None = None) -> dict[str, float] | None:
         """The averages over all data, by names that begin with its own.
+
+        Args:
+            state: is left as it is.
+            stop: asked before each batch. If it says so, the evaluation is given up: ``None``.
 
         Raises:
             DataError: if there are no batches, or no metrics.
@@ -75,6 +79,8 @@ class Evaluate:
         count = 0
         with contextlib.closing(self._feed.epoch()) as batches:
             for batch in batches:
+                if stop is not None and stop.asked():
+                    return None
                 pending.append(self._step(state, batch))
                 if len(pending) > AHEAD:
                     sums = added(sums, sums_of(fetched(pending.popleft())))

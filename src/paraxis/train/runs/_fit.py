@@ -157,11 +157,11 @@ def fit(
             reporters.append(_resume.BestBy(plan.checkpoints.best_by))
         loop = Loop(step, feed, plan, beginning, reporters, listeners, donate=donate)
         said = beginning.said
-        if loop.is_over:
+        if loop.has_nothing_left:
             left = _nothing_left(start, total, epochs, beginning, is_early=loop.watch.reason is not None)
             said = (*said, left)
         line = f"px.fit: {'; '.join(said)}"
-        if loop.is_over and first and progress is False:
+        if loop.has_nothing_left and first and progress is False:
             print(line, file=sys.stderr, flush=True)  # noqa: T201  who wants no progress wants training still
         elif said:
             display.say(line)

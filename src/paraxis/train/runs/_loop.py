@@ -106,6 +106,7 @@ class Loop:
         self._owned = donate or beginning.is_restored
         self._pending: collections.deque[tuple[Place, Any, Mapping[str, Any]]] = collections.deque()
         self._saved: int | None = None
+        self._due = list(beginning.due)
         self._copies_ahead = jax.default_backend() != "cpu"
         self.state = beginning.state
         self.next = beginning.next
@@ -119,21 +120,30 @@ class Loop:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Whether there are no steps left to do."""
         return self.watch.reason is not None or self._plan.is_done(self.next)
+
+    @property
+    def has_nothing_left(self) -> bool:
+        """Whether there are no evaluations left to do either."""
+        return self.is_over and not self._due
 
     def run(self, stop: processes.StopSignal) -> str | None:
         """All steps, or until a signal. The signal is returned; the run is saved in any case."""
+        processes.begin_progress()
         self._tell("start")
         signal = None
-        if not self.is_over:
+        if self._due:
+            self._finish(stop, saves=True)
+            signal = stop.asked()
+        if signal is None and not self.is_over:
+            processes.begin_progress()  # what came before was no step
             if not self._owned:
                 self.state = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, self.state)
             with contextlib.closing(self._feed.batches(self.next)) as batches:
                 while signal is None and not self.is_over:
                     place = self._advance(batches)
-                    self._between(place)
-                    processes.note_progress()
+                    self._between(place, stop)
                     signal = stop.asked()
         self._drain()
         if signal is not None:
@@ -173,34 +183,48 @@ class Loop:
         self.next = Place(place.number + 1, *following, False)
         return place
 
-    def _between(self, place: Place) -> None:
+    def _between(self, place: Place, stop: processes.StopSignal) -> None:
         """What is due after a step. The devices are waited for only if something is."""
         ends = self._plan.is_done(self.next)
-        due = [one for one in self._plan.evaluations if ends or one.is_due(self.num_steps, place.is_last)]
-        saves = self._plan.saves(place) or any(one.name == self._plan.best_source for one in due)
+        due = [one.name for one in self._plan.evaluations if ends or one.is_due(self.num_steps, place.is_last)]
+        saves = self._plan.saves(place) or self._plan.best_source in due
         is_heard = place.is_last and (self._callbacks.hear("epoch") or self.watch.sees_epochs)
         if not (ends or due or saves or is_heard):
             return
         self._drain()
-        for one in due:
-            self._evaluate(one, place)
-        if self.is_over and not ends:  # stopped early: what else there is to evaluate is due too
-            for one in self._plan.evaluations:
-                if all(one is not other for other in due):
-                    self._evaluate(one, place)
+        self._due = due
+        self._finish(stop, saves=saves)
+        processes.note_progress()
+
+    def _finish(self, stop: processes.StopSignal, *, saves: bool) -> None:
+        """Evaluations that are due, and a checkpoint. What a signal leaves of them is done when the run goes on."""
+        while True:
+            if not self._due and self.is_over:  # stopped early: what else there is to evaluate is due too
+                done = {name.partition("/")[0] for name in self.recorder.latest(self.num_steps) if "/" in name}
+                self._due = [one.name for one in self._plan.evaluations if one.name not in done]
+            if not self._due:
+                break
+            if not self._evaluate(self._due[0], stop):
+                return
+            del self._due[0]
         if saves or self.is_over:
             self._save()
 
-    def _evaluate(self, evaluation: Evaluate, place: Place) -> None:
+    def _evaluate(self, name: str, stop: processes.StopSignal) -> bool:
+        """Whether it was done, and not given up because of a signal."""
+        (evaluation,) = (one for one in self._plan.evaluations if one.name == name)
         try:
-            metrics = evaluation(self.state)
+            metrics = evaluation(self.state, stop)
         except Exception as error:
-            error.add_note(f"px.fit: raised by evaluation {evaluation.name!r}, after step {self.num_steps}")
+            error.add_note(f"px.fit: raised by evaluation {name!r}, after step {self.num_steps}")
             raise
-        record = Record(self.num_steps, place.epoch, metrics)
+        if metrics is None:
+            return False
+        record = Record(self.num_steps, self._epoch, metrics)
         self.recorder.add_evaluation(record)
-        self.watch.see(record, evaluation.name)
+        self.watch.see(record, name)
         self._tell("evaluate", metrics)
+        return True
 
     def _drain(self) -> None:
         while self._pending:
@@ -210,6 +234,7 @@ class Loop:
         """Fetch the metrics of the step that was done longest ago."""
         place, batch, waiting = self._pending.popleft()
         metrics = fetched(waiting)
+        processes.note_progress()  # not when the step is only under way: others may still be compiling theirs
         if _nonfinite.is_nonfinite(metrics, self.state):
             raise self._failed(place, batch, metrics)
         step, sums = place.number + 1, sums_of(metrics)
@@ -248,7 +273,8 @@ class Loop:
         for reporter in self._reporters:
             reporter.flush()
         groups = _resume.groups_of(self._step)
-        notes = _resume.notes(self.next, self._feed, self.recorder, self.watch, checkpoints.best_by, groups)
+        watch, by = self.watch, checkpoints.best_by
+        notes = _resume.notes(self.next, self._due, self._feed, self.recorder, watch, by, groups)
         checkpoints.save(self.num_steps, self.state, notes)
         self._saved = self.num_steps
         self._tell("checkpoint")

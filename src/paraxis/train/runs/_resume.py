@@ -32,6 +32,7 @@ class Beginning:
         watch: what was seen of the metric that stops it early.
         said: lines about it.
         is_restored: whether it goes on from a checkpoint.
+        due: evaluations after the last step that a signal left.
     """
 
     state: Any
@@ -40,6 +41,7 @@ class Beginning:
     watch: Watch
     said: tuple[str, ...]
     is_restored: bool
+    due: tuple[str, ...] = ()
 
 
 def begin(
@@ -72,7 +74,8 @@ def begin(
     watch = Watch(stop_early, evaluations, note["stop early"])
     if note.get("groups") != groups:
         said = (*said, f"groups: {note.get('groups')} when it was saved, {groups} now")
-    return Beginning(restored.tree, Place(*note["next"]), Recorder(note["shown"]), watch, said, True)
+    due = tuple(name for name in note.get("due", ()) if name in evaluations)
+    return Beginning(restored.tree, Place(*note["next"]), Recorder(note["shown"]), watch, said, True, due)
 
 
 def _restored(state: Any, checkpoints: "Checkpoints") -> "Restored[Any]":
@@ -110,11 +113,17 @@ def steps_of(state: Any) -> int | None:
 
 
 def notes(
-    following: Place, feed: Feed, recorder: Recorder, watch: Watch, best_by: str | None, groups: int | None
+    following: Place,
+    due: Sequence[str],
+    feed: Feed,
+    recorder: Recorder,
+    watch: Watch,
+    best_by: str | None,
+    groups: int | None,
 ) -> dict[str, Any]:
     """What is saved: JSON values, the metrics after this step by their names among them."""
     note = {"next": following, "data": feed.describe(), "shown": recorder.saved(), "stop early": watch.saved()}
-    note["groups"] = groups
+    note |= {"groups": groups, "due": list(due)}
     unknown = {} if best_by is None else {best_by: math.nan}  # unless it was evaluated after this step
     return unknown | recorder.latest(following.number) | {_NOTE: note}
 
