@@ -101,6 +101,32 @@ def test_a_rank_that_is_stuck_is_named_with_where_it_is(launched: Launch) -> Non
     assert f'[0]   File "{TRAINING}", line {waits} in main' in error
 
 
+LATE = """
+import time
+import jax.numpy as jnp, numpy as np, optax
+import paraxis as px
+from paraxis.launch import _watchdog
+_watchdog._FIRST_STEP = {first_step}
+me = px.initialize()
+def data(epoch):
+    if me.process == 1:
+        time.sleep({seconds})  # a file system that hangs
+    yield from np.ones((10, 16, 3), np.float32)
+step = px.train_step(lambda params, batch: (batch @ params["w"] - 1) ** 2)
+px.fit(px.TrainState.create({{"w": jnp.zeros(3)}}, optax.sgd(0.1)), step, data, epochs=1, progress=False)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stuck_before_its_first_step_is_named(launched: Launch, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LATE.format(first_step=6, seconds=1000))
+    status, _, error = launched(str(script), n=3, devices=1, stuck_after=1.5)
+    assert status == 79
+    assert f"no progress: rank 1 at {script}:10; ranks 0 and 2 at {script}:13; " in error
+    assert f"[1] paraxis: no first step for 6 s; the main thread is at {script}:10; all stacks:\n" in error
+
+
 ABSENT = """
 import sys, time
 import paraxis as px

@@ -218,6 +218,38 @@ def test_even_a_process_that_holds_pythons_lock_is_ended(tmp_path: Path) -> None
     assert f'File "{script}", line 8 in <module>' in done.stderr
 
 
+SLOW_AT_FIRST = """
+import time
+import jax.numpy as jnp, numpy as np
+import paraxis as px
+from paraxis.launch import _watchdog
+from paraxis.train.runs import _loop
+_watchdog._FIRST_STEP = {first_step}
+_watchdog.watch(2)
+fetched, seconds = _loop.fetched, [8]
+def wait(metrics):  # as on a device that waits for one of a process that still compiles
+    time.sleep(seconds.pop() if seconds else 0)
+    return fetched(metrics)
+_loop.fetched = wait
+def step(w, batch):
+    return w, {{"loss": w}}
+px.fit(jnp.zeros(()), step, [np.ones(2)] * 8, steps=8, progress=False)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first_step", "status"), [(3, 79), (60, 0)])
+def test_the_first_step_is_waited_for_longer_until_its_results_are_there(
+    tmp_path: Path, first_step: int, status: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SLOW_AT_FIRST.format(first_step=first_step))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == status, done.stderr
+    said = f"paraxis: no first step for 3 s; the main thread is at {script}:11; all stacks:"
+    assert (said in done.stderr) == (status == 79)
+
+
 @pytest.mark.parametrize(
     ("then", "status"),
     [

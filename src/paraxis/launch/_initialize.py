@@ -75,7 +75,8 @@ def initialize(
             ``None``: by the variables that are set.
         join_timeout: seconds to wait for the others; default: 60, under a scheduler 300.
         stuck_after: seconds without a step of a training loop after which this process prints the stacks of all its
-            threads and ends with status 79; 0: never; default: as ``paraxis launch --stuck-after`` says, otherwise 0.
+            threads and ends with status 79, at least 600 before the first step; 0: never; default: as
+            ``paraxis launch --stuck-after`` says, otherwise 0.
 
     Returns:
         The number of this process, and of all of them.

@@ -24,7 +24,8 @@ class Options:
         restarts: how often all are started again after a failure, to go on from what their script has saved. Each
             counts, whatever was reached in between: a failure at one and the same step would come again for ever.
         grace: seconds to save and leave in after a signal; and that the others have after one has finished.
-        stuck_after: seconds without a step of a training loop after which a process is stuck; 0: never.
+        stuck_after: seconds without a step of a training loop after which a process is stuck, at least 600 before its
+            first one; 0: never.
 
     Raises:
         ProcessError: if one of them cannot be met, or there is no such file or module.

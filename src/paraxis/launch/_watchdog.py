@@ -1,11 +1,12 @@
 """A thread that ends a process which is alive but gets nothing done: a collective that a peer never enters has no end.
 
-It counts from the first ``processes.note_progress()`` on, so the first compilation takes as long as it takes.
+It counts from the beginning of a loop, ``processes.begin_progress()``, and from each step.
 """
 
 import faulthandler
 import os
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -15,18 +16,27 @@ from paraxis._core import processes
 from paraxis.launch import _run
 
 STUCK = 79
+_FIRST_STEP = 600.0
+"""Seconds, at least, for a loop's first step: it is compiled, after its first batch was read."""
 _OTHERS_TOO = 3.0
 """Seconds. Those that wait for this process would fail as soon as it is gone; first they are to say where they are."""
 
-# Python's own modules and what is installed beside them, this package, and what has no file.
-_INSTALLED = (str(Path(os.__file__).parent), str(Path(__file__).parents[1]), "<")
+# Python's own modules, what is installed, in a virtual environment too, this package, and what has no file.
+_INSTALLED = (
+    str(Path(os.__file__).parent),
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("platlib"),
+    str(Path(__file__).parents[1]),
+    "<",
+)
 
 
 def watch(stuck_after: float) -> None:
     """Start watching.
 
     Args:
-        stuck_after: seconds without progress after which all stacks are printed and the process ends.
+        stuck_after: seconds without progress after which all stacks are printed and the process ends; before the
+            first step of a loop at least 600.
     """
     threading.Thread(target=_watch, args=(stuck_after,), name="paraxis watchdog", daemon=True).start()
 
@@ -34,19 +44,20 @@ def watch(stuck_after: float) -> None:
 def _watch(stuck_after: float) -> None:
     while True:
         time.sleep(min(1.0, stuck_after / 20))
+        awaits_first, last = processes.awaits_first_step(), processes.last_progress()
+        patience = max(stuck_after, _FIRST_STEP) if awaits_first or last is None else stuck_after
         # If this thread cannot run, as another one keeps Python's lock, this prints the stacks and ends the process.
-        faulthandler.dump_traceback_later(stuck_after + 5, exit=True)
-        last = processes.last_progress()
-        if last is not None and time.monotonic() - last > stuck_after:
-            _end(stuck_after)
+        faulthandler.dump_traceback_later(patience + 5, exit=True)
+        if last is not None and time.monotonic() - last > patience:
+            _end(f"no {'first step' if awaits_first else 'progress'} for {patience:g} s")
 
 
-def _end(stuck_after: float) -> None:
+def _end(why: str) -> None:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     place = "" if frame is None else place_of(frame)
     _run.tell(f"stuck {place}")
     error = sys.__stderr__ or sys.stderr
-    error.write(f"paraxis: no progress for {stuck_after:g} s; the main thread is at {place}; all stacks:\n")
+    error.write(f"paraxis: {why}; the main thread is at {place}; all stacks:\n")
     error.flush()
     faulthandler.dump_traceback(all_threads=True)
     time.sleep(_OTHERS_TOO)

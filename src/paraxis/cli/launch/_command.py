@@ -11,8 +11,14 @@ from paraxis.cli._errors import CommandError
 _HELP, _NUMBER, _MODULE = ("-h", "--help"), "-n", "-m"
 
 
+_EPILOG = "A loop's first step, which is compiled, is waited for 600 seconds if --stuck-after is less."
+
+
 class LaunchCommand(TyperCommand):
     """Refuses options that are not its own, and leaves the script's alone."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **{**more, "epilog": _EPILOG})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As the base class, once the arguments are parted."""
