@@ -11,7 +11,10 @@ from paraxis.cli._errors import CommandError
 _HELP, _NUMBER, _MODULE = ("-h", "--help"), "-n", "-m"
 
 
-_EPILOG = "A loop's first step, which is compiled, is waited for 600 seconds if --stuck-after is less."
+_EPILOG = (
+    "A loop's first step, which is compiled, is waited for 600 seconds if --stuck-after is less. "
+    "Standard input is closed for the script."
+)
 
 
 class LaunchCommand(TyperCommand):
