@@ -127,6 +127,19 @@ def test_a_rank_that_is_stuck_before_its_first_step_is_named(launched: Launch, t
     assert f"[1] paraxis: no first step for 6 s; the main thread is at {script}:10; all stacks:\n" in error
 
 
+@pytest.mark.slow
+def test_a_rank_that_holds_pythons_lock_is_stuck(launched: Launch, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import ctypes, time\nimport paraxis.launch._watchdog as watchdog\nfrom paraxis._core import processes\n"
+        "watchdog.watch(0.5)\nprocesses.note_progress()\ntime.sleep(0.3)\nctypes.PyDLL(None).sleep(60)\n"
+    )
+    status, _, error = launched(str(script), n=1)
+    assert status == 79
+    assert "paraxis launch: no progress: rank 0 at an unknown place" in error
+    assert f'[0]   File "{script}", line 7 in <module>' in error
+
+
 ABSENT = """
 import sys, time
 import paraxis as px

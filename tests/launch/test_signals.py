@@ -1,7 +1,9 @@
 """Signals to the launcher: all ranks leave at one step, or are killed; nothing is left behind. And restarts."""
 
+import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,24 @@ def test_a_signal_has_all_ranks_leave_after_one_step(tmp_path: Path, number: sig
     assert len(set(steps)) == 1
     assert sorted(re.findall(r"left (\d) of", run.out)) == [str(rank) for rank in range(n)]
     assert f"stopped by {number.name}: all {n} ranks left with status 0" in run.error
+
+
+@pytest.mark.slow
+def test_a_job_that_was_suspended_goes_on(tmp_path: Path) -> None:
+    """As by SLURM: each process by SIGSTOP, the launcher with its ranks."""
+    with running(tmp_path, "-n", "2", "--devices", "1", "--stuck-after", "2", TRAINING, "train") as run:
+        run.wait_for("step 10: ", times=2)
+        started = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
+        for process in (*map(int, started), run.process.pid):
+            os.kill(process, signal.SIGSTOP)
+        time.sleep(9)
+        for process in (run.process.pid, *map(int, started)):
+            os.kill(process, signal.SIGCONT)
+        time.sleep(4)
+        assert run.process.poll() is None, run.error
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 0, run.error
+    assert "no progress" not in run.error
 
 
 DEAF = """

@@ -11,6 +11,7 @@ from paraxis.launch._options import Options
 from paraxis.launch._output import Screen
 from paraxis.launch._ranks import Group
 from paraxis.launch._reasons import Failure
+from paraxis.launch._watchdog import MUCH
 
 _LOOK_EVERY = 0.02
 # After the first failure, the time that others have to fail, too: which tells what was cause and what effect.
@@ -73,8 +74,13 @@ def _run(options: Options, attempt: int, received: list[int], screen: Screen) ->
 
 def _watch(group: Group, options: Options, received: list[int], screen: Screen) -> Failure | None:
     """Look after the ranks until all have ended with 0, or they have to be ended: then why."""
-    deadline = None
+    deadline, before = None, time.monotonic()
     while True:
+        before, late = time.monotonic(), time.monotonic() - before - _LOOK_EVERY
+        if late > MUCH:
+            for rank in group.ranks:
+                rank.excuse(late)
+            deadline = None if deadline is None else deadline + late
         failure = _failure(group, options)
         if failure is not None:
             return failure

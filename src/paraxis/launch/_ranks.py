@@ -16,6 +16,7 @@ from paraxis.launch._guardian import Guardian
 from paraxis.launch._options import Options
 from paraxis.launch._reasons import Ending
 from paraxis.launch._variables import LAUNCHER, TELL, Place
+from paraxis.launch._watchdog import ALIVE, STUCK
 
 _SIMULATED = "--xla_force_host_platform_device_count"
 
@@ -28,6 +29,9 @@ class Rank:
         self.stopped_at: float | None = None
         self.left_at: float | None = None
         self._said: list[str] = []
+        self._heard = b""
+        self._alive: tuple[float, float] | None = None
+        self._silent = False
         self._ended_at = 0.0
         self._kept = _output.Kept()
         self._told, tell = os.pipe()
@@ -86,14 +90,33 @@ class Rank:
     def _listen(self) -> None:
         """Hear what it has told."""
         with contextlib.suppress(BlockingIOError):
-            self._said += os.read(self._told, 4096).decode(errors="replace").splitlines()
+            *lines, self._heard = (self._heard + os.read(self._told, 4096)).split(b"\n")
+            for word in (line.decode(errors="replace") for line in lines):
+                if word.startswith(ALIVE):
+                    self._alive = time.monotonic(), float(word.removeprefix(ALIVE))
+                else:
+                    self._said.append(word)
+        if self._alive is None or self._silent or "done" in self._said:  # at Python's end, threads stop
+            return
+        if time.monotonic() - self._alive[0] > self._alive[1]:
+            self._silent = True
+            self.send(signal.SIGABRT)  # at which faulthandler prints the stacks
+
+    def excuse(self, seconds: float) -> None:
+        """Do not count so many seconds, in which nobody could do anything."""
+        self.stopped_at = None if self.stopped_at is None else self.stopped_at + seconds
+        self.left_at = None if self.left_at is None else self.left_at + seconds
+        if self._alive is not None:
+            self._alive = self._alive[0] + seconds, self._alive[1]
 
     def ending(self) -> Ending:
         """How far it is."""
         stuck_at = next((word.removeprefix("stuck ") for word in self._said if word.startswith("stuck ")), None)
+        if self._silent and stuck_at is None:
+            stuck_at = ""
         return Ending(
             self.number,
-            status=self._process.returncode,
+            status=STUCK if self._silent and self._process.returncode == -signal.SIGABRT else self._process.returncode,
             ended_at=self._ended_at,
             joining="joining" in self._said,
             joined="joined" in self._said,

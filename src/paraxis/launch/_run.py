@@ -19,11 +19,13 @@ RAISED = 70
 INTERRUPTED = 130
 
 
-def tell(word: str) -> None:
-    """Tell the launcher how far this process is. Without a launcher, nothing."""
+def tell(word: str) -> bool:
+    """Tell the launcher how far this process is. Whether there is one."""
     if os.environ.get("PARAXIS_LAUNCHER") == str(os.getppid()) and "PARAXIS_TELL" in os.environ:
         with contextlib.suppress(OSError):
             os.write(int(os.environ["PARAXIS_TELL"]), f"{word}\n".encode())
+        return True
+    return False
 
 
 def leave(status: int) -> None:

@@ -16,6 +16,10 @@ from paraxis._core import processes
 from paraxis.launch import _run
 
 STUCK = 79
+ALIVE = "alive "
+"""What this thread tells the launcher, and for how many seconds that is to hold."""
+MUCH = 1.0
+"""Seconds. Who sleeps so much longer than asked was suspended, and others with it: what they did not do is no sign."""
 _FIRST_STEP = 600.0
 """Seconds, at least, for a loop's first step: it is compiled, after its first batch was read."""
 _OTHERS_TOO = 3.0
@@ -42,13 +46,21 @@ def watch(stuck_after: float) -> None:
 
 
 def _watch(stuck_after: float) -> None:
+    pause, seen, lost = min(1.0, stuck_after / 20), None, 0.0
+    before = time.monotonic()
     while True:
-        time.sleep(min(1.0, stuck_after / 20))
+        time.sleep(pause)
+        before, late = time.monotonic(), time.monotonic() - before - pause
         awaits_first, last = processes.awaits_first_step(), processes.last_progress()
         patience = max(stuck_after, _FIRST_STEP) if awaits_first or last is None else stuck_after
-        # If this thread cannot run, as another one keeps Python's lock, this prints the stacks and ends the process.
-        faulthandler.dump_traceback_later(patience + 5, exit=True)
-        if last is not None and time.monotonic() - last > patience:
+        # If this thread cannot run, as another one keeps Python's lock, the launcher has the stacks printed; without
+        # one, a timer does, which cannot tell that from a process that was suspended.
+        if not _run.tell(f"{ALIVE}{patience + 5}"):
+            faulthandler.dump_traceback_later(patience + 5, exit=True)
+        if last != seen:
+            seen, lost = last, 0.0
+        lost += late if late > MUCH else 0.0
+        if last is not None and time.monotonic() - last - lost > patience:
             _end(f"no {'first step' if awaits_first else 'progress'} for {patience:g} s")
 
 
