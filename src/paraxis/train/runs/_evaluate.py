@@ -2,7 +2,7 @@
 
 import collections
 import contextlib
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from paraxis._core import integers, processes
 from paraxis._core.errors import DataError
@@ -61,6 +61,12 @@ class Evaluate:
     def is_due(self, step: int, ends_epoch: bool) -> bool:
         """Whether it is time, after so many steps."""
         return ends_epoch if isinstance(self._every, str) else step % self._every == 0
+
+    @overload
+    def __call__(self, state: Any) -> dict[str, float]: ...
+
+    @overload
+    def __call__(self, state: Any, stop: processes.StopSignal) -> dict[str, float] | None: ...
 
     def __call__(self, state: Any, stop: processes.StopSignal | None = None) -> dict[str, float] | None:
         """The averages over all data, by names that begin with its own.
