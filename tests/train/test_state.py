@@ -385,7 +385,10 @@ def _variables() -> Any:
         (lambda: {"f": Net(), "g": Net()}, r"model\['f'\] is an NNX module in a dict.*nnx\.Dict\(first=…, second=…\)"),
         (lambda: [nnx.Linear(2, 2, rngs=nnx.Rngs(0))], r"model\[0\] is an NNX module in a list"),
         (lambda: nnx.state(Net()), r"is an nnx\.\w+, which is not trained; give the module itself"),
-        (_variables, r"'batch_stats' beside 'params', .*variables\['params'\]"),
+        (
+            _variables,
+            r"'batch_stats' beside 'params', .*params=variables\['params'\], mutable=\{'batch_stats': var",
+        ),
     ],
 )
 def test_what_a_module_keeps_besides_parameters_is_not_trained_by_accident(make: Any, message: str) -> None:
@@ -398,3 +401,11 @@ def test_what_a_module_keeps_besides_parameters_is_not_trained_by_accident(make:
 )
 def test_parameters_alone_are_trained_whatever_they_are_in(model: Any) -> None:
     assert px.TrainState.create(model, optax.sgd(0.1)).mutable is None
+
+
+def test_a_linen_modules_values_are_taken_over_as_the_error_advises() -> None:
+    variables = LinenNet().init(jax.random.key(0), rows(3)["x"])
+    stats = jax.tree.map(lambda x: x + 3.0, variables["batch_stats"])
+    state = px.TrainState.create(LinenNet(), optax.sgd(0.1), key=jax.random.key(1), sample=rows(3)["x"])
+    state = state.replace(params=variables["params"], mutable={"batch_stats": stats})
+    assert_same_bits(state.model().variables, {"params": variables["params"], "batch_stats": stats})

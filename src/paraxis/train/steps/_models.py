@@ -58,8 +58,9 @@ def _refuse_unseen_variables(model: Any) -> None:
     if isinstance(model, Mapping) and "params" in model and (beside := sorted(_LINEN_COLLECTIONS & set(model))):
         raise StateError(
             f"TrainState.create: model has {', '.join(map(repr, beside))} beside 'params', as variables of a Linen "
-            f"module have, and would be trained whole; give the module, px.TrainState.create(module, optimizer, "
-            f"key=jax.random.key(0), sample=x[:1]), and its values by state.replace(params=variables['params'])"
+            f"module have, and would be trained whole; give the module, state = px.TrainState.create(module, "
+            f"optimizer, key=jax.random.key(0), sample=x[:1]), and its values by state.replace("
+            f"params=variables['params'], mutable={{{beside[0]!r}: variables[{beside[0]!r}]}})"
         )
 
 
