@@ -46,8 +46,8 @@ class Call:
     Sums are taken of all results together: a second one, of another result, is then at hand.
     """
 
-    def __init__(self, of: mapping.Mapping, operands: Sequence[jax.Array], *, sums_cheaper: bool) -> None:
-        self.sums_preferred = sums_cheaper or of.placement.num_chunks > 1
+    def __init__(self, of: mapping.Mapping, operands: Sequence[jax.Array], *, sums_preferred: bool) -> None:
+        self.sums_preferred = sums_preferred
         self._mapping = of
         self._operands = operands
         self._trace = jax_api.get_opaque_trace_state()

@@ -81,9 +81,12 @@ def run(
     return [y.reshape(placement.num_local, *y.shape[2:]) for y in results]
 
 
-def sums_cheaper(one: Element, placement: Placement, lowering: Lowering, shared: Sequence[bool]) -> bool:
-    """Whether the sum over elements costs less than the elements' results."""
-    return _cut(one, placement, lowering, shared) is not None
+def sums_preferred(one: Element, placement: Placement, lowering: Lowering, shared: Sequence[bool]) -> bool:
+    """Whether to take the sum over elements by :func:`run_sum`, which runs the elements once more.
+
+    It costs less than the elements' results, or keeps none of them. What has effects is not run once more.
+    """
+    return not one.jaxpr.effects and (placement.num_chunks > 1 or _cut(one, placement, lowering, shared) is not None)
 
 
 def run_sum(
@@ -101,7 +104,8 @@ def run_sum(
     ``real`` (``None``: all are) and ``extras`` are ``(num_local,)``.
     """
     rows, arguments = _split(leaves, shared)
-    cut = _cut(one, placement, lowering, shared)
+    complex_weights = term.weighted and jnp.iscomplexobj(extras[-1])
+    cut = None if complex_weights else _cut(one, placement, lowering, shared)  # a product takes factors of one dtype
     several = _several(one, placement, lowering, arguments)
 
     def turn(rows: Sequence[jax.Array], real: jax.Array | None, extras: Sequence[jax.Array]) -> list[jax.Array]:
@@ -110,7 +114,7 @@ def run_sum(
         head = jax_api.jaxpr_as_fun(cut.head)
         out_axes = [0 if depends else None for _, depends in cut.frontier]
         values = jax.vmap(lambda *row: head(*arguments(row)), axis_size=placement.chunk, out_axes=out_axes)(*rows)
-        return cut.sums(values, real, term, extras)
+        return cut.sums(values, placement.chunk, real, term, extras)
 
     if placement.num_chunks == 1:
         return turn(rows, real, extras)

@@ -61,14 +61,14 @@ class Mapping:
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A map's results, their structure, and whether their sum would cost less than they do."""
+    """A map's results, their structure, and whether their sum is better taken by :func:`run_sum`."""
 
     results: Sequence[jax.Array]
     structure: Any
-    sums_cheaper: bool
+    sums_preferred: bool
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        return self.results, (self.structure, self.sums_cheaper)
+        return self.results, (self.structure, self.sums_preferred)
 
     @classmethod
     def tree_unflatten(cls, fixed: Any, results: Any) -> "Outcome":
@@ -83,7 +83,7 @@ def run(mapping: Mapping, *operands: jax.Array) -> Outcome:
     def on_device(*blocks: jax.Array) -> Outcome:
         one = mapping.element(blocks)
         results = local.run(one, placement, lowering, mapping.local_leaves(blocks), shared)
-        return Outcome(results, one.out_tree, local.sums_cheaper(one, placement, lowering, shared))
+        return Outcome(results, one.out_tree, local.sums_preferred(one, placement, lowering, shared))
 
     return layout.run_per_device(on_device, placement, mapping.laid_out(operands))
 

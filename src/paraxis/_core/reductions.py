@@ -79,8 +79,8 @@ def reduce_weighted_mean(x: Any, w: Any, axis: Axis | str | None = None, *, wher
         where: booleans ``(size,)``; elements with ``False`` are left out.
 
     Returns:
-        ``sum(w * x) / sum(w)`` for each leaf, ``(...)``; dtypes as in ``jnp.mean``. **Zero where the weights that
-        count sum to zero**, with a zero derivative.
+        ``sum(w * x) / sum(w)`` for each leaf, ``(...)``; dtypes as in ``jnp.mean``, but complex where the weights
+        are. **Zero where the weights that count sum to zero**, with a zero derivative.
 
     Communicates: one all-reduce the size of the result and one number more per weight leaf.
 
@@ -96,7 +96,9 @@ def reduce_weighted_mean(x: Any, w: Any, axis: Axis | str | None = None, *, wher
         sums = reduction.sum(leaf, _floating, weight)
         total = reduction.sum(weight, _floating).astype(sums.dtype)
         empty = total == 0
-        return jnp.where(empty, 0, sums / jnp.where(empty, 1, total)).astype(_mean_dtype(leaf))
+        mean_dtype = _mean_dtype(leaf)
+        dtype = jnp.promote_types(mean_dtype, sums.dtype) if jnp.iscomplexobj(sums) else mean_dtype
+        return jnp.where(empty, 0, sums / jnp.where(empty, 1, total)).astype(dtype)
 
     return jax.tree.map(mean, reduction.x, reduction.weights(w))
 

@@ -41,10 +41,15 @@ class Term:
         return self.keep(self.weigh(self.prepare(rows), extras), extras)
 
     def weigh(self, rows: jax.Array, extras: Sequence[jax.Array]) -> jax.Array:
-        return rows * per_row(extras[-1].astype(rows.dtype), rows) if self.weighted else rows
+        return rows * per_row(extras[-1].astype(weighted_dtype(rows, extras[-1])), rows) if self.weighted else rows
 
     def keep(self, rows: jax.Array, extras: Sequence[jax.Array]) -> jax.Array:
         return masked(extras[0], rows) if self.masked else rows
+
+
+def weighted_dtype(rows: jax.Array, weights: jax.Array) -> Any:
+    """The dtype of weighted rows: their own, but complex where the weights are."""
+    return jnp.promote_types(rows.dtype, weights.dtype) if jnp.iscomplexobj(weights) else rows.dtype
 
 
 def per_row(values: jax.Array, rows: jax.Array) -> jax.Array:
@@ -77,16 +82,17 @@ class Split:
     outputs: tuple[Any, ...]
 
     def sums(
-        self, values: Sequence[jax.Array], real: jax.Array | None, term: Term, extras: Sequence[jax.Array]
+        self, values: Sequence[jax.Array], count: int, real: jax.Array | None, term: Term, extras: Sequence[jax.Array]
     ) -> list[jax.Array]:
-        """The sum of each result over all real rows, from the head's results for all of them."""
+        """The sum of each result over all real rows, from the head's results for all ``count`` of them."""
         rows = {var: x for (var, _), x in zip(self.frontier, values, strict=True)}
         depends = dict(self.frontier)
         summed: dict[Any, jax.Array] = {}
 
         def sum_of(var: Any) -> jax.Array:
             if var not in summed:
-                summed[var] = total(rows[var], real, term, extras)
+                x = rows[var] if depends[var] else jnp.broadcast_to(rows[var], (count, *rows[var].shape))
+                summed[var] = total(x, real, term, extras)
             return summed[var]
 
         def clean(var: Any) -> jax.Array:
@@ -128,6 +134,7 @@ def split(closed: ClosedJaxpr, depends: Sequence[bool]) -> Split | None:
     whole: set[Any] = {v for v in outputs if v not in varying or not _summable(v)}
     as_sum: set[Any] = {v for v in outputs if v not in whole}
     sources: dict[Any, bool] = dict.fromkeys(whole, True)
+    head: list[JaxprEqn] = []
     tail: list[JaxprEqn] = []
     folds = 0
     for eqn in reversed(jaxpr.eqns):
@@ -143,15 +150,15 @@ def split(closed: ClosedJaxpr, depends: Sequence[bool]) -> Split | None:
                     whole.add(v)
                 tail.append(eqn)
                 continue
-        if wanted or any(v in whole for v in eqn.outvars):
+        if wanted or any(v in whole for v in eqn.outvars):  # else nobody needs what it gives
             sources.update((v, True) for v in wanted)
             whole.update(v for v in eqn.invars if not isinstance(v, Literal))
+            head.append(eqn)
     if not folds:
         return None
     sources.update((v, True) for v in jaxpr.invars if v in as_sum)
-    used = {id(eqn) for eqn in tail}
-    head = jax_api.rebuilt(closed, [eqn for eqn in jaxpr.eqns if id(eqn) not in used], list(sources))
-    return Split(head, tuple(sources.items()), tuple(reversed(tail)), outputs)
+    rebuilt = jax_api.rebuilt(closed, list(reversed(head)), list(sources))
+    return Split(rebuilt, tuple(sources.items()), tuple(reversed(tail)), outputs)
 
 
 def _demands(eqn: JaxprEqn, varying: set[Any]) -> tuple[list[Any], list[Any]] | None:

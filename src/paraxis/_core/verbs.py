@@ -105,7 +105,7 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
     inner = scope.Scope(outer.declared, (*outer.mapped, resolved))
     ready = mapping.Mapping(_hashable(fn), structure, placement, lowering, shared, padded, inner)
     outcome = mapping.run(ready, *operands)
-    call = forms.Call(ready, operands, sums_cheaper=outcome.sums_cheaper)
+    call = forms.Call(ready, operands, sums_preferred=outcome.sums_preferred)
     results = [_noted(y, placement, call, index) for index, y in enumerate(outcome.results)]
     return jax.tree.unflatten(outcome.structure, results)
 

@@ -1,0 +1,192 @@
+"""A program means what it says, whatever its body: random ones, against plain ``jax.vmap`` in float64.
+
+A body is a row of random steps over shared and placed operands. Its results are any of the values that it came across:
+shared ones beside products with them, inputs, values used twice. Some steps only look at a value.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from tests._support import assert_close, axis_on, in_double, values
+
+NUM_EVERY_DAY, NUM_AT_NIGHT = 24, 600
+
+Values = dict[str, Any]
+Body = Callable[..., tuple[jax.Array, ...]]
+
+UNARY: list[Callable[[jax.Array], jax.Array]] = [
+    jnp.sin,
+    jnp.tanh,
+    jnp.negative,
+    lambda v: v.T,
+    lambda v: v.sum(0),
+    lambda v: v.reshape(-1) / 3.0,
+    lambda v: jax.jit(lambda u: u * 2.0)(v),
+    lambda v: jnp.where(v > 1.0, v, 0.5 * v),
+]
+BINARY: list[Callable[[jax.Array, jax.Array], jax.Array]] = [
+    jnp.add,
+    jnp.subtract,
+    jnp.multiply,
+    lambda u, v: u / (2.0 + jnp.cos(v)),
+    lambda u, v: u @ v / 4.0,
+    lambda u, v: u @ v / 4.0,
+    lambda u, v: jax.jit(lambda u, v: u.T @ v)(u, v) / 4.0,
+    lambda u, v: jnp.outer(u, v) / 4.0 if u.ndim == v.ndim == 1 else jnp.asarray(0.5) * v,
+]
+LOOKING: list[Callable[[jax.Array], Any]] = [
+    jnp.linalg.norm,
+    lambda v: jnp.clip(v, -1.0, 1.0),
+    lambda v: v.T @ v,
+    lambda v: jax.debug.callback(lambda u: None, v),
+]
+
+
+def random_body(seed: int) -> Body:
+    """A function of shared ``p (3, 2)``, ``r ()``, and placed ``x (4, 3)``, ``y (4, 2)``, with 1 to 4 results.
+
+    Which steps it takes, and on which values, hangs on the seed and on shapes alone.
+    """
+
+    def body(p: jax.Array, r: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        rng = np.random.default_rng(seed)
+        closed_over = np.float32(rng.uniform(0.5, 1.5, (2,)))
+        met: list[jax.Array] = [p, r, x, y, jnp.asarray(closed_over), x.T @ (x @ p - y) / 4.0]
+
+        def any_of() -> jax.Array:
+            return met[int(len(met) * rng.uniform() ** 0.6)]  # the later ones more often
+
+        for _ in range(rng.integers(2, 7)):
+            kind, unary, binary, u, v = (
+                rng.uniform(),
+                rng.choice(len(UNARY)),
+                rng.choice(len(BINARY)),
+                any_of(),
+                any_of(),
+            )
+            if kind < 0.2:
+                LOOKING[rng.choice(len(LOOKING))](u if u.ndim else jnp.atleast_1d(u))
+            elif kind < 0.5:
+                met.append(UNARY[unary](u) if u.ndim == 2 else jnp.sin(u))
+            elif kind < 0.6:
+                met.append(r * u)
+            else:
+                try:
+                    met.append(BINARY[binary](u, v))
+                except (TypeError, ValueError):  # the shapes do not fit
+                    met.append(u * r + 1.0)
+        return tuple(met[rng.choice(len(met))] if rng.uniform() < 0.5 else any_of() for _ in range(rng.integers(1, 5)))
+
+    return body
+
+
+REDUCTIONS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+    (lambda y, w, axis: px.reduce_sum(y, axis), lambda y, w: jax.tree.map(lambda v: v.sum(0), y)),
+    (lambda y, w, axis: px.reduce_mean(y, axis), lambda y, w: jax.tree.map(lambda v: v.mean(0), y)),
+    (
+        lambda y, w, axis: px.reduce_weighted_mean(y, w, axis),
+        lambda y, w: jax.tree.map(lambda v: jnp.tensordot(w, v, 1) / w.sum(), y),
+    ),
+    (
+        lambda y, w, axis: px.reduce_mean(y, axis, where=np.arange(axis.size) > 0),
+        lambda y, w: jax.tree.map(lambda v: v[1:].mean(0), y),
+    ),
+]
+PLACES = [(8, 8, None), (2, 7, None), (3, 5, 2), (8, 10, None), (1, 3, None), (2, 8, 2)]
+
+
+def arguments(size: int, seed: int) -> tuple[jax.Array, ...]:
+    """``p, r, x, y`` and weights."""
+    shapes = ((3, 2), (), (size, 4, 3), (size, 4, 2), (size,))
+    return tuple(values(*shape, seed=seed + k) - 0.3 for k, shape in enumerate(shapes))
+
+
+def with_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The results, and the gradient, by every argument, of a number in which all of them count."""
+
+    def scalar(*args: jax.Array) -> tuple[jax.Array, Any]:
+        results = f(*args)
+        return sum((jnp.sum(y) * (1.0 + i / 7) for i, y in enumerate(results)), jnp.zeros(())), results
+
+    def run(*args: jax.Array) -> Any:
+        (_, results), gradient = jax.value_and_grad(scalar, argnums=tuple(range(len(args))), has_aux=True)(*args)
+        return results, gradient
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [seed if seed < NUM_EVERY_DAY else pytest.param(seed, marks=pytest.mark.slow) for seed in range(NUM_AT_NIGHT)],
+)
+def test_reductions_of_any_body_and_their_gradients(seed: int) -> None:
+    devices, size, at_once = PLACES[seed % len(PLACES)]
+    here, there = REDUCTIONS[seed // 2 % len(REDUCTIONS)]
+    axis, body, args = axis_on(devices, size, at_once=at_once), random_body(seed), arguments(size, seed)
+
+    def program(p: jax.Array, r: jax.Array, x: jax.Array, y: jax.Array, w: jax.Array) -> Any:
+        shared = px.broadcast(p, axis), px.broadcast(r, axis)
+        return here(px.map_fn(body, (*shared, x, y), axis), w, axis)
+
+    def oracle(p: jax.Array, r: jax.Array, x: jax.Array, y: jax.Array, w: jax.Array) -> Any:
+        return there(jax.vmap(functools.partial(body, p, r))(x, y), w)
+
+    expected = in_double(with_gradient(oracle), *args)
+    scale = max(1.0, *(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected)))
+    assert_close(jax.jit(with_gradient(program))(*args), expected, rtol=1e-4, atol=2e-5 * scale)
+
+
+@pytest.mark.parametrize("real", [True, False], ids=["real values", "complex values"])
+@pytest.mark.parametrize("product", [True, False], ids=["product", "no product"])
+def test_weights_may_be_complex(real: bool, product: bool) -> None:
+    """As NumPy's average has it: real values with complex weights have a complex mean."""
+    axis, x, w = axis_on(2, 5), values(5, 4, 3), values(5, seed=1) + 1j * values(5, seed=2)
+    x = x if real else x * (1 + 2j)
+
+    def body(x: jax.Array) -> jax.Array:
+        return x.T @ x if product else 2 * x
+
+    rows = np.stack([np.asarray(body(row)) for row in x])
+    got = jax.jit(lambda x, w: px.reduce_weighted_mean(px.map_fn(body, x, axis), w, axis))(x, w)
+    assert got.dtype == jnp.complex64
+    np.testing.assert_allclose(got, np.average(rows, axis=0, weights=np.asarray(w)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("at_once", [None, 2])
+def test_effects_of_a_reduced_body_happen_once(at_once: int | None) -> None:
+    """Where no element is padded. ``x.T @ y`` is a product whose sum would otherwise be taken by another run."""
+    axis, (_, _, x, y, _) = axis_on(2, 8, at_once=at_once), arguments(8, 0)
+    seen: list[float] = []
+
+    def body(x: jax.Array, y: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda first: seen.append(float(first)), x[0, 0])
+        return x.T @ y
+
+    mean = jax.jit(lambda x, y: px.reduce_mean(px.map_fn(body, (x, y), axis), axis))(x, y)
+    jax.effects_barrier()
+    assert sorted(seen) == sorted(float(row[0, 0]) for row in x)
+    np.testing.assert_allclose(mean, np.einsum("nij,nik->jk", x, y) / 8, rtol=1e-5)
+
+
+def test_the_generator_makes_what_it_is_for() -> None:
+    """Among the bodies of every day are all kinds of results."""
+    found: set[str] = set()
+    p, r, x, y, _ = arguments(1, 0)
+    for seed in range(NUM_EVERY_DAY):
+        jaxpr = jax.make_jaxpr(random_body(seed))(p, r, x[0], y[0]).jaxpr
+        used = [id(v) for eqn in jaxpr.eqns for v in eqn.invars]
+        given = [id(v) for v in jaxpr.outvars]
+        for var, kind in zip(jaxpr.invars, ("shared matrix", "shared number", "placed", "placed"), strict=True):
+            found |= {kind} if id(var) in given else set()
+            found |= {f"{kind}, and multiplied by"} if id(var) in given and id(var) in used else set()
+        found |= {"twice"} if len(set(given)) < len(given) else set()
+        found |= {"unused"} if any(id(v) not in (*used, *given) for eqn in jaxpr.eqns for v in eqn.outvars) else set()
+    kinds = ("shared matrix", "shared number", "placed")
+    assert found >= {*kinds, *(f"{kind}, and multiplied by" for kind in kinds), "twice", "unused"}, found
