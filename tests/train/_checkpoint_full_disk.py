@@ -4,47 +4,36 @@
 """
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import tensorstore
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from orbax.checkpoint import v1 as ocp
 
-from paraxis.launch import initialize
-from paraxis.train.checkpoints import _orbax
-from paraxis.train.checkpoints._checkpoints import Checkpoints
-
-_start_save = _orbax.start_save
+import paraxis as px
 
 
 def no_room(*_: Any, **__: Any) -> Any:
     raise OSError(28, "No space left on device")
 
 
-def start_save_badly(directory: Path, arrays: Any) -> Callable[[], None]:
-    if sys.argv[2] == "begin":
-        no_room()
-    import tensorstore
-
-    tensorstore.open = no_room
-    return _start_save(directory, arrays)
-
-
-def main(path: str, number: int) -> None:
-    me = initialize()
+def main(path: str, where: str, number: int) -> None:
+    me = px.initialize()
     rows = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P("rows"))
     x = jax.make_array_from_callback((8, 30), rows, lambda part: np.ones((8, 30), np.float32)[part])
-    checkpoints = Checkpoints(path)
+    checkpoints = px.Checkpoints(path)
     checkpoints.save(1, {"x": x})
     checkpoints.wait()
-    if me.process == number:
-        _orbax.start_save = start_save_badly
+    if me.process == number and where == "begin":
+        ocp.save_checkpointables_async = no_room
+    elif me.process == number:
+        tensorstore.open = no_room
     checkpoints.save(2, {"x": x})
     checkpoints.wait()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

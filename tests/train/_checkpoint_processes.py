@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from paraxis.train.checkpoints._checkpoints import Checkpoints
+import paraxis as px
 
 NUM_PROCESSES = 2
 
@@ -44,7 +44,7 @@ def main(path: str, port: int, number: int) -> None:
         f"127.0.0.1:{port}", NUM_PROCESSES, number, cluster_detection_method="deactivate", initialization_timeout=60
     )
     before = state()
-    with Checkpoints(path, keep=2) as checkpoints:
+    with px.Checkpoints(path, keep=2) as checkpoints:
         for step in (1, 2, 3):
             checkpoints.save(step, before, {"step": step})
     restored = checkpoints.restore(jax.tree.map(lambda x: x * 0, before))

@@ -4,17 +4,19 @@
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from paraxis._core import processes
-from paraxis.launch import initialize
-from paraxis.train.checkpoints import _checkpoints
-from paraxis.train.checkpoints._checkpoints import Checkpoints
+import paraxis as px
+
+_read_text = Path.read_text
 
 
 def damage_the_last_part(checkpoint: Path) -> None:
@@ -26,25 +28,36 @@ def damage_the_last_part(checkpoint: Path) -> None:
     data.write_bytes(content)
 
 
+def badly_read(checkpoint: Path, what: str) -> Callable[..., str]:
+    """In the place of `Path.read_text`: a checkpoint's record is not what was written, or may not be read, or goes."""
+
+    def read(file: Path, *args: Any, **kwargs: Any) -> str:
+        if file != checkpoint / "paraxis.json":
+            return _read_text(file, *args, **kwargs)
+        if what == "denied":
+            raise PermissionError(13, "Permission denied")
+        if what == "removed":  # as if the one that saves there had saved step 4, and removed this one
+            checkpoint.rename(checkpoint.parent / "4")
+        return _read_text(file, *args, **kwargs).replace("float32", "float64")
+
+    return read
+
+
 def main(path: str, what: str) -> None:
-    first = initialize().process == 0
+    first = px.initialize().process == 0
     rows = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P("rows"))
     values = np.random.default_rng(0).normal(size=(8, 3000)).astype(np.float32)
     x = jax.make_array_from_callback(values.shape, rows, lambda part: values[part])
-    with Checkpoints(path) as checkpoints:
+    with px.Checkpoints(path) as checkpoints:
         for step in (1, 2):
             checkpoints.save(step, {"x": x})
     if what == "damage" and first:
-        damage_the_last_part(Path(path) / "2")
-    record = checkpoints._folder.record
-    if what in ("record", "asked for") and not first:
-        checkpoints._folder.record = lambda step: _unreadable() if step == 2 else record(step)
-    if what == "removed" and not first:
-        checkpoints._folder.record = lambda step: _removed(Path(path)) if step == 2 else record(step)
+        damage_the_last_part(checkpoints.path / "2")
+    if what in ("record", "asked for", "denied", "removed") and not first:
+        Path.read_text = badly_read(checkpoints.path / "2", what)
     if what == "elsewhere":
-        _checkpoints._PATIENCE = 1.0
-        Checkpoints(path if first else f"{path}-of-my-own")
-    processes.barrier("the files are damaged")
+        px.Checkpoints(path if first else f"{path}-of-my-own")
+    multihost_utils.sync_global_devices("the files are damaged")
     restored = checkpoints.restore({"x": x}, 2 if what == "asked for" else None)
     assert restored.step == (4 if what == "removed" else 1)
     for shard in restored.tree["x"].addressable_shards:
@@ -52,16 +65,6 @@ def main(path: str, what: str) -> None:
     with checkpoints:  # they are in step with each other still
         checkpoints.save(5, {"x": x})
     assert checkpoints.restore({"x": x}).step == 5
-
-
-def _unreadable() -> dict[str, object]:
-    raise _checkpoints.Damaged("its record is not what was written")
-
-
-def _removed(path: Path) -> dict[str, object]:
-    """As if the one that saves there had saved the checkpoint of step 4, and removed that of step 2."""
-    (path / "2").rename(path / "4")
-    raise _checkpoints.Damaged("there is no record")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 """
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -13,9 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from orbax.checkpoint import v1 as ocp
 
-from paraxis.train.checkpoints import _folders, _orbax, _records
-from paraxis.train.checkpoints._checkpoints import Checkpoints
+import paraxis as px
 
 NUM_SAVED = 3
 
@@ -53,32 +54,58 @@ def on_call(number: int, original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def while_written(directory: Path, arrays: Any) -> Callable[[], None]:
-    _start_save(directory, arrays)
-    return die
+def on_call_with(is_it: Callable[..., bool], original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, but the process dies when it is called with the arguments in question."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_it(*args, **kwargs):
+            die()
+        return original(*args, **kwargs)
+
+    return call
 
 
-_start_save = _orbax.start_save
+class Written:
+    """What Orbax returns while it writes; here, the process dies when it waits for the end of that."""
+
+    def __init__(self, *_: Any) -> None:
+        self.result = die
+
+
+def while_written(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: Written(original(*args))
+
+
+def is_record(file: Path, mode: str = "r", *_: Any, **__: Any) -> bool:
+    return file.name == "paraxis.json" and "w" in mode
+
+
+def is_going(_: Path, target: Path) -> bool:
+    return target.name.startswith("removing-")
+
+
+def has_lost_its_name(directory: Any, *_: Any, **__: Any) -> bool:
+    return Path(directory).name.startswith("removing-") and Path(directory).exists()
 
 
 def arm(point: str) -> None:
     """Have the process die in the next save."""
     if point == "while the arrays are written":
-        _orbax.start_save = while_written
+        ocp.save_checkpointables_async = while_written(ocp.save_checkpointables_async)
     elif point == "before the record is written":
-        _records.write = on_call(1, _records.write)
+        Path.open = on_call_with(is_record, Path.open)
     elif point == "before it has its name":
         Path.rename = on_call(1, Path.rename)
     elif point == "while it replaces another":
         Path.rename = on_call(2, Path.rename)
     elif point == "while another is removed":
-        _folders.Folder.remove = on_call(1, _folders.Folder.remove)
+        Path.rename = on_call_with(is_going, Path.rename)
     elif point == "while the files of another are removed":
-        _folders.shutil.rmtree = on_call(2, _folders.shutil.rmtree)
+        shutil.rmtree = on_call_with(has_lost_its_name, shutil.rmtree)
 
 
 def main(path: str, point: str) -> None:
-    with Checkpoints(path, keep=NUM_SAVED) as checkpoints:
+    with px.Checkpoints(path, keep=NUM_SAVED) as checkpoints:
         for step in range(1, NUM_SAVED + 1):
             checkpoints.save(step, state(step))
             checkpoints.wait()

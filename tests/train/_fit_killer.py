@@ -17,22 +17,21 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from paraxis.train.checkpoints import _checkpoints  # noqa: F401  imported once, for all runs
-from paraxis.train.data import _loader  # noqa: F401  imported once, for all runs
-from paraxis.train.runs import _fit  # noqa: F401  imported once, for all runs
+import paraxis as px
+from paraxis.train import Checkpoints, fit, loader  # noqa: F401  imported once, for all runs
 
 
 def run(directory: Path) -> None:
     """The run: 24 steps, saved after every third."""
     from tests.train import _fits as fits
 
-    fitted = fits.fit(
+    fitted = px.fit(
         fits.start(),
         fits.step,
         fits.data(),
         epochs=6,
-        evaluate=fits.Evaluate(fits.evaluate_step, [fits.arrays()], every=5),
-        checkpoint=fits.Checkpoints(directory / "checkpoints", every=3),
+        evaluate=px.Evaluate(fits.evaluate_step, [fits.arrays()], every=5),
+        checkpoint=px.Checkpoints(directory / "checkpoints", every=3),
         log=directory / "log.jsonl",
         callbacks=lambda event: time.sleep(0.006),
         progress=False,

@@ -11,40 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from paraxis._core.batches import Batch
-from paraxis.train.checkpoints._checkpoints import Checkpoints
-from paraxis.train.data._loader import Loader, loader
-from paraxis.train.runs._evaluate import Evaluate
-from paraxis.train.runs._events import Event
-from paraxis.train.runs._fit import Fitted, fit
-from paraxis.train.runs._stopping import StopEarly, TrainingStopped
-from paraxis.train.steps._means import Mean
-from paraxis.train.steps._state import TrainState
-from paraxis.train.steps._step import train_step
+import paraxis as px
+from paraxis.train import Batch
 from tests._support import axis_on
-
-__all__ = [
-    "Checkpoints",
-    "Evaluate",
-    "Event",
-    "Fitted",
-    "Loader",
-    "Mean",
-    "StopEarly",
-    "TrainState",
-    "TrainingStopped",
-    "batches",
-    "bits",
-    "by_hand",
-    "data",
-    "evaluate_step",
-    "fit",
-    "lines",
-    "loader",
-    "start",
-    "step",
-    "train_step",
-]
 
 ONE = axis_on(1, 1, "batch")  # one device: that is where bits are promised
 NUM_ROWS, BATCH = 56, 16
@@ -57,11 +26,11 @@ def arrays(num_rows: int = NUM_ROWS) -> dict[str, np.ndarray]:
     return {"x": x, "y": (x @ np.array([1.0, -2.0, 0.5]) + 0.3).astype(np.float32)}
 
 
-def data(seed: int = 1, batch_size: int = BATCH, num_rows: int = NUM_ROWS) -> Loader:
-    return loader(arrays(num_rows), batch_size, axis=ONE, seed=seed)
+def data(seed: int = 1, batch_size: int = BATCH, num_rows: int = NUM_ROWS) -> px.Loader:
+    return px.loader(arrays(num_rows), batch_size, axis=ONE, seed=seed)
 
 
-def batches(source: Loader, numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
+def batches(source: px.Loader, numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
     """The batches with these numbers, out of the arrays as they are."""
     return [{name: x[source.rows(number)] for name, x in arrays().items()} for number in numbers]
 
@@ -77,12 +46,12 @@ def optimizer() -> optax.GradientTransformation:
 
 # One object, as a state of another optimiser is another type of value, which steps are compiled for anew.
 _OPTIMIZER = optimizer()
-step = train_step(loss, axis=ONE)
+step = px.train_step(loss, axis=ONE)
 
 
-def start() -> TrainState:
+def start() -> px.TrainState:
     params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
-    return TrainState.create(params, _OPTIMIZER, key=jax.random.key(7))
+    return px.TrainState.create(params, _OPTIMIZER, key=jax.random.key(7))
 
 
 def by_hand(found: Sequence[Any]) -> Iterator[tuple[Any, Any, float]]:
@@ -104,10 +73,10 @@ def by_hand(found: Sequence[Any]) -> Iterator[tuple[Any, Any, float]]:
 
 
 @jax.jit
-def evaluate_step(state: TrainState, batch: Any) -> dict[str, Mean]:
+def evaluate_step(state: px.TrainState, batch: Any) -> dict[str, px.Mean]:
     batch = batch.rows() if isinstance(batch, Batch) else batch
     errors = (batch["x"] @ state.params["w"] + state.params["b"] - batch["y"]) ** 2
-    return {"loss": Mean(jnp.sum(errors), jnp.float32(len(errors)))}
+    return {"loss": px.Mean(jnp.sum(errors), jnp.float32(len(errors)))}
 
 
 def bits(tree: Any) -> list[bytes]:

@@ -19,7 +19,6 @@ import optax
 from flax import nnx
 
 import paraxis as px
-from paraxis.train.checkpoints._checkpoints import Checkpoints
 from tests.train._models import data, plain_loss, plain_params, rows
 
 ANY = "any device count"
@@ -119,7 +118,7 @@ def main(num_processes: int, path: Path, port: int, process: int) -> None:
     found = {}
     for name, (_, loss, _) in CASES.items():
         step = px.train_step(loss, reproducible=ANY)
-        with Checkpoints(path / name) as checkpoints:
+        with px.Checkpoints(path / name) as checkpoints:
             if checkpoints.latest is None:
                 state, losses = trained(start(name), step, batches(name, 0, 5))
                 checkpoints.save(5, state)

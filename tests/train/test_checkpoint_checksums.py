@@ -1,4 +1,7 @@
-"""Checksums against their definition in Python integers, and their promise: what changed is seen, on any layout."""
+"""No public face: the checksum of a leaf is never shown; it must be the same anywhere, and change with every bit.
+
+It is compared with its definition in Python integers.
+"""
 
 from typing import Any
 

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paraxis._core.errors import CheckpointError
-from paraxis.train.checkpoints._checkpoints import Checkpoints
+import paraxis as px
 
 # Orbax closes its event loop at the first error; what is still being read then says that it is closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -35,14 +34,14 @@ def same(actual: dict[str, Any], step: int) -> bool:
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path) -> Checkpoints:
-    found = Checkpoints(tmp_path, asynchronous=False)
+def checkpoints(tmp_path: Path) -> px.Checkpoints:
+    found = px.Checkpoints(tmp_path, asynchronous=False)
     found.save(1, state(1))
     found.save(2, state(2))
     return found
 
 
-def data_file(checkpoints: Checkpoints, step: int = 2) -> Path:
+def data_file(checkpoints: px.Checkpoints, step: int = 2) -> Path:
     return max(
         (file for file in (checkpoints.path / str(step)).rglob("*") if file.is_file()), key=lambda f: f.stat().st_size
     )
@@ -62,7 +61,7 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
-def test_a_flipped_bit_of_a_leaf_is_found_by_its_checksum(checkpoints: Checkpoints) -> None:
+def test_a_flipped_bit_of_a_leaf_is_found_by_its_checksum(checkpoints: px.Checkpoints) -> None:
     flip(data_file(checkpoints), 0.5)
     with pytest.warns(
         UserWarning, match=r"step 2 in .* is damaged: the leaf \['w'\] has another checksum .*damaged-2, and"
@@ -74,7 +73,7 @@ def test_a_flipped_bit_of_a_leaf_is_found_by_its_checksum(checkpoints: Checkpoin
     assert (checkpoints.path / "damaged-2").is_dir()
 
 
-def test_one_that_is_damaged_again_gets_another_name(checkpoints: Checkpoints) -> None:
+def test_one_that_is_damaged_again_gets_another_name(checkpoints: px.Checkpoints) -> None:
     for name in ("damaged-2", "damaged-2-2"):
         data_file(checkpoints).unlink()
         with pytest.warns(UserWarning, match=rf"{name}, and the one before it is used"):
@@ -83,7 +82,7 @@ def test_one_that_is_damaged_again_gets_another_name(checkpoints: Checkpoints) -
 
 
 @pytest.mark.parametrize("damage", [halve, empty, Path.unlink])
-def test_a_file_that_ends_too_early_is_found(checkpoints: Checkpoints, damage: Callable[[Path], None]) -> None:
+def test_a_file_that_ends_too_early_is_found(checkpoints: px.Checkpoints, damage: Callable[[Path], None]) -> None:
     damage(data_file(checkpoints))
     with pytest.warns(UserWarning, match=r"step 2 in .* is damaged: .*damaged-2, and the one before"):
         restored = checkpoints.restore(state(0))
@@ -91,18 +90,18 @@ def test_a_file_that_ends_too_early_is_found(checkpoints: Checkpoints, damage: C
     assert same(restored.tree, 1)
 
 
-def test_a_record_that_was_changed_is_found(checkpoints: Checkpoints) -> None:
+def test_a_record_that_was_changed_is_found(checkpoints: px.Checkpoints) -> None:
     record = checkpoints.path / "2" / "paraxis.json"
     record.write_text(record.read_text().replace('value\\": 2', 'value\\": 3'))
     with pytest.warns(UserWarning, match=r"its record paraxis.json is not what was written; it is now"):
         assert checkpoints.restore(state(0)).step == 1
 
 
-def kinds_of_files(checkpoints: Checkpoints) -> list[Path]:
+def kinds_of_files(checkpoints: px.Checkpoints) -> list[Path]:
     return sorted(file for file in (checkpoints.path / "2").rglob("*") if file.is_file() and file.stat().st_size)
 
 
-def never_wrong(checkpoints: Checkpoints, file: Path, position: float) -> bool:
+def never_wrong(checkpoints: px.Checkpoints, file: Path, position: float) -> bool:
     """Whether damage was found. If not, what was restored is what was saved."""
     whole = file.read_bytes()
     flip(file, position)
@@ -117,7 +116,7 @@ def never_wrong(checkpoints: Checkpoints, file: Path, position: float) -> bool:
     return bool(said)
 
 
-def test_a_flipped_bit_in_any_file_is_found_or_harmless(checkpoints: Checkpoints) -> None:
+def test_a_flipped_bit_in_any_file_is_found_or_harmless(checkpoints: px.Checkpoints) -> None:
     found = {file.name for file in kinds_of_files(checkpoints) if never_wrong(checkpoints, file, 0.5)}
     assert {"paraxis.json", "_METADATA", "manifest.ocdbt"} <= found
     assert checkpoints.restore(state(0)).step == 2
@@ -125,27 +124,31 @@ def test_a_flipped_bit_in_any_file_is_found_or_harmless(checkpoints: Checkpoints
 
 @pytest.mark.slow
 @pytest.mark.parametrize("position", np.linspace(0, 1, 24))
-def test_a_flipped_bit_anywhere_in_any_file_is_found_or_harmless(checkpoints: Checkpoints, position: float) -> None:
+def test_a_flipped_bit_anywhere_in_any_file_is_found_or_harmless(checkpoints: px.Checkpoints, position: float) -> None:
     for file in kinds_of_files(checkpoints):
         never_wrong(checkpoints, file, position)
 
 
-def test_a_damaged_one_that_was_asked_for_is_an_error_and_stays(checkpoints: Checkpoints) -> None:
+def test_a_damaged_one_that_was_asked_for_is_an_error_and_stays(checkpoints: px.Checkpoints) -> None:
     flip(data_file(checkpoints), 0.5)
-    with pytest.raises(CheckpointError, match=r"of step 2 in .* is damaged:\n  2: the leaf \['w'\].*\n.*\(1,\); write"):
+    with pytest.raises(
+        px.CheckpointError, match=r"of step 2 in .* is damaged:\n  2: the leaf \['w'\].*\n.*\(1,\); write"
+    ):
         checkpoints.restore(state(0), 2)
     assert checkpoints.steps == (1, 2)
 
 
-def test_when_none_is_left_each_is_listed(checkpoints: Checkpoints) -> None:
+def test_when_none_is_left_each_is_listed(checkpoints: px.Checkpoints) -> None:
     for step in (1, 2):
         flip(data_file(checkpoints, step), 0.5)
     message = r"every checkpoint in .* was set aside:\n  2: the leaf .*\n  1: the leaf \['w'\]"
-    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(CheckpointError, match=message):
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(px.CheckpointError, match=message):
         checkpoints.restore(state(0))
 
 
-def test_lack_of_permission_or_memory_is_not_damage(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_permission_or_memory_is_not_damage(
+    checkpoints: px.Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
@@ -155,20 +158,20 @@ def test_lack_of_permission_or_memory_is_not_damage(checkpoints: Checkpoints, mo
     assert checkpoints.steps == (1, 2)
 
 
-def beside_a_writer(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, when: str, write: Any) -> None:
+def beside_a_writer(checkpoints: px.Checkpoints, monkeypatch: pytest.MonkeyPatch, when: str, write: Any) -> None:
     """Have another one write once, before or after a reader has read a record and not yet the arrays."""
-    folder, writing = checkpoints._folder, [write]
-    record = folder.record
+    writing, original = [write], Path.read_text
 
-    def read(step: int) -> Any:
-        if when == "before" and writing:
+    def read_text(file: Path, *args: Any, **kwargs: Any) -> str:
+        is_record = (file.name, file.parent.parent) == ("paraxis.json", checkpoints.path)
+        if is_record and when == "before" and writing:
             writing.pop()()
-        found = record(step)
-        if writing:
+        found = original(file, *args, **kwargs)
+        if is_record and writing:
             writing.pop()()
         return found
 
-    monkeypatch.setattr(folder, "record", read)
+    monkeypatch.setattr(Path, "read_text", read_text)
 
 
 @pytest.mark.filterwarnings("error")
@@ -177,9 +180,9 @@ def beside_a_writer(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, w
 def test_beside_a_writer_that_keeps_one_the_new_one_is_read(
     saved: int, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = Checkpoints(tmp_path, keep=1, asynchronous=False)
+    writer = px.Checkpoints(tmp_path, keep=1, asynchronous=False)
     writer.save(2, state(1))
-    reader = Checkpoints(tmp_path)
+    reader = px.Checkpoints(tmp_path)
     beside_a_writer(reader, monkeypatch, when, lambda: writer.save(saved, state(5)))
     restored = reader.restore(state(0))
     assert restored.step == saved
@@ -189,7 +192,7 @@ def test_beside_a_writer_that_keeps_one_the_new_one_is_read(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_what_was_removed_is_not_called_damaged(
-    when: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    when: str, checkpoints: px.Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def remove(*steps: int) -> None:
         for step in steps:
@@ -197,9 +200,11 @@ def test_what_was_removed_is_not_called_damaged(
 
     with monkeypatch.context() as patch:
         beside_a_writer(checkpoints, patch, when, lambda: remove(2))
-        with pytest.raises(CheckpointError, match=r"there is no checkpoint of step 2 in .*; there are \(1,\); write"):
+        with pytest.raises(
+            px.CheckpointError, match=r"there is no checkpoint of step 2 in .*; there are \(1,\); write"
+        ):
             checkpoints.restore(state(0), 2)
     beside_a_writer(checkpoints, monkeypatch, when, lambda: remove(1))
     words = r"restore: the checkpoints of steps 1 in .* were removed by another process while they were read, and there"
-    with pytest.raises(CheckpointError, match=f"^{words} is no other; look before"):
+    with pytest.raises(px.CheckpointError, match=f"^{words} is no other; look before"):
         checkpoints.restore(state(0))

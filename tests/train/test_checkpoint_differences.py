@@ -1,5 +1,6 @@
 """A checkpoint and a target that differ: all differences are listed, and what agrees can be taken."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paraxis._core.errors import StateError
-from paraxis.train.checkpoints._checkpoints import Checkpoints
-from paraxis.train.checkpoints._differences import Difference
+import paraxis as px
 
 SAVED: dict[str, Any] = {
     "head": {"w": np.ones((4, 3), "float32"), "b": np.ones(3, "float32")},
@@ -32,21 +31,21 @@ LINES = [
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path) -> Checkpoints:
-    found = Checkpoints(tmp_path, asynchronous=False)
+def checkpoints(tmp_path: Path) -> px.Checkpoints:
+    found = px.Checkpoints(tmp_path, asynchronous=False)
     found.save(5, SAVED)
     return found
 
 
-def test_all_that_differs_is_listed(checkpoints: Checkpoints) -> None:
-    with pytest.raises(StateError, match=r"write restore\(target, partial=True\)") as caught:
+def test_all_that_differs_is_listed(checkpoints: px.Checkpoints) -> None:
+    with pytest.raises(px.StateError, match=r"write restore\(target, partial=True\)") as caught:
         checkpoints.restore(TARGET)
     assert str(caught.value).splitlines()[1:-1] == LINES
     assert f"of step 5 in {checkpoints.path}" in str(caught.value)
     assert checkpoints.steps == (5,)
 
 
-def test_what_agrees_is_taken_and_the_rest_is_reported(checkpoints: Checkpoints) -> None:
+def test_what_agrees_is_taken_and_the_rest_is_reported(checkpoints: px.Checkpoints) -> None:
     target: dict[str, Any] = {**TARGET, "n": 0, "head": {**TARGET["head"], "b": np.zeros(3, "float32")}}
     restored = checkpoints.restore(target, partial=True)
     assert restored.tree["n"] == 3
@@ -54,18 +53,25 @@ def test_what_agrees_is_taken_and_the_rest_is_reported(checkpoints: Checkpoints)
     for kept in (restored.tree["head"]["w"], restored.tree["head"]["c"], restored.tree["body"]):
         assert not kept.any()
     assert [f"  {difference}" for difference in restored.differences] == LINES[:3]
-    assert restored.differences[1] == Difference("['head']['c']", "missing", None, "float32 (3,)")
+    assert dataclasses.asdict(restored.differences[1]) == {
+        "path": "['head']['c']",
+        "what": "missing",
+        "saved": None,
+        "wanted": "float32 (3,)",
+    }
     assert [difference.what for difference in restored.differences] == ["dtype", "missing", "shape"]
 
 
-def test_all_agrees(checkpoints: Checkpoints) -> None:
+def test_all_agrees(checkpoints: px.Checkpoints) -> None:
     restored = checkpoints.restore(jax.tree.map(np.zeros_like, {**SAVED, "n": 0}) | {"n": 0}, partial=True)
     assert restored.differences == ()
 
 
-def test_where_nothing_agrees_both_are_listed(checkpoints: Checkpoints) -> None:
+def test_where_nothing_agrees_both_are_listed(checkpoints: px.Checkpoints) -> None:
     target = {"params": {"head": {"w": np.zeros((4, 3), "float32")}}, "list": [np.zeros(2)]}
-    with pytest.raises(StateError, match=f"nothing in the checkpoint of step 5 in {checkpoints.path} agrees") as caught:
+    with pytest.raises(
+        px.StateError, match=f"nothing in the checkpoint of step 5 in {checkpoints.path} agrees"
+    ) as caught:
         checkpoints.restore(target, partial=True)
     assert [line for line in str(caught.value).splitlines() if line.startswith("  ")] == [
         "  ['body']: float64 (5,)",
@@ -79,25 +85,25 @@ def test_where_nothing_agrees_both_are_listed(checkpoints: Checkpoints) -> None:
     assert checkpoints.steps == (5,)
 
 
-def test_of_nothing_nothing_is_taken(checkpoints: Checkpoints) -> None:
+def test_of_nothing_nothing_is_taken(checkpoints: px.Checkpoints) -> None:
     assert checkpoints.restore({}, partial=True).tree == {}
 
 
-def test_a_leaf_without_a_value_cannot_be_kept(checkpoints: Checkpoints) -> None:
+def test_a_leaf_without_a_value_cannot_be_kept(checkpoints: px.Checkpoints) -> None:
     target = {**SAVED, "new": jax.ShapeDtypeStruct((2,), jnp.float32)}
-    with pytest.raises(StateError, match=r"lacks \['new'\], and the target has no value .* give an array"):
+    with pytest.raises(px.StateError, match=r"lacks \['new'\], and the target has no value .* give an array"):
         checkpoints.restore(target, partial=True)
 
 
 def test_keys_of_another_kind_differ(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, asynchronous=False)
+    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
     checkpoints.save(1, {"key": jax.random.key(0)})
-    with pytest.raises(StateError, match=r"\['key'\]: key<fry> \(\) in the checkpoint, key<rbg> \(\) in the target"):
+    with pytest.raises(px.StateError, match=r"\['key'\]: key<fry> \(\) in the checkpoint, key<rbg> \(\) in the target"):
         checkpoints.restore({"key": jax.random.key(0, impl="rbg")})
 
 
 def test_a_long_list_ends(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, asynchronous=False)
+    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
     checkpoints.save(1, {})
-    with pytest.raises(StateError, match=r"\[19\]: Python int in the target, .*\n  and 5 more\n"):
+    with pytest.raises(px.StateError, match=r"\[19\]: Python int in the target, .*\n  and 5 more\n"):
         checkpoints.restore(list(range(25)))

@@ -4,15 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from paraxis._core.errors import CheckpointError, DataError
-from paraxis.train.checkpoints import _locks
-from paraxis.train.checkpoints._checkpoints import Checkpoints
-from paraxis.train.runs._fit import fit
+import paraxis as px
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,14 +35,14 @@ def test_what_is_somebodys_own_stays(tmp_path: Path) -> None:
         (tmp_path / name).write_text("mine")
     (tmp_path / "removing-8").symlink_to(tmp_path / "1")
     before = contents(tmp_path)
-    checkpoints = Checkpoints(tmp_path, keep=1, asynchronous=False)
+    checkpoints = px.Checkpoints(tmp_path, keep=1, asynchronous=False)
     assert checkpoints.latest is None
     for step in (10, 11):
         checkpoints.save(step, {"x": step})
     assert checkpoints.restore({"x": 0}).tree == {"x": 11}
     assert checkpoints.steps == (11,)
     for step in (2, 3):
-        with pytest.raises(CheckpointError, match=rf"/{step} is there and is not a checkpoint, .*, move what is"):
+        with pytest.raises(px.CheckpointError, match=rf"/{step} is there and is not a checkpoint, .*, move what is"):
             checkpoints.save(step, {"x": step})
     after = contents(tmp_path)
     assert {name: after.get(name) for name in before} == before
@@ -52,12 +50,12 @@ def test_what_is_somebodys_own_stays(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"path must be that of a directory, got 'gs://bucket/run'; mount"):
-        Checkpoints("gs://bucket/run")
+    with pytest.raises(px.DataError, match=r"path must be that of a directory, got 'gs://bucket/run'; mount"):
+        px.Checkpoints("gs://bucket/run")
 
 
 def test_one_whose_notes_cannot_be_read_is_not_removed(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1, best=("loss", "min"), asynchronous=False)
+    checkpoints = px.Checkpoints(tmp_path, keep=1, best=("loss", "min"), asynchronous=False)
     for step, loss in enumerate([0.1, 0.5, 0.3]):
         checkpoints.save(step, {}, {"loss": loss})
         (tmp_path / "0" / "paraxis.json").write_text("{")
@@ -66,8 +64,8 @@ def test_one_whose_notes_cannot_be_read_is_not_removed(tmp_path: Path) -> None:
 
 HOLDER = """
 import os, sys, time
-from paraxis.train.checkpoints._checkpoints import Checkpoints
-checkpoints = Checkpoints(sys.argv[1], asynchronous=False)
+import paraxis as px
+checkpoints = px.Checkpoints(sys.argv[1], asynchronous=False)
 checkpoints.save(1, {"x": 1})
 child = os.fork()  # like a loader's worker; it does not keep the directory when its parent is gone
 if child:
@@ -91,17 +89,23 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
             os.kill(child, signal.SIGKILL)
 
 
-def test_another_process_is_refused_until_the_first_is_gone(
-    tmp_path: Path, other: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_locks, "_PATIENCE", 0.3)
-    checkpoints = Checkpoints(tmp_path, asynchronous=False)
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds for which something is waited for pass thirty times as fast."""
+    clock = time.monotonic
+    start = clock()
+    monkeypatch.setattr(time, "monotonic", lambda: start + 30 * (clock() - start))
+
+
+@pytest.mark.usefixtures("hurry")
+def test_another_process_is_refused_until_the_first_is_gone(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
     assert checkpoints.restore({"x": 0}).tree == {"x": 1}
     message = (
         rf"step 2 could .*: another process writes there \(process {other.pid} on .*for one run at a time; the oth.*"
         rf"as before. To save, wait for the other process or end it, or give another place: .*{tmp_path}-2"
     )
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(px.CheckpointError, match=message):
         checkpoints.save(2, {"x": 2})
     assert checkpoints.steps == (1,)
     other.kill()
@@ -110,30 +114,28 @@ def test_another_process_is_refused_until_the_first_is_gone(
     assert checkpoints.steps == (1, 2)
 
 
-def test_a_run_is_refused_before_it_touches_the_log_of_the_other(
-    tmp_path: Path, other: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_locks, "_PATIENCE", 0.3)
+@pytest.mark.usefixtures("hurry")
+def test_a_run_is_refused_before_it_touches_the_log_of_the_other(tmp_path: Path, other: subprocess.Popen[str]) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text("the other's\n")
-    with pytest.raises(CheckpointError, match=rf"{tmp_path} cannot .*\(process {other.pid} on.*; wait for the other"):
-        fit({"x": 0}, lambda state, batch: (state, {}), [[1]], steps=1, checkpoint=tmp_path, log=log, progress=False)
+    with pytest.raises(
+        px.CheckpointError, match=rf"{tmp_path} cannot .*\(process {other.pid} on.*; wait for the other"
+    ):
+        px.fit({"x": 0}, lambda state, batch: (state, {}), [[1]], steps=1, checkpoint=tmp_path, log=log, progress=False)
     assert log.read_text() == "the other's\n"
 
 
 TAKER = """
 import sys
-from paraxis.train.checkpoints import _locks
-from paraxis.train.checkpoints._checkpoints import Checkpoints
-_locks._PATIENCE = 0.3
-Checkpoints(sys.argv[1], asynchronous=False).save(5, {"x": 5})
+import paraxis as px
+px.Checkpoints(sys.argv[1], asynchronous=False).save(5, {"x": 5})
 """
 
 
 def test_at_the_end_of_with_another_process_may_save(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TAKER, str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "XLA_FLAGS": ""}
-    with Checkpoints(tmp_path) as checkpoints:
+    with px.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(4, {"x": 4})
     subprocess.run(command, env=env, timeout=120, check=True)
     assert checkpoints.steps == (4, 5)

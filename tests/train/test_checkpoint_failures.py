@@ -15,9 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paraxis._core.errors import CheckpointError
-from paraxis.train.checkpoints import _orbax
-from paraxis.train.checkpoints._checkpoints import Checkpoints
+import paraxis as px
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +24,7 @@ def state(step: int) -> dict[str, Any]:
     return {"w": jnp.asarray(np.random.default_rng(step).normal(size=(300, 300)), jnp.float32)}
 
 
-def assert_holds(checkpoints: Checkpoints, step: int) -> None:
+def assert_holds(checkpoints: px.Checkpoints, step: int) -> None:
     restored = checkpoints.restore(state(0))
     assert restored.step == step
     assert np.asarray(restored.tree["w"]).tobytes() == np.asarray(state(step)["w"]).tobytes()
@@ -44,13 +42,13 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_file_that_cannot_be_written_to_its_end(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = px.Checkpoints(tmp_path)
     checkpoints.save(1, state(1))
     checkpoints.wait()
     with files_of_at_most(100_000):
         checkpoints.save(2, state(2))
         with pytest.raises(
-            CheckpointError, match=r"step 2 could not be written to .*large.*; the others, of steps 1, are"
+            px.CheckpointError, match=r"step 2 could not be written to .*large.*; the others, of steps 1, are"
         ):
             checkpoints.wait()
     checkpoints.wait()
@@ -61,17 +59,17 @@ def test_a_file_that_cannot_be_written_to_its_end(tmp_path: Path) -> None:
 
 
 class FullDisk:
-    """A writer for which there is no room, once it is allowed to go on."""
+    """Orbax's writer, for which there is no room, once it is allowed to go on."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
         self.started = 0
 
-    def start(self, directory: Path, arrays: Mapping[str, Any]) -> Any:
+    def start(self, directory: str, arrays: Mapping[str, Any]) -> "FullDisk":
         self.started += 1
-        return self.finish
+        return self
 
-    def finish(self) -> None:
+    def result(self) -> None:
         self.go_on.wait()
         raise OSError(28, "No space left on device")
 
@@ -79,17 +77,17 @@ class FullDisk:
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
     disk = FullDisk()
-    monkeypatch.setattr(_orbax, "start_save", disk.start)
+    monkeypatch.setattr("orbax.checkpoint.v1.save_checkpointables_async", disk.start)
     yield disk
     disk.go_on.set()
 
 
 def test_an_error_in_the_background_is_raised_by_the_next_save(tmp_path: Path, full_disk: FullDisk) -> None:
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = px.Checkpoints(tmp_path)
     checkpoints.save(5, state(5))
     full_disk.go_on.set()
     with pytest.raises(
-        CheckpointError,
+        px.CheckpointError,
         match=r"step 5 could not .*No space left.*there is no other. To save, make room, .*or give another place: px",
     ):
         checkpoints.save(6, state(6))
@@ -100,13 +98,13 @@ def test_an_error_in_the_background_is_raised_by_the_next_save(tmp_path: Path, f
 
 def test_an_error_in_the_background_is_raised_at_the_end_of_with(tmp_path: Path, full_disk: FullDisk) -> None:
     full_disk.go_on.set()
-    with pytest.raises(CheckpointError, match="step 5"), Checkpoints(tmp_path) as checkpoints:
+    with pytest.raises(px.CheckpointError, match="step 5"), px.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(5, state(5))
 
 
 def test_an_error_in_the_background_does_not_hide_another(tmp_path: Path, full_disk: FullDisk) -> None:
     full_disk.go_on.set()
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = px.Checkpoints(tmp_path)
 
     def run() -> None:
         with checkpoints:
@@ -120,18 +118,18 @@ def test_an_error_in_the_background_does_not_hide_another(tmp_path: Path, full_d
 
 def test_without_a_background_the_error_is_raised_at_once(tmp_path: Path, full_disk: FullDisk) -> None:
     full_disk.go_on.set()
-    with pytest.raises(CheckpointError, match="step 5"):
-        Checkpoints(tmp_path, asynchronous=False).save(5, state(5))
+    with pytest.raises(px.CheckpointError, match="step 5"):
+        px.Checkpoints(tmp_path, asynchronous=False).save(5, state(5))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_directory_that_is_read_only(tmp_path: Path) -> None:
-    Checkpoints(tmp_path, asynchronous=False).save(1, state(1))
+    px.Checkpoints(tmp_path, asynchronous=False).save(1, state(1))
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
-        checkpoints = Checkpoints(tmp_path)
+        checkpoints = px.Checkpoints(tmp_path)
         assert_holds(checkpoints, 1)
-        with pytest.raises(CheckpointError, match=r"step 2 could not .*Permission denied.*, change permissions"):
+        with pytest.raises(px.CheckpointError, match=r"step 2 could not .*Permission denied.*, change permissions"):
             checkpoints.save(2, state(2))
     finally:
         tmp_path.chmod(stat.S_IRWXU)
@@ -139,12 +137,12 @@ def test_a_directory_that_is_read_only(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(CheckpointError, match=r"step 2 could not be written to .*file/runs: .*Not a directory"):
-        Checkpoints(tmp_path / "file" / "runs").save(2, state(2))
+    with pytest.raises(px.CheckpointError, match=r"step 2 could not be written to .*file/runs: .*Not a directory"):
+        px.Checkpoints(tmp_path / "file" / "runs").save(2, state(2))
 
 
 def test_two_objects_save_to_one_directory(tmp_path: Path) -> None:
-    first, second = Checkpoints(tmp_path), Checkpoints(tmp_path)
+    first, second = px.Checkpoints(tmp_path), px.Checkpoints(tmp_path)
     first.save(1, state(1))
     second.save(2, state(2))
     first.save(2, state(3))
@@ -156,13 +154,13 @@ def test_two_objects_save_to_one_directory(tmp_path: Path) -> None:
 
 
 def test_what_is_being_written_is_not_tidied_up_by_another(tmp_path: Path, full_disk: FullDisk) -> None:
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = px.Checkpoints(tmp_path)
     checkpoints.save(1, state(1))
     (tmp_path / "saving-1").mkdir()
-    assert Checkpoints(tmp_path).steps == ()
+    assert px.Checkpoints(tmp_path).steps == ()
     assert (tmp_path / "saving-1").is_dir()
     full_disk.go_on.set()
-    with pytest.raises(CheckpointError, match="step 1"):
+    with pytest.raises(px.CheckpointError, match="step 1"):
         checkpoints.wait()
     assert sorted(os.listdir(tmp_path)) == ["run.lock", "writer.lock"]
 
@@ -170,16 +168,34 @@ def test_what_is_being_written_is_not_tidied_up_by_another(tmp_path: Path, full_
 def test_one_that_another_process_removes_meanwhile_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints = Checkpoints(tmp_path, asynchronous=False)
-    checkpoints.save(1, state(1))
-    monkeypatch.setattr("paraxis.train.checkpoints._folders.Folder.steps", lambda _: (1, 2))
+    """One that is there whenever somebody looks what there is, and gone right afterwards."""
+    checkpoints = px.Checkpoints(tmp_path / "run", asynchronous=False)
+    for step in (1, 2):
+        checkpoints.save(step, state(step))
+    there, gone = checkpoints.path / "2", tmp_path / "gone"
+    original, is_file, removed = Path.iterdir, Path.is_file, []
+
+    def iterdir(directory: Path) -> Iterator[Path]:
+        if gone.exists():
+            gone.rename(there)
+        return original(directory)
+
+    def is_file_until_now(file: Path) -> bool:
+        found = is_file(file)
+        if found and file.parent == there:
+            removed.append(there.rename(gone))
+        return found
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    monkeypatch.setattr(Path, "is_file", is_file_until_now)
     assert_holds(checkpoints, 1)
+    assert len(removed) > 1
 
 
 PROGRAM = """
 import numpy as np
-from paraxis.train.checkpoints._checkpoints import Checkpoints
-Checkpoints({path!r}).save(3, {{"w": np.arange(100_000)}})
+import paraxis as px
+px.Checkpoints({path!r}).save(3, {{"w": np.arange(100_000)}})
 """
 
 
@@ -189,15 +205,4 @@ def test_a_program_that_ends_without_waiting_has_saved(tmp_path: Path) -> None:
         [sys.executable, "-c", PROGRAM.format(path=str(tmp_path))], env=env, timeout=120, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert Checkpoints(tmp_path).restore({"w": np.zeros(100_000, int)}).tree["w"].sum() == 4999950000
-
-
-def test_what_another_process_may_not_read_is_an_error_and_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(5, state(5))
-    monkeypatch.setattr("paraxis._core.processes.reports", lambda text: {1: "PermissionError(13, 'denied')"})
-    with pytest.raises(CheckpointError, match=r"process 1 could not read its part of the checkpoint: PermissionError"):
-        checkpoints.restore(state(5))
-    assert checkpoints.steps == (5,)
+    assert px.Checkpoints(tmp_path).restore({"w": np.zeros(100_000, int)}).tree["w"].sum() == 4999950000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paraxis.train.checkpoints._checkpoints import Checkpoints
+import paraxis as px
 from tests.train._checkpoint_writer import NUM_SAVED, same, state
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def writer(path: Path, point: str) -> subprocess.Popen[str]:
 
 
 def assert_whole(path: Path, step: int, state_of: int) -> None:
-    checkpoints = Checkpoints(path, keep=NUM_SAVED, asynchronous=False)
+    checkpoints = px.Checkpoints(path, keep=NUM_SAVED, asynchronous=False)
     assert checkpoints.latest == step
     assert same(checkpoints.restore(state(0)).tree, state_of)
     checkpoints.save(step + 1, state(step + 1))
@@ -59,6 +59,6 @@ def test_killed_at_any_time(tmp_path: Path, seed: int) -> None:
         time.sleep(random.Random(seed).uniform(0, 0.8))
         process.kill()
         told = max([told, *map(int, process.stdout.read().split())])
-    latest = Checkpoints(tmp_path).latest
+    latest = px.Checkpoints(tmp_path).latest
     assert latest in {told, told + 1}
     assert_whole(tmp_path, latest, latest)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from paraxis.train.checkpoints._checkpoints import Checkpoints
+import paraxis as px
 from tests.launch._support import COMMAND, plain_environment
 from tests.train._checkpoint_processes import NUM_PROCESSES, values
 from tests.train._processes import ROOT, outputs_of
@@ -25,7 +25,9 @@ def launched_pair(script: str, *arguments: Path | str) -> "subprocess.CompletedP
 def test_several_processes_save_and_one_restores(tmp_path: Path) -> None:
     outputs_of(NUM_PROCESSES, "-m", "tests.train._checkpoint_processes", tmp_path, devices=1)
     target = {"rows": jax.ShapeDtypeStruct((8, 3000), "float32"), "all": np.zeros((2, 3000), "float32")}
-    restored = Checkpoints(tmp_path).restore({**target, "own": np.zeros((), "float32"), "n": np.zeros(3, int), "k": 0})
+    restored = px.Checkpoints(tmp_path).restore(
+        {**target, "own": np.zeros((), "float32"), "n": np.zeros(3, int), "k": 0}
+    )
     np.testing.assert_array_equal(restored.tree["rows"], values())
     np.testing.assert_array_equal(restored.tree["all"], values()[:2])
     assert (restored.tree["own"], restored.tree["n"].tolist(), restored.tree["k"]) == (2.5, [0, 1, 2], 7)
@@ -40,7 +42,7 @@ def test_one_that_cannot_write_ends_all_and_leaves_what_was_there(tmp_path: Path
     assert done.returncode not in (0, None)
     assert "the checkpoint of step 2 could not be written to" in done.stderr
     assert "No space left on device; the others, of steps 1, are there as before" in done.stderr
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = px.Checkpoints(tmp_path)
     assert checkpoints.steps == (1,)
     assert sorted(os.listdir(tmp_path)) == ["1", "run.lock", "writer.lock"]
     assert checkpoints.restore({"x": np.zeros((8, 30), "float32")}).tree["x"].all()
@@ -48,7 +50,8 @@ def test_one_that_cannot_write_ends_all_and_leaves_what_was_there(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "reason"), [("damage", "its files cannot be read"), ("record", "its record is not what was written")]
+    ("what", "reason"),
+    [("damage", "its files cannot be read"), ("record", "its record paraxis.json is not what was written")],
 )
 def test_what_one_process_cannot_read_is_set_aside_by_all(tmp_path: Path, what: str, reason: str) -> None:
     done = launched_pair("_checkpoint_ranks", tmp_path, what)
@@ -70,8 +73,16 @@ def test_what_was_removed_while_one_process_read_is_given_up_by_all(tmp_path: Pa
 def test_what_one_process_cannot_read_is_an_error_of_all_where_the_step_was_asked_for(tmp_path: Path) -> None:
     done = launched_pair("_checkpoint_ranks", tmp_path, "asked for")
     assert done.returncode not in (0, None)
-    assert "2: process 1 found: its record is not what was written" in done.stderr
-    assert Checkpoints(tmp_path).steps == (1, 2)
+    assert "2: process 1 found: its record paraxis.json is not what was written" in done.stderr
+    assert px.Checkpoints(tmp_path).steps == (1, 2)
+
+
+@pytest.mark.slow
+def test_what_another_process_may_not_read_is_an_error_and_no_damage(tmp_path: Path) -> None:
+    done = launched_pair("_checkpoint_ranks", tmp_path, "denied")
+    assert done.returncode not in (0, None)
+    assert "process 1 could not read its part of the checkpoint: PermissionError" in done.stderr
+    assert px.Checkpoints(tmp_path).steps == (1, 2)
 
 
 @pytest.mark.slow

@@ -12,48 +12,27 @@ import numpy as np
 import optax
 import pytest
 
-from paraxis._core.errors import DataError, ParaxisError, ShapeError, StateError
-from paraxis.launch._variables import LAUNCHER, Place
-from paraxis.train.steps._eval_step import eval_step
+import paraxis as px
 from tests._support import axis_on
-from tests.train._fits import (
-    ONE,
-    PER_EPOCH,
-    Checkpoints,
-    Evaluate,
-    Event,
-    TrainState,
-    arrays,
-    batches,
-    bits,
-    by_hand,
-    data,
-    evaluate_step,
-    fit,
-    loader,
-    loss,
-    start,
-    step,
-    train_step,
-)
+from tests.train._fits import ONE, PER_EPOCH, arrays, batches, bits, by_hand, data, evaluate_step, loss, start, step
 
 
 class Seen:
     """Keeps the events."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[px.Event] = []
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: px.Event) -> None:
         self.events.append(event)
 
-    def of(self, kind: str) -> list[Event]:
+    def of(self, kind: str) -> list[px.Event]:
         return [event for event in self.events if event.kind == kind]
 
 
 def test_a_run_is_the_hand_written_loop_bit_for_bit() -> None:
     seen = Seen()
-    fitted = fit(start(), step, data(), epochs=3, callbacks=seen, progress=False)
+    fitted = px.fit(start(), step, data(), epochs=3, callbacks=seen, progress=False)
     expected = list(by_hand(batches(data(), range(3 * PER_EPOCH))))
     params, opt_state, _ = expected[-1]
     assert bits((fitted.state.params, fitted.state.opt_state)) == bits((params, opt_state))
@@ -63,7 +42,7 @@ def test_a_run_is_the_hand_written_loop_bit_for_bit() -> None:
 
 
 def test_an_epoch_s_average_weighs_each_row_the_same() -> None:
-    fitted = fit(start(), step, data(), epochs=2, progress=False)
+    fitted = px.fit(start(), step, data(), epochs=2, progress=False)
     losses = np.array([loss for _, _, loss in by_hand(batches(data(), range(8)))], np.float64)
     rows = np.array([16, 16, 16, 8] * 2, np.float64)
     expected = [np.average(losses[k : k + 4], weights=rows[k : k + 4]) for k in (0, 4)]
@@ -83,7 +62,7 @@ def test_any_batches_will_do_that_can_be_gone_through_again(kind: str) -> None:
         "known steps": (lambda: iter(first), first + first[:2], {"steps": 6}),
     }
     source, in_order, length = again[kind]
-    fitted = fit(start(), step, source, **length, progress=False)
+    fitted = px.fit(start(), step, source, **length, progress=False)
     params, opt_state, _ = list(by_hand(in_order))[-1]
     assert bits((fitted.state.params, fitted.state.opt_state)) == bits((params, opt_state))
     assert len(fitted.history.epochs) == len(in_order) // 4
@@ -91,24 +70,24 @@ def test_any_batches_will_do_that_can_be_gone_through_again(kind: str) -> None:
 
 def test_epochs_of_different_lengths_end_where_they_end() -> None:
     found = batches(data(), range(6))
-    fitted = fit(start(), step, lambda epoch: found[: epoch + 1], epochs=3, progress=False)
+    fitted = px.fit(start(), step, lambda epoch: found[: epoch + 1], epochs=3, progress=False)
     assert [(record.step, record.epoch) for record in fitted.history.epochs] == [(1, 0), (3, 1), (6, 2)]
 
 
 def test_a_run_goes_on_from_the_steps_that_its_state_has_done() -> None:
-    whole = fit(start(), step, data(), steps=9, progress=False)
-    part = fit(start(), step, data(), steps=5, progress=False)
-    rest = fit(part.state, step, data(), steps=9, progress=False)
+    whole = px.fit(start(), step, data(), steps=9, progress=False)
+    part = px.fit(start(), step, data(), steps=5, progress=False)
+    rest = px.fit(part.state, step, data(), steps=9, progress=False)
     assert bits(rest.state) == bits(whole.state)
-    assert fit(rest.state, step, data(), steps=9, progress=False).state is rest.state
+    assert px.fit(rest.state, step, data(), steps=9, progress=False).state is rest.state
 
 
 def test_the_state_that_a_run_begins_with_stays_as_it_is_unless_it_is_given_away() -> None:
     state = start()
     before = bits(state)
-    fit(state, step, data(), steps=2, progress=False)
+    px.fit(state, step, data(), steps=2, progress=False)
     assert bits(state) == before
-    fit(state, step, data(), steps=2, progress=False, donate=True)
+    px.fit(state, step, data(), steps=2, progress=False, donate=True)
     assert state.params["w"].is_deleted()
 
 
@@ -131,7 +110,7 @@ def test_metrics_are_fetched_when_later_steps_are_under_way_and_few_wait() -> No
         order.append(("begun", state))
         return state + 1, {"loss": Fetched(state, order)}
 
-    fit(0, own_step, [0, 1, 2], steps=50, progress=False)
+    px.fit(0, own_step, [0, 1, 2], steps=50, progress=False)
     for number in range(45):
         assert order.index(("fetched", number)) > order.index(("begun", number + 4))
         assert order.index(("fetched", number)) < order.index(("begun", number + 5))
@@ -139,7 +118,7 @@ def test_metrics_are_fetched_when_later_steps_are_under_way_and_few_wait() -> No
 
 
 def test_a_step_of_one_s_own_needs_no_train_state() -> None:
-    fitted = fit({"w": 0.0}, lambda state, batch: ({"w": state["w"] + batch}, state["w"]), [1.0, 2.0], epochs=2)
+    fitted = px.fit({"w": 0.0}, lambda state, batch: ({"w": state["w"] + batch}, state["w"]), [1.0, 2.0], epochs=2)
     assert fitted.state == {"w": 6.0}
     assert [record.metrics for record in fitted.history.steps] == [{"loss": x} for x in (0.0, 1.0, 3.0, 4.0)]
 
@@ -148,10 +127,10 @@ def test_an_evaluation_is_the_mean_over_all_rows_on_its_schedule_and_at_the_end(
     test_rows = {name: x[:21] for name, x in arrays().items()}
     uneven = [{name: x[part] for name, x in test_rows.items()} for part in (slice(0, 10), slice(10, 20), slice(20, 21))]
     evaluations = [
-        Evaluate(evaluate_step, uneven, every=3),
-        Evaluate(evaluate_step, [test_rows], name="whole"),
+        px.Evaluate(evaluate_step, uneven, every=3),
+        px.Evaluate(evaluate_step, [test_rows], name="whole"),
     ]
-    fitted = fit(start(), step, data(), steps=10, evaluate=evaluations, progress=False)
+    fitted = px.fit(start(), step, data(), steps=10, evaluate=evaluations, progress=False)
     after = [params for params, _, _ in by_hand(batches(data(), range(10)))]
 
     def expected(step: int) -> float:
@@ -165,9 +144,9 @@ def test_an_evaluation_is_the_mean_over_all_rows_on_its_schedule_and_at_the_end(
 
 
 def test_an_evaluation_does_not_change_the_run() -> None:
-    plain = fit(start(), step, data(), epochs=2, progress=False)
-    every = Evaluate(evaluate_step, data(seed=5), every=1)
-    assert bits(fit(start(), step, data(), epochs=2, evaluate=every, progress=False).state) == bits(plain.state)
+    plain = px.fit(start(), step, data(), epochs=2, progress=False)
+    every = px.Evaluate(evaluate_step, data(seed=5), every=1)
+    assert bits(px.fit(start(), step, data(), epochs=2, evaluate=every, progress=False).state) == bits(plain.state)
 
 
 def test_callbacks_are_told_in_order_with_the_state_where_it_is_known() -> None:
@@ -175,21 +154,21 @@ def test_callbacks_are_told_in_order_with_the_state_where_it_is_known() -> None:
         def __init__(self) -> None:
             self.told: list[tuple[str, int, int | None]] = []
 
-        def on_step(self, event: Event) -> None:
+        def on_step(self, event: px.Event) -> None:
             assert event.state is None
             self.told.append(("step", event.step, None))
 
-        def on_epoch(self, event: Event) -> None:
+        def on_epoch(self, event: px.Event) -> None:
             self.told.append(("epoch", event.step, int(event.state.step)))
 
-        def on_evaluate(self, event: Event) -> None:
+        def on_evaluate(self, event: px.Event) -> None:
             self.told.append(("evaluate", event.step, int(event.state.step)))
 
-        def on_end(self, event: Event) -> None:
+        def on_end(self, event: px.Event) -> None:
             self.told.append(("end", event.step, int(event.state.step)))
 
     recording, seen = Recording(), Seen()
-    fit(start(), step, data(), steps=6, evaluate=Evaluate(evaluate_step, [arrays()]), callbacks=[recording, seen])
+    px.fit(start(), step, data(), steps=6, evaluate=px.Evaluate(evaluate_step, [arrays()]), callbacks=[recording, seen])
     steps = [("step", k, None) for k in range(1, 7)]
     after_epoch = [("epoch", 4, 4), ("evaluate", 4, 4)]
     assert recording.told == [*steps[:4], *after_epoch, *steps[4:], ("evaluate", 6, 6), ("end", 6, 6)]
@@ -205,16 +184,18 @@ def test_a_long_history_is_averaged_to_a_bounded_number_of_points(begun: int) ->
     def count(state: Counter, batch: Any) -> tuple[Counter, dict[str, float]]:
         return Counter(state.step + 1), {"loss": float(state.step)}
 
-    history = fit(Counter(begun), count, [0], steps=begun + 1500, progress=False).history
+    history = px.fit(Counter(begun), count, [0], steps=begun + 1500, progress=False).history
     assert history.stride == 4
     assert [record.step for record in history.steps] == [begun + 4 * k for k in range(1, 376)]
     assert [record.metrics["loss"] for record in history.steps] == [begun + 4 * k + 1.5 for k in range(375)]
 
 
 def test_on_several_devices_the_numbers_are_the_same() -> None:
-    one = fit(start(), step, data(), epochs=2, progress=False)
+    one = px.fit(start(), step, data(), epochs=2, progress=False)
     axis = axis_on(8, 1, "batch")
-    many = fit(start(), train_step(loss, axis=axis), loader(arrays(), 16, axis=axis, seed=1), epochs=2, progress=False)
+    many = px.fit(
+        start(), px.train_step(loss, axis=axis), px.loader(arrays(), 16, axis=axis, seed=1), epochs=2, progress=False
+    )
     assert len(many.state.params["w"].sharding.device_set) == 8
     np.testing.assert_allclose(many.state.params["w"], one.state.params["w"], rtol=1e-5)
     for found, expected in zip(many.history.epochs, one.history.epochs, strict=True):
@@ -226,11 +207,11 @@ def _generator() -> Iterator[int]:
 
 
 class Misspelt:
-    def on_epochs(self, event: Event) -> None: ...
+    def on_epochs(self, event: px.Event) -> None: ...
 
 
 class Broken:
-    def on_step(self, event: Event) -> None:
+    def on_step(self, event: px.Event) -> None:
         if event.step == 2:
             raise KeyError("mine")
 
@@ -250,135 +231,151 @@ def _ok(state: int, batch: int) -> Any:
     return state + 1, {"loss": 1.0}
 
 
-wrongly: Any = fit
-evaluation: Any = Evaluate
+wrongly: Any = px.fit
+evaluation: Any = px.Evaluate
 
 ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "neither": (lambda: wrongly(0, _ok, [0]), DataError, "either epochs or steps, got neither; write epochs=10"),
-    "both": (lambda: wrongly(0, _ok, [0], epochs=1, steps=1), DataError, "either epochs or steps, got both"),
-    "no epochs": (lambda: wrongly(0, _ok, [0], epochs=0), DataError, "epochs must be an integer of at least 1, got 0"),
+    "neither": (lambda: wrongly(0, _ok, [0]), px.DataError, "either epochs or steps, got neither; write epochs=10"),
+    "both": (lambda: wrongly(0, _ok, [0], epochs=1, steps=1), px.DataError, "either epochs or steps, got both"),
+    "no epochs": (
+        lambda: wrongly(0, _ok, [0], epochs=0),
+        px.DataError,
+        "epochs must be an integer of at least 1, got 0",
+    ),
     "half a step": (
         lambda: wrongly(0, _ok, [0], steps=1.5),
-        DataError,
+        px.DataError,
         "steps must be an integer of at least 1, got 1.5",
     ),
     "generator": (
         lambda: wrongly(0, _ok, _generator(), steps=1),
-        DataError,
+        px.DataError,
         "data is a generator, which can be gone thr",
     ),
-    "one batch": (lambda: wrongly(0, _ok, {"x": 1}, steps=1), DataError, r"data is one dict, .*px.loader\(data, 32\)"),
+    "one batch": (
+        lambda: wrongly(0, _ok, {"x": 1}, steps=1),
+        px.DataError,
+        r"data is one dict, .*px.loader\(data, 32\)",
+    ),
     "a tuple of arrays": (
         lambda: wrongly(0, _ok, (np.ones((6, 2)), np.ones((6, 2))), steps=1),
-        DataError,
+        px.DataError,
         r"px.fit: data is a tuple of 2 arrays, .* such as \(x, y\), write px.loader\(\(x, y\), 32\)",
     ),
     "a list of rows and labels": (
         lambda: wrongly(0, _ok, [np.ones((6, 2)), jnp.ones(6)], steps=1),
-        DataError,
+        px.DataError,
         r"px.fit: data is a list of 2 arrays, .*write px.loader\(\(x, y\), 32\)",
     ),
     "two loaders": (
         lambda: wrongly(0, _ok, [data(), data(2)], steps=1),
-        DataError,
+        px.DataError,
         "px.fit: data is a list with 2 loaders, not batches; px.fit takes one",
     ),
     "a loss function": (
         lambda: wrongly(start(), loss, data(), steps=1),
-        StateError,
+        px.StateError,
         r"loss\(params.*batch.*key.*\).* cannot be called as step\(state, batch\).* write px.train_step\(loss\)",
     ),
     "a loss function of two": (
-        lambda: fit(start(), lambda params, batch: params["w"], data(), steps=1),
+        lambda: px.fit(start(), lambda params, batch: params["w"], data(), steps=1),
         TypeError,
         r"(?s)not subscriptable.*must .*return \(state, metrics\); if it is a loss function, write px.train_step\(loss",
     ),
     "a loss and metrics": (
-        lambda: fit(start(), lambda state, batch: (jnp.ones(()), {"accuracy": 1.0}), data(), steps=1),
-        StateError,
+        lambda: px.fit(start(), lambda state, batch: (jnp.ones(()), {"accuracy": 1.0}), data(), steps=1),
+        px.StateError,
         r"was given a px.TrainState, and returned a .* in its place; .*write px.train_step\(loss\)",
     ),
     "a scalar": (
-        lambda: fit(start(), lambda state, batch: jnp.ones(()), data(), steps=1),
-        StateError,
+        lambda: px.fit(start(), lambda state, batch: jnp.ones(()), data(), steps=1),
+        px.StateError,
         r"step returned a .*, not a new state and metrics; .*write px.train_step\(loss\)",
     ),
     "an evaluation step": (
-        lambda: wrongly(start(), eval_step(loss), data(), steps=1),
-        StateError,
+        lambda: wrongly(start(), px.eval_step(loss), data(), steps=1),
+        px.StateError,
         r"step is an evaluation step, px.eval_step, .* write px.fit\(state, px.train_step\(loss\), data, evaluate=px",
     ),
-    "an array": (lambda: wrongly(0, _ok, np.ones(3), steps=1), DataError, "data is one ndarray, not batches"),
-    "a number": (lambda: wrongly(0, _ok, 3, steps=1), DataError, "data is a int, not batches"),
+    "an array": (lambda: wrongly(0, _ok, np.ones(3), steps=1), px.DataError, "data is one ndarray, not batches"),
+    "a number": (lambda: wrongly(0, _ok, 3, steps=1), px.DataError, "data is a int, not batches"),
     "no batches": (
         lambda: wrongly(0, _ok, list, steps=1),
-        DataError,
+        px.DataError,
         "data has no batches in epoch 1; if it can be gone",
     ),
     "no step": (
         lambda: wrongly(0, {}, [0], steps=1),
-        DataError,
+        px.DataError,
         "step must be a function of a state and a batch, got dict",
     ),
-    "half a result": (lambda: wrongly(0, lambda s, b: s, [0], steps=1), StateError, "step returned a int, not a new s"),
+    "half a result": (
+        lambda: wrongly(0, lambda s, b: s, [0], steps=1),
+        px.StateError,
+        "step returned a int, not a new s",
+    ),
     "rows": (
         lambda: wrongly(0, lambda s, b: (s, {"acc": np.ones(3)}), [0], steps=1),
-        ShapeError,
+        px.ShapeError,
         r"metric 'acc' is an array \(3,\), not a number; let the step return px.Mean",
     ),
     "words": (
         lambda: wrongly(0, lambda s, b: (s, "good"), [0], steps=1),
-        ShapeError,
+        px.ShapeError,
         "metric 'loss' is a str, not a num",
     ),
-    "evaluate": (lambda: wrongly(0, _ok, [0], steps=1, evaluate=_ok), DataError, "evaluate must be a px.Evaluate"),
+    "evaluate": (lambda: wrongly(0, _ok, [0], steps=1, evaluate=_ok), px.DataError, "evaluate must be a px.Evaluate"),
     "two names": (
         lambda: wrongly(0, _ok, [0], steps=1, evaluate=[evaluation(_ok, [0]), evaluation(_ok, [1])]),
-        DataError,
+        px.DataError,
         r"two evaluations are called 'test'; write px.Evaluate\(…, name='test2'\)",
     ),
-    "evaluate every": (lambda: evaluation(_ok, [0], every=0), DataError, "every must be 'epoch' or a number of steps"),
+    "evaluate every": (
+        lambda: evaluation(_ok, [0], every=0),
+        px.DataError,
+        "every must be 'epoch' or a number of steps",
+    ),
     "evaluate name": (
         lambda: evaluation(_ok, [0], name="a/b"),
-        DataError,
+        px.DataError,
         "name must be a word without '/', got 'a/b'",
     ),
-    "evaluate step": (lambda: evaluation([0], [0]), DataError, "px.Evaluate: step must be a function"),
-    "evaluate data": (lambda: evaluation(_ok, _generator()), DataError, "px.Evaluate: data is a generator"),
+    "evaluate step": (lambda: evaluation([0], [0]), px.DataError, "px.Evaluate: step must be a function"),
+    "evaluate data": (lambda: evaluation(_ok, _generator()), px.DataError, "px.Evaluate: data is a generator"),
     "evaluate a dict": (
         lambda: evaluation(_ok, {"dev": data(), "test": data()}),
-        DataError,
+        px.DataError,
         r"px.Evaluate: data is a dict with 2 loaders, .* each has an evaluation: evaluate=\[px.Evaluate\(step, dev, na",
     ),
     "evaluate a list": (
         lambda: evaluation(_ok, [data(), data()]),
-        DataError,
+        px.DataError,
         "px.Evaluate: data is a list with 2 loaders, not batches; of several datasets, each has an evaluation",
     ),
     "evaluate arrays": (
         lambda: evaluation(_ok, arrays()),
-        DataError,
+        px.DataError,
         r"px.Evaluate: data is one dict, not batches; if it has all rows, write px.loader\(data, 32\)",
     ),
     "no metrics": (
         lambda: wrongly(0, _ok, [0], steps=1, evaluate=evaluation(lambda s, b: {}, [0])),
-        DataError,
+        px.DataError,
         "evaluation 'test' has no metrics",
     ),
     "no test rows": (
         lambda: wrongly(0, _ok, [0], steps=1, evaluate=evaluation(lambda s, b: {}, [])),
-        DataError,
+        px.DataError,
         "evaluation 'test' has no batches",
     ),
     "callback": (
         lambda: wrongly(0, _ok, [0], steps=1, callbacks=[3]),
-        DataError,
+        px.DataError,
         "callbacks: 3 is no callback; write a",
     ),
-    "a class": (lambda: wrongly(0, _ok, [0], steps=1, callbacks=Seen), DataError, "Seen'> is no callback"),
+    "a class": (lambda: wrongly(0, _ok, [0], steps=1, callbacks=Seen), px.DataError, "Seen'> is no callback"),
     "misspelt": (
         lambda: wrongly(0, _ok, [0], steps=1, callbacks=Misspelt()),
-        DataError,
+        px.DataError,
         "Misspelt has a method on_epochs, which is never called; there are on_start, on_step, on_epoch",
     ),
     "raising callback": (
@@ -403,24 +400,28 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "checkpoint": (
         lambda: wrongly(0, _ok, [0], steps=1, checkpoint=3),
-        DataError,
+        px.DataError,
         "checkpoint must be a px.Checkpoints",
     ),
-    "log_every": (lambda: wrongly(0, _ok, [0], steps=1, log_every=0), DataError, "log_every must be an integer of at"),
+    "log_every": (
+        lambda: wrongly(0, _ok, [0], steps=1, log_every=0),
+        px.DataError,
+        "log_every must be an integer of at",
+    ),
     "unknown length": (
         lambda: wrongly(_after_steps(3), step, lambda: iter([0]), steps=5),
-        DataError,
+        px.DataError,
         "does not say how many batches an epoch has, so it is not known which one a state after 3 steps goes on with",
     ),
     "not ok": (
         lambda: wrongly(start().replace(ok=jnp.array(False)), step, data(), steps=1),
-        StateError,
+        px.StateError,
         r"this state met a loss or a gradient that was not finite.* write state.replace\(ok=jnp.array\(True\)\)",
     ),
 }
 
 
-def _after_steps(number: int) -> TrainState:
+def _after_steps(number: int) -> px.TrainState:
     return start().replace(step=jnp.int32(number))
 
 
@@ -435,8 +436,8 @@ def test_an_error_of_the_step_leaves_the_state_as_it_was() -> None:
     state = start()
     before = bits(state)
     odd = [*batches(data(), range(3)), {"x": np.ones((4, 3)), "y": np.ones(5)}]
-    with pytest.raises(ParaxisError, match=r"raised by step 4 \(number 4 of epoch 1\)"):
-        fit(state, step, odd, epochs=1, progress=False)
+    with pytest.raises(px.ParaxisError, match=r"raised by step 4 \(number 4 of epoch 1\)"):
+        px.fit(state, step, odd, epochs=1, progress=False)
     assert bits(state) == before
 
 
@@ -444,37 +445,40 @@ def test_a_state_that_was_given_away_is_refused_before_anything_is_written(tmp_p
     state = start()
     step(state, batches(data(), [0])[0])
     words = r"px.fit: the arrays of this state were given away .*go on with the state that it returned"
-    with pytest.raises(StateError, match=words):
-        fit(state, step, data(), steps=2, checkpoint=tmp_path / "run", log=tmp_path / "log", progress=False)
+    with pytest.raises(px.StateError, match=words):
+        px.fit(state, step, data(), steps=2, checkpoint=tmp_path / "run", log=tmp_path / "log", progress=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def be_rank(process: int, *, of: int, launcher: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the environment variables that ``paraxis launch`` sets; without a launcher, those that one may set by hand."""
+    monkeypatch.setenv("PARAXIS_COORDINATOR", "127.0.0.1:5000")
+    monkeypatch.setenv("PARAXIS_NUM_PROCESSES", str(of))
+    monkeypatch.setenv("PARAXIS_PROCESS", str(process))
+    if launcher is not None:
+        monkeypatch.setenv("PARAXIS_LAUNCHER", str(launcher))
 
 
 @pytest.mark.parametrize("launcher", [None, os.getppid()])
 def test_a_rank_that_has_not_joined_the_others_is_refused(
     launcher: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place("127.0.0.1:5000", num_processes=4, process=2)
-    for name, value in place.written().items():
-        monkeypatch.setenv(name, value)
-    if launcher is not None:
-        monkeypatch.setenv(LAUNCHER, str(launcher))
+    be_rank(2, of=4, launcher=launcher, monkeypatch=monkeypatch)
     words = (
         r"rank 2 of 4 of paraxis launch, but px.initialize\(\) was not called, .*; write px.initialize\(\) at the start"
     )
-    with pytest.raises(StateError, match=f"px.fit: this process is {words}"):
-        fit(start(), step, data(), steps=2, checkpoint=tmp_path / "run", log=tmp_path / "log", progress=False)
-    with pytest.raises(StateError, match=f"px.Checkpoints: this process is {words}"):
-        Checkpoints(tmp_path / "run").save(1, {"w": np.ones(3)})
+    with pytest.raises(px.StateError, match=f"px.fit: this process is {words}"):
+        px.fit(start(), step, data(), steps=2, checkpoint=tmp_path / "run", log=tmp_path / "log", progress=False)
+    with pytest.raises(px.StateError, match=f"px.Checkpoints: this process is {words}"):
+        px.Checkpoints(tmp_path / "run").save(1, {"w": np.ones(3)})
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("why", ["alone", "inherited"])
 def test_a_process_that_is_no_rank_of_several_trains(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place("127.0.0.1:5000", num_processes=1 if why == "alone" else 4, process=0)
-    for name, value in place.written().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv(LAUNCHER, str(os.getppid() if why == "alone" else os.getpid()))
-    assert fit(0, _ok, [0], steps=2, progress=False).state == 2
+    number, launcher = (1, os.getppid()) if why == "alone" else (4, os.getpid())
+    be_rank(0, of=number, launcher=launcher, monkeypatch=monkeypatch)
+    assert px.fit(0, _ok, [0], steps=2, progress=False).state == 2
 
 
 def test_an_nnx_module_is_trained_as_by_hand() -> None:
@@ -485,7 +489,9 @@ def test_an_nnx_module_is_trained_as_by_hand() -> None:
         return (model(batch["x"])[:, 0] - batch["y"]) ** 2
 
     model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
-    fitted = fit(TrainState.create(model, optax.sgd(0.1)), train_step(error, axis=ONE), found, epochs=1, progress=False)
+    fitted = px.fit(
+        px.TrainState.create(model, optax.sgd(0.1)), px.train_step(error, axis=ONE), found, epochs=1, progress=False
+    )
     kernel, bias = np.asarray(model.kernel[...], np.float64), np.asarray(model.bias[...], np.float64)
     for batch in found:
         wrong_by = batch["x"] @ kernel[:, 0] + bias - batch["y"]

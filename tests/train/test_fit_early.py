@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paraxis._core.errors import DataError
-from tests.train._fits import Checkpoints, Evaluate, Event, Fitted, StopEarly, data, fit, step
+import paraxis as px
+from tests.train._fits import data, step
 
-wrongly: Any = StopEarly
+wrongly: Any = px.StopEarly
 
 
-def run(values: list[float], rule: StopEarly, **options: Any) -> Fitted:
+def run(values: list[float], rule: px.StopEarly, **options: Any) -> px.Fitted:
     """An evaluation after each step has these values in turn."""
-    test = Evaluate(lambda state, batch: {"loss": values[state - 1]}, [0], every=1)
-    return fit(
+    test = px.Evaluate(lambda state, batch: {"loss": values[state - 1]}, [0], every=1)
+    return px.fit(
         0, lambda state, batch: (state + 1, 1.0), [0], steps=len(values), evaluate=test, stop_early=rule, **options
     )
 
@@ -37,7 +37,7 @@ def run(values: list[float], rule: StopEarly, **options: Any) -> Fitted:
 def test_it_ends_when_the_metric_was_no_better_so_often(
     values: list[float], options: dict[str, Any], steps: int, best: int
 ) -> None:
-    fitted = run(values, StopEarly("test/loss", **options), progress=False)
+    fitted = run(values, px.StopEarly("test/loss", **options), progress=False)
     assert fitted.state == steps
     assert fitted.best is not None
     assert (fitted.best.step, fitted.best.metrics) == (best, {"test/loss": values[best - 1]})
@@ -49,14 +49,19 @@ def test_it_ends_when_the_metric_was_no_better_so_often(
 
 
 def test_what_is_never_a_number_ends_it_too() -> None:
-    fitted = run([np.nan] * 5, StopEarly(patience=2), progress=False)
+    fitted = run([np.nan] * 5, px.StopEarly(patience=2), progress=False)
     assert (fitted.state, fitted.best, fitted.stopped) == (2, None, "test/loss was not a number 2 times")
 
 
 def test_the_average_of_an_epoch_can_be_watched() -> None:
     losses = [4.0, 2.0, 3.0, 1.0, 2.0, 2.0, 9.0]  # epochs of two steps: 3, 2, 2, …
-    fitted = fit(
-        0, lambda s, b: (s + 1, losses[s]), [0, 0], epochs=9, stop_early=StopEarly("loss", patience=1), progress=False
+    fitted = px.fit(
+        0,
+        lambda s, b: (s + 1, losses[s]),
+        [0, 0],
+        epochs=9,
+        stop_early=px.StopEarly("loss", patience=1),
+        progress=False,
     )
     assert fitted.state == 6
     assert fitted.best is not None
@@ -64,21 +69,21 @@ def test_the_average_of_an_epoch_can_be_watched() -> None:
 
 
 def test_patience_is_kept_over_a_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    values, rule = [5.0, 3.0, 4.0, 4.0, 4.0, 9.0, 9.0], StopEarly(patience=3)
+    values, rule = [5.0, 3.0, 4.0, 4.0, 4.0, 9.0, 9.0], px.StopEarly(patience=3)
 
-    def stop(event: Event) -> None:
+    def stop(event: px.Event) -> None:
         if event.kind == "evaluate" and event.step == 4:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        run(values, rule, checkpoint=Checkpoints(tmp_path, every=1), callbacks=stop)
-    fitted = run(values, rule, checkpoint=Checkpoints(tmp_path, every=1))
+        run(values, rule, checkpoint=px.Checkpoints(tmp_path, every=1), callbacks=stop)
+    fitted = run(values, rule, checkpoint=px.Checkpoints(tmp_path, every=1))
     assert fitted.state == 5
     assert "px.fit: ended after step 5: test/loss was not better than 3, its best, of step 2, 3 times in a row" in (
         capfd.readouterr().err
     )
     assert run(values, rule, checkpoint=tmp_path, progress=False).state == 5
-    assert run(values, StopEarly(patience=5), checkpoint=tmp_path, progress=False).state == 7
+    assert run(values, px.StopEarly(patience=5), checkpoint=tmp_path, progress=False).state == 7
 
 
 @pytest.mark.parametrize(
@@ -91,34 +96,36 @@ def test_patience_is_kept_over_a_resume(tmp_path: Path, capfd: pytest.CaptureFix
     ],
 )
 def test_a_malformed_rule_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(px.DataError, match=words):
         wrongly(**options)
 
 
 def test_a_metric_that_is_not_there_is_refused() -> None:
     with pytest.raises(
-        DataError, match="watches 'dev/loss', of an evaluation 'dev', but there is 'test'; write evaluate="
+        px.DataError, match="watches 'dev/loss', of an evaluation 'dev', but there is 'test'; write evaluate="
     ):
-        run([1.0], StopEarly("dev/loss"))
+        run([1.0], px.StopEarly("dev/loss"))
     with pytest.raises(
-        DataError, match=r"watches 'test/acc', but there are test/loss; write px.StopEarly\('test/loss'\)"
+        px.DataError, match=r"watches 'test/acc', but there are test/loss; write px.StopEarly\('test/loss'\)"
     ):
-        run([1.0], StopEarly("test/acc", mode="max"))
+        run([1.0], px.StopEarly("test/acc", mode="max"))
     wrong: Any = 3
-    with pytest.raises(DataError, match=r"stop_early must be a px.StopEarly, got 3; write px.StopEarly\('test/loss'\)"):
+    with pytest.raises(
+        px.DataError, match=r"stop_early must be a px.StopEarly, got 3; write px.StopEarly\('test/loss'\)"
+    ):
         run([1.0], wrong)
 
 
 def test_what_else_is_evaluated_is_so_at_the_end_of_a_run_that_ends_early() -> None:
-    dev = Evaluate(lambda state, batch: {"loss": float(state)}, [0], every=1, name="dev")
-    test = Evaluate(lambda state, batch: {"loss": 10.0 * state}, [0], every=1000, name="test")
-    fitted = fit(
+    dev = px.Evaluate(lambda state, batch: {"loss": float(state)}, [0], every=1, name="dev")
+    test = px.Evaluate(lambda state, batch: {"loss": 10.0 * state}, [0], every=1000, name="test")
+    fitted = px.fit(
         0,
         lambda state, batch: (state + 1, 1.0),
         [0],
         steps=50,
         evaluate=[dev, test],
-        stop_early=StopEarly("dev/loss", patience=2),
+        stop_early=px.StopEarly("dev/loss", patience=2),
         progress=False,
     )
     steps, values = fitted.history.curve("test/loss")
@@ -126,11 +133,15 @@ def test_what_else_is_evaluated_is_so_at_the_end_of_a_run_that_ends_early() -> N
 
 
 def test_whether_less_or_more_is_better_is_said_for_all_but_losses_and_errors() -> None:
-    assert (StopEarly("dev/loss").mode, StopEarly("error_rate").mode) == ("min", "min")
-    with pytest.raises(DataError, match=r"mode must be 'min' or 'max', got None for 'test/accuracy'; write mode='max'"):
-        StopEarly("test/accuracy")
+    assert (px.StopEarly("dev/loss").mode, px.StopEarly("error_rate").mode) == ("min", "min")
+    with pytest.raises(
+        px.DataError, match=r"mode must be 'min' or 'max', got None for 'test/accuracy'; write mode='max'"
+    ):
+        px.StopEarly("test/accuracy")
 
 
 def test_a_training_step_is_no_evaluation() -> None:
-    with pytest.raises(DataError, match=r"step is a training step, .*write px.Evaluate\(px.eval_step\(loss\), data\)"):
-        Evaluate(step, data())
+    with pytest.raises(
+        px.DataError, match=r"step is a training step, .*write px.Evaluate\(px.eval_step\(loss\), data\)"
+    ):
+        px.Evaluate(step, data())

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.train._fits import Checkpoints, bits, data, fit, lines, start, step
+import paraxis as px
+from tests.train._fits import bits, data, lines, start, step
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,12 +41,12 @@ def test_told_to_stop_it_saves_and_ends_well(which: signal.Signals, tmp_path: Pa
         process.send_signal(which)
         _, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
-    (done,) = Checkpoints(tmp_path / "checkpoints").steps
+    (done,) = px.Checkpoints(tmp_path / "checkpoints").steps
     assert 10 < done < 100
     name = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}[which]
     assert f"px.fit: {name}: stopped after step {done}, saved in {tmp_path}/checkpoints/{done}; the same" in error
     assert "Traceback" not in error
     assert [line["step"] for line in lines(log) if line["event"] == "step"] == list(range(1, done + 1))
-    found = fit(start(), step, data(), steps=done + 9, checkpoint=tmp_path / "checkpoints", log=log, progress=False)
-    assert bits(found.state) == bits(fit(start(), step, data(), steps=done + 9, progress=False).state)
+    found = px.fit(start(), step, data(), steps=done + 9, checkpoint=tmp_path / "checkpoints", log=log, progress=False)
+    assert bits(found.state) == bits(px.fit(start(), step, data(), steps=done + 9, progress=False).state)
     assert [line["step"] for line in lines(log) if line["event"] == "step"] == list(range(1, done + 10))

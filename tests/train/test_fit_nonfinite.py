@@ -9,24 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from paraxis._core.errors import NonFiniteError
+import paraxis as px
 from tests._support import axis_on
-from tests.train._fits import (
-    Checkpoints,
-    TrainState,
-    arrays,
-    batches,
-    bits,
-    by_hand,
-    data,
-    fit,
-    lines,
-    loader,
-    loss,
-    start,
-    step,
-    train_step,
-)
+from tests.train._fits import arrays, batches, bits, by_hand, data, lines, loss, start, step
 
 
 def spoilt(rows: Any) -> dict[str, np.ndarray]:
@@ -40,15 +25,15 @@ def test_the_step_the_batch_and_the_rows_are_named_and_the_state_before_is_kept(
     bad = batches(data(), range(8))
     bad[6] = {name: x[data().rows(6)] for name, x in spoilt(data().rows(6)[2]).items()}
     words = r"the loss is not finite in step 7, number 3 of epoch 2 \(loss nan\)\."
-    with pytest.raises(NonFiniteError, match=words):
-        fit(start(), step, lambda epoch: bad[4 * epoch : 4 * epoch + 4], epochs=2, progress=False)
+    with pytest.raises(px.NonFiniteError, match=words):
+        px.fit(start(), step, lambda epoch: bad[4 * epoch : 4 * epoch + 4], epochs=2, progress=False)
     # A loader knows the rows.
     row = int(data().rows(2)[0])
-    with pytest.raises(NonFiniteError) as caught:
-        fit(
+    with pytest.raises(px.NonFiniteError) as caught:
+        px.fit(
             start(),
             step,
-            loader(spoilt(row), 16, axis=axis_on(1, 1, "batch"), seed=1),
+            px.loader(spoilt(row), 16, axis=axis_on(1, 1, "batch"), seed=1),
             epochs=2,
             checkpoint=tmp_path,
             progress=False,
@@ -61,8 +46,8 @@ def test_the_step_the_batch_and_the_rows_are_named_and_the_state_before_is_kept(
     found = caught.value.state
     assert (int(found.step), bool(found.ok)) == (2, True)
     assert bits((found.params, found.opt_state)) == bits((params, opt_state))
-    assert Checkpoints(tmp_path).steps == (2,)
-    assert bits(Checkpoints(tmp_path).restore(start()).tree) == bits(found)
+    assert px.Checkpoints(tmp_path).steps == (2,)
+    assert bits(px.Checkpoints(tmp_path).restore(start()).tree) == bits(found)
     with np.load(tmp_path / "nonfinite-step-3.npz") as saved:
         assert f"np.load('{tmp_path}/nonfinite-step-3.npz')" in str(caught.value)
         np.testing.assert_array_equal(saved["x"], spoilt(row)["x"][rows])
@@ -71,20 +56,22 @@ def test_the_step_the_batch_and_the_rows_are_named_and_the_state_before_is_kept(
 
 def test_started_again_it_meets_the_same_and_with_better_data_it_goes_on(tmp_path: Path) -> None:
     row = int(data().rows(2)[0])
-    bad = loader(spoilt(row), 16, axis=axis_on(1, 1, "batch"), seed=1)
+    bad = px.loader(spoilt(row), 16, axis=axis_on(1, 1, "batch"), seed=1)
     for _ in range(2):
-        with pytest.raises(NonFiniteError, match=r"in step 3, .* The state after step 2 is error.state, and saved in "):
-            fit(start(), step, bad, steps=9, checkpoint=tmp_path / "runs", log=tmp_path / "log", progress=False)
+        with pytest.raises(
+            px.NonFiniteError, match=r"in step 3, .* The state after step 2 is error.state, and saved in "
+        ):
+            px.fit(start(), step, bad, steps=9, checkpoint=tmp_path / "runs", log=tmp_path / "log", progress=False)
         assert [line["step"] for line in lines(tmp_path / "log")[1:]] == [1, 2]
-    found = fit(start(), step, data(), steps=9, checkpoint=tmp_path / "runs", log=tmp_path / "log", progress=False)
-    assert bits(found.state) == bits(fit(start(), step, data(), steps=9, progress=False).state)
+    found = px.fit(start(), step, data(), steps=9, checkpoint=tmp_path / "runs", log=tmp_path / "log", progress=False)
+    assert bits(found.state) == bits(px.fit(start(), step, data(), steps=9, progress=False).state)
 
 
 def test_of_the_first_step_the_state_is_the_one_that_was_given(tmp_path: Path) -> None:
-    bad = loader(spoilt(slice(None)), 16, axis=axis_on(1, 1, "batch"), seed=1)
+    bad = px.loader(spoilt(slice(None)), 16, axis=axis_on(1, 1, "batch"), seed=1)
     words = rf"in step 1, number 1 of epoch 1 .* The state with which the run began is error.state, .*{tmp_path}/0\."
-    with pytest.raises(NonFiniteError, match=words) as caught:
-        fit(start(), step, bad, steps=9, checkpoint=tmp_path, progress=False)
+    with pytest.raises(px.NonFiniteError, match=words) as caught:
+        px.fit(start(), step, bad, steps=9, checkpoint=tmp_path, progress=False)
     assert bits(caught.value.state) == bits(start())
 
 
@@ -93,9 +80,9 @@ def test_a_gradient_that_is_not_finite_is_caught_where_the_loss_is(tmp_path: Pat
         return jnp.sqrt(jnp.sum((params["w"] * batch["x"]) ** 2))
 
     ones, zeros = {"x": np.ones((4, 3), np.float32)}, {"x": np.zeros((4, 3), np.float32)}
-    state = TrainState.create({"w": jnp.ones(3)}, optax.sgd(0.01))
-    with pytest.raises(NonFiniteError, match=r"the gradient is not finite in step 3, .* \(loss 0\)") as caught:
-        fit(state, train_step(root), [ones, ones, zeros, ones], epochs=3, log=tmp_path / "log", progress=False)
+    state = px.TrainState.create({"w": jnp.ones(3)}, optax.sgd(0.01))
+    with pytest.raises(px.NonFiniteError, match=r"the gradient is not finite in step 3, .* \(loss 0\)") as caught:
+        px.fit(state, px.train_step(root), [ones, ones, zeros, ones], epochs=3, log=tmp_path / "log", progress=False)
     # d/dw sqrt(12 w²) is sqrt(12) in the direction of w, three times 2 / sqrt(3): 0.01 of that, twice.
     np.testing.assert_allclose(caught.value.state.params["w"], 1 - 0.01 * 2 * np.full(3, 2 / np.sqrt(3)), rtol=1e-5)
     assert caught.value.batch is zeros
@@ -110,19 +97,19 @@ def test_the_first_step_and_the_last_are_caught_too(numbers: tuple[int, ...], tm
     found = batches(data(), range(12))
     for number in numbers:
         found[number]["y"][0] = np.inf
-    with pytest.raises(NonFiniteError, match=f"in step {numbers[0] + 1}, ") as caught:
-        fit(start(), step, found, epochs=1, checkpoint=tmp_path, progress=False)
+    with pytest.raises(px.NonFiniteError, match=f"in step {numbers[0] + 1}, ") as caught:
+        px.fit(start(), step, found, epochs=1, checkpoint=tmp_path, progress=False)
     assert int(caught.value.state.step) == numbers[0]
-    assert Checkpoints(tmp_path).steps == (numbers[0],)
+    assert px.Checkpoints(tmp_path).steps == (numbers[0],)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_step_of_one_s_own_is_caught_but_its_state_is_not_known(value: float, tmp_path: Path) -> None:
     losses = [1.0, 2.0, value, 3.0]
-    with pytest.raises(NonFiniteError, match=r"the loss is not finite in step 3, number 3 of epoch 1 ") as caught:
-        fit(0, lambda state, batch: (state + 1, batch), losses, epochs=1, checkpoint=tmp_path, progress=False)
+    with pytest.raises(px.NonFiniteError, match=r"the loss is not finite in step 3, number 3 of epoch 1 ") as caught:
+        px.fit(0, lambda state, batch: (state + 1, batch), losses, epochs=1, checkpoint=tmp_path, progress=False)
     assert caught.value.state is None
-    assert Checkpoints(tmp_path).steps == ()
+    assert px.Checkpoints(tmp_path).steps == ()
 
 
 def test_the_rows_are_named_that_have_values_which_are_not_finite() -> None:
@@ -138,8 +125,8 @@ def test_the_rows_are_named_that_have_values_which_are_not_finite() -> None:
         f"batch['scale'] as a whole; batch['x'] in rows 3, 7, counted in the batch; batch['y'] in rows {listed}, … "
         f"(25 in all), counted in the batch. Mend"
     )
-    with pytest.raises(NonFiniteError, match=re.escape(words)):
-        fit(0, own_step, [batch], epochs=1, progress=False)
+    with pytest.raises(px.NonFiniteError, match=re.escape(words)):
+        px.fit(0, own_step, [batch], epochs=1, progress=False)
 
 
 def test_a_batch_that_has_more_than_arrays_is_saved_as_far_as_it_can_be(tmp_path: Path) -> None:
@@ -147,8 +134,8 @@ def test_a_batch_that_has_more_than_arrays_is_saved_as_far_as_it_can_be(tmp_path
         return state + 1, {"loss": np.nan}
 
     batch = {"x": np.ones(2), "who": object()}
-    with pytest.raises(NonFiniteError, match="All values of the batch are finite"):
-        fit(0, own_step, [batch], epochs=1, log=tmp_path / "log", progress=False)
+    with pytest.raises(px.NonFiniteError, match="All values of the batch are finite"):
+        px.fit(0, own_step, [batch], epochs=1, log=tmp_path / "log", progress=False)
     with np.load(tmp_path / "nonfinite-step-1.npz") as saved:
         assert saved.files == ["x"]
 
@@ -157,16 +144,16 @@ def test_other_metrics_may_be_what_they_are() -> None:
     def own_step(state: int, batch: int) -> Any:
         return state + 1, {"loss": 1.0, "accuracy": np.nan}
 
-    fitted = fit(0, own_step, [0, 1], epochs=1, progress=False)
+    fitted = px.fit(0, own_step, [0, 1], epochs=1, progress=False)
     assert np.isnan(fitted.history.epochs[0].metrics["accuracy"])
 
 
 def test_over_several_devices_the_batch_is_saved_without_padding(tmp_path: Path) -> None:
     axis = axis_on(8, 1, "batch")
     row = int(data().rows(3)[0])
-    source = loader(spoilt(row), 16, axis=axis, seed=1)
-    with pytest.raises(NonFiniteError, match="in step 4, ") as caught:
-        fit(start(), train_step(loss, axis=axis), source, epochs=2, log=tmp_path / "log", progress=False)
+    source = px.loader(spoilt(row), 16, axis=axis, seed=1)
+    with pytest.raises(px.NonFiniteError, match="in step 4, ") as caught:
+        px.fit(start(), px.train_step(loss, axis=axis), source, epochs=2, log=tmp_path / "log", progress=False)
     with np.load(tmp_path / "nonfinite-step-4.npz") as saved:
         np.testing.assert_array_equal(saved["x"], spoilt(row)["x"][data().rows(3)])
     assert f"batch['x'] in rows {row}. Mend" in str(caught.value)

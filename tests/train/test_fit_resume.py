@@ -10,28 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paraxis._core.errors import DataError, StateError
-from tests.train._fits import (
-    ONE,
-    Checkpoints,
-    Evaluate,
-    Event,
-    Fitted,
-    StopEarly,
-    TrainingStopped,
-    TrainState,
-    arrays,
-    batches,
-    bits,
-    data,
-    evaluate_step,
-    fit,
-    lines,
-    loader,
-    optimizer,
-    start,
-    step,
-)
+import paraxis as px
+from tests.train._fits import ONE, arrays, batches, bits, data, evaluate_step, lines, optimizer, start, step
 
 
 class Steps(NamedTuple):
@@ -43,34 +23,34 @@ class BrokenOffError(Exception):
 
 
 def break_at(number: int) -> Any:
-    def at(event: Event) -> None:
+    def at(event: px.Event) -> None:
         if event.kind == "step" and event.step == number:
             raise BrokenOffError
 
     return at
 
 
-def run(directory: Path, source: Any = None, every: int | None = 2, **options: Any) -> Fitted:
+def run(directory: Path, source: Any = None, every: int | None = 2, **options: Any) -> px.Fitted:
     """Twelve steps, three epochs, with everything that has a state of its own."""
     options = {"steps": 12, "progress": False, "log": directory / "log.jsonl"} | options
-    return fit(
+    return px.fit(
         start(),
         step,
         data() if source is None else source,
-        evaluate=Evaluate(evaluate_step, [arrays()], every=5),
-        checkpoint=Checkpoints(directory / "checkpoints", every=every),
-        stop_early=StopEarly("test/loss", patience=50),
+        evaluate=px.Evaluate(evaluate_step, [arrays()], every=5),
+        checkpoint=px.Checkpoints(directory / "checkpoints", every=every),
+        stop_early=px.StopEarly("test/loss", patience=50),
         **options,
     )
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fitted, list[dict[str, Any]]]:
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[px.Fitted, list[dict[str, Any]]]:
     directory = tmp_path_factory.mktemp("unbroken")
     return run(directory), lines(directory / "log.jsonl")
 
 
-def assert_same(found: Fitted, directory: Path, unbroken: tuple[Fitted, list[dict[str, Any]]]) -> None:
+def assert_same(found: px.Fitted, directory: Path, unbroken: tuple[px.Fitted, list[dict[str, Any]]]) -> None:
     expected, log = unbroken
     assert bits(found.state) == bits(expected.state)
     assert found.history == expected.history
@@ -125,7 +105,7 @@ def test_a_run_that_was_over_is_over(
 @pytest.mark.parametrize("progress", [None, False])
 def test_a_state_that_has_done_its_steps_is_said_to(progress: bool | None, capfd: pytest.CaptureFixture[str]) -> None:
     state = start().replace(step=jnp.array(12, jnp.int32))
-    found = fit(state, step, data(), epochs=3, progress=progress)
+    found = px.fit(state, step, data(), epochs=3, progress=progress)
     assert bits(found.state) == bits(state)
     words = "px.fit: nothing left to do: step 12 of 12 was reached before; for more, raise epochs=, or begin anew: "
     line = f"{words}state.replace(step=jnp.zeros((), jnp.int32))"
@@ -133,12 +113,12 @@ def test_a_state_that_has_done_its_steps_is_said_to(progress: bool | None, capfd
 
 
 def test_more_epochs_go_on_where_fewer_ended(tmp_path: Path) -> None:
-    def of(name: str, epochs: int) -> Fitted:
+    def of(name: str, epochs: int) -> px.Fitted:
         log = tmp_path / name / "log.jsonl"
-        return fit(start(), step, data(), epochs=epochs, checkpoint=tmp_path / name, log=log, progress=False)
+        return px.fit(start(), step, data(), epochs=epochs, checkpoint=tmp_path / name, log=log, progress=False)
 
     of("parts", 1)
-    assert Checkpoints(tmp_path / "parts").steps == (4,)
+    assert px.Checkpoints(tmp_path / "parts").steps == (4,)
     found, expected = of("parts", 3), of("whole", 3)
     assert bits(found.state) == bits(expected.state)
     assert found.history == expected.history
@@ -146,8 +126,8 @@ def test_more_epochs_go_on_where_fewer_ended(tmp_path: Path) -> None:
 
 
 def test_without_a_schedule_each_epoch_and_the_end_are_saved(tmp_path: Path) -> None:
-    fit(start(), step, data(), steps=10, checkpoint=Checkpoints(tmp_path, keep=None), progress=False)
-    assert Checkpoints(tmp_path).steps == (4, 8, 10)
+    px.fit(start(), step, data(), steps=10, checkpoint=px.Checkpoints(tmp_path, keep=None), progress=False)
+    assert px.Checkpoints(tmp_path).steps == (4, 8, 10)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +143,7 @@ def test_other_data_are_refused_and_nothing_is_touched(other: Any, words: str, t
     run(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(
-        DataError, match=f"(?s)data is not what the checkpoint of step 12 in .* was trained on.*{words}"
+        px.DataError, match=f"(?s)data is not what the checkpoint of step 12 in .* was trained on.*{words}"
     ):
         run(tmp_path, other())
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -173,8 +153,10 @@ def test_another_model_is_refused_and_nothing_is_touched(tmp_path: Path) -> None
     run(tmp_path)
     other = start().replace(params={"w": jnp.zeros(4), "b": jnp.zeros(())})
     log = (tmp_path / "log.jsonl").read_bytes()
-    with pytest.raises(StateError, match=r"params\['w'\]: float32 \(3,\) in the checkpoint, float32 \(4,\)") as caught:
-        fit(other, step, data(), steps=12, checkpoint=tmp_path / "checkpoints", log=tmp_path / "log.jsonl")
+    with pytest.raises(
+        px.StateError, match=r"params\['w'\]: float32 \(3,\) in the checkpoint, float32 \(4,\)"
+    ) as caught:
+        px.fit(other, step, data(), steps=12, checkpoint=tmp_path / "checkpoints", log=tmp_path / "log.jsonl")
     assert (tmp_path / "log.jsonl").read_bytes() == log
     (note,) = caught.value.__notes__
     assert f"px.fit(…, checkpoint='{tmp_path}/checkpoints-2')" in note
@@ -184,58 +166,58 @@ def test_another_model_is_refused_and_nothing_is_touched(tmp_path: Path) -> None
 
 
 def test_another_model_begins_as_advised_with_what_agrees_and_is_trained(tmp_path: Path) -> None:
-    part = fit(start(), step, data(), epochs=3, checkpoint=tmp_path, progress=False)
-    state = TrainState.create({**start().params, "c": jnp.ones(2)}, optimizer(), key=jax.random.key(7), ema=0.5)
-    with pytest.raises(StateError, match=r"\.params\['c'\]") as caught:
-        fit(state, step, data(), epochs=3, checkpoint=tmp_path, progress=False)
+    part = px.fit(start(), step, data(), epochs=3, checkpoint=tmp_path, progress=False)
+    state = px.TrainState.create({**start().params, "c": jnp.ones(2)}, optimizer(), key=jax.random.key(7), ema=0.5)
+    with pytest.raises(px.StateError, match=r"\.params\['c'\]") as caught:
+        px.fit(state, step, data(), epochs=3, checkpoint=tmp_path, progress=False)
     (note,) = caught.value.__notes__
     last = "state = state.replace(ema=jax.tree.map(jnp.copy, state.params))"
     how = "have it begin as the parameters that were restored"
     assert note.endswith(f"opt_state=state.opt_state); and if the checkpoint has no average, {how}: {last}")
-    restored = Checkpoints(tmp_path).restore(state, partial=True)
+    restored = px.Checkpoints(tmp_path).restore(state, partial=True)
     state = restored.tree.replace(step=state.step, opt_state=state.opt_state)
     assert {".ema['w']", ".ema['b']", ".ema['c']"} <= {difference.path for difference in restored.differences}
     state = state.replace(ema=jax.tree.map(jnp.copy, state.params))
-    found = fit(state, step, data(), epochs=3, checkpoint=tmp_path / "2", progress=False, donate=True).state
-    anew = TrainState.create({**part.state.params, "c": jnp.ones(2)}, optimizer(), key=jax.random.key(7), ema=0.5)
-    assert bits(found) == bits(fit(anew, step, data(), epochs=3, progress=False).state)
+    found = px.fit(state, step, data(), epochs=3, checkpoint=tmp_path / "2", progress=False, donate=True).state
+    anew = px.TrainState.create({**part.state.params, "c": jnp.ones(2)}, optimizer(), key=jax.random.key(7), ema=0.5)
+    assert bits(found) == bits(px.fit(anew, step, data(), epochs=3, progress=False).state)
     assert int(found.step) == 12
     assert bits(found.params["w"]) != bits(part.state.params["w"])
 
 
 @pytest.mark.parametrize(("kind", "end"), [(dict, ".tree"), (Steps, ".tree; and set its step back to 0")])
 def test_a_state_of_another_kind_is_advised_as_well(kind: Any, end: str, tmp_path: Path) -> None:
-    Checkpoints(tmp_path, asynchronous=False).save(1, {"w": 1.0})
+    px.Checkpoints(tmp_path, asynchronous=False).save(1, {"w": 1.0})
     state = kind(step=0)
-    with pytest.raises(StateError) as caught:
-        fit(state, lambda state, batch: (state, {}), [0], steps=1, checkpoint=tmp_path, progress=False)
+    with pytest.raises(px.StateError) as caught:
+        px.fit(state, lambda state, batch: (state, {}), [0], steps=1, checkpoint=tmp_path, progress=False)
     assert caught.value.__notes__[0].endswith(f"restore(state, partial=True){end}")
 
 
 def test_a_checkpoint_that_was_saved_by_hand_is_gone_on_from(tmp_path: Path) -> None:
-    part = fit(start(), step, data(), steps=5, progress=False)
-    with Checkpoints(tmp_path) as checkpoints:
+    part = px.fit(start(), step, data(), steps=5, progress=False)
+    with px.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(5, part.state)
-    found = fit(start(), step, data(), steps=9, checkpoint=tmp_path, progress=False)
-    assert bits(found.state) == bits(fit(start(), step, data(), steps=9, progress=False).state)
+    found = px.fit(start(), step, data(), steps=9, checkpoint=tmp_path, progress=False)
+    assert bits(found.state) == bits(px.fit(start(), step, data(), steps=9, progress=False).state)
 
 
 def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     values = iter([5.0, 1.0, 3.0, 4.0, 2.0, 6.0])
-    checkpoints = Checkpoints(tmp_path, every=1, keep=1, best=("dev/loss", "min"))
-    dev = Evaluate(lambda state, batch: {"loss": next(values)}, [0], every=2, name="dev")
-    fit(start(), step, data(), steps=12, evaluate=dev, checkpoint=checkpoints, progress=False)
-    assert Checkpoints(tmp_path).steps == (4, 12)
-    assert Checkpoints(tmp_path).restore(start()).step == 12
+    checkpoints = px.Checkpoints(tmp_path, every=1, keep=1, best=("dev/loss", "min"))
+    dev = px.Evaluate(lambda state, batch: {"loss": next(values)}, [0], every=2, name="dev")
+    px.fit(start(), step, data(), steps=12, evaluate=dev, checkpoint=checkpoints, progress=False)
+    assert px.Checkpoints(tmp_path).steps == (4, 12)
+    assert px.Checkpoints(tmp_path).restore(start()).step == 12
 
 
 def test_what_was_evaluated_best_is_saved_though_no_checkpoint_is_due(tmp_path: Path) -> None:
     values = iter([5.0, 1.0, 3.0])
-    checkpoints = Checkpoints(tmp_path, every=5, keep=1, best=("dev/loss", "min"))
-    dev = Evaluate(lambda state, batch: {"loss": next(values)}, [0], every=3, name="dev")
-    fit(start(), step, data(), steps=9, evaluate=dev, checkpoint=checkpoints, progress=False)
-    assert Checkpoints(tmp_path).steps == (6, 9)
-    assert Checkpoints(tmp_path, best=("dev/loss", "min")).best == 6
+    checkpoints = px.Checkpoints(tmp_path, every=5, keep=1, best=("dev/loss", "min"))
+    dev = px.Evaluate(lambda state, batch: {"loss": next(values)}, [0], every=3, name="dev")
+    px.fit(start(), step, data(), steps=9, evaluate=dev, checkpoint=checkpoints, progress=False)
+    assert px.Checkpoints(tmp_path).steps == (6, 9)
+    assert px.Checkpoints(tmp_path, best=("dev/loss", "min")).best == 6
 
 
 class Shuffling:
@@ -265,18 +247,20 @@ def test_an_order_that_goes_on_from_pass_to_pass_is_gone_on_with(
     kind: type[Shuffling], through_a_loader: bool, tmp_path: Path
 ) -> None:
     def source() -> Any:
-        return loader(kind(), axis=ONE) if through_a_loader else kind()
+        return px.loader(kind(), axis=ONE) if through_a_loader else kind()
 
-    expected = fit(start(), step, source(), epochs=4, progress=False)
-    fit(start(), step, source(), epochs=2, checkpoint=tmp_path, progress=False)
-    found = fit(start(), step, source(), epochs=4, checkpoint=tmp_path, progress=False)
+    expected = px.fit(start(), step, source(), epochs=4, progress=False)
+    px.fit(start(), step, source(), epochs=2, checkpoint=tmp_path, progress=False)
+    found = px.fit(start(), step, source(), epochs=4, checkpoint=tmp_path, progress=False)
     assert bits(found.state) == bits(expected.state)
 
 
 def test_the_best_of_no_evaluation_is_refused(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, best=("tset/loss", "min"))
-    with pytest.raises(DataError, match=r"best=\('tset/loss', …\), but there is no evaluation 'tset'; write evaluate="):
-        fit(start(), step, data(), steps=1, checkpoint=checkpoints, evaluate=Evaluate(evaluate_step, [arrays()]))
+    checkpoints = px.Checkpoints(tmp_path, best=("tset/loss", "min"))
+    with pytest.raises(
+        px.DataError, match=r"best=\('tset/loss', …\), but there is no evaluation 'tset'; write evaluate="
+    ):
+        px.fit(start(), step, data(), steps=1, checkpoint=checkpoints, evaluate=px.Evaluate(evaluate_step, [arrays()]))
 
 
 @pytest.mark.parametrize(
@@ -289,22 +273,25 @@ def test_the_best_of_no_evaluation_is_refused(tmp_path: Path) -> None:
 def test_the_best_by_a_metric_that_is_not_given_is_an_error_and_what_was_saved_stays(
     name: str, last: int, words: str, tmp_path: Path
 ) -> None:
-    checkpoints = Checkpoints(tmp_path, every=2, keep=2, best=(name, "min"))
-    test = Evaluate(evaluate_step, [arrays()], every=5)
-    with pytest.raises(DataError, match=words):
-        fit(start(), step, data(), steps=20, evaluate=test, checkpoint=checkpoints, progress=False)
-    assert (Checkpoints(tmp_path).latest or 0) == last
+    checkpoints = px.Checkpoints(tmp_path, every=2, keep=2, best=(name, "min"))
+    test = px.Evaluate(evaluate_step, [arrays()], every=5)
+    with pytest.raises(px.DataError, match=words):
+        px.fit(start(), step, data(), steps=20, evaluate=test, checkpoint=checkpoints, progress=False)
+    assert (px.Checkpoints(tmp_path).latest or 0) == last
     if last:
         np.testing.assert_array_equal(
-            Checkpoints(tmp_path).restore(start()).tree.params["w"],
-            fit(start(), step, data(), steps=last, progress=False).state.params["w"],
+            px.Checkpoints(tmp_path).restore(start()).tree.params["w"],
+            px.fit(start(), step, data(), steps=last, progress=False).state.params["w"],
         )
 
 
 def test_what_best_names_may_come_later_than_the_first_checkpoint(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, every=1, keep=None, best=("test/loss", "min"))
-    tests = [Evaluate(evaluate_step, [arrays()], every=4), Evaluate(evaluate_step, [arrays()], every=2, name="dev")]
-    fitted = fit(start(), step, data(), steps=8, evaluate=tests, checkpoint=checkpoints, progress=False)
+    checkpoints = px.Checkpoints(tmp_path, every=1, keep=None, best=("test/loss", "min"))
+    tests = [
+        px.Evaluate(evaluate_step, [arrays()], every=4),
+        px.Evaluate(evaluate_step, [arrays()], every=2, name="dev"),
+    ]
+    fitted = px.fit(start(), step, data(), steps=8, evaluate=tests, checkpoint=checkpoints, progress=False)
     steps, values = fitted.history.curve("test/loss")
     assert steps.tolist() == [4, 8]
     assert checkpoints.steps == tuple(range(1, 9))
@@ -312,7 +299,7 @@ def test_what_best_names_may_come_later_than_the_first_checkpoint(tmp_path: Path
 
 
 def interrupt_at(number: int, *signals: signal.Signals) -> Any:
-    def at(event: Event) -> None:
+    def at(event: px.Event) -> None:
         if event.kind == "step" and event.step == number:
             for one in signals:
                 signal.raise_signal(one)
@@ -325,13 +312,13 @@ def test_a_signal_ends_the_run_after_a_step_saved(
     which: signal.Signals, tmp_path: Path, unbroken: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(TrainingStopped) as stopped:
+    with pytest.raises(px.TrainingStopped) as stopped:
         run(tmp_path, every=100, callbacks=interrupt_at(2, which))
     done = int(stopped.value.state.step)
     assert stopped.value.code == 0
     assert 2 <= done < 12
     assert stopped.value.history.steps[-1].step == done
-    assert Checkpoints(tmp_path / "checkpoints").steps == (done,)
+    assert px.Checkpoints(tmp_path / "checkpoints").steps == (done,)
     name = "Ctrl-C" if which is signal.SIGINT else "SIGTERM"
     place = tmp_path / "checkpoints" / str(done)
     line = f"px.fit: {name}: stopped after step {done}, saved in {place}; the same command goes on from there"
@@ -341,17 +328,17 @@ def test_a_signal_ends_the_run_after_a_step_saved(
 
 
 def test_a_signal_without_a_checkpoint_leaves_the_state_in_the_exception(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(TrainingStopped) as stopped:
-        fit(start(), step, data(), steps=12, callbacks=interrupt_at(3, signal.SIGINT), progress=False)
+    with pytest.raises(px.TrainingStopped) as stopped:
+        px.fit(start(), step, data(), steps=12, callbacks=interrupt_at(3, signal.SIGINT), progress=False)
     assert "nothing is saved, since there is no checkpoint=. The state is in the exception" in capfd.readouterr().err
     done = int(stopped.value.state.step)
-    assert bits(stopped.value.state) == bits(fit(start(), step, data(), steps=done, progress=False).state)
+    assert bits(stopped.value.state) == bits(px.fit(start(), step, data(), steps=done, progress=False).state)
 
 
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
     state, before = start(), signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        fit(
+        px.fit(
             state,
             step,
             data(),
@@ -362,16 +349,16 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
         )
     assert signal.getsignal(signal.SIGINT) is before
     assert not any(thread.name == "paraxis-read-ahead" for thread in threading.enumerate())
-    assert Checkpoints(tmp_path).steps == ()
+    assert px.Checkpoints(tmp_path).steps == ()
     assert bits(state) == bits(start())
 
 
 def test_in_another_thread_a_run_is_the_same() -> None:
-    found: list[Fitted] = []
-    thread = threading.Thread(target=lambda: found.append(fit(start(), step, data(), steps=5, progress=False)))
+    found: list[px.Fitted] = []
+    thread = threading.Thread(target=lambda: found.append(px.fit(start(), step, data(), steps=5, progress=False)))
     thread.start()
     thread.join()
-    assert bits(found[0].state) == bits(fit(start(), step, data(), steps=5, progress=False).state)
+    assert bits(found[0].state) == bits(px.fit(start(), step, data(), steps=5, progress=False).state)
 
 
 class Evaluations:
@@ -381,22 +368,22 @@ class Evaluations:
         self.num_batches = 0
         self._signal_at = signal_at
 
-    def __call__(self, every: int = 5) -> list[Evaluate]:
+    def __call__(self, every: int = 5) -> list[px.Evaluate]:
         parts = [arrays(number) for number in (20, 30, 10)]
-        return [Evaluate(self._step, parts, every=every, name=name) for name in ("dev", "test")]
+        return [px.Evaluate(self._step, parts, every=every, name=name) for name in ("dev", "test")]
 
-    def _step(self, state: TrainState, batch: Any) -> Any:
+    def _step(self, state: px.TrainState, batch: Any) -> Any:
         self.num_batches += 1
         if self.num_batches == self._signal_at:
             signal.raise_signal(signal.SIGTERM)
         return evaluate_step(state, batch)
 
 
-def evaluated(directory: Path, evaluations: Evaluations, **options: Any) -> Fitted:
+def evaluated(directory: Path, evaluations: Evaluations, **options: Any) -> px.Fitted:
     """Evaluations after 5, 10 and 12 steps."""
-    checkpoints = Checkpoints(directory / "checkpoints", every=4, keep=None, best=("test/loss", "min"))
+    checkpoints = px.Checkpoints(directory / "checkpoints", every=4, keep=None, best=("test/loss", "min"))
     options = {"steps": 12, "log": directory / "log.jsonl", "progress": False} | options
-    return fit(start(), step, data(), evaluate=evaluations(), checkpoint=checkpoints, **options)
+    return px.fit(start(), step, data(), evaluate=evaluations(), checkpoint=checkpoints, **options)
 
 
 @pytest.mark.parametrize(
@@ -407,16 +394,16 @@ def test_an_evaluation_that_a_signal_came_in_is_given_up_and_done_when_the_run_g
 ) -> None:
     first = evaluated(tmp_path / "unbroken", Evaluations())
     stopped, resumed = Evaluations(signal_at), Evaluations()
-    with pytest.raises(TrainingStopped):
+    with pytest.raises(px.TrainingStopped):
         evaluated(tmp_path / "stopped", stopped)
     assert stopped.num_batches == signal_at
-    assert Checkpoints(tmp_path / "stopped/checkpoints").latest == done
+    assert px.Checkpoints(tmp_path / "stopped/checkpoints").latest == done
     again = evaluated(tmp_path / "stopped", resumed)
     assert_same(again, tmp_path / "stopped", (first, lines(tmp_path / "unbroken/log.jsonl")))
     assert resumed.num_batches == 18 - signal_at // 3 * 3
     assert ("nothing left to do" in capfd.readouterr().err) == (signal_at == 18)
-    by = Checkpoints(tmp_path / "stopped/checkpoints", best=("test/loss", "min"))
-    assert by.best == Checkpoints(tmp_path / "unbroken/checkpoints", best=("test/loss", "min")).best
+    by = px.Checkpoints(tmp_path / "stopped/checkpoints", best=("test/loss", "min"))
+    assert by.best == px.Checkpoints(tmp_path / "unbroken/checkpoints", best=("test/loss", "min")).best
     assert by.restore(start()).notes["test/loss"] == first.history.evaluations[-1].metrics["test/loss"]
 
 
@@ -427,13 +414,13 @@ def test_a_run_that_is_ended_early_by_what_is_evaluated_then_is_ended_after_a_si
     """Early by the first evaluation, when the second has a schedule of its own: it is due at the end."""
 
     class Later(Evaluations):
-        def __call__(self, every: int = 5) -> list[Evaluate]:
+        def __call__(self, every: int = 5) -> list[px.Evaluate]:
             return [super().__call__(5)[0], super().__call__(7)[1]]
 
-    stop_early = StopEarly("dev/loss", patience=1, min_change=1e9)
+    stop_early = px.StopEarly("dev/loss", patience=1, min_change=1e9)
     first = evaluated(tmp_path / "unbroken", Later(), stop_early=stop_early)
     assert first.history.evaluations[-1].step == 10
-    with pytest.raises(TrainingStopped):
+    with pytest.raises(px.TrainingStopped):
         evaluated(tmp_path / "stopped", Later(signal_at), stop_early=stop_early)
     again = evaluated(tmp_path / "stopped", Later(), stop_early=stop_early)
     assert_same(again, tmp_path / "stopped", (first, lines(tmp_path / "unbroken/log.jsonl")))

@@ -6,23 +6,21 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from paraxis._core.errors import DataError
-from paraxis.train.runs._display import Lines, Live, Status
-from paraxis.train.runs._history import History, Record
-from paraxis.train.runs._logs import Log
-from tests.train._fits import Evaluate, Event, arrays, data, evaluate_step, fit, lines, start, step
+import paraxis as px
+from paraxis.train import History, Record
+from tests.train._fits import arrays, data, evaluate_step, lines, start, step
 
 
 def test_the_log_has_a_line_for_the_start_each_step_epoch_and_evaluation(tmp_path: Path) -> None:
-    seen: list[Event] = []
+    seen: list[px.Event] = []
     path = tmp_path / "a" / "log.jsonl"
-    test = Evaluate(evaluate_step, [arrays()])
-    fit(start(), step, data(), epochs=2, evaluate=test, log=path, callbacks=seen.append, progress=False)
+    test = px.Evaluate(evaluate_step, [arrays()])
+    px.fit(start(), step, data(), epochs=2, evaluate=test, log=path, callbacks=seen.append, progress=False)
     first, *rest = lines(path)
     assert first["event"] == "start"
     assert (first["parameters"], first["batches of an epoch"], first["epochs"], first["steps"]) == (4, 4, 2, None)
@@ -38,33 +36,34 @@ def test_the_log_has_a_line_for_the_start_each_step_epoch_and_evaluation(tmp_pat
 
 def test_log_every_leaves_steps_out(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    fit(start(), step, data(), steps=10, log=path, log_every=3, progress=False)
+    px.fit(start(), step, data(), steps=10, log=path, log_every=3, progress=False)
     assert [line["step"] for line in lines(path) if line["event"] == "step"] == [3, 6, 9]
 
 
 def test_what_is_no_number_in_json_is_null(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    fit(0, lambda s, b: (s + 1, {"loss": 1.0, "acc": np.nan}), [0], steps=1, log=path, progress=False)
+    px.fit(0, lambda s, b: (s + 1, {"loss": 1.0, "acc": np.nan}), [0], steps=1, log=path, progress=False)
     assert json.loads(path.read_text().splitlines()[1])["metrics"] == {"loss": 1.0, "acc": None}
 
 
-def event(step: int) -> Event:
-    return Event("step", step, 0, {"loss": 0.5}, 4)
+class Steps(NamedTuple):
+    step: int
+
+
+def counted(state: Steps, batch: Any) -> tuple[Steps, dict[str, float]]:
+    return Steps(state.step + 1), {"loss": 0.5}
 
 
 def test_a_log_is_cut_after_the_step_and_where_a_line_is_not_whole(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
 
-    def write(start: int, *steps: int) -> None:
-        log = Log(path, start, {"a": 1}, 1)
-        for number in steps:
-            log(event(number))
-        log.close()
+    def write(start: int, last: int) -> None:
+        px.fit(Steps(start), counted, [0] * 9, steps=last, log=path, progress=False)
 
-    write(0, 1, 2, 3, 4)
+    write(0, 4)
     whole = path.read_bytes()
     path.chmod(0o640)
-    write(2, 3, 4)
+    write(2, 4)
     assert [line.get("step") for line in lines(path)] == [None, 1, 2, 3, 4]
     assert path.stat().st_mode & 0o777 == 0o640
     path.write_bytes(whole[:-20])  # killed inside a line
@@ -80,19 +79,19 @@ def test_a_log_is_cut_after_the_step_and_where_a_line_is_not_whole(tmp_path: Pat
 def test_lines_of_a_log_are_whole_while_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
 
-    def look(_: Event) -> None:
+    def look(_: px.Event) -> None:
         content = path.read_bytes()
         assert content.endswith(b"\n")
         assert [json.loads(line) for line in content.splitlines()]
 
-    fit(start(), step, data(), epochs=2, log=path, callbacks=look, progress=False)
+    px.fit(start(), step, data(), epochs=2, log=path, callbacks=look, progress=False)
 
 
 def test_a_directory_is_no_log(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=f"log: {tmp_path} is a directory; name a file in it: log='{tmp_path}/log.jsonl"
+        px.DataError, match=f"log: {tmp_path} is a directory; name a file in it: log='{tmp_path}/log.jsonl"
     ):
-        fit(start(), step, data(), steps=1, log=tmp_path, progress=False)
+        px.fit(start(), step, data(), steps=1, log=tmp_path, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +106,8 @@ def test_a_place_that_cannot_be_written_to_is_named_before_the_first_step(
     log.write_text("of an earlier run\n")
     options: dict[str, Any] = {"log": log} | {argument: tmp_path / "file" / name}
     words = rf"px.fit: {argument}: {tmp_path}/file/{name} cannot be written: .* directory.*; give another place: "
-    with pytest.raises(DataError, match=rf"{words}{argument}='{Path(name).name}'$"):
-        fit(start(), _never, data(), steps=1, progress=False, **options)
+    with pytest.raises(px.DataError, match=rf"{words}{argument}='{Path(name).name}'$"):
+        px.fit(start(), _never, data(), steps=1, progress=False, **options)
     assert argument == "tensorboard" or log.read_text() == "of an earlier run\n"
 
 
@@ -131,10 +130,10 @@ def events_of(directory: Path) -> Iterator[Any]:
 
 def test_tensorboard_s_files_have_the_metrics(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
-    seen: list[Event] = []
-    test = Evaluate(evaluate_step, [arrays()])
+    seen: list[px.Event] = []
+    test = px.Evaluate(evaluate_step, [arrays()])
     options: dict[str, Any] = {"evaluate": test, "tensorboard": tmp_path / "board", "progress": False}
-    fit(start(), step, data(), epochs=2, callbacks=seen.append, checkpoint=tmp_path / "runs", **options)
+    px.fit(start(), step, data(), epochs=2, callbacks=seen.append, checkpoint=tmp_path / "runs", **options)
     values = {
         (value.tag, message.step): value.simple_value
         for message in events_of(tmp_path / "board")
@@ -144,7 +143,7 @@ def test_tensorboard_s_files_have_the_metrics(tmp_path: Path) -> None:
     expected = {(prefix[told.kind] + name, told.step): value for told in seen for name, value in told.metrics.items()}
     assert values.keys() == expected.keys()
     np.testing.assert_allclose([values[key] for key in expected], list(expected.values()), rtol=1e-6)
-    fit(start(), step, data(), epochs=3, checkpoint=tmp_path / "runs", **options)
+    px.fit(start(), step, data(), epochs=3, checkpoint=tmp_path / "runs", **options)
     starts = [message.step for message in events_of(tmp_path / "board") if message.HasField("session_log")]
     assert sorted(starts) == [1, 9]  # TensorBoard leaves out older values from there on
 
@@ -152,7 +151,7 @@ def test_tensorboard_s_files_have_the_metrics(tmp_path: Path) -> None:
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "plots" / "curves.png"
-    fit(start(), step, data(), epochs=2, evaluate=Evaluate(evaluate_step, [arrays()]), plot=path, progress=False)
+    px.fit(start(), step, data(), epochs=2, evaluate=px.Evaluate(evaluate_step, [arrays()]), plot=path, progress=False)
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert [other.name for other in path.parent.iterdir()] == ["curves.png"]
 
@@ -176,12 +175,12 @@ def test_a_missing_package_is_named_before_anything_is_done(
     value: Any = True if option == "progress" else tmp_path / "x"
     options: Any = {option: value, "log": tmp_path / "log.jsonl"}
     with pytest.raises(ModuleNotFoundError, match=words):
-        fit(start(), step, data(), steps=1, **options)
+        px.fit(start(), step, data(), steps=1, **options)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_in_a_pipe_there_are_plain_lines(capfd: pytest.CaptureFixture[str]) -> None:
-    fit(start(), step, data(), epochs=2, evaluate=Evaluate(evaluate_step, [arrays()], every=4))
+    px.fit(start(), step, data(), epochs=2, evaluate=px.Evaluate(evaluate_step, [arrays()], every=4))
     captured = capfd.readouterr()
     assert captured.out == ""
     assert "\x1b" not in captured.err
@@ -196,8 +195,8 @@ def test_each_evaluation_is_named_once_and_nothing_is_cut_where_there_is_no_term
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # for which rich would take a pipe for a terminal
     names = ["dev", "test", "another-one-with-a-long-name-that-is-not-to-be-cut"]
-    several = [Evaluate(evaluate_step, [arrays()], name=name) for name in names]
-    fit(start(), step, data(), epochs=1, evaluate=several, progress=True)
+    several = [px.Evaluate(evaluate_step, [arrays()], name=name) for name in names]
+    px.fit(start(), step, data(), epochs=1, evaluate=several, progress=True)
     shown = capfd.readouterr().err
     first, *others = shown.splitlines()
     assert first.startswith("step 4 of 4, epoch 1 of 1  loss ")
@@ -206,17 +205,29 @@ def test_each_evaluation_is_named_once_and_nothing_is_cut_where_there_is_no_term
     assert "\x1b" not in shown
 
 
-def test_on_a_terminal_each_evaluation_stays_above_the_line() -> None:
-    console = pytest.importorskip("rich.console")
-    clock, stream = Clock(), io.StringIO()
-    show = Live(Status(0, 10, 1, clock), console.Console(file=stream, force_terminal=True, width=60), clock)
-    show(event(10))
-    metrics = {f"{name}/a-long-name-of-a-metric": 0.125 for name in ("dev", "test")}
-    for name, value in metrics.items():
-        show(Event("evaluate", 10, 0, {name: value}))
-    show.close()
-    for name in metrics:
-        assert f"step 10 of 10, epoch 1 of 1  {name} 0.125\n" in stream.getvalue()
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> Terminal:
+    """In the place of standard error; not a fixture, since pytest puts its own there before each test."""
+    pytest.importorskip("rich.console")
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    return stream
+
+
+def test_on_a_terminal_each_evaluation_stays_above_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = terminal(monkeypatch, columns=60)
+    several = [px.Evaluate(lambda s, b: {"a-long-name-of-a-metric": 0.125}, [0], name=name) for name in ("dev", "test")]
+    px.fit(Steps(0), counted, [0] * 10, epochs=1, evaluate=several)
+    for name in ("dev", "test"):
+        assert f"step 10 of 10, epoch 1 of 1  {name}/a-long-name-of-a-metric 0.125\n" in stream.getvalue()
 
 
 def test_a_history_is_a_table_with_a_line_for_each_epoch_and_evaluation() -> None:
@@ -238,61 +249,79 @@ def test_a_history_is_a_table_with_a_line_for_each_epoch_and_evaluation() -> Non
 
 
 def test_nothing_is_shown_if_that_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
-    fit(start(), step, data(), epochs=2, progress=False)
+    px.fit(start(), step, data(), epochs=2, progress=False)
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
+    """In the place of ``time.monotonic``. It is also a loss, with which it goes on when it is fetched to be shown."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.count = 0
 
     def __call__(self) -> float:
-        return self.now
+        return self.count * self.seconds
+
+    def __float__(self) -> float:
+        self.count += 1
+        return 0.5
+
+    def step(self, state: Steps, batch: Any) -> tuple[Steps, dict[str, Any]]:
+        return Steps(state.step + 1), {"loss": self}
 
 
-def test_lines_come_by_time_and_less_and_less_often() -> None:
-    clock, stream = Clock(), io.StringIO()
-    show = Lines(Status(0, 100_000, None, clock), stream, clock)
-    for number in range(1, 3001):
-        clock.now = number * 0.1
-        show(event(number))
-    steps = [int(line.split()[1].replace(",", "")) for line in stream.getvalue().splitlines()]
+class BrokenOffError(Exception):
+    pass
+
+
+def test_lines_come_by_time_and_less_and_less_often(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(event: px.Event) -> None:
+        if event.step == 3000:
+            raise BrokenOffError
+
+    clock = Clock(0.1)
+    monkeypatch.setattr("time.monotonic", clock)
+    with pytest.raises(BrokenOffError):
+        px.fit(Steps(0), clock.step, [np.zeros(4)] * 5000, steps=100_000, callbacks=stop)
+    shown = capfd.readouterr().err
+    steps = [int(line.split()[1].replace(",", "")) for line in shown.splitlines()]
     gaps = np.diff([0, *steps]) / 10
     np.testing.assert_allclose(gaps[:6], [2, 4, 8, 16, 32, 60], atol=0.2)
-    assert "40 rows/s  10 steps/s" in stream.getvalue()
-    assert "left" in stream.getvalue().splitlines()[-1]
+    assert "40 rows/s  10 steps/s" in shown
+    assert "left" in shown.splitlines()[-1]
 
 
-def test_the_time_that_is_left_is_that_of_the_steps_that_are() -> None:
-    clock = Clock()
-    status = Status(0, 1000, 4, clock)
-    for number in range(1, 102):
-        clock.now = number / 2
-        status(event(number))
-    status.pace()
-    assert status.rate() == "8 rows/s  2 steps/s  0:07:29 left"  # 899 steps
-    assert status.place() == "step 101 of 1,000, epoch 1 of 4"
+def test_the_time_that_is_left_is_that_of_the_steps_that_are(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(0.5)
+    monkeypatch.setattr("time.monotonic", clock)
+    test = px.Evaluate(lambda state, batch: {"loss": 1.0}, [0], every=101)
+    px.fit(Steps(0), clock.step, [np.zeros(4)] * 250, epochs=4, evaluate=test)
+    rate = "8 rows/s  2 steps/s  0:07:29 left"  # 899 steps
+    expected = f"step 101 of 1,000, epoch 1 of 4  loss 0.5  test/loss 1  {rate}"
+    assert expected in capfd.readouterr().err.splitlines()
 
 
-def test_a_terminal_gets_one_line_that_changes() -> None:
-    console = pytest.importorskip("rich.console")
-    clock, stream = Clock(), io.StringIO()
-    show = Live(Status(0, 10, 1, clock), console.Console(file=stream, force_terminal=True, width=120), clock)
-    for number in range(1, 11):
-        clock.now += 0.2
-        show(event(number))
-    show.say("something else [not markup]")
-    show(Event("end", 10, 0))
-    show.close()
+def test_a_terminal_gets_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = Clock(0.2), terminal(monkeypatch, columns=120)
+    monkeypatch.setattr("time.monotonic", clock)
+    test = px.Evaluate(lambda state, batch: {"something else [not markup]": 1.0}, [0])
+    px.fit(Steps(0), clock.step, [np.zeros(4)] * 10, epochs=1, evaluate=test)
     assert "step 10 of 10, epoch 1 of 1" in stream.getvalue()
     assert "something else [not markup]" in stream.getvalue()
     assert "\x1b[?25h" in stream.getvalue()  # the cursor is shown again
 
 
 def test_a_plot_is_a_png_and_no_other(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"plot must be the path of a PNG, got .*curves.pdf'; write plot='curves.png'"):
-        fit(start(), step, data(), steps=1, plot=tmp_path / "curves.pdf", progress=False)
+    with pytest.raises(
+        px.DataError, match=r"plot must be the path of a PNG, got .*curves.pdf'; write plot='curves.png'"
+    ):
+        px.fit(start(), step, data(), steps=1, plot=tmp_path / "curves.pdf", progress=False)
     (tmp_path / "curves.png").mkdir()
-    with pytest.raises(DataError, match=r"plot: .*curves.png is a directory; .*: plot='.*curves.png/curves.png'"):
-        fit(start(), _never, data(), steps=1, plot=tmp_path / "curves.png", progress=False)
+    with pytest.raises(px.DataError, match=r"plot: .*curves.png is a directory; .*: plot='.*curves.png/curves.png'"):
+        px.fit(start(), _never, data(), steps=1, plot=tmp_path / "curves.png", progress=False)

@@ -147,6 +147,18 @@ def test_a_row_is_read_once_also_for_several_devices_and_padding() -> None:
     assert counting.asked == data.rows(0).tolist() == rows_of(batch)
 
 
+def test_a_reader_is_asked_once_for_the_rows_of_this_process() -> None:
+    class Reader(Counting):
+        def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
+            asked.append(rows)
+            return [{"number": 2 * row} for row in rows]
+
+    asked: list[list[int]] = []
+    batch = next(px.loader(Reader(), 13, axis=axis_on(8, 1, "batch"), shuffle=False, read_ahead=0).batches())
+    assert asked == [list(range(13))]
+    np.testing.assert_array_equal(np.asarray(batch.tree["number"])[:13], 2 * np.arange(13))
+
+
 def test_of_a_file_only_the_rows_asked_for_are_read(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", source()["x"])
 

@@ -8,6 +8,7 @@ import threading
 import weakref
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -101,7 +102,7 @@ def test_any_error_says_of_which_batch_it_is_and_where_it_came_from(
     def no_room(*_: Any) -> None:
         raise MemoryError("no room on the device")
 
-    monkeypatch.setattr("paraxis._core.batches.read", no_room)
+    monkeypatch.setattr(jax, "make_array_from_callback", no_room)
     found = px.loader(np.arange(9), 3, read_ahead=read_ahead).batches(4)
     with pytest.raises(MemoryError, match=r"(?s)no room.*raised when batch number 2 of epoch 2 was made") as caught:
         next(found)

@@ -361,6 +361,25 @@ def test_a_state_and_rows_are_asked_for() -> None:
         step(px.TrainState.create(plain_params(), SGD), rows(0))
 
 
+@pytest.mark.parametrize(
+    ("batch", "kind", "message"),
+    [
+        ({"x": np.ones((3, 2)), "y": np.ones(4)}, px.ShapeError, r"step: batch\['y'\] has 4 rows, batch\['x'\] has 3"),
+        ({"x": np.ones((0, 2))}, px.DataError, "step: the batch has no rows"),
+        ({"rate": 1.0}, px.DataError, "step: the batch has no rows"),
+        (
+            {"x": [[1.0, 2.0]] * 8},
+            px.ShapeError,
+            r"batch\['x'\] is a list of numbers, not an array; write np",
+        ),
+        ({"x": np.array(["a", "b"])}, px.ShapeError, r"step: batch\['x'\] is <U1, not numbers"),
+    ],
+)
+def test_what_is_no_batch_is_refused(batch: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        px.train_step(plain_loss)(px.TrainState.create(plain_params(), SGD), batch)
+
+
 def test_means_add_up_and_of_nothing_there_is_none() -> None:
     assert float(px.Mean(6.0, 3.0) + px.Mean(0.0, 1.0)) == 1.5
     assert f"{px.Mean(1.0, 4.0):.3f}" == "0.250"

@@ -259,14 +259,31 @@ def test_a_total_without_a_weight_is_no_loss(weight: float) -> None:
     assert_same_bits(state.params, plain_params())
 
 
-def test_what_fails_in_a_step_is_not_taken_for_a_state_that_was_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = px.train_step(plain_loss, axis=axis(1))
+def test_what_fails_in_a_step_is_not_taken_for_a_state_that_was_given_away() -> None:
+    given: list[px.TrainState] = []
+
+    def fails(params: Any, batch: Any) -> jax.Array:
+        for state in given:
+            jax.tree.map(lambda x: x.delete(), state)
+            raise RuntimeError("Connection closed by peer")
+        return plain_loss(params, batch)
+
+    step = px.train_step(fails, axis=axis(1))
     state, _ = step(px.TrainState.create(plain_params(), ADAM), rows(6))
-
-    def fails(state: Any, batch: Any) -> Any:
-        jax.tree.map(lambda x: x.delete(), state)
-        raise RuntimeError("Connection closed by peer")
-
-    monkeypatch.setattr(step, "_run", fails)
+    given.append(state)
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
-        step(state, rows(6))
+        step(state, rows(5))  # another number of rows: it is traced again
+
+
+def test_keys_and_arrays_on_other_devices_are_rows_too() -> None:
+    batch = {"key": jax.random.split(jax.random.key(0), 5), "number": jnp.arange(5)}
+
+    def drawn(params: Any, batch: Any) -> dict[str, jax.Array]:
+        own = jax.vmap(jax.random.uniform)(batch["key"])
+        return {f"row {k}": jnp.where(batch["number"] == k, own, 0) for k in range(5)}
+
+    state = px.TrainState.create(plain_params(), ADAM)
+    metrics = px.eval_step(drawn, axis=axis(2))(state, jax.device_put(batch, jax.devices()[3]))
+    for k, key in enumerate(batch["key"]):
+        assert_same_bits(metrics[f"row {k}"].total, jax.random.uniform(key))
+        assert float(metrics[f"row {k}"].weight) == 5

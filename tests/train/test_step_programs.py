@@ -104,9 +104,8 @@ def test_the_memory_of_a_state_is_used_again_if_it_may_be(donate: bool) -> None:
 
 
 def test_a_batch_laid_out_elsewhere_is_laid_out_again() -> None:
-    from paraxis._core import batches, layout
-
-    laid_out = batches.lay_out(rows(13), batches.on_auto(layout.place(px.Axis("rows", 13))))
+    (laid_out,) = px.loader(rows(13), 13, axis=px.Axis("rows", 13), shuffle=False).epoch(0)
+    assert {len(x.sharding.device_set) for x in jax.tree.leaves(laid_out.tree)} == {8}
     found = px.eval_step(plain_loss, axis=axis(3))(px.TrainState.create(plain_params(), ADAM), laid_out)
     expected = np.mean(np.asarray(plain_loss(plain_params(), rows(13))))
     np.testing.assert_allclose(float(found["loss"]), expected, rtol=1e-5)
