@@ -11,12 +11,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 SOURCES := pyproject.toml $(wildcard constraints*.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-fast bench lint docs clean
+.PHONY: help demo install test test-all test-newest defects bench lint docs clean
 
 help:
 	@echo 'make demo       real digits on all devices: a CNN split over 100 clients, an ensemble of networks'
-	@echo 'make test       all tests'
-	@echo 'make test-fast  all but the slow tests'
+	@echo 'make test       the tests of every day: ten minutes on two cores'
+	@echo 'make test-all   all tests, with their coverage: for nights and releases'
+	@echo 'make defects    break the package on purpose, some eighty times: does make test notice?'
 	@echo 'make install    $(VENV) with everything that tests, examples, benchmarks and documentation need'
 	@echo 'make bench      every benchmark in turn'
 	@echo 'make lint       ruff, pyright, import contract'
@@ -28,11 +29,23 @@ demo: $(VENV)/.demo
 
 install: $(VENV)/.dev
 
-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+PYTEST := pytest -n $(JOBS) --dist loadfile
 
-test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+test: $(VENV)/.dev
+	$(BIN)/python -m $(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.dev
+	rm -rf out/coverage
+	$(BIN)/coverage run -m $(PYTEST)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+# What .ci/run does on the newest Python and JAX.
+test-newest: $(VENV)/.dev
+	$(BIN)/python -m $(PYTEST) -m "page or newest and not slow"
+
+defects: $(VENV)/.dev
+	$(BIN)/python -m tests.defects
 
 bench: $(VENV)/.dev
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

@@ -1,18 +1,36 @@
 """Axes laid over some of the devices, and the comparison of trees, for the tests of all rooms."""
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import Mesh
 
 import paraxis as px
 
-# (number of devices, number of elements): one each, several each, more devices than elements, sizes that do not divide.
-PLACEMENTS = [(1, 3), (2, 1), (2, 7), (3, 8), (8, 3), (8, 8), (8, 10)]
+# The columns of every law: (number of devices, number of elements). Of every day are one device, sizes that divide and
+# sizes that do not; a few of all the others, picked by a fixed seed, are of the night.
+EVERY_DAY = [(1, 3), (8, 8), (8, 10)]
 ALL_PLACEMENTS = [(devices, size) for devices in (1, 2, 3, 8) for size in (1, 3, 7, 8, 10, 16)]
+
+
+def at_night(cases: Iterable[Any], number: int, seed: int = 0) -> list[Any]:
+    """So many of the cases, picked by a fixed seed, marked ``slow``."""
+    cases = list(cases)
+    return [pytest.param(case, marks=pytest.mark.slow) for case in random.Random(seed).sample(cases, number)]
+
+
+def table(every_day: Iterable[tuple[Any, ...]], others: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Rows of every day, and those of the others that are not among them, marked ``slow``."""
+    rows = list(every_day)
+    return [*rows, *(pytest.param(*row, marks=pytest.mark.slow) for row in others if row not in rows)]
+
+
+PLACEMENTS = [*EVERY_DAY, *at_night((p for p in ALL_PLACEMENTS if p not in EVERY_DAY), 5)]
 
 
 def axis_on(devices: int, size: int, name: str = "rows", **wishes: Any) -> px.Axis:

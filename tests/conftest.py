@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests._cpu_time import CpuTime
+
 NUM_DEVICES = 8
+TESTS = Path(__file__).parent
+ON_NEWEST = {"laws", "core", "docs"}  # their tests of every day are marked `newest`
 
 # More than half of the time goes into compiling. The XLA of jax 0.10 compiles twice as fast with the older of its two
 # code generators for CPUs, which is gone from later ones: there the tests see the newer one, as do, everywhere, those
@@ -22,7 +26,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 # Tests, the commands that they start, and later runs share what was compiled. JAX finds it by the program, and by its
 # own version and flags. Each worker has its own, as entries are not written atomically.
-COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "xla" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
+COMPILED = TESTS.parent / ".pytest_cache" / "xla" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)  # a worker finds that of the process that started it
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -31,9 +35,13 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CpuTime())
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked ``sampled(n)``, all cases but n, spread evenly, are slow."""
+    """Of a test marked ``sampled(n)``, all cases but n, spread evenly, are slow. Some folders are for all versions."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled"):
@@ -45,6 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(found):
             if number not in kept:
                 item.add_marker(pytest.mark.slow)
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in ON_NEWEST:
+            item.add_marker(pytest.mark.newest)
 
 
 # Each compiled program takes some dozens of the memory maps that Linux lets a process have, 65,530; without one, XLA

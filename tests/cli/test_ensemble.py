@@ -1,4 +1,7 @@
-"""The demo's ensemble, against a network written by hand, members trained one by one, and scores by NumPy."""
+"""No public face: the demo prints a summary of its ensemble, not the members that are compared here.
+
+They are held against a network written by hand, members trained one by one, and scores by NumPy.
+"""
 
 import dataclasses
 import functools

@@ -1,4 +1,7 @@
-"""The round on the devices, against the same arithmetic written as a loop over clients on one device."""
+"""No public face: the demo prints what comes of all rounds, not the models of one.
+
+A round on the devices, against the same arithmetic written as a loop over clients on one device.
+"""
 
 from typing import Any
 

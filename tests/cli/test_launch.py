@@ -1,12 +1,12 @@
 """``paraxis launch``: what it takes as its own and what as the script's, and one line for each mistake."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from paraxis.cli import main
-from paraxis.launch import Options
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -80,41 +80,61 @@ def test_what_is_no_script_is_not_started(
     assert err.startswith(f"paraxis: {message}")
 
 
-def test_a_command_and_a_folder_are_run_as_python_would(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "command").write_text("print('here')")
+TELLS = """
+import json, os, sys
+print(json.dumps([sys.argv, {name: value for name, value in os.environ.items() if name[:5] in ("PARAX", "JAX_N")}]))
+sys.exit(7 if os.environ["PARAXIS_ATTEMPT"] == "0" else 0)
+"""
+
+
+def told(out: str, rank: int = 0) -> tuple[list[str], dict[str, str]]:
+    """With which arguments and variables a rank was started last."""
+    mark = f"[{rank}] "
+    arguments, variables = json.loads([line for line in out.splitlines() if line.startswith(mark)][-1][len(mark) :])
+    return arguments, variables
+
+
+def test_a_command_and_a_folder_are_run_as_python_would(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "command").write_text(TELLS)
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "__main__.py").write_text("print('here')")
+    (tmp_path / "folder" / "__main__.py").write_text(TELLS)
     for name in ("command", "folder"):
-        assert asked(monkeypatch, "-n", "1", "--", str(tmp_path / name), "--x").arguments == ("--x",)
+        status, out, err = said(capsys, "-n", "1", "--", str(tmp_path / name), "--x")
+        assert (status, told(out)[0][1:]) == (7, ["--x"])
+        assert "rank 0 left with status 7" in err
+        assert "restart" not in err
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Options:
-    """What would be launched."""
-    seen: list[Options] = []
-
-    def launch(options: Options) -> int:
-        seen.append(options)
-        return 7
-
-    monkeypatch.setattr("paraxis.cli.launch._launch.launch", launch)
-    assert main(["launch", *arguments]) == 7
-    return seen[0]
-
-
-def test_what_follows_the_script_is_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_follows_the_script_is_its_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.touch()
-    options = asked(
-        monkeypatch, "-n", "4", "--devices", "2", "--restarts", "3", "--grace", "5", "--stuck-after", "60",
-        str(script), "-n", "8", "--grace", "1", "--", "-m", "x",
+    script.write_text(TELLS)
+    arguments = ["-n", "8", "--grace", "1", "--", "-m", "x"]
+    status, out, err = said(
+        capsys, "-n", "4", "--devices", "2", "--restarts", "3", "--grace", "5", "--stuck-after", "60",
+        str(script), *arguments,
     )  # fmt: skip
-    arguments = ("-n", "8", "--grace", "1", "--", "-m", "x")
-    assert options == Options(4, str(script), arguments, False, devices=2, restarts=3, grace=5, stuck_after=60)
+    assert status == 0
+    assert "restart 1 of 3" in err
+    for rank in range(4):
+        given, variables = told(out, rank)
+        assert given == [str(script), *arguments]
+        assert (variables["PARAXIS_NUM_PROCESSES"], variables["JAX_NUM_CPU_DEVICES"]) == ("4", "2")
+        assert (variables["PARAXIS_GRACE"], variables["PARAXIS_STUCK_AFTER"]) == ("5", "60")
 
 
-def test_of_a_module_all_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = asked(monkeypatch, "-n", "2", "-m", "paraxis.cli", "--epochs", "3", "--grace", "5")
-    assert options == Options(2, "paraxis.cli", ("--epochs", "3", "--grace", "5"), True)
+def test_of_a_module_all_is_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text(TELLS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    status, out, err = said(capsys, "-n", "2", "-m", "package.train", "--epochs", "3", "--grace", "5")
+    given, variables = told(out)
+    assert (status, given[1:]) == (7, ["--epochs", "3", "--grace", "5"])
+    assert (variables["PARAXIS_NUM_PROCESSES"], variables.get("JAX_NUM_CPU_DEVICES")) == ("2", None)
+    assert (variables["PARAXIS_GRACE"], variables["PARAXIS_STUCK_AFTER"]) == ("30", "1800")
+    assert "restart" not in err
 
 
 def test_the_scripts_status_is_the_commands(tmp_path: Path) -> None:

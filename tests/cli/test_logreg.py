@@ -1,4 +1,7 @@
-"""The demo's logistic regression, on any number of devices, against scikit-learn's own solution."""
+"""No public face: the demo prints a summary of its logistic regression, not the solution that is compared here.
+
+On any number of devices, it is held against scikit-learn's own.
+"""
 
 import functools
 import io

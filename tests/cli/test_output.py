@@ -1,4 +1,7 @@
-"""Files of the demo are there whole or not at all."""
+"""No public face: the demo would have to train before each of its files is written.
+
+They are there whole or not at all.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""The demo's training run: stopped and gone on with, on any number of devices, against a plain loop."""
+"""No public face: the demo prints a summary of its training run, not the state that is compared here.
+
+It is stopped and gone on with, on any number of devices, against a plain loop.
+"""
 
 import functools
 import signal

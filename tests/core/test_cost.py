@@ -1,4 +1,7 @@
-"""The work of one element is counted as by hand."""
+"""No public face: the work of one element only decides, by one bound, how a device runs several.
+
+It is counted as by hand.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,36 +1,68 @@
-"""Files and directories are there whole, or as they were."""
+"""Files and directories are there whole, or as they were: those of an ensemble, written as all others are."""
 
 import os
 import pathlib
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paraxis._core import files
+import paraxis as px
 
 
-def everything(directory: Path) -> dict[str, str]:
+def make(key: jax.Array) -> dict[str, jax.Array]:
+    return {"x": jax.random.uniform(key, (20,)), "y": jnp.arange(3)}
+
+
+@pytest.fixture(scope="module")
+def ens() -> px.Ensemble:
+    return px.ensemble(make, 2, 0)
+
+
+def everything(directory: Path) -> dict[str, bytes]:
     return {
-        str(path.relative_to(directory)): path.read_text() if path.is_file() else "directory"
+        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else b"directory"
         for path in directory.rglob("*")
     }
 
 
-def test_a_file_takes_its_place_when_the_block_is_done(tmp_path: Path) -> None:
+def is_member(path: Path, member: Any) -> bool:
+    found = px.load_member(make, path)
+    return all(np.array_equal(found[name], member[name]) for name in ("x", "y"))
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, during: Callable[[Any], None]) -> None:
+    """Each file that is written is shown to a function when all is in it."""
+    save = np.savez
+
+    def saved(file: Any, **arrays: Any) -> None:
+        save(file, **arrays)
+        during(file)
+
+    monkeypatch.setattr(np, "savez", saved)
+
+
+def test_a_file_takes_its_place_when_the_block_is_done(
+    ens: px.Ensemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "new" / "file"
-    with files.replaced(target) as file:
-        file.write(b"one")
-        assert not target.exists()
-    with files.replaced(target) as file:
-        file.write(b"two")
-        assert target.read_text() == "one"
-    assert everything(tmp_path) == {"new": "directory", "new/file": "two"}
+    seen: list[bool | None] = []
+    watched(monkeypatch, lambda file: seen.append(is_member(target, ens[0]) if target.exists() else None))
+    ens.save_member(0, target)
+    ens.save_member(1, target)
+    assert seen == [None, True]
+    assert is_member(target, ens[1])
+    assert everything(tmp_path).keys() == {"new", "new/file"}
 
 
-def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_on_the_disk_before_it_takes_its_place(
+    ens: px.Ensemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order: list[str] = []
     fsync, replace = os.fsync, pathlib.Path.replace
 
@@ -44,52 +76,49 @@ def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(pathlib.Path, "replace", placed)
-    with files.replaced(tmp_path / "file") as file:
-        file.write(b"three")
-    assert order == ["fsync of 5 bytes", "replace"]
+    ens.save_member(0, tmp_path / "file")
+    assert order == [f"fsync of {(tmp_path / 'file').stat().st_size} bytes", "replace"]
 
 
 @pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt("stop")], ids=["OSError", "interrupt"])
 @pytest.mark.parametrize("old", [True, False], ids=["old", "new"])
-def test_a_failure_in_the_block_leaves_what_was_there(error: BaseException, old: bool, tmp_path: Path) -> None:
+def test_a_failure_in_the_block_leaves_what_was_there(
+    error: BaseException, old: bool, ens: px.Ensemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if old:
         (tmp_path / "file").write_text("old")
-        (tmp_path / "directory").mkdir()
-        (tmp_path / "directory" / "part").write_text("old")
-    before = everything(tmp_path)
+        ens.save(tmp_path / "directory")
+    before, written = everything(tmp_path), []
 
-    def half_a_file() -> None:
-        with files.replaced(tmp_path / "file") as file:
-            file.write(b"half")
-            raise error
+    def half(file: Any, **arrays: Any) -> None:
+        file.write(b"half")
+        written.append(file)
+        raise error
 
-    def half_a_directory() -> None:
-        with files.replaced_directory(tmp_path / "directory") as directory:
-            (directory / "part").write_text("half")
-            raise error
-
-    for half in (half_a_file, half_a_directory):
+    monkeypatch.setattr(np, "savez", half)
+    for save in (lambda: ens.save_member(0, tmp_path / "file"), lambda: ens.save(tmp_path / "directory")):
         with pytest.raises(type(error), match=str(error)):
-            half()
+            save()
+    assert len(written) == 2
     assert everything(tmp_path) == before
 
 
-def test_a_directory_takes_the_place_of_an_old_one_with_all_it_holds(tmp_path: Path) -> None:
+def test_a_directory_takes_the_place_of_an_old_one_with_all_it_holds(ens: px.Ensemble, tmp_path: Path) -> None:
     target = tmp_path / "new" / "directory"
-    for name in ("one", "two"):
-        with files.replaced_directory(target) as directory:
-            (directory / name).write_text(name)
-    assert everything(tmp_path / "new") == {"directory": "directory", "directory/two": "two"}
+    ens.save(target)
+    ens.drop(0).save(target)
+    assert everything(tmp_path / "new").keys() == {"directory", "directory/member-000.npz"}
+    assert is_member(target / "member-000.npz", ens[1])
     assert target.stat().st_mode & 0o777 == 0o755
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_failure_of_the_exchange_gives_the_old_directory_back(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, ens: px.Ensemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, calls, rename = tmp_path / "directory", [], pathlib.Path.rename
-    target.mkdir()
-    (target / "part").write_text("old")
+    ens.drop(0).save(target)
+    before = everything(tmp_path)
 
     def failing(self: Path, place: Any) -> Path:
         calls.append(place)
@@ -98,39 +127,34 @@ def test_a_failure_of_the_exchange_gives_the_old_directory_back(
         return rename(self, place)
 
     monkeypatch.setattr(pathlib.Path, "rename", failing)
-
-    def exchanged() -> None:
-        with files.replaced_directory(target) as directory:
-            (directory / "part").write_text("new")
-
     with pytest.raises(OSError, match="the disk is gone"):
-        exchanged()
-    assert everything(tmp_path) == {"directory": "directory", "directory/part": "old"}
+        ens.save(target)
+    assert everything(tmp_path) == before
 
 
 @pytest.mark.parametrize("position", [0, 10, 100, 150, -30, -5])
 @pytest.mark.parametrize("cut", [True, False], ids=["cut", "changed"])
-def test_reading_a_damaged_archive_raises_what_is_listed(position: int, cut: bool, tmp_path: Path) -> None:
-    np.savez(tmp_path / "whole.npz", x=np.arange(20.0), y=np.arange(3))
+def test_reading_a_damaged_archive_says_so(position: int, cut: bool, ens: px.Ensemble, tmp_path: Path) -> None:
+    ens.save_member(0, tmp_path / "whole.npz")
     whole = (tmp_path / "whole.npz").read_bytes()
     flipped = bytearray(whole)
     flipped[position] ^= 0xFF
     (tmp_path / "damaged.npz").write_bytes(whole[:position] if cut else bytes(flipped))
-
-    def read() -> dict[str, bytes]:
-        # Given a path, NumPy leaves a damaged file open.
-        with (tmp_path / "damaged.npz").open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            return {name: file[name].tobytes() for name in ("x", "y")}
-
     try:
-        found = read()
-    except files.DAMAGED:
+        found = is_member(tmp_path / "damaged.npz", ens[0])
+    except px.DataError as error:
+        message = str(error)
+    else:
+        # Some bytes of an archive say nothing, such as the dates of its parts.
+        assert found
+        assert not cut
         return
-    # Some bytes of an archive say nothing, such as the dates of its parts.
-    assert found == {"x": np.arange(20.0).tobytes(), "y": np.arange(3).tobytes()}
+    assert "damaged.npz is damaged" in message
 
 
-def test_a_temporary_file_lies_beside_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_file_lies_beside_its_target(
+    ens: px.Ensemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places: list[Any] = []
     mkstemp = tempfile.mkstemp
 
@@ -139,6 +163,5 @@ def test_a_temporary_file_lies_beside_its_target(tmp_path: Path, monkeypatch: py
         return mkstemp(**options)
 
     monkeypatch.setattr(tempfile, "mkstemp", seen)
-    with files.replaced(tmp_path / "file") as file:
-        file.write(b"whole")
+    ens.save_member(0, tmp_path / "file")
     assert places == [tmp_path]

@@ -16,6 +16,8 @@ import paraxis.train
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Those that fit or train much are of the night; but every page is run on the newest JAX, and so before anything lands.
+LONG = {"ensembles.md", "migration.md", "processes.md", "solvers.md", "training.md"}
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = [
@@ -58,8 +60,10 @@ def _compare(test: doctest.DocTest) -> None:
     assert not result.failed, "".join(report)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.page
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=[pytest.mark.slow] * (path.name in LONG), id=path.name) for path in PAGES]
+)
 def test_every_block_of_a_page_runs(path):
     text = path.read_text("utf-8")
     assert text.count("\n```python") == run_page(text, str(path))

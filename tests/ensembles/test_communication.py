@@ -4,15 +4,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import paraxis as px
-from paraxis._core import averages, held
-from paraxis.ensembles import _arguments, _averages
-from paraxis.explain import Communication, of_program
+from paraxis.explain import Communication, communication, of_program
 from tests._support import values
 from tests.ensembles._kinds import DICT, KINDS, X, Y, mesh_of
+from tests.ensembles._programs import compiled_for
 
 # (members, devices): one each; several each; those that do not divide; a device without a member.
 PLACES = [(7, 2), (2, 2), (8, 2), (5, 8), (8, 8), (10, 8)]
@@ -35,10 +33,10 @@ def of_step(ens: px.Ensemble, step: Any, *args: Any, in_axes: Any = None) -> Com
     return of_lowered(ens.lower(step, *args, in_axes=in_axes))
 
 
-def predicted(ens: px.Ensemble, each: Any) -> held.Held:
-    """Each member's share of a prediction, on its device."""
-    args = _arguments.place("test", (X,), None, ens._population.placement)
-    return ens._population.applied(args, None, each)
+def only(programs: list[Communication]) -> Communication:
+    """Of programs that ran one after the other, the one that communicates; all but one do not."""
+    (found,) = (program for program in programs if program.total_count)
+    return found
 
 
 @pytest.mark.sampled(2)
@@ -65,9 +63,8 @@ def test_a_train_step_of_other_kinds_communicates_nothing(name: str, lowering: A
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize(("size", "devices"), PLACES)
 def test_an_average_is_one_all_reduce_of_its_own_size(size: int, devices: int, lowering: Any) -> None:
-    rows = predicted(some(size, devices, lowering=lowering), _averages.named("softmax", ()).each)
-    sums = rows.per_device(averages.weighted_sums, np.ones(size, np.float32))
-    found = of_lowered(averages.combine_sums.lower(sums, rows.placement, float(size)))
+    ens = some(size, devices, lowering=lowering)
+    found = only(compiled_for(lambda: ens.predict(X)))
     assert (found.total_count, found.count["all_reduce"]) == (1, 1)
     assert found.total_bytes == 4 * ROWS * CLASSES
 
@@ -78,19 +75,20 @@ def test_an_average_is_one_all_reduce_of_its_own_size(size: int, devices: int, l
 def test_moments_are_one_all_reduce_of_twice_their_size_from_each_device(
     size: int, devices: int, lowering: Any
 ) -> None:
-    rows = predicted(some(size, devices, lowering=lowering), _averages.same)
-    parts = rows.per_device(averages.local_moments, np.ones(size, np.float32))
-    found = of_lowered(averages.combine_moments.lower(parts, rows.placement))
+    ens = some(size, devices, lowering=lowering)
+    found = only(compiled_for(lambda: ens.predict(X, average="moments")))
     assert (found.total_count, found.count["all_reduce"]) == (1, 1)
     assert found.total_bytes == 4 * devices * (2 * ROWS * CLASSES + 1)  # and how many members a device has
 
 
 @pytest.mark.parametrize(("size", "devices"), [(7, 2), (5, 8)])
-def test_what_is_taken_of_members_together_before_it_is_sent_communicates_nothing(size: int, devices: int) -> None:
-    rows = predicted(some(size, devices, lowering="vmap"), _averages.same).together()
-    weights = held._padded_weights(np.ones(size, np.float32), rows.placement)
-    for summary in (averages.weighted_sums, averages.local_moments):
-        assert of_lowered(held._summaries.lower(summary, rows.placement, rows.tree, weights)).total_count == 0
+def test_a_compiled_prediction_communicates_what_it_does_by_itself(size: int, devices: int) -> None:
+    ens = some(size, devices, lowering="vmap")
+    means = communication(lambda x: ens.predict(x, average="mean"), X)
+    moments = communication(lambda x: ens.predict(x, average="moments"), X)
+    for found, expected in ((means, ROWS * CLASSES), (moments, devices * (2 * ROWS * CLASSES + 1))):
+        assert (found.total_count, found.count["all_reduce"]) == (1, 1)
+        assert found.total_bytes == 4 * expected
 
 
 @pytest.mark.parametrize(("size", "devices"), [(7, 2), (8, 8)])

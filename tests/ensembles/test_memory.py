@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import Mesh
 
 import paraxis as px
-from paraxis._core import held
 
 pytestmark = pytest.mark.slow
 
@@ -35,9 +34,7 @@ def temporary(size: int, at_once: int | None, lowering: Any) -> int:
     mesh = Mesh(np.array(jax.devices()[:2]), ("members",))
     ens = px.ensemble(make, size, 0, mesh=mesh, at_once=at_once, lowering=lowering)
     ens.train(step, ROWS)
-    (program,) = ens._population._programs.values()
-    lowered = program.lower([ens._state], [held.Everywhere([ROWS], ens._state.placement)])
-    return lowered.compile().memory_analysis().temp_size_in_bytes
+    return ens.lower(step, ROWS).compile().memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize("lowering", ["vmap", "unroll"])

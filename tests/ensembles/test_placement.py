@@ -10,6 +10,8 @@ from jax.sharding import AxisType, Mesh
 import paraxis as px
 from tests.ensembles._kinds import DICT, KEY, KINDS, X, alone, arrays_of, batch, make_dict, mesh_of, softmax
 
+pytestmark = pytest.mark.newest
+
 # The first and the last of the table, which the fast lane runs, are several members to a device that do not divide, and
 # more devices than members.
 SIZES, DEVICES, LOWERINGS = (5, 1, 2, 7), (2, 1, 3, 8), ("dispatch", "vmap", "unroll", "auto")

@@ -11,7 +11,7 @@ from flax import nnx
 
 import paraxis as px
 from tests._support import values
-from tests.ensembles._kinds import Regular, mesh_of, softmax
+from tests.ensembles._kinds import Regular, arrays_of, mesh_of, softmax
 
 SIZE = 7
 X = values(6, 3)
@@ -173,7 +173,7 @@ def test_modules_predict_in_eval_mode_and_stay_as_they_are() -> None:
         return Regular(nnx.Rngs(key))
 
     ens = px.ensemble(make, 2, 0, mesh=mesh_of(2))
-    before = [leaf.copy() for leaf in map(np.asarray, jax.tree.leaves(ens._population.state.stacked()[0][2:]))]
+    before = arrays_of(ens.stacked())
     plain = [make(jax.random.fold_in(jax.random.key(0), index)) for index in range(2)]
     for net in plain:
         net.eval()
@@ -181,7 +181,7 @@ def test_modules_predict_in_eval_mode_and_stay_as_they_are() -> None:
     np.testing.assert_allclose(ens.members(X), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(ens.members(X, apply=lambda net, x: net(x)), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(ens.predict(X), softmax(expected).mean(0), rtol=1e-4, atol=1e-5)
-    after = [np.asarray(leaf) for leaf in jax.tree.leaves(ens._population.state.stacked()[0][2:])]
+    after = arrays_of(ens.stacked())
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
     assert not ens[0].dropout.deterministic
 

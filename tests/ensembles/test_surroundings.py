@@ -1,7 +1,6 @@
 """An ensemble is the same whatever is in force around it, and keeps nothing that it was given."""
 
 import gc
-import signal
 from typing import Any
 
 import jax
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from paraxis._core import interrupts
 
 
 def make(key: jax.Array) -> jax.Array:
@@ -103,15 +101,3 @@ def test_a_function_that_is_made_anew_with_the_same_name_is_not_mistaken_for_the
     assert px.ensemble(model.make, 2, 0)[0].shape == (3,)
     model.width = 7
     assert px.ensemble(model.make, 2, 0)[0].shape == (7,)
-
-
-def test_an_interrupt_that_ends_the_process_still_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised: list[int] = []
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        with interrupts.deferred():
-            signal.raise_signal(signal.SIGINT)
-            monkeypatch.setattr(signal, "raise_signal", raised.append)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert raised == [signal.SIGINT]

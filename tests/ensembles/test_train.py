@@ -12,9 +12,9 @@ import pytest
 from flax import nnx
 
 import paraxis as px
-from paraxis._core import held
 from tests._support import assert_close, values
 from tests.ensembles._kinds import mesh_of
+from tests.ensembles._programs import After
 
 SIZE = 5
 X, Y = values(6, 2), values(6, seed=1)
@@ -188,12 +188,20 @@ def test_the_axis_is_called_as_asked() -> None:
 @pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
 @pytest.mark.parametrize("donate", [True, False])
 def test_the_old_state_is_given_away_only_if_donated(donate: bool, lowering: Any) -> None:
-    ens = linear(donate=donate, lowering=lowering)
-    ens.train(step, X, Y)  # from here on the members lie as they are run
-    rows = ens._population.state
-    before = jax.tree.leaves(rows.rows if isinstance(rows, held.Apart) else rows.together().tree)
+    width = 7  # by which the members' arrays are known
+    weights = np.asarray(values(SIZE, width))
+    x = np.asarray(values(6, width))[:, :, None]  # of another shape
+    alive = {id(array) for array in jax.live_arrays()}
+    ens = px.ensemble(lambda key, w: w, SIZE, 0, weights, mesh=mesh_of(2), donate=donate, lowering=lowering)
+
+    def fall(w: jax.Array, x: jax.Array, y: jax.Array) -> Any:
+        return step(w, x[..., 0], y)
+
+    ens.train(fall, x, Y)  # from here on the members lie as they are run
+    before = [a for a in jax.live_arrays() if id(a) not in alive and a.shape[-1:] == (width,)]
+    assert sum(a.size for a in before) >= SIZE * width
     copies = [np.asarray(leaf).copy() for leaf in before]
-    ens.train(step, X, Y)
+    ens.train(fall, x, Y)
     assert [leaf.is_deleted() for leaf in before] == [donate] * len(before)
     if not donate:
         assert all((leaf == copy).all() for leaf, copy in zip(before, copies, strict=True))
@@ -240,22 +248,14 @@ def test_modules_are_changed_in_place_and_may_be_sown_into() -> None:
 
 
 @pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
-def test_an_interrupt_during_a_step_takes_effect_when_the_members_are_whole(
-    lowering: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_during_a_step_takes_effect_when_the_members_are_whole(lowering: Any, after: After) -> None:
     """It comes when the old state has been given away and the new one is not kept yet."""
-    ens, run = linear(lowering=lowering), held.Program.__call__
+    ens = linear(lowering=lowering)
     ens.train(step, X, Y)
-
-    def interrupted(program: held.Program, own: Any, shared: Any) -> Any:
-        new = run(program, own, shared)
-        signal.raise_signal(signal.SIGINT)
-        return new
-
-    with monkeypatch.context() as patch:
-        patch.setattr(held.Program, "__call__", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            ens.train(step, X, Y)
+    after.append(lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        ens.train(step, X, Y)
+    after.clear()
     twice = looped(lambda w: step(step(w, X, Y)[0], X, Y)[0], W)
     assert_close(ens.stacked(), jnp.asarray(twice))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

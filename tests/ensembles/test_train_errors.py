@@ -5,14 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 
 import paraxis as px
-from paraxis._core import held
 from tests._support import assert_close, values
-from tests.ensembles._kinds import mesh_of
+from tests.ensembles._kinds import arrays_of, mesh_of
+from tests.ensembles._programs import After
 
 SIZE = 3
 X = values(6, 2)
@@ -164,15 +163,11 @@ CASES: dict[str, Case] = {
 def test_it_is_refused_and_the_members_stay_as_they_were(name: str) -> None:
     make, step, args, in_axes, error, message = CASES[name]
     ens = make()
-    before = _numbers(ens)
+    before = arrays_of(ens.stacked())
     for _ in range(2):  # what failed once is not remembered as good
         with pytest.raises(error, match=message):
             ens.train(step, *args, in_axes=in_axes)
-    assert_close(_numbers(ens), before)
-
-
-def _numbers(ens: px.Ensemble) -> Any:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(ens._population.state.stacked())]
+    assert_close(arrays_of(ens.stacked()), before)
 
 
 def test_an_eval_mode_that_a_step_sets_is_refused() -> None:
@@ -202,18 +197,17 @@ def test_an_exception_of_the_step_comes_through_and_the_members_stay(lowering: A
 
 
 @pytest.mark.parametrize("donate", [True, False])
-def test_members_lost_in_a_failing_run_are_reported(donate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_lost_in_a_failing_run_are_reported(donate: bool, after: After) -> None:
     """If a program fails after it was given the memory, it is gone; kept memory is not."""
-    ens, run = linear(donate=donate, lowering="vmap"), held.Program.__call__
 
-    def failing(program: held.Program, own: Any, shared: Any) -> Any:
-        run(program, own, shared)
+    def fail() -> None:
         raise RuntimeError("out of memory")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(held.Program, "__call__", failing)
-        with pytest.raises(RuntimeError, match="out of memory"):
-            ens.train(lambda w: w + 1)
+    ens = linear(donate=donate, lowering="vmap")
+    after.append(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        ens.train(lambda w: w + 1)
+    after.clear()
     if donate:
         for use in (lambda: ens.train(lambda w: w), lambda: ens[0], lambda: ens.stacked(), lambda: ens.finite()):
             with pytest.raises(px.StateError, match=r"members are gone.*px\.load_ensemble\(make, path\).*donate=False"):

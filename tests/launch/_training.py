@@ -4,12 +4,12 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 import jax
 import numpy as np
 
 import paraxis as px
-from paraxis._core import processes
 
 
 def main(what: str, who: int) -> None:
@@ -19,20 +19,20 @@ def main(what: str, who: int) -> None:
     numbers = np.arange(jax.device_count(), dtype=np.float32)
     placed = jax.make_array_from_callback(numbers.shape, over, lambda part: numbers[part])
     total = jax.jit(lambda x, k: x.sum() + k)
-    with processes.StopSignal() as stop:
-        for step in range(20 if what == "finish" else 100_000):
-            value = float(total(placed, step))
-            processes.note_progress()
-            if step in (0, 10):
-                say(f"step {step}: {value:g}")
-            if step == 10 and me.process == who:
-                misbehave(what)
-            if stop.asked():
-                say(f"stopped at {step} by {stop.asked()}")
-                break
-            time.sleep(0.005)
-    processes.end_progress()
-    processes.barrier("the end")
+
+    def step(number: int, batch: Any) -> tuple[int, dict[str, float]]:
+        value = float(total(placed, number))
+        if number in (0, 10):
+            say(f"step {number}: {value:g}")
+        if number == 10 and me.process == who:
+            misbehave(what)
+        time.sleep(0.005)
+        return number + 1, {"value": value}
+
+    try:
+        px.fit(0, step, [np.zeros(1)] * 20, steps=20 if what == "finish" else 100_000, progress=False)
+    except px.TrainingStopped as stopped:
+        say(f"stopped at {stopped.state}")
     say(f"left {me.process} of {me.num_processes}")
 
 

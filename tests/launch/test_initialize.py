@@ -1,42 +1,113 @@
 """How a process finds its place: alone, by variables, by a scheduler's; and what it says when it cannot take it."""
 
+import importlib
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 
 import paraxis as px
-from paraxis.launch import Processes, _initialize
-from paraxis.launch._variables import Place
+import paraxis.launch
+from paraxis.launch import Options, Processes, launch
 from tests.launch._support import TRAINING, plain_environment
 
 THERE = {"PARAXIS_COORDINATOR": "127.0.0.1:5000", "PARAXIS_NUM_PROCESSES": "4", "PARAXIS_PROCESS": "2"}
 
-
-@pytest.fixture(autouse=True)
-def _nothing_is_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_initialize, "_initialized", None)
+Initialize = Callable[..., Processes]
 
 
-def test_alone_nothing_is_done() -> None:
+@pytest.fixture
+def initialize(monkeypatch: pytest.MonkeyPatch) -> Initialize:
+    """``px.initialize`` of a process that has not called it yet, as only the first call does anything."""
+    monkeypatch.setattr(px, "launch", paraxis.launch)  # put back afterwards
+    for name in [name for name in sys.modules if name.startswith("paraxis.launch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    return importlib.import_module("paraxis.launch").initialize
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What JAX is asked for, in place of starting anything."""
+    seen: dict[str, Any] = {}
+
+    def start(**arguments: Any) -> None:
+        seen.clear()
+        seen.update(arguments)
+
+    monkeypatch.setattr(jax.distributed, "initialize", start)
+    return seen
+
+
+def set_all(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def numbers(found: Processes) -> tuple[int, int, int]:
+    return found.process, found.num_processes, found.attempt
+
+
+def test_alone_nothing_is_done(initialize: Initialize) -> None:
     hook = sys.excepthook
-    assert px.initialize() == Processes(process=0, num_processes=1, attempt=0)
-    assert px.initialize() is px.initialize()
+    first = initialize()
+    assert repr(first) == repr(Processes(process=0, num_processes=1, attempt=0))
+    assert initialize() is first
     assert not jax.distributed.is_initialized()
     assert sys.excepthook is hook
 
 
-def test_the_place_is_read_as_it_was_written() -> None:
-    for place in (Place("127.0.0.1:5000", 4, 2, 3, 2.5, 60.0), Place("host:1", 1, 0)):
-        assert Place.read(place.written()) == place
-    assert Place.read({}) is None
-    assert Place.read(THERE) == Place("127.0.0.1:5000", 4, 2)
+TELLS = """
+import json, os, pathlib, sys
+told = {name: value for name, value in os.environ.items() if name.startswith("PARAXIS_")}
+pathlib.Path(sys.argv[1], told["PARAXIS_PROCESS"] + told["PARAXIS_ATTEMPT"]).write_text(json.dumps(told))
+sys.exit(told["PARAXIS_ATTEMPT"] == "0")
+"""
+
+
+def test_the_place_is_read_as_it_was_written(
+    initialize: Initialize, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TELLS)
+    assert launch(Options(2, str(script), [str(tmp_path)], restarts=1, grace=2.5, stuck_after=60)) == 0
+    told = json.loads((tmp_path / "11").read_text())
+    set_all(monkeypatch, told | {"PARAXIS_LAUNCHER": str(os.getppid())})
+    monkeypatch.delenv("PARAXIS_TELL", raising=False)
+    assert numbers(initialize(stuck_after=0)) == (1, 2, 1)
+    assert asked["coordinator_address"] == told["PARAXIS_COORDINATOR"]
+    assert (asked["process_id"], asked["num_processes"]) == (1, 2)
+    assert 2.5 < asked["shutdown_timeout_seconds"] < 60
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        (THERE, (2, 4, 0)),
+        (THERE | {"PARAXIS_COORDINATOR": "host:1", "PARAXIS_PROCESS": "3"}, (3, 4, 0)),
+        ({}, (0, 1, 0)),
+    ],
+)
+def test_a_place_that_was_written_by_hand_is_read(
+    initialize: Initialize,
+    asked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    found: tuple[int, int, int],
+) -> None:
+    set_all(monkeypatch, variables)
+    assert numbers(initialize()) == found
+    assert asked.get("coordinator_address") == variables.get("PARAXIS_COORDINATOR")
+    assert asked.get("process_id", 0) == found[0]
+    assert asked.get("shutdown_timeout_seconds", 300) == 300  # JAX's own
 
 
 @pytest.mark.parametrize(
@@ -49,23 +120,39 @@ def test_the_place_is_read_as_it_was_written() -> None:
         ({"PARAXIS_COORDINATOR": "here"}, "PARAXIS_COORDINATOR='here' must be the host and port of process 0"),
     ],
 )
-def test_variables_that_cannot_be_read_are_named(change: Mapping[str, str | None], message: str) -> None:
-    variables = {name: value for name, value in {**THERE, **change}.items() if value is not None}
+def test_variables_that_cannot_be_read_are_named(
+    initialize: Initialize, monkeypatch: pytest.MonkeyPatch, change: Mapping[str, str | None], message: str
+) -> None:
+    set_all(monkeypatch, {name: value for name, value in {**THERE, **change}.items() if value is not None})
     with pytest.raises(px.ProcessError, match=f"^{message}"):
-        Place.read(variables)
+        initialize()
 
 
-def test_variables_for_the_parent_process_are_not_for_this_one() -> None:
-    assert Place.read(THERE | {"PARAXIS_LAUNCHER": str(os.getpid())}) is None
-    assert Place.read(THERE | {"PARAXIS_LAUNCHER": str(os.getppid())}) is not None
+@pytest.mark.parametrize(("whose", "found"), [(os.getpid, (0, 1, 0)), (os.getppid, (2, 4, 0))])
+def test_variables_for_the_parent_process_are_not_for_this_one(
+    initialize: Initialize,
+    asked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    whose: Callable[[], int],
+    found: tuple[int, int, int],
+) -> None:
+    set_all(monkeypatch, THERE | {"PARAXIS_LAUNCHER": str(whose())})
+    assert numbers(initialize()) == found
+    assert bool(asked) == (found[1] > 1)
 
 
 @pytest.mark.parametrize(
     ("coordinator", "local"),
     [("127.0.0.1:1", True), ("localhost:1", True), ("[::1]:1", True), ("10.0.0.1:1", False), ("node001:1", False)],
 )
-def test_only_loopback_is_local(coordinator: str, local: bool) -> None:
-    assert Place(coordinator, 2, 0).is_local == local
+def test_only_loopback_is_local(
+    initialize: Initialize, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, coordinator: str, local: bool
+) -> None:
+    """And listens there only, with devices shared out among the processes of this host."""
+    set_all(monkeypatch, THERE | {"PARAXIS_COORDINATOR": coordinator})
+    initialize()
+    assert asked["coordinator_bind_address"] == (coordinator if local else None)
+    assert asked["local_device_ids"] == ([2] if local else None)
 
 
 SLURM = {
@@ -94,41 +181,47 @@ OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM
         ({"TPU_WORKER_HOSTNAMES": "localhost"}, None),
     ],
 )
-def test_a_scheduler_is_known_by_what_a_lone_process_has_not(variables: dict[str, str], found: str | None) -> None:
-    assert _initialize.scheduler(variables) == found
+def test_a_scheduler_is_known_by_what_a_lone_process_has_not(
+    initialize: Initialize, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], found: str | None
+) -> None:
+    set_all(monkeypatch, variables)
+    monkeypatch.setattr(jax.distributed, "initialize", found_nothing)
+    if found is None:
+        assert numbers(initialize()) == (0, 1, 0)
+    else:
+        with pytest.raises(px.ProcessError, match=f"cannot find the other processes by way of {found}: "):
+            initialize()
 
 
-def set_all(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def found_nothing(**arguments: object) -> None:
+    raise ValueError("coordinator_address should be defined.")
 
 
-def test_after_the_devices_it_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_the_devices_it_is_too_late(initialize: Initialize, monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, THERE)
     jax.devices()
     with pytest.raises(px.ProcessError, match=r"JAX has its devices already.* right after the imports"):
-        px.initialize()
+        initialize()
     assert not jax.distributed.is_initialized()
 
 
-def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken_is_named(initialize: Initialize, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         coordinator = "127.0.0.1:%d" % taken.getsockname()[1]  # noqa: UP031
         set_all(monkeypatch, THERE | {"PARAXIS_COORDINATOR": coordinator, "PARAXIS_PROCESS": "0"})
         with pytest.raises(px.ProcessError, match=r"port \d+, .* is taken; write another one in PARAXIS_COORDINATOR="):
-            px.initialize()
+            initialize()
 
 
-def test_a_scheduler_whose_processes_jax_cannot_find_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found_nothing(**arguments: object) -> None:
-        raise ValueError("coordinator_address should be defined.")
-
+def test_a_scheduler_whose_processes_jax_cannot_find_is_named(
+    initialize: Initialize, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jax.distributed, "initialize", found_nothing)
     set_all(monkeypatch, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"})
     with pytest.raises(px.ProcessError, match=r"by way of k8s: .* PARAXIS_COORDINATOR, PARAXIS_NUM_PROCESSES"):
-        px.initialize()
+        initialize()
 
 
 def free_port() -> int:
@@ -198,78 +291,74 @@ def test_one_process_that_is_asked_to_stop_has_all_stop(number: signal.Signals) 
     assert stops[0] == stops[1]
 
 
+ALONE = {"PARAXIS_COORDINATOR": "127.0.0.1:0", "PARAXIS_NUM_PROCESSES": "1", "PARAXIS_PROCESS": "0"}
+
+
+def done_alone(script: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """A script that is the only process of a computation, run without a launcher."""
+    script.write_text(text)
+    place = ALONE | {"PARAXIS_COORDINATOR": f"127.0.0.1:{free_port()}"}
+    return subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        env={**plain_environment(), **place},
+    )
+
+
 HOLDS_THE_LOCK = """
 import ctypes, time
-import paraxis.launch._watchdog as watchdog
-from paraxis._core import processes
-watchdog.watch(0.5)
-processes.note_progress()
-time.sleep(0.3)
-ctypes.PyDLL(None).sleep(60)  # in C, with Python's lock held
+import numpy as np
+import paraxis as px
+px.initialize(stuck_after=0.5)
+def step(number, batch):
+    if number == 8:  # results of the first steps are there by now, so the loop is under way
+        time.sleep(0.3)
+        ctypes.PyDLL(None).sleep(60)  # in C, with Python's lock held
+    return number + 1, {"loss": 0.0}
+px.fit(0, step, [np.zeros(1)] * 20, steps=20, progress=False)
 """
 
 
 @pytest.mark.slow
 def test_even_a_process_that_holds_pythons_lock_is_ended(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(HOLDS_THE_LOCK)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=150, check=False)
+    done = done_alone(script, HOLDS_THE_LOCK)
     assert done.returncode == 1
-    assert f'File "{script}", line 8 in <module>' in done.stderr
+    assert f'File "{script}", line 9 in step' in done.stderr
 
 
-SLOW_AT_FIRST = """
+LOOPS = """
 import time
-import jax.numpy as jnp, numpy as np
+import numpy as np
 import paraxis as px
-from paraxis.launch import _watchdog
-from paraxis.train.runs import _loop
-_watchdog._FIRST_STEP = {first_step}
-_watchdog.watch(2)
-fetched, seconds = _loop.fetched, [8]
-def wait(metrics):  # as on a device that waits for one of a process that still compiles
-    time.sleep(seconds.pop() if seconds else 0)
-    return fetched(metrics)
-_loop.fetched = wait
-def step(w, batch):
-    return w, {{"loss": w}}
-px.fit(jnp.zeros(()), step, [np.ones(2)] * 8, steps=8, progress=False)
+px.initialize(stuck_after=1.5)
+time.sleep(2)
+def step(number, batch):
+    time.sleep(0.05 if number < 10 else {last})
+    return number + 1, {{"loss": 0.0}}
+px.fit(0, step, [np.zeros(1)] * 11, steps=11, progress=False)
+{then}
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("first_step", "status"), [(3, 79), (60, 0)])
-def test_the_first_step_is_waited_for_longer_until_its_results_are_there(
-    tmp_path: Path, first_step: int, status: int
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SLOW_AT_FIRST.format(first_step=first_step))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == status, done.stderr
-    said = f"paraxis: no first step for 3 s; the main thread is at {script}:11; all stacks:"
-    assert (said in done.stderr) == (status == 79)
-
-
 @pytest.mark.parametrize(
-    ("then", "status"),
+    ("last", "then", "status"),
     [
-        ("time.sleep(100)", 79),
-        pytest.param("processes.end_progress(); time.sleep(2)", 0, marks=pytest.mark.slow),
-        pytest.param("", 0, marks=pytest.mark.slow),
+        (100, "", 79),
+        pytest.param(0, "time.sleep(2)", 0, marks=pytest.mark.slow),
+        pytest.param(0, "", 0, marks=pytest.mark.slow),
     ],
 )
 def test_the_watchdog_counts_from_the_last_step_until_the_loop_has_ended(
-    tmp_path: Path, then: str, status: int
+    tmp_path: Path, last: int, then: str, status: int
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        "import time\nimport paraxis.launch._watchdog as watchdog\nfrom paraxis._core import processes\n"
-        "watchdog.watch(1.5)\ntime.sleep(2)\n"
-        f"for _ in range(10):\n    processes.note_progress()\n    time.sleep(0.05)\n{then}\n"
-    )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=150, check=False)
+    done = done_alone(script, LOOPS.format(last=last, then=then))
     assert done.returncode == status
     if status:
-        assert f"paraxis: no progress for 1.5 s; the main thread is at {script}:9; all stacks:" in done.stderr
+        assert f"paraxis: no progress for 1.5 s; the main thread is at {script}:8; all stacks:" in done.stderr
     else:
         assert done.stderr == ""

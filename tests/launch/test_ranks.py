@@ -1,84 +1,24 @@
-"""What ranks find: each other, their place, their environment, a port of their own; and what comes of their output."""
+"""What ranks find: their place, their environment, a port of their own; and what comes of their output."""
 
 import io
 import json
 import os
 import re
-import socket
 import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from paraxis._core.threads import num_cores
-from paraxis.launch import Options
-from paraxis.launch._output import NUM_KEPT, Kept, Lines, Screen
-from paraxis.launch._ranks import _held_port, environment
-from paraxis.launch._variables import Place
+from paraxis.launch import Options, launch
 from tests.launch._support import COMMAND, Launch, plain_environment
 
-COLLECTIVES = """
-import jax, numpy as np
-import paraxis as px
-from paraxis._core import processes
-me = px.initialize()
-assert px.initialize() is me
-ranks, devices = me.num_processes, jax.device_count()
-mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
-spec = jax.sharding.PartitionSpec
-over = jax.sharding.NamedSharding(mesh, spec("d"))
 
-def collectives(row):
-    return jax.lax.psum(row, "d"), jax.lax.all_gather(row[0], "d"), jax.lax.psum_scatter(row[0], "d", tiled=True)
-
-out = (spec(), spec(), spec("d"))
-run = jax.jit(jax.shard_map(collectives, mesh=mesh, in_specs=spec("d"), out_specs=out, check_vma=False))
-for size in (1 << 10, 1 << 14, 1 << 18, 1 << 20):
-    # Row d is what device d has: whole numbers that float32 adds exactly.
-    x = (np.arange(devices * size, dtype=np.float32) % 1013).reshape(devices, size)
-    x = x + np.arange(devices, dtype=np.float32)[:, None]
-    total = x.sum(0, dtype=np.float64).astype(np.float32)
-    summed, gathered, scattered = run(jax.make_array_from_callback(x.shape, over, lambda part: x[part]))
-    for shard in summed.addressable_shards:
-        assert np.array_equal(np.asarray(shard.data)[0], total)
-    for shard in gathered.addressable_shards:
-        assert np.array_equal(np.asarray(shard.data), x)
-    for shard in scattered.addressable_shards:
-        assert np.array_equal(np.asarray(shard.data), total[shard.index])
-assert processes.reports(f"of {me.process}" * (me.process != 0)) == {1: "of 1"}
-assert processes.reports("") == {} and processes.reports("é" * 300) == {0: "é" * 200, 1: "é" * 200}
-processes.barrier("all are here")
-if me.process == 0:
-    try:
-        processes.barrier("nobody comes", timeout=0.2)
-    except px.ProcessError as error:
-        print(error)
-port = int(__import__("os").environ["PARAXIS_COORDINATOR"].rpartition(":")[2])
-listening = [
-    line.split()[1].rpartition(":")[0]
-    for name in ("tcp", "tcp6")
-    for line in open("/proc/net/" + name)
-    if line.split()[3] == "0A" and line.split()[1].endswith(":%04X" % port)
-]
-print("exact on", devices, "of", ranks, "listening at", *listening)
-"""
-
-
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_processes_add_up_exactly_agree_and_wait_and_the_coordinator_is_on_loopback(
-    launched: Launch, tmp_path: Path, devices: int
-) -> None:
-    """Whole numbers, from 4 KiB to 4 MiB per device: sums over processes have been wrong in versions of jaxlib."""
-    script = tmp_path / "script.py"
-    script.write_text(COLLECTIVES)
-    status, out, error = launched(str(script), devices=devices)
-    assert status == 0, error
-    assert "[0] process 0 waited 0.2 s for the other processes at 'nobody comes'; one is gone, slow" in out
-    (listening,) = re.findall(r"\[0\] exact .* listening at (.*)", out)
-    # 127.0.0.1 and ::ffff:127.0.0.1, as Linux writes them.
-    assert set(listening.split()) <= {"0100007F", "0000000000000000FFFF00000100007F"}
-    assert out.count(f"exact on {2 * devices} of 2 ") == 2
+def num_threads() -> str:
+    """Of XLA in each rank, as long as it has no more devices."""
+    return str(max(8, len(os.sched_getaffinity(0))))
 
 
 PLACE = """
@@ -116,47 +56,92 @@ def test_a_rank_runs_the_script_as_python_would(
             "PARAXIS_PROCESS": str(rank),
             "PARAXIS_ATTEMPT": "0",
             "JAX_NUM_CPU_DEVICES": "3",
-            "PJRT_NPROC": str(max(8, num_cores())),
+            "PJRT_NPROC": num_threads(),
             "XLA_FLAGS": "",
             "MINE": "kept",
         }
 
 
-PLACE_0 = Place("127.0.0.1:5000", 2, 0)
+ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def environment(
+    launched: Launch, monkeypatch: pytest.MonkeyPatch, script: Path, given: dict[str, str], devices: int | None
+) -> dict[str, str]:
+    """That of a rank, in these surroundings."""
+    for name in ("PJRT_NPROC", "NPROC"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    script.write_text(ENVIRONMENT)
+    status, out, error = launched(str(script), n=1, devices=devices)
+    assert (status, error) == (0, "")
+    return json.loads(out.removeprefix("[0] "))
 
 
 @pytest.mark.parametrize(
     ("given", "devices", "threads"),
     [
         ({}, 64, "64"),
-        ({}, 1, str(max(8, num_cores()))),
-        ({}, None, str(max(8, num_cores()))),
+        ({}, 1, num_threads()),
+        ({}, None, num_threads()),
         ({"PJRT_NPROC": "7"}, 64, "7"),
         ({"NPROC": "5"}, 64, None),
     ],
 )
 def test_xla_has_as_many_threads_as_cores_or_devices_unless_it_was_told(
-    given: dict[str, str], devices: int | None, threads: str | None
+    launched: Launch,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    given: dict[str, str],
+    devices: int | None,
+    threads: str | None,
 ) -> None:
-    found = environment(PLACE_0, Options(2, __file__, devices=devices), given)
+    found = environment(launched, monkeypatch, tmp_path / "script.py", given, devices)
     assert found.get("PJRT_NPROC") == threads
     assert found.get("NPROC") == given.get("NPROC")
 
 
-def test_simulated_devices_of_the_surroundings_give_way_to_those_asked_for() -> None:
+def test_simulated_devices_of_the_surroundings_give_way_to_those_asked_for(
+    launched: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     given = {"XLA_FLAGS": "--xla_a=1 --xla_force_host_platform_device_count=8 --xla_b=2", "JAX_NUM_CPU_DEVICES": "4"}
-    asked = environment(PLACE_0, Options(2, __file__, devices=3), given)
+    asked = environment(launched, monkeypatch, tmp_path / "script.py", given, 3)
     assert (asked["XLA_FLAGS"], asked["JAX_NUM_CPU_DEVICES"]) == ("--xla_a=1 --xla_b=2", "3")
-    not_asked = environment(PLACE_0, Options(2, __file__), given)
+    not_asked = environment(launched, monkeypatch, tmp_path / "script.py", given, None)
     assert {name: not_asked[name] for name in given} == given
 
 
-def test_a_launch_has_its_port_to_itself() -> None:
-    with _held_port() as one, _held_port() as other, socket.socket() as foreign:
-        assert one.getsockname()[0] == "127.0.0.1"
-        assert one.getsockname() != other.getsockname()
-        with pytest.raises(OSError, match="in use"):
-            foreign.bind(one.getsockname())
+TRIES_ITS_PORT = """
+import os, pathlib, socket, sys, time
+host, _, port = os.environ["PARAXIS_COORDINATOR"].rpartition(":")
+def meet(name):
+    place = pathlib.Path(sys.argv[1], name)
+    place.mkdir(exist_ok=True)
+    (place / port).touch()
+    for _ in range(3000):
+        if len(found := list(place.iterdir())) == 2:
+            return [int(path.name) for path in found]
+        time.sleep(0.01)
+    sys.exit("the other is not there, or has this port, too")
+assert host == "127.0.0.1"
+for number in meet("here"):
+    with socket.socket() as foreign:
+        try:
+            foreign.bind((host, number))
+        except OSError as error:
+            assert "in use" in str(error)
+        else:
+            sys.exit("the port is free")
+meet("done")
+"""
+
+
+def test_a_launch_has_its_port_to_itself(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TRIES_ITS_PORT)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(launch, [Options(1, str(script), [str(tmp_path)])] * 2)) == [0, 0]
 
 
 OUTPUT = r"""
@@ -195,9 +180,14 @@ class Terminal(io.TextIOWrapper):
         return True
 
 
-def test_ranks_have_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_have_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os\nif os.environ['PARAXIS_PROCESS'] == '1': print('a line')\n")
+
     def written(stream: io.TextIOWrapper) -> bytes:
-        Screen(stream, stream).write("out", "[1] ", b"a line", 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stream)
+            assert launch(Options(2, str(script))) == 0
         return stream.buffer.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -207,10 +197,15 @@ def test_ranks_have_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) 
     assert written(Terminal(io.BytesIO())) == b"[1] a line\n"
 
 
-def test_a_stream_of_text_alone_will_do() -> None:
-    stream = io.StringIO()
-    Screen(stream, stream).say("one\ntwo")
-    assert stream.getvalue() == "paraxis launch: one\nparaxis launch: two\n"
+def test_a_stream_of_text_alone_will_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script, stream = tmp_path / "script.py", io.StringIO()
+    script.write_text("import sys\nprint('a line')\nsys.exit(3)\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        patch.setattr(sys, "stderr", stream)
+        assert launch(Options(1, str(script))) == 3
+    said = ("rank 0 left with status 3", "the last lines of rank 0:", "    a line")
+    assert stream.getvalue() == "[0] a line\n" + "".join(f"paraxis launch: {line}\n" for line in said)
 
 
 def test_training_goes_on_when_nobody_reads_any_more(tmp_path: Path) -> None:
@@ -228,12 +223,23 @@ def test_training_goes_on_when_nobody_reads_any_more(tmp_path: Path) -> None:
     assert (tmp_path / "end.txt").read_text() == "done"
 
 
-def test_lines_are_cut_alike_however_their_bytes_come() -> None:
-    data = b"one\ntwo\r\nthree\rfour\n\nfive"
-    for size in range(1, len(data) + 1):
-        lines = Lines()
-        found = [line for k in range(0, len(data), size) for line in lines.cut(data[k : k + size])]
-        assert [*found, *lines.rest()] == [b"one", b"two", b"three", b"four", b"", b"five"]
+LINES = b"one\ntwo\r\nthree\rfour\n\nfive"
+IN_PIECES = f"""
+import os, time
+for size in range(1, {len(LINES) + 1}):
+    for k in range(0, {len(LINES)}, size):
+        os.write(1, {LINES!r}[k : k + size])
+        time.sleep(0.005)  # in which it is read
+    os.write(1, b"\\n")
+"""
+
+
+def test_lines_are_cut_alike_however_their_bytes_come(launched: Launch, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(IN_PIECES)
+    status, out, error = launched(str(script), n=1)
+    assert (status, error) == (0, "")
+    assert out == "[0] one\n[0] two\n[0] three\n[0] four\n[0] \n[0] five\n" * len(LINES)
 
 
 LOGGED = """\
@@ -263,15 +269,33 @@ ValueError: row 4711 has no label
 """.splitlines()
 
 
-def test_the_log_of_xla_leaves_the_last_lines_to_the_script() -> None:
-    kept = Kept()
-    for line in [*OWN, *LOGGED * NUM_KEPT]:
-        kept.add(line.encode())
-    assert kept.lines() == tuple(OWN)
-    assert kept.lines(logged=True) == (*OWN, *(LOGGED * NUM_KEPT)[-NUM_KEPT:])
-    for line in OWN:
-        kept.add(line.encode())
-    assert kept.lines() == tuple(OWN * 2)
+NUM_KEPT = 30
+WRITES = """
+import faulthandler, os, pathlib, signal, sys
+faulthandler.disable()  # else it has last lines of its own
+os.write(2, pathlib.Path(sys.argv[1]).read_bytes())
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "end", "shown"),
+    [
+        ([*OWN, *LOGGED * NUM_KEPT], "sys.exit(5)", OWN),
+        ([*OWN, *LOGGED * NUM_KEPT], "os.kill(os.getpid(), signal.SIGABRT)", [*OWN, *(LOGGED * NUM_KEPT)[-NUM_KEPT:]]),
+        ([*OWN, *LOGGED * NUM_KEPT, *OWN], "sys.exit(5)", OWN * 2),
+    ],
+    ids=["own", "with those of XLA", "own after those of XLA"],
+)
+def test_the_log_of_xla_leaves_the_last_lines_to_the_script(
+    launched: Launch, tmp_path: Path, lines: list[str], end: str, shown: list[str]
+) -> None:
+    script, text = tmp_path / "script.py", tmp_path / "lines.txt"
+    script.write_text(WRITES.format(end=end))
+    text.write_text("".join(f"{line}\n" for line in lines))
+    _, _, error = launched(str(script), str(text), n=1)
+    mark = "paraxis launch:     "
+    assert [line.removeprefix(mark) for line in error.splitlines() if line.startswith(mark)] == shown
 
 
 SPAWNS = """

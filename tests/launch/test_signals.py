@@ -17,9 +17,10 @@ def test_a_signal_has_all_ranks_leave_after_one_step(tmp_path: Path, number: sig
         run.wait_for("step 10: ", times=n)
         run.process.send_signal(number)
         assert run.end() == 0, run.error
-    steps = re.findall(r"\[\d\] stopped at (\d+) by SIGTERM", run.out)
+    steps = re.findall(r"\[\d\] stopped at (\d+)", run.out)
     assert len(steps) == n
     assert len(set(steps)) == 1
+    assert f"[0] px.fit: SIGTERM: stopped after step {steps[0]};" in run.error
     assert sorted(re.findall(r"left (\d) of", run.out)) == [str(rank) for rank in range(n)]
     assert f"stopped by {number.name}: all {n} ranks left with status 0" in run.error
 

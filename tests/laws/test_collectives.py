@@ -52,7 +52,6 @@ def _score(y: Any) -> jax.Array:
     return sum(((jnp.sin(leaf) * (1 + i)).sum() for i, leaf in enumerate(floats)), jnp.zeros(()))
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_every_collective_and_its_derivative(placement: tuple[int, int]) -> None:
     axis = axis_on(*placement, name=NAME)
@@ -84,7 +83,7 @@ def test_our_names_for_them(placement: tuple[int, int]) -> None:
     assert got[2].dtype == jnp.int32
 
 
-@pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 10), (8, 8)], ids=str)
+@pytest.mark.parametrize("placement", [(1, 3), (8, 10), (8, 8)], ids=str)
 def test_those_who_are_sent_nothing_get_zero(placement: tuple[int, int]) -> None:
     """As under ``jax.pmap``; ``vmap`` asks for whole permutations."""
     axis, x = axis_on(*placement), np.asarray(values(placement[1], 2))
@@ -134,7 +133,7 @@ def _in_loops(x: jax.Array) -> Any:
     return scanned, looped, called, saved, taken, chosen, inner
 
 
-@pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 10), (3, 8)], ids=str)
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_inside_loops_branches_and_calls(placement: tuple[int, int]) -> None:
     axis, x = axis_on(*placement), values(placement[1], 2)
 

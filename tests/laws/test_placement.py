@@ -5,6 +5,7 @@ same transformation, on several placements. The eager values of each verb are al
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,16 @@ import pytest
 from jax.core import Tracer
 
 import paraxis as px
-from tests._support import ALL_PLACEMENTS, PLACEMENTS, assert_close, axis_on, in_double, values
+from tests._support import (
+    ALL_PLACEMENTS,
+    EVERY_DAY,
+    PLACEMENTS,
+    assert_close,
+    at_night,
+    axis_on,
+    in_double,
+    values,
+)
 
 Program = Callable[[jax.Array, jax.Array], Any]
 
@@ -146,36 +156,31 @@ TRANSFORMATIONS: dict[str, Callable[[Program], Program]] = {
     "cond": _in_cond,
     "jit(cond)": lambda f: jax.jit(_in_cond(f)),
 }
-EVERYWHERE = ("eager", "jit(grad)", "jvp", "vmap", "checkpoint", "grad(scan)", "jit(while_loop)", "jit(cond)")
-FAST = [("jit(grad)", (2, 7)), ("jit(grad)", (8, 3)), *((name, (8, 10)) for name in EVERYWHERE)]
-# Every placement under a quarter of the transformations, and each of these on a quarter of the placements.
-SLOW = [
-    pytest.param(name, placement, marks=pytest.mark.slow)
-    for i, placement in enumerate(ALL_PLACEMENTS)
-    for j, name in enumerate(TRANSFORMATIONS)
-    if (i + j) % 4 == 0 and (name, placement) not in FAST
+# Eager programs compile verb by verb, twenty times as many programs as under jit: of every day is one of them alone.
+CASES_OF_EVERY_DAY = [
+    ("eager", (8, 10)),
+    *(("jit(grad)", placement) for placement in EVERY_DAY),
+    *((name, (8, 10)) for name in ("jit(vmap(grad))", "grad(scan)", "jit(cond)")),
 ]
+CASES_OF_THE_NIGHT = at_night(
+    (c for c in itertools.product(TRANSFORMATIONS, ALL_PLACEMENTS) if c not in CASES_OF_EVERY_DAY), 80
+)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("transformation", "placement"), [*FAST, *SLOW], ids=str)
-def test_every_verb_under_every_transformation(transformation: str, placement: tuple[int, int]) -> None:
+@pytest.mark.parametrize("case", [*CASES_OF_EVERY_DAY, *CASES_OF_THE_NIGHT], ids=str)
+def test_every_verb_under_every_transformation(case: tuple[str, tuple[int, int]]) -> None:
+    transformation, (devices, size) = case
     change = TRANSFORMATIONS[transformation]
-    devices, size = placement
     w, x = values(2), values(size, 2, seed=1)
     expected = in_double(change(oracle(size)), w, x)
     assert_close(change(program(axis_on(devices, size)))(w, x), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "at_once", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+    "case", [((2, 7), 2), *at_night(itertools.product(ALL_PLACEMENTS, (1, 2, 3)), 16, seed=1)], ids=str
 )
-@pytest.mark.parametrize(
-    "placement", [(2, 10), *(pytest.param(p, marks=pytest.mark.slow) for p in PLACEMENTS)], ids=str
-)
-def test_at_once_never_changes_the_answer(placement: tuple[int, int], at_once: int) -> None:
-    devices, size = placement
+def test_at_once_never_changes_the_answer(case: tuple[tuple[int, int], int]) -> None:
+    (devices, size), at_once = case
     w, x = values(2), values(size, 2, seed=1)
     here = program(axis_on(devices, size, at_once=at_once))
     assert_close(
@@ -185,9 +190,8 @@ def test_at_once_never_changes_the_answer(placement: tuple[int, int], at_once: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lowering", "at_once"), [("vmap", None), ("unroll", None), ("unroll", 2)])
-@pytest.mark.parametrize("placement", [(2, 10)], ids=str)
-def test_lowering_never_changes_the_answer(placement: tuple[int, int], lowering: str, at_once: int | None) -> None:
-    devices, size = placement
+def test_lowering_never_changes_the_answer(lowering: str, at_once: int | None) -> None:
+    devices, size = 2, 10
     w, x = values(2), values(size, 2, seed=1)
     here = program(axis_on(devices, size, at_once=at_once), lowering)
     assert_close(

@@ -3,8 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import paraxis as drjax
+
+pytestmark = pytest.mark.newest
 
 PARTITIONED = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
 NONPARTITIONED = np.array([-1.0, 1.0], np.float32)

@@ -6,10 +6,13 @@ survey of benchmark functions for global optimization problems", 2013. Written i
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+
+Rule = Literal["zoom", "backtracking", "hager-zhang"]
+RULES: tuple[Rule, ...] = ("zoom", "backtracking", "hager-zhang")
 
 
 class Classic(NamedTuple):

@@ -11,7 +11,7 @@ import scipy.optimize
 
 import paraxis as px
 from paraxis.solve import GradientDescent, Status, objective
-from tests._support import axis_on
+from tests._support import at_night, axis_on
 from tests.solve._problems import in_float64
 
 RNG = np.random.default_rng(1)
@@ -111,7 +111,7 @@ def test_trees_aux_and_gradients_that_come_along() -> None:
     np.testing.assert_allclose(state.aux["twice"], 2 * params["a"])
 
 
-@pytest.mark.parametrize("num_devices", [1, 3, 8])
+@pytest.mark.parametrize("num_devices", [8, *at_night([1, 3], 2)])
 def test_rows_on_any_devices_lead_to_the_same_minimum(num_devices: int) -> None:
     data = px.solve.rows(X.astype("float32"), LABELS.astype("float32"), axis=axis_on(num_devices, len(X)))
     params, state = GradientDescent(objective.glm("logistic", l2=True)).run(jnp.zeros(5), 0.05, data)

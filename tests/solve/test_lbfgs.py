@@ -13,9 +13,8 @@ import scipy.optimize
 
 import paraxis as px
 from paraxis.solve import Status, objective
-from paraxis.solve._search import RULES, Rule
 from tests._support import assert_close
-from tests.solve._problems import CLASSICS, beale, in_float64, off_the_minima, rosenbrock
+from tests.solve._problems import CLASSICS, RULES, Rule, beale, in_float64, off_the_minima, rosenbrock
 
 # Around the minimum of Powell's singular function the curvature vanishes, so a small gradient leaves a larger value.
 NEAR = 1e-9

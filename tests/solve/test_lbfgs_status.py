@@ -9,8 +9,7 @@ import pytest
 
 import paraxis as px
 from paraxis.solve import Status
-from paraxis.solve._search import RULES, Rule
-from tests.solve._problems import CLASSICS, in_float64, labelled, rosenbrock, softmax
+from tests.solve._problems import CLASSICS, RULES, Rule, in_float64, labelled, rosenbrock, softmax
 
 START = jnp.array([-1.2, 1.0], "float32")
 

@@ -14,6 +14,8 @@ import paraxis as px
 from paraxis.solve import Status, objective
 from tests.solve._problems import in_float64, labelled, softmax
 
+pytestmark = pytest.mark.newest
+
 
 @functools.cache
 def _digits(binary: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -123,7 +125,7 @@ def _optimum(name: str) -> tuple[np.ndarray, float]:
     return model.predict_proba(x), _objective(model.coef_.T, model.intercept_, x, y, l2)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("precondition", [None, "auto"])
 @pytest.mark.parametrize("name", HARD)
 @in_float64
@@ -147,7 +149,7 @@ def test_hard_data_in_float64_have_the_optimum_of_scikit_learn(name: str, precon
     np.testing.assert_allclose(softmax(x @ np.asarray(coef) + np.asarray(bias)), chances, rtol=0, atol=2e-5)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("precondition", [None, "auto"])
 @pytest.mark.parametrize("name", HARD)
 def test_hard_data_in_float32_are_solved_or_said_not_to_be(name: str, precondition: Any) -> None:

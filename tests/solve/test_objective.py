@@ -134,8 +134,11 @@ def test_several_outputs_cost_the_mean_of_what_each_costs(loss: LossName) -> Non
         np.testing.assert_allclose(objective.glm(loss)(coef, (x, y, weight)), np.mean(each), rtol=1e-12)
 
 
+CASES = ["plain", "all", *(pytest.param(case, marks=pytest.mark.slow) for case in ("intercept", "weights", "l2"))]
+
+
 def _all_cases(test: Callable[..., None]) -> Callable[..., None]:
-    test = pytest.mark.parametrize("case", ["plain", "intercept", "weights", "l2", "all"])(in_float64(test))
+    test = pytest.mark.parametrize("case", CASES)(in_float64(test))
     return pytest.mark.parametrize("loss", LOSSES)(test)
 
 
@@ -170,22 +173,26 @@ def _close(actual: Any, expected: Any) -> None:
 @_all_cases
 def test_a_point_has_value_and_gradient(loss: LossName, case: str) -> None:
     problem, params, plain = _posed(loss, case)
-    point = jax.jit(problem.start)(params)
-    value, grad = jax.value_and_grad(plain)(params)
-    _close((point.value, point.grad), (value, grad))
-    _close(jax.grad(problem.value)(params), grad)
     flat, back = ravel_pytree(params)
-    step = 1e-6 * np.eye(len(flat))
-    slopes = [(plain(back(flat + e)) - plain(back(flat - e))) / 2e-6 for e in step]
-    found = ravel_pytree(point.grad)[0]
-    np.testing.assert_allclose(found, np.array(slopes), rtol=1e-6, atol=1e-7)
+    ends = flat + 1e-6 * np.concatenate([np.eye(len(flat)), -np.eye(len(flat))])
+
+    @jax.jit
+    def look(params: Any) -> Any:
+        point = problem.start(params)
+        around = jax.vmap(lambda end: plain(back(end)))(ends)
+        return (point.value, point.grad), jax.grad(problem.value)(params), jax.value_and_grad(plain)(params), around
+
+    point, grad, expected, around = look(params)
+    _close(point, expected)
+    _close(grad, expected[1])
+    slopes = np.subtract(*np.split(np.asarray(around), 2)) / 2e-6
+    np.testing.assert_allclose(ravel_pytree(point[1])[0], slopes, rtol=1e-6, atol=1e-7)
 
 
 @_all_cases
 def test_a_line_is_the_function_along_it(loss: LossName, case: str) -> None:
     problem, params, plain = _posed(loss, case)
     direction = jax.tree.map(lambda p: jnp.asarray(np.random.default_rng(5).normal(size=p.shape)), params)
-    line = problem.line(problem.start(params), direction)
 
     def along(stepsize: Any) -> Any:
         return jax.tree.map(lambda p, d: p + stepsize * d, params, direction)
@@ -193,27 +200,40 @@ def test_a_line_is_the_function_along_it(loss: LossName, case: str) -> None:
     def value(stepsize: jax.Array) -> jax.Array:
         return plain(along(stepsize))
 
-    _close(line.origin[:2], (value(jnp.array(0.0)), jax.grad(value)(0.0)))
-    for stepsize in map(jnp.asarray, (0.0, 0.25, -1.0)):
+    @jax.jit
+    def look(stepsize: jax.Array) -> Any:
+        line = problem.line(problem.start(params), direction)
         trial = line.at(stepsize)
-        _close(trial[:3], (value(stepsize), jax.grad(value)(stepsize), jax.grad(jax.grad(value))(stepsize)))
         end = line.end(stepsize, trial)
-        _close(end.params, along(stepsize))
-        _close((end.value, end.grad), jax.value_and_grad(plain)(along(stepsize)))
-        _close(problem.refreshed(end).cache.z, end.cache.z)
+        found = line.origin[:2], trial[:3], end.params, (end.value, end.grad), problem.refreshed(end).cache.z
+        at_zero = value(jnp.array(0.0)), jax.grad(value)(0.0)
+        derivatives = value(stepsize), jax.grad(value)(stepsize), jax.grad(jax.grad(value))(stepsize)
+        there = along(stepsize)
+        return found, (at_zero, derivatives, there, jax.value_and_grad(plain)(there), end.cache.z)
+
+    for stepsize in map(jnp.asarray, (0.0, 0.25, -1.0)):
+        _close(*look(stepsize))
 
 
 @_all_cases
 def test_products_are_those_of_the_hessian(loss: LossName, case: str) -> None:
     problem, params, plain = _posed(loss, case)
-    point = problem.start(params)
-    product, nothing = problem.products(point)
     direction = jax.tree.map(lambda p: jnp.asarray(np.random.default_rng(6).normal(size=p.shape)), params)
-    found, cached = product(direction)
-    _close(found, jax.jvp(jax.grad(plain), (params,), (direction,))[1])
-    with_cache, without = problem.line(point, direction, cached), problem.line(point, direction)
-    _close(with_cache.at(jnp.array(0.5))[:3], without.at(jnp.array(0.5))[:3])
-    _close(product(jax.tree.map(jnp.zeros_like, params))[1], nothing)
+
+    @jax.jit
+    def look(params: Any) -> Any:
+        point = problem.start(params)
+        product, nothing = problem.products(point)
+        found, cached = product(direction)
+        with_cache, without = problem.line(point, direction, cached), problem.line(point, direction)
+        half = jnp.array(0.5)
+        return (found, with_cache.at(half)[:3], product(jax.tree.map(jnp.zeros_like, params))[1]), (
+            jax.jvp(jax.grad(plain), (params,), (direction,))[1],
+            without.at(half)[:3],
+            nothing,
+        )
+
+    _close(*look(params))
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -223,11 +243,12 @@ def test_a_weight_is_a_number_of_copies_and_zero_is_none(loss: LossName) -> None
     params = _params(loss, True)
     copies = np.random.default_rng(7).integers(0, 4, N)
     fun = objective.glm(loss, intercept=True)
-    expected = jax.value_and_grad(fun)(params, (np.repeat(x, copies, 0), np.repeat(y, copies)))
-    _close(jax.value_and_grad(fun)(params, (x, y, copies.astype(float))), expected)
-    _close(jax.value_and_grad(fun)(params, (x, y, copies)), expected)  # integers, too
+    look = jax.jit(jax.value_and_grad(fun))
+    expected = look(params, (np.repeat(x, copies, 0), np.repeat(y, copies)))
+    _close(look(params, (x, y, copies.astype(float))), expected)
+    _close(look(params, (x, y, copies)), expected)  # integers, too
     wild = np.where((copies == 0)[:, None], 1e6 if loss != "poisson" else 1.0, x)
-    _close(jax.value_and_grad(fun)(params, (wild, y, copies.astype(float))), expected)
+    _close(look(params, (wild, y, copies.astype(float))), expected)
 
 
 def test_arguments_may_be_named() -> None:

@@ -21,8 +21,9 @@ def _some(size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     )
 
 
-@pytest.mark.parametrize(("devices", "size"), PLACEMENTS)
-def test_rows_keep_their_order_and_padding_weighs_nothing(devices: int, size: int) -> None:
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_rows_keep_their_order_and_padding_weighs_nothing(placement: tuple[int, int]) -> None:
+    devices, size = placement
     x, y, weight = _some(size)
     data = px.solve.rows(x, y, weight, axis=axis_on(devices, size))
     for found, given in zip(data, (x, y, weight), strict=True):

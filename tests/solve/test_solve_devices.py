@@ -1,5 +1,6 @@
 """Where the rows lie never changes the optimum, and a step communicates as little as it promises."""
 
+import itertools
 import re
 from typing import Any
 
@@ -14,11 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 import paraxis as px
 from paraxis.solve import Status, objective
-from paraxis.solve._search import RULES, Rule
-from tests._support import axis_on
-from tests.solve._problems import in_float64, labelled, softmax
+from tests._support import axis_on, table
+from tests.solve._problems import RULES, Rule, in_float64, labelled, softmax
 
-DEVICES = [1, 2, 3, 8]
 L2 = 1e-2
 FUNCTIONS = {
     "softmax": objective.l2_multiclass_logreg,
@@ -71,40 +70,56 @@ def _optimum(name: str, size: int) -> tuple[Any, float]:
     return (coef, bias) if len(shapes) > 1 else coef, float(found.fun)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("size", [5, 64])
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_any_number_of_devices_finds_the_same_in_float32(name: str, size: int) -> None:
+# A run takes seconds to compile for each function, number of devices and kind of mesh. Among the rows of every day is
+# each function, kind and rule, but not each with all others.
+@pytest.mark.parametrize(
+    ("name", "size", "devices"),
+    table(
+        [("softmax with intercept", 5, (1, 8)), ("poisson", 64, (8,))],
+        itertools.product(FUNCTIONS, (5, 64), [(1, 2, 3, 8)]),
+    ),
+)
+def test_any_number_of_devices_finds_the_same_in_float32(name: str, size: int, devices: tuple[int, ...]) -> None:
     start, x, y = _data(name, size, "float32")
     _, expected = _optimum(name, size)
     solver = px.solve.LBFGS(FUNCTIONS[name], tol=1e-6)
-    for devices in DEVICES:
-        data = px.solve.rows(x, y, axis=axis_on(devices, size))
+    for number in devices:
+        data = px.solve.rows(x, y, axis=axis_on(number, size))
         params, state = solver.run(start, L2, data)
-        where = f"{devices} devices: {state.reason}"
+        where = f"{number} devices: {state.reason}"
         assert int(state.status) in (Status.CONVERGED, Status.PRECISION), where
         assert float(state.error) <= 5e-6, where
         np.testing.assert_allclose(float(state.value), expected, rtol=1e-6, err_msg=where)
         assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, start)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    table([("logistic with intercept", (8,))], itertools.product(FUNCTIONS, [(1, 2, 3, 8)])),
+)
 @in_float64
-def test_any_number_of_devices_finds_the_same_in_float64(name: str) -> None:
+def test_any_number_of_devices_finds_the_same_in_float64(name: str, devices: tuple[int, ...]) -> None:
     size = 37
     start, x, y = _data(name, size, "float64")
     params, expected = _optimum(name, size)
     solver = px.solve.LBFGS(FUNCTIONS[name], tol=1e-10)
-    for devices in DEVICES:
-        found, state = solver.run(start, L2, px.solve.rows(x, y, axis=axis_on(devices, size)))
+    for number in devices:
+        found, state = solver.run(start, L2, px.solve.rows(x, y, axis=axis_on(number, size)))
         assert int(state.status) == Status.CONVERGED, state.reason
-        np.testing.assert_allclose(float(state.value), expected, rtol=1e-12, err_msg=f"{devices} devices")
+        np.testing.assert_allclose(float(state.value), expected, rtol=1e-12, err_msg=f"{number} devices")
         jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a), b, rtol=0, atol=1e-7), found, params)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-@pytest.mark.parametrize("name", ["softmax with intercept", "poisson"])
+KINDS = (AxisType.Auto, AxisType.Explicit)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    table(
+        [("softmax with intercept", AxisType.Explicit), ("poisson", AxisType.Auto)],
+        itertools.product(("softmax with intercept", "poisson"), KINDS),
+    ),
+)
 def test_rows_that_the_user_put_on_a_mesh(name: str, kind: AxisType) -> None:
     start, x, y = _data(name, 48, "float32")
     _, expected = _optimum(name, 48)
@@ -125,7 +140,7 @@ def test_rows_that_the_user_put_on_a_mesh(name: str, kind: AxisType) -> None:
     np.testing.assert_allclose(float(state.value), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_any_function_of_rows_on_a_mesh(kind: AxisType) -> None:
     x, y = labelled(48, 5, 2)
 
@@ -161,9 +176,13 @@ def test_all_reduces_of_tuples_are_counted() -> None:
     assert (_instructions(text, "all-reduce"), _instructions(text, "all-gather")) == (3, 1)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-@pytest.mark.parametrize("weighted", [True, False], ids=["weights", "no weights"])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("name", "weighted", "kind"),
+    table(
+        [(name, bool(k % 2), KINDS[k // 2]) for k, name in enumerate(FUNCTIONS)],
+        itertools.product(FUNCTIONS, (True, False), KINDS),
+    ),
+)
 def test_a_step_has_two_all_reduces_and_gathers_nothing(name: str, weighted: bool, kind: AxisType) -> None:
     start, x, y = _data(name, 48, "float32")
     given = (x, y, np.ones(48, "float32")) if weighted else (x, y)
@@ -176,19 +195,26 @@ def test_a_step_has_two_all_reduces_and_gathers_nothing(name: str, weighted: boo
         assert _instructions(text, operation) == 0, operation
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", ["softmax with intercept", "poisson"])
-def test_the_rows_are_read_twice_per_iteration(name: str, rule: Rule) -> None:
+@pytest.mark.parametrize(
+    ("name", "rule", "precondition"),
+    table(
+        [
+            ("softmax with intercept", "zoom", "auto"),
+            ("poisson", "hager-zhang", "auto"),
+            ("poisson", "backtracking", None),
+        ],
+        itertools.product(("softmax with intercept", "poisson"), RULES, ("auto", None)),
+    ),
+)
+def test_the_rows_are_read_twice_per_iteration(name: str, rule: Rule, precondition: Any) -> None:
     start, x, y = _data(name, 37, "float32")
-    data = px.solve.rows(x, y)
-    for precondition in ("auto", None):
-        solver = px.solve.LBFGS(FUNCTIONS[name], linesearch=rule, precondition=precondition, tol=1e-5)
-        state = solver.run(start, L2, data).state
-        assert int(state.iter_num) > 2
-        assert int(state.status) == Status.CONVERGED
-        assert int(state.data_passes) == 2 + 2 * int(state.iter_num) + 2  # the last two confirm the solution
-        assert int(state.num_grad_eval) == 1 + int(state.iter_num)
-        assert int(state.num_fun_eval) == 1 + int(state.num_linesearch_iter)
+    solver = px.solve.LBFGS(FUNCTIONS[name], linesearch=rule, precondition=precondition, tol=1e-5)
+    state = solver.run(start, L2, px.solve.rows(x, y)).state
+    assert int(state.iter_num) > 2
+    assert int(state.status) == Status.CONVERGED
+    assert int(state.data_passes) == 2 + 2 * int(state.iter_num) + 2  # the last two confirm the solution
+    assert int(state.num_grad_eval) == 1 + int(state.iter_num)
+    assert int(state.num_fun_eval) == 1 + int(state.num_linesearch_iter)
 
 
 def _products_with(shape: tuple[int, ...], text: str) -> int:

@@ -10,6 +10,8 @@ import paraxis as px
 from paraxis.explain import of_program
 from paraxis.testing import assert_communication, communication
 
+pytestmark = pytest.mark.newest
+
 ROWS = 16
 
 

@@ -25,6 +25,8 @@ from tests.train._models import (
     trained,
 )
 
+pytestmark = pytest.mark.newest
+
 ADAM = optax.adam(1e-2)
 SIZES = (16, 13, 3)
 

@@ -14,6 +14,8 @@ import paraxis as px
 from tests._support import assert_close, values
 from tests.transforms._models import MLP
 
+pytestmark = pytest.mark.newest
+
 GLOBAL_NET = nnx.Linear(3, 3, rngs=nnx.Rngs(5))
 
 

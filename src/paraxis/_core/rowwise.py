@@ -85,7 +85,7 @@ def _moved(eqn: JaxprEqn, rows: Sequence[Rows]) -> Rows:
         place = None if common is None else _RULES[name](eqn, common)
     else:
         return Mixed(f"{name}, which is not known to keep rows apart")
-    return _over_rows(eqn) if place is None else place
+    return _over_rows(eqn) if place is None else int(place)  # JAX writes some dimensions as numbers of NumPy
 
 
 def _common(dims: Sequence[int | None]) -> int | None:

@@ -1,0 +1,73 @@
+"""No public face: what processes wait and report by is a part of runs and checkpoints, which show it in failures only.
+
+So it is tested by itself, between processes that also add up, in one launch.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.launch._support import Launch
+
+COLLECTIVES = """
+import jax, numpy as np
+import paraxis as px
+from paraxis._core import processes
+me = px.initialize()
+assert px.initialize() is me
+ranks, devices = me.num_processes, jax.device_count()
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
+spec = jax.sharding.PartitionSpec
+over = jax.sharding.NamedSharding(mesh, spec("d"))
+
+def collectives(row):
+    return jax.lax.psum(row, "d"), jax.lax.all_gather(row[0], "d"), jax.lax.psum_scatter(row[0], "d", tiled=True)
+
+out = (spec(), spec(), spec("d"))
+run = jax.jit(jax.shard_map(collectives, mesh=mesh, in_specs=spec("d"), out_specs=out, check_vma=False))
+for size in (1 << 10, 1 << 14, 1 << 18, 1 << 20):
+    # Row d is what device d has: whole numbers that float32 adds exactly.
+    x = (np.arange(devices * size, dtype=np.float32) % 1013).reshape(devices, size)
+    x = x + np.arange(devices, dtype=np.float32)[:, None]
+    total = x.sum(0, dtype=np.float64).astype(np.float32)
+    summed, gathered, scattered = run(jax.make_array_from_callback(x.shape, over, lambda part: x[part]))
+    for shard in summed.addressable_shards:
+        assert np.array_equal(np.asarray(shard.data)[0], total)
+    for shard in gathered.addressable_shards:
+        assert np.array_equal(np.asarray(shard.data), x)
+    for shard in scattered.addressable_shards:
+        assert np.array_equal(np.asarray(shard.data), total[shard.index])
+assert processes.reports(f"of {me.process}" * (me.process != 0)) == {1: "of 1"}
+assert processes.reports("") == {} and processes.reports("é" * 300) == {0: "é" * 200, 1: "é" * 200}
+processes.barrier("all are here")
+if me.process == 0:
+    try:
+        processes.barrier("nobody comes", timeout=0.2)
+    except px.ProcessError as error:
+        print(error)
+port = int(__import__("os").environ["PARAXIS_COORDINATOR"].rpartition(":")[2])
+listening = [
+    line.split()[1].rpartition(":")[0]
+    for name in ("tcp", "tcp6")
+    for line in open("/proc/net/" + name)
+    if line.split()[3] == "0A" and line.split()[1].endswith(":%04X" % port)
+]
+print("exact on", devices, "of", ranks, "listening at", *listening)
+"""
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_processes_add_up_exactly_agree_and_wait_and_the_coordinator_is_on_loopback(
+    launched: Launch, tmp_path: Path, devices: int
+) -> None:
+    """Whole numbers, from 4 KiB to 4 MiB per device: sums over processes have been wrong in versions of jaxlib."""
+    script = tmp_path / "script.py"
+    script.write_text(COLLECTIVES)
+    status, out, error = launched(str(script), devices=devices)
+    assert status == 0, error
+    assert "[0] process 0 waited 0.2 s for the other processes at 'nobody comes'; one is gone, slow" in out
+    (listening,) = re.findall(r"\[0\] exact .* listening at (.*)", out)
+    # 127.0.0.1 and ::ffff:127.0.0.1, as Linux writes them.
+    assert set(listening.split()) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+    assert out.count(f"exact on {2 * devices} of 2 ") == 2
