@@ -17,7 +17,7 @@ import paraxis.train
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Those that fit or train much are of the night; but every page is run on the newest JAX, and so before anything lands.
-LONG = {"ensembles.md", "migration.md", "processes.md", "solvers.md", "training.md"}
+LONG = {"README.md", "ensembles.md", "migration.md", "processes.md", "solvers.md", "training.md"}
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = [

@@ -94,7 +94,8 @@ def test_scores_of_rows_are_those_written_out(n: int, classes: int) -> None:
         calibration_error: calibration_error_by_hand(p, y, 15),
     }
     for score, value in expected.items():
-        for got in (score(p, y), score(jnp.asarray(p), jnp.asarray(y)), jax.jit(score)(p, y)):
+        eager = [score(p, y), score(jnp.asarray(p), jnp.asarray(y))] if n == 20 else []
+        for got in (*eager, jax.jit(score)(p, y)):
             assert (got.shape, got.dtype) == ((), jnp.float32)
             np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-6, err_msg=score.__name__)
 

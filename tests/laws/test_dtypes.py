@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from tests._support import assert_close, axis_on
+from tests._support import assert_close, at_night, axis_on
 
 REDUCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "sum": (px.reduce_sum, jnp.sum),
@@ -27,7 +27,7 @@ def numbers(dtype: str) -> jax.Array:
     return jnp.asarray(np.array([[3, 0], [1, 1], [2, 0], [1, 2], [4, 0]])).astype(dtype)
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [8, *at_night([2], 1)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(dtype: str, devices: int) -> None:
     axis, x = axis_on(devices, 5), numbers(dtype)
@@ -119,7 +119,7 @@ def test_empty_trees() -> None:
     assert_close(got, ({"w": None}, x, None))
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("devices", [1, 8, *at_night([2], 1)])
 def test_arrays_without_elements(devices: int) -> None:
     axis, x = axis_on(devices, 3), jnp.zeros((3, 0, 2))
     y = px.map_fn(lambda x: x + 1, x, axis)
@@ -159,6 +159,7 @@ def test_python_numbers_and_weak_types() -> None:
     assert_close(px.broadcast({"a": 1, "b": True, "c": 1j}, axis)["b"], jnp.ones(3, bool))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("lowering", ["vmap", "unroll", "dispatch"])
 @pytest.mark.parametrize(("devices", "size"), [(1, 1), (2, 2), (2, 3)])
 def test_results_that_depend_on_nothing(devices: int, size: int, lowering: Any) -> None:

@@ -131,7 +131,7 @@ def test_a_solutions_derivative_is_that_by_finite_differences(kind: str) -> None
     step = 1e-5
     expected = (_by_sklearn(kind, L2 + step)[0] - _by_sklearn(kind, L2 - step)[0]) / (2 * step)
     for derivative in (jax.jacfwd, jax.jacrev):
-        found = derivative(coef)(jnp.asarray(L2))
+        found = jax.jit(derivative(coef))(jnp.asarray(L2))
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 

@@ -36,6 +36,7 @@ def _half_mean_square(params: Any, data: Any) -> jax.Array:
     return 0.5 * jnp.mean((data[0] @ params - data[1]) ** 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fun", [objective.least_squares, _half_mean_square])
 @pytest.mark.parametrize("acceleration", [True, False])
 @in_float64
@@ -131,7 +132,7 @@ def test_it_ends_where_jaxopt_ends_on_classes() -> None:
     np.testing.assert_allclose(params, theirs.params, atol=1e-4)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
 @pytest.mark.parametrize("constraint", ["l1", "box"])
 def test_rows_on_any_devices_lead_to_the_same_optimum(num_devices: int, constraint: str) -> None:
@@ -230,6 +231,7 @@ def test_the_elastic_net_has_the_derivative_of_scikit_learn_s_solutions() -> Non
     np.testing.assert_allclose(by_l2, _differences(lambda s: oracle(0.05, s), 0.1), atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["group", "simplex", "box"])
 @in_float64
 def test_solutions_have_the_derivatives_of_finite_differences_by_data_and_hyperparameters(name: str) -> None:
@@ -246,6 +248,7 @@ def test_solutions_have_the_derivatives_of_finite_differences_by_data_and_hyperp
     np.testing.assert_allclose(jax.grad(solved)(1.0), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_derivative_keeps_its_digits_in_float32_on_a_large_scale() -> None:
     def solved(strength: Any, dtype: str) -> Any:
         data = (jnp.asarray(100 * X, dtype), jnp.asarray(100 * Y, dtype))

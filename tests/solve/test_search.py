@@ -131,6 +131,7 @@ def _by_numpy(fun: Slice, s: float) -> tuple[float, float]:
     return float(step.real), float(step.imag / 1e-30)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", SMOOTH)
 @in_float64
@@ -165,6 +166,7 @@ def test_few_trials_are_enough(rule: Rule) -> None:
         assert _smooth_searcher(rule)(fun, first).num_trials <= 15, fun.__name__
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("beyond", [np.nan, np.inf, -np.inf])
 @in_float64
