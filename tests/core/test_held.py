@@ -188,3 +188,19 @@ def test_convolutions_and_large_work_run_apart_and_small_work_together() -> None
         ens = held(values(3, *shape), 2)
         (state,) = jax.tree.leaves(ens.lower(step).args_info)
         assert state.shape == ((4, *shape) if together else shape)
+
+
+def test_members_over_axes_in_another_order() -> None:
+    rows = values(4, 2)
+    ens = px.ensemble(
+        lambda key, row: row,
+        4,
+        0,
+        rows,
+        mesh=Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b")),
+        over=("b", "a"),
+        lowering="dispatch",
+    )
+    ens.train(lambda row: row)
+    for index in range(4):
+        assert_close(ens[index], rows[index])

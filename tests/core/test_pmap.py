@@ -262,3 +262,8 @@ def test_name_and_docstring_are_kept() -> None:
 
     assert (px.pmap(step).__name__, px.pmap(step).__doc__) == ("step", "One step.")
     assert "main" in px.pmap(step).lower(values(3)).as_text()  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def test_axes_that_are_not_next_to_the_first() -> None:
+    x = values(2, 3, 4)
+    assert_close(np.asarray(px.pmap(lambda x: x, in_axes=2, out_axes=1)(x)), np.swapaxes(np.asarray(x), 1, 2))

@@ -5,6 +5,9 @@ A lone process is first, and waits for nobody.
 
 import time
 
+import pytest
+
+import paraxis as px
 from paraxis._core import processes
 
 
@@ -23,3 +26,16 @@ def test_progress_is_when_it_was_last_noted() -> None:
     assert begun <= last <= time.monotonic()
     processes.end_progress()
     assert processes.last_progress() is None
+
+
+def test_what_processes_tell_each_other_before_they_communicate(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(processes, "reports", lambda text: told.append(text) or {1: "ValueError: no"})
+    with pytest.raises(AssertionError), processes.together("px.fit"):
+        raise AssertionError
+    assert told == ["AssertionError: "]
+    with (
+        pytest.raises(px.ProcessError, match=r"px\.fit: process 1 cannot go on: ValueError"),
+        processes.together("px.fit"),
+    ):
+        pass

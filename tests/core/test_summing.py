@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import Mesh
 
 import paraxis as px
+from tests._support import assert_close, axis_on, values
 
 SIZE = 10
 
@@ -164,3 +165,13 @@ def test_sums_asked_for_in_an_inner_trace_stay_there():
         return inside, chosen, px.reduce_sum(y, axis), px.reduce_mean(y, axis)
 
     _close(sums(jnp.arange(10.0)), (270.0, 9.0, 90.0, 9.0))
+
+
+def test_a_shared_value_beside_a_product_counts_for_each_element() -> None:
+    axis, w, x = axis_on(3, 10), values(3, 3), values(10, 4, 3)
+
+    @jax.jit
+    def total(w: jax.Array, x: jax.Array) -> jax.Array:
+        return px.reduce_sum(px.map_fn(lambda w, x: w - x.T @ x, (px.broadcast(w, axis), x), axis), axis)
+
+    assert_close(total(w, x), 10 * w - jnp.einsum("nij,nik->jk", x, x), rtol=1e-4)

@@ -15,8 +15,6 @@ from jax.sharding import Mesh
 import paraxis as px
 from tests._support import assert_close, values
 
-pytestmark = pytest.mark.slow
-
 DIMS = ("NWC", "WIO", "NWC")
 NUM_ROWS, BATCH, NUM_STEPS = 22, 4, 5  # two rows are left over in every epoch
 
@@ -96,8 +94,8 @@ def plain(key: int) -> Callable[..., Any]:
     return lambda index, epoch: [(X[rows], Y[rows]) for rows in batches(key, epoch)]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("devices", [8, 1, 2])
 @pytest.mark.parametrize("size", [3, 5, 7])
 @pytest.mark.parametrize("model", ["mlp", "conv"])
 def test_the_same_as_a_python_loop_over_single_members(model: str, size: int, devices: int) -> None:
@@ -147,7 +145,7 @@ def test_rows_give_each_member_its_own_share(model: str) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("model", ["conv", "mlp"])
+@pytest.mark.parametrize("model", ["mlp", "conv"])
 def test_weights_are_cut_like_the_rows(model: str, own: bool) -> None:
     make, apply = MODELS[model]
     step, weights = sgd(apply), np.asarray(values(3, NUM_ROWS, seed=7))
@@ -192,7 +190,7 @@ def test_weights_rows_and_rates_come_in_the_order_of_the_docstring() -> None:
         assert_close(host(member), alone)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "conv"])
 def test_first_epoch_goes_on_exactly_where_another_call_ended(model: str) -> None:
     make, apply = MODELS[model]
@@ -218,6 +216,7 @@ def nnx_step(net: Any, opt: nnx.Optimizer, batch: Any) -> dict[str, Any]:
     return {"loss": loss, "vector": batch["x"].mean(0)}
 
 
+@pytest.mark.slow
 def test_modules_with_an_optimiser_a_schedule_and_a_dict_of_data() -> None:
     ens = px.ensemble(make_optimised, 3, 0, mesh=on(2))
     alone = list(ens)
@@ -294,7 +293,7 @@ def test_bootstrap_rows_are_drawn_with_replacement_by_key_and_number() -> None:
     np.testing.assert_allclose(shares, 1 - np.exp(-1), atol=0.03)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "conv"])
 def test_more_epochs_and_calls_compile_nothing_more(model: str) -> None:
     make, apply = MODELS[model]
@@ -311,6 +310,7 @@ def test_more_epochs_and_calls_compile_nothing_more(model: str) -> None:
     assert len(traced) == so_far
 
 
+@pytest.mark.slow
 def test_results_that_are_no_floats_are_averaged_alike_however_epochs_run() -> None:
     def scanned(w: jax.Array, x: jax.Array) -> Any:
         return w + 1, {"integer": jnp.sum(x > 3), "boolean": x[0] > 3, "float": x.mean()}
@@ -329,6 +329,7 @@ def test_results_that_are_no_floats_are_averaged_alike_however_epochs_run() -> N
     assert {name: x.dtype for name, x in here.items()} == {name: x.dtype for name, x in there.items()}
 
 
+@pytest.mark.slow
 def test_a_step_that_breaks_the_member_leaves_all_members_as_they_were() -> None:
     ens = px.ensemble(make_mlp, 3, 0, mesh=on(2))
     before = host(ens.stacked())
@@ -339,3 +340,23 @@ def test_a_step_that_breaks_the_member_leaves_all_members_as_they_were() -> None
     with pytest.raises(px.StateError, match=r"step must be a function of one member, got int"):
         ens.fit(3, (X, Y), batch_size=BATCH, key=0)  # pyright: ignore[reportArgumentType]
     assert_close(host(ens.stacked()), before, rtol=0, atol=0)
+
+
+def test_shares_of_rows_are_shuffled_anew_in_each_epoch() -> None:
+    rows = np.arange(16).reshape(2, 8)
+    order = np.asarray(jax.random.permutation(jax.random.fold_in(jax.random.key(3), 0), 8))
+    assert (order != np.arange(8)).any()
+    ens = px.ensemble(lambda key: jnp.zeros(()), 2, 0)
+    history = ens.fit(lambda s, x: (s, x * jnp.arange(1.0, 3)), (np.arange(16.0),), batch_size=2, key=3, rows=rows)
+    expected = np.stack([(row[order].reshape(4, 2) * [1.0, 2.0]).mean(0) for row in rows])
+    np.testing.assert_allclose(history.outputs[0], expected, rtol=1e-6)
+
+
+def test_one_value_that_is_not_finite_is_a_failure() -> None:
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return w, jnp.stack([w, jnp.where(w == 1, jnp.nan, w)])
+
+    ens = px.ensemble(lambda key, w: w, 3, 0, jnp.arange(3.0))
+    with pytest.warns(RuntimeWarning, match=r"members \[1\] gave"):
+        history = ens.fit(step, (np.zeros(4),), batch_size=2, key=0)
+    assert history.failed == (1,)

@@ -198,3 +198,16 @@ def test_what_a_model_writes_to_itself_in_a_prediction_is_dropped() -> None:
     ens = px.ensemble(lambda key: Counted(), 2, 0, mesh=mesh_of(2))
     ens.predict(X)
     assert [float(net.calls[...]) for net in ens] == [0.0, 0.0]
+
+
+def test_finite_looks_at_every_array_of_a_member() -> None:
+    start = jnp.arange(3.0).at[1].set(jnp.nan)
+    ens = px.ensemble(lambda key, x: {"a": x, "b": jnp.zeros(2), "n": jnp.int32(0)}, 3, 0, start)
+    assert ens.finite().tolist() == [True, False, True]
+
+
+def test_a_softmax_of_half_precision_is_taken_and_averaged_in_single() -> None:
+    logits = (4 * jax.random.normal(jax.random.key(0), (5, 6, 3))).astype("bfloat16")
+    ens = px.ensemble(lambda key, z: z, 5, 0, logits, apply=lambda z, x: z)
+    expected = softmax(np.asarray(logits, np.float64)).mean(0)
+    np.testing.assert_allclose(ens.predict(np.zeros(1)), expected, atol=1e-6)

@@ -53,8 +53,7 @@ px.fit(jnp.zeros(()), step, [np.ones(2)] * 8, steps=8, progress=False)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("first_step", "status"), [(3, 79), (60, 0)])
+@pytest.mark.parametrize(("first_step", "status"), [(60, 0), pytest.param(3, 79, marks=pytest.mark.slow)])
 def test_the_first_step_is_waited_for_longer_until_its_results_are_there(
     tmp_path: Path, first_step: int, status: int
 ) -> None:

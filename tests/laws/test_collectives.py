@@ -257,3 +257,10 @@ def test_outside_a_mapped_function() -> None:
             query(NAME)
     with pytest.raises(px.CollectiveError, match="the axes being mapped are 'rows'"):
         px.map_fn(lambda x: px.psum(x, "clients"), values(4), axis_on(2, 4))
+
+
+def test_either_mesh_axis_under_the_elements_raises() -> None:
+    axis = px.Axis("clients", 8, mesh=Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b")), over=("a", "b"))
+    for name in ("a", "b"):
+        with pytest.raises(px.CollectiveError, match=f"names the mesh axis '{name}'"):
+            px.map_fn(lambda x, name=name: lax.psum(x, name), values(8), axis)

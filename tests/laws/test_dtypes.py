@@ -167,3 +167,15 @@ def test_results_that_depend_on_nothing(devices: int, size: int, lowering: Any) 
         axis = axis_on(devices, size, at_once=at_once)
         got = px.map_fn(lambda x: (1.0, np.int32(2), x), jnp.ones(size), axis, lowering=lowering)
         assert_close(got, (jnp.full(size, 1.0), jnp.full(size, 2), jnp.ones(size)))
+
+
+def test_negative_numbers_are_true() -> None:
+    axis = axis_on(2, 3)
+    assert px.reduce_any(jnp.array([-1.0, 0.0, 0.0]), axis)
+    assert px.reduce_all(-jnp.ones(3), axis)
+
+
+def test_the_extremes_of_padded_negative_integers() -> None:
+    axis, x = axis_on(2, 3), jnp.array([-3, -2, -5])
+    assert (int(px.reduce_max(x, axis)), int(px.reduce_min(-x, axis))) == (-2, 2)
+    assert px.map_fn(lambda x: px.pmax(x, axis), x, axis).tolist() == [-2] * 3

@@ -306,3 +306,12 @@ def test_data_that_lie_elsewhere() -> None:
     assert_close(px.map_fn(lambda w, x: w * x, (px.broadcast(w, axis), elsewhere), axis), x * 2)
     spread = jax.device_put(x, NamedSharding(Mesh(np.array(jax.devices()[4:]), ("other",)), P("other")))
     assert_close(px.reduce_mean(px.map_fn(lambda x: x * 2, spread, axis), axis), x.mean() * 2)
+
+
+def test_a_map_of_a_map_elsewhere() -> None:
+    a, b = (
+        px.Axis("rows", 5, mesh=Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b")), over=over)
+        for over in ("a", ("a", "b"))
+    )
+    got = jax.jit(lambda x: px.map_fn(jnp.sin, px.map_fn(jnp.cos, x, a), b))(values(5))
+    assert_close(np.asarray(got), np.sin(np.cos(np.asarray(values(5)))))

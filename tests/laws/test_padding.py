@@ -94,6 +94,17 @@ def test_weights_of_zero_are_no_mask() -> None:
     assert float(px.reduce_weighted_mean(x, w, axis, where=keep)) == 2.0
 
 
+@pytest.mark.parametrize("placement", [(2, 7), (2, 1)], ids=str)
+def test_padding_leaves_a_shared_derivative_finite(placement: tuple[int, int]) -> None:
+    axis = axis_on(*placement)
+
+    def loss(w: jax.Array) -> jax.Array:
+        w = px.broadcast(w, axis)
+        return px.reduce_mean(px.map_fn(lambda w, x: jnp.log(w * x), (w, values(axis.size)), axis), axis)
+
+    assert_close(jax.jit(jax.grad(loss))(2.0), jnp.asarray(0.5))
+
+
 @pytest.mark.parametrize("placement", [(2, 7), (8, 3)], ids=str)
 def test_a_result_of_a_loop_that_would_never_end_on_zeros(placement: tuple[int, int]) -> None:
     """Padded rows behave as real ones: a loop until convergence ends."""
@@ -107,3 +118,9 @@ def test_a_result_of_a_loop_that_would_never_end_on_zeros(placement: tuple[int, 
     while (expected < 10).any():
         expected = np.where(expected < 10, expected * 2, expected)
     assert_close(px.map_fn(halve, x, axis), expected)
+
+
+def test_masked_weights_may_be_anything() -> None:
+    axis, keep = axis_on(2, 3), np.array([True, False, True])
+    mean = px.reduce_weighted_mean(jnp.array([1.0, 2.0, 3.0]), jnp.array([1.0, jnp.nan, 1.0]), axis, where=keep)
+    assert float(mean) == 2.0

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import Mesh
 
 import paraxis as px
+from tests._support import axis_on
 
 
 def summed(x):
@@ -197,3 +198,10 @@ def test_an_axis_with_a_wish_keeps_it():
     declared = px.program(clients=axis)(summed)
     assert repr(declared) == "<program summed: clients=3 on 1 device (3 each)>"
     assert declared(jnp.arange(3.0)) == 3.0
+
+
+def test_repr_of_bounds_and_of_sizes_that_do_not_divide() -> None:
+    assert "rows=10 on 2 devices (6 each, 2 at once)" in repr(px.program(rows=axis_on(2, 10, at_once=2))(jnp.sum))
+    shared = px.program(pods=4, clients=px.Axis("clients", 250, at_once=25))(jnp.sum)
+    assert "clients=250 on 2 devices (125 each, 25 at once)" in repr(shared)
+    assert "clients=10 on 8 devices (2 each)" in repr(px.program(clients=10)(jnp.sum))

@@ -29,7 +29,7 @@ def test_a_path_is_fits_one_by_one(case: str) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("case", "devices"),
-    [("two classes", 1), ("three classes", 2), ("ridge", 3), ("ridge, two targets", 1), ("balanced", 1), ("lasso", 2)],
+    [("balanced", 1), ("three classes", 2), ("ridge", 3), ("ridge, two targets", 1), ("counts", 1), ("lasso", 2)],
 )
 def test_folds_in_one_program_are_fits_fold_by_fold(case: str, devices: int) -> None:
     ours, theirs, y = CASES[case]

@@ -69,7 +69,6 @@ def test_a_linear_models_solution_by_each_argument(by: str) -> None:
         np.testing.assert_allclose(forward, expected, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.slow
 @in_float64
 def test_ridge_by_hand() -> None:
     x, y = X, X @ np.array([1.0, -2.0, 0.5]) + np.sin(np.arange(40.0))

@@ -314,3 +314,13 @@ def test_negative_options_are_refused(name: str, value: float) -> None:
     options: Any = {name: value}
     with pytest.raises(ValueError, match=f"{name} .*got .*{value}"):
         px.solve.LBFGS(rosenbrock, **options)
+
+
+def test_a_step_of_negative_curvature_is_not_remembered() -> None:
+    solver, params = px.solve.LBFGS(jnp.cos, stepsize=0.5, maxiter=4, tol=0), jnp.float32(0.3)
+    state = solver.init_state(params)
+    values = [float(state.value)]
+    for _ in range(4):
+        params, state = solver.update(params, state)
+        values.append(float(state.value))
+    assert (np.diff(values) < 0).all()

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 import paraxis as px
 from paraxis.explain import of_program
 from paraxis.testing import assert_communication, communication
+from tests._support import axis_on, values
 
 pytestmark = pytest.mark.newest
 
@@ -110,3 +111,18 @@ def test_conv_members_by_sharded_vmap_are_caught(mesh):
         assert_communication(jax.vmap(gradient), x, w, all_gather=0)
     axis = px.Axis("members", 16, mesh=mesh, over="d")
     assert_communication(lambda x, w: px.map_fn(gradient, (x, w), axis), x, w, all_gather=0, all_reduce=0, max_bytes=0)
+
+
+def test_texts_of_rare_collectives() -> None:
+    found = of_program("""HloModule jit_f, num_partitions=8
+  %a = f32[4]{0} ragged-all-to-all(f32[4]{0} %x), replica_groups={{0,1}}
+  %b = f32[4]{0} all-reduce(f32[4]{0} %z), replica_groups={{0},{1,2}}
+  %c = s4[10]{0} all-gather(s4[5]{0} %z), replica_groups={{0,1}}
+""")
+    assert (found.count["all_to_all"], found.count["all_reduce"], found.bytes["all_gather"]) == (1, 1, 5)
+
+
+def test_a_promise_of_no_bytes_is_one() -> None:
+    axis = axis_on(8, 16)
+    with pytest.raises(px.CommunicationError, match="max_bytes=0 was promised, found 4"):
+        assert_communication(lambda x: px.reduce_sum(x, axis), px.scatter(values(16), axis), max_bytes=0)

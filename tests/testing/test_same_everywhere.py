@@ -56,3 +56,13 @@ def test_a_function_that_places_nothing_checks_nothing_and_fails():
 def test_too_few_devices():
     with pytest.raises(px.DeviceError, match=r"64 devices were asked for, there are 8; call .*simulate_devices\(64\)"):
         assert_same_everywhere(_mean, 2.0, X, devices=(1, 64))
+
+
+def test_a_difference_in_imaginary_parts_fails() -> None:
+    rows = px.Axis("rows", 10)
+
+    def seen(x: jax.Array) -> jax.Array:
+        return px.map_fn(lambda x: x + 1j * jax.sharding.get_abstract_mesh().size, x, rows)
+
+    with pytest.raises(AssertionError, match="differs on 1 and on 2 devices"):
+        assert_same_everywhere(seen, jnp.arange(10.0), devices=(1, 2))

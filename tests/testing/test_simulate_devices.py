@@ -48,3 +48,11 @@ def test_too_late_with_enough_devices_is_fine():
 def test_a_malformed_number_is_refused(n):
     done = _python(f"simulate_devices({n})")
     assert "DeviceError: simulate_devices: n must be an integer of at least 1, got" in done.stderr
+
+
+def test_flags_are_kept_if_it_is_too_late() -> None:
+    flags = "--xla_force_host_platform_device_count=3"
+    code = "import os, jax; jax.devices(); from paraxis.testing import simulate_devices; simulate_devices(2); "
+    command = [sys.executable, "-c", code + "print(os.environ['XLA_FLAGS'])"]
+    done = subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == flags, done.stderr

@@ -55,3 +55,13 @@ def test_a_buffer_may_be_used_again_at_once(devices: int) -> None:
     laid_out = batches.lay_out(buffer, place(devices, 64))
     buffer[:] = 0
     assert float(jnp.min(laid_out.tree)) == 1
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_aligned_buffer_may_be_used_again_at_once(devices: int) -> None:
+    raw = np.ones(64 * 1024 + 16, "float32")
+    start = -raw.ctypes.data % 64 // 4
+    buffer = raw[start : start + 64 * 1024].reshape(64, 1024)
+    laid_out = batches.lay_out(buffer, batches.on_auto(layout.place(axis_on(devices, 64))))
+    buffer[:] = 0
+    assert float(jnp.min(laid_out.tree)) == 1

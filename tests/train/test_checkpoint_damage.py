@@ -208,3 +208,35 @@ def test_what_was_removed_is_not_called_damaged(
     words = r"restore: the checkpoints of steps 1 in .* were removed by another process while they were read, and there"
     with pytest.raises(px.CheckpointError, match=f"^{words} is no other; look before"):
         checkpoints.restore(state(0))
+
+
+def test_a_flipped_bit_of_a_large_leaf_is_found(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    trees = [{"w": rng.normal(size=(200, 200)).astype("float32")} for _ in range(2)]
+    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
+    for step, tree in enumerate(trees):
+        checkpoints.save(step, tree)
+    file = max((f for f in (tmp_path / "1").rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(bytes(content))
+    with pytest.warns(UserWarning, match=r"the leaf \['w'\] has another checksum"):
+        restored = checkpoints.restore(trees[0])
+    np.testing.assert_array_equal(restored.tree["w"], trees[0]["w"])
+
+
+def test_one_that_was_moved_away_for_another_comes_back(tmp_path: Path) -> None:
+    px.Checkpoints(tmp_path, asynchronous=False).save(3, {"x": 7})
+    (tmp_path / "3").rename(tmp_path / "replaced-3")
+    checkpoints = px.Checkpoints(tmp_path)
+    assert checkpoints.steps == (3,)
+    assert checkpoints.restore({"x": 0}).tree == {"x": 7}
+
+
+def test_what_has_no_record_is_not_put_in_place(tmp_path: Path) -> None:
+    px.Checkpoints(tmp_path, asynchronous=False).save(3, {"x": 7})
+    (tmp_path / "3").rename(tmp_path / "saving-3")
+    (tmp_path / "saving-3" / "paraxis.json").unlink()
+    assert px.Checkpoints(tmp_path).steps == ()
+    assert not (tmp_path / "3").exists()
+    px.Checkpoints(tmp_path, asynchronous=False).save(3, {"x": 8})

@@ -289,3 +289,27 @@ def test_keys_and_arrays_on_other_devices_are_rows_too() -> None:
     for k, key in enumerate(batch["key"]):
         assert_same_bits(metrics[f"row {k}"].total, jax.random.uniform(key))
         assert float(metrics[f"row {k}"].weight) == 5
+
+
+NUMBERS = {"x": np.linspace(1, 3, 13, dtype="float32")}
+
+
+def _squared(params: Any, batch: Any) -> jax.Array:
+    return (params["w"] * batch["x"] - 1) ** 2
+
+
+def test_a_clipped_gradient_has_the_norm_of_the_limit() -> None:
+    """By steps of plain descent, since Adam's do not depend on the gradient's scale."""
+    state = px.TrainState.create({"w": jnp.float32(2.0)}, optax.sgd(1.0))
+    new, metrics = px.train_step(_squared, clip=0.1, donate=False)(state, NUMBERS)
+    assert float(metrics["grad_norm"]) > 1
+    np.testing.assert_allclose(float(state.params["w"] - new.params["w"]), 0.1, rtol=1e-5)
+
+
+def test_mutable_state_keeps_its_dtype_in_bfloat16() -> None:
+    def averaged(params: Any, batch: Any, mutable: Any) -> Any:
+        return _squared(params, batch), {"mean": jnp.mean(batch["x"])}
+
+    state = px.TrainState.create({"w": jnp.float32(2.0)}, optax.sgd(0.1), mutable={"mean": jnp.float32(0)})
+    state, _ = px.train_step(averaged, precision="bfloat16")(state, NUMBERS)
+    assert state.mutable["mean"].dtype == "float32"

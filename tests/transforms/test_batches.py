@@ -293,3 +293,22 @@ def test_results_that_are_not_rows_are_not_cut() -> None:
     assert [y.shape for y in got] == [(10, 3), (24,), (8,)]
     assert_close(host(got[0]), x)
     assert_close(np.asarray(got[1])[:3], np.asarray(x[:2]).mean(0))
+
+
+@pytest.mark.parametrize("name", ["columns by a number of each row", "a scan over rows that sees all rows beside"])
+def test_rows_that_meet(name: str) -> None:
+    def columns(x: jax.Array, i: jax.Array) -> jax.Array:
+        return x[:, i].sum(1)
+
+    def scanned(x: jax.Array, i: jax.Array) -> jax.Array:
+        all_beside = jnp.broadcast_to(x.sum(1), (len(x), len(x)))
+        return jax.lax.scan(lambda c, s: (c, (s[0].sum() * s[1]).sum()), 0.0, (x, all_beside))[1]
+
+    with pytest.raises(px.ShapeError, match="is not one value per row"):
+        px.Parallel(columns if name.startswith("columns") else scanned)(np.ones((5, 6), "f"), np.arange(5))
+
+
+def test_rows_in_a_variable_are_refused() -> None:
+    v = nnx.Variable(jnp.zeros(()), sync="stack")
+    with pytest.raises(px.ShapeError, match=r"variable \(Variable\) is written with what depends on the rows"):
+        px.Parallel(lambda v, x: v.set_value(x), v)(values(10))

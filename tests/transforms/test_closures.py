@@ -265,3 +265,22 @@ def test_frozen_modules_cannot_be_written(make: Any, name: str) -> None:
 def test_only_modules_can_be_frozen() -> None:
     with pytest.raises(px.StateError, match=r"freeze: module must be an NNX module, got dict; write px\.freeze\(net\)"):
         px.freeze({"w": values(3)})
+
+
+NET = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+
+
+class Base:
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x * 2
+
+
+class Derived(Base):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return NET(x)
+
+
+def test_an_overriding_method_is_looked_into() -> None:
+    derived = Derived()
+    with pytest.raises(px.StateError, match="'NET', a Linear"):
+        px.Jit(lambda x: derived(x))

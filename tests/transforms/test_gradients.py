@@ -193,3 +193,9 @@ def test_wrong_choices_say_what_to_write() -> None:
         px.GradValues(lambda net, x: net(x).sum(), net, wrt=3)(X)  # pyright: ignore[reportArgumentType]
     with pytest.raises(px.ShapeError, match=r"has_aux=True the function must return \(value, aux\)"):
         px.grad(lambda net, x: net(x).sum(), has_aux=True)(net, X)
+
+
+def test_gradients_come_in_the_order_that_was_asked_for() -> None:
+    a, b = nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Linear(3, 4, rngs=nnx.Rngs(1))
+    of_b, of_a = px.grad(lambda a, b, x: (a(x) + 2 * b(x)).sum(), argnums=(1, 0))(a, b, jnp.ones((2, 3)))
+    assert (float(of_a[0][0]), float(of_b[0][0])) == (2.0, 4.0)

@@ -289,3 +289,8 @@ def test_a_call_that_fails_on_another_mesh_leaves_the_next_one_right() -> None:
 
 def _fail() -> Any:
     raise RuntimeError("stop")
+
+
+def test_the_mean_of_an_integer_is_a_float() -> None:
+    got = px.Parallel(lambda x: jnp.asarray(3), reduce="mean")(jnp.ones(8))
+    assert (got.dtype, float(got)) == (jnp.float32, 3.0)

@@ -351,3 +351,10 @@ def test_a_rule_that_is_set_after_the_first_call_is_seen() -> None:
     total.set_metadata("sync", "sum")
     fn(jnp.ones(16))
     assert int(total[...]) == 16
+
+
+def test_a_batch_norm_that_names_its_axis_keeps_it() -> None:
+    net = nnx.Dict(own=nnx.BatchNorm(3, axis_name="rows", rngs=nnx.Rngs(0)))
+    seen: list[str] = []
+    px.Parallel(lambda net, x: seen.append(net.own.axis_name), net, sync_batch_norm=True)(values(8))
+    assert seen[0] == "rows"

@@ -114,7 +114,8 @@ def _compare(fn: Callable[..., Any], first: Any, other: Any, where: str, rtol: f
     def one(path: Any, a: np.ndarray, b: np.ndarray) -> None:
         message = f"{_name(fn)}: result{jax.tree_util.keystr(path)} differs on {where}"
         if np.issubdtype(a.dtype, np.inexact) or a.dtype.kind == "V":
-            a, b = a.astype(np.float64), b.astype(np.float64)
+            wide = np.complex128 if np.iscomplexobj(a) else np.float64
+            a, b = a.astype(wide), b.astype(wide)
             np.testing.assert_allclose(b, a, rtol=rtol, atol=atol, err_msg=message)
         else:
             np.testing.assert_array_equal(b, a, err_msg=message)

@@ -1,0 +1,24 @@
+"""No public face: no file of a few rows has all kinds of targets, and each fit of one takes seconds."""
+
+from typing import Any
+
+import numpy as np
+
+from paraxis.cli.fit._tables import Column
+from paraxis.cli.fit._targets import UNKNOWN, Target, choose
+
+
+def _integers(values: Any) -> Column:
+    x = np.array(values, float)
+    return Column("y", "integer", x, np.isnan(x), "int64")
+
+
+def test_few_different_integers_are_classes() -> None:
+    target, _ = choose(_integers([0, 1, 2, 2]), "auto")
+    assert (target.objective, target.classes) == ("logistic", (0, 1, 2))
+    assert choose(_integers(range(21)), "auto")[0].objective == "squared"
+
+
+def test_a_label_that_was_not_fitted_is_unknown() -> None:
+    target = Target("y", "logistic", (0, 2), "integer")
+    assert target.encoded(_integers([2, 1, 0, 3, -1])).tolist() == [1, UNKNOWN, 0, UNKNOWN, UNKNOWN]
