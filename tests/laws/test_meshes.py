@@ -59,6 +59,7 @@ def test_over_one_or_several_axes_of_a_mesh(kind: str, size: int, given: bool) -
             assert_close(jax.tree.map(np.asarray, gradient(w, x)), jax.tree.map(np.asarray, expected), rtol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [7, 8])
 def test_the_mesh_axis_of_the_same_name(kind: str, size: int) -> None:
     w, x, axis = values(2), values(size, 2), px.Axis("rows", size)
@@ -173,6 +174,7 @@ def test_nested_axes_and_gradients_through_both(shape: dict[str, int] | None, si
     assert_close(got, jax.value_and_grad(plain_nested_loss, argnums=(0, 1))(w, x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sizes", [(4, 8), (3, 5)], ids=str)
 def test_nested_axes_on_a_mesh_that_is_set(kind: str, sizes: tuple[int, int]) -> None:
     w, x = values(2), values(*sizes, 2)
@@ -202,6 +204,7 @@ def _exchange_with_other_pods(pods: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sizes", [(3, 5), (4, 8)], ids=str)
 def test_exchange_along_the_outer_axis_from_a_nested_body(kind: str, sizes: tuple[int, int]) -> None:
     """The mesh axes have the names of ours, and other sizes."""

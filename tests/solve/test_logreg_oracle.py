@@ -173,6 +173,7 @@ def test_hard_data_in_float32_are_solved_or_said_not_to_be(name: str, preconditi
         assert _objective(coef, bias, x, y, l2) <= _optimum(name)[1] * (1 + missed), state.reason
 
 
+@pytest.mark.slow
 def test_separable_data_without_a_penalty_never_become_nan() -> None:
     x = np.random.default_rng(0).normal(size=(60, 3))
     y = (x[:, 0] > 0).astype(np.int32)

@@ -103,7 +103,7 @@ def _assert_solved(kind: str, params: Any, tolerance: float) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("precondition", ["auto", "gram", None])
-@pytest.mark.parametrize("kind", ["softmax", "poisson"])
+@pytest.mark.parametrize("kind", ["poisson", "softmax"])
 def test_a_linear_models_solution_is_scikit_learns_on_1_and_8_devices(kind: str, precondition: Any) -> None:
     for wide, tol, tolerance in ((True, 1e-11, 1e-9), (False, 1e-6, 1e-4)):
         with jax.enable_x64(wide):

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import paraxis as px
+from tests._support import at_night
 from tests.train._models import (
     LinenNet,
     Net,
@@ -41,7 +42,7 @@ def test_one_device_gives_the_bits_of_a_loop_written_by_hand() -> None:
     np.testing.assert_array_equal(found, losses)
 
 
-@pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("devices", [8, *at_night([2, 3], 2)])
 def test_any_batch_on_any_devices_is_that_batch_on_one(devices: int) -> None:
     """Batch normalisation takes the statistics of the real rows, and dropout drops what it drops on one device."""
     batches = [rows(size, size) for size in SIZES]
@@ -84,6 +85,7 @@ def weighted(params: Any, batch: Any) -> Any:
     return px.Mean(jnp.sum(losses * batch["weight"]), jnp.sum(batch["weight"])), {"losses": losses}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("devices", "at_once"), [(1, 5), (8, 8), (2, 1)])
 def test_micro_batches_add_up_to_the_whole_batch(devices: int, at_once: int) -> None:
     batch = rows(13) | {"weight": np.arange(13, dtype="float32") % 3}
