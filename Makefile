@@ -15,9 +15,9 @@ SOURCES := pyproject.toml $(wildcard constraints*.txt)
 
 help:
 	@echo 'make demo       real digits on all devices: a CNN split over 100 clients, an ensemble of networks'
-	@echo 'make test       the tests of every day: ten minutes on two cores'
+	@echo 'make test       the tests of every day: some ten minutes on two cores'
 	@echo 'make test-all   all tests, with their coverage: for nights and releases'
-	@echo 'make defects    break the package on purpose, some eighty times: does make test notice?'
+	@echo 'make defects    break the package on purpose, some two hundred times: does make test notice?'
 	@echo 'make install    $(VENV) with everything that tests, examples, benchmarks and documentation need'
 	@echo 'make bench      every benchmark in turn'
 	@echo 'make lint       ruff, pyright, import contract'
