@@ -69,8 +69,9 @@ def test_a_linear_models_solution_by_each_argument(by: str) -> None:
         np.testing.assert_allclose(forward, expected, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("batched", [False, pytest.param(True, marks=pytest.mark.slow)])
 @in_float64
-def test_ridge_by_hand() -> None:
+def test_ridge_by_hand(batched: bool) -> None:
     x, y = X, X @ np.array([1.0, -2.0, 0.5]) + np.sin(np.arange(40.0))
     solver = px.solve.LBFGS(objective.ridge, **TIGHT)
 
@@ -83,9 +84,11 @@ def test_ridge_by_hand() -> None:
     args = jnp.asarray(0.3), jnp.asarray(x), jnp.asarray(y)
     np.testing.assert_allclose(ours(*args), closed(*args), rtol=1e-9)
     derivatives = jax.jit(jax.jacrev(closed, argnums=(0, 1, 2)))(*args)
-    for transform in (jax.jacfwd, jax.jacrev):
-        for found, expected in zip(jax.jit(transform(ours, argnums=(0, 1, 2)))(*args), derivatives, strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
+    if not batched:
+        for transform in (jax.jacfwd, jax.jacrev):
+            for found, expected in zip(jax.jit(transform(ours, argnums=(0, 1, 2)))(*args), derivatives, strict=True):
+                np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
+        return
     batch = jnp.array([0.1, 0.3, 1.0])
     found = jax.jit(jax.vmap(jax.grad(lambda l2: ours(l2, *args[1:]).sum())))(batch)
     expected = jax.vmap(jax.grad(lambda l2: closed(l2, *args[1:]).sum()))(batch)
@@ -137,6 +140,14 @@ def test_a_solution_by_what_a_function_closes_over(close: Callable[[Any], Any]) 
     expected = _differences(solution, at)
     np.testing.assert_allclose(jax.jacfwd(solution)(at), expected, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(jax.jit(jax.jacrev(solution))(at), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.slow
+@in_float64
+def test_a_batch_of_what_a_function_closes_over() -> None:
+    def solution(at: Any) -> jax.Array:
+        return px.solve.LBFGS(_by_cell(at), **TIGHT).run(jnp.array([0.3, -0.5])).params
+
     batch = jnp.array([[1.0, -2.0], [0.5, 3.0]])
     np.testing.assert_allclose(jax.vmap(solution)(batch), np.stack([solution(b) for b in batch]), rtol=1e-8)
 
@@ -162,7 +173,7 @@ def test_a_start_does_not_move_the_solution() -> None:
     np.testing.assert_array_equal(jax.grad(solution)(jnp.array([3.0, 4.0])), [0, 0])
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["multiclass_logreg", "multiclass_logreg_with_intercept"])
 @in_float64
 def test_probabilities_have_a_derivative_where_the_hessian_is_singular(name: str) -> None:
