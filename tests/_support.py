@@ -1,5 +1,6 @@
 """Axes laid over some of the devices, and the comparison of trees, for the tests of all rooms."""
 
+import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -14,7 +15,7 @@ import paraxis as px
 
 # The columns of every law: (number of devices, number of elements). Of every day are one device, sizes that divide and
 # sizes that do not; a few of all the others, picked by a fixed seed, are of the night.
-EVERY_DAY = [(1, 3), (8, 8), (8, 10)]
+EVERY_DAY = [(1, 3), (8, 8), (8, 13)]
 ALL_PLACEMENTS = [(devices, size) for devices in (1, 2, 3, 8) for size in (1, 3, 7, 8, 10, 16)]
 
 
@@ -65,6 +66,26 @@ def in_double(f: Callable[..., Any], *args: Any) -> Any:
         wide = jax.jit(f)(*(jax.numpy.asarray(np.asarray(x), "float64") for x in args))
         wide = jax.tree.map(np.asarray, wide)
     return jax.tree.map(narrow, wide)
+
+
+_lowered: list[str] = []
+
+
+def _note(event: str, duration_secs: float, **what: Any) -> None:
+    del duration_secs
+    if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
+        _lowered.append(what.get("fun_name", "?"))
+
+
+jax.monitoring.register_event_duration_secs_listener(_note)
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[str]]:
+    """What JAX makes ready for XLA within, by its name; in the list when the block has ended."""
+    before, found = len(_lowered), []
+    yield found
+    found.extend(_lowered[before:])
 
 
 def equations(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[JaxprEqn]:

@@ -10,7 +10,7 @@ import pytest
 from jax.test_util import check_grads
 
 import paraxis as px
-from tests._support import assert_close, axis_on, equations, values
+from tests._support import assert_close, axis_on, compilations, equations, values
 
 PLACED = [(1, 3), (2, 5), (8, 3)]
 
@@ -99,7 +99,7 @@ def test_a_derivative_shows_the_primitives_by_axis(size: int) -> None:
         return px.reduce_mean(jnp.cos(y), axis)
 
     shown = set(_shown(jax.make_jaxpr(jax.grad(loss))(2.0)))
-    assert shown == {("px_broadcast", "clients"), ("px_reduce_sum", "clients")}
+    assert shown == {("px_map", "clients"), ("px_broadcast", "clients"), ("px_reduce_sum", "clients")}
 
 
 def test_no_collective_is_hidden_in_a_shard_map() -> None:
@@ -123,10 +123,10 @@ def test_each_reduction_is_shown_as_itself(kind: str) -> None:
     assert _shown(jaxpr) == [(f"px_reduce_{kind}", "clients")]
 
 
-# --- one trace per shape ----------------------------------------------------------------------------------------------
+# --- one trace per call, one program per structure --------------------------------------------------------------------
 
 
-def test_a_body_is_traced_once_per_shape() -> None:
+def test_a_body_is_traced_once_per_call_and_compiled_once_per_structure() -> None:
     traced: list[tuple[int, ...]] = []
 
     def body(x: jax.Array) -> jax.Array:
@@ -134,13 +134,16 @@ def test_a_body_is_traced_once_per_shape() -> None:
         return jnp.sin(x)
 
     axis = axis_on(2, 5)
-    for _ in range(3):
+    px.map_fn(body, values(5, 2), axis)
+    with compilations() as compiled:
         px.map_fn(body, values(5, 2), axis)
-    assert traced == [(2,)]
-    px.map_fn(body, values(5, 2), axis_on(2, 5))
-    assert traced == [(2,)], "an equal axis is the same axis"
-    px.map_fn(body, values(5, 3), axis)
-    assert traced == [(2,), (3,)]
+        px.map_fn(body, values(5, 2), axis_on(2, 5))
+    assert not compiled, "an equal axis is the same axis"
+    assert traced == [(2,)] * 3
+    x = jnp.asarray(values(5, 3))
+    with compilations() as compiled:
+        px.map_fn(body, x, axis)
+    assert len(compiled) == 1
 
 
 def test_a_compiled_function_traces_its_body_once() -> None:

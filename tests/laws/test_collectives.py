@@ -65,7 +65,7 @@ def test_every_collective_and_its_derivative(placement: tuple[int, int]) -> None
     def there(x: jax.Array) -> Any:
         return plain(x), jax.grad(lambda x: _score(plain(x)))(x)
 
-    assert_close(jax.jit(here)(x), jax.jit(there)(x), rtol=1e-4, atol=1e-4)
+    assert_close(jax.jit(here)(x), jax.jit(there)(x), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 10)], ids=str)
@@ -235,17 +235,18 @@ def test_inside_a_function_with_a_derivative_of_its_own() -> None:
     def total(x: jax.Array) -> jax.Array:
         return lax.psum(x, NAME)
 
-    total.defvjp(lambda x: (total(x), None), lambda _, ct: (ct,))
-    with pytest.raises(px.CollectiveError, match=r"a derivative of its own \(custom_vjp.*move it out of that function"):
-        px.map_fn(lambda x: total(x), values(4), axis_on(2, 4))
+    total.defvjp(lambda x: (total(x), None), lambda _, ct: (3 * ct,))
+    axis, x = axis_on(2, 5), values(5)
+    assert_close(px.map_fn(total, x, axis), np.full(5, x.sum()))
+    assert_close(jax.grad(lambda x: px.map_fn(total, x, axis).sum())(x), np.full(5, 3.0))
 
     @jax.custom_jvp
     def mean(x: jax.Array) -> jax.Array:
         return lax.pmean(x, NAME)
 
-    mean.defjvps(lambda t, _, x: t)
-    with pytest.raises(px.CollectiveError, match=r"a derivative of its own \(custom_jvp"):
-        px.map_fn(lambda x: mean(x), values(4), axis_on(2, 4))
+    mean.defjvps(lambda t, _, x: 2 * t)
+    assert_close(px.map_fn(mean, x, axis), np.full(5, x.mean()))
+    assert_close(jax.grad(lambda x: px.map_fn(mean, x, axis).sum())(x), np.full(5, 2.0))
 
 
 def test_outside_a_mapped_function() -> None:

@@ -46,7 +46,7 @@ def test_numbers_are_traced_and_can_be_differentiated():
         return px.reduce_sum(x) * n
 
     assert [float(fn(x, n)) for n in (1, 2, 3)] == [7, 14, 21]
-    assert len(seen) == 1
+    assert not any(isinstance(n, int) for n in seen), "traced, not constants"
 
 
 def test_functions_are_constants():

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import collectives, jax_api, layout, scope
+from paraxis._core import collectives, jax_api, layout, scope, structure
 from paraxis._core.errors import LoweringError
 from paraxis._core.layout import Placement
 
@@ -20,7 +20,7 @@ Rows = list[Any]
 """A tree for each row, on the device that the row's block is on; as many as there are elements, without padding."""
 
 
-def map_elements(fn: Callable[..., Any], structure: Any, leaves: Sequence[jax.Array], placement: Placement) -> Any:
+def map_elements(fn: Callable[..., Any], arguments: Any, leaves: Sequence[jax.Array], placement: Placement) -> Any:
     """``fn`` over concrete arrays ``(size, ...)``; the result's leaves are ``(size, ...)``.
 
     Raises:
@@ -32,13 +32,26 @@ def map_elements(fn: Callable[..., Any], structure: Any, leaves: Sequence[jax.Ar
             "used under jit, grad or vmap, or in a mapped function; there, write lowering='unroll'"
         )
     require_alone("map_fn", placement)
-    run = _remembered(fn, structure, placement)
-    return stacked(call(run, [split(list(leaves), placement)], [], placement), placement)
+    inner = scope.within(placement.axis)
+
+    def one(*leaves: Any) -> Any:
+        with scope.entered(inner):
+            return fn(*jax.tree.unflatten(arguments, leaves))
+
+    avals = [jax_api.element_struct(leaf) for leaf in leaves]
+    body, out_tree = jax_api.trace(one, avals, collectives.sizes(inner.mapped))
+    body, consts = jax_api.without_constants(body)
+
+    def make() -> Callable[..., Any]:
+        return executable(lambda own, shared: jax_api.jaxpr_as_fun(body)(*shared, *own), placement, donate=False)
+
+    run = _compiled.get(structure.key((body, placement)), make)
+    copies = [[jax.device_put(x, device) for x in consts] for device in layout.devices(placement)]
+    rows = call(run, [split(list(leaves), placement)], [copies], placement)
+    return jax.tree.unflatten(out_tree, stacked(rows, placement))
 
 
-@functools.lru_cache(maxsize=256)
-def _remembered(fn: Callable[..., Any], structure: Any, placement: Placement) -> Callable[..., Any]:
-    return executable(lambda leaves: fn(*jax.tree.unflatten(structure, leaves)), placement, donate=False)
+_compiled: structure.Recent[Callable[..., Any]] = structure.Recent(256)
 
 
 def require_alone(verb: str, placement: Placement) -> None:
@@ -57,8 +70,7 @@ def require_alone(verb: str, placement: Placement) -> None:
 
 def executable(fn: Callable[..., Any], placement: Placement, *, donate: bool) -> Any:
     """One element's function compiled; its first argument is given away if ``donate``."""
-    outer = scope.current()
-    inner = scope.Scope(outer.declared, (*outer.mapped, placement.axis))
+    inner = scope.within(placement.axis)
 
     def run(*args: Any) -> Any:
         leaves, structure = jax.tree.flatten(args)

@@ -9,7 +9,7 @@ Derivatives are those of ``jax.vmap``: the transpose of a sum over all elements 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -190,6 +190,27 @@ def lifted(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis]) -> jax_api.ClosedJ
     return jax_api.trace(run, body.in_avals, sizes(mapped))[0]
 
 
+def differentiable(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis]) -> jax_api.ClosedJaxpr:
+    """The same body without exchanges of which JAX's own rule for the transpose fails: untiled ``all_to_all``."""
+    if not jax_api.holds(body.jaxpr, "all_to_all"):
+        return body
+    known = {axis.name: axis.size for axis in mapped}
+
+    def special(eqn: jax_api.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
+        if any(jax_api.holds(sub, "all_to_all") for sub in jax_api.subjaxprs(eqn)) and eqn.primitive.name != "px_map":
+            return _rebind(eqn, operands, lambda body, args: jax_api.evaluate(body, args, lambda _: False, special))
+        name = _axes(eqn)[0] if eqn.primitive.name == "all_to_all" else None
+        if name not in known or eqn.params.get("axis_index_groups") is not None:
+            return None
+        rows = jax.lax.all_gather(operands[0], name)
+        return [_all_to_all(rows, jax.lax.axis_index(name), size=known[name], **eqn.params)]
+
+    def run(*args: Any) -> list[Any]:
+        return jax_api.evaluate(body, args, lambda _: False, special)
+
+    return jax_api.trace(run, body.in_avals, sizes(mapped))[0]
+
+
 def sizes(mapped: Sequence[Axis]) -> dict[str, int]:
     """The names by which a body, and those nested in it, mean logical axes; of equal ones the innermost counts."""
     return {name: axis.size for axis in mapped for name in (axis.name, _logical(axis.name))}
@@ -221,14 +242,42 @@ def used(jaxpr: jax_api.Jaxpr, placement: Placement) -> bool:
         CollectiveError: if it does so by the name of a mesh axis that carries it, which would leave out the other
             elements of each device.
     """
+    return _checked(jaxpr, placement, placement.mesh_axes, _logical(placement.axis.name))
+
+
+def exchanges(jaxpr: jax_api.Jaxpr, placement: Placement, mapped: Sequence[Axis]) -> bool:
+    """The same of a body that is not lifted, in which the names of mapped axes hide those of mesh axes."""
+    logical = {axis.name for axis in mapped}
+    hidden = [name for name in placement.mesh_axes if name not in logical]
+    return _checked(jaxpr, placement, hidden, placement.axis.name)
+
+
+def _checked(jaxpr: jax_api.Jaxpr, placement: Placement, refused: Sequence[str], sought: str) -> bool:
     name = placement.axis.name
-    for hidden in placement.mesh_axes:
+    for hidden in refused:
         if _mentions(jaxpr, frozenset([hidden])):
             raise CollectiveError(
                 f"a collective inside the body names the mesh axis {hidden!r}, which carries the elements of axis "
                 f"{name!r}: it would miss those that share a device. Write px.psum(x, {name!r}), or the like"
             )
-    return _mentions(jaxpr, frozenset([_logical(name)]))
+    return _mentions(jaxpr, frozenset([sought]))
+
+
+def mentions(jaxpr: jax_api.Jaxpr, axis: Axis) -> bool:
+    """Whether a body, not lifted, exchanges values along an axis."""
+    return _mentions(jaxpr, frozenset([axis.name]))
+
+
+def named_in(eqn: jax_api.JaxprEqn, names: Set[str]) -> bool:
+    """Whether an equation, or one inside it, names one of the axes."""
+    return not names.isdisjoint(_axes(eqn)) or any(_mentions(sub, frozenset(names)) for sub in jax_api.subjaxprs(eqn))
+
+
+def nests(eqn: jax_api.JaxprEqn) -> bool:
+    """Whether an equation, or one inside it, lays something out over a mesh."""
+    return eqn.primitive.name in ("px_map", "shard_map", "sharding_constraint", "reshard") or any(
+        any(map(nests, sub.eqns)) for sub in jax_api.subjaxprs(eqn)
+    )
 
 
 def _mentions(jaxpr: jax_api.Jaxpr, names: frozenset[str]) -> bool:
@@ -239,7 +288,9 @@ def _mentions(jaxpr: jax_api.Jaxpr, names: frozenset[str]) -> bool:
 
 
 def _bound(eqn: jax_api.JaxprEqn) -> frozenset[str]:
-    """The names that mean mesh axes inside an equation's body."""
+    """The names that mean another axis inside an equation's body."""
+    if eqn.primitive.name == "px_map":
+        return frozenset([eqn.params["axis"]])
     return jax_api.bound_axes(eqn) if eqn.primitive.name == "shard_map" else frozenset()
 
 

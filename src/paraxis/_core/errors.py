@@ -78,3 +78,7 @@ class ProcessError(ParaxisError, RuntimeError):
 
 class CommunicationError(ParaxisError, AssertionError):
     """A compiled program that communicates otherwise than promised."""
+
+
+for _error in (ParaxisError, *ParaxisError.__subclasses__()):  # a traceback names them as users do
+    _error.__module__ = "paraxis"

@@ -1,11 +1,10 @@
 """What a placed value is made of, remembered while a trace lasts.
 
-A value placed along an axis has the shape ``(size, ...)`` for whoever looks at it. Some have a better form to go on
-with: a broadcast one is still the shared value it came from; a map's result still has its padding, with each row on
-its device; and one computed in turns, or at more cost than its sum, need not be kept at all if only its
-sum is wanted. The next verb looks the form
-up by the identity of the tracer; an operation in between makes a new tracer, which has no form, and then the value
-itself is used. The form not taken is dead code, which the compiler drops.
+A value placed along an axis has the shape ``(size, ...)`` for whoever looks at it. Two have a better form to go on
+with: a broadcast one is still the shared value it came from; and a map's result that was computed in turns, or at more
+cost than its sum, need not be kept at all if only its sum is wanted. The next verb looks the form up by the identity
+of the tracer; an operation in between makes a new tracer, which has no form, and then the value itself is used. The
+form not taken is dead code, which the compiler drops.
 """
 
 import dataclasses
@@ -15,9 +14,8 @@ from typing import Any
 
 import jax
 
-from paraxis._core import jax_api, mapping, summing
+from paraxis._core import jax_api, local, maps, summing
 from paraxis._core.jax_api import Tracer
-from paraxis._core.layout import Placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +27,10 @@ class Shared:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Rows with their padding at hand: ``padded``, or nothing if there is none.
+    """The result of a map with that index, whose sum is better taken by :meth:`Call.sums`."""
 
-    ``call`` is the map whose result with that index they are, if they are one.
-    """
-
-    placement: Placement
-    padded: Any
-    call: "Call | None" = None
-    index: int = 0
+    call: "Call"
+    index: int
 
 
 class Call:
@@ -46,20 +39,33 @@ class Call:
     Sums are taken of all results together: a second one, of another result, is then at hand.
     """
 
-    def __init__(self, of: mapping.Mapping, operands: Sequence[jax.Array], *, sums_preferred: bool) -> None:
-        self.sums_preferred = sums_preferred
-        self._mapping = of
-        self._operands = operands
+    def __init__(self, body: maps.Body, operands: Sequence[jax.Array], shared: Sequence[bool], how: maps.How) -> None:
+        self.how = how
+        self._body = body
+        self._operands = [*body.consts, *operands]
+        self._shared = [*[True] * len(body.consts), *shared]
         self._trace = jax_api.get_opaque_trace_state()
         self._sums: dict[Any, tuple[Sequence[Any], list[jax.Array]]] = {}
 
     def sums(self, term: summing.Term, extras: Sequence[jax.Array]) -> list[jax.Array]:
         if jax_api.get_opaque_trace_state() != self._trace:  # in a loop's body, say: its values do not outlive it
-            return mapping.run_sum(self._mapping, term, self._operands, extras)
+            return self._map(term, extras)
         key = (term, *map(id, extras))
         if key not in self._sums:  # the extras are kept, so that their ids stay theirs
-            self._sums[key] = (extras, mapping.run_sum(self._mapping, term, self._operands, extras))
+            self._sums[key] = (extras, self._map(term, extras))
         return self._sums[key][1]
+
+    def _map(self, term: summing.Term, extras: Sequence[jax.Array]) -> list[jax.Array]:
+        jaxpr = self._body.jaxpr
+        count = len(jaxpr.in_avals)
+
+        def terms(*args: Any) -> list[jax.Array]:
+            return [term.element(y, *args[count:]) for y in jax_api.jaxpr_as_fun(jaxpr)(*args[:count])]
+
+        operands, shared = [*self._operands, *extras], [*self._shared, *[False] * len(extras)]
+        body = maps.Body.of(terms, maps.structs(operands, shared), self.how)
+        recipe = None if body.consts else local.SumOf(jaxpr, term)
+        return maps.bind(body, operands, shared, self.how, [True] * len(jaxpr.out_avals), recipe)
 
 
 _forms: dict[int, tuple[weakref.ref[Any], Shared | Result]] = {}

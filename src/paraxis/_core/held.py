@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from paraxis._core import apart, cost, jax_api, layout, local, mapping, scope
-from paraxis._core.layout import Placement
+from paraxis._core.layout import Placement, ready
 from paraxis._core.local import Lowering
 
 SMALL = 50_000_000
@@ -139,17 +139,6 @@ class Apart(Held):
 
     def struct(self) -> Any:
         return jax.tree.map(jax_api.struct, self.rows[0])
-
-
-def ready(tree: Any) -> Any:
-    """The same values; on CPU they are waited for, also inside ``grad``. For use before a program that communicates.
-
-    There a device that is done would hold a thread until the others come, and these may need it for what they are to
-    come with: with work in flight and more devices than cores, all wait for ever.
-    """
-    if jax.default_backend() == "cpu":
-        jax.block_until_ready([jax_api.behind(x) for x in jax.tree.leaves(tree)])
-    return tree
 
 
 def _unpadded(leaf: jax.Array, placement: Placement) -> jax.Array:
@@ -317,8 +306,7 @@ class Program:
 
     @functools.cached_property
     def _scope(self) -> scope.Scope:
-        outer = scope.current()
-        return scope.Scope(outer.declared, (*outer.mapped, self._placement.axis))
+        return scope.within(self._placement.axis)
 
     @functools.cached_property
     def _apart(self) -> Any:
@@ -334,12 +322,10 @@ class Program:
             structure = jax.tree.structure((first, *rest, *shared))
             mine, theirs = jax.tree.leaves((first, rest)), jax.tree.leaves(shared)
             is_shared = (False,) * len(mine) + (True,) * len(theirs)
-            padded = tuple(not x for x in is_shared)
             how: Lowering = "auto" if self._lowering == "dispatch" else self._lowering
             placement = self._placement
-            made = mapping.Mapping(self._fn, structure, placement, how, is_shared, padded, self._scope, held=True)
-            outcome = mapping.run(made, *mine, *theirs)
-            return jax.tree.unflatten(outcome.structure, outcome.results)
+            made = mapping.Mapping(self._fn, structure, placement, how, is_shared, self._scope)
+            return mapping.run(made, *mine, *theirs)
 
         return jax.jit(run, donate_argnums=0 if self._donate else ())
 

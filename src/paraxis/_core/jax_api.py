@@ -43,17 +43,21 @@ __all__ = [
     "define_jvp",
     "define_linear",
     "define_lowering",
+    "define_map",
     "element_struct",
     "evaluate",
     "gathered_from_processes",
     "get_opaque_trace_state",
+    "has_effects",
     "has_started",
+    "holds",
     "is_explicit",
     "is_impure",
     "is_tracing",
     "jaxpr_as_fun",
     "manual_axes",
     "map_jaxprs",
+    "pruned",
     "reached_stop",
     "rebind_shard_map",
     "rebuilt",
@@ -62,6 +66,8 @@ __all__ = [
     "subjaxprs",
     "tells_of_preemption",
     "trace",
+    "typed_struct",
+    "without_constants",
 ]
 
 
@@ -94,6 +100,73 @@ def define_batching(primitive: Primitive, rule: Callable[..., tuple[Any, int]]) 
     batching.primitive_batchers[primitive] = batch
 
 
+def define_map(
+    name: str,
+    avals: Callable[..., tuple[Sequence[Any], set[Any]]],
+    implementation: Callable[..., Sequence[Any]],
+    evaluated: Callable[..., Sequence[Any]],
+    jvp: Callable[..., Any],
+    transpose: Callable[..., Sequence[Any]],
+    batched: Callable[..., Any],
+) -> Primitive:
+    """A primitive with any number of operands and results.
+
+    ``avals`` gives the results' avals and effects; ``implementation`` is lowered, ``evaluated`` called with concrete
+    arrays. ``jvp(primals, live, tangents of these, **params)`` gives results, which of them have tangents, and these.
+    ``transpose(cotangents, of which results, operands, which are linear, **params)`` gives the linear ones' cotangents.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_effectful_abstract_eval(avals)
+    primitive.def_impl(evaluated)
+    mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
+    batching.primitive_batchers[primitive] = batched
+
+    def jvp_rule(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+        live = [type(t) is not ad.Zero and t.dtype != jax.dtypes.float0 for t in tangents]
+        given = [t for t, is_live in zip(tangents, live, strict=True) if is_live]
+        results, moving, found = jvp(primals, live, given, **params)
+        rest = iter(found)
+        return results, [
+            next(rest) if moves else ad.Zero(jax.typeof(y).to_tangent_aval())
+            for y, moves in zip(results, moving, strict=True)
+        ]
+
+    def transpose_rule(cts: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
+        linear = [ad.is_undefined_primal(x) for x in operands]
+        live = [type(ct) is not ad.Zero for ct in cts]
+        if not any(live):
+            return [ad.Zero(x.aval.to_ct_aval()) if ad.is_undefined_primal(x) else None for x in operands]
+        given = [ct for ct, is_live in zip(cts, live, strict=True) if is_live]
+        rest = iter(transpose(given, live, operands, linear, **params))
+        return [next(rest) if is_linear else None for is_linear in linear]
+
+    ad.primitive_jvps[primitive] = jvp_rule
+    ad.primitive_transposes[primitive] = transpose_rule
+    return primitive
+
+
+def without_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+    """The same jaxpr with its constants as first arguments, and the constants."""
+    if not closed.consts:
+        return closed, []
+    jaxpr = closed.jaxpr
+    info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    open_ = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=info)
+    return ClosedJaxpr(open_, ()), list(closed.consts)
+
+
+def pruned(closed: ClosedJaxpr, outvars: Sequence[Any], *, effects: bool = True) -> ClosedJaxpr:
+    """A jaxpr of the same arguments for some of the values in it, with only what these, and its effects, need."""
+    needed = {v for v in outvars if not isinstance(v, Literal)}
+    eqns = []
+    for eqn in reversed(closed.jaxpr.eqns):
+        if (effects and eqn.effects) or any(v in needed for v in eqn.outvars):
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+            eqns.append(eqn)
+    return rebuilt(closed, list(reversed(eqns)), outvars)
+
+
 def trace(fn: Callable[..., Any], avals: Sequence[Any], axis_env: Mapping[str, int]) -> tuple[ClosedJaxpr, Any]:
     """The jaxpr of ``fn(*avals)`` with named axes bound, and the structure of its result."""
     closed, shape = jax.make_jaxpr(fn, axis_env=list(axis_env.items()), return_shape=True)(*avals)
@@ -113,19 +186,27 @@ def bound_axes(eqn: JaxprEqn) -> frozenset[str]:
 
 
 def rebind_shard_map(
-    eqn: JaxprEqn, change: Callable[[ClosedJaxpr, Sequence[Any]], Sequence[Any]], operands: Sequence[Any]
+    eqn: JaxprEqn,
+    change: Callable[[ClosedJaxpr, Sequence[Any]], Sequence[Any]],
+    operands: Sequence[Any],
+    mesh: Any = None,
 ) -> Sequence[Any]:
-    """The same ``shard_map`` with its body run by ``change(body, args)``, while its mesh axes have names."""
+    """The same ``shard_map`` with its body run by ``change(body, args)``, while its mesh axes have names.
+
+    ``mesh``: the mesh in force here, if it is to take the place of the equation's own, of which it has all axes.
+    """
     params = eqn.params
     body = ClosedJaxpr(params["jaxpr"], ())
     run = jax.shard_map(
         lambda *args: tuple(change(body, args)),
-        mesh=params["mesh"],
+        mesh=params["mesh"] if mesh is None or mesh.empty else None,
         in_specs=tuple(params["in_specs"]),
         out_specs=tuple(params["out_specs"]),
         axis_names=set(bound_axes(eqn)),
         check_vma=params["check_vma"],
     )
+    if mesh is not None and not mesh.empty:
+        return run(*operands)
     with eqn.ctx.manager:
         return run(*operands)
 
@@ -173,9 +254,19 @@ def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
                 yield item
 
 
+def holds(jaxpr: Jaxpr, name: str) -> bool:
+    """Whether an operation of this name is in a program."""
+    return any(eqn.primitive.name == name or any(holds(sub, name) for sub in subjaxprs(eqn)) for eqn in jaxpr.eqns)
+
+
 def calls_back(jaxpr: Jaxpr) -> bool:
     """Whether a program calls Python while it runs."""
     return any("callback" in eqn.primitive.name or any(map(calls_back, subjaxprs(eqn))) for eqn in jaxpr.eqns)
+
+
+def has_effects(jaxpr: Jaxpr) -> bool:
+    """Whether running a program does something besides giving results."""
+    return any(not isinstance(effect, core.NamedAxisEffect) for effect in jaxpr.effects)
 
 
 def is_impure(jaxpr: Jaxpr) -> bool:
@@ -229,6 +320,16 @@ def struct(x: Any) -> jax.ShapeDtypeStruct:
     """What an array looks like, for tracing a function of it."""
     aval = jax.typeof(x)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def typed_struct(x: Any) -> jax.ShapeDtypeStruct:
+    """The same with its sharding, where that is part of its type."""
+    aval = jax.typeof(x)
+    mesh = aval.sharding.mesh
+    typed = not mesh.empty and is_explicit(mesh, mesh.axis_names)
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=aval.sharding if typed else None
+    )
 
 
 def element_struct(x: Any) -> jax.ShapeDtypeStruct:

@@ -18,9 +18,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from paraxis._core import jax_api, scope
+from paraxis._core import jax_api, primitives, scope
 from paraxis._core.axis import Axis
-from paraxis._core.errors import AxisError
+from paraxis._core.errors import AxisError, DeviceError
 
 DEVICES = "paraxis_devices"
 """A mesh axis of this name, which only :func:`devices_mesh` makes, takes any axis that leaves its place open."""
@@ -114,15 +114,18 @@ def place(axis: Axis) -> Placement:
 
 def _place_inside(axis: Axis, context: AbstractMesh) -> Placement:
     """Inside another axis's body: the mesh axes still free, or none."""
+    outer = scope.current()
+    if context.empty and outer.mesh is not None:
+        context = outer.mesh
     if axis.mesh is not None and not context.empty and dict(axis.mesh.shape) != dict(context.shape):
         raise AxisError(
             f"axis {axis.name!r} has a mesh of its own, {dict(axis.mesh.shape)}, but is mapped inside "
-            f"{scope.current().mapped[-1].name!r}, which lies on {dict(context.shape)}. "
+            f"{outer.mapped[-1].name!r}, which lies on {dict(context.shape)}. "
             f"Put both on one mesh: px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over=…)"
         )
     if context.empty:
         return Placement(axis, None, ())
-    taken = jax_api.manual_axes(context)
+    taken = (*jax_api.manual_axes(context), *outer.taken)
     if axis.over is not None:
         _require(axis, context, "the mesh")
         clash = [name for name in axis.mesh_names if name in taken]
@@ -152,6 +155,14 @@ def _require(axis: Axis, mesh: Mesh | AbstractMesh, which: str) -> None:
             f"axis {axis.name!r} cannot be placed: {which} has no axis {missing[0]!r}; it has {has}. "
             f"Write px.Axis({axis.name!r}, {axis.size}{own}, over={mesh.axis_names[0]!r})"
         )
+
+
+def as_here(placement: Placement) -> Placement:
+    """The same placement where the mesh that it is on has been entered: some of its axes are taken."""
+    context = jax.sharding.get_abstract_mesh()
+    if context.empty or not isinstance(placement.mesh, AbstractMesh):
+        return placement
+    return dataclasses.replace(placement, mesh=context)
 
 
 def names_in_force(name: str) -> tuple[str, ...] | None:
@@ -250,13 +261,49 @@ def _mentions(entry: Any, names: tuple[str, ...]) -> bool:
     return entry in names or (isinstance(entry, tuple) and any(e in names for e in entry))
 
 
+def copies(x: jax.Array, placement: Placement) -> jax.Array:
+    """``(...)`` → ``(size, ...)``, as a broadcast along the axis; each device has its rows, if their number divides."""
+    spread = placement.size % placement.num_devices == 0
+    mesh = placement.mesh
+    names = placement.mesh_axes
+    laid = None
+    if spread and names and mesh is not None and not placement.is_explicit and not jax_api.manual_axes(mesh):
+        laid = primitives.Laid(mesh, names)
+    over = names if placement.is_explicit and spread else ()
+    return _copies(x, placement, placement.size, over, laid)
+
+
+def per_device(x: jax.Array, placement: Placement) -> jax.Array:
+    """``(...)`` → ``(num_devices, ...)``: one copy per device."""
+    return _copies(x, placement, placement.num_devices, placement.mesh_axes if placement.is_explicit else ())
+
+
+def _copies(
+    x: jax.Array, placement: Placement, rows: int, over: tuple[str, ...], laid: primitives.Laid | None = None
+) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys: no derivative, and JAX's own rules
+        return jnp.broadcast_to(x, (rows, *x.shape))
+    x = on_mesh(x, placement)
+    return primitives.broadcast(x, axis=placement.axis.name, rows=rows, size=rows, over=over, laid=laid)
+
+
 def device_index(placement: Placement) -> jax.Array | int:
     """Inside ``run_per_device``: the number of this device's block."""
     return jax.lax.axis_index(placement.crossed_axes) if placement.crossed_axes else 0
 
 
-def pad(x: jax.Array, placement: Placement) -> jax.Array:
-    """``(size, ...)`` → ``(num_padded, ...)``. New rows are safe to compute on once :func:`fill` has seen them.
+def unless_idle(work: Callable[..., list[jax.Array]], placement: Placement, *operands: Any) -> list[jax.Array]:
+    """Inside ``run_per_device``: ``work(*operands)``; zeros, without any work, on a device that has no element."""
+
+    def rest(*operands: Any) -> list[jax.Array]:
+        return [jnp.zeros(y.shape, y.dtype) for y in jax.eval_shape(work, *operands)]
+
+    has_rows = device_index(placement) * placement.num_local < placement.size
+    return jax.lax.cond(has_rows, work, rest, *operands)
+
+
+def pad(x: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
+    """``(size, ...)`` → ``(num_padded, ...)``. If ``safe``, :func:`fill` makes new rows such as can be computed on.
 
     Written with an operation that the compiler splits over the devices without moving anything; a concatenation
     with a copy of a row is gathered. Only if a device has no row of its own is one sent.
@@ -272,7 +319,7 @@ def pad(x: jax.Array, placement: Placement) -> jax.Array:
     if x.weak_type:  # then a Python number is as weakly typed, and has the same dtype
         zero = zero.item()
     padded = jax.lax.pad(x, zero, [(0, extra, 0)] + [(0, 0, 0)] * (x.ndim - 1))
-    if not placement.has_idle_device:
+    if not placement.has_idle_device or not safe:
         return padded
     return _fill_where_padded(jnp.arange(placement.num_padded) < placement.size, padded, x[:1])
 
@@ -293,7 +340,7 @@ def real_rows(placement: Placement) -> jax.Array | None:
 
 def _fill_where_padded(real: jax.Array | None, rows: jax.Array, row: jax.Array) -> jax.Array:
     assert real is not None
-    return jnp.where(real.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, jax.lax.stop_gradient(row))
+    return jnp.where(real.reshape((-1,) + (1,) * (rows.ndim - 1)), rows, row)
 
 
 def unpad(x: jax.Array, placement: Placement) -> jax.Array:
@@ -323,6 +370,21 @@ def in_blocks(x: Any, placement: Placement) -> jax.Array:
     """Padded rows ``(num_padded, ...)`` from the host, in blocks over the devices."""
     target = block_sharding(placement)
     return jnp.asarray(x) if target is None else jax.device_put(x, target)
+
+
+def abstract_mesh(placement: Placement) -> AbstractMesh | None:
+    """The mesh without its devices; ``None`` if there is none."""
+    return placement.mesh.abstract_mesh if isinstance(placement.mesh, Mesh) else placement.mesh
+
+
+@contextlib.contextmanager
+def in_force(mesh: AbstractMesh | None) -> Iterator[None]:
+    """Within, a mesh is in force while functions are traced, if none is."""
+    if mesh is None or not jax.sharding.get_abstract_mesh().empty:
+        yield
+    else:
+        with jax.sharding.use_abstract_mesh(mesh):
+            yield
 
 
 def concrete_mesh(placement: Placement) -> Mesh | None:
@@ -407,6 +469,36 @@ def _mesh_in_force() -> Mesh | None:
     return None if mesh.empty else mesh
 
 
+def put(x: Any, target: NamedSharding) -> jax.Array:
+    """``jax.device_put``, also of keys onto devices of other processes, all of which have the same value."""
+    if target.is_fully_addressable or not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.device_put(x, target)
+    data = jax.device_put(np.asarray(jax.random.key_data(x)), NamedSharding(target.mesh, target.spec))
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+
+
+def on_host(x: jax.Array) -> np.ndarray:
+    """A concrete array, also one of which other processes hold parts: then all must ask for it.
+
+    Raises:
+        DeviceError: if no part of it is on this process's devices.
+    """
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    if not x.addressable_shards:
+        raise DeviceError(
+            "gather: the value lies on devices of other processes only; put the axis on a mesh with devices of each: "
+            "px.Axis(name, size, mesh=jax.sharding.Mesh(jax.devices(), (name,)))"
+        )
+    if not x.is_fully_replicated:
+        x = ready(_whole(ready(x)))
+    return np.asarray(x.addressable_data(0))
+
+
+def _whole(x: jax.Array) -> jax.Array:
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(_named(x).mesh, P()))(x)
+
+
 def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
     """Bring a concrete array onto the placement's mesh if it is bound to another; leave tracers alone.
 
@@ -417,7 +509,7 @@ def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
     target = sharding(placement, rows=rows)
     if target is None or (x.committed and getattr(x.sharding, "mesh", None) == target.mesh):
         return x
-    return jax.device_put(x, target)
+    return put(x, target)
 
 
 def some_rows(x: jax.Array, every: int) -> tuple[jax.Array, np.ndarray]:
@@ -440,3 +532,14 @@ def whole_beside(x: jax.Array, other: jax.Array) -> jax.Array:
     """A copy of a concrete array on each device that another lies on."""
     mesh = getattr(other.sharding, "mesh", None)
     return jax.device_put(x, NamedSharding(mesh, P()) if isinstance(mesh, Mesh) else other.sharding)
+
+
+def ready(tree: Any) -> Any:
+    """The same values; on CPU they are waited for, also inside ``grad``. For use before a program that communicates.
+
+    There a device that is done would hold a thread until the others come, and these may need it for what they are to
+    come with: with work in flight and more devices than cores, all wait for ever.
+    """
+    if jax.default_backend() == "cpu":
+        jax.block_until_ready([jax_api.behind(x) for x in jax.tree.leaves(tree)])
+    return tree

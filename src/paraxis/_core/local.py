@@ -18,14 +18,16 @@ kept for its derivative. Elements that exchange values are always vectorised, si
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import collectives, cost, jax_api, scope, summing
+from paraxis._core import collectives, cost, jax_api, layout, scope, summing
 from paraxis._core.errors import LoweringError
+from paraxis._core.jax_api import ClosedJaxpr
 from paraxis._core.layout import Placement
+from paraxis._core.summing import PLAIN, Term
 
 Lowering = Literal["auto", "vmap", "unroll", "dispatch"]
 
@@ -44,7 +46,7 @@ def check(verb: str, lowering: str) -> None:
 class Element:
     """One element's function as a jaxpr: flat arguments in, flat results out."""
 
-    jaxpr: jax_api.ClosedJaxpr
+    jaxpr: ClosedJaxpr
     out_tree: Any
     communicates: bool
 
@@ -61,78 +63,166 @@ def element(fn: Callable[..., Any], placement: Placement, inner: scope.Scope, av
     return Element(jaxpr, out_tree, collectives.used(jaxpr.jaxpr, placement))
 
 
+class SumOf(NamedTuple):
+    """The same sums by another body, ``term`` of whose results they are; the operands that it lacks are extras."""
+
+    body: ClosedJaxpr
+    term: Term
+
+
+class TransposeOf(NamedTuple):
+    """The same by transposing a linear body over all rows together, as its products and loops contract them best.
+
+    Its first ``known`` arguments are given, and in the others, of which ``shared`` have no rows, it is linear;
+    ``summed`` says which of its results are sums over the elements.
+    """
+
+    body: ClosedJaxpr
+    known: int
+    shared: tuple[bool, ...]
+    summed: tuple[bool, ...]
+
+
+Turn = Callable[[Sequence[jax.Array], jax.Array | None], list[jax.Array]]
+"""Rows of one turn, and which of them are elements → results: rows, or sums over the elements."""
+
+
 def run(
-    one: Element, placement: Placement, lowering: Lowering, leaves: Sequence[jax.Array], shared: Sequence[bool]
-) -> list[jax.Array]:
-    """Run a device's elements. Shared leaves have one element's shape, the others ``(num_local, ...)``.
-
-    Returns:
-        The results, each ``(num_local, ...)``.
-    """
-    rows, arguments = _split(leaves, shared)
-    if one.communicates:
-        return _in_step(one, placement, lowering, arguments, rows)
-    several = _several(one, placement, lowering, arguments)
-    if placement.num_chunks == 1:
-        return several(rows)
-    parts = [_part(x, placement) for x in rows]
-    bounded = jax.checkpoint(several, prevent_cse=False)
-    _, results = jax.lax.scan(lambda _, part: (None, bounded(part)), None, parts, length=placement.num_chunks)
-    return [y.reshape(placement.num_local, *y.shape[2:]) for y in results]
-
-
-def sums_preferred(one: Element, placement: Placement, lowering: Lowering, shared: Sequence[bool]) -> bool:
-    """Whether to take the sum over elements by :func:`run_sum`, which runs the elements once more.
-
-    It costs less than the elements' results, or keeps none of them. What has effects is not run once more.
-    """
-    return not one.jaxpr.effects and (placement.num_chunks > 1 or _cut(one, placement, lowering, shared) is not None)
-
-
-def run_sum(
     one: Element,
     placement: Placement,
     lowering: Lowering,
     leaves: Sequence[jax.Array],
     shared: Sequence[bool],
-    term: summing.Term,
-    real: jax.Array | None,
-    extras: Sequence[jax.Array],
+    summed: Sequence[bool] = (),
+    term: Term | None = None,
 ) -> list[jax.Array]:
-    """Run a device's elements and keep only the sum of ``term`` over the real ones, for each result.
+    """Run a device's elements. Shared leaves have one element's shape, the others ``(num_local, ...)``.
 
-    ``real`` (``None``: all are) and ``extras`` are ``(num_local,)``.
+    With a ``term``, the last rows are its extras.
+
+    Returns:
+        The results: where ``summed``, the sum over the device's elements, else rows ``(num_local, ...)``.
     """
-    rows, arguments = _split(leaves, shared)
-    complex_weights = term.weighted and jnp.iscomplexobj(extras[-1])
-    cut = None if complex_weights else _cut(one, placement, lowering, shared)  # a product takes factors of one dtype
-    several = _several(one, placement, lowering, arguments)
+    summed = summed or (False,) * len(one.jaxpr.out_avals)
+    term = term or PLAIN
+    own = len(leaves) - term.num_extras
+    rows, arguments = _split(leaves[:own], shared[:own])
+    turn = _turn(one, placement, lowering, shared[:own], summed, term, arguments)
+    return _in_turns(turn, [*rows, *leaves[own:]], placement, summed)
 
-    def turn(rows: Sequence[jax.Array], real: jax.Array | None, extras: Sequence[jax.Array]) -> list[jax.Array]:
-        if cut is None:
-            return [summing.total(y, real, term, extras) for y in several(rows)]
+
+def _turn(
+    one: Element,
+    placement: Placement,
+    lowering: Lowering,
+    shared: Sequence[bool],
+    summed: Sequence[bool],
+    term: Term,
+    arguments: Callable[[Sequence[Any]], list[Any]],
+) -> Turn:
+    several = _several(one, placement, lowering, arguments)
+    cut = None
+    plain = not one.communicates and not jax_api.has_effects(one.jaxpr.jaxpr)
+    if any(summed) and plain and _choose(one, placement, lowering) == "vmap":
+        cut = summing.split(one.jaxpr, [not is_shared for is_shared in shared], summed)
+
+    def turn(rows: Sequence[jax.Array], real: jax.Array | None) -> list[jax.Array]:
+        own, more = rows[: len(rows) - term.num_extras], rows[len(rows) - term.num_extras :]
+        complex_weights = term.weighted and jnp.iscomplexobj(more[-1])  # a product takes factors of one dtype
+        if cut is None or complex_weights:
+            results = several(own, real)
+            return [
+                summing.total(y, real, term, more) if is_summed else y
+                for y, is_summed in zip(results, summed, strict=True)
+            ]
         head = jax_api.jaxpr_as_fun(cut.head)
         out_axes = [0 if depends else None for _, depends in cut.frontier]
-        values = jax.vmap(lambda *row: head(*arguments(row)), axis_size=placement.chunk, out_axes=out_axes)(*rows)
-        return cut.sums(values, placement.chunk, real, term, extras)
+        values = jax.vmap(lambda *row: head(*arguments(row)), axis_size=placement.chunk, out_axes=out_axes)(*own)
+        return cut.sums(values, placement.chunk, real, term, more)
 
+    return turn
+
+
+def run_transposed(
+    one: Element,
+    recipe: TransposeOf,
+    structs: Sequence[Any],
+    placement: Placement,
+    lowering: Lowering,
+    leaves: Sequence[jax.Array],
+    shared: Sequence[bool],
+) -> list[jax.Array]:
+    """The transpose of a device's elements' linear function; ``structs`` are its linear arguments' for one element.
+
+    The leaves are the known arguments and the cotangents of the results.
+    """
+    rows, _ = _split(leaves, shared)
+
+    def turn(rows: Sequence[jax.Array], real: jax.Array | None) -> list[jax.Array]:
+        given = _joined(leaves, rows, shared)
+        known, cts = given[: recipe.known], given[recipe.known :]
+        both = (*shared[: recipe.known], *recipe.shared)
+
+        def forward(*ts: jax.Array) -> list[jax.Array]:
+            rows, arguments = _split([*known, *ts], both)
+            results = _several(one, placement, lowering, arguments)(rows, None)
+            return [
+                summing.total(y, real, PLAIN, ()) if is_summed else y
+                for y, is_summed in zip(results, recipe.summed, strict=True)
+            ]
+
+        linear = [
+            jax.ShapeDtypeStruct(x.shape if is_shared else (placement.chunk, *x.shape), x.dtype)
+            for x, is_shared in zip(structs, recipe.shared, strict=True)
+        ]
+        live = [ct if s else summing.masked(real, ct) for ct, s in zip(cts, recipe.summed, strict=True)]
+        return list(jax.linear_transpose(forward, *linear)(live))
+
+    return _in_turns(turn, rows, placement, recipe.shared)
+
+
+def _in_turns(turn: Turn, rows: Sequence[jax.Array], placement: Placement, summed: Sequence[bool]) -> list[jax.Array]:
+    real = layout.real_rows(placement)
     if placement.num_chunks == 1:
-        return turn(rows, real, extras)
-    parts = jax.tree.map(lambda x: _part(x, placement), (rows, real, list(extras)))
-    bounded = jax.checkpoint(turn, prevent_cse=False)
+        return turn(rows, real)
+    parts = jax.tree.map(lambda x: _part(x, placement), (list(rows), real))
+    bounded = jax.checkpoint(turn, prevent_cse=False)  # where a derivative is taken through it, of rows that are held
     shapes = jax.eval_shape(turn, *jax.tree.map(lambda x: x[0], parts))
-    zeros = [jnp.zeros(y.shape, y.dtype) for y in shapes]
+    zeros = [jnp.zeros(y.shape, y.dtype) for y, is_summed in zip(shapes, summed, strict=True) if is_summed]
 
-    def step(totals: list[jax.Array], part: Any) -> tuple[list[jax.Array], None]:
-        return [total + y for total, y in zip(totals, bounded(*part), strict=True)], None
+    def step(totals: list[jax.Array], part: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+        found = list(zip(bounded(*part), summed, strict=True))
+        sums = [y for y, is_summed in found if is_summed]
+        added = [total + y for total, y in zip(totals, sums, strict=True)]
+        return added, [y for y, is_summed in found if not is_summed]
 
-    return jax.lax.scan(step, zeros, parts, length=placement.num_chunks)[0]
+    totals, stacks = jax.lax.scan(step, zeros, parts, length=placement.num_chunks)
+    sums, whole = iter(totals), iter(stacks)
+    return [next(sums) if is_summed else _whole(next(whole), placement) for is_summed in summed]
 
 
-def _cut(one: Element, placement: Placement, lowering: Lowering, shared: Sequence[bool]) -> summing.Split | None:
-    if one.communicates or _choose(one, placement, lowering) != "vmap":
-        return None
-    return summing.split(one.jaxpr, [not is_shared for is_shared in shared])
+def _whole(parts: jax.Array, placement: Placement) -> jax.Array:
+    return parts.reshape(placement.num_local, *parts.shape[2:])
+
+
+def sums_preferred(body: ClosedJaxpr, placement: Placement, lowering: Lowering, shared: Sequence[bool]) -> bool:
+    """Whether sums over elements are better taken by a map of their own, which runs the elements once more.
+
+    It costs less than the elements' results, or keeps none of them. What has effects is not run once more.
+    """
+    if jax_api.has_effects(body.jaxpr):
+        return False
+    if placement.num_chunks > 1:
+        return True
+    if collectives.mentions(body.jaxpr, placement.axis) or _choose_for(body, placement, lowering) != "vmap":
+        return False
+    return summing.split(body, [not is_shared for is_shared in shared]) is not None
+
+
+def _joined(leaves: Sequence[jax.Array], rows: Sequence[jax.Array], shared: Sequence[bool]) -> list[jax.Array]:
+    """All leaves, with other rows."""
+    ours = iter(rows)
+    return [x if is_shared else next(ours) for x, is_shared in zip(leaves, shared, strict=True)]
 
 
 def _split(
@@ -150,16 +240,33 @@ def _split(
 
 def _several(
     one: Element, placement: Placement, lowering: Lowering, arguments: Callable[[Sequence[Any]], list[Any]]
-) -> Callable[[Sequence[jax.Array]], list[jax.Array]]:
+) -> Turn:
     """How the elements of one turn are run: rows ``(chunk, ...)`` → results ``(chunk, ...)``."""
+    if one.communicates:
+        return lambda rows, real: _in_step(one, placement, lowering, arguments, rows)
 
     def single(*row: Any) -> list[Any]:
         return jax_api.jaxpr_as_fun(one.jaxpr)(*arguments(row))
 
-    count = placement.chunk
-    if _choose(one, placement, lowering) == "unroll":
-        return lambda rows: _unrolled(single, rows, count)
-    return lambda rows: _vectorised(single, rows, count)
+    def several(rows: Sequence[jax.Array], real: jax.Array | None) -> list[jax.Array]:
+        if real is not None and jax_api.has_effects(one.jaxpr.jaxpr):
+            return _one_by_one(single, rows, real)
+        if _choose(one, placement, lowering) == "unroll":
+            return _unrolled(single, rows, placement.chunk)
+        return _vectorised(single, rows, placement.chunk)
+
+    return several
+
+
+def _one_by_one(single: Callable[..., list[Any]], rows: Sequence[jax.Array], real: jax.Array) -> list[jax.Array]:
+    """In turns of one, where padding does nothing, so that it has no effects either."""
+
+    def step(_: None, row: Any) -> tuple[None, list[jax.Array]]:
+        is_real, own = row
+        nothing = [jnp.zeros(y.shape, y.dtype) for y in jax.eval_shape(single, *own)]
+        return None, jax.lax.cond(is_real, lambda: [jnp.asarray(y) for y in single(*own)], lambda: nothing)
+
+    return jax.lax.scan(step, None, (real, list(rows)))[1]
 
 
 def _part(x: jax.Array, placement: Placement) -> jax.Array:
@@ -167,10 +274,14 @@ def _part(x: jax.Array, placement: Placement) -> jax.Array:
 
 
 def _choose(one: Element, placement: Placement, lowering: Lowering) -> Lowering:
+    return _choose_for(one.jaxpr, placement, lowering)
+
+
+def _choose_for(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> Lowering:
     if lowering != "auto":
         return lowering
     few = placement.num_chunks == 1 and placement.chunk <= _UNROLL_AT_MOST
-    return "unroll" if few and jax.default_backend() == "cpu" and cost.convolves(one.jaxpr.jaxpr) else "vmap"
+    return "unroll" if few and jax.default_backend() == "cpu" and cost.convolves(body.jaxpr) else "vmap"
 
 
 def _vectorised(single: Callable[..., list[Any]], rows: Sequence[jax.Array], count: int) -> list[jax.Array]:
@@ -192,6 +303,23 @@ def _in_step(
     arguments: Callable[[Sequence[Any]], list[Any]],
     rows: Sequence[jax.Array],
 ) -> list[jax.Array]:
+    require_together(placement, lowering)
+    exchange = collectives.Exchange.of(placement)
+
+    def together(*row: Any) -> list[Any]:
+        return collectives.evaluate(one.jaxpr, arguments(row), exchange)
+
+    if exchange.local is None:
+        return [jnp.asarray(y)[None] for y in together(*(x[0] for x in rows))]
+    return jax.vmap(together, axis_size=placement.num_local, axis_name=exchange.local)(*rows)
+
+
+def require_together(placement: Placement, lowering: Lowering) -> None:
+    """Elements that exchange values must be under way together.
+
+    Raises:
+        LoweringError: if they are not.
+    """
     name = placement.axis.name
     if placement.num_chunks > 1:
         raise LoweringError(
@@ -203,11 +331,3 @@ def _in_step(
             f"lowering={lowering!r} runs the elements of axis {name!r} apart, so they cannot exchange values; "
             f"write lowering='vmap', or leave it out"
         )
-    exchange = collectives.Exchange.of(placement)
-
-    def together(*row: Any) -> list[Any]:
-        return collectives.evaluate(one.jaxpr, arguments(row), exchange)
-
-    if exchange.local is None:
-        return [jnp.asarray(y)[None] for y in together(*(x[0] for x in rows))]
-    return jax.vmap(together, axis_size=placement.num_local, axis_name=exchange.local)(*rows)

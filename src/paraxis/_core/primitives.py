@@ -14,6 +14,7 @@ The lowerings are plain global-view operations. On a sharded operand the compile
 one and one all-reduce, and a broadcast into nothing at all.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -21,20 +22,47 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from paraxis._core import jax_api
 from paraxis._core.jax_api import Primitive, ShapedArray
 
 
-def broadcast(x: jax.Array, *, axis: str, rows: int, size: int, over: tuple[str, ...] = ()) -> jax.Array:
-    return broadcast_p.bind(x, axis=axis, rows=rows, size=size, over=over)
+@dataclasses.dataclass(frozen=True, repr=False)
+class Laid:
+    """Rows laid over axes of an Auto mesh. A program's text does not say so."""
+
+    mesh: Mesh | AbstractMesh
+    names: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return "rows"
+
+    def constrain(self, rows: jax.Array) -> jax.Array:
+        spec = P(self.names, *(P.UNCONSTRAINED,) * (rows.ndim - 1))
+        return jax.lax.with_sharding_constraint(rows, NamedSharding(self.mesh, spec))
 
 
-def reduce(kind: str, x: jax.Array, *, axis: str, size: int) -> jax.Array:
+def broadcast(
+    x: jax.Array, *, axis: str, rows: int, size: int, over: tuple[str, ...] = (), laid: Laid | None = None
+) -> jax.Array:
+    return broadcast_p.bind(x, axis=axis, rows=rows, size=size, over=over, laid=laid)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Rows:
+    """As many rows as the devices take, padding included. A program's text is the same for any number."""
+
+    number: int
+
+    def __repr__(self) -> str:
+        return "rows"
+
+
+def reduce(kind: str, x: jax.Array, *, axis: str, size: int, padded: Rows | None = None) -> jax.Array:
     """``kind`` is one of ``sum``, ``max``, ``min``, ``prod``, ``any``, ``all``."""
-    return REDUCTIONS[kind].bind(x, axis=axis, size=size)
+    return REDUCTIONS[kind].bind(x, axis=axis, size=size, padded=padded)
 
 
 def identity(kind: str, dtype: Any) -> Any:
@@ -54,22 +82,25 @@ def identity(kind: str, dtype: Any) -> Any:
 # --- broadcast ---------------------------------------------------------------------------------------------------
 
 
-def _broadcast_aval(x: ShapedArray, *, axis: str, rows: int, size: int, over: tuple[str, ...]) -> ShapedArray:
+def _broadcast_aval(x: ShapedArray, *, rows: int, over: tuple[str, ...], **_: Any) -> ShapedArray:
     spec = (over or None, *jax_api.sharding_spec(x))
     return x.update(shape=(rows, *x.shape), sharding=NamedSharding(x.sharding.mesh, P(*spec)))
 
 
-def _broadcast_rows(x: jax.Array, *, axis: str, rows: int, size: int, over: tuple[str, ...]) -> jax.Array:
+def _broadcast_rows(
+    x: jax.Array, *, axis: str, rows: int, size: int, over: tuple[str, ...], laid: Laid | None
+) -> jax.Array:
     out = None
     if over:
         aval = jax.typeof(x)
         out = NamedSharding(aval.sharding.mesh, P(over, *jax_api.sharding_spec(aval)))
     y = jax.lax.broadcast_in_dim(x, (rows, *x.shape), range(1, x.ndim + 1), out_sharding=out)
-    return _mask(y, size, np.zeros((), x.dtype))
+    y = _mask(y, size, np.zeros((), x.dtype))
+    return y if laid is None else laid.constrain(y)
 
 
-def _broadcast_transpose(ct: jax.Array, x: Any, *, axis: str, rows: int, size: int, over: tuple[str, ...]) -> list[Any]:
-    return [sum_p.bind(ct, axis=axis, size=size)]
+def _broadcast_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, **_: Any) -> list[Any]:
+    return [sum_p.bind(ct, axis=axis, size=size, padded=None)]
 
 
 def _broadcast_batch(x: jax.Array, dim: int, **params: Any) -> tuple[jax.Array, int]:
@@ -79,12 +110,15 @@ def _broadcast_batch(x: jax.Array, dim: int, **params: Any) -> tuple[jax.Array, 
 # --- reductions --------------------------------------------------------------------------------------------------
 
 
-def _reduced_aval(x: ShapedArray, *, axis: str, size: int) -> ShapedArray:
+def _reduced_aval(x: ShapedArray, *, axis: str, size: int, padded: Rows | None) -> ShapedArray:
     sharding = NamedSharding(x.sharding.mesh, P(*jax_api.sharding_spec(x)[1:]))
     return x.update(shape=x.shape[1:], sharding=sharding)
 
 
-def _reduce_rows(x: jax.Array, *, kind: str, axis: str, size: int) -> jax.Array:
+def _reduce_rows(x: jax.Array, *, kind: str, axis: str, size: int, padded: Rows | None) -> jax.Array:
+    if padded is not None:
+        # An operation that the compiler splits over the devices without moving anything.
+        x = jax.lax.pad(x, np.zeros((), x.dtype), [(0, padded.number - x.shape[0], 0)] + [(0, 0, 0)] * (x.ndim - 1))
     fold = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "prod": jnp.prod, "any": jnp.any, "all": jnp.all}[kind]
     # The dtype is settled before the primitive, so that local and global sums are taken in the same one.
     dtype = {"dtype": x.dtype} if kind in ("sum", "prod") else {}
@@ -95,25 +129,24 @@ def _reduce_batch(x: jax.Array, dim: int, *, kind: str, **params: Any) -> tuple[
     return REDUCTIONS[kind].bind(jnp.moveaxis(x, dim, 1), **params), 0
 
 
-def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int) -> list[Any]:
+def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, padded: Rows | None) -> list[Any]:
     aval = x.aval
     lead = jax_api.sharding_spec(aval)[0]
     over = () if lead is None else lead if isinstance(lead, tuple) else (lead,)
-    return [broadcast_p.bind(ct, axis=axis, rows=aval.shape[0], size=size, over=over)]
+    return [broadcast(ct, axis=axis, rows=aval.shape[0], size=size, over=over)]
 
 
-def _extremum_jvp(x: jax.Array, x_dot: jax.Array, *, kind: str, axis: str, size: int) -> tuple[jax.Array, jax.Array]:
+def _extremum_jvp(x: jax.Array, x_dot: jax.Array, *, kind: str, **params: Any) -> tuple[jax.Array, jax.Array]:
     """Elements that attain the extremum share its derivative equally, as in ``jnp.max``."""
-    y = REDUCTIONS[kind].bind(x, axis=axis, size=size)
+    y = REDUCTIONS[kind].bind(x, **params)
     attained = (x == y[None]).astype(x_dot.dtype)
-    count = sum_p.bind(attained, axis=axis, size=size)
-    return y, sum_p.bind(attained * x_dot, axis=axis, size=size) / count
+    return y, sum_p.bind(attained * x_dot, **params) / sum_p.bind(attained, **params)
 
 
-def _prod_jvp(x: jax.Array, x_dot: jax.Array, *, axis: str, size: int) -> tuple[jax.Array, jax.Array]:
+def _prod_jvp(x: jax.Array, x_dot: jax.Array, **params: Any) -> tuple[jax.Array, jax.Array]:
     """By JAX's own rule on all rows: exact at zeros, at any order. It needs the rows in one place."""
-    y = prod_p.bind(x, axis=axis, size=size)
-    _, y_dot = jax.jvp(functools.partial(_reduce_rows, kind="prod", axis=axis, size=size), (x,), (x_dot,))
+    y = prod_p.bind(x, **params)
+    _, y_dot = jax.jvp(functools.partial(_reduce_rows, kind="prod", **params), (x,), (x_dot,))
     return y, y_dot
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import forms, layout, scope
+from paraxis._core import scope
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError
 
@@ -31,14 +31,11 @@ def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
         >>> px.keys(jax.random.key(0), px.Axis("members", 5)).shape
         (5,)
     """
-    placement = layout.place(scope.resolve("keys", axis))
+    resolved = scope.resolve("keys", axis)
     if not _is_one_key(key):
         got = f"{key.dtype}{list(key.shape)}" if isinstance(key, (jax.Array, np.ndarray)) else type(key).__name__
         raise ShapeError(f"keys: key must be one random key, got {got}; write jax.random.key(0)")
-    made = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(placement.num_padded))
-    if not placement.is_padded:
-        return made
-    return forms.remember(layout.unpad(made, placement), forms.Result(placement, made))
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(resolved.size))
 
 
 def _is_one_key(key: object) -> bool:

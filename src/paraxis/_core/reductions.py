@@ -210,12 +210,7 @@ class _Reduction:
         extras = [x for x in (mask, weight) if x is not None]
         term = summing.Term(prepare, mask is not None, weight is not None)
         form = forms.recall(leaf)
-        if (
-            isinstance(form, forms.Result)
-            and form.placement == self.placement
-            and form.call
-            and form.call.sums_preferred
-        ):
+        if isinstance(form, forms.Result) and form.call.how.placement == self.placement:
             return form.call.sums(term, extras)[form.index]
         return self._reduced("sum", term(self._rows(leaf), *map(self._rows, extras)))
 
@@ -252,18 +247,15 @@ class _Reduction:
         return mask
 
     def _rows(self, leaf: jax.Array) -> jax.Array:
-        """``(size, ...)``, or ``(num_padded, ...)`` if the leaf is a map's result whose padding is at hand."""
-        if not self.placement.is_padded:
-            return layout.settle(leaf, self.placement, rows=True)
-        form = forms.recall(leaf)
-        if isinstance(form, forms.Result) and form.placement == self.placement:
-            return form.padded
-        return layout.pad(layout.settle(leaf, self.placement, rows=True), self.placement)
+        leaf = layout.settle(leaf, self.placement, rows=True)
+        return layout.pad(leaf, self.placement, safe=False) if self.placement.is_explicit else leaf
 
     def _reduced(self, kind: str, rows: jax.Array) -> jax.Array:
         if self.placement.is_explicit:
             rows = layout.constrain(rows, self.placement)
-        return primitives.reduce(kind, rows, axis=self.axis.name, size=self.axis.size)
+        number = self.placement.num_padded
+        padded = primitives.Rows(number) if number > rows.shape[0] else None
+        return primitives.reduce(kind, rows, axis=self.axis.name, size=self.axis.size, padded=padded)
 
 
 def _floating(x: jax.Array) -> jax.Array:

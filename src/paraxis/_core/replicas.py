@@ -57,6 +57,22 @@ def differing(body: jax_api.ClosedJaxpr, placed: Sequence[bool], axis: Axis) -> 
     return found
 
 
+def batched(body: jax_api.ClosedJaxpr, in_axes: Sequence[int | None], size: int, names: dict[str, int]) -> list[bool]:
+    """For each result of a body: whether it may differ along the batch in which these arguments do."""
+    found: list[bool] = []
+
+    def one(index: jax.Array, *args: Any) -> list[Any]:
+        return watched(list(jax_api.jaxpr_as_fun(body)(*args)), index, found.extend)
+
+    avals = [
+        jax.ShapeDtypeStruct(a.shape if at is None else (size, *a.shape), a.dtype, weak_type=a.weak_type)
+        for a, at in zip(body.in_avals, in_axes, strict=True)
+    ]
+    over = jax.vmap(one, in_axes=(0, *in_axes), axis_size=size)
+    jax_api.trace(over, [jax.ShapeDtypeStruct((size,), jnp.int32), *avals], names)
+    return found
+
+
 def agreed(x: jax.Array, axis: Axis) -> jax.Array:
     """``(size, ...)`` → ``(...)``: the row that all elements have alike, one element per device. Nothing is sent."""
     placement = layout.place(axis)

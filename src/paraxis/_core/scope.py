@@ -8,16 +8,23 @@ import contextvars
 import dataclasses
 from collections.abc import Iterator
 
+from jax.sharding import AbstractMesh
+
 from paraxis._core.axis import Axis
 from paraxis._core.errors import CollectiveError, ScopeError
 
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """``declared``: the axes of the current program. ``mapped``: axes being mapped, outermost first."""
+    """``declared``: the axes of the current program. ``mapped``: axes being mapped, outermost first.
+
+    ``mesh``: what the outermost of these lies on, if that is known; ``taken``: the mesh axes that they lie over.
+    """
 
     declared: tuple[Axis, ...] = ()
     mapped: tuple[Axis, ...] = ()
+    mesh: AbstractMesh | None = None
+    taken: tuple[str, ...] = ()
 
 
 _scope: contextvars.ContextVar[Scope] = contextvars.ContextVar("paraxis_scope", default=Scope())
@@ -25,6 +32,12 @@ _scope: contextvars.ContextVar[Scope] = contextvars.ContextVar("paraxis_scope", 
 
 def current() -> Scope:
     return _scope.get()
+
+
+def within(axis: Axis, mesh: AbstractMesh | None = None, names: tuple[str, ...] = ()) -> Scope:
+    """The scope of a body that is mapped along an axis, which lies over these axes of a mesh."""
+    outer = current()
+    return Scope(outer.declared, (*outer.mapped, axis), outer.mesh or mesh, (*outer.taken, *names))
 
 
 @contextlib.contextmanager

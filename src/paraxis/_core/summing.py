@@ -40,11 +40,31 @@ class Term:
         """Rows ``(count, ...)`` → rows; ``extras`` are the mask and the weights, ``(count,)``, as far as there are."""
         return self.keep(self.weigh(self.prepare(rows), extras), extras)
 
+    @property
+    def num_extras(self) -> int:
+        return self.masked + self.weighted
+
+    def element(self, y: jax.Array, *extras: jax.Array) -> jax.Array:
+        """The same for one element: ``y`` of any shape, the extras scalars."""
+        if jnp.issubdtype(y.dtype, jax.dtypes.extended):  # PRNG keys have no sum
+            return jnp.zeros(())
+        y = self.prepare(y)
+        if self.weighted:
+            y = y * extras[-1].astype(weighted_dtype(y, extras[-1]))
+        return jnp.where(extras[0], y, jnp.zeros((), y.dtype)) if self.masked else y
+
     def weigh(self, rows: jax.Array, extras: Sequence[jax.Array]) -> jax.Array:
         return rows * per_row(extras[-1].astype(weighted_dtype(rows, extras[-1])), rows) if self.weighted else rows
 
     def keep(self, rows: jax.Array, extras: Sequence[jax.Array]) -> jax.Array:
         return masked(extras[0], rows) if self.masked else rows
+
+
+def _as_is(x: jax.Array) -> jax.Array:
+    return x
+
+
+PLAIN = Term(_as_is, masked=False, weighted=False)
 
 
 def weighted_dtype(rows: jax.Array, weights: jax.Array) -> Any:
@@ -80,19 +100,22 @@ class Split:
     frontier: tuple[tuple[Any, bool], ...]
     tail: tuple[JaxprEqn, ...]
     outputs: tuple[Any, ...]
+    summed: tuple[bool, ...]
 
     def sums(
         self, values: Sequence[jax.Array], count: int, real: jax.Array | None, term: Term, extras: Sequence[jax.Array]
     ) -> list[jax.Array]:
-        """The sum of each result over all real rows, from the head's results for all ``count`` of them."""
+        """The results, summed over all real rows where they are to be, from the head's results for ``count`` rows."""
         rows = {var: x for (var, _), x in zip(self.frontier, values, strict=True)}
         depends = dict(self.frontier)
         summed: dict[Any, jax.Array] = {}
 
+        def every(var: Any) -> jax.Array:
+            return rows[var] if depends[var] else jnp.broadcast_to(rows[var], (count, *rows[var].shape))
+
         def sum_of(var: Any) -> jax.Array:
             if var not in summed:
-                x = rows[var] if depends[var] else jnp.broadcast_to(rows[var], (count, *rows[var].shape))
-                summed[var] = total(x, real, term, extras)
+                summed[var] = total(every(var), real, term, extras)
             return summed[var]
 
         def clean(var: Any) -> jax.Array:
@@ -110,11 +133,15 @@ class Split:
             else:
                 result = _bind(eqn, [operand(v) for v in eqn.invars])
             summed[eqn.outvars[0]] = result
-        return [sum_of(var) for var in self.outputs]
+        return [
+            sum_of(var) if is_summed else every(var) for var, is_summed in zip(self.outputs, self.summed, strict=True)
+        ]
 
 
-def split(closed: ClosedJaxpr, depends: Sequence[bool]) -> Split | None:
-    """Cut a function of one element; ``depends`` says which arguments differ between elements.
+def split(closed: ClosedJaxpr, depends: Sequence[bool], summed: Sequence[bool] | None = None) -> Split | None:
+    """Cut a function of one element.
+
+    ``depends`` says which arguments differ between elements, ``summed`` which results are to be sums, if not all are.
 
     Returns:
         ``None`` if the sum meets no product, so that there is nothing to gain, or if the function loops.
@@ -131,7 +158,10 @@ def split(closed: ClosedJaxpr, depends: Sequence[bool]) -> Split | None:
     if any(isinstance(v, Literal) for v in outputs):
         return None
 
-    whole: set[Any] = {v for v in outputs if v not in varying or not _summable(v)}
+    wanted_sums = tuple(summed) if summed is not None else (True,) * len(outputs)
+    whole: set[Any] = {
+        v for v, s in zip(outputs, wanted_sums, strict=True) if not s or v not in varying or not _summable(v)
+    }
     as_sum: set[Any] = {v for v in outputs if v not in whole}
     sources: dict[Any, bool] = dict.fromkeys(whole, True)
     head: list[JaxprEqn] = []
@@ -158,7 +188,7 @@ def split(closed: ClosedJaxpr, depends: Sequence[bool]) -> Split | None:
         return None
     sources.update((v, True) for v in jaxpr.invars if v in as_sum)
     rebuilt = jax_api.rebuilt(closed, list(reversed(head)), list(sources))
-    return Split(rebuilt, tuple(sources.items()), tuple(reversed(tail)), outputs)
+    return Split(rebuilt, tuple(sources.items()), tuple(reversed(tail)), outputs, wanted_sums)
 
 
 def _demands(eqn: JaxprEqn, varying: set[Any]) -> tuple[list[Any], list[Any]] | None:

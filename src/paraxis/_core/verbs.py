@@ -1,13 +1,11 @@
 """The verbs that place, map and fetch values. Reductions are in ``reductions.py``."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
-from paraxis._core import apart, forms, jax_api, layout, local, mapping, scope, tree
+from paraxis._core import apart, forms, jax_api, layout, local, maps, scope, tree
 from paraxis._core.axis import Axis
 from paraxis._core.layout import Placement
 from paraxis._core.local import Lowering
@@ -43,8 +41,8 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     placement = layout.place(scope.resolve("broadcast", axis))
 
     def one(leaf: jax.Array) -> jax.Array:
-        over = placement.mesh_axes if placement.is_explicit and _divides(placement) else ()
-        return forms.remember(mapping.copies(leaf, placement, placement.size, over), forms.Shared(leaf))
+        leaf = layout.settle(leaf, placement, rows=False)
+        return forms.remember(layout.copies(leaf, placement), forms.Shared(leaf))
 
     return jax.tree.map(one, tree.arrays("broadcast", "x", x))
 
@@ -58,8 +56,8 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
     shared by all elements.
 
     Args:
-        fn: the function of one element. It is traced once per shape, and remembered by identity: like
-            ``jax.jit``, it must not read variables that change later.
+        fn: the function of one element. It is traced at each call, and what was compiled for another of the same
+            structure is found again; ``jax.jit`` around the call is how to trace once.
         args: what it is given: a tuple is unpacked into several arguments, anything else is a single one. Pytrees
             of arrays ``(size, ...)``, any dtype.
         axis: the axis; its name, or nothing, inside a program.
@@ -75,8 +73,7 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
         ScopeError, AxisError: as in :func:`broadcast`.
         LoweringError, CollectiveError: if the elements cannot be run, or exchange values, as asked.
 
-    Communicates: nothing, unless the function does; if so few elements are left over that a device gets none, it is
-    sent one to stand in.
+    Communicates: nothing, unless the function does; then a device that would get no element is sent one to stand in.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -90,39 +87,30 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
     args = tree.placed("map_fn", "args", args, resolved)
     leaves, structure = jax.tree.flatten(args if isinstance(args, tuple) else (args,))
     if lowering == "dispatch":
-        return apart.map_elements(_hashable(fn), structure, leaves, placement)
+        return apart.map_elements(fn, structure, leaves, placement)
 
     known = [forms.recall(leaf) for leaf in leaves]
-    shared = tuple(isinstance(form, forms.Shared) for form in known)
-    padded = tuple(isinstance(f, forms.Result) and f.padded is not None and f.placement == placement for f in known)
+    shared = [isinstance(form, forms.Shared) for form in known]
     operands = [
-        form.value
-        if isinstance(form, forms.Shared)
-        else (form.padded if isinstance(form, forms.Result) and ready else layout.settle(leaf, placement, rows=True))
-        for leaf, form, ready in zip(leaves, known, padded, strict=True)
+        form.value if isinstance(form, forms.Shared) else layout.settle(leaf, placement, rows=True)
+        for leaf, form in zip(leaves, known, strict=True)
     ]
-    outer = scope.current()
-    inner = scope.Scope(outer.declared, (*outer.mapped, resolved))
-    ready = mapping.Mapping(_hashable(fn), structure, placement, lowering, shared, padded, inner)
-    outcome = mapping.run(ready, *operands)
-    call = forms.Call(ready, operands, sums_preferred=outcome.sums_preferred)
-    results = [_noted(y, placement, call, index) for index, y in enumerate(outcome.results)]
-    return jax.tree.unflatten(outcome.structure, results)
+    mesh = layout.abstract_mesh(placement) if resolved.mesh is not None else None
+    inner = scope.within(resolved, mesh, placement.mesh_axes)
+    how = maps.How(placement, lowering, inner.mapped)
 
+    def one(*xs: Any) -> Any:
+        with scope.entered(inner):
+            return fn(*jax.tree.unflatten(structure, xs))
 
-def _noted(value: jax.Array, placement: Placement, call: forms.Call, index: int) -> jax.Array:
-    if placement.is_padded:
-        return forms.remember(layout.unpad(value, placement), forms.Result(placement, value, call, index))
-    return forms.remember(value, forms.Result(placement, None, call, index))
-
-
-def _hashable(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled maps are remembered by their function; one that cannot be looked up is not."""
-    try:
-        hash(fn)
-    except TypeError:
-        return functools.partial(fn)
-    return fn
+    with layout.in_force(inner.mesh):
+        body = maps.Body.of(one, maps.structs(operands, shared), how)
+    maps.check_exchange(body, how)
+    results = maps.bind(body, operands, shared, how)
+    if any(isinstance(y, jax_api.Tracer) for y in results) and maps.sums_preferred(body, shared, how):
+        call = forms.Call(body, operands, shared, how)
+        results = [forms.remember(y, forms.Result(call, index)) for index, y in enumerate(results)]
+    return jax.tree.unflatten(body.structure, results)
 
 
 def _divides(placement: Placement) -> bool:
@@ -159,7 +147,7 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
     def one(leaf: jax.Array) -> jax.Array:
         if isinstance(leaf, jax_api.Tracer):
             return layout.constrain(leaf, placement) if placement.is_explicit and _divides(placement) else leaf
-        return leaf if target is None else jax.device_put(leaf, target)
+        return leaf if target is None else layout.put(leaf, target)
 
     return jax.tree.map(one, tree.placed("scatter", "x", x, resolved))
 
@@ -178,7 +166,7 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
     Raises:
         ShapeError, ScopeError, AxisError: as in :func:`map_fn`.
 
-    Communicates: sends every row to the host.
+    Communicates: sends every row to the host; with several processes, to each of them: all must call it.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -191,6 +179,6 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
     def one(leaf: jax.Array) -> Any:
         if isinstance(leaf, jax_api.Tracer):
             return layout.constrain(leaf, placement, rows=False) if placement.is_explicit else leaf
-        return np.asarray(leaf)
+        return layout.on_host(leaf)
 
     return jax.tree.map(one, tree.placed("gather", "x", x, resolved))

@@ -3,6 +3,7 @@
 It reduces to the core in one step: while the function is traced, its axes are the declared ones of the scope.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsIndex
@@ -10,9 +11,9 @@ from typing import Any, SupportsIndex
 import jax
 import numpy as np
 
-from paraxis._core import held, layout, scope
+from paraxis._core import layout, programs, scope
 from paraxis._core.axis import Axis
-from paraxis._core.errors import AxisError, ShapeError
+from paraxis._core.errors import AxisError
 
 
 def program(
@@ -40,7 +41,7 @@ def program(
         ... def loss(w, x):
         ...     return px.reduce_mean(px.map_fn(lambda w, x: (w * x - 1) ** 2, (px.broadcast(w), x)))
         >>> jax.grad(loss)(2.0, jnp.array([0.0, 1.0, 2.0, 1.0]))
-        Array(4., dtype=float32, weak_type=True)
+        Array(4., dtype=float32)
     """
     if placements is not None and not isinstance(placements, Mapping):
         got = "the function itself" if callable(placements) else repr(placements)
@@ -56,8 +57,9 @@ class Program:
     """A function whose axes are declared; made by :func:`program`.
 
     It is an ordinary JAX function: it may be called, jitted, differentiated, vmapped, nested, and run from any
-    thread. It is compiled once per shape, as by ``jax.jit``: numbers and arrays are traced; booleans, strings,
-    ``None`` and functions among the arguments are constants.
+    thread. Numbers and arrays among its arguments are traced; all else is constant. Each call traces the function
+    anew, so that what it reads may change, and finds what was compiled for a program of the same structure; put
+    ``jax.jit`` around it to trace once per shape.
     """
 
     def __init__(self, fn: Callable[..., Any], axes: tuple[Axis, ...]) -> None:
@@ -66,19 +68,21 @@ class Program:
         self._fn = fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        static = tuple(not _is_traced(leaf) for leaf in leaves)
-        _check_constants(self._fn, args, kwargs)
-        constants = tuple(leaf for leaf, fixed in zip(leaves, static, strict=True) if fixed)
-        traced = [leaf for leaf, fixed in zip(leaves, static, strict=True) if not fixed]
         declared = share_out(self.axes)
-        call = (self._fn, structure, static, constants, scope.Scope(declared, scope.current().mapped))
+        inner = dataclasses.replace(scope.current(), declared=declared)
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        is_traced = [_is_traced(leaf) for leaf in leaves]
+
+        def run(*traced: Any) -> Any:
+            given = iter(traced)
+            whole = [next(given) if moves else leaf for leaf, moves in zip(leaves, is_traced, strict=True)]
+            args, kwargs = jax.tree.unflatten(structure, whole)
+            with scope.entered(inner):
+                return self._fn(*args, **kwargs)
+
         placement = layout.place(declared[0])
-        settled = [layout.settle(leaf, placement, rows=False) for leaf in traced]
-        if placement.mesh is None or placement.mesh.size == 1:  # of all axes, this one may be on one device
-            return _run(call, *settled)
-        # On CPU, several programs with collectives in flight can wait for each other for ever; a derivative is one.
-        return held.ready(_run(call, *held.ready(settled)))
+        traced = [leaf for leaf, moves in zip(leaves, is_traced, strict=True) if moves]
+        return programs.run(run, [layout.settle(leaf, placement, rows=False) for leaf in traced])
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -86,29 +90,6 @@ class Program:
     def __repr__(self) -> str:
         where = ", ".join(_where(axis) for axis in share_out(self.axes))
         return f"<program {getattr(self._fn, '__name__', 'fn')}: {where}>"
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _run(call: tuple[Any, ...], *traced: Any) -> Any:
-    fn, structure, static, constants, inner = call
-    fixed, given = iter(constants), iter(traced)
-    args, kwargs = jax.tree.unflatten(structure, [next(fixed) if s else next(given) for s in static])
-    with scope.entered(inner):
-        return fn(*args, **kwargs)
-
-
-def _check_constants(fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
-        try:
-            if not _is_traced(leaf):
-                hash(leaf)
-        except TypeError as error:
-            which = "args" if path[0].idx == 0 else "kwargs"
-            raise ShapeError(
-                f"program {getattr(fn, '__name__', 'fn')}: {which}{jax.tree_util.keystr(path[1:])} is a "
-                f"{type(leaf).__name__}, neither an array nor something that can be remembered by its hash; pass its "
-                f"arrays, or a hashable description of it"
-            ) from error
 
 
 def _is_traced(leaf: Any) -> bool:

@@ -1,0 +1,103 @@
+"""A program's structure as a key: traces of the same computation have the same key, whatever functions they are of.
+
+The key is the jaxpr's own: operations, their parameters, the values of constants, and which result feeds which
+operand. Names, source lines and the identity of functions are not in it, nor is a function's derivative rule, so that
+a compiled program that is found by it may be run, and not differentiated.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from paraxis._core import jax_api
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, Literal
+
+_T = TypeVar("_T")
+
+
+class Recent(Generic[_T]):
+    """The things that were made last, by their keys. Any thread may ask."""
+
+    def __init__(self, at_most: int) -> None:
+        self._at_most = at_most
+        self._made: OrderedDict[Hashable, _T] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        with self._lock:
+            if key in self._made:
+                self._made.move_to_end(key)
+                return self._made[key]
+        made = make()
+        with self._lock:
+            made = self._made.setdefault(key, made)
+            while len(self._made) > self._at_most:
+                self._made.popitem(last=False)
+        return made
+
+
+def key(value: Any) -> Hashable:
+    """The key of a jaxpr, or of a parameter that may hold some."""
+    if isinstance(value, ClosedJaxpr) and value.consts:
+        return (_of_jaxpr(value.jaxpr), tuple(map(_of_constant, value.consts)))
+    if isinstance(value, (ClosedJaxpr, Jaxpr)):
+        return _of_jaxpr(value.jaxpr if isinstance(value, ClosedJaxpr) else value)
+    if isinstance(value, (tuple, list)):
+        return (type(value), *map(key, value))
+    if isinstance(value, Mapping):
+        return (type(value), *sorted((name, key(entry)) for name, entry in value.items()))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _of_constant(value)
+    if isinstance(value, (float, complex)):  # 0.0 and -0.0 are equal, and nan is not nan
+        return (type(value), repr(value))
+    try:
+        hash(value)
+    except TypeError:
+        return _Same(value)
+    return (type(value), value)
+
+
+class _Same:
+    """Something that is equal to itself alone. It is kept, so that no other takes its place in memory."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+
+def _of_constant(value: Any) -> Hashable:
+    if isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)):
+        array = np.asarray(value)
+        return (type(value), array.dtype, array.shape, array.tobytes())
+    return _Same(value)  # an array of JAX's, which does not change
+
+
+def _of_jaxpr(jaxpr: Jaxpr) -> Hashable:
+    numbers: dict[Any, int] = {}
+
+    def named(variables: Any) -> Hashable:
+        return tuple((numbers.setdefault(v, len(numbers)), v.aval) for v in variables)
+
+    def read(atom: Any) -> Hashable:
+        return (_of_constant(atom.val), atom.aval) if isinstance(atom, Literal) else numbers[atom]
+
+    arguments = named((*jaxpr.constvars, *jaxpr.invars))
+    equations = tuple(
+        (eqn.primitive, tuple(map(read, eqn.invars)), _of_parameters(eqn), eqn.ctx, named(eqn.outvars))
+        for eqn in jaxpr.eqns
+    )
+    return arguments, equations, tuple(map(read, jaxpr.outvars))
+
+
+def _of_parameters(eqn: jax_api.JaxprEqn) -> Hashable:
+    if eqn.primitive.name.startswith(("custom_jvp_call", "custom_vjp_call")) and "call_jaxpr" in eqn.params:
+        return key(eqn.params["call_jaxpr"])
+    return tuple((name, key(value)) for name, value in eqn.params.items())

@@ -1,0 +1,317 @@
+"""A program means what it says, each time it runs: what it reads is read again, its effects happen once per element."""
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+import paraxis as px
+from tests._support import PLACEMENTS, assert_close, axis_on, compilations, equations, values
+
+# --- what is read is read again -------------------------------------------------------------------------------------
+
+
+class Holder:
+    """A method that reads an attribute."""
+
+    scale = 1.0
+
+    def times(self, x: jax.Array) -> jax.Array:
+        return x * self.scale
+
+
+OPTIONS = {"scale": 1.0}
+LOWERINGS = ["auto", "dispatch"]
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_what_a_mapped_function_reads_may_change(lowering: Any) -> None:
+    axis, x = axis_on(2, 3), values(3)
+    holder, listed, array = Holder(), [jnp.float32(1)], np.ones((), np.float32)
+    for fn in (holder.times, lambda x: x * OPTIONS["scale"], lambda x: x * listed[0], lambda x: x * array):
+        for scale in (1.0, 2.0, 3.0):
+            holder.scale, OPTIONS["scale"], listed[0] = scale, scale, jnp.float32(scale)
+            array[...] = scale
+            assert_close(px.map_fn(fn, x, axis, lowering=lowering), x * scale)
+
+
+def test_what_a_program_reads_may_change() -> None:
+    holder, x = Holder(), values(5)
+
+    @px.program(rows=5)
+    def total(x: jax.Array) -> jax.Array:
+        return px.reduce_sum(px.map_fn(holder.times, x)) + holder.scale
+
+    for scale in (1.0, 2.0, 3.0):
+        holder.scale = scale
+        assert_close(total(x), x.sum() * scale + scale)
+        assert_close(jax.grad(total)(x), np.full(5, scale))
+        assert_close(jax.vmap(total)(jnp.stack([x, 2 * x])), np.array([x.sum(), 2 * x.sum()]) * scale + scale)
+
+
+def test_constants_that_look_alike_are_told_apart() -> None:
+    """They compare equal, or unequal to themselves; programs are found by what they are."""
+    axis, x = axis_on(2, 3), np.ones(3, np.float32)
+    for constant in (0.0, -0.0, float("nan"), 1, 1.0, True):
+        found = np.asarray(px.map_fn(lambda x, c=constant: jnp.copysign(x, c), x, axis))
+        np.testing.assert_array_equal(found, np.copysign(x, np.float32(constant)))
+        kind = px.map_fn(lambda x, c=constant: jnp.asarray(c) + (x[None] * 0).astype(int)[0], x, axis).dtype
+        assert kind == jax.vmap(lambda x, c=constant: jnp.asarray(c) + (x[None] * 0).astype(int)[0])(x).dtype
+
+
+def test_a_rule_of_ones_own_is_that_of_the_function_at_hand() -> None:
+    """The same values with other derivatives: what was compiled for one is not differentiated for the other."""
+    axis, x = axis_on(2, 3), values(3)
+
+    def made(slope: float) -> Callable[[jax.Array], jax.Array]:
+        @jax.custom_jvp
+        def fn(x: jax.Array) -> jax.Array:
+            return jnp.sin(x)
+
+        fn.defjvps(lambda t, _, x: slope * t)
+        return fn
+
+    for slope in (1.0, 2.0, 3.0):
+        fn = made(slope)
+        assert_close(px.map_fn(fn, x, axis), np.sin(x))
+        program = px.program(rows=axis)(lambda x, fn=fn: px.reduce_sum(px.map_fn(fn, x)))
+        for step in (lambda f: f, jax.jit):
+            assert_close(step(program)(x), np.sin(x).sum())
+            assert_close(step(jax.grad(program))(x), np.full(3, slope))
+
+
+# --- compiled once, and let go --------------------------------------------------------------------------------------
+
+
+def test_a_new_function_of_the_same_structure_compiles_nothing() -> None:
+    axis, x = axis_on(2, 5), jnp.asarray(values(5))
+
+    def call(number: int) -> Any:
+        offset = jnp.float32(number)  # closed over: an operand, not part of the program
+        return jax.value_and_grad(lambda x: px.reduce_sum(px.map_fn(lambda x: jax.nn.relu(x) * offset, x, axis), axis))(
+            x
+        )
+
+    for number in (1, 2):
+        call(number)
+    with compilations() as compiled:
+        for number in range(3, 8):
+            assert_close(call(number)[0], number * np.maximum(x, 0).sum())
+    assert not compiled
+
+
+def test_functions_and_what_they_hold_are_let_go() -> None:
+    axis, x = axis_on(2, 3), values(3)
+    gone = []
+
+    class Held:
+        def __del__(self) -> None:
+            gone.append(self)
+
+    def call() -> None:
+        held = Held()
+
+        def fn(x: jax.Array) -> jax.Array:
+            assert held
+            return x + 1
+
+        px.map_fn(fn, x, axis)
+        px.program(rows=axis)(lambda x: px.reduce_sum(px.map_fn(fn, x)))(x)
+
+    for _ in range(5):
+        call()
+    gc.collect()
+    assert len(gone) == 5
+
+
+def test_threads_find_the_same_program() -> None:
+    axis, x, found = axis_on(2, 5), values(5), []
+
+    def work(scale: float) -> None:
+        found.extend((scale, px.map_fn(lambda x: x * scale, x, axis)) for _ in range(5))
+
+    threads = [threading.Thread(target=work, args=(scale,)) for scale in (2.0, 3.0, 4.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 15
+    for scale, got in found:
+        assert_close(got, x * scale)
+
+
+# --- effects --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [None, 1])
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_effects_happen_once_per_element(placement: tuple[int, int], at_once: int | None) -> None:
+    devices, size = placement
+    axis, x, seen = axis_on(devices, size, at_once=at_once), np.arange(1.0, size + 1, dtype=np.float32), []
+
+    def body(w: Any, x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda x: seen.append(float(x)), x)
+        return w * x**2
+
+    def seen_by(run: Callable[[], Any]) -> list[float]:
+        seen.clear()
+        jax.block_until_ready(run())
+        jax.effects_barrier()
+        return sorted(seen)
+
+    def loss(w: Any) -> jax.Array:
+        return px.reduce_sum(px.map_fn(body, (px.broadcast(w, axis), x), axis), axis)
+
+    program = px.program(rows=axis)(loss)
+    runs = [lambda: px.map_fn(lambda x: body(2.0, x), x, axis), lambda: jax.jit(loss)(2.0), lambda: program(2.0)]
+    runs += [lambda: jax.grad(program)(2.0), lambda: jax.jit(jax.grad(loss))(2.0)]
+    for run in runs:
+        assert seen_by(run) == sorted(x.tolist())
+
+
+def test_values_from_outside_are_asked_for_once_per_element() -> None:
+    axis, asked = axis_on(8, 10), []
+
+    def body(x: jax.Array) -> jax.Array:
+        return io_callback(
+            lambda x: (asked.append(float(x)), np.float32(x + 1))[1], jax.ShapeDtypeStruct((), np.float32), x
+        )
+
+    x = np.arange(10, dtype=np.float32)
+    assert_close(px.map_fn(body, x, axis), x + 1)
+    assert sorted(asked) == x.tolist()
+
+
+# --- closures, meshes, the body's own shard_map ---------------------------------------------------------------------
+
+
+def _mesh(kind: AxisType, **axes: int) -> Mesh:
+    devices = np.array(jax.devices()[: int(np.prod(list(axes.values())))]).reshape(tuple(axes.values()))
+    return Mesh(devices, tuple(axes), axis_types=(kind,) * len(axes))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("size", [7, 8])
+def test_bodies_may_close_over_arrays(kind: AxisType, size: int) -> None:
+    """Concrete ones, traced ones, ones of NumPy, inside a loop or not; of a mesh that is given or set."""
+    mesh, w, x, v = _mesh(kind, rows=4, model=2), values(3), values(size, 3), jnp.asarray(values(3)) + 1
+    for axis in (px.Axis("rows", size), px.Axis("rows", size, mesh=mesh)):
+        with jax.set_mesh(mesh):
+
+            def loss(w: Any, v: Any, axis: px.Axis = axis) -> jax.Array:
+                def body(x: jax.Array) -> jax.Array:
+                    looped = lax.fori_loop(0, 2, lambda _, c: c * v + x, jnp.ones(3))
+                    return (jnp.sin(w * x) @ v + looped).sum() + np.float32(2)
+
+                return px.reduce_mean(px.map_fn(body, x, axis), axis)
+
+            got = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(w, v)
+            eager = loss(w, v)
+
+    def plain(w: Any, v: Any) -> jax.Array:
+        looped = (1 * v + x) * v + x
+        return ((jnp.sin(w * x) @ v)[:, None] + looped).sum(1).mean() + 2
+
+    expected = jax.value_and_grad(plain, argnums=(0, 1))(w, v)
+    assert_close(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, expected), rtol=1e-4)
+    assert_close(np.asarray(eager), np.asarray(expected[0]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("named", [True, False], ids=["mesh=", "the mesh in force"])
+def test_a_body_with_a_shard_map_of_its_own(named: bool, size: int) -> None:
+    mesh, x = _mesh(AxisType.Auto, rows=2, model=4), values(size, 8)
+
+    def body(x: jax.Array) -> jax.Array:
+        given: Any = {"mesh": mesh} if named else {}
+        part = jax.shard_map(
+            lambda x: lax.psum((x**2).sum(), "model"), in_specs=P("model"), out_specs=P(), axis_names={"model"}, **given
+        )
+        return part(x)
+
+    axis = px.Axis("rows", size, mesh=mesh)
+    with jax.set_mesh(mesh):
+        found = jax.jit(lambda x: px.map_fn(body, x, axis))(x)
+        gradient = jax.jit(jax.grad(lambda x: px.map_fn(body, x, axis).sum()))(x)
+    assert_close(np.asarray(found), (x**2).sum(1))
+    assert_close(np.asarray(gradient), 2 * x)
+
+
+# --- what a program's text says -------------------------------------------------------------------------------------
+
+
+def test_a_program_reads_the_same_on_any_devices() -> None:
+    x = values(10, 3)
+
+    def text(devices: int) -> str:
+        axis = axis_on(devices, 10)
+
+        def loss(w: jax.Array) -> jax.Array:
+            return px.reduce_mean(
+                px.map_fn(lambda w, x: jnp.sum(jnp.tanh(w * x)), (px.broadcast(w, axis), x), axis), axis
+            )
+
+        jaxpr = jax.make_jaxpr(jax.grad(loss))(values(3))
+        names = [eqn.primitive.name for eqn in equations(jaxpr) if eqn.primitive.name != "shard_map"]
+        assert names.count("px_map") >= 2
+        maps = [eqn for eqn in equations(jaxpr) if eqn.primitive.name == "px_map"]
+        said = [{k: str(v) for k, v in eqn.params.items() if k != "devices"} for eqn in maps]
+        return str([(eqn.primitive.name, [str(v.aval) for v in eqn.outvars]) for eqn in jaxpr.jaxpr.eqns]) + str(said)
+
+    one, eight = text(1), text(8)
+    assert one.replace("0x", "") == eight.replace("0x", "") or _without_addresses(one) == _without_addresses(eight)
+
+
+def _without_addresses(text: str) -> str:
+    import re
+
+    return re.sub(r"0x[0-9a-f]+", "", text)
+
+
+# --- transposes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_a_linear_map_has_a_transpose(placement: tuple[int, int]) -> None:
+    axis, x, scale = axis_on(*placement), values(placement[1], 2), values(placement[1])
+
+    def linear(x: jax.Array) -> jax.Array:
+        return px.map_fn(lambda x, s: s * x.sum(), (x, scale), axis)
+
+    (found,) = jax.linear_transpose(linear, x)(np.ones(placement[1], np.float32))
+    assert_close(found, np.stack([scale, scale], 1))
+
+
+def test_a_linear_system_solved_with_a_mapped_product() -> None:
+    axis, b = axis_on(2, 3), values(3)
+    diagonal = np.array([2.0, 3.0, 4.0], np.float32)
+
+    def solved(b: Any) -> jax.Array:
+        product = lambda x: px.map_fn(lambda x, d: d * x, (x, diagonal), axis)  # noqa: E731
+        return lax.custom_linear_solve(product, b, lambda _, b: b / diagonal, symmetric=True)
+
+    assert_close(solved(b), b / diagonal)
+    assert_close(jax.grad(lambda b: solved(b).sum())(b), 1 / diagonal)
+
+
+# --- where copies lie -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["mesh given", "mesh set"])
+def test_a_broadcast_value_that_is_kept_is_laid_over_the_devices(given: bool) -> None:
+    mesh, x = _mesh(AxisType.Auto, clients=8), np.ones((100, 3), np.float32)
+    axis = px.Axis("clients", 16, mesh=mesh if given else None)
+    copies = px.program(clients=axis)(px.broadcast)
+    with jax.set_mesh(mesh):
+        for found in (copies(x), jax.jit(copies)(x), px.broadcast(x, axis)):
+            assert found.addressable_shards[0].data.shape == (2, 100, 3)
+            np.testing.assert_array_equal(np.asarray(found), np.ones((16, 100, 3)))

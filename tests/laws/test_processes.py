@@ -1,0 +1,64 @@
+"""The verbs on two processes with two devices each: one more column of the law table, against NumPy in both."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch._support import Launch, launched  # noqa: F401  (a fixture)
+
+LAWS = """
+import sys
+import numpy as np
+import jax, jax.numpy as jnp
+import paraxis as px
+
+px.initialize()
+assert jax.device_count() == 4 and jax.local_device_count() == 2
+random = np.random.RandomState(0)
+
+
+def close(got, expected):
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-5, atol=1e-6)
+
+
+eight = px.Axis("rows", 8)
+close(px.gather(px.scatter(np.arange(8.0), eight), eight), np.arange(8.0))
+for size in map(int, sys.argv[1:]):
+    rows = px.Axis("rows", size)
+    x, w = random.randn(size, 3).astype("f"), random.randn(3).astype("f")
+
+    def loss(w, x, rows=rows):
+        return px.reduce_mean(px.map_fn(lambda w, x: jnp.sum(jnp.sin(w * x)), (px.broadcast(w, rows), x), rows), rows)
+
+    def fetched(fn, *args, rows=rows):
+        return px.gather(px.map_fn(fn, *args, rows), rows)
+
+    close(fetched(jnp.sin, x), np.sin(x))
+    close(fetched(lambda x: x - px.pmean(x, "rows"), x), x - x.mean(0))
+    close(px.gather(px.scatter(x, rows), rows), x)
+    close(px.reduce_max(x, rows), x.max(0))
+    close(px.reduce_weighted_mean(x, x[:, 0] ** 2, rows), np.average(x, axis=0, weights=x[:, 0] ** 2))
+    value, slope = np.sin(w * x).sum(1).mean(), (np.cos(w * x) * x).mean(0)
+    program = px.program(rows=rows)(loss)
+    for here in (loss, program, jax.jit(program)):
+        close(here(w, x), value)
+        close(jax.grad(here)(w, x), slope)
+    in_turns = px.Axis("rows", size, at_once=1)
+    close(px.reduce_sum(px.map_fn(jnp.sin, x, in_turns), in_turns), np.sin(x).sum(0))
+    close(px.gather(px.pmap(lambda x: x / px.psum(x, "i"), axis_name="i")(x), rows), x / x.sum(0))
+    drawn = fetched(jax.random.normal, px.keys(jax.random.key(0), rows))
+    close(drawn, [jax.random.normal(jax.random.fold_in(jax.random.key(0), i)) for i in range(size)])
+    bits = fetched(jax.random.bits, px.keys(jax.random.PRNGKey(0), rows))
+    old = [jax.random.fold_in(jax.random.PRNGKey(0), i) for i in range(size)]
+    np.testing.assert_array_equal(bits, [jax.random.bits(key) for key in old])
+print("held for", size)
+"""
+
+
+@pytest.mark.parametrize("size", [7, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
+def test_the_verbs_are_the_same_on_two_processes(launched: Launch, tmp_path: Path, size: int) -> None:  # noqa: F811
+    script = tmp_path / "laws.py"
+    script.write_text(LAWS)
+    status, out, error = launched(str(script), str(size), devices=2)
+    assert status == 0, out + error
+    assert out.count(f"held for {size}") == 2
