@@ -1,5 +1,6 @@
 """A program means what it says, each time it runs: what it reads is read again, its effects happen once per element."""
 
+import contextlib
 import gc
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import paraxis as px
@@ -311,7 +312,50 @@ def test_a_broadcast_value_that_is_kept_is_laid_over_the_devices(given: bool) ->
     mesh, x = _mesh(AxisType.Auto, clients=8), np.ones((100, 3), np.float32)
     axis = px.Axis("clients", 16, mesh=mesh if given else None)
     copies = px.program(clients=axis)(px.broadcast)
-    with jax.set_mesh(mesh):
-        for found in (copies(x), jax.jit(copies)(x), px.broadcast(x, axis)):
+    with contextlib.nullcontext() if given else jax.set_mesh(mesh):
+        for found in (copies(x), jax.jit(copies)(x)):
             assert found.addressable_shards[0].data.shape == (2, 100, 3)
             np.testing.assert_array_equal(np.asarray(found), np.ones((16, 100, 3)))
+
+
+def test_a_broadcast_value_outside_of_programs_is_bound_to_no_devices() -> None:
+    axis, x = px.Axis("rows", 8), jnp.arange(8.0)
+    assert_close(px.broadcast(1.0, axis) + jax.device_put(x, jax.devices()[3]), x + 1)
+
+
+# --- what JAX asks of a primitive -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_programs_pass_the_checks_of_jax(placement: tuple[int, int]) -> None:
+    axis, x = axis_on(*placement), values(placement[1], 2)
+
+    def loss(x: jax.Array) -> jax.Array:
+        return px.reduce_mean(px.map_fn(lambda x: jnp.sin(x - px.pmean(x, axis)).sum(), x, axis), axis)
+
+    with jax.enable_checks(True):
+        found = jax.jit(jax.grad(loss))(x), px.program(rows=axis)(loss)(x)
+    moved = jnp.cos(x - x.mean(0))
+    assert_close(found, ((moved - moved.mean(0)) / placement[1], np.sin(x - x.mean(0)).sum(1).mean()))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_a_body_may_use_the_name_of_a_vmap_around_it(placement: tuple[int, int]) -> None:
+    axis, x, w = axis_on(*placement), values(3, placement[1]), values(3, 1)[:, 0]
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        def body(w: jax.Array, x: jax.Array) -> Any:
+            return jnp.sin(w * lax.psum(x, "batch")) + lax.axis_index("batch")
+
+        return px.reduce_sum(px.map_fn(body, (px.broadcast(w, axis), x), axis), axis)
+
+    found = jax.jit(jax.vmap(jax.value_and_grad(loss), axis_name="batch"))(w, x)
+    total = x.sum(0)
+    value = np.sin(w[:, None] * total).sum(1) + np.arange(3) * placement[1]
+    assert_close(found, (value, (np.cos(w[:, None] * total) * total).sum(1)), rtol=1e-4, atol=1e-4)
+
+
+def test_operands_that_nobody_reads_are_left_where_they_are() -> None:
+    elsewhere = jax.device_put(jnp.arange(8.0), NamedSharding(Mesh(np.array(jax.devices()), ("a",)), P("a")))
+    axis = axis_on(4, 8, name="i")
+    assert_close(jax.jit(lambda y: px.map_fn(jnp.zeros_like, y, axis))(elsewhere), np.zeros(8))

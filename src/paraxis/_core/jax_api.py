@@ -68,6 +68,7 @@ __all__ = [
     "trace",
     "typed_struct",
     "without_constants",
+    "without_unread",
 ]
 
 
@@ -114,13 +115,23 @@ def define_map(
     ``avals`` gives the results' avals and effects; ``implementation`` is lowered, ``evaluated`` called with concrete
     arrays. ``jvp(primals, live, tangents of these, **params)`` gives results, which of them have tangents, and these.
     ``transpose(cotangents, of which results, operands, which are linear, **params)`` gives the linear ones' cotangents.
+    ``batched(operands, dims, size=, name=, params=)``: collectives may use the name of the batch. ``params`` have a
+    ``body``, and say ``how.names``, the sizes of the axes that it may name.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_effectful_abstract_eval(avals)
     primitive.def_impl(evaluated)
     mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
-    batching.primitive_batchers[primitive] = batched
+
+    def batch_rule(axis_data: Any, operands: Sequence[Any], dims: Sequence[int | None], **params: Any) -> Any:
+        name = None if axis_data.name is core.no_axis_name else axis_data.name
+        return batched(operands, dims, size=axis_data.size, name=name, params=params)
+
+    def check(_: Any, *atoms: Any, **params: Any) -> Any:
+        with core.extend_axis_env_nd(list(params["how"].names.items())):
+            core.check_jaxpr(params["body"].jaxpr)
+        return primitive.abstract_eval(*(atom.aval for atom in atoms), **params)
 
     def jvp_rule(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         live = [type(t) is not ad.Zero and t.dtype != jax.dtypes.float0 for t in tangents]
@@ -143,6 +154,8 @@ def define_map(
 
     ad.primitive_jvps[primitive] = jvp_rule
     ad.primitive_transposes[primitive] = transpose_rule
+    batching.fancy_primitive_batchers[primitive] = batch_rule
+    core.custom_typechecks[primitive] = check  # else JAX would look into the body without the names of the axes
     return primitive
 
 
@@ -154,6 +167,19 @@ def without_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
     open_ = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=info)
     return ClosedJaxpr(open_, ()), list(closed.consts)
+
+
+def without_unread(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[bool]]:
+    """The same jaxpr without the arguments that nothing reads, and which are left."""
+    jaxpr = closed.jaxpr
+    read: set[Any] = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    read.update(v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal))
+    kept = [v in read for v in jaxpr.invars]
+    if all(kept):
+        return closed, kept
+    info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    invars = [v for v, keep in zip(jaxpr.invars, kept, strict=True) if keep]
+    return ClosedJaxpr(jaxpr.replace(invars=invars, debug_info=info), closed.consts), kept
 
 
 def pruned(closed: ClosedJaxpr, outvars: Sequence[Any], *, effects: bool = True) -> ClosedJaxpr:

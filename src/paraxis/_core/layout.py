@@ -269,8 +269,23 @@ def copies(x: jax.Array, placement: Placement) -> jax.Array:
     laid = None
     if spread and names and mesh is not None and not placement.is_explicit and not jax_api.manual_axes(mesh):
         laid = primitives.Laid(mesh, names)
+    devices = named_devices(placement) if laid else None
     over = names if placement.is_explicit and spread else ()
-    return _copies(x, placement, placement.size, over, laid)
+    return _copies(x, placement, placement.size, over, laid, devices)
+
+
+def named_devices(placement: Placement) -> Any | None:
+    """A jaxpr that does nothing but name the mesh, for ``jit`` to find its devices by; ``None``: it knows them."""
+    return _named_devices(placement.mesh, placement.mesh_axes) if isinstance(placement.mesh, Mesh) else None
+
+
+@functools.lru_cache(maxsize=64)
+def _named_devices(mesh: Mesh, names: tuple[str, ...]) -> Any:
+    nothing = jax.shard_map(
+        lambda: jnp.zeros(1), mesh=mesh, in_specs=(), out_specs=P(names), axis_names=set(names), check_vma=False
+    )
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return jax.make_jaxpr(nothing)()
 
 
 def per_device(x: jax.Array, placement: Placement) -> jax.Array:
@@ -279,12 +294,19 @@ def per_device(x: jax.Array, placement: Placement) -> jax.Array:
 
 
 def _copies(
-    x: jax.Array, placement: Placement, rows: int, over: tuple[str, ...], laid: primitives.Laid | None = None
+    x: jax.Array,
+    placement: Placement,
+    rows: int,
+    over: tuple[str, ...],
+    laid: primitives.Laid | None = None,
+    devices: Any = None,
 ) -> jax.Array:
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys: no derivative, and JAX's own rules
         return jnp.broadcast_to(x, (rows, *x.shape))
     x = on_mesh(x, placement)
-    return primitives.broadcast(x, axis=placement.axis.name, rows=rows, size=rows, over=over, laid=laid)
+    return primitives.broadcast(
+        x, axis=placement.axis.name, rows=rows, size=rows, over=over, laid=laid, devices=devices
+    )
 
 
 def device_index(placement: Placement) -> jax.Array | int:

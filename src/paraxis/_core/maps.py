@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from paraxis._core import collectives, jax_api, layout, local, primitives, replay, replicas, scope, structure
@@ -39,6 +39,13 @@ class How:
     lowering: Lowering
     mapped: tuple[Axis, ...]
 
+    @property
+    def names(self) -> dict[str, int]:
+        """The axes that the body may name. Of mesh axes it gets an error that says why, and not that there are none."""
+        mesh = self.placement.mesh
+        sizes = {name: mesh.shape[name] for name in self.placement.mesh_axes} if mesh is not None else {}
+        return {**sizes, **collectives.sizes(self.mapped)}
+
     def __repr__(self) -> str:  # a program's text is the same on any devices
         return self.lowering
 
@@ -54,16 +61,10 @@ class Body:
     @classmethod
     def of(cls, fn: Callable[..., Any], structs: Sequence[Any], how: How) -> "Body":
         """Trace ``fn`` with flat arguments of these shapes."""
-        names = {**_mesh_sizes(how.placement), **collectives.sizes(how.mapped)}
-        jaxpr, out_tree = jax_api.trace(fn, structs, names)
+        jaxpr, out_tree = jax_api.trace(fn, structs, how.names)
         jaxpr, consts = jax_api.without_constants(jaxpr)
         jaxpr = collectives.differentiable(jaxpr, how.mapped)
         return cls(jaxpr, consts, out_tree)
-
-
-def _mesh_sizes(placement: Placement) -> dict[str, int]:
-    """The names of the mesh axes; a body that uses them gets an error that says why, and not that there are none."""
-    return {name: placement.mesh.shape[name] for name in placement.mesh_axes} if placement.mesh is not None else {}
 
 
 def bind(
@@ -75,28 +76,23 @@ def bind(
     recipe: Recipe = None,
 ) -> list[jax.Array]:
     """A map of a traced body: its flat results."""
-    placement = how.placement
+    placement, jaxpr = how.placement, body.jaxpr
+    operands = [*body.consts, *operands]
+    shared = [*[True] * len(body.consts), *shared]
+    if recipe is None:  # then nobody else counts on the order of operands
+        jaxpr, read = jax_api.without_unread(jaxpr)
+        operands, shared = _taken(operands, read), _taken(shared, read)
     return map_p.bind(
-        *body.consts,
         *operands,
-        body=body.jaxpr,
+        body=jaxpr,
         axis=placement.axis.name,
         size=placement.size,
-        shared=(True,) * len(body.consts) + tuple(shared),
+        shared=tuple(shared),
         summed=tuple(summed) if summed is not None else (False,) * len(body.jaxpr.out_avals),
         how=how,
         recipe=recipe,
-        devices=_devices(placement.mesh, placement.mesh_axes) if isinstance(placement.mesh, Mesh) else None,
+        devices=layout.named_devices(placement),
     )
-
-
-@functools.lru_cache(maxsize=64)
-def _devices(mesh: Mesh, names: tuple[str, ...]) -> ClosedJaxpr:
-    nothing = jax.shard_map(
-        lambda: jnp.zeros(1), mesh=mesh, in_specs=(), out_specs=P(names), axis_names=set(names), check_vma=False
-    )
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return jax.make_jaxpr(nothing)()
 
 
 def structs(operands: Sequence[Any], shared: Sequence[bool]) -> list[jax.ShapeDtypeStruct]:
@@ -410,31 +406,37 @@ def _transposed(
 # --- under vmap --------------------------------------------------------------------------------------------------
 
 
-def _batched(operands: Sequence[Any], dims: Sequence[int | None], **params: Any) -> tuple[list[Any], list[Any]]:
-    body, how, shared, summed, recipe = (params[k] for k in ("body", "how", "shared", "summed", "recipe"))
-    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+def _batched(
+    operands: Sequence[Any], dims: Sequence[int | None], *, size: int, name: str | None, params: Any
+) -> tuple[list[Any], list[Any]]:
+    body, how, shared, summed = (params[k] for k in ("body", "how", "shared", "summed"))
     ahead = [
         x if d is None else jnp.moveaxis(x, d, 0 if s else 1) for x, d, s in zip(operands, dims, shared, strict=True)
     ]
     in_axes = [None if d is None else 0 for d in dims]
-    differ = replicas.batched(body, in_axes, size, collectives.sizes(how.mapped))
+    differ = replicas.batched(body, in_axes, size, name, collectives.sizes(how.mapped))
     out_dims = [None if not differs else 0 if s else 1 for differs, s in zip(differ, summed, strict=True)]
-    if isinstance(recipe, TransposeOf):
-        return _transposed_batched(ahead, dims, size, params, differ), out_dims
+    if isinstance(params["recipe"], TransposeOf):
+        return _transposed_batched(ahead, dims, size, name, params, differ), out_dims
     out_axes = [0 if differs else None for differs in differ]
-    over = jax.vmap(jax_api.jaxpr_as_fun(body), in_axes=in_axes, out_axes=out_axes, axis_size=size)
+    over = jax.vmap(jax_api.jaxpr_as_fun(body), in_axes=in_axes, out_axes=out_axes, axis_size=size, axis_name=name)
     return bind(Body.of(over, structs(ahead, shared), how), ahead, shared, how, summed), out_dims
 
 
 def _transposed_batched(
-    operands: Sequence[Any], dims: Sequence[int | None], size: int, params: Any, differ: Sequence[bool]
+    operands: Sequence[Any],
+    dims: Sequence[int | None],
+    size: int,
+    name: str | None,
+    params: Any,
+    differ: Sequence[bool],
 ) -> list[jax.Array]:
     """The transpose of the batched linear body; what turns out equal in all of the batch is taken from the first."""
     how, shared, recipe = params["how"], params["shared"], params["recipe"]
     count = recipe.known
     in_axes = [None if d is None else 0 for d in dims[:count]]
     in_axes += [0] * (len(recipe.body.in_avals) - count)
-    over = jax.vmap(jax_api.jaxpr_as_fun(recipe.body), in_axes=in_axes, axis_size=size)
+    over = jax.vmap(jax_api.jaxpr_as_fun(recipe.body), in_axes=in_axes, axis_size=size, axis_name=name)
     cts = [
         jnp.broadcast_to(jnp.expand_dims(x, at), (*x.shape[:at], size, *x.shape[at:])) if d is None else x
         for x, d, at in zip(operands[count:], dims[count:], (0 if s else 1 for s in recipe.summed), strict=True)

@@ -8,7 +8,8 @@ move. Registered once, when this file is imported. Broadcast and sum are each ot
 
 ``rows`` is the number of elements, of padded elements, or of devices: one copy per device is all a broadcast value
 needs until something looks at its elements. ``over`` names the mesh axes of the new dimension where the mesh is
-Explicit (there a sharding is part of a type); on Auto meshes it is empty and the compiler follows the consumer.
+Explicit (there a sharding is part of a type); on Auto meshes it is empty, and ``laid`` and ``devices`` say in a
+program, where they are no part of its text, how the rows lie if they are kept.
 
 The lowerings are plain global-view operations. On a sharded operand the compiler turns a reduction into a local
 one and one all-reduce, and a broadcast into nothing at all.
@@ -45,9 +46,16 @@ class Laid:
 
 
 def broadcast(
-    x: jax.Array, *, axis: str, rows: int, size: int, over: tuple[str, ...] = (), laid: Laid | None = None
+    x: jax.Array,
+    *,
+    axis: str,
+    rows: int,
+    size: int,
+    over: tuple[str, ...] = (),
+    laid: Laid | None = None,
+    devices: Any = None,
 ) -> jax.Array:
-    return broadcast_p.bind(x, axis=axis, rows=rows, size=size, over=over, laid=laid)
+    return broadcast_p.bind(x, axis=axis, rows=rows, size=size, over=over, laid=laid, devices=devices)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -88,7 +96,7 @@ def _broadcast_aval(x: ShapedArray, *, rows: int, over: tuple[str, ...], **_: An
 
 
 def _broadcast_rows(
-    x: jax.Array, *, axis: str, rows: int, size: int, over: tuple[str, ...], laid: Laid | None
+    x: jax.Array, *, rows: int, size: int, over: tuple[str, ...], laid: Laid | None = None, **_: Any
 ) -> jax.Array:
     out = None
     if over:
@@ -169,7 +177,11 @@ def _primitive(name: str, implementation: Callable[..., jax.Array], aval: Callab
     def compiled(params: Hashable) -> Callable[..., jax.Array]:
         return jax.jit(functools.partial(implementation, **dict(params)))  # pyright: ignore[reportCallIssue, reportArgumentType]
 
-    primitive.def_impl(lambda x, **params: compiled(tuple(sorted(params.items())))(x))
+    def evaluated(x: jax.Array, **params: Any) -> jax.Array:
+        free = {name: value for name, value in params.items() if name not in ("laid", "devices")}  # bound to no devices
+        return compiled(tuple(sorted(free.items())))(x)
+
+    primitive.def_impl(evaluated)
     return primitive
 
 

@@ -57,7 +57,9 @@ def differing(body: jax_api.ClosedJaxpr, placed: Sequence[bool], axis: Axis) -> 
     return found
 
 
-def batched(body: jax_api.ClosedJaxpr, in_axes: Sequence[int | None], size: int, names: dict[str, int]) -> list[bool]:
+def batched(
+    body: jax_api.ClosedJaxpr, in_axes: Sequence[int | None], size: int, name: str | None, names: dict[str, int]
+) -> list[bool]:
     """For each result of a body: whether it may differ along the batch in which these arguments do."""
     found: list[bool] = []
 
@@ -68,7 +70,7 @@ def batched(body: jax_api.ClosedJaxpr, in_axes: Sequence[int | None], size: int,
         jax.ShapeDtypeStruct(a.shape if at is None else (size, *a.shape), a.dtype, weak_type=a.weak_type)
         for a, at in zip(body.in_avals, in_axes, strict=True)
     ]
-    over = jax.vmap(one, in_axes=(0, *in_axes), axis_size=size)
+    over = jax.vmap(one, in_axes=(0, *in_axes), axis_size=size, axis_name=name)
     jax_api.trace(over, [jax.ShapeDtypeStruct((size,), jnp.int32), *avals], names)
     return found
 

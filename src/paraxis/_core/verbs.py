@@ -41,7 +41,6 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     placement = layout.place(scope.resolve("broadcast", axis))
 
     def one(leaf: jax.Array) -> jax.Array:
-        leaf = layout.settle(leaf, placement, rows=False)
         return forms.remember(layout.copies(leaf, placement), forms.Shared(leaf))
 
     return jax.tree.map(one, tree.arrays("broadcast", "x", x))
