@@ -359,3 +359,129 @@ def test_operands_that_nobody_reads_are_left_where_they_are() -> None:
     elsewhere = jax.device_put(jnp.arange(8.0), NamedSharding(Mesh(np.array(jax.devices()), ("a",)), P("a")))
     axis = axis_on(4, 8, name="i")
     assert_close(jax.jit(lambda y: px.map_fn(jnp.zeros_like, y, axis))(elsewhere), np.zeros(8))
+
+
+# --- what was found by attacks ----------------------------------------------------------------------------------------
+
+RAGGED = [(1, 3), (8, 9), (8, 13), (2, 5)]  # an idle device, and one with some elements only
+
+
+@pytest.mark.parametrize("at_once", [None, 1])
+@pytest.mark.parametrize("placement", RAGGED, ids=str)
+def test_padding_is_safe_where_a_device_is_idle_and_another_is_not_full(
+    placement: tuple[int, int], at_once: int | None
+) -> None:
+    axis, x = axis_on(*placement, at_once=at_once), np.linspace(1, 2, placement[1], dtype=np.float32)
+    for fn, slope in (
+        (lambda w, e: w / e, (1 / x).sum()),
+        (lambda w, e: w * jnp.log(e), np.log(x).sum()),
+        (lambda w, e: lax.while_loop(lambda v: v < 100.0, lambda v: v * 2, lax.stop_gradient(e)) * 0 + w, len(x)),
+    ):
+
+        def loss(w: Any, fn: Any = fn) -> jax.Array:
+            return px.reduce_sum(px.map_fn(fn, (px.broadcast(w, axis), x), axis), axis)
+
+        assert_close(jax.jit(jax.grad(loss))(1.5), slope, rtol=1e-4)
+
+
+@pytest.mark.parametrize("at_once", [None, 2])
+def test_branches_that_differ_between_elements_have_a_derivative(at_once: int | None) -> None:
+    axis, x = axis_on(2, 7, at_once=at_once), np.linspace(1, 2, 7, dtype=np.float32)
+
+    def body(w: Any, e: jax.Array) -> jax.Array:
+        chosen = lax.cond(e > 1.5, lambda v: jnp.sin(w * v), lambda v: w * v * v, e)
+        switched = lax.switch((e * 3).astype(int) % 3, [jnp.sin, jnp.cos, lambda v: v * w], e)
+        scanned = lax.scan(lambda c, _: (lax.cond(c > 1.5, jnp.sin, lambda v: v * w, c), None), e, None, length=2)[0]
+        return chosen + switched + scanned
+
+    def both(mapped: Callable[[Any, Any], jax.Array]) -> Any:
+        return jax.jit(jax.value_and_grad(lambda w, x: mapped(w, x).sum(), argnums=(0, 1)))(1.3, x)
+
+    here = both(lambda w, x: px.map_fn(body, (px.broadcast(w, axis), x), axis))
+    assert_close(here, both(lambda w, x: jax.vmap(body, (None, 0))(w, x)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("at_once", [None, 1])
+def test_a_second_derivative_goes_on_from_what_a_rule_gives(at_once: int | None) -> None:
+    """A straight-through estimator: its rule gives another value than the function."""
+
+    @jax.custom_jvp
+    def rounded(v: jax.Array) -> jax.Array:
+        return jnp.round(v)
+
+    rounded.defjvp(lambda p, t: (jnp.round(p[0]), t[0]))
+    x = np.linspace(1, 2.3, 6, dtype=np.float32)
+
+    def second(mapped: Callable[..., jax.Array]) -> jax.Array:
+        def first(w: Any) -> jax.Array:
+            return jax.grad(lambda w: jnp.sin(mapped(lambda e: rounded(w * e), x)).sum())(w)
+
+        return jax.jit(jax.grad(first))(1.3)
+
+    axis = axis_on(2, 6, at_once=at_once)
+    assert_close(second(lambda f, x: px.map_fn(f, x, axis)), second(lambda f, x: jax.vmap(f)(x)))
+
+
+def test_a_body_with_a_rule_for_batches_has_a_derivative() -> None:
+    fn = jax.custom_batching.custom_vmap(jnp.sin)
+    fn.def_vmap(lambda size, batched, v: (jnp.sin(v), True))
+    axis, x = axis_on(2, 5), values(5)
+    assert_close(jax.grad(lambda x: px.map_fn(fn, x, axis).sum())(x), np.cos(x))
+
+
+def test_on_an_explicit_mesh_a_cotangent_lies_as_what_it_is_of() -> None:
+    with jax.set_mesh(_mesh(AxisType.Explicit, e=8)):
+        axis = px.Axis("e", 8)
+        found = jax.jit(jax.grad(lambda x: px.map_fn(jnp.sin, x, axis).sum()))(jnp.ones(8))
+    assert_close(np.asarray(found), np.full(8, np.cos(1.0)))
+
+
+def test_types_are_as_weak_as_those_of_vmap() -> None:
+    axis, x = axis_on(8, 9), np.ones(9, np.float32)
+    for run in (lambda f: f, jax.jit):
+        found = run(lambda x: px.map_fn(lambda v: (1.0, 1, v), x, axis))(x)
+        assert [y.weak_type for y in found] == [True, True, False]
+
+
+def test_padding_needs_no_promotion_of_types() -> None:
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        for at_once in (None, 1):
+            axis, x = axis_on(8, 9, at_once=at_once), np.ones(9)
+            assert_close(
+                jax.grad(lambda x, axis=axis: px.reduce_sum(px.map_fn(lambda e: e * e, x, axis), axis))(x), 2 * x
+            )
+
+
+def test_callbacks_that_compare_equal_are_told_apart() -> None:
+    class Scaled:
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Scaled)
+
+        def __hash__(self) -> int:
+            return 0
+
+        def __call__(self, v: Any) -> np.ndarray:
+            return np.asarray(v) * np.float32(self.factor)
+
+    axis, x = axis_on(2, 3), values(3)
+    for factor in (2.0, 3.0):
+        scaled, like = Scaled(factor), jax.ShapeDtypeStruct((), np.float32)
+        body = lambda v, f=scaled, like=like: jax.pure_callback(f, like, v, vmap_method="sequential")  # noqa: E731
+        assert_close(px.map_fn(body, x, axis), x * factor)
+
+
+def test_what_was_compiled_keeps_no_array_that_others_may_change() -> None:
+    axis, x, mine = axis_on(2, 3), values(3), np.ones(3, np.float32)
+
+    def made(array: np.ndarray) -> Callable[[jax.Array], jax.Array]:
+        return lambda v: jax.jit(lambda v: (v * array).sum())(v)
+
+    for call in (lambda f: px.map_fn(f, x, axis), lambda f: px.program(rows=axis)(lambda x: px.map_fn(f, x))(x)):
+        mine[:] = 1
+        assert_close(call(made(mine)), 3 * x)
+        mine[:] = 5
+        with jax.default_matmul_precision("highest"):  # then it is traced again
+            assert_close(call(made(np.ones(3, np.float32))), 3 * x)

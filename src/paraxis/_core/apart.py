@@ -43,7 +43,8 @@ def map_elements(fn: Callable[..., Any], arguments: Any, leaves: Sequence[jax.Ar
     body, consts = jax_api.without_constants(body)
 
     def make() -> Callable[..., Any]:
-        return executable(lambda own, shared: jax_api.jaxpr_as_fun(body)(*shared, *own), placement, donate=False)
+        fn = jax_api.jaxpr_as_fun(jax_api.with_copies(body))
+        return executable(lambda own, shared: fn(*shared, *own), placement, donate=False)
 
     run = _compiled.get(structure.key((body, placement)), make)
     copies = [[jax.device_put(x, device) for x in consts] for device in layout.devices(placement)]

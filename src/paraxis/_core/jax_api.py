@@ -14,6 +14,7 @@ from jax._src import (
     distributed,  # its client is the only barrier that has a timeout
     xla_bridge,  # the one place that says whether devices were started, without starting them
 )
+from jax._src.lax import lax  # the one way to a weak type
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import (
     ClosedJaxpr,
@@ -66,7 +67,10 @@ __all__ = [
     "subjaxprs",
     "tells_of_preemption",
     "trace",
+    "typed_as",
     "typed_struct",
+    "weak",
+    "with_copies",
     "without_constants",
     "without_unread",
 ]
@@ -150,7 +154,9 @@ def define_map(
             return [ad.Zero(x.aval.to_ct_aval()) if ad.is_undefined_primal(x) else None for x in operands]
         given = [ct for ct, is_live in zip(cts, live, strict=True) if is_live]
         rest = iter(transpose(given, live, operands, linear, **params))
-        return [next(rest) if is_linear else None for is_linear in linear]
+        return [
+            typed_as(x.aval, next(rest)) if is_linear else None for x, is_linear in zip(operands, linear, strict=True)
+        ]
 
     ad.primitive_jvps[primitive] = jvp_rule
     ad.primitive_transposes[primitive] = transpose_rule
@@ -167,6 +173,19 @@ def without_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
     open_ = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=info)
     return ClosedJaxpr(open_, ()), list(closed.consts)
+
+
+def with_copies(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same jaxpr with copies of the NumPy arrays in it, which whoever made them may change."""
+
+    def own(item: Any) -> Any:
+        return np.array(item) if isinstance(item, np.ndarray) else item
+
+    eqns = [
+        eqn.replace(params=map_jaxprs(eqn.params, with_copies)) if any(True for _ in subjaxprs(eqn)) else eqn
+        for eqn in closed.jaxpr.eqns
+    ]
+    return ClosedJaxpr(closed.jaxpr.replace(eqns=eqns), [own(item) for item in closed.consts])
 
 
 def without_unread(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[bool]]:
@@ -257,7 +276,8 @@ def evaluate(
         operands = [read(v) for v in eqn.invars]
         results = special(eqn, operands)
         if results is None and inline(eqn):
-            results = evaluate(eqn.params["jaxpr"], operands, inline, special)
+            inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call"]
+            results = evaluate(inner, operands, inline, special)
         if results is None:
             results = bind(eqn, eqn.params, operands)
         values.update(zip(eqn.outvars, results, strict=True))
@@ -346,6 +366,19 @@ def struct(x: Any) -> jax.ShapeDtypeStruct:
     """What an array looks like, for tracing a function of it."""
     aval = jax.typeof(x)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def typed_as(aval: Any, y: jax.Array) -> jax.Array:
+    """On an Explicit mesh: a cotangent laid as what it is of."""
+    mesh = aval.sharding.mesh
+    if mesh.empty or not is_explicit(mesh, mesh.axis_names) or jax.typeof(y).sharding == aval.sharding:
+        return y
+    return jax.reshard(y, aval.sharding)
+
+
+def weak(y: jax.Array) -> jax.Array:
+    """The same value, of a dtype that gives way to others, as that of a Python number does."""
+    return y if jax.typeof(y).weak_type else lax._convert_element_type(y, y.dtype, weak_type=True)
 
 
 def typed_struct(x: Any) -> jax.ShapeDtypeStruct:

@@ -346,9 +346,12 @@ def pad(x: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
     return _fill_where_padded(jnp.arange(placement.num_padded) < placement.size, padded, x[:1])
 
 
-def fill(block: jax.Array, placement: Placement) -> jax.Array:
-    """On a device: padding rows repeat the device's first row, so that whatever is computed on them is safe."""
-    if not placement.is_padded or placement.has_idle_device:
+def fill(block: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
+    """On a device: padding rows repeat the device's first row, so that whatever is computed on them is safe.
+
+    ``safe`` as in :func:`pad`: rows that a device without elements would compute on have been filled there.
+    """
+    if not placement.is_padded or (placement.has_idle_device and safe):
         return block
     return _fill_where_padded(real_rows(placement), block, block[:1])
 
@@ -357,7 +360,9 @@ def real_rows(placement: Placement) -> jax.Array | None:
     """On a device: which of its rows are elements, ``(num_local,)``; ``None``: all."""
     if not placement.is_padded:
         return None
-    return device_index(placement) * placement.num_local + jnp.arange(placement.num_local) < placement.size
+    return (
+        device_index(placement) * placement.num_local + jnp.arange(placement.num_local, dtype=np.int32) < placement.size
+    )
 
 
 def _fill_where_padded(real: jax.Array | None, rows: jax.Array, row: jax.Array) -> jax.Array:

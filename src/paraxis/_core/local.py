@@ -165,7 +165,7 @@ def run_transposed(
 
         def forward(*ts: jax.Array) -> list[jax.Array]:
             rows, arguments = _split([*known, *ts], both)
-            results = _several(one, placement, lowering, arguments)(rows, None)
+            results = _several(one, placement, lowering, arguments)(rows, real)
             return [
                 summing.total(y, real, PLAIN, ()) if is_summed else y
                 for y, is_summed in zip(results, recipe.summed, strict=True)

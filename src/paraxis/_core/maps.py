@@ -158,9 +158,11 @@ def computed(
     def element(body: ClosedJaxpr, avals: Sequence[Any]) -> local.Element:
         return local.element(lambda *xs: replay.here(body, xs, names, _nested), placement, inner, avals)
 
+    rests = placement.has_idle_device and _stays_within(body, how)
+
     def rows(*blocks: jax.Array) -> list[jax.Array]:
         leaves = [
-            block[0] if is_shared else layout.fill(block, placement)
+            block[0] if is_shared else layout.fill(block, placement, safe=not rests)
             for block, is_shared in zip(blocks, shared, strict=True)
         ]
         avals = [jax_api.element_struct(block) for block in blocks]
@@ -173,8 +175,6 @@ def computed(
             return local.run(one, placement, how.lowering, leaves, shared, summed, recipe.term)
         return local.run(element(body, avals), placement, how.lowering, leaves, shared, summed)
 
-    rests = placement.has_idle_device and _stays_within(body, how)
-
     def on_device(*blocks: jax.Array) -> list[jax.Array]:
         results = layout.unless_idle(rows, placement, *blocks) if rests else rows(*blocks)
         return [y[None] if is_summed else y for y, is_summed in zip(results, summed, strict=True)]
@@ -185,10 +185,11 @@ def computed(
     ]
     found = layout.run_per_device(on_device, placement, laid_out)
     count = placement.num_devices
-    return [
+    results = [
         primitives.reduce("sum", y, axis=placement.axis.name, size=count) if s else layout.unpad(y, placement)
         for y, s in zip(found, summed, strict=True)
     ]
+    return [jax_api.weak(y) if a.weak_type else y for y, a in zip(results, body.out_avals, strict=True)]
 
 
 def _stays_within(body: ClosedJaxpr, how: How) -> bool:
@@ -210,12 +211,19 @@ def _evaluated(*operands: Any, how: How, shared: Sequence[bool], **params: Any) 
     """On concrete arrays: by a program that is found by its structure, and compiled if there is none."""
     given = {"how": how, "shared": shared, **params}
     key = structure.key({name: value for name, value in given.items() if name != "devices"})
-    run = _compiled.get(key, lambda: jax.jit(functools.partial(computed, **given)))
+    run = _compiled.get(key, lambda: jax.jit(functools.partial(computed, **_kept(given))))
     placement = how.placement
     operands = tuple(layout.settle(x, placement, rows=not s) for x, s in zip(operands, shared, strict=True))
     if placement.mesh_axes and (any(params["summed"]) or collectives.mentions(params["body"].jaxpr, placement.axis)):
         return layout.ready(run(*layout.ready(operands)))
     return run(*operands)
+
+
+def _kept(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters that nobody can change from outside."""
+    recipe = params["recipe"]
+    own = None if recipe is None else recipe._replace(body=jax_api.with_copies(recipe.body))
+    return {**params, "body": jax_api.with_copies(params["body"]), "recipe": own}
 
 
 def lies_over(jaxpr: jax_api.Jaxpr, name: str) -> bool:
@@ -246,7 +254,13 @@ class _Derivative:
 
     def of_live(self, args: Sequence[Any]) -> Callable[..., tuple[list[Any], list[Any]]]:
         """A function of the live arguments alone: the results that move, and those that do not."""
-        fn = jax_api.jaxpr_as_fun(self.body)
+        body = self.body
+
+        def is_batched(eqn: jax_api.JaxprEqn) -> bool:  # has a rule for batches of its own, and no derivative
+            return eqn.primitive.name == "custom_vmap_call"
+
+        def fn(*args: Any) -> list[Any]:
+            return jax_api.evaluate(body, args, is_batched)
 
         def function(*some: Any) -> tuple[list[Any], list[Any]]:
             given = iter(some)
@@ -270,13 +284,34 @@ def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], 
     """Results, which of them have tangents, and these; ``tangents`` are those of the ``live`` operands."""
     of = _Derivative(params["body"], params["how"], params["shared"], params["summed"], live)
     if of.how.placement.num_chunks > 1:
-        return map_p.bind(*primals, **params), of.moving, _tangents_in_turns(of, primals, tangents)
+        return _results_in_turns(of, primals, params), of.moving, _tangents_in_turns(of, primals, tangents)
     results, residuals, tree = _forward(of, primals)
 
     def linear(*args: Any) -> list[Any]:
         return jax.tree.unflatten(tree, args[: len(residuals)])(*args[len(residuals) :])
 
     return results, of.moving, of.bind(linear, residuals, tangents)
+
+
+def _results_in_turns(of: _Derivative, primals: Sequence[Any], params: Any) -> list[jax.Array]:
+    """The results: of a rule of the user's those that it gives, since a derivative of these may be taken again."""
+    if not jax_api.holds(of.body.jaxpr, "custom_jvp_call"):
+        return map_p.bind(*primals, **params)
+
+    def by_rules(*args: Any) -> list[Any]:
+        live = tuple(_taken(args, of.live))
+        zeros = tuple(jnp.zeros_like(x) for x in live)
+        moved, _, others = jax.jvp(of.of_live(args), live, zeros, has_aux=True)
+        return _merged(of.moving, moved, others)
+
+    traced = Body.of(by_rules, structs(primals, of.shared), of.how)
+    kept = dataclasses.replace(traced, jaxpr=jax_api.pruned(traced.jaxpr, traced.jaxpr.jaxpr.outvars))
+    return bind(kept, primals, of.shared, of.how, of.summed)
+
+
+def _merged(which: Sequence[bool], these: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    ahead, still = iter(these), iter(others)
+    return [next(ahead if takes else still) for takes in which]
 
 
 def _tangents_in_turns(of: _Derivative, primals: Sequence[Any], tangents: Sequence[Any]) -> list[jax.Array]:
@@ -299,8 +334,7 @@ def _forward(of: _Derivative, primals: Sequence[Any]) -> tuple[list[jax.Array], 
         moved, linear, others = jax.linearize(of.of_live(args), *_taken(args, of.live), has_aux=True)
         leaves, tree = jax.tree.flatten(linear)
         trees.append(tree)
-        ahead, still = iter(moved), iter(others)
-        return [*(next(ahead if moves else still) for moves in of.moving), *leaves]
+        return [*_merged(of.moving, moved, others), *leaves]
 
     traced, number = Body.of(forward, structs(primals, of.shared), of.how), len(of.summed)
     operands = [*traced.consts, *primals]
@@ -397,8 +431,8 @@ def _transposed(
 
     operands, sides = [*known, *cts], [*known_shared, *ct_summed]
     body = Body.of(back, structs(operands, sides), how)
-    # What a rule of the user's gives has a transpose, and cannot be run.
-    untold = body.consts or jax_api.holds(linear.jaxpr.jaxpr, "custom_lin")
+    # What a rule of the user's gives has a transpose, and cannot be run; a branch per element has none after vmap.
+    untold = body.consts or any(jax_api.holds(linear.jaxpr.jaxpr, name) for name in ("custom_lin", "cond"))
     recipe = None if untold else TransposeOf(linear.jaxpr, count, sought_shared, ct_summed)
     return bind(body, operands, sides, how, sought_shared, recipe)
 

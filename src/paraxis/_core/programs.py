@@ -31,5 +31,5 @@ def run(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
     everything = [*consts, *operands]
     if any(isinstance(x, jax_api.Tracer) for x in everything):
         return jax.tree.unflatten(out_tree, layout.ready(jax_api.jaxpr_as_fun(closed)(*layout.ready(everything))))
-    compiled = _compiled.get(structure.key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(closed)))
+    compiled = _compiled.get(structure.key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed))))
     return jax.tree.unflatten(out_tree, layout.ready(compiled(*layout.ready(everything))))

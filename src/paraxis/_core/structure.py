@@ -5,6 +5,7 @@ operand. Names, source lines and the identity of functions are not in it, nor is
 a compiled program that is found by it may be run, and not differentiated.
 """
 
+import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -53,6 +54,10 @@ def key(value: Any) -> Hashable:
         return _of_constant(value)
     if isinstance(value, (float, complex)):  # 0.0 and -0.0 are equal, and nan is not nan
         return (type(value), repr(value))
+    if callable(value) and not isinstance(value, type):  # equal ones may do different things
+        if not dataclasses.is_dataclass(value):
+            return _Same(value)
+        return (type(value), *(key(getattr(value, field.name)) for field in dataclasses.fields(value)))
     try:
         hash(value)
     except TypeError:
