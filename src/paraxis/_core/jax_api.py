@@ -378,7 +378,9 @@ def typed_as(aval: Any, y: jax.Array) -> jax.Array:
 
 def weak(y: jax.Array) -> jax.Array:
     """The same value, of a dtype that gives way to others, as that of a Python number does."""
-    return y if jax.typeof(y).weak_type else lax._convert_element_type(y, y.dtype, weak_type=True)
+    if jax.typeof(y).weak_type:
+        return y
+    return lax._convert_element_type(y, y.dtype, weak_type=True)  # pyright: ignore[reportReturnType]
 
 
 def typed_struct(x: Any) -> jax.ShapeDtypeStruct:

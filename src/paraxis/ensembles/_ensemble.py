@@ -199,8 +199,9 @@ class Ensemble:
         Args:
             step: a step of one member. Pytrees: ``step(*parts, *args)`` → the new state, or ``(state, out)``; a member
                 that is a tuple is taken and returned as one. Modules: ``step(*modules, *args)`` → ``out``; they are
-                changed in place. Compiled once for each function and shapes, so define it once. It may use
-                collectives by the axis's name; then all members run together.
+                changed in place. Traced and compiled once for each function and shapes, so define it once; what it
+                reads besides its arguments is constant from then on, as under ``jax.jit``. It may use collectives by
+                the axis's name; then all members run together.
             *args: pytrees of arrays; by default the same for all members, such as a batch.
             in_axes: 0 where each member has its own, ``(size, ...)``: its batch, weights, learning rate, key. One for
                 all arguments, or a tuple with one (or a tree) for each.
