@@ -135,6 +135,7 @@ def test_a_directory_that_cannot_be_made_gets_one_line(capsys: pytest.CaptureFix
     assert err == f"paraxis: --out {occupied / 'plots'} cannot be written to: Not a directory\n"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("package", "extra"), [("typer", "cli"), ("rich", "cli"), ("matplotlib", "demo"), ("mlxtend", "demo")]
 )
@@ -145,6 +146,7 @@ def test_a_missing_package_gets_one_line(tmp_path: Path, package: str, extra: st
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("command", "package"),
     [("fit", "rich"), ("fit", "pyarrow"), ("fit", "sklearn"), ("fit", "matplotlib"), ("predict", "pyarrow")],

@@ -89,6 +89,7 @@ def test_accelerated_fixed_steps_are_those_of_jaxopt() -> None:
         np.testing.assert_allclose(own.velocity, state.velocity, rtol=1e-10)
 
 
+@pytest.mark.slow
 @in_float64
 def test_the_solution_has_the_derivative_of_finite_differences() -> None:
     def solved(l2: Any) -> Any:

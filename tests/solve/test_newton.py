@@ -117,7 +117,7 @@ def test_a_linear_models_solution_is_scikit_learns_on_1_and_8_devices(kind: str,
                 _assert_solved(kind, params, tolerance)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["poisson", "softmax"])
 @in_float64
 def test_a_solutions_derivative_is_that_by_finite_differences(kind: str) -> None:

@@ -116,6 +116,7 @@ def test_mixtures_on_the_simplex_are_those_of_scipy() -> None:
     assert fun(np.asarray(params)) <= oracle.fun + 1e-10
 
 
+@pytest.mark.slow
 @in_float64
 def test_it_ends_where_jaxopt_ends_on_classes() -> None:
     with warnings.catch_warnings():
@@ -203,6 +204,7 @@ def _differences(solved: Callable[[float], np.ndarray], at: float) -> np.ndarray
     return (solved(at * (1 + 1e-4)) - solved(at * (1 - 1e-4))) / (2e-4 * at)
 
 
+@pytest.mark.slow
 @in_float64
 def test_the_lasso_has_the_derivative_of_scikit_learn_s_solutions() -> None:
     expected = _differences(_lasso, 0.05)

@@ -255,7 +255,7 @@ def test_one_trace_per_shape() -> None:
     assert traces[0] == 2
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["balanced", {0: 3.0, 2: 0.5}], ids=["balanced", "given"])
 @in_float64
 def test_class_and_sample_weights_are_scikit_learns(choice: Any) -> None:

@@ -32,7 +32,7 @@ def test_killed_at_any_time_it_comes_to_the_same_bits(num_kills: int, seed: int,
     assert report["resumed"] >= num_kills / 3, report
 
 
-@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("which", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_told_to_stop_it_saves_and_ends_well(which: signal.Signals, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     with started("_fit_script", tmp_path) as process:
