@@ -41,7 +41,7 @@ def program(
         ... def loss(w, x):
         ...     return px.reduce_mean(px.map_fn(lambda w, x: (w * x - 1) ** 2, (px.broadcast(w), x)))
         >>> jax.grad(loss)(2.0, jnp.array([0.0, 1.0, 2.0, 1.0]))
-        Array(4., dtype=float32)
+        Array(4., dtype=float32, weak_type=True)
     """
     if placements is not None and not isinstance(placements, Mapping):
         got = "the function itself" if callable(placements) else repr(placements)
