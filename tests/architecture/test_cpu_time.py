@@ -53,7 +53,7 @@ def test_child():
 def run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(CONFTEST.format(root=str(ROOT)))
     (folder / "test_it.py").write_text(TESTS + tests)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 

@@ -103,6 +103,7 @@ def test_the_working_directory_is_not_replaced(
     assert (tmp_path / "work" / "here").is_dir()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", ["absent", "empty", "ours"])
 def test_what_came_during_a_fit_stays(
     start: str,

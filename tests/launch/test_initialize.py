@@ -73,6 +73,7 @@ sys.exit(told["PARAXIS_ATTEMPT"] == "0")
 """
 
 
+@pytest.mark.slow
 def test_the_place_is_read_as_it_was_written(
     initialize: Initialize, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -196,6 +196,7 @@ def test_arguments_aux_and_gradients_of_ones_own() -> None:
             assert int(state.aux["count"]) == 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @in_float64
 def test_a_loop_of_updates_is_a_run_and_traced_once(rule: Rule) -> None:

@@ -51,7 +51,7 @@ def _objective(coef: np.ndarray, bias: np.ndarray, x: np.ndarray, y: np.ndarray,
     return float(-np.log(softmax(z)[np.arange(len(y)), y]).mean() + 0.5 * l2 * (coef**2).sum())
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("intercept", [False, True], ids=["plain", "intercept"])
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "multiclass"])
 @in_float64

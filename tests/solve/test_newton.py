@@ -101,7 +101,7 @@ def _assert_solved(kind: str, params: Any, tolerance: float) -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("precondition", ["auto", "gram", None])
 @pytest.mark.parametrize("kind", ["poisson", "softmax"])
 def test_a_linear_models_solution_is_scikit_learns_on_1_and_8_devices(kind: str, precondition: Any) -> None:

@@ -113,6 +113,7 @@ def test_the_intercept_goes_free() -> None:
     assert hash(prox.first(prox.l1)) != hash(prox.first(prox.box))
 
 
+@pytest.mark.slow
 @in_float64
 def test_derivatives_are_those_by_finite_differences_and_finite_at_zero() -> None:
     x = jnp.asarray(RNG.normal(size=(4, 3)) * 2)

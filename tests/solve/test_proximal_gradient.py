@@ -217,6 +217,7 @@ def test_the_lasso_has_the_derivative_of_scikit_learn_s_solutions() -> None:
     np.testing.assert_allclose(jax.jacrev(solved)(0.05), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 @in_float64
 def test_the_elastic_net_has_the_derivative_of_scikit_learn_s_solutions() -> None:
     def oracle(l1: float, l2: float) -> np.ndarray:
@@ -233,7 +234,7 @@ def test_the_elastic_net_has_the_derivative_of_scikit_learn_s_solutions() -> Non
     np.testing.assert_allclose(by_l2, _differences(lambda s: oracle(0.05, s), 0.1), atol=1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["group", "simplex", "box"])
 @in_float64
 def test_solutions_have_the_derivatives_of_finite_differences_by_data_and_hyperparameters(name: str) -> None:

@@ -113,6 +113,7 @@ def test_any_number_of_devices_finds_the_same_in_float64(name: str, devices: tup
 KINDS = (AxisType.Auto, AxisType.Explicit)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "kind"),
     table(

@@ -44,6 +44,7 @@ def test_too_late_with_enough_devices_is_fine():
     assert done.stdout.strip() == "8", done.stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", ["0", "-1", "True", "2.0", "'2'"])
 def test_a_malformed_number_is_refused(n):
     done = _python(f"simulate_devices({n})")

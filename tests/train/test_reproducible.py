@@ -71,6 +71,7 @@ def test_bits_do_not_depend_on_the_number_of_devices_for_larger_models(name: str
     assert len(digests(name, places, reproducible=ANY)) == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_step_is_that_of_a_loop_written_by_hand_to_rounding(devices: int) -> None:
     given = [rows(size, size) for size in (16, 13, 3)]

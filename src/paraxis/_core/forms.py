@@ -8,6 +8,7 @@ form not taken is dead code, which the compiler drops.
 """
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +28,7 @@ class Shared:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a map with that index, whose sum is better taken by :meth:`Call.sums`."""
+    """The result of a map with that index."""
 
     call: "Call"
     index: int
@@ -42,10 +43,16 @@ class Call:
     def __init__(self, body: maps.Body, operands: Sequence[jax.Array], shared: Sequence[bool], how: maps.How) -> None:
         self.how = how
         self._body = body
+        self._given = shared
         self._operands = [*body.consts, *operands]
         self._shared = [*[True] * len(body.consts), *shared]
         self._trace = jax_api.get_opaque_trace_state()
         self._sums: dict[Any, tuple[Sequence[Any], list[jax.Array]]] = {}
+
+    @functools.cached_property
+    def sums_preferred(self) -> bool:
+        """Whether sums over the results are better taken by :meth:`sums`."""
+        return maps.sums_preferred(self._body, self._given, self.how)
 
     def sums(self, term: summing.Term, extras: Sequence[jax.Array]) -> list[jax.Array]:
         if jax_api.get_opaque_trace_state() != self._trace:  # in a loop's body, say: its values do not outlive it

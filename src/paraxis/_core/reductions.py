@@ -210,7 +210,7 @@ class _Reduction:
         extras = [x for x in (mask, weight) if x is not None]
         term = summing.Term(prepare, mask is not None, weight is not None)
         form = forms.recall(leaf)
-        if isinstance(form, forms.Result) and form.call.how.placement == self.placement:
+        if isinstance(form, forms.Result) and form.call.how.placement == self.placement and form.call.sums_preferred:
             return form.call.sums(term, extras)[form.index]
         return self._reduced("sum", term(self._rows(leaf), *map(self._rows, extras)))
 

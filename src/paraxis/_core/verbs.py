@@ -106,7 +106,7 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
         body = maps.Body.of(one, maps.structs(operands, shared), how)
     maps.check_exchange(body, how)
     results = maps.bind(body, operands, shared, how)
-    if any(isinstance(y, jax_api.Tracer) for y in results) and maps.sums_preferred(body, shared, how):
+    if any(isinstance(y, jax_api.Tracer) for y in results):
         call = forms.Call(body, operands, shared, how)
         results = [forms.remember(y, forms.Result(call, index)) for index, y in enumerate(results)]
     return jax.tree.unflatten(body.structure, results)
