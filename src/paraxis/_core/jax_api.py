@@ -369,11 +369,14 @@ def struct(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def typed_as(aval: Any, y: jax.Array) -> jax.Array:
-    """On an Explicit mesh: a cotangent laid as what it is of."""
-    mesh = aval.sharding.mesh
-    if mesh.empty or not is_explicit(mesh, mesh.axis_names) or jax.typeof(y).sharding == aval.sharding:
+    """On an Explicit mesh: a cotangent laid as what it is of, or whole on each device if that has no such type."""
+    laid = jax.typeof(y).sharding
+    mesh = laid.mesh
+    if mesh.empty or not is_explicit(mesh, mesh.axis_names):
         return y
-    return jax.reshard(y, aval.sharding)
+    spec = sharding_spec(aval) if not aval.sharding.mesh.empty else (None,) * len(aval.shape)
+    target = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    return y if laid == target else jax.reshard(y, target)
 
 
 def weak(y: jax.Array) -> jax.Array:
