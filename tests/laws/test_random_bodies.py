@@ -1,7 +1,8 @@
 """A program means what it says, whatever its body: random ones, against plain ``jax.vmap`` in float64.
 
-A body is a row of random steps over shared and placed operands. Its results are any of the values that it came across:
-shared ones beside products with them, inputs, values used twice. Some steps only look at a value.
+A body is a row of random steps over shared and placed operands, branches and loops among them. Its results are any of
+the values that it came across: shared ones beside products with them, inputs, values used twice. Some steps only look
+at a value, some call back, and every third body closes over what the others are given.
 """
 
 import functools
@@ -16,7 +17,7 @@ import pytest
 import paraxis as px
 from tests._support import assert_close, axis_on, in_double, values
 
-NUM_EVERY_DAY, NUM_AT_NIGHT = 24, 2000
+NUM_EVERY_DAY, NUM_AT_NIGHT = 60, 2000
 
 Values = dict[str, Any]
 Body = Callable[..., tuple[jax.Array, ...]]
@@ -30,6 +31,9 @@ UNARY: list[Callable[[jax.Array], jax.Array]] = [
     lambda v: v.reshape(-1) / 3.0,
     lambda v: jax.jit(lambda u: u * 2.0)(v),
     lambda v: jnp.where(v > 1.0, v, 0.5 * v),
+    lambda v: jax.lax.cond(v.sum() > 0, jnp.sin, jnp.cos, v),
+    lambda v: jax.lax.fori_loop(0, 2, lambda _, u: 0.5 * u + jnp.sin(v), v),
+    jax.checkpoint(lambda v: jnp.tanh(v) * v),
 ]
 BINARY: list[Callable[[jax.Array, jax.Array], jax.Array]] = [
     jnp.add,
@@ -45,15 +49,15 @@ LOOKING: list[Callable[[jax.Array], Any]] = [
     jnp.linalg.norm,
     lambda v: jnp.clip(v, -1.0, 1.0),
     lambda v: v.T @ v,
-    lambda v: jax.debug.callback(lambda u: None, v),
 ]
 
 
-def random_body(seed: int) -> Body:
+def random_body(seed: int, heard: Callable[[Any], None] = lambda _: None) -> Body:
     """A function of shared ``p (3, 2)``, ``r ()``, and placed ``x (4, 3)``, ``y (4, 2)``, with 1 to 4 results.
 
-    Which steps it takes, and on which values, hangs on the seed and on shapes alone.
+    Which steps it takes, and on which values, hangs on the seed and on shapes alone. ``heard`` is called back by some.
     """
+    looking = [*LOOKING, lambda v: jax.debug.callback(heard, v)]
 
     def body(p: jax.Array, r: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         rng = np.random.default_rng(seed)
@@ -72,7 +76,7 @@ def random_body(seed: int) -> Body:
                 any_of(),
             )
             if kind < 0.2:
-                LOOKING[rng.choice(len(LOOKING))](u if u.ndim else jnp.atleast_1d(u))
+                looking[rng.choice(len(looking))](u if u.ndim else jnp.atleast_1d(u))
             elif kind < 0.5:
                 met.append(UNARY[unary](u) if u.ndim == 2 else jnp.sin(u))
             elif kind < 0.6:
@@ -122,6 +126,14 @@ def with_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def heard_since(heard: list[Any]) -> int:
+    """How many calls came back, each with one element's value; the list is empty afterwards."""
+    jax.effects_barrier()
+    count = len(heard)
+    heard.clear()
+    return count
+
+
 @pytest.mark.parametrize(
     "seed",
     [seed if seed < NUM_EVERY_DAY else pytest.param(seed, marks=pytest.mark.slow) for seed in range(NUM_AT_NIGHT)],
@@ -129,9 +141,13 @@ def with_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
 def test_reductions_of_any_body_and_their_gradients(seed: int) -> None:
     devices, size, at_once = PLACES[seed % len(PLACES)]
     here, there = REDUCTIONS[seed // 2 % len(REDUCTIONS)]
-    axis, body, args = axis_on(devices, size, at_once=at_once), random_body(seed), arguments(size, seed)
+    axis, args = axis_on(devices, size, at_once=at_once), arguments(size, seed)
+    heard: list[Any] = []
+    body = random_body(seed, heard.append)
 
     def program(p: jax.Array, r: jax.Array, x: jax.Array, y: jax.Array, w: jax.Array) -> Any:
+        if seed % 3 == 0:
+            return here(px.map_fn(functools.partial(body, p, r), (x, y), axis), w, axis)
         shared = px.broadcast(p, axis), px.broadcast(r, axis)
         return here(px.map_fn(body, (*shared, x, y), axis), w, axis)
 
@@ -139,8 +155,12 @@ def test_reductions_of_any_body_and_their_gradients(seed: int) -> None:
         return there(jax.vmap(functools.partial(body, p, r))(x, y), w)
 
     expected = in_double(with_gradient(oracle), *args)
+    heard_since(heard)
+    body(*args[:2], args[2][0], args[3][0])
+    calls = size * heard_since(heard)
     scale = max(1.0, *(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected)))
     assert_close(jax.jit(with_gradient(program))(*args), expected, rtol=1e-4, atol=2e-5 * scale)
+    assert heard_since(heard) == calls
 
 
 @pytest.mark.parametrize("real", [True, False], ids=["real values", "complex values"])

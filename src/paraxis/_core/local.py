@@ -83,6 +83,18 @@ class TransposeOf(NamedTuple):
     summed: tuple[bool, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Sides:
+    """Which of an element's arguments are ``shared``, and these, which are ``constant``; of the others it has a row."""
+
+    shared: tuple[bool, ...]
+    constant: Sequence[jax.Array]
+
+    def arguments(self, row: Sequence[Any]) -> list[Any]:
+        ours, theirs = iter(row), iter(self.constant)
+        return [next(theirs) if is_shared else next(ours) for is_shared in self.shared]
+
+
 Turn = Callable[[Sequence[jax.Array], jax.Array | None], list[jax.Array]]
 """Rows of one turn, and which of them are elements → results: rows, or sums over the elements."""
 
@@ -106,8 +118,8 @@ def run(
     summed = summed or (False,) * len(one.jaxpr.out_avals)
     term = term or PLAIN
     own = len(leaves) - term.num_extras
-    rows, arguments = _split(leaves[:own], shared[:own])
-    turn = _turn(one, placement, lowering, shared[:own], summed, term, arguments)
+    rows, sides = _split(leaves[:own], shared[:own])
+    turn = _turn(one, placement, lowering, sides, summed, term)
     return _in_turns(turn, [*rows, *leaves[own:]], placement, summed)
 
 
@@ -115,16 +127,15 @@ def _turn(
     one: Element,
     placement: Placement,
     lowering: Lowering,
-    shared: Sequence[bool],
+    sides: _Sides,
     summed: Sequence[bool],
     term: Term,
-    arguments: Callable[[Sequence[Any]], list[Any]],
 ) -> Turn:
-    several = _several(one, placement, lowering, arguments)
+    several = _several(one, placement, lowering, sides)
     cut = None
     plain = not one.communicates and not jax_api.has_effects(one.jaxpr.jaxpr)
     if any(summed) and plain and _choose(one, placement, lowering) == "vmap":
-        cut = summing.split(one.jaxpr, [not is_shared for is_shared in shared], summed)
+        cut = summing.split(one.jaxpr, [not is_shared for is_shared in sides.shared], summed)
 
     def turn(rows: Sequence[jax.Array], real: jax.Array | None) -> list[jax.Array]:
         own, more = rows[: len(rows) - term.num_extras], rows[len(rows) - term.num_extras :]
@@ -137,7 +148,7 @@ def _turn(
             ]
         head = jax_api.jaxpr_as_fun(cut.head)
         out_axes = [0 if depends else None for _, depends in cut.frontier]
-        values = jax.vmap(lambda *row: head(*arguments(row)), axis_size=placement.chunk, out_axes=out_axes)(*own)
+        values = jax.vmap(lambda *row: head(*sides.arguments(row)), axis_size=placement.chunk, out_axes=out_axes)(*own)
         return cut.sums(values, placement.chunk, real, term, more)
 
     return turn
@@ -164,8 +175,8 @@ def run_transposed(
         both = (*shared[: recipe.known], *recipe.shared)
 
         def forward(*ts: jax.Array) -> list[jax.Array]:
-            rows, arguments = _split([*known, *ts], both)
-            results = _several(one, placement, lowering, arguments)(rows, real)
+            rows, sides = _split([*known, *ts], both)
+            results = _several(one, placement, lowering, sides)(rows, real)
             return [
                 summing.total(y, real, PLAIN, ()) if is_summed else y
                 for y, is_summed in zip(results, recipe.summed, strict=True)
@@ -225,48 +236,56 @@ def _joined(leaves: Sequence[jax.Array], rows: Sequence[jax.Array], shared: Sequ
     return [x if is_shared else next(ours) for x, is_shared in zip(leaves, shared, strict=True)]
 
 
-def _split(
-    leaves: Sequence[jax.Array], shared: Sequence[bool]
-) -> tuple[list[jax.Array], Callable[[Sequence[Any]], list[Any]]]:
+def _split(leaves: Sequence[jax.Array], shared: Sequence[bool]) -> tuple[list[jax.Array], _Sides]:
     """The leaves that have rows, and how to make an element's arguments of its row of each."""
     constant = [x for x, is_shared in zip(leaves, shared, strict=True) if is_shared]
-
-    def arguments(row: Sequence[Any]) -> list[Any]:
-        ours, theirs = iter(row), iter(constant)
-        return [next(theirs) if is_shared else next(ours) for is_shared in shared]
-
-    return [x for x, is_shared in zip(leaves, shared, strict=True) if not is_shared], arguments
+    return [x for x, is_shared in zip(leaves, shared, strict=True) if not is_shared], _Sides(tuple(shared), constant)
 
 
-def _several(
-    one: Element, placement: Placement, lowering: Lowering, arguments: Callable[[Sequence[Any]], list[Any]]
-) -> Turn:
+def _several(one: Element, placement: Placement, lowering: Lowering, sides: _Sides) -> Turn:
     """How the elements of one turn are run: rows ``(chunk, ...)`` → results ``(chunk, ...)``."""
     if one.communicates:
-        return lambda rows, real: _in_step(one, placement, lowering, arguments, rows)
+        return lambda rows, real: _in_step(one, placement, lowering, sides, rows)
 
     def single(*row: Any) -> list[Any]:
-        return jax_api.jaxpr_as_fun(one.jaxpr)(*arguments(row))
+        return jax_api.jaxpr_as_fun(one.jaxpr)(*sides.arguments(row))
 
     def several(rows: Sequence[jax.Array], real: jax.Array | None) -> list[jax.Array]:
-        if real is not None and jax_api.has_effects(one.jaxpr.jaxpr):
-            return _one_by_one(single, rows, real)
-        if _choose(one, placement, lowering) == "unroll":
+        together = _choose(one, placement, lowering) == "vmap"
+        if jax_api.has_effects(one.jaxpr.jaxpr):
+            if real is not None or (together and not _act_apart(one.jaxpr, sides.shared)):
+                return _one_by_one(single, rows, placement.chunk, real)
+        if not together:
             return _unrolled(single, rows, placement.chunk)
         return _vectorised(single, rows, placement.chunk)
 
     return several
 
 
-def _one_by_one(single: Callable[..., list[Any]], rows: Sequence[jax.Array], real: jax.Array) -> list[jax.Array]:
+def _act_apart(body: ClosedJaxpr, shared: Sequence[bool]) -> bool:
+    """Whether what acts, acts once per element under ``vmap`` too: with a row of its own, in no branch or loop."""
+    varying = {v for v, is_shared in zip(body.jaxpr.invars, shared, strict=True) if not is_shared}
+    for eqn in body.jaxpr.eqns:
+        varies = any(v in varying for v in eqn.invars if not isinstance(v, jax_api.Literal))
+        if eqn.effects and (not varies or any(True for _ in jax_api.subjaxprs(eqn))):
+            return False
+        varying.update(eqn.outvars if varies else ())
+    return True
+
+
+def _one_by_one(
+    single: Callable[..., list[Any]], rows: Sequence[jax.Array], count: int, real: jax.Array | None
+) -> list[jax.Array]:
     """In turns of one, where padding does nothing, so that it has no effects either."""
 
     def step(_: None, row: Any) -> tuple[None, list[jax.Array]]:
         is_real, own = row
+        if is_real is None:
+            return None, [jnp.asarray(y) for y in single(*own)]
         nothing = [jnp.zeros(y.shape, y.dtype) for y in jax.eval_shape(single, *own)]
         return None, jax.lax.cond(is_real, lambda: [jnp.asarray(y) for y in single(*own)], lambda: nothing)
 
-    return jax.lax.scan(step, None, (real, list(rows)))[1]
+    return jax.lax.scan(step, None, (real, list(rows)), length=count)[1]
 
 
 def _part(x: jax.Array, placement: Placement) -> jax.Array:
@@ -300,14 +319,14 @@ def _in_step(
     one: Element,
     placement: Placement,
     lowering: Lowering,
-    arguments: Callable[[Sequence[Any]], list[Any]],
+    sides: _Sides,
     rows: Sequence[jax.Array],
 ) -> list[jax.Array]:
     require_together(placement, lowering)
     exchange = collectives.Exchange.of(placement)
 
     def together(*row: Any) -> list[Any]:
-        return collectives.evaluate(one.jaxpr, arguments(row), exchange)
+        return collectives.evaluate(one.jaxpr, sides.arguments(row), exchange)
 
     if exchange.local is None:
         return [jnp.asarray(y)[None] for y in together(*(x[0] for x in rows))]

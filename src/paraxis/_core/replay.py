@@ -56,9 +56,10 @@ def _is_placed(eqn: JaxprEqn, mesh: AbstractMesh) -> bool:
 
 
 def _was_elsewhere(eqn: JaxprEqn, mesh: AbstractMesh) -> bool:
-    """Whether an equation was traced with another mesh in force."""
-    before = eqn.ctx.cur_abstract_mesh
-    return not before.empty and before != mesh
+    """Whether an equation was traced with another mesh in force, or its types name one."""
+    named = [getattr(v.aval, "sharding", None) for v in (*eqn.invars, *eqn.outvars)]
+    meshes = [eqn.ctx.cur_abstract_mesh, *(sharding.mesh for sharding in named if sharding is not None)]
+    return any(not before.empty and before != mesh for before in meshes)
 
 
 def _struct(aval: Any, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:
