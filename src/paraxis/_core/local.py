@@ -252,9 +252,9 @@ def _several(one: Element, placement: Placement, lowering: Lowering, sides: _Sid
 
     def several(rows: Sequence[jax.Array], real: jax.Array | None) -> list[jax.Array]:
         together = _choose(one, placement, lowering) == "vmap"
-        if jax_api.has_effects(one.jaxpr.jaxpr):
-            if real is not None or (together and not _act_apart(one.jaxpr, sides.shared)):
-                return _one_by_one(single, rows, placement.chunk, real)
+        apart = real is not None or (together and not _act_apart(one.jaxpr, sides.shared))
+        if apart and jax_api.has_effects(one.jaxpr.jaxpr):
+            return _one_by_one(single, rows, placement.chunk, real)
         if not together:
             return _unrolled(single, rows, placement.chunk)
         return _vectorised(single, rows, placement.chunk)
