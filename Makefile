@@ -54,7 +54,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/python -m tests.architecture.layers
 
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict --quiet

@@ -12,7 +12,7 @@ from tests._cpu_time import CpuTime
 
 NUM_DEVICES = 8
 TESTS = Path(__file__).parent
-ON_NEWEST = {"laws", "core", "docs"}  # their tests of every day are marked `newest`
+ON_NEWEST = {"laws", "core", "host", "docs"}  # their tests of every day are marked `newest`
 
 # More than half of the time goes into compiling. The XLA of jax 0.10 compiles twice as fast with the older of its two
 # code generators for CPUs, which is gone from later ones: there the tests see the newer one, as do, everywhere, those

@@ -13,7 +13,7 @@ from tests.launch._support import Launch
 COLLECTIVES = """
 import jax, numpy as np
 import paraxis as px
-from paraxis._core import processes
+from paraxis._host import processes
 me = px.initialize()
 assert px.initialize() is me
 ranks, devices = me.num_processes, jax.device_count()

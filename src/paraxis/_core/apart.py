@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import collectives, jax_api, layout, scope, structure
+from paraxis._core import arrays, collectives, jax_api, layout, placing, scope, structure
 from paraxis._core.errors import LoweringError
-from paraxis._core.layout import Placement
+from paraxis._core.placing import Placement
 
 Rows = list[Any]
 """A tree for each row, on the device that the row's block is on; as many as there are elements, without padding."""
@@ -47,7 +47,7 @@ def map_elements(fn: Callable[..., Any], arguments: Any, leaves: Sequence[jax.Ar
         return executable(lambda own, shared: fn(*shared, *own), placement, donate=False)
 
     run = _compiled.get(structure.key((body, placement)), make)
-    copies = [[jax.device_put(x, device) for x in consts] for device in layout.devices(placement)]
+    copies = [[jax.device_put(x, device) for x in consts] for device in placing.devices(placement)]
     rows = call(run, [split(list(leaves), placement)], [copies], placement)
     return jax.tree.unflatten(out_tree, stacked(rows, placement))
 
@@ -61,7 +61,7 @@ def require_alone(verb: str, placement: Placement) -> None:
     Raises:
         LoweringError: if the axis shares its mesh with others.
     """
-    if not layout.is_spread_alone(placement):
+    if not placing.is_spread_alone(placement):
         assert placement.mesh is not None
         raise LoweringError(
             f"{verb}: lowering='dispatch' gives each element one device, but axis {placement.axis.name!r} lies over "
@@ -123,7 +123,7 @@ def _turn(turn: int, placement: Placement) -> Iterator[tuple[int, int]]:
 
 def split(tree: Any, placement: Placement) -> Rows:
     """Leaves ``(size, ...)`` → rows."""
-    sharding = layout.block_sharding(placement)
+    sharding = arrays.block_sharding(placement)
     if sharding is None:
         return _unstack(tree, placement.size)
     padded = _padded(tree, placement) if placement.is_padded else tree
@@ -132,7 +132,7 @@ def split(tree: Any, placement: Placement) -> Rows:
 
 def split_blocks(tree: Any, placement: Placement) -> Rows:
     """Leaves ``(num_padded, ...)``, each device holding its block → rows; nothing is moved."""
-    if len(layout.devices(placement)) == 1:
+    if len(placing.devices(placement)) == 1:
         return _unstack(tree, placement.size)
     rows: Rows = []
     for number, block in enumerate(on_devices(tree, placement)):
@@ -145,7 +145,7 @@ def on_devices(tree: Any, placement: Placement) -> list[Any]:
     """What each device holds of a tree of arrays that lie over them: their blocks, or its copies."""
     leaves, structure = jax.tree.flatten(tree)
     held = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
-    return [jax.tree.unflatten(structure, [shards[d] for shards in held]) for d in layout.devices(placement)]
+    return [jax.tree.unflatten(structure, [shards[d] for shards in held]) for d in placing.devices(placement)]
 
 
 def stacked(rows: Rows, placement: Placement) -> Any:
@@ -164,11 +164,11 @@ def stacked_blocks(rows: Rows, placement: Placement) -> Any:
 
 def joined(blocks: Sequence[Any], placement: Placement) -> Any:
     """Each device's tree of leaves ``(n, ...)`` → one tree of leaves ``(num_devices * n, ...)`` over the devices."""
-    sharding = layout.block_sharding(placement)
+    sharding = arrays.block_sharding(placement)
     if sharding is None or len(blocks) == 1:
         return blocks[0]
     # A result that depends on no argument was made on the default device.
-    held = [jax.device_put(block, d) for block, d in zip(blocks, layout.devices(placement), strict=True)]
+    held = [jax.device_put(block, d) for block, d in zip(blocks, placing.devices(placement), strict=True)]
 
     def one(*parts: jax.Array) -> jax.Array:
         shape = (len(parts) * parts[0].shape[0], *parts[0].shape[1:])

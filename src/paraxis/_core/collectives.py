@@ -19,7 +19,7 @@ import numpy as np
 from paraxis._core import jax_api, layout, primitives, scope
 from paraxis._core.axis import Axis
 from paraxis._core.errors import CollectiveError
-from paraxis._core.layout import Placement
+from paraxis._core.placing import Placement
 
 # --- what a body writes ------------------------------------------------------------------------------------------
 

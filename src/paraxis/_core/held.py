@@ -18,9 +18,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from paraxis._core import apart, cost, jax_api, layout, local, mapping, scope
-from paraxis._core.layout import Placement, ready
+from paraxis._core import apart, arrays, cost, jax_api, layout, local, mapping, placing, scope
+from paraxis._core.arrays import ready
 from paraxis._core.local import Lowering
+from paraxis._core.placing import Placement
 
 SMALL = 50_000_000
 """Floating-point operations. What does no more is small: on CPU several run best together, vectorised, and in a loop
@@ -91,7 +92,7 @@ class Together(Held):
         return _summaries(summary, self.placement, self.tree, _padded_weights(weights, self.placement))
 
     def row(self, index: int) -> Any:
-        return free(jax.tree.map(lambda leaf: plain(leaf, self.placement)[index], ready(self.tree)))
+        return arrays.free(jax.tree.map(lambda leaf: plain(leaf, self.placement)[index], ready(self.tree)))
 
     def struct(self) -> Any:
         return jax.tree.map(jax_api.element_struct, self.tree)
@@ -118,9 +119,9 @@ class Apart(Held):
         if not self.placement.is_padded or jax.default_backend() != "cpu" or is_traced(self.rows):
             return super().stacked()
         # By copies of the rows alone; see _unpadded.
-        first = layout.devices(self.placement)[0]
+        first = placing.devices(self.placement)[0]
         whole = apart.stack(jax.device_put(self.rows, first), len(self.rows))
-        target = layout.sharding(self.placement, rows=True)
+        target = arrays.sharding(self.placement, rows=True)
         return whole if target is None else jax.device_put(whole, target)
 
     def per_device(self, summary: Callable[[Any, jax.Array], _T], weights: np.ndarray) -> _T:
@@ -135,7 +136,7 @@ class Apart(Held):
         return apart.joined(parts, self.placement)
 
     def row(self, index: int) -> Any:
-        return free(self.rows[index])
+        return arrays.free(self.rows[index])
 
     def struct(self) -> Any:
         return jax.tree.map(jax_api.struct, self.rows[0])
@@ -145,12 +146,12 @@ def _unpadded(leaf: jax.Array, placement: Placement) -> jax.Array:
     """Padded rows → ``(size, ...)``, on CPU by copies, which need not be waited for; see :func:`ready`."""
     if not placement.is_padded or jax.default_backend() != "cpu" or is_traced(leaf):
         return layout.unpad(leaf, placement)
-    if not layout.is_spread_alone(placement):
+    if not placing.is_spread_alone(placement):
         return layout.unpad(ready(leaf), placement)
-    first = layout.devices(placement)[0]
+    first = placing.devices(placement)[0]
     blocks = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     whole = _joined([jax.device_put(shard.data, first) for shard in blocks], placement.size)
-    target = layout.sharding(placement, rows=True)
+    target = arrays.sharding(placement, rows=True)
     return whole if target is None else jax.device_put(whole, target)
 
 
@@ -166,10 +167,10 @@ def plain(leaf: jax.Array, placement: Placement) -> jax.Array:
 
 def hold(tree: Any, placement: Placement) -> Together:
     """Leaves ``(size, ...)`` → rows; padding rows repeat a real one."""
-    sharding = layout.block_sharding(placement)
+    sharding = arrays.block_sharding(placement)
     if sharding is None:
         return Together(placement, _filled(jax.tree.map(jnp.asarray, tree), placement))
-    settled = jax.tree.map(lambda leaf: layout.settle(jnp.asarray(leaf), placement, rows=True), tree)
+    settled = jax.tree.map(lambda leaf: arrays.settle(jnp.asarray(leaf), placement, rows=True), tree)
     return Together(placement, jax.device_put(_filled(settled, placement), sharding))
 
 
@@ -193,23 +194,11 @@ def is_traced(tree: Any) -> bool:
     return any(isinstance(leaf, jax_api.Tracer) for some in leaves for leaf in some)
 
 
-def free(tree: Any) -> Any:
-    """The same values on the default device, to be used with anything."""
-
-    def one(leaf: jax.Array) -> jax.Array:
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            data = jnp.asarray(np.asarray(jax.random.key_data(leaf)))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-        return jnp.asarray(np.asarray(leaf))
-
-    return jax.tree.map(one, tree)
-
-
 class Everywhere:
     """One tree for all rows, on every device."""
 
     def __init__(self, tree: Any, placement: Placement) -> None:
-        mesh = layout.concrete_mesh(placement) if placement.mesh_axes else None
+        mesh = placing.concrete_mesh(placement) if placement.mesh_axes else None
         self._placement = placement
         if mesh is None:
             self.tree = jax.tree.map(jnp.asarray, tree)
@@ -221,7 +210,7 @@ class Everywhere:
     @functools.cached_property
     def copies(self) -> Sequence[Any]:
         """Each device's copy."""
-        if len(layout.devices(self._placement)) == 1:
+        if len(placing.devices(self._placement)) == 1:
             return [self.tree]
         return apart.on_devices(self.tree, self._placement)
 
@@ -294,7 +283,7 @@ class Program:
         return self._chosen
 
     def _choose(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> Lowering:
-        if jax.default_backend() != "cpu" or not layout.is_spread_alone(self._placement):
+        if jax.default_backend() != "cpu" or not placing.is_spread_alone(self._placement):
             return "auto"
         return "auto" if any(self._look(own, shared)) else "dispatch"
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from paraxis._core import collectives, cost, jax_api, layout, scope, summing
 from paraxis._core.errors import LoweringError
 from paraxis._core.jax_api import ClosedJaxpr
-from paraxis._core.layout import Placement
+from paraxis._core.placing import Placement
 from paraxis._core.summing import PLAIN, Term
 
 Lowering = Literal["auto", "vmap", "unroll", "dispatch"]

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from paraxis._core import jax_api, layout, local, scope
-from paraxis._core.layout import Placement
 from paraxis._core.local import Lowering
+from paraxis._core.placing import Placement
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,11 +22,23 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from paraxis._core import collectives, jax_api, layout, local, primitives, replay, replicas, scope, structure
+from paraxis._core import (
+    arrays,
+    collectives,
+    jax_api,
+    layout,
+    local,
+    placing,
+    primitives,
+    replay,
+    replicas,
+    scope,
+    structure,
+)
 from paraxis._core.axis import Axis
 from paraxis._core.jax_api import ClosedJaxpr, ShapedArray
-from paraxis._core.layout import Placement
 from paraxis._core.local import Lowering, SumOf, TransposeOf
+from paraxis._core.placing import Placement
 
 Recipe = SumOf | TransposeOf | None
 
@@ -91,7 +103,7 @@ def bind(
         summed=tuple(summed) if summed is not None else (False,) * len(body.jaxpr.out_avals),
         how=how,
         recipe=recipe,
-        devices=layout.named_devices(placement),
+        devices=placing.named_devices(placement),
     )
 
 
@@ -133,7 +145,7 @@ def _aval(element: Any, is_summed: bool, placement: Placement) -> ShapedArray:
     spec = [_without(entry, placement.mesh_axes) for entry in jax_api.sharding_spec(element)]
     if not is_summed:
         spec = [placement.mesh_axes if placement.size % placement.num_devices == 0 else None, *spec]
-    mesh = layout.abstract_mesh(placement)
+    mesh = placing.abstract_mesh(placement)
     assert mesh is not None
     return aval.update(sharding=NamedSharding(mesh, P(*spec)))
 
@@ -152,7 +164,7 @@ def computed(
     **_: Any,
 ) -> list[jax.Array]:
     """The results, by the devices at hand."""
-    placement = layout.as_here(how.placement)
+    placement = placing.as_here(how.placement)
     inner, names = scope.Scope((), how.mapped), collectives.sizes(how.mapped)
 
     def element(body: ClosedJaxpr, avals: Sequence[Any]) -> local.Element:
@@ -213,9 +225,9 @@ def _evaluated(*operands: Any, how: How, shared: Sequence[bool], **params: Any) 
     key = structure.key({name: value for name, value in given.items() if name != "devices"})
     run = _compiled.get(key, lambda: jax.jit(functools.partial(computed, **_kept(given))))
     placement = how.placement
-    operands = tuple(layout.settle(x, placement, rows=not s) for x, s in zip(operands, shared, strict=True))
+    operands = tuple(arrays.settle(x, placement, rows=not s) for x, s in zip(operands, shared, strict=True))
     if placement.mesh_axes and (any(params["summed"]) or collectives.mentions(params["body"].jaxpr, placement.axis)):
-        return layout.ready(run(*layout.ready(operands)))
+        return arrays.ready(run(*arrays.ready(operands)))
     return run(*operands)
 
 

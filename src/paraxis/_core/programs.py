@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import jax_api, layout, structure
+from paraxis._core import arrays, jax_api, structure
 
 _compiled: structure.Recent[Callable[..., Any]] = structure.Recent(256)
 
@@ -30,6 +30,6 @@ def run(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
     closed = jax_api.pruned(closed, closed.jaxpr.outvars)
     everything = [*consts, *operands]
     if any(isinstance(x, jax_api.Tracer) for x in everything):
-        return jax.tree.unflatten(out_tree, layout.ready(jax_api.jaxpr_as_fun(closed)(*layout.ready(everything))))
+        return jax.tree.unflatten(out_tree, arrays.ready(jax_api.jaxpr_as_fun(closed)(*arrays.ready(everything))))
     compiled = _compiled.get(structure.key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed))))
-    return jax.tree.unflatten(out_tree, layout.ready(compiled(*layout.ready(everything))))
+    return jax.tree.unflatten(out_tree, arrays.ready(compiled(*arrays.ready(everything))))

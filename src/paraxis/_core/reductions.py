@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import forms, layout, primitives, scope, summing, tree
+from paraxis._core import arrays, forms, layout, placing, primitives, scope, summing, tree
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError
-from paraxis._core.layout import Placement
+from paraxis._core.placing import Placement
 
 
 def reduce_sum(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
@@ -179,7 +179,7 @@ class _Reduction:
     def __init__(self, verb: str, x: Any, axis: Axis | str | None, where: Any) -> None:
         self.verb = verb
         self.axis = scope.resolve(verb, axis)
-        self.placement: Placement = layout.place(self.axis)
+        self.placement: Placement = placing.place(self.axis)
         self.x = tree.placed(verb, "x", x, self.axis)
         self.where = self._mask(where)
 
@@ -247,7 +247,7 @@ class _Reduction:
         return mask
 
     def _rows(self, leaf: jax.Array) -> jax.Array:
-        leaf = layout.settle(leaf, self.placement, rows=True)
+        leaf = arrays.settle(leaf, self.placement, rows=True)
         return layout.pad(leaf, self.placement, safe=False) if self.placement.is_explicit else leaf
 
     def _reduced(self, kind: str, rows: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from paraxis._core import jax_api, layout
+from paraxis._core import jax_api, layout, placing
 from paraxis._core.axis import Axis
 
 
@@ -77,7 +77,7 @@ def batched(
 
 def agreed(x: jax.Array, axis: Axis) -> jax.Array:
     """``(size, ...)`` → ``(...)``: the row that all elements have alike, one element per device. Nothing is sent."""
-    placement = layout.place(axis)
+    placement = placing.place(axis)
     if not placement.mesh_axes:
         return x[0]
     pick: Callable[[jax.Array], jax.Array] = jax.shard_map(
@@ -93,5 +93,5 @@ def agreed(x: jax.Array, axis: Axis) -> jax.Array:
 
 def gathered(x: jax.Array, axis: Axis) -> jax.Array:
     """``(size, ...)`` as a plain array that any operation takes: on an Explicit mesh its rows are brought together."""
-    placement = layout.place(axis)
+    placement = placing.place(axis)
     return layout.constrain(x, placement, rows=False) if placement.is_explicit else x

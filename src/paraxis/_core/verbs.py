@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
-from paraxis._core import apart, forms, jax_api, layout, local, maps, scope, tree
+from paraxis._core import apart, arrays, forms, jax_api, layout, local, maps, placing, scope, tree
 from paraxis._core.axis import Axis
-from paraxis._core.layout import Placement
 from paraxis._core.local import Lowering
+from paraxis._core.placing import Placement
 
 
 def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
@@ -38,7 +38,7 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
                [1., 2.],
                [1., 2.]], dtype=float32)
     """
-    placement = layout.place(scope.resolve("broadcast", axis))
+    placement = placing.place(scope.resolve("broadcast", axis))
 
     def one(leaf: jax.Array) -> jax.Array:
         return forms.remember(layout.copies(leaf, placement), forms.Shared(leaf))
@@ -82,7 +82,7 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
     """
     local.check("map_fn", lowering)
     resolved = scope.resolve("map_fn", axis)
-    placement = layout.place(resolved)
+    placement = placing.place(resolved)
     args = tree.placed("map_fn", "args", args, resolved)
     leaves, structure = jax.tree.flatten(args if isinstance(args, tuple) else (args,))
     if lowering == "dispatch":
@@ -91,10 +91,10 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
     known = [forms.recall(leaf) for leaf in leaves]
     shared = [isinstance(form, forms.Shared) for form in known]
     operands = [
-        form.value if isinstance(form, forms.Shared) else layout.settle(leaf, placement, rows=True)
+        form.value if isinstance(form, forms.Shared) else arrays.settle(leaf, placement, rows=True)
         for leaf, form in zip(leaves, known, strict=True)
     ]
-    mesh = layout.abstract_mesh(placement) if resolved.mesh is not None else None
+    mesh = placing.abstract_mesh(placement) if resolved.mesh is not None else None
     inner = scope.within(resolved, mesh, placement.mesh_axes)
     how = maps.How(placement, lowering, inner.mapped)
 
@@ -102,7 +102,7 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
         with scope.entered(inner):
             return fn(*jax.tree.unflatten(structure, xs))
 
-    with layout.in_force(inner.mesh):
+    with placing.in_force(inner.mesh):
         body = maps.Body.of(one, maps.structs(operands, shared), how)
     maps.check_exchange(body, how)
     results = maps.bind(body, operands, shared, how)
@@ -140,13 +140,13 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
         (3,)
     """
     resolved = scope.resolve("scatter", axis)
-    placement = layout.place(resolved)
-    target = layout.sharding(placement, rows=True)
+    placement = placing.place(resolved)
+    target = arrays.sharding(placement, rows=True)
 
     def one(leaf: jax.Array) -> jax.Array:
         if isinstance(leaf, jax_api.Tracer):
             return layout.constrain(leaf, placement) if placement.is_explicit and _divides(placement) else leaf
-        return leaf if target is None else layout.put(leaf, target)
+        return leaf if target is None else arrays.put(leaf, target)
 
     return jax.tree.map(one, tree.placed("scatter", "x", x, resolved))
 
@@ -173,11 +173,11 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
         array([0, 1, 2], dtype=int32)
     """
     resolved = scope.resolve("gather", axis)
-    placement = layout.place(resolved)
+    placement = placing.place(resolved)
 
     def one(leaf: jax.Array) -> Any:
         if isinstance(leaf, jax_api.Tracer):
             return layout.constrain(leaf, placement, rows=False) if placement.is_explicit else leaf
-        return layout.on_host(leaf)
+        return arrays.on_host(leaf)
 
     return jax.tree.map(one, tree.placed("gather", "x", x, resolved))

@@ -8,7 +8,7 @@ import jax
 
 from paraxis._core import held, tree
 from paraxis._core.errors import ShapeError
-from paraxis._core.layout import Placement
+from paraxis._core.placing import Placement
 
 
 @dataclasses.dataclass(frozen=True)

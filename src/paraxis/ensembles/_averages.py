@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import averages, held
+from paraxis._core import held
 from paraxis._core.errors import ShapeError
+from paraxis.ensembles import _moments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,17 +27,17 @@ class Averaged(abc.ABC):
 
 class _Mean(Averaged):
     def of(self, rows: held.Held, weights: np.ndarray) -> Any:
-        return averages.mean(rows, weights)
+        return _moments.mean(rows, weights)
 
 
 class _Moments(Averaged):
     def of(self, rows: held.Held, weights: np.ndarray) -> Any:
-        return averages.moments(rows, weights)
+        return _moments.moments(rows, weights)
 
 
 class _Mixture(Averaged):
     def of(self, rows: held.Held, weights: np.ndarray) -> Any:
-        (mean, within), (between, _) = averages.moments(rows, weights)
+        (mean, within), (between, _) = _moments.moments(rows, weights)
         return mean, jax.tree.map(jnp.add, within, between)
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import held, layout, local, random, tree
+from paraxis._core import held, local, placing, random, tree
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError, StateError
 from paraxis._core.local import Lowering
@@ -73,7 +73,7 @@ def ensemble(
     """
     check_function("make", make)
     local.check("ensemble", lowering)
-    axis = layout.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
+    axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
     key = _key(key)
     given = tree.placed("ensemble", "args", args, axis)
     forms: list[Form] = []
@@ -85,8 +85,8 @@ def ensemble(
 
     # Together: what is drawn is not worth a program for each device. Not vectorised where that would draw others.
     how: Lowering = "vmap" if _draws_alike(key) else "unroll"
-    with layout.without_context():
-        placement = layout.place(axis)
+    with placing.without_context():
+        placement = placing.place(axis)
         state = held.Program(one, placement, how)([held.hold((random.keys(key, axis), *given), placement)], [])
     return Ensemble(Population(forms[0], state, apply, lowering, donate))
 
@@ -104,7 +104,7 @@ def _on_own_devices(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with layout.without_context():
+        with placing.without_context():
             return method(*args, **kwargs)
 
     return cast(_Method, run)
@@ -443,7 +443,7 @@ class Ensemble:
         axis = self.axis
         size = jax.tree.leaves(tree)[0].shape[0]
         resized = Axis(axis.name, size, mesh=axis.mesh, over=axis.over, at_once=axis.at_once)
-        state = held.hold(jax.tree.map(_copy, tree), layout.place(resized))
+        state = held.hold(jax.tree.map(_copy, tree), placing.place(resized))
         ours = self._population
         return Ensemble(Population(ours.form, state, ours.apply, ours.lowering, ours.donate))
 

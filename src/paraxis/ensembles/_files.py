@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import files
 from paraxis._core.errors import DataError, StateError
+from paraxis._host import files
 
 _HEADER = "paraxis"  # what NumPy cannot tell: names in order, dtypes that are not its own, kinds of random keys
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import held, layout, local
+from paraxis._core import held, local, placing
 from paraxis._core.axis import Axis
 from paraxis._core.errors import StateError
 from paraxis._core.local import Lowering
@@ -83,9 +83,9 @@ def load_ensemble(
     local.check("load_ensemble", lowering)
     form, struct = _made("load_ensemble", make)
     states = [_state(form, struct, file) for file in _files.member_files(path)]
-    axis = layout.settled(Axis(name, len(states), mesh=mesh, over=over, at_once=at_once))
-    with layout.without_context():
-        rows = held.hold(jax.tree.map(lambda *xs: jnp.stack(xs), *states), layout.place(axis))
+    axis = placing.settled(Axis(name, len(states), mesh=mesh, over=over, at_once=at_once))
+    with placing.without_context():
+        rows = held.hold(jax.tree.map(lambda *xs: jnp.stack(xs), *states), placing.place(axis))
     return Ensemble(Population(form, rows, apply, lowering, donate))
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 
-from paraxis._core import held, interrupts
+from paraxis._core import held
 from paraxis._core.errors import StateError
-from paraxis._core.layout import Placement
 from paraxis._core.local import Lowering
+from paraxis._core.placing import Placement
+from paraxis._host import interrupts
 from paraxis.ensembles._arguments import Arguments
 from paraxis.ensembles._forms import check_function
 from paraxis.ensembles._members import Apply, Form

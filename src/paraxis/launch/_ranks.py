@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Self
 
-from paraxis._core import threads
+from paraxis._host import threads
 from paraxis.launch import _output, _run
 from paraxis.launch._guardian import Guardian
 from paraxis.launch._options import Options

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from paraxis._core import processes
+from paraxis._host import processes
 from paraxis.launch import _run
 
 STUCK = 79

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 import jax
 import numpy as np
 
-from paraxis._core import layout, programs, scope
+from paraxis._core import arrays, placing, programs, scope
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError
 
@@ -80,9 +80,9 @@ class Program:
             with scope.entered(inner):
                 return self._fn(*args, **kwargs)
 
-        placement = layout.place(declared[0])
+        placement = placing.place(declared[0])
         traced = [leaf for leaf, moves in zip(leaves, is_traced, strict=True) if moves]
-        return programs.run(run, [layout.settle(leaf, placement, rows=False) for leaf in traced])
+        return programs.run(run, [arrays.settle(leaf, placement, rows=False) for leaf in traced])
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -104,7 +104,7 @@ def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     devices = tuple(jax.devices())
     if len(devices) == 1:
         return axes
-    mesh = layout.shared_mesh(tuple((axis.name, axis.size) for axis in axes), devices)
+    mesh = placing.shared_mesh(tuple((axis.name, axis.size) for axis in axes), devices)
     return tuple(Axis(axis.name, axis.size, mesh=mesh, at_once=axis.at_once) for axis in axes)
 
 
@@ -120,7 +120,7 @@ def _axis(name: str, size: SupportsIndex | Axis) -> Axis:
 
 
 def _where(axis: Axis) -> str:
-    placement = layout.place(axis)
+    placement = placing.place(axis)
     devices = f"{placement.num_devices} device{'s' if placement.num_devices > 1 else ''}"
     turns = f", {placement.chunk} at once" if placement.num_chunks > 1 else ""
     return f"{axis.name}={axis.size} on {devices} ({placement.num_local} each{turns})"

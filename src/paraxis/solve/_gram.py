@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import held, layout
+from paraxis._core import arrays, held, layout, placing
 from paraxis.solve import _trees as trees
 from paraxis.solve._linear import Linear
 from paraxis.solve._losses import Loss
@@ -130,20 +130,20 @@ def prepared(problem: Linear, params: Any) -> Any:
         some = dataclasses.replace(problem, design=problem.design[::every], targets=targets, weight=weight)
         return inverse(*matrix(some, params, len(some.design) + 1), problem.l2, problem.intercept)
     of_rows = functools.partial(_of_concrete, problem.loss, problem.intercept, every)
-    return layout.on_auto_mesh(of_rows, problem.design, problem.targets, problem.weight, problem.l2, params)
+    return arrays.on_auto_mesh(of_rows, problem.design, problem.targets, problem.weight, problem.l2, params)
 
 
 def _of_concrete(
     loss: Loss, intercept: bool, every: int, design: jax.Array, targets: Any, weight: Any, l2: Any, params: Any
 ) -> jax.Array:
-    with layout.without_context():
-        some, numbers = layout.some_rows(design, every)
+    with placing.without_context():
+        some, numbers = arrays.some_rows(design, every)
         targets, weight = jax.tree.map(lambda x: np.asarray(x)[numbers], (targets, weight))
-        l2, params = layout.on_first_device((l2, params))
+        l2, params = arrays.on_first_device((l2, params))
         # Two programs: in one, XLA lays the product out for the factorisation, and takes half as long again.
         found = _matrix(loss, intercept, some, targets, weight, l2, params)
         found = _inverse(*found, l2, intercept)
-    return layout.whole_beside(found, design)
+    return arrays.whole_beside(found, design)
 
 
 def _is_traced(problem: Linear, params: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import held, layout
+from paraxis._core import arrays, held
 from paraxis.solve import _asked as asked
 from paraxis.solve import _gram as gram
 from paraxis.solve import _memory as memories
@@ -255,7 +255,7 @@ class LBFGS(SmoothSolver):
         if asked.closes_over_traced(self.fun):
             fun, args = asked.hoisted(self.fun, params, args, kwargs)
             return dataclasses.replace(self, fun=fun).run(params, *args)
-        return layout.on_auto_mesh(self._run, params, (args, kwargs), None)
+        return arrays.on_auto_mesh(self._run, params, (args, kwargs), None)
 
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """The gradient, which is zero at a solution."""

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import layout
+from paraxis._core import arrays
 from paraxis.solve import _asked as asked
 from paraxis.solve import _gram as gram
 from paraxis.solve import _progress as progress
@@ -189,7 +189,7 @@ class NewtonCG(SmoothSolver):
         if asked.closes_over_traced(self.fun):
             fun, args = asked.hoisted(self.fun, params, args, kwargs)
             return dataclasses.replace(self, fun=fun).run(params, *args)
-        return layout.on_auto_mesh(self._solved, params, args, kwargs)
+        return arrays.on_auto_mesh(self._solved, params, args, kwargs)
 
     def _solved(self, params: Any, args: Any, kwargs: Any) -> OptStep:
         return self._run(params, (args, kwargs), self._prepared(params, args, kwargs))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import held, layout
+from paraxis._core import arrays, held, layout
 from paraxis._core.errors import ShapeError
 from paraxis.solve import _asked as asked
 from paraxis.solve import _progress as progress
@@ -289,7 +289,7 @@ class ProximalGradient(Solver):
         if asked.closes_over_traced(self.fun):
             fun, args = asked.hoisted(self.fun, params, args, kwargs)
             return dataclasses.replace(self, fun=fun).run(params, hyper, *args)
-        return layout.on_auto_mesh(self._run, params, ((hyper, *args), kwargs), None)
+        return arrays.on_auto_mesh(self._run, params, ((hyper, *args), kwargs), None)
 
     def optimality_fun(self, params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
         """What is zero at a solution: the parameters minus ``prox`` of them minus the gradient."""

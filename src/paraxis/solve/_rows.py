@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from paraxis._core import held, layout
+from paraxis._core import arrays, held, placing
 from paraxis._core.axis import Axis
 from paraxis._core.errors import DataError, ShapeError
 
@@ -27,7 +27,7 @@ class Rows(NamedTuple):
         For a loop of updates: its first call then sees parameters that lie as those of all later ones do, and is not
         compiled twice.
         """
-        return jax.tree.map(lambda x: layout.whole_beside(jax.numpy.asarray(x), self.X), params)
+        return jax.tree.map(lambda x: arrays.whole_beside(jax.numpy.asarray(x), self.X), params)
 
 
 def rows(
@@ -86,10 +86,10 @@ def rows(
     axis = Axis("rows", len(X)) if axis is None else axis
     if axis.size != len(X):
         raise ShapeError(f"rows: X has {len(X)} rows, but axis {axis.name!r} has size {axis.size}")
-    placement = layout.place(axis)
+    placement = placing.place(axis)
     design, targets = held.hold((X.astype(dtype), y), placement).tree
     padded = np.pad(weight.astype(dtype), (0, placement.num_padded - placement.size))
-    return Rows(design, targets, layout.in_blocks(padded, placement))
+    return Rows(design, targets, arrays.in_blocks(padded, placement))
 
 
 def _class_factors(y: np.ndarray, weight: np.ndarray, class_weight: Any) -> np.ndarray:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import layout, maps
+from paraxis._core import maps, placing
 from paraxis._core.errors import CommunicationError, DeviceError
 from paraxis.explain import Communication, communication
 
@@ -102,7 +102,7 @@ def assert_same_everywhere(
     args = jax.tree.map(_unbound, args)
     first: Any = None
     for number in devices:
-        with jax.set_mesh(layout.devices_mesh(there[:number])):
+        with jax.set_mesh(placing.devices_mesh(there[:number])):
             _require_use(fn, args)
             result = jax.tree.map(np.asarray, jax.device_get(fn(*args)))
         if first is None:
@@ -125,7 +125,7 @@ def _compare(fn: Callable[..., Any], first: Any, other: Any, where: str, rtol: f
 
 def _require_use(fn: Callable[..., Any], args: Sequence[Any]) -> None:
     jaxpr = jax.make_jaxpr(fn)(*args)
-    if layout.DEVICES not in str(jaxpr) and not maps.lies_over(jaxpr.jaxpr, layout.DEVICES):
+    if placing.DEVICES not in str(jaxpr) and not maps.lies_over(jaxpr.jaxpr, placing.DEVICES):
         raise AssertionError(
             f"{_name(fn)} places nothing on the devices, so nothing can be compared: it must use an axis whose mesh "
             f"and over are left open, as in px.Axis('clients', 8)"

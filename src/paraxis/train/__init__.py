@@ -2,7 +2,7 @@
 
 import typing
 
-from paraxis._core.batches import Batch
+from paraxis.train._batches import Batch
 from paraxis.train.data._loader import Loader, loader
 from paraxis.train.runs._evaluate import Evaluate
 from paraxis.train.runs._events import Event

@@ -9,15 +9,15 @@ from typing import Any
 
 import jax
 
-from paraxis._core import jax_api, row_count, rowwise, tree
-from paraxis.transforms import _results
+from paraxis._core import jax_api, tree
+from paraxis.transforms import _results, _row_count, _rowwise
 
 
 @dataclasses.dataclass(frozen=True)
 class _Result:
     """A result as a leaf: ``None`` and tuples would be taken for structure."""
 
-    rows: rowwise.Rows
+    rows: _rowwise.Rows
     shape: tuple[int, ...]
 
 
@@ -39,9 +39,9 @@ def harm(
         reduce: what becomes of the results of several devices.
         names: names of the variables.
     """
-    counts = row_count.odd_counts(a.shape for a in avals)
+    counts = _row_count.odd_counts(a.shape for a in avals)
     one, other = (_trace(body, avals, row_dims, count) for count in counts)
-    rows = [b if isinstance(a, rowwise.Mixed) else a for a, b in zip(one[2], other[2], strict=True)]
+    rows = [b if isinstance(a, _rowwise.Mixed) else a for a, b in zip(one[2], other[2], strict=True)]
     made = [_Result(x, aval.shape) for x, aval in zip(rows, one[0].out_avals, strict=True)]
     new, result = jax.tree.unflatten(one[1], made)
     for i, leaves in new.items():
@@ -50,7 +50,7 @@ def harm(
     kinds = _results.spread("Parallel", reduce, result)
     found = zip(jax.tree_util.tree_leaves_with_path(result), kinds, strict=True)
     reasons = (why for (path, leaf), kind in found if (why := _why(tree.name("result", path), leaf, kind)))
-    reason = next(reasons, None) or row_count.use_of_count(one[0], other[0], counts)
+    reason = next(reasons, None) or _row_count.use_of_count(one[0], other[0], counts)
     if reason is not None:
         return reason
     # Is what was looked at what will run?
@@ -59,7 +59,7 @@ def harm(
     if out_tree != one[1] or [aval.shape for aval in real.out_avals] != wanted:
         return f"with {share} rows per device the function does something else than with more"
     # A single row meets no other, and JAX writes operations on it otherwise.
-    return row_count.use_of_count(one[0], real, (counts[0], share)) if share > 1 else None
+    return _row_count.use_of_count(one[0], real, (counts[0], share)) if share > 1 else None
 
 
 def _resized(leaf: _Result, share: int) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ def _resized(leaf: _Result, share: int) -> tuple[int, ...]:
 
 
 def _why(name: str, leaf: _Result, kind: Any) -> str | None:
-    if isinstance(leaf.rows, rowwise.Mixed):
+    if isinstance(leaf.rows, _rowwise.Mixed):
         return f"{name} is not one value per row: {leaf.rows.reason}"
     if leaf.rows is None and (leaf.shape == () or kind == "same"):
         return None
@@ -86,4 +86,4 @@ def _trace(body: Callable[..., Any], avals: Sequence[Any], row_dims: Sequence[in
     ]
     structs = [a.update(shape=shape) for a, shape in zip(avals, shapes, strict=True)]
     traced, out_tree = jax_api.trace(body, structs, {})
-    return traced, out_tree, rowwise.results(traced, [at if at >= 0 else None for at in row_dims], count)
+    return traced, out_tree, _rowwise.results(traced, [at if at >= 0 else None for at in row_dims], count)

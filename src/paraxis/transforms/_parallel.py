@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax.nnx import Variable
 
-from paraxis._core import held, jax_api, layout
+from paraxis._core import arrays, held, jax_api, placing
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError
 from paraxis._modules import graphs
@@ -117,7 +117,7 @@ class Parallel(Compiled):
     ) -> tuple[dict[int, Any], Sequence[Any], dict[str, Any]]:
         """Bring to all devices what is not there yet: otherwise it would be sent at every call."""
         placement = self._placement()
-        target = layout.sharding(placement, rows=False)
+        target = arrays.sharding(placement, rows=False)
         if target is None:
             return {}, args, kwargs
         held.ready(values)  # a loop of steps, each begun before the last one is done, could come to a stand on CPU
@@ -129,7 +129,7 @@ class Parallel(Compiled):
         if unmoved and target == self._target:
             return {}, args, kwargs
         self._target, self._in_place = target, []  # until the call has succeeded
-        settled = [layout.settle(value, placement, rows=False) for value in values]
+        settled = [arrays.settle(value, placement, rows=False) for value in values]
         return {i: new for i, new in enumerate(settled) if new is not values[i]}, args, kwargs
 
     def _settled(self, variables: Sequence[Variable[Any]], result: Any) -> None:
@@ -137,20 +137,20 @@ class Parallel(Compiled):
         if self._target is not None:  # calls of the same values would not wait for each other
             held.ready(result)
 
-    def _placement(self) -> layout.Placement:
+    def _placement(self) -> placing.Placement:
         try:
-            return layout.place(self._plan.place)
+            return placing.place(self._plan.place)
         except AxisError as error:
             raise AxisError(
                 f"Parallel: {error}. For Parallel: px.Parallel(f, net, over=…) with the name of a mesh axis"
             ) from error
 
 
-def _sent(x: Any, placement: layout.Placement) -> Any:
+def _sent(x: Any, placement: placing.Placement) -> Any:
     """An argument that is bound to another mesh, brought to this one. One that is bound to none goes by itself."""
     if not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or not x.committed:
         return x
     if x.ndim == 0:
-        return layout.settle(x, placement, rows=False)
+        return arrays.settle(x, placement, rows=False)
     rows = dataclasses.replace(placement.axis, size=max(x.shape[0], 1))
-    return layout.settle(x, dataclasses.replace(placement, axis=rows), rows=True)
+    return arrays.settle(x, dataclasses.replace(placement, axis=rows), rows=True)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import jax_api, layout, replicas, tree, verbs
+from paraxis._core import jax_api, layout, placing, replicas, tree, verbs
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError, StateError
 from paraxis._modules import graphs
@@ -41,7 +41,7 @@ class Call:
 
     def __init__(self, plan: Plan, binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._plan, self._binding = plan, binding
-        self._axis = dataclasses.replace(plan.place, size=layout.place(plan.place).num_devices)
+        self._axis = dataclasses.replace(plan.place, size=placing.place(plan.place).num_devices)
         static = plan.statics
         self._num_args = len(args)
         self._static_args = {p: args[p] for p in static.positions if p < len(args)}
@@ -197,4 +197,4 @@ class Call:
 
     def _without_padding(self, x: jax.Array) -> jax.Array:
         rows = dataclasses.replace(self._plan.place, size=self._batch.size or 1)
-        return layout.unpad(x, layout.place(rows))
+        return layout.unpad(x, placing.place(rows))

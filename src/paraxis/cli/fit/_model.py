@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from paraxis._core import files
+from paraxis._host import files
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit._columns import Recipe, Source
 from paraxis.cli.fit._metrics import log_probabilities

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from paraxis._core import files
+from paraxis._host import files
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit._display import draw
 from paraxis.cli.fit._grids import coefficient_rows

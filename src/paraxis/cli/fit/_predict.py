@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from paraxis._core import files
+from paraxis._host import files
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit import _columns as columns
 from paraxis.cli.fit._grids import metrics_grid, titled

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as arrow_parquet
 
-from paraxis._core import files
+from paraxis._host import files
 from paraxis.cli._errors import CommandError
 
 Kind = Literal["number", "integer", "boolean", "text", "other"]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import held, layout
+from paraxis._core import arrays, held, placing
 from paraxis._core.axis import Axis
 from paraxis._core.errors import DeviceError
 from paraxis.solve import prox
@@ -75,7 +75,7 @@ class Placed(NamedTuple):
 @contextlib.contextmanager
 def surroundings(dtype: Any, devices: int | None) -> Iterator[None]:
     """Within, arrays of this dtype keep it; and if devices are chosen by number, no mesh that is set chooses others."""
-    own = layout.without_context() if devices is not None else contextlib.nullcontext()
+    own = placing.without_context() if devices is not None else contextlib.nullcontext()
     with jax.enable_x64(np.dtype(dtype) == np.float64), own:
         yield
 
@@ -90,7 +90,7 @@ def place(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, devices: int 
     design, targets, weights = held.ready(tuple(rows(X, y, weight, axis=_axis(len(X), devices))))
     if not centre:
         return Placed(design, targets, weights, np.zeros(X.shape[1], X.dtype))
-    design, means = held.ready(layout.on_auto_mesh(_centred, design, weights))
+    design, means = held.ready(arrays.on_auto_mesh(_centred, design, weights))
     return Placed(design, targets, weights, np.asarray(means))
 
 
@@ -99,7 +99,7 @@ def place_folds(X: np.ndarray, y: np.ndarray, weights: np.ndarray, devices: int 
     columns = np.concatenate([y.reshape(len(y), -1), weights.T], 1).astype(X.dtype)  # laid out like any targets
     placed = place(X, columns, (weights.sum(0) > 0).astype(X.dtype), devices, centre=centre)
     split = functools.partial(_split, y.shape[1:])
-    y_placed, weight = layout.on_auto_mesh(split, placed.y, placed.weight)
+    y_placed, weight = arrays.on_auto_mesh(split, placed.y, placed.weight)
     return placed._replace(y=held.ready(y_placed), weight=held.ready(weight))
 
 
@@ -124,7 +124,7 @@ def solve_folds(plan: Plan, init: Any, penalty: Penalty, data: tuple[Any, Any, A
     """
     dtype = data[0].dtype
     penalty = Penalty(*(np.asarray(x, dtype) for x in penalty))
-    *found, predictions = layout.on_auto_mesh(_folded(plan), init, penalty, *data)
+    *found, predictions = arrays.on_auto_mesh(_folded(plan), init, penalty, *data)
     return _solution(found), np.asarray(predictions)
 
 
@@ -183,11 +183,11 @@ def _few_sizes(X: np.ndarray, y: np.ndarray, weight: Any) -> tuple[np.ndarray, n
 
 def _axis(size: int, devices: int | None) -> Axis:
     if devices is None:
-        return Axis("rows", size, over=layout.names_in_force("rows"))
+        return Axis("rows", size, over=placing.names_in_force("rows"))
     there = jax.devices()
     if not 1 <= devices <= len(there):
         raise DeviceError(f"devices must be from 1 to {len(there)}, as many as there are, got {devices!r}")
-    return Axis("rows", size, mesh=layout.devices_mesh(there[:devices]), over=layout.DEVICES)
+    return Axis("rows", size, mesh=placing.devices_mesh(there[:devices]), over=placing.DEVICES)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import jax_api, processes
+from paraxis._core import jax_api
 from paraxis._core.errors import StateError
+from paraxis._host import processes
 from paraxis.train.checkpoints import _orbax
 from paraxis.train.checkpoints._differences import Kind
 from paraxis.train.checkpoints._orbax import Wish

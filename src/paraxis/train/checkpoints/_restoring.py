@@ -8,8 +8,9 @@ from typing import Any, TypeVar, cast
 import jax
 import numpy as np
 
-from paraxis._core import batches, processes
+from paraxis._core import arrays
 from paraxis._core.errors import CheckpointError, StateError
+from paraxis._host import processes
 from paraxis.train.checkpoints import _leaves, _orbax, _packs
 from paraxis.train.checkpoints._checksums import checksum
 from paraxis.train.checkpoints._differences import Difference, Kind, compare, described, listed
@@ -147,7 +148,7 @@ def _read(place: Path, plan: _Plan) -> dict[str, Any]:
     data = _orbax.load(place, asked | {name: _orbax.Wish((size,), np.dtype(np.uint8))})
     whole = data.pop(name)
     small = {path: _packs.unpack(whole, begin, wish.shape, wish.dtype) for path, (begin, wish) in packed.items()}
-    return data | batches.send(small, {path: wish.sharding for path, (_, wish) in packed.items()})
+    return data | arrays.send(small, {path: wish.sharding for path, (_, wish) in packed.items()})
 
 
 def _verify(plan: _Plan, data: Mapping[str, Any]) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 
-from paraxis._core import integers, jax_api, processes
+from paraxis._core import integers, jax_api
 from paraxis._core.errors import DataError, StateError
+from paraxis._host import processes
 from paraxis.train.checkpoints import _leaves, _orbax, _packs, _records
 from paraxis.train.checkpoints._checksums import checksum
 from paraxis.train.checkpoints._differences import Kind

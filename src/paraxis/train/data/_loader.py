@@ -10,10 +10,11 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from paraxis._core import batches, layout
+from paraxis._core import placing
 from paraxis._core.axis import Axis
-from paraxis._core.batches import Batch
 from paraxis._core.errors import DataError
+from paraxis.train import _batches
+from paraxis.train._batches import Batch
 from paraxis.train.data._arguments import axis_of, integer, order_of, seed_of
 from paraxis.train.data._host import for_devices
 from paraxis.train.data._order import Order
@@ -199,15 +200,15 @@ class Loader:
 
     def _laid_out(self, parts: Generator[Part, None, None]) -> Closable:
         # A thread does not see the mesh, nor the width of numbers, that are in force where it is started.
-        made = self._made(parts, layout.settled(self._axis), _is_wide())
+        made = self._made(parts, placing.settled(self._axis), _is_wide())
         return ReadAhead(made, self._read_ahead) if self._read_ahead else made
 
     def _made(self, parts: Generator[Part, None, None], axis: Axis, wide: bool) -> Generator[Batch, None, None]:
         with contextlib.closing(parts):
             for part in parts:
                 with jax.enable_x64(wide), naming(part.epoch, part.number):
-                    placement = batches.on_auto(layout.place(dataclasses.replace(axis, size=len(part.ids))))
-                    batch = batches.read(functools.partial(self._read, part), placement)
+                    placement = placing.on_auto(placing.place(dataclasses.replace(axis, size=len(part.ids))))
+                    batch = _batches.read(functools.partial(self._read, part), placement)
                 yield batch
                 del batch, part  # no more of them stays in memory than asked for
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from paraxis._core import integers, processes
+from paraxis._core import integers
 from paraxis._core.errors import DataError, StateError
+from paraxis._host import processes
 from paraxis.train.checkpoints import _records
 from paraxis.train.runs import _plots, _resume
 from paraxis.train.runs._display import display_for

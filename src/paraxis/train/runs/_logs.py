@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from paraxis._core import files
 from paraxis._core.errors import DataError
+from paraxis._host import files
 from paraxis.train.runs._events import Event
 
 _FLUSH_SECONDS = 0.2

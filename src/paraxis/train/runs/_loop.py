@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import processes
 from paraxis._core.errors import DataError, NonFiniteError, StateError
+from paraxis._host import processes
 from paraxis.train.runs import _nonfinite, _resume
 from paraxis.train.runs._evaluate import AHEAD, Evaluate
 from paraxis.train.runs._events import Callbacks, Event, Kind

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import files, processes, tree
-from paraxis._core.batches import Batch
+from paraxis._core import tree
 from paraxis._core.errors import NonFiniteError
+from paraxis._host import files, processes
+from paraxis.train._batches import Batch
 from paraxis.train.runs._feed import Place
 from paraxis.train.steps._means import Mean
 

@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from paraxis._core import files
 from paraxis._core.errors import DataError
+from paraxis._host import files
 from paraxis.train.runs._history import History
 
 

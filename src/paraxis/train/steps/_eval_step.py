@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core.axis import Axis
-from paraxis._core.batches import Batch
+from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _reproducible, _rows
 from paraxis.train.steps._gradients import in_turns
 from paraxis.train.steps._grouped import GroupedEval

@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import batches
-from paraxis._core.batches import Batch
-from paraxis._core.groups import Groups
+from paraxis._core import arrays
+from paraxis.train import _batches
+from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _rows
 from paraxis.train.steps._gradients import divided, totals_of_part
+from paraxis.train.steps._groups import Groups
 from paraxis.train.steps._losses import LossFunction, Outcome, Part
 from paraxis.train.steps._means import Mean
 from paraxis.train.steps._state import TrainState
@@ -166,7 +167,7 @@ class _Engine:
         self.rows.moved()
         if isinstance(batch, Batch):
             return batch
-        return Batch(batch, batches.num_rows(self._fn.what, batch))
+        return Batch(batch, _batches.num_rows(self._fn.what, batch))
 
     def moved(self) -> bool:
         """Whether the devices are others than those of the last call."""
@@ -186,7 +187,7 @@ class _Engine:
     def placed(self, state: TrainState) -> TrainState:
         """The state whole on each device."""
         whole = self.rows.whole
-        return state if whole is None else batches.send(state, jax.tree.map(lambda _: whole, state))
+        return state if whole is None else arrays.send(state, jax.tree.map(lambda _: whole, state))
 
     def totals(self, copies: list[TrainState], batch: Batch) -> list[Any]:
         """The sums over all groups, on each device of this process."""

@@ -5,11 +5,12 @@ from typing import Any
 
 import jax
 
-from paraxis._core import batches, held, jax_api, layout
+from paraxis._core import arrays, held, jax_api, placing
 from paraxis._core.axis import Axis
-from paraxis._core.batches import Batch
 from paraxis._core.errors import AxisError, StateError
-from paraxis._core.layout import Placement
+from paraxis._core.placing import Placement
+from paraxis.train import _batches
+from paraxis.train._batches import Batch
 
 
 class Rows:
@@ -46,8 +47,8 @@ class Rows:
         if self._placement is not None and context == self._context:
             return False
         before, self._context = self._placement, context
-        self._placement = batches.on_auto(layout.place(self._axis))
-        self._target = layout.block_sharding(self._placement)
+        self._placement = placing.on_auto(placing.place(self._axis))
+        self._target = arrays.block_sharding(self._placement)
         self._placements = {}
         return before != self._placement
 
@@ -64,7 +65,7 @@ class Rows:
     @property
     def whole(self) -> Any:
         """How a value lies that is whole on each device; ``None``: on the one there is."""
-        return batches.whole_sharding(self.placement)
+        return arrays.whole_sharding(self.placement)
 
     def laid_out(self, batch: Any) -> Batch:
         """A batch on the devices."""
@@ -76,13 +77,13 @@ class Rows:
         return self._laid_out(batch)
 
     def _laid_out(self, batch: Any) -> Batch:
-        number = batches.num_rows(self._what, batch)
+        number = _batches.num_rows(self._what, batch)
         if self._target is None:  # the compiled function takes them as they are
             return Batch(batch, number)
         if number not in self._placements:
             axis = dataclasses.replace(self.placement.axis, size=number)
             self._placements[number] = dataclasses.replace(self.placement, axis=axis)
-        return batches.lay_out(batch, self._placements[number], turns=self.turns(number))
+        return _batches.lay_out(batch, self._placements[number], turns=self.turns(number))
 
     def beside(self, values: Any) -> Any:
         """Values brought to the devices, if they lie elsewhere; what is split over these stays so."""
@@ -95,7 +96,7 @@ class Rows:
             own = getattr(x, "sharding", None)  # what is on the host has none
             return own if getattr(own, "mesh", None) == mesh else whole
 
-        return batches.send(values, jax.tree.map(target, values))
+        return arrays.send(values, jax.tree.map(target, values))
 
     def settle(self, *values: Any) -> None:
         """Wait for what a program is given, where it must be there before the program starts."""
@@ -106,7 +107,7 @@ class Rows:
         """Call a compiled function on these devices, whatever mesh is in force."""
         if self._context.empty:
             return compiled(*args)
-        with layout.without_context():
+        with placing.without_context():
             return compiled(*args)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._core import batches
+from paraxis._core import arrays
 from paraxis._core.errors import ShapeError, StateError
-from paraxis._core.layout import Placement
+from paraxis._core.placing import Placement
 
 Rule = Callable[[str, Any], Any]
 """``rule(name, array)`` → ``None`` (whole on each device), a dimension to split along, or a PartitionSpec."""
@@ -44,7 +44,7 @@ def largest_dimension(num_devices: int) -> Rule:
 
 def state_shardings(state: Any, placement: Placement, shard: Any) -> Any:
     """How each leaf of a state lies: the parameters, their average and what the optimiser keeps of them by the rule."""
-    whole = batches.whole_sharding(placement)
+    whole = arrays.whole_sharding(placement)
     if shard is None or whole is None:
         return jax.tree.map(lambda _: whole, state)
     rule: Rule = largest_dimension(placement.num_devices) if shard == "params" else shard
@@ -74,7 +74,7 @@ def _sharding(rule: Rule, path: Any, x: Any, placement: Placement, whole: Any) -
     entry = rule(name, x)
     if entry is None:
         return whole
-    sharding = batches.split_sharding(placement, name, x.ndim, entry)
+    sharding = arrays.split_sharding(placement, name, x.ndim, entry)
     try:
         sharding.shard_shape(x.shape)
     except ValueError as error:

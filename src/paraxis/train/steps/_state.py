@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import batches, jax_api
+from paraxis._core import arrays, jax_api
 from paraxis._core.errors import StateError
 from paraxis.train.steps import _models, _rows
 from paraxis.train.steps._forms import Recipe
@@ -132,7 +132,7 @@ class TrainState:
         values = self.weights(ema=ema), self.mutable
         if gone := _rows.given_away("TrainState.model", values):
             raise gone
-        params, mutable = _models.owned(batches.local(values))
+        params, mutable = _models.owned(arrays.local(values))
         return self.recipe.form.make(params, mutable, None, "as made")[0]
 
     def weights(self, *, ema: bool = False) -> Any:

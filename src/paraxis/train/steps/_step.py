@@ -8,10 +8,10 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import batches
+from paraxis._core import arrays
 from paraxis._core.axis import Axis
-from paraxis._core.batches import Batch
 from paraxis._core.errors import StateError
+from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _reproducible, _rows, _sharding
 from paraxis.train.steps._gradients import gradients
 from paraxis.train.steps._grouped import GroupedStep
@@ -101,7 +101,7 @@ class TrainStep:
         shardings, self._run = self._compiled[kind]
         if self._rows.whole is None:
             return state
-        state = batches.send(state, shardings)
+        state = arrays.send(state, shardings)
         self._rows.settle(state)
         return state
 

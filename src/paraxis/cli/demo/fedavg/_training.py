@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from paraxis._core import layout
+from paraxis._core import arrays
 from paraxis._core.axis import Axis
 from paraxis._core.verbs import scatter
 from paraxis.cli.demo._digits import Labelled
@@ -70,7 +70,7 @@ def train(
     digits = Axis("digits", len(held_out.labels), mesh=mesh, over="devices")
     testing, test = scatter(tuple(held_out), digits), make_test(digits)
     params = _model.init(jax.random.key(options.seed))
-    params = jax.tree.map(lambda x: layout.whole_beside(x, testing[0]), params)
+    params = jax.tree.map(lambda x: arrays.whole_beside(x, testing[0]), params)
 
     begin = time.perf_counter()
     first = scatter(sample(federation, options, 1), clients)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import primitives
-from paraxis._core.held import Held, ready
-from paraxis._core.layout import Placement
+from paraxis._core.arrays import ready
+from paraxis._core.held import Held
+from paraxis._core.placing import Placement
 
 
 def mean(rows: Held, weights: np.ndarray) -> Any:

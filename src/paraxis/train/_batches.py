@@ -12,15 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Sharding
 
-from paraxis._core import jax_api, layout, tree
-from paraxis._core.errors import AxisError, DataError, ShapeError
-from paraxis._core.held import ready
-from paraxis._core.layout import Placement
+from paraxis._core import arrays, tree
+from paraxis._core.arrays import ready
+from paraxis._core.errors import DataError, ShapeError
+from paraxis._core.placing import Placement
 
 Reader = Callable[[np.ndarray], Any]
+
 """Gives a tree of the rows with these numbers, ``(len(numbers), ...)`` each, in this order."""
 
 
@@ -146,12 +146,12 @@ class _Place:
         return -(-self.placement.size // unit) * unit
 
     @functools.cached_property
-    def blocks(self) -> NamedSharding | None:
-        return layout.block_sharding(self.placement)
+    def blocks(self) -> Sharding | None:
+        return arrays.block_sharding(self.placement)
 
     @functools.cached_property
-    def whole(self) -> NamedSharding | None:
-        return whole_sharding(self.placement)
+    def whole(self) -> Sharding | None:
+        return arrays.whole_sharding(self.placement)
 
     @functools.cached_property
     def local_rows(self) -> np.ndarray:
@@ -222,86 +222,3 @@ def _every(x: jax.Array, index: Any, turns: int, size: int) -> jax.Array:
         x = _padded(x, -(-x.shape[0] // turns) * turns)
     mine = x.reshape(x.shape[0] // turns, turns, *x.shape[1:])
     return jax.lax.dynamic_index_in_dim(mine, index, 1, keepdims=False)[:size]
-
-
-def on_auto(placement: Placement) -> Placement:
-    """The same place on a mesh with its devices and with Auto axes only: the compiler splits what is computed."""
-    mesh = layout.concrete_mesh(placement) if placement.mesh_axes else None
-    if mesh is None:
-        return dataclasses.replace(placement, mesh=None, mesh_axes=())
-    is_auto = not jax_api.is_explicit(mesh, mesh.axis_names)
-    return dataclasses.replace(placement, mesh=mesh if is_auto else Mesh(mesh.devices, mesh.axis_names))
-
-
-def whole_sharding(placement: Placement) -> NamedSharding | None:
-    """A value whole on every device of the mesh; ``None``: on the one there is."""
-    return layout.sharding(placement, rows=False)
-
-
-def split_sharding(placement: Placement, name: str, ndim: int, entry: Any) -> NamedSharding:
-    """A value split over devices: along one dimension over the axis, or by a PartitionSpec of mesh axes.
-
-    Raises:
-        AxisError: if it names a dimension or a mesh axis that is not there.
-    """
-    mesh = layout.concrete_mesh(placement)
-    assert mesh is not None
-    if isinstance(entry, int):
-        if not 0 <= entry < ndim:
-            raise AxisError(f"shard: the rule splits {name}, which has {ndim} dimensions, along dimension {entry}")
-        return NamedSharding(mesh, P(*(None,) * entry, placement.mesh_axes))
-    try:
-        return NamedSharding(mesh, P(*entry))
-    except (TypeError, ValueError) as error:
-        raise AxisError(
-            f"shard: the rule gives {entry!r} for {name}; it must give None (whole on each device), a dimension "
-            f"(split along it), or a PartitionSpec with axes of the mesh {dict(mesh.shape)}"
-        ) from error
-
-
-def local(values: Any) -> Any:
-    """Values that lie on the devices of several processes, whole on one device of this one; others as they are.
-
-    Every process must call it, unless all values are whole on each device.
-
-    Communicates: brings together what is split.
-    """
-    leaves, structure = jax.tree.flatten(values)
-    split = [i for i, x in enumerate(leaves) if not (_is_local(x) or x.is_fully_replicated)]
-    if split:
-        targets = [NamedSharding(leaves[i].sharding.mesh, P()) for i in split]
-        whole = jax.jit(_same, out_shardings=targets)(ready([leaves[i] for i in split]))
-        for i, x in zip(split, whole, strict=True):
-            leaves[i] = x
-    return jax.tree.unflatten(structure, [x if _is_local(x) else x.addressable_data(0) for x in leaves])
-
-
-def _is_local(x: Any) -> bool:
-    return not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or x.is_fully_addressable
-
-
-def _same(x: Any) -> Any:
-    return x
-
-
-def send(values: Any, shardings: Any) -> Any:
-    """Values that every process has, laid over devices as a tree of shardings like theirs says; ``None``: left alone.
-
-    Communicates: sends each device its part, from its own host if there are several.
-    """
-    leaves, structure = jax.tree.flatten(values)
-    targets = structure.flatten_up_to(shardings)
-    return jax.tree.unflatten(structure, [_sent(x, target) for x, target in zip(leaves, targets, strict=True)])
-
-
-def _sent(x: Any, target: NamedSharding | None) -> Any:
-    if target is None or (isinstance(x, jax.Array) and x.sharding == target):
-        return x
-    x = jnp.asarray(x)
-    if jax.process_count() == 1 or not x.is_fully_addressable:
-        return jax.device_put(x, target)
-    # An array of one process does not go to others: each makes its part of its own copy.
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(_sent(jax.random.key_data(x), target), impl=jax.random.key_impl(x))
-    host = np.asarray(x)
-    return jax.make_array_from_callback(host.shape, target, lambda index: host[index])

@@ -5,17 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paraxis._core import averages, held, layout
+from paraxis._core import held, placing
+from paraxis.ensembles import _moments
 from tests._support import assert_close, axis_on, values
 
 
 @pytest.mark.parametrize(("devices", "size"), [(1, 3), (8, 10)])
 def test_means_and_moments_with_weights_are_numpys(devices: int, size: int) -> None:
-    placement = layout.place(axis_on(devices, size))
+    placement = placing.place(axis_on(devices, size))
     tree = {"x": values(size, 3), "n": jnp.arange(size)}
     weights = np.asarray(0.5 + np.arange(size), np.float32)
     mean = jax.tree.map(lambda leaf: np.average(np.asarray(leaf, np.float64), 0, weights), tree)
     square = jax.tree.map(lambda x, m: np.average((np.asarray(x) - m) ** 2, 0, weights), tree, mean)
     for rows in (held.hold(tree, placement), held.hold(tree, placement).apart()):
-        assert_close(jax.tree.map(np.asarray, averages.mean(rows, weights)), mean)
-        assert_close(jax.tree.map(np.asarray, averages.moments(rows, weights)), (mean, square))
+        assert_close(jax.tree.map(np.asarray, _moments.mean(rows, weights)), mean)
+        assert_close(jax.tree.map(np.asarray, _moments.moments(rows, weights)), (mean, square))

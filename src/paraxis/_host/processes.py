@@ -183,7 +183,7 @@ class StopSignal:
     step, within about a second. A process that was asked to stop so is asked by every later loop too.
 
     Example:
-        >>> from paraxis._core.processes import StopSignal
+        >>> from paraxis._host.processes import StopSignal
         >>> with StopSignal() as stop:
         ...     for step in range(3):
         ...         if stop.asked():

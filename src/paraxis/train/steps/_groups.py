@@ -14,14 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Sharding
 
-from paraxis._core import batches, layout
-from paraxis._core.batches import Batch
+from paraxis._core import arrays, layout, placing
+from paraxis._core.arrays import ready
 from paraxis._core.errors import AxisError
-from paraxis._core.held import ready
-from paraxis._core.layout import Placement
+from paraxis._core.placing import Placement
+from paraxis.train._batches import Batch
 
 Packed = dict[str, jax.Array]
 """The leaves of a tree one after another, ``(1, total size)`` for each dtype."""
@@ -52,7 +51,7 @@ class Groups:
             if devices != power:
                 cure = f"use {power} of them, axis=px.Axis('batch', 1, mesh=jax.make_mesh(({power},), ('batch',)))"
             raise AxisError(f"{self.what}: {self.number} groups cannot be shared evenly by {devices} devices; {cure}")
-        if not layout.is_spread_alone(self.placement):
+        if not placing.is_spread_alone(self.placement):
             assert self.placement.mesh is not None
             raise AxisError(
                 f"{self.what}: rows lie over {self.placement.mesh_axes} of a mesh with axes "
@@ -64,7 +63,7 @@ class Groups:
     def devices(self) -> list[tuple[int, Any]]:
         """The devices of this process, each with its number among all."""
         mine = jax.process_index()
-        return [(n, d) for n, d in enumerate(layout.devices(self.placement)) if d.process_index == mine]
+        return [(n, d) for n, d in enumerate(placing.devices(self.placement)) if d.process_index == mine]
 
     @property
     def num_local(self) -> int:
@@ -110,10 +109,10 @@ class Groups:
         return [_cut(block, tuple(own)) for block, own in zip(blocks, mine, strict=True)]
 
     def _is_in_blocks(self, x: jax.Array) -> bool:
-        return x.sharding == layout.block_sharding(self.placement)
+        return x.sharding == arrays.block_sharding(self.placement)
 
     def _everywhere(self, x: jax.Array) -> jax.Array:
-        whole = batches.whole_sharding(self.placement)
+        whole = arrays.whole_sharding(self.placement)
         if whole is None:
             return jax.device_put(x, self.devices[0][1])
         if x.is_fully_addressable:
@@ -122,7 +121,7 @@ class Groups:
 
     def copies(self, tree: Any) -> list[Any]:
         """What each device of this process has of arrays that lie over them: its copy, or its block."""
-        if batches.whole_sharding(self.placement) is None:
+        if arrays.whole_sharding(self.placement) is None:
             return [tree]
         leaves, structure = jax.tree.flatten(tree)
         held = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
@@ -130,7 +129,7 @@ class Groups:
 
     def whole(self, copies: Sequence[Any]) -> Any:
         """What is the same on each device of this process, and of all others, as one tree."""
-        sharding = batches.whole_sharding(self.placement)
+        sharding = arrays.whole_sharding(self.placement)
         return copies[0] if sharding is None else _assembled(copies, sharding, lambda x: x.shape)
 
     def summed(self, results: Sequence[Sequence[Any]], struct: Callable[[], Any]) -> list[Any]:
@@ -152,7 +151,7 @@ class Groups:
         if self.placement.num_devices == 1:
             return [_sum(found) for found in filled]
         shapes = _shapes(filled[0][0])
-        blocks = layout.block_sharding(self.placement)
+        blocks = arrays.block_sharding(self.placement)
         assert blocks is not None
         num_devices = self.placement.num_devices
         packed = _assembled([_packed(f) for f in filled], blocks, lambda x: (num_devices, *x.shape[1:]))
@@ -175,7 +174,7 @@ def _same(x: Any) -> Any:
     return x
 
 
-def _assembled(parts: Sequence[Any], sharding: NamedSharding, shape: Callable[[Any], tuple[int, ...]]) -> Any:
+def _assembled(parts: Sequence[Any], sharding: Sharding, shape: Callable[[Any], tuple[int, ...]]) -> Any:
     def one(*held: jax.Array) -> jax.Array:
         return jax.make_array_from_single_device_arrays(shape(held[0]), sharding, list(held))
 
@@ -222,16 +221,14 @@ def _unpacked(packed: Packed, shapes: Any) -> Any:
 @functools.lru_cache(maxsize=64)
 def _doubling(placement: Placement) -> Any:
     """Each device's row plus its neighbour's, then plus the neighbouring pair's, and so on: the sum in every row."""
-    mesh, number = layout.concrete_mesh(placement), placement.num_devices
 
     def body(packed: Packed) -> Packed:
         distance = 1
-        while distance < number:
-            pairs = [(i, i ^ distance) for i in range(number)]
+        while distance < placement.num_devices:
+            pairs = [(i, i ^ distance) for i in range(placement.num_devices)]
             others = jax.tree.map(lambda x, p=pairs: jax.lax.ppermute(x, placement.mesh_axes, p), packed)
             packed = jax.tree.map(jnp.add, packed, others)
             distance *= 2
         return packed
 
-    rows = P(placement.mesh_axes)
-    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=rows, out_specs=rows))
+    return jax.jit(lambda packed: layout.run_per_device(body, placement, (packed,)))

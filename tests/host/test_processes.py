@@ -8,7 +8,7 @@ import time
 import pytest
 
 import paraxis as px
-from paraxis._core import processes
+from paraxis._host import processes
 
 
 def test_a_lone_process_is_first_and_waits_for_nobody() -> None:

@@ -1,0 +1,223 @@
+"""Concrete arrays: laid over devices, this process's and others', and brought back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from paraxis._core import jax_api, layout, placing
+from paraxis._core.errors import AxisError, DeviceError
+from paraxis._core.placing import Placement
+
+
+def sharding(placement: Placement, *, rows: bool) -> NamedSharding | None:
+    """How a value lies on the devices: by rows if they divide, else whole on each. ``None``: nothing to say."""
+    mesh = placing.concrete_mesh(placement)
+    if not placement.mesh_axes or mesh is None:
+        return None
+    return NamedSharding(mesh, placement.spec if rows and placement.size % placement.num_devices == 0 else P())
+
+
+def block_sharding(placement: Placement) -> NamedSharding | None:
+    """How padded rows ``(num_padded, ...)`` lie on the devices. ``None``: on one."""
+    mesh = placing.concrete_mesh(placement)
+    return None if not placement.mesh_axes or mesh is None else NamedSharding(mesh, placement.spec)
+
+
+def in_blocks(x: Any, placement: Placement) -> jax.Array:
+    """Padded rows ``(num_padded, ...)`` from the host, in blocks over the devices."""
+    target = block_sharding(placement)
+    return jnp.asarray(x) if target is None else jax.device_put(x, target)
+
+
+def on_auto_mesh(call: Callable[..., Any], *operands: Any) -> Any:
+    """Call with concrete arrays that lie on an Explicit mesh laid on its Auto twin, and the results laid back on it.
+
+    Nothing moves between devices. Where that cannot be, since an operand is a tracer of such a type, ``jit`` is
+    tracing, or a mesh is in force that a transformation does not let go of, the operands stay as they are.
+    """
+    leaves = [x for x in jax.tree.leaves(operands) if isinstance(x, jax.Array)]
+    explicit = [x for x in leaves if layout.tells_in_type(x)]
+    concrete = [x for x in explicit if not isinstance(x, jax_api.Tracer)]
+    if not concrete or len(concrete) < len(explicit) or isinstance(jnp.zeros(()), jax_api.Tracer):
+        return call(*operands)
+    if placing.mesh_in_force() is None and not jax.sharding.get_abstract_mesh().empty:
+        return call(*operands)
+    mesh = layout.named_sharding(concrete[0]).mesh
+    assert isinstance(mesh, Mesh)
+    twin = Mesh(mesh.devices, mesh.axis_names)
+
+    def there(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or not layout.tells_in_type(x):
+            return x
+        return jax.device_put(x, NamedSharding(twin, layout.named_sharding(x).spec))
+
+    def back(x: jax.Array) -> jax.Array:
+        spec = P() if isinstance(x, jax_api.Tracer) else getattr(x.sharding, "spec", P())
+        return jax.device_put(x, NamedSharding(mesh, spec))
+
+    with placing.without_context():
+        found = call(*jax.tree.map(there, operands))
+    return jax.tree.map(back, found)
+
+
+def on_host(x: jax.Array) -> np.ndarray:
+    """A concrete array, also one of which other processes hold parts: then all must ask for it.
+
+    Raises:
+        DeviceError: if no part of it is on this process's devices.
+    """
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    if not x.addressable_shards:
+        raise DeviceError(
+            "gather: the value lies on devices of other processes only; put the axis on a mesh with devices of each: "
+            "px.Axis(name, size, mesh=jax.sharding.Mesh(jax.devices(), (name,)))"
+        )
+    if not x.is_fully_replicated:
+        x = ready(_whole(ready(x)))
+    return np.asarray(x.addressable_data(0))
+
+
+def _whole(x: jax.Array) -> jax.Array:
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(layout.named_sharding(x).mesh, P()))(x)
+
+
+def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
+    """Bring a concrete array onto the placement's mesh if it is bound to another; leave tracers alone.
+
+    Another mesh may have the same devices, and yet its axes mean nothing here.
+    """
+    if isinstance(x, jax_api.Tracer) or not isinstance(x, jax.Array):
+        return x
+    target = sharding(placement, rows=rows)
+    if target is None or (x.committed and getattr(x.sharding, "mesh", None) == target.mesh):
+        return x
+    return put(x, target)
+
+
+def some_rows(x: jax.Array, every: int) -> tuple[jax.Array, np.ndarray]:
+    """Every so many-th row of each device's block of a concrete array, on one device, and their numbers."""
+    if any(shard.data.shape[1:] != x.shape[1:] for shard in x.addressable_shards):  # split by columns, too
+        return on_first_device(x[::every]), np.arange(0, x.shape[0], every)
+    starts = {shard.index[0].indices(x.shape[0])[0]: shard.data for shard in x.addressable_shards}
+    blocks = [on_first_device(starts[start][::every]) for start in sorted(starts)]
+    numbers = [np.arange(start, start + starts[start].shape[0], every) for start in sorted(starts)]
+    return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks), np.concatenate(numbers)
+
+
+def on_first_device(tree: Any) -> Any:
+    """Concrete arrays, copied to one device together."""
+    first = jax.local_devices()[0]
+    return jax.tree.map(lambda x: jax.device_put(x, first), tree)
+
+
+def whole_beside(x: jax.Array, other: jax.Array) -> jax.Array:
+    """A copy of a concrete array on each device that another lies on."""
+    mesh = getattr(other.sharding, "mesh", None)
+    return jax.device_put(x, NamedSharding(mesh, P()) if isinstance(mesh, Mesh) else other.sharding)
+
+
+def ready(tree: Any) -> Any:
+    """The same values; on CPU they are waited for, also inside ``grad``. For use before a program that communicates.
+
+    There a device that is done would hold a thread until the others come, and these may need it for what they are to
+    come with: with work in flight and more devices than cores, all wait for ever.
+    """
+    if jax.default_backend() == "cpu":
+        jax.block_until_ready([jax_api.behind(x) for x in jax.tree.leaves(tree)])
+    return tree
+
+
+def whole_sharding(placement: Placement) -> NamedSharding | None:
+    """A value whole on every device of the mesh; ``None``: on the one there is."""
+    return sharding(placement, rows=False)
+
+
+def split_sharding(placement: Placement, name: str, ndim: int, entry: Any) -> NamedSharding:
+    """A value split over devices: along one dimension over the axis, or by a PartitionSpec of mesh axes.
+
+    Raises:
+        AxisError: if it names a dimension or a mesh axis that is not there.
+    """
+    mesh = placing.concrete_mesh(placement)
+    assert mesh is not None
+    if isinstance(entry, int):
+        if not 0 <= entry < ndim:
+            raise AxisError(f"shard: the rule splits {name}, which has {ndim} dimensions, along dimension {entry}")
+        return NamedSharding(mesh, P(*(None,) * entry, placement.mesh_axes))
+    try:
+        return NamedSharding(mesh, P(*entry))
+    except (TypeError, ValueError) as error:
+        raise AxisError(
+            f"shard: the rule gives {entry!r} for {name}; it must give None (whole on each device), a dimension "
+            f"(split along it), or a PartitionSpec with axes of the mesh {dict(mesh.shape)}"
+        ) from error
+
+
+def local(values: Any) -> Any:
+    """Values that lie on the devices of several processes, whole on one device of this one; others as they are.
+
+    Every process must call it, unless all values are whole on each device.
+
+    Communicates: brings together what is split.
+    """
+    leaves, structure = jax.tree.flatten(values)
+    split = [i for i, x in enumerate(leaves) if not (_is_local(x) or x.is_fully_replicated)]
+    if split:
+        targets = [NamedSharding(leaves[i].sharding.mesh, P()) for i in split]
+        whole = jax.jit(_same, out_shardings=targets)(ready([leaves[i] for i in split]))
+        for i, x in zip(split, whole, strict=True):
+            leaves[i] = x
+    return jax.tree.unflatten(structure, [x if _is_local(x) else x.addressable_data(0) for x in leaves])
+
+
+def _is_local(x: Any) -> bool:
+    return not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or x.is_fully_addressable
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def send(values: Any, shardings: Any) -> Any:
+    """Values that every process has, laid over devices as a tree of shardings like theirs says; ``None``: left alone.
+
+    Communicates: sends each device its part, from its own host if there are several.
+    """
+    leaves, structure = jax.tree.flatten(values)
+    targets = structure.flatten_up_to(shardings)
+    laid = [x if target is None else put(x, target) for x, target in zip(leaves, targets, strict=True)]
+    return jax.tree.unflatten(structure, laid)
+
+
+def put(x: Any, target: NamedSharding) -> jax.Array:
+    """``jax.device_put``, also onto devices of other processes, all of which have the same value.
+
+    There an array of one process is not sent to the others: each makes its part of its own copy.
+    """
+    if isinstance(x, jax.Array) and x.sharding == target:
+        return x
+    if target.is_fully_addressable or (isinstance(x, jax.Array) and not x.is_fully_addressable):
+        return jax.device_put(x, target)
+    x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(put(jax.random.key_data(x), target), impl=jax.random.key_impl(x))
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, target, lambda index: host[index])
+
+
+def free(tree: Any) -> Any:
+    """The same values on the default device, to be used with anything."""
+
+    def one(leaf: jax.Array) -> jax.Array:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            data = jnp.asarray(np.asarray(jax.random.key_data(leaf)))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+        return jnp.asarray(np.asarray(leaf))
+
+    return jax.tree.map(one, tree)
