@@ -485,3 +485,19 @@ def test_what_was_compiled_keeps_no_array_that_others_may_change() -> None:
         mine[:] = 5
         with jax.default_matmul_precision("highest"):  # then it is traced again
             assert_close(call(made(np.ones(3, np.float32))), 3 * x)
+
+
+@pytest.mark.parametrize(("devices", "size"), [(8, 8), (1, 3)])
+def test_a_masked_mean_of_products_has_a_gradient(devices: int, size: int) -> None:
+    """The mask is a nested call in what is transposed; it was traced on the mesh outside the devices' program."""
+    axis, x, y, w = axis_on(devices, size), values(size, 4, 3), values(size, 4, 2), values(3, 2)
+
+    def program(w: jax.Array, x: jax.Array) -> jax.Array:
+        slopes = px.map_fn(lambda w, x, y: x.T @ (x @ w - y), (px.broadcast(w, axis), x, y), axis)
+        return px.reduce_mean(slopes, axis, where=np.arange(size) > 0).sum()
+
+    def oracle(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.vmap(lambda x, y: x.T @ (x @ w - y))(x, y)[1:].mean(0).sum()
+
+    expected = jax.grad(oracle, argnums=(0, 1))(w, x)
+    assert_close(jax.jit(jax.grad(program, argnums=(0, 1)))(w, x), expected, rtol=1e-4)

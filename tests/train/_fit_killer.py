@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +69,40 @@ def finished(directory: Path) -> Any:
 def main(directory: Path, num_kills: int, seed: int) -> dict[str, int]:
     draw = random.Random(seed)
     expected = finished(directory / "first")
-    began = time.monotonic()
     assert finished(directory / "second") == expected
-    duration = time.monotonic() - began
     report = {"kills": 0, "resumed": 0, "finished": 0, "wrong": 0}
     place = directory / "run-0"
     while report["kills"] < num_kills:
         report["resumed"] += any(name.isdecimal() for name in _names(place / "checkpoints"))
-        child = forked(place)
-        time.sleep(draw.uniform(0.2, 1) * duration)
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
+        enough = _num_lines(place / "log.jsonl") + draw.randrange(12)
+        status = killed(
+            forked(place), lambda place=place, enough=enough: _num_lines(place / "log.jsonl") >= enough, draw
+        )
         report["kills"] += os.WIFSIGNALED(status)
         if report["kills"] == num_kills or not os.WIFSIGNALED(status):
             report["wrong"] += finished(place) != expected
             report["finished"] += 1
             place = directory / f"run-{report['finished']}"
     return report
+
+
+def killed(child: int, may_die: Callable[[], bool], draw: random.Random) -> int:
+    """Kill a process some milliseconds after it has come far enough, unless it ends before; its status.
+
+    How far it is, and not how long it has run: a machine at work on other things is slow.
+    """
+    while not may_die():
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.002)
+    time.sleep(draw.uniform(0, 0.04))
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
+
+
+def _num_lines(file: Path) -> int:
+    return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
 def _names(directory: Path) -> list[str]:

@@ -59,8 +59,13 @@ def require_alone(verb: str, placement: Placement) -> None:
     """Raise unless each row has a device.
 
     Raises:
-        LoweringError: if the axis shares its mesh with others.
+        LoweringError: if the axis shares its mesh with others, or lies over several processes.
     """
+    if placing.spans_processes(placement):
+        raise LoweringError(
+            f"{verb}: lowering='dispatch' calls an executable for each element, but axis {placement.axis.name!r} lies "
+            f"over the devices of several processes, and none can call what runs on another's; write lowering='unroll'"
+        )
     if not placing.is_spread_alone(placement):
         assert placement.mesh is not None
         raise LoweringError(

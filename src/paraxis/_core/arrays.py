@@ -31,7 +31,7 @@ def block_sharding(placement: Placement) -> NamedSharding | None:
 def in_blocks(x: Any, placement: Placement) -> jax.Array:
     """Padded rows ``(num_padded, ...)`` from the host, in blocks over the devices."""
     target = block_sharding(placement)
-    return jnp.asarray(x) if target is None else jax.device_put(x, target)
+    return jnp.asarray(x) if target is None else put(x, target)
 
 
 def on_auto_mesh(call: Callable[..., Any], *operands: Any) -> Any:
@@ -78,13 +78,7 @@ def on_host(x: jax.Array) -> np.ndarray:
             "gather: the value lies on devices of other processes only; put the axis on a mesh with devices of each: "
             "px.Axis(name, size, mesh=jax.sharding.Mesh(jax.devices(), (name,)))"
         )
-    if not x.is_fully_replicated:
-        x = ready(_whole(ready(x)))
-    return np.asarray(x.addressable_data(0))
-
-
-def _whole(x: jax.Array) -> jax.Array:
-    return jax.jit(lambda x: x, out_shardings=NamedSharding(layout.named_sharding(x).mesh, P()))(x)
+    return np.asarray(local(x))
 
 
 def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
@@ -102,24 +96,38 @@ def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
 
 def some_rows(x: jax.Array, every: int) -> tuple[jax.Array, np.ndarray]:
     """Every so many-th row of each device's block of a concrete array, on one device, and their numbers."""
+    blocks = {index[0].indices(x.shape[0])[:2] for index in x.sharding.devices_indices_map(x.shape).values()}
+    numbers = np.concatenate([np.arange(start, stop, every) for start, stop in sorted(blocks)])
+    if not x.is_fully_addressable:
+        some = jax.jit(_every, static_argnums=1, out_shardings=x.sharding)(ready(x), (len(blocks), every))
+        return jnp.asarray(on_host(some)), numbers
     if any(shard.data.shape[1:] != x.shape[1:] for shard in x.addressable_shards):  # split by columns, too
-        return on_first_device(x[::every]), np.arange(0, x.shape[0], every)
-    starts = {shard.index[0].indices(x.shape[0])[0]: shard.data for shard in x.addressable_shards}
-    blocks = [on_first_device(starts[start][::every]) for start in sorted(starts)]
-    numbers = [np.arange(start, start + starts[start].shape[0], every) for start in sorted(starts)]
-    return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks), np.concatenate(numbers)
+        return on_first_device(x[numbers]), numbers
+    held = {shard.index[0].indices(x.shape[0])[0]: shard.data for shard in x.addressable_shards}
+    found = [on_first_device(held[start][::every]) for start, _ in sorted(blocks)]
+    return found[0] if len(found) == 1 else jnp.concatenate(found), numbers
+
+
+def _every(x: jax.Array, cut: tuple[int, int]) -> jax.Array:
+    """Of each of so many blocks of rows, every so many-th row."""
+    num_blocks, every = cut
+    return x.reshape(num_blocks, -1, *x.shape[1:])[:, ::every].reshape(-1, *x.shape[1:])
 
 
 def on_first_device(tree: Any) -> Any:
     """Concrete arrays, copied to one device together."""
     first = jax.local_devices()[0]
-    return jax.tree.map(lambda x: jax.device_put(x, first), tree)
+    return jax.tree.map(lambda x: jax.device_put(x, first), local(tree))
 
 
 def whole_beside(x: jax.Array, other: jax.Array) -> jax.Array:
     """A copy of a concrete array on each device that another lies on."""
     mesh = getattr(other.sharding, "mesh", None)
-    return jax.device_put(x, NamedSharding(mesh, P()) if isinstance(mesh, Mesh) else other.sharding)
+    if not isinstance(mesh, Mesh):
+        return jax.device_put(x, other.sharding)
+    target = NamedSharding(mesh, P())
+    # Computed in each process, it may differ in last bits, with which loops on the devices would part.
+    return put(x if target.is_fully_addressable else jax_api.of_first_process(np.asarray(x)), target)
 
 
 def ready(tree: Any) -> Any:
@@ -159,10 +167,10 @@ def split_sharding(placement: Placement, name: str, ndim: int, entry: Any) -> Na
         ) from error
 
 
-def local(values: Any) -> Any:
-    """Values that lie on the devices of several processes, whole on one device of this one; others as they are.
+def whole(values: Any) -> Any:
+    """Values that lie on the devices of several processes, whole on each of these; others as they are.
 
-    Every process must call it, unless all values are whole on each device.
+    Every process must call it, unless all values are whole already.
 
     Communicates: brings together what is split.
     """
@@ -170,10 +178,18 @@ def local(values: Any) -> Any:
     split = [i for i, x in enumerate(leaves) if not (_is_local(x) or x.is_fully_replicated)]
     if split:
         targets = [NamedSharding(leaves[i].sharding.mesh, P()) for i in split]
-        whole = jax.jit(_same, out_shardings=targets)(ready([leaves[i] for i in split]))
-        for i, x in zip(split, whole, strict=True):
+        together = ready(jax.jit(_same, out_shardings=targets)(ready([leaves[i] for i in split])))
+        for i, x in zip(split, together, strict=True):
             leaves[i] = x
-    return jax.tree.unflatten(structure, [x if _is_local(x) else x.addressable_data(0) for x in leaves])
+    return jax.tree.unflatten(structure, leaves)
+
+
+def local(values: Any) -> Any:
+    """The same, on one device of this process.
+
+    Communicates: as :func:`whole`.
+    """
+    return jax.tree.map(lambda x: x if _is_local(x) else x.addressable_data(0), whole(values))
 
 
 def _is_local(x: Any) -> bool:
@@ -199,14 +215,24 @@ def put(x: Any, target: NamedSharding) -> jax.Array:
     """``jax.device_put``, also onto devices of other processes, all of which have the same value.
 
     There an array of one process is not sent to the others: each makes its part of its own copy.
+
+    Raises:
+        DeviceError: if none of them is this process's.
     """
     if isinstance(x, jax.Array) and x.sharding == target:
         return x
-    if target.is_fully_addressable or (isinstance(x, jax.Array) and not x.is_fully_addressable):
+    if not target.addressable_devices:
+        raise DeviceError(
+            f"the {len(target.device_set)} devices chosen are other processes'; each process needs one of its own "
+            f"among them: leave mesh= and devices= out for all there are"
+        )
+    if target.is_fully_addressable:
         return jax.device_put(x, target)
     x = jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(put(jax.random.key_data(x), target), impl=jax.random.key_impl(x))
+    if not _is_local(x) and not x.is_fully_replicated:
+        return jax.device_put(x, target)
     host = np.asarray(x)
     return jax.make_array_from_callback(host.shape, target, lambda index: host[index])
 

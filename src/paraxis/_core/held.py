@@ -67,6 +67,10 @@ class Held(abc.ABC):
         rows = self.together()
         return jax.tree.map(lambda leaf: _unpadded(leaf, rows.placement), rows.tree)
 
+    def readable(self) -> Any:
+        """The same; of several processes, each can read all of it."""
+        return arrays.whole(self.stacked())
+
     def gathered(self) -> Any:
         """Leaves ``(size, ...)`` that any operation takes."""
         return ready(jax.tree.map(lambda leaf: plain(leaf, self.placement), ready(self.stacked())))
@@ -146,7 +150,7 @@ def _unpadded(leaf: jax.Array, placement: Placement) -> jax.Array:
     """Padded rows → ``(size, ...)``, on CPU by copies, which need not be waited for; see :func:`ready`."""
     if not placement.is_padded or jax.default_backend() != "cpu" or is_traced(leaf):
         return layout.unpad(leaf, placement)
-    if not placing.is_spread_alone(placement):
+    if not placing.can_be_dispatched(placement):
         return layout.unpad(ready(leaf), placement)
     first = placing.devices(placement)[0]
     blocks = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
@@ -171,7 +175,7 @@ def hold(tree: Any, placement: Placement) -> Together:
     if sharding is None:
         return Together(placement, _filled(jax.tree.map(jnp.asarray, tree), placement))
     settled = jax.tree.map(lambda leaf: arrays.settle(jnp.asarray(leaf), placement, rows=True), tree)
-    return Together(placement, jax.device_put(_filled(settled, placement), sharding))
+    return Together(placement, _laid(_filled(settled, placement), sharding))
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -205,7 +209,7 @@ class Everywhere:
             return
         target = NamedSharding(mesh, P())
         there = all(_lies(x, target) for x in jax.tree.leaves(tree))
-        self.tree = tree if there else jax.device_put(tree, target)
+        self.tree = tree if there else _laid(tree, target)
 
     @functools.cached_property
     def copies(self) -> Sequence[Any]:
@@ -213,6 +217,13 @@ class Everywhere:
         if len(placing.devices(self._placement)) == 1:
             return [self.tree]
         return apart.on_devices(self.tree, self._placement)
+
+
+def _laid(tree: Any, target: NamedSharding) -> Any:
+    """Put on devices together, or, where these are also other processes', leaf by leaf."""
+    if target.is_fully_addressable:
+        return jax.device_put(tree, target)
+    return jax.tree.map(lambda x: arrays.put(x, target), tree)
 
 
 def _lies(x: Any, target: NamedSharding) -> bool:
@@ -283,7 +294,7 @@ class Program:
         return self._chosen
 
     def _choose(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> Lowering:
-        if jax.default_backend() != "cpu" or not placing.is_spread_alone(self._placement):
+        if jax.default_backend() != "cpu" or not placing.can_be_dispatched(self._placement):
             return "auto"
         return "auto" if any(self._look(own, shared)) else "dispatch"
 

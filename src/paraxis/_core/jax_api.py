@@ -58,6 +58,7 @@ __all__ = [
     "jaxpr_as_fun",
     "manual_axes",
     "map_jaxprs",
+    "of_first_process",
     "pruned",
     "reached_stop",
     "rebind_shard_map",
@@ -438,6 +439,13 @@ def gathered_from_processes(x: np.ndarray) -> np.ndarray:
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(x))
+
+
+def of_first_process(x: np.ndarray) -> np.ndarray:
+    """The first process's array, in each of them."""
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.broadcast_one_to_all(x))
 
 
 def is_tracing() -> bool:

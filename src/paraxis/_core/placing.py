@@ -257,6 +257,18 @@ def is_spread_alone(placement: Placement) -> bool:
     return placement.mesh is None or set(placement.mesh.axis_names) == set(placement.mesh_axes)
 
 
+def spans_processes(placement: Placement) -> bool:
+    """Whether some of its devices belong to other processes."""
+    mesh = concrete_mesh(placement)
+    mine = jax.process_index() if mesh is not None else 0
+    return mesh is not None and any(device.process_index != mine for device in mesh.devices.flat)
+
+
+def can_be_dispatched(placement: Placement) -> bool:
+    """Whether this process can call an executable for each element on the element's device."""
+    return is_spread_alone(placement) and not spans_processes(placement)
+
+
 def devices(placement: Placement) -> list[Any]:
     """The devices in the order of their blocks, for an axis that has its mesh to itself."""
     mesh = concrete_mesh(placement)

@@ -132,6 +132,25 @@ def together(what: str) -> Iterator[None]:
         raise ProcessError(f"{what}: process {number} cannot go on: {report}")
 
 
+def by_first(what: str, work: Callable[[], None]) -> None:
+    """Have the first process do something, such as write files, and wait for it. All processes must call it.
+
+    Args:
+        what: the function of ours, for errors.
+        work: what to do.
+
+    Raises:
+        StateError: if this process was started as one of several, and knows of no others.
+        ProcessError: in the other processes, if the first had an error.
+
+    Communicates: what :func:`reports` does.
+    """
+    require_joined(what)
+    with together(what):
+        if is_first():
+            work()
+
+
 # Seconds of time.monotonic() when something was last got done; None: nobody counts on more.
 _last_progress: float | None = None
 _awaits_first = False

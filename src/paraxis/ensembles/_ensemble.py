@@ -14,6 +14,7 @@ from paraxis._core import held, local, placing, random, tree
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError, StateError
 from paraxis._core.local import Lowering
+from paraxis._host import processes
 from paraxis.ensembles import _arguments, _averages, _files, _fitting, _order
 from paraxis.ensembles._forms import check_function, form_of
 from paraxis.ensembles._history import Epoch, History
@@ -213,10 +214,11 @@ class Ensemble:
             StateError: if the step does not give back a member like the one it was given; ShapeError: on malformed
                 arguments. The members are as they were before.
 
-        Communicates: nothing. If the members cannot be shared out evenly, ``out`` is brought together.
+        Communicates: nothing. If the members cannot be shared out evenly, or lie over several processes, ``out`` is
+        brought together.
         """
         placed = _arguments.place("ensemble.train", args, in_axes, self._population.placement)
-        return self._population.step(self._population.train_program(step, placed), placed).stacked()
+        return self._population.step(self._population.train_program(step, placed), placed).readable()
 
     @_on_own_devices
     def lower(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
@@ -363,11 +365,12 @@ class Ensemble:
     ) -> Any:
         """Every member's prediction, as the model gives it: leaves ``(size, ...)``. See :meth:`predict`.
 
-        Communicates: nothing if the sizes divide; else the predictions are brought together.
+        Communicates: nothing if the sizes divide and all devices are this process's; else the predictions are brought
+        together.
         """
         parts = _batches("ensemble.members", inputs, in_axes, batch_size)
         given = (_arguments.place("ensemble.members", part, in_axes, self._population.placement) for part in parts)
-        return _joined([self._population.applied(args, apply, _averages.same).stacked() for args in given], axis=1)
+        return _joined([self._population.applied(args, apply, _averages.same).readable() for args in given], axis=1)
 
     @_on_own_devices
     def finite(self) -> np.ndarray:
@@ -377,7 +380,7 @@ class Ensemble:
         out, ``ens.drop(*indices)`` for good.
         """
         program = self._population.program("finite", None, (), lambda: _all_finite)
-        return np.asarray(program([self._state], []).stacked())
+        return np.asarray(program([self._state], []).readable())
 
     @_on_own_devices
     def save(self, path: Any) -> None:
@@ -385,10 +388,14 @@ class Ensemble:
 
         What is in them: see :meth:`save_member`. The directory is written under another name first: whatever happens,
         an old one stays until the new one is whole.
+        Of several processes the first writes; all must call it.
         """
         names = self._form.names(self._state.struct())
         rows = (jax.tree.leaves(self._state.row(index)) for index in range(len(self)))
-        _files.write_directory(path, (dict(zip(names, row, strict=True)) for row in rows))
+        members = (dict(zip(names, row, strict=True)) for row in rows)
+        if placing.spans_processes(self._state.placement):  # all are needed to bring the members together
+            members = list(members)
+        processes.by_first("ensemble.save", lambda: _files.write_directory(path, members))
 
     @_on_own_devices
     def save_member(self, index: int, path: Any) -> None:
@@ -397,7 +404,8 @@ class Ensemble:
         The format is NumPy's ``.npz``: readable without Paraxis, and with a checksum for every array.
         """
         state = self._state.row(self._number(index))
-        _files.write(path, dict(zip(self._form.names(state), jax.tree.leaves(state), strict=True)))
+        arrays = dict(zip(self._form.names(state), jax.tree.leaves(state), strict=True))
+        processes.by_first("ensemble.save_member", lambda: _files.write(path, arrays))
 
     # --- how ----------------------------------------------------------------------------------------------------------
 

@@ -88,10 +88,10 @@ class Training:
         args, num_steps = self._placed(number, active)
         program = self._program(args, scan=self.scanned)
         if self.scanned:
-            return jax.tree.map(np.asarray, self._population.step(program, args).stacked())
+            return jax.tree.map(np.asarray, self._population.step(program, args).readable())
         # Results stay where they are until the end: nothing is waited for between steps.
         outs = [self._population.step(program, args, self._number(step)) for step in range(num_steps)]
-        return jax.tree.map(_mean_of_steps, *(out.stacked() for out in outs))
+        return jax.tree.map(_mean_of_steps, *(out.readable() for out in outs))
 
     def _placed(self, number: int, active: np.ndarray) -> tuple[Arguments, int]:
         plan, size = self._plan, self._population.size
@@ -169,7 +169,7 @@ class Stopping:
             return None
         placement = self._population.placement
         args = _arguments.place("ensemble.fit", self._plan.validation, None, placement)
-        given = self._population.applied(args, self._plan.validate, same).stacked()
+        given = self._population.applied(args, self._plan.validate, same).readable()
         if not isinstance(given, jax.Array) or given.shape != (placement.size,):
             got = f"shape {given.shape[1:]}" if isinstance(given, jax.Array) else f"a {type(given).__name__}"
             raise ShapeError(

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from paraxis._core import arrays, held, layout, placing
 from paraxis.solve import _trees as trees
@@ -138,7 +137,7 @@ def _of_concrete(
 ) -> jax.Array:
     with placing.without_context():
         some, numbers = arrays.some_rows(design, every)
-        targets, weight = jax.tree.map(lambda x: np.asarray(x)[numbers], (targets, weight))
+        targets, weight = jax.tree.map(lambda x: arrays.on_host(x)[numbers], (targets, weight))
         l2, params = arrays.on_first_device((l2, params))
         # Two programs: in one, XLA lays the product out for the factorisation, and takes half as long again.
         found = _matrix(loss, intercept, some, targets, weight, l2, params)

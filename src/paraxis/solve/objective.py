@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import held
+from paraxis._core import arrays, held
 from paraxis._core.errors import DataError, ShapeError
 from paraxis.solve import _losses as losses
 from paraxis.solve._linear import Linear
@@ -90,14 +90,14 @@ class LinearObjective:
             DataError: naming one that makes no sense, such as a class for which there is no output.
         """
         problem = self.problem(params, *args, **kwargs)
-        if held.is_traced((problem.targets, problem.weight)) or not problem.targets.is_fully_addressable:
+        if held.is_traced((problem.targets, problem.weight)):
             return
         coef: Any = params[0] if self.intercept else params
         num_outputs = 1 if jnp.ndim(coef) == 1 else jnp.shape(coef)[1]
-        y = np.asarray(problem.targets)
+        y = arrays.on_host(problem.targets)
         wrong = ~self.loss.accepts(y, num_outputs)
         if problem.weight is not None:
-            wrong &= (np.asarray(problem.weight) > 0).reshape(-1, *(1,) * (y.ndim - 1))
+            wrong &= (arrays.on_host(problem.weight) > 0).reshape(-1, *(1,) * (y.ndim - 1))
         if np.any(wrong):
             raise DataError(
                 f"{self}: y must be {self.loss.targets}; got {y[wrong][0]} for {num_outputs} output"
@@ -153,9 +153,9 @@ def _shapes(design: jax.Array) -> str:
 
 def _added(data: Any) -> str:
     """What to say beside a shape of rows that were laid out, where it is not that of the user's."""
-    if not isinstance(data, Rows) or held.is_traced(data.weight) or not data.weight.is_fully_addressable:
+    if not isinstance(data, Rows) or held.is_traced(data.weight):
         return ""
-    ends_in_zero = np.any(np.asarray(data.weight)[-1:] == 0)
+    ends_in_zero = np.any(arrays.on_host(data.weight)[-1:] == 0)
     return " (with the rows of weight zero that px.solve.rows adds)" if ends_in_zero else ""
 
 

@@ -47,8 +47,7 @@ class Compiled(Wrapped):
         if moved:  # inside another trace only this run uses them where they were moved to
             new = {i: x for i, x in moved.items() if not isinstance(x, jax_api.Tracer)} | new
         write_all(binding, variables, new, type(self).__name__)
-        self._settled(variables, result)
-        return result
+        return self._finished(variables, result)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
@@ -65,8 +64,9 @@ class Compiled(Wrapped):
         """Values that are moved to where they are needed, by number, and the arguments, moved likewise."""
         return {}, args, kwargs
 
-    def _settled(self, variables: Sequence[Variable[Any]], result: Any) -> None:
-        """Called after each success."""
+    def _finished(self, variables: Sequence[Variable[Any]], result: Any) -> Any:
+        """Called after everything has been written; gives what the caller gets."""
+        return result
 
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self._statics:

@@ -64,7 +64,8 @@ class Parallel(Compiled):
     drawn from. The numbers depend on how many devices there are.
 
     Communicates: what ``f`` does; one all-reduce for each variable that has a rule and was written, and for each
-    result that is reduced.
+    result that is reduced. In several processes, each of which gives the whole batch, results that lie over all of
+    their devices are brought together, so that each process can read them.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -132,10 +133,12 @@ class Parallel(Compiled):
         settled = [arrays.settle(value, placement, rows=False) for value in values]
         return {i: new for i, new in enumerate(settled) if new is not values[i]}, args, kwargs
 
-    def _settled(self, variables: Sequence[Variable[Any]], result: Any) -> None:
+    def _finished(self, variables: Sequence[Variable[Any]], result: Any) -> Any:
         self._in_place = [graphs.value(v) for v in variables]
-        if self._target is not None:  # calls of the same values would not wait for each other
-            held.ready(result)
+        if self._target is None:
+            return result
+        result = held.ready(result)  # calls of the same values would not wait for each other
+        return result if self._target.is_fully_addressable else arrays.whole(result)
 
     def _placement(self) -> placing.Placement:
         try:

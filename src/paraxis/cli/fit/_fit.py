@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from sklearn.model_selection import train_test_split
 
+from paraxis._host import processes
 from paraxis.cli._errors import CommandError
 from paraxis.cli.demo._devices import describe, find_devices
 from paraxis.cli.fit import _columns as columns
@@ -23,6 +24,7 @@ from paraxis.cli.fit._options import FitOptions
 from paraxis.cli.fit._output import require_place, write_all
 from paraxis.cli.fit._solving import SCORES, Solved, Solver, solve, validate
 from paraxis.cli.fit._tables import Table, quoted, read_table
+from paraxis.launch import initialize
 
 _DROP = "write --missing drop-rows"
 _ADVICE = f"{_DROP}, or --missing mean to put the column's mean in their place"
@@ -44,6 +46,9 @@ def run_fit(options: FitOptions, console: Console) -> None:
     Raises:
         CommandError: if the file or an option cannot be used; then nothing is written.
     """
+    place = initialize()
+    if place.process:  # the first of several processes shows, and writes, for all
+        console = Console(quiet=True)
     require_place(options.out, options.data)
 
     def note(text: str) -> None:
@@ -54,8 +59,13 @@ def run_fit(options: FitOptions, console: Console) -> None:
     train_table, y = work.table.rows(train), work.y[train]
     recipe = columns.learn(train_table, work.names, note)
     _require_rows(options, work.target, y, len(recipe.sources))
-    devices = find_devices(options.devices or 1)
+    find_devices(options.devices or 1)
     devices = jax.devices()[: options.devices or None]
+    if len({device.process_index for device in devices}) < place.num_processes:
+        raise CommandError(
+            f"--devices {options.devices} leaves out devices of some of the {place.num_processes} processes; leave it "
+            f"out, and say how many each has: paraxis launch --devices"
+        )
     solver = Solver(
         work.target.objective, options.penalty, options.l1_ratio, options.tol, options.max_iterations, len(devices)
     )
@@ -82,7 +92,7 @@ def run_fit(options: FitOptions, console: Console) -> None:
         "model": measured(objective, model.linear(tested), y_tested),
         "without the columns": measured(objective, baseline, y_tested),
     }
-    write_all(options.out, model, solved.history, solver.smooth)
+    processes.by_first("paraxis fit", lambda: write_all(options.out, model, solved.history, solver.smooth))
     value = value_name(solver.smooth)
     console.print(_summary(options, work, model, solved, value, describe(devices), seconds))
     where = f"{len(test):,} rows held out" if len(test) else "the rows fitted to; none are held out"

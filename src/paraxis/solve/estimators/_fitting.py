@@ -125,7 +125,7 @@ def solve_folds(plan: Plan, init: Any, penalty: Penalty, data: tuple[Any, Any, A
     dtype = data[0].dtype
     penalty = Penalty(*(np.asarray(x, dtype) for x in penalty))
     *found, predictions = arrays.on_auto_mesh(_folded(plan), init, penalty, *data)
-    return _solution(found), np.asarray(predictions)
+    return _solution(found), arrays.on_host(predictions)
 
 
 def solver(plan: Plan) -> LBFGS | NewtonCG | ProximalGradient:

@@ -1,0 +1,229 @@
+"""Each front end on two processes with two devices each: the numbers of others on one device, in both."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.launch._support import Launch, launched  # noqa: F401  (a fixture)
+
+BEGINNING = """
+import os, sys
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=1"
+import jax, jax.numpy as jnp, numpy as np
+import paraxis as px
+
+here = px.initialize()
+assert jax.device_count() == 4 and jax.local_device_count() == 2
+random = np.random.RandomState(0)
+X, truth = random.randn(203, 7).astype("f"), random.randn(7, 3).astype("f")
+y = (X @ truth + random.gumbel(size=(203, 3))).argmax(1)
+z = X @ truth[:, 0] + random.randn(203).astype("f")
+
+
+def close(got, expected, tolerance=1e-4):
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=tolerance, atol=tolerance)
+
+
+def refused(kind, part, fn, *args, **kwargs):
+    try:
+        fn(*args, **kwargs)
+    except kind as error:
+        assert part in str(error), error
+    else:
+        raise AssertionError(f"{part}: not refused")
+"""
+
+SOLVERS = """
+from paraxis.solve import objective, prox
+
+data, regression = px.solve.rows(X, y), px.solve.rows(X, z)
+strict = dict(tol=1e-5, maxiter=500)
+penalised = objective.l2_multiclass_logreg
+"""
+
+LBFGS = """
+def slope(params):
+    scores = X @ params
+    shares = np.exp(scores - scores.max(1, keepdims=True))
+    return X.T @ (shares / shares.sum(1, keepdims=True) - np.eye(3)[y]) / len(X) + 0.1 * params
+
+
+params, state = px.solve.LBFGS(penalised, **strict).run(jnp.zeros((7, 3)), 0.1, data)
+close(slope(np.asarray(params, float)), 0, 2e-5)
+of_own = lambda w, data: jnp.sum(data.weight * (data.X @ w - data.y) ** 2) / jnp.sum(data.weight)
+close(px.solve.LBFGS(of_own, **strict).run(jnp.zeros(7), regression)[0], np.linalg.lstsq(X, z, rcond=None)[0], 1e-3)
+"""
+
+OTHER_SOLVERS = """
+from sklearn import linear_model
+
+free = linear_model.LogisticRegression(C=1 / (203 * 0.1), fit_intercept=False, tol=1e-8, max_iter=1000).fit(X, y)
+close(px.solve.NewtonCG(penalised, **strict).run(jnp.zeros((7, 3)), 0.1, data)[0].T, free.coef_, 1e-3)
+lasso = px.solve.ProximalGradient(objective.least_squares, prox.l1, **strict).run(jnp.zeros(7), 0.05, regression)[0]
+close(lasso, linear_model.Lasso(alpha=0.05, fit_intercept=False, tol=1e-8).fit(X, z).coef_, 1e-3)
+"""
+
+DERIVATIVES = """
+solver = px.solve.LBFGS(penalised, tol=1e-6, maxiter=1000)
+slope = jax.grad(lambda l2: solver.run(jnp.zeros((7, 3)), l2, data)[0][0, 0])(0.1)
+low, high = (solver.run(jnp.zeros((7, 3)), l2, data)[0][0, 0] for l2 in (0.09, 0.11))
+close(slope, (high - low) / 0.02, 2e-2)
+"""
+
+ESTIMATORS = """
+from sklearn import linear_model
+
+close(px.solve.Ridge(alpha=1.0).fit(X, z).coef_, linear_model.Ridge(alpha=1.0).fit(X, z).coef_, 1e-3)
+if here.process:
+    refused(px.DeviceError, "each process needs one of its own", px.solve.Ridge(devices=1).fit, X, z)
+softmax = linear_model.LogisticRegression(C=1.0, tol=1e-8, max_iter=1000).fit(X, y)
+close(px.solve.LogisticRegression(C=1.0).fit(X, y).predict_proba(X), softmax.predict_proba(X), 1e-3)
+found = px.solve.cross_validate_path(px.solve.Ridge(), X, z, [1e-1, 1e3], folds=3)
+assert found.best == 0.1
+path = px.solve.Ridge().path(X, z, [1.0, 10.0])
+for alpha, coef in zip((1.0, 10.0), path.coef, strict=True):
+    close(coef, linear_model.Ridge(alpha=alpha).fit(X, z).coef_, 1e-3)
+"""
+
+MODULES = """
+import optax
+from flax import nnx
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.first, self.norm = nnx.Linear(7, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs)
+        self.last = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(nnx.relu(self.norm(self.first(x))))
+
+
+def loss(net, x, y):
+    return optax.softmax_cross_entropy_with_integer_labels(net(x), y).mean()
+
+
+def train(gradient_loss, opt, x, y):
+    gradients, value = gradient_loss(x, y)
+    opt(0.1, px.pmean(gradients, "device"))
+    return px.pmean(value, "device")
+
+
+net, alone = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
+net.eval(), alone.eval()
+gradient_loss = px.GradValues(loss, net)
+step = px.Parallel(train, gradient_loss, px.Optimizer(net, optax.sgd), reduce="same")
+for _ in range(3):
+    value, slopes = nnx.value_and_grad(loss)(alone, X[:200], y[:200])
+    close(step(X[:200], y[:200]), value)
+    old = nnx.state(alone, nnx.Param)
+    nnx.update(alone, jax.tree.map(lambda p, g: p - 0.1 * g, old, slopes))
+expected = np.asarray(alone(X))
+close(px.Parallel(net)(X), expected)
+close(px.Parallel(net, reduce="stack")(X[:200]), expected[:200].reshape(4, 50, 3))
+close(px.Parallel(lambda net, x: net(x).mean(), net)(X[:200]), expected[:200].reshape(4, -1).mean(1))
+"""
+
+OTHER_TRANSFORMS = """
+close(px.Vectorize(net)(X), expected)
+close(px.Jit(net)(X), expected)
+net.train()
+px.Parallel(net)(X[:200])
+close(net.norm.mean, 0.01 * np.asarray(net.first(X[:200])).mean(0))
+"""
+
+ENSEMBLES = """
+def make(key):
+    return {"w": jax.random.normal(key, (7, 3))}
+
+
+def logits(params, x):
+    return x @ params["w"]
+
+
+def step(params, x, y, rate=0.1):
+    cost = lambda params: -jnp.take_along_axis(jax.nn.log_softmax(logits(params, x)), y[:, None], 1).mean()
+    value, slopes = jax.value_and_grad(cost)(params)
+    return jax.tree.map(lambda p, g: p - rate * g, params, slopes), value
+
+
+size = int(sys.argv[1])
+ens = px.ensemble(make, size, 0, apply=logits)
+keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(size)]
+alone = [make(key) for key in keys]
+softmax = lambda alone: np.mean([jax.nn.softmax(logits(p, X)) for p in alone], 0)
+close(ens.predict(X), softmax(alone))
+for _ in range(2):
+    alone, values = zip(*(step(p, X, y) for p in alone))
+    close(ens.train(step, X, y), np.stack(values))
+rates = jnp.linspace(0.1, 1.0, size)
+alone, values = zip(*(step(p, X, y, rate) for p, rate in zip(alone, rates)))
+close(ens.train(step, X, y, rates, in_axes=(None, None, 0)), np.stack(values))
+close(ens.members(X), np.stack([logits(p, X) for p in alone]))
+ens.save(sys.argv[2])
+loaded = px.load_ensemble(make, sys.argv[2], apply=logits)
+np.testing.assert_array_equal(loaded[size - 1]["w"], ens[size - 1]["w"])
+close(ens[size - 1]["w"], alone[-1]["w"])
+"""
+
+MORE_OF_ENSEMBLES = """
+mean, variance = ens.predict(X, average="moments")
+close(variance, np.var([logits(p, X) for p in alone], 0))
+doubled = px.gather(px.map_fn(lambda p: 2 * p["w"], ens.stacked(), ens.axis), ens.axis)
+close(doubled, np.stack([2 * p["w"] for p in alone]))
+close(ens.drop(0).predict(X), softmax(alone[1:]))
+close(ens.add(ens[1]).predict(X), softmax([*alone, alone[1]]))
+assert ens.finite().all()
+np.testing.assert_array_equal(loaded.members(X), ens.members(X))
+validated = dict(validate=lambda p, x, y: step(p, x, y)[1], validation=(X, y))
+history = ens.fit(step, (X, y), num_epochs=2, batch_size=50, key=1, **validated)
+close(history.validation[-1], [step(p, X, y)[1] for p in ens])
+apart = px.ensemble(make, size, 0, lowering="dispatch")
+refused(px.LoweringError, "several processes", apart.train, lambda p: p)
+"""
+
+SCRIPTS = {
+    "lbfgs": SOLVERS + LBFGS,
+    "other solvers": SOLVERS + OTHER_SOLVERS,
+    "derivatives": SOLVERS + DERIVATIVES,
+    "estimators": ESTIMATORS,
+    "parallel": MODULES,
+    "other transforms": MODULES + OTHER_TRANSFORMS,
+    "ensembles": ENSEMBLES,
+    "more of ensembles": ENSEMBLES + MORE_OF_ENSEMBLES,
+}
+OF_EVERY_DAY = [("lbfgs", 0), ("ensembles", 5)]
+AT_NIGHT = [(name, 0) for name in ("parallel", "other solvers", "derivatives", "estimators", "other transforms")]
+AT_NIGHT += [("more of ensembles", size) for size in (2, 4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [*OF_EVERY_DAY, *(pytest.param(*case, marks=pytest.mark.slow) for case in AT_NIGHT)]
+)
+def test_on_two_processes_as_on_one(launched: Launch, tmp_path: Path, name: str, size: int) -> None:  # noqa: F811
+    script = tmp_path / "script.py"
+    script.write_text(BEGINNING + SCRIPTS[name] + f"\nprint('held: {name}')\n")
+    status, out, error = launched(str(script), str(size), str(tmp_path / "members"), devices=2)
+    assert status == 0, out + error
+    assert out.count(f"held: {name}") == 2
+    if "ensembles" in name:
+        assert len(list((tmp_path / "members").iterdir())) == size
+
+
+@pytest.mark.slow
+def test_paraxis_fit_on_two_processes(launched: Launch, tmp_path: Path) -> None:  # noqa: F811
+    """One table, written once; the coefficients are those of the normal equations."""
+    random, out = np.random.default_rng(0), tmp_path / "fit"
+    x = random.normal(size=(101, 2))
+    y = x @ [2.0, -1.0] + 3 + random.normal(size=101)
+    np.savetxt(tmp_path / "data.csv", np.c_[x, y], delimiter=",", header="a,b,y", comments="")
+    arguments = ("fit", str(tmp_path / "data.csv"), "--target", "y", "--test-fraction", "0", "--strength", "0")
+    status, shown, error = launched("paraxis", *arguments, "--out", str(out), module=True)
+    assert status == 0, shown + error
+    assert shown.count("Fit of y") == shown.count("Written to") == 1
+    with (out / "coefficients.csv").open() as file:
+        found = {row["column"]: float(row["coefficient"]) for row in csv.DictReader(file)}
+    expected = np.linalg.lstsq(np.c_[np.ones(101), x], y, rcond=None)[0]
+    np.testing.assert_allclose([found[name] for name in ("(intercept)", "a", "b")], expected, rtol=1e-6)
