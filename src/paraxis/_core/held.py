@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from paraxis._core import apart, arrays, cost, jax_api, layout, local, mapping, placing, scope
+from paraxis._core import apart, arrays, cost, jax_api, layout, local, placing, scope
 from paraxis._core.arrays import ready
 from paraxis._core.local import Lowering
 from paraxis._core.placing import Placement
@@ -323,11 +323,36 @@ class Program:
             mine, theirs = jax.tree.leaves((first, rest)), jax.tree.leaves(shared)
             is_shared = (False,) * len(mine) + (True,) * len(theirs)
             how: Lowering = "auto" if self._lowering == "dispatch" else self._lowering
-            placement = self._placement
-            made = mapping.Mapping(self._fn, structure, placement, how, is_shared, self._scope)
-            return mapping.run(made, *mine, *theirs)
+            fn = lambda *xs: self._fn(*jax.tree.unflatten(structure, xs))  # noqa: E731
+            return _mapped(fn, self._placement, self._scope, how, is_shared, [*mine, *theirs])
 
         return jax.jit(run, donate_argnums=0 if self._donate else ())
+
+
+def _mapped(
+    fn: Callable[..., Any],
+    placement: Placement,
+    inner: scope.Scope,
+    lowering: Lowering,
+    shared: Sequence[bool],
+    operands: Sequence[jax.Array],
+) -> Any:
+    """The result of a function of flat arguments for each row, with leaves ``(num_padded, ...)``.
+
+    Operands are ``(...)`` where ``shared`` (one value for all rows), else ``(num_padded, ...)``. The padding rows have
+    been safe to compute on before and are still; so they are left as they are, which saves a pass over them.
+    """
+    structures: list[Any] = []
+
+    def on_device(*blocks: jax.Array) -> list[jax.Array]:
+        one = local.element(fn, placement, inner, [jax_api.element_struct(block) for block in blocks])
+        structures.append(one.out_tree)
+        leaves = [block[0] if is_shared else block for block, is_shared in zip(blocks, shared, strict=True)]
+        return local.run(one, placement, lowering, leaves, shared)
+
+    laid_out = [layout.per_device(x, placement) if s else x for x, s in zip(operands, shared, strict=True)]
+    results = layout.run_per_device(on_device, placement, laid_out)
+    return jax.tree.unflatten(structures[-1], results)
 
 
 def _padded_weights(weights: np.ndarray, placement: Placement) -> np.ndarray:

@@ -4,6 +4,7 @@ So what it reads is read again each time, and nothing is compiled twice. Users p
 around it, as everywhere in JAX.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,35 @@ import jax.numpy as jnp
 from paraxis._core import arrays, jax_api, structure
 
 _compiled: structure.Recent[Callable[..., Any]] = structure.Recent(256)
+
+
+class Traced:
+    """A function traced once for each type of arguments, and compiled once for each structure.
+
+    Many functions that compute the same share what is compiled; a function of which nobody knows is let go, with its
+    traces. It must not be called to communicate while what it needs is on its way: its arguments are waited for.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._jitted = jax.jit(fn)
+        self._programs: dict[int, tuple[Any, Callable[..., Any]]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        args = arrays.ready(args)
+        leaves = jax.tree.leaves(args)
+        if jax_api.is_tracing() or any(isinstance(x, jax_api.Tracer) for x in leaves):
+            return self._jitted(*args)
+        traced = self._jitted.trace(*args)
+        program = self._programs.get(id(traced.jaxpr))
+        if program is None:  # with the jaxpr, so that no other takes its place in memory
+            program = self._programs[id(traced.jaxpr)] = (traced.jaxpr, _by_structure(traced.jaxpr))
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), program[1](*leaves))
+
+
+def _by_structure(closed: jax_api.ClosedJaxpr) -> Callable[..., Any]:
+    closed, consts = jax_api.without_constants(closed)
+    compiled = _compiled.get(structure.key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed))))
+    return functools.partial(compiled, *consts)
 
 
 def run(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
@@ -31,5 +61,4 @@ def run(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
     everything = [*consts, *operands]
     if any(isinstance(x, jax_api.Tracer) for x in everything):
         return jax.tree.unflatten(out_tree, arrays.ready(jax_api.jaxpr_as_fun(closed)(*arrays.ready(everything))))
-    compiled = _compiled.get(structure.key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed))))
-    return jax.tree.unflatten(out_tree, arrays.ready(compiled(*arrays.ready(everything))))
+    return jax.tree.unflatten(out_tree, arrays.ready(_by_structure(closed)(*arrays.ready(everything))))

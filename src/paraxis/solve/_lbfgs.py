@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core import arrays, held
+from paraxis._core.programs import Traced
 from paraxis.solve import _asked as asked
 from paraxis.solve import _gram as gram
 from paraxis.solve import _memory as memories
@@ -19,7 +20,7 @@ from paraxis.solve._memory import Memory
 from paraxis.solve._problem import Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import RULES, Found, Options, Rule, search
-from paraxis.solve._solution import OptStep, Solve, compiled, differentiable, iterate
+from paraxis.solve._solution import OptStep, Solve, differentiable, iterate
 from paraxis.solve._solver import SmoothSolver
 from paraxis.solve._status import Status
 
@@ -295,7 +296,8 @@ class LBFGS(SmoothSolver):
 
     @functools.cached_property
     def _iterated(self) -> Callable[..., OptStep]:
-        return compiled(functools.partial(iterate, self.update, confirm=self._confirmed))
+        bare = self._bare
+        return Traced(functools.partial(iterate, bare.update, confirm=bare._confirmed))
 
     def _start(self, params: Any, arguments: Any, preconditioner: jax.Array | None) -> LBFGSState:
         args, kwargs = arguments

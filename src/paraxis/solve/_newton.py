@@ -200,7 +200,8 @@ class NewtonCG(SmoothSolver):
 
     @functools.cached_property
     def _run(self) -> Callable[..., OptStep]:
-        return loop(self._start, self.update, self.optimality_fun, maxiter=self.maxiter, confirm=self._confirmed)
+        bare = self._bare
+        return loop(bare._start, bare.update, bare.optimality_fun, maxiter=self.maxiter, confirm=bare._confirmed)
 
     def _start(self, params: Any, arguments: Any, preconditioner: jax.Array | None) -> NewtonCGState:
         args, kwargs = arguments

@@ -299,13 +299,14 @@ class ProximalGradient(Solver):
 
     @functools.cached_property
     def _run(self) -> Solve:
+        bare = self._bare
         return loop(
-            self._start,
-            self.update,
-            self.optimality_fun,
+            bare._start,
+            bare.update,
+            bare.optimality_fun,
             maxiter=self.maxiter,
-            inverse=self._inverse,
-            confirm=self._confirmed,
+            inverse=bare._inverse,
+            confirm=bare._confirmed,
         )
 
     def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:

@@ -6,6 +6,7 @@ depend on the solver, costs a linear solve, and keeps nothing of the iterations.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import held
+from paraxis._core.programs import Traced
 from paraxis.solve import _trees as trees
 from paraxis.solve._status import Status
 
@@ -37,16 +39,6 @@ Inverse = Callable[[Any, Any, Any], Any]
 
 Confirm = Callable[[OptStep, Any], OptStep]
 """Where a run says it converged, and ``(args, kwargs)`` → the same place, which may turn out to be no solution."""
-
-
-def compiled(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """``jax.jit``, for a program that communicates: it is not started while what it needs is on its way."""
-    program = jax.jit(fun)
-
-    def call(*operands: Any) -> Any:
-        return program(*jax.tree.map(held.ready, operands))
-
-    return call
 
 
 def iterate(
@@ -96,7 +88,7 @@ def loop(
         begin = OptStep(init_params, start(init_params, arguments, prepared))
         return iterate(update, begin, arguments, maxiter, confirm)
 
-    return compiled(differentiable(solve, optimality, inverse=inverse))
+    return Traced(differentiable(solve, optimality, inverse=inverse))
 
 
 def differentiable(solve: Solve, optimality: Callable[..., Any], *, inverse: Inverse | None = None) -> Solve:
@@ -105,31 +97,49 @@ def differentiable(solve: Solve, optimality: Callable[..., Any], *, inverse: Inv
     ``optimality(params, *args, **kwargs)`` is zero at a solution; its derivative by the parameters is symmetric, or is
     solved for by ``inverse``.
     """
+    return functools.partial(_run, _Run(solve, optimality, inverse))
 
-    @jax.jit
-    def change(params: Any, arguments: Any, moved_arguments: Any) -> Any:
-        def condition(params: Any, arguments: Any) -> Any:
-            args, kwargs = arguments
-            return optimality(params, *args, **kwargs)
 
-        _, moved = jax.jvp(lambda a: condition(params, a), (arguments,), (moved_arguments,))
-        right = trees.scaled(-1, moved)
-        if inverse is not None:
-            return inverse(params, arguments, right)
-        _, operator = jax.linearize(lambda p: condition(p, arguments), params)
-        return _solve(operator, right)
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Run:
+    """A run and what it is differentiated by."""
 
-    @jax.custom_jvp
-    def run(init_params: Any, arguments: Any, prepared: Any) -> OptStep:
-        return solve(init_params, arguments, prepared)
+    solve: Solve
+    optimality: Callable[..., Any]
+    inverse: Inverse | None
 
-    @run.defjvp
-    def derivative(primals: Any, tangents: Any) -> Any:
-        step = run(*primals)
-        moved = change(jax.tree.map(held.ready, step.params), primals[1], tangents[1])
-        return step, OptStep(moved, jax.tree.map(_no_tangent, step.state))
+    @functools.cached_property
+    def change(self) -> Callable[..., Any]:
+        """``(params, arguments, tangents of these)`` → tangents of the params."""
+        return jax.jit(functools.partial(_change, self.optimality, self.inverse))
 
-    return run
+
+def _change(
+    optimality: Callable[..., Any], inverse: Inverse | None, params: Any, arguments: Any, moved_arguments: Any
+) -> Any:
+    def condition(params: Any, arguments: Any) -> Any:
+        args, kwargs = arguments
+        return optimality(params, *args, **kwargs)
+
+    _, moved = jax.jvp(lambda a: condition(params, a), (arguments,), (moved_arguments,))
+    right = trees.scaled(-1, moved)
+    if inverse is not None:
+        return inverse(params, arguments, right)
+    _, operator = jax.linearize(lambda p: condition(p, arguments), params)
+    return _solve(operator, right)
+
+
+# One function for all runs: a derivative that closes over the function it is of, JAX would never let go.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _run(run: _Run, init_params: Any, arguments: Any, prepared: Any) -> OptStep:
+    return run.solve(init_params, arguments, prepared)
+
+
+@_run.defjvp
+def _derivative(run: _Run, primals: Any, tangents: Any) -> Any:
+    step = _run(run, *primals)
+    moved = run.change(jax.tree.map(held.ready, step.params), primals[1], tangents[1])
+    return step, OptStep(moved, jax.tree.map(_no_tangent, step.state))
 
 
 def through_prox(prox: Callable[[Any], Any], hessian: Callable[[Any], Any], right: Any) -> Any:

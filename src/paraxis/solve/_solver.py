@@ -3,15 +3,16 @@
 import abc
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import jax
 
+from paraxis._core.programs import Traced
 from paraxis.solve import _asked as asked
 from paraxis.solve import _gram as gram
 from paraxis.solve import _progress as progress
 from paraxis.solve._problem import Problem
-from paraxis.solve._solution import OptStep, compiled
+from paraxis.solve._solution import OptStep
 
 
 class Solver(abc.ABC):
@@ -30,9 +31,16 @@ class Solver(abc.ABC):
     def _start(self, params: Any, arguments: Any, preconditioner: Any) -> Any:
         """The state before the first iteration."""
 
+    @property
+    def _bare(self) -> Self:
+        """The same options alone. What JAX keeps of a trace may hold the traced function's owner: it shall be light."""
+        bare = object.__new__(type(self))
+        vars(bare).update(asked.options(self))
+        return bare
+
     @functools.cached_property
     def _started(self) -> Callable[..., Any]:
-        return compiled(self._start)
+        return Traced(self._bare._start)
 
     def _problem(self, params: Any, args: Any, kwargs: Any) -> Problem:
         return asked.problem_of(self.fun, self.value_and_grad, self.has_aux, params, args, kwargs)

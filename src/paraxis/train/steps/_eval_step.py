@@ -12,6 +12,7 @@ from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _reproducible, _rows
 from paraxis.train.steps._gradients import in_turns
 from paraxis.train.steps._grouped import GroupedEval
+from paraxis.train.steps._kinds import PerKind
 from paraxis.train.steps._losses import LossFunction, Part
 from paraxis.train.steps._means import Mean
 from paraxis.train.steps._state import TrainState
@@ -58,7 +59,7 @@ class EvalStep:
             raise _rows.no_key("eval_step", self._fn.name)
         if self._rows.moved() or self._compiled is None:
             whole = self._rows.whole
-            self._compiled = jax.jit(self._body) if whole is None else jax.jit(self._body, out_shardings=whole)
+            self._compiled = PerKind(self._body) if whole is None else PerKind(self._body, out_shardings=whole)
         weights = state.weights(ema=self._ema)
         used = dataclasses.replace(state, params=weights, opt_state=None, ema=None, extra=None)
         return self._rows.beside(used), self._rows.laid_out(batch)

@@ -20,6 +20,7 @@ from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _rows
 from paraxis.train.steps._gradients import divided, totals_of_part
 from paraxis.train.steps._groups import Groups
+from paraxis.train.steps._kinds import PerKind
 from paraxis.train.steps._losses import LossFunction, Outcome, Part
 from paraxis.train.steps._means import Mean
 from paraxis.train.steps._state import TrainState
@@ -44,7 +45,7 @@ class GroupedStep:
         self._precision = precision
         self._update = update
         self._donate = donate
-        self._finish = jax.jit(self._finished)
+        self._finish = PerKind(self._finished)
         # What each device has of the state that was returned last; dropped with it.
         self._last: tuple[Callable[[], TrainState | None], list[TrainState]] = (lambda: None), []
 
@@ -153,7 +154,7 @@ class _Engine:
         self._fn = fn
         self.number = number
         self._sums = sums
-        self._run = jax.jit(self._group, static_argnums=0)
+        self._run = PerKind(self._group, static=1)
         self._groups: Groups | None = None
         self.rows = rows
 

@@ -1,5 +1,6 @@
 """``train_step``: a loss function for one device in, a step on all devices out."""
 
+import functools
 import numbers
 import weakref
 from collections.abc import Callable
@@ -11,10 +12,12 @@ import jax.numpy as jnp
 from paraxis._core import arrays
 from paraxis._core.axis import Axis
 from paraxis._core.errors import StateError
+from paraxis._core.structure import Recent
 from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _reproducible, _rows, _sharding
 from paraxis.train.steps._gradients import gradients
 from paraxis.train.steps._grouped import GroupedStep
+from paraxis.train.steps._kinds import AT_MOST
 from paraxis.train.steps._losses import LossFunction
 from paraxis.train.steps._state import TrainState
 from paraxis.train.steps._update import Metrics, Options, finished
@@ -41,7 +44,7 @@ class TrainStep:
         self._update = update
         self._shard = shard
         self._donate = donate
-        self._compiled: dict[Any, Any] = {}
+        self._compiled: Recent[Any] = Recent(AT_MOST)
         self._run: Any = None
         # The state that was returned last lies where it should, and need not be looked at. It is not kept alive.
         self._last: Callable[[], TrainState | None] = lambda: None
@@ -80,7 +83,7 @@ class TrainStep:
         """Both on the devices, and the compiled function for them."""
         _rows.refuse_tracing("train_step", "step")
         if self._rows.moved():
-            self._compiled.clear()
+            self._compiled = Recent(AT_MOST)
             self._last = lambda: None
         laid_out = self._rows.laid_out(batch)
         if self._last() is not state:
@@ -95,22 +98,22 @@ class TrainStep:
             raise gone
         self._last = lambda: None
         kind = jax.tree.structure(state), *map(jnp.shape, jax.tree.leaves(state))
-        if kind not in self._compiled:
-            shardings = _sharding.state_shardings(state, self._rows.placement, self._shard)
-            self._compiled[kind] = shardings, self._jitted(shardings)
-        shardings, self._run = self._compiled[kind]
+        shardings, self._run = self._compiled.get(kind, lambda: self._made(state))
         if self._rows.whole is None:
             return state
         state = arrays.send(state, shardings)
         self._rows.settle(state)
         return state
 
-    def _jitted(self, shardings: TrainState) -> Any:
-        donated = (0,) if self._donate else ()
+    def _made(self, state: TrainState) -> Any:
+        """How states of this kind lie on the devices, and a compiled function of them."""
+        shardings = _sharding.state_shardings(state, self._rows.placement, self._shard)
+        # A partial of its own: JAX keeps what it compiles with the function, and lets it go with that.
+        body, donated = functools.partial(self._body), (0,) if self._donate else ()
         if self._rows.whole is None:
-            return jax.jit(self._body, donate_argnums=donated)
+            return shardings, jax.jit(body, donate_argnums=donated)
         # Else the compiler may choose another place for what it returns, which the next step would be compiled for.
-        return jax.jit(self._body, donate_argnums=donated, out_shardings=(shardings, self._rows.whole))
+        return shardings, jax.jit(body, donate_argnums=donated, out_shardings=(shardings, self._rows.whole))
 
     def _body(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = None if state.key is None else jax.random.fold_in(state.key, state.step)
