@@ -42,7 +42,8 @@ def ensemble(
     A member is what ``make`` returns: parameters, a Linen ``TrainState``, an NNX module, or a tuple such as ``(net,
     opt)`` or ``(params, opt_state)``, of which the first part is the model. Functions of a member, such as a train
     step, are given its parts first. Each member is made with its own key, by its number, so that it is the same
-    whatever the devices and however many others there are. ``make`` is compiled, anew at each call of this.
+    whatever the devices and however many others there are; the axis of the members is *mapped*. ``make`` is compiled,
+    anew at each call of this.
 
     Args:
         make: ``make(key, *args)`` → a member.

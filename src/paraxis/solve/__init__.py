@@ -1,4 +1,4 @@
-"""Reduce a sum of losses; everything else is local: deterministic solvers for data on any number of devices."""
+"""A sum of losses over rows, which are used *whole*, and all else local: solvers for data on any number of devices."""
 
 import importlib
 import typing

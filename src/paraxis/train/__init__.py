@@ -1,4 +1,4 @@
-"""Broadcast parameters, map the gradient, reduce by mean: training steps, and what a run of them needs."""
+"""One function of the whole batch, divided by the compiler: training steps, and what a run of them needs."""
 
 import typing
 

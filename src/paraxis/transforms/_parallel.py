@@ -22,6 +22,8 @@ from paraxis.transforms._shares import Call, Plan
 class Parallel(Compiled):
     """Split a batch over the devices and run the function on each share; compiled, with modules' variables threaded.
 
+    The axis is *mapped*: an element of it is a device's share of the rows, and sees the others by collectives only.
+
     Every device has all variables and its share of the rows: ``(rows, ...)`` becomes ``(rows / devices, ...)``. In
     the function, ``px.pmean(x, "device")`` and the other collectives, those of ``jax.lax`` too, are over all devices.
     Nothing need be replicated before. What the function writes must be the same on all devices, which is checked

@@ -166,7 +166,9 @@ def train_step(
     """Make a training step of a loss function written for one device: ``state, metrics = step(state, batch)``.
 
     The rows of each batch are split over the devices, any number of them over any number of these; the step computes
-    what one device would, on all of them. It is compiled once per number of rows.
+    what one device would, on all of them. The axis is used *whole*: the loss is a function of all rows, which the
+    compiler divides, so that a BatchNorm or a loss over pairs of rows is that of the whole batch; with
+    ``reproducible`` it is *mapped*, over groups of rows. It is compiled once per number of rows.
 
     Args:
         loss_fn: ``loss_fn(model, batch)``, with the model that the state was made from (an NNX module in ``train()``
