@@ -501,3 +501,19 @@ def test_a_masked_mean_of_products_has_a_gradient(devices: int, size: int) -> No
 
     expected = jax.grad(oracle, argnums=(0, 1))(w, x)
     assert_close(jax.jit(jax.grad(program, argnums=(0, 1)))(w, x), expected, rtol=1e-4)
+
+
+def test_an_error_of_a_trace_names_the_users_function() -> None:
+    axis, x = axis_on(2, 3), values(3)
+
+    def decide(v: jax.Array) -> jax.Array:
+        return v if v.sum() > 0 else -v
+
+    for call in (lambda: px.map_fn(decide, x, axis), lambda: px.program(rows=axis)(decide)(x)):
+        with pytest.raises(jax.errors.TracerBoolConversionError, match=r"function decide at .*test_meaning\.py"):
+            call()
+
+
+def test_an_option_that_is_no_axis_is_refused_by_name() -> None:
+    with pytest.raises(px.AxisError, match="'use_abstract_mesh' must be an axis"):
+        px.program({"rows": 3}, use_abstract_mesh=False)

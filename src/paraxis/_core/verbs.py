@@ -102,6 +102,7 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
         with scope.entered(inner):
             return fn(*jax.tree.unflatten(structure, xs))
 
+    vars(one)["__wrapped__"] = fn  # JAX's errors then name the user's function, and not this one
     with placing.in_force(inner.mesh):
         body = maps.Body.of(one, maps.structs(operands, shared), how)
     maps.check_exchange(body, how)

@@ -80,6 +80,7 @@ class Program:
             with scope.entered(inner):
                 return self._fn(*args, **kwargs)
 
+        vars(run)["__wrapped__"] = self._fn  # JAX's errors then name the user's function, and not this one
         placement = placing.place(declared[0])
         traced = [leaf for leaf, moves in zip(leaves, is_traced, strict=True) if moves]
         return programs.run(run, [arrays.settle(leaf, placement, rows=False) for leaf in traced])
@@ -109,6 +110,11 @@ def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 
 def _axis(name: str, size: SupportsIndex | Axis) -> Axis:
+    if isinstance(size, bool):
+        raise AxisError(
+            f"program: {name!r} must be an axis and its size, got {size!r}; write @px.program(clients=8), and leave "
+            f"out options of DrJAX: meshes are set by jax.set_mesh, or px.Axis(…, mesh=mesh)"
+        )
     if not isinstance(size, Axis):
         return Axis(name, size)  # pyright: ignore[reportArgumentType]  (checked there)
     if size.name != name:
