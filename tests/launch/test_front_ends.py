@@ -52,8 +52,6 @@ def slope(params):
 
 params, state = px.solve.LBFGS(penalised, **strict).run(jnp.zeros((7, 3)), 0.1, data)
 close(slope(np.asarray(params, float)), 0, 2e-5)
-of_own = lambda w, data: jnp.sum(data.weight * (data.X @ w - data.y) ** 2) / jnp.sum(data.weight)
-close(px.solve.LBFGS(of_own, **strict).run(jnp.zeros(7), regression)[0], np.linalg.lstsq(X, z, rcond=None)[0], 1e-3)
 """
 
 OTHER_SOLVERS = """
@@ -61,6 +59,8 @@ from sklearn import linear_model
 
 free = linear_model.LogisticRegression(C=1 / (203 * 0.1), fit_intercept=False, tol=1e-8, max_iter=1000).fit(X, y)
 close(px.solve.NewtonCG(penalised, **strict).run(jnp.zeros((7, 3)), 0.1, data)[0].T, free.coef_, 1e-3)
+of_own = lambda w, data: jnp.sum(data.weight * (data.X @ w - data.y) ** 2) / jnp.sum(data.weight)
+close(px.solve.LBFGS(of_own, **strict).run(jnp.zeros(7), regression)[0], np.linalg.lstsq(X, z, rcond=None)[0], 1e-3)
 lasso = px.solve.ProximalGradient(objective.least_squares, prox.l1, **strict).run(jnp.zeros(7), 0.05, regression)[0]
 close(lasso, linear_model.Lasso(alpha=0.05, fit_intercept=False, tol=1e-8).fit(X, z).coef_, 1e-3)
 """
