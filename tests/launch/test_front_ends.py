@@ -194,8 +194,10 @@ SCRIPTS = {
     "ensembles": ENSEMBLES,
     "more of ensembles": ENSEMBLES + MORE_OF_ENSEMBLES,
 }
-OF_EVERY_DAY = [("lbfgs", 0), ("ensembles", 5)]
-AT_NIGHT = [(name, 0) for name in ("parallel", "other solvers", "derivatives", "estimators", "other transforms")]
+OF_EVERY_DAY = [("ensembles", 5)]
+AT_NIGHT = [
+    (name, 0) for name in ("lbfgs", "parallel", "other solvers", "derivatives", "estimators", "other transforms")
+]
 AT_NIGHT += [("more of ensembles", size) for size in (2, 4, 5)]
 
 
