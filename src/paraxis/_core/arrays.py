@@ -121,11 +121,16 @@ def on_first_device(tree: Any) -> Any:
 
 
 def whole_beside(x: jax.Array, other: jax.Array) -> jax.Array:
-    """A copy of a concrete array on each device that another lies on."""
+    """A copy of a concrete array on each device that another lies on.
+
+    Communicates: if these are several processes', the first one's copy is sent to the others.
+    """
     mesh = getattr(other.sharding, "mesh", None)
     if not isinstance(mesh, Mesh):
         return jax.device_put(x, other.sharding)
     target = NamedSharding(mesh, P())
+    if x.sharding == target:
+        return x
     # Computed in each process, it may differ in last bits, with which loops on the devices would part.
     return put(x if target.is_fully_addressable else jax_api.of_first_process(np.asarray(x)), target)
 
