@@ -10,12 +10,12 @@ form not taken is dead code, which the compiler drops.
 import dataclasses
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from paraxis._core import jax_api, local, maps, summing
+from paraxis._core import jax_api, maps
 from paraxis._core.jax_api import Tracer
 
 
@@ -32,6 +32,10 @@ class Result:
 
     call: "Call"
     index: int
+
+
+Term = Callable[..., jax.Array]
+"""An element's result and its extras, any number of each in front → what is summed. Equal ones do the same."""
 
 
 class Call:
@@ -54,7 +58,8 @@ class Call:
         """Whether sums over the results are better taken by :meth:`sums`."""
         return maps.sums_preferred(self._body, self._given, self.how)
 
-    def sums(self, term: summing.Term, extras: Sequence[jax.Array]) -> list[jax.Array]:
+    def sums(self, term: Term, extras: Sequence[jax.Array]) -> list[jax.Array]:
+        """The sums of a term of each result; ``extras`` are rows, of which each element gets its own."""
         if jax_api.get_opaque_trace_state() != self._trace:  # in a loop's body, say: its values do not outlive it
             return self._map(term, extras)
         key = (term, *map(id, extras))
@@ -62,17 +67,16 @@ class Call:
             self._sums[key] = (extras, self._map(term, extras))
         return self._sums[key][1]
 
-    def _map(self, term: summing.Term, extras: Sequence[jax.Array]) -> list[jax.Array]:
+    def _map(self, term: Term, extras: Sequence[jax.Array]) -> list[jax.Array]:
         jaxpr = self._body.jaxpr
         count = len(jaxpr.in_avals)
 
         def terms(*args: Any) -> list[jax.Array]:
-            return [term.element(y, *args[count:]) for y in jax_api.jaxpr_as_fun(jaxpr)(*args[:count])]
+            return [term(y, *args[count:]) for y in jax_api.jaxpr_as_fun(jaxpr)(*args[:count])]
 
         operands, shared = [*self._operands, *extras], [*self._shared, *[False] * len(extras)]
         body = maps.Body.of(terms, maps.structs(operands, shared), self.how)
-        recipe = None if body.consts else local.SumOf(jaxpr, term)
-        return maps.bind(body, operands, shared, self.how, [True] * len(jaxpr.out_avals), recipe)
+        return maps.bind(body, operands, shared, self.how, [True] * len(jaxpr.out_avals))
 
 
 _forms: dict[int, tuple[weakref.ref[Any], Shared | Result]] = {}

@@ -27,7 +27,6 @@ from paraxis._core import collectives, cost, jax_api, layout, scope, summing
 from paraxis._core.errors import LoweringError
 from paraxis._core.jax_api import ClosedJaxpr
 from paraxis._core.placing import Placement
-from paraxis._core.summing import PLAIN, Term
 
 Lowering = Literal["auto", "vmap", "unroll", "dispatch"]
 
@@ -61,13 +60,6 @@ def element(fn: Callable[..., Any], placement: Placement, inner: scope.Scope, av
     jaxpr, out_tree = jax_api.trace(one, avals, collectives.sizes(inner.mapped))
     jaxpr = collectives.lifted(jaxpr, inner.mapped)
     return Element(jaxpr, out_tree, collectives.used(jaxpr.jaxpr, placement))
-
-
-class SumOf(NamedTuple):
-    """The same sums by another body, ``term`` of whose results they are; the operands that it lacks are extras."""
-
-    body: ClosedJaxpr
-    term: Term
 
 
 class TransposeOf(NamedTuple):
@@ -106,31 +98,18 @@ def run(
     leaves: Sequence[jax.Array],
     shared: Sequence[bool],
     summed: Sequence[bool] = (),
-    term: Term | None = None,
 ) -> list[jax.Array]:
     """Run a device's elements. Shared leaves have one element's shape, the others ``(num_local, ...)``.
-
-    With a ``term``, the last rows are its extras.
 
     Returns:
         The results: where ``summed``, the sum over the device's elements, else rows ``(num_local, ...)``.
     """
     summed = summed or (False,) * len(one.jaxpr.out_avals)
-    term = term or PLAIN
-    own = len(leaves) - term.num_extras
-    rows, sides = _split(leaves[:own], shared[:own])
-    turn = _turn(one, placement, lowering, sides, summed, term)
-    return _in_turns(turn, [*rows, *leaves[own:]], placement, summed)
+    rows, sides = _split(leaves, shared)
+    return _in_turns(_turn(one, placement, lowering, sides, summed), rows, placement, summed)
 
 
-def _turn(
-    one: Element,
-    placement: Placement,
-    lowering: Lowering,
-    sides: _Sides,
-    summed: Sequence[bool],
-    term: Term,
-) -> Turn:
+def _turn(one: Element, placement: Placement, lowering: Lowering, sides: _Sides, summed: Sequence[bool]) -> Turn:
     several = _several(one, placement, lowering, sides)
     cut = None
     plain = not one.communicates and not jax_api.has_effects(one.jaxpr.jaxpr)
@@ -138,18 +117,12 @@ def _turn(
         cut = summing.split(one.jaxpr, [not is_shared for is_shared in sides.shared], summed)
 
     def turn(rows: Sequence[jax.Array], real: jax.Array | None) -> list[jax.Array]:
-        own, more = rows[: len(rows) - term.num_extras], rows[len(rows) - term.num_extras :]
-        complex_weights = term.weighted and jnp.iscomplexobj(more[-1])  # a product takes factors of one dtype
-        if cut is None or complex_weights:
-            results = several(own, real)
-            return [
-                summing.total(y, real, term, more) if is_summed else y
-                for y, is_summed in zip(results, summed, strict=True)
-            ]
+        if cut is None:
+            return _summed(several(rows, real), summed, real)
         head = jax_api.jaxpr_as_fun(cut.head)
         out_axes = [0 if depends else None for _, depends in cut.frontier]
-        values = jax.vmap(lambda *row: head(*sides.arguments(row)), axis_size=placement.chunk, out_axes=out_axes)(*own)
-        return cut.sums(values, placement.chunk, real, term, more)
+        values = jax.vmap(lambda *row: head(*sides.arguments(row)), axis_size=placement.chunk, out_axes=out_axes)(*rows)
+        return cut.sums(values, placement.chunk, real)
 
     return turn
 
@@ -176,11 +149,7 @@ def run_transposed(
 
         def forward(*ts: jax.Array) -> list[jax.Array]:
             rows, sides = _split([*known, *ts], both)
-            results = _several(one, placement, lowering, sides)(rows, real)
-            return [
-                summing.total(y, real, PLAIN, ()) if is_summed else y
-                for y, is_summed in zip(results, recipe.summed, strict=True)
-            ]
+            return _summed(_several(one, placement, lowering, sides)(rows, real), recipe.summed, real)
 
         linear = [
             jax.ShapeDtypeStruct(x.shape if is_shared else (placement.chunk, *x.shape), x.dtype)
@@ -190,6 +159,10 @@ def run_transposed(
         return list(jax.linear_transpose(forward, *linear)(live))
 
     return _in_turns(turn, rows, placement, recipe.shared)
+
+
+def _summed(results: Sequence[jax.Array], which: Sequence[bool], real: jax.Array | None) -> list[jax.Array]:
+    return [summing.total(y, real) if is_summed else y for y, is_summed in zip(results, which, strict=True)]
 
 
 def _in_turns(turn: Turn, rows: Sequence[jax.Array], placement: Placement, summed: Sequence[bool]) -> list[jax.Array]:

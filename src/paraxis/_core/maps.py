@@ -37,10 +37,10 @@ from paraxis._core import (
 )
 from paraxis._core.axis import Axis
 from paraxis._core.jax_api import ClosedJaxpr, ShapedArray
-from paraxis._core.local import Lowering, SumOf, TransposeOf
+from paraxis._core.local import Lowering, TransposeOf
 from paraxis._core.placing import Placement
 
-Recipe = SumOf | TransposeOf | None
+Recipe = TransposeOf | None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -178,13 +178,10 @@ def computed(
             for block, is_shared in zip(blocks, shared, strict=True)
         ]
         avals = [jax_api.element_struct(block) for block in blocks]
-        if isinstance(recipe, TransposeOf):
+        if recipe is not None:
             linear = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in recipe.body.in_avals[recipe.known :]]
             one = element(recipe.body, [*avals[: recipe.known], *linear])
             return local.run_transposed(one, recipe, linear, placement, how.lowering, leaves, shared)
-        if isinstance(recipe, SumOf):
-            one = element(recipe.body, avals[: len(avals) - recipe.term.num_extras])
-            return local.run(one, placement, how.lowering, leaves, shared, summed, recipe.term)
         return local.run(element(body, avals), placement, how.lowering, leaves, shared, summed)
 
     def on_device(*blocks: jax.Array) -> list[jax.Array]:
@@ -462,7 +459,7 @@ def _batched(
     in_axes = [None if d is None else 0 for d in dims]
     differ = replicas.batched(body, in_axes, size, name, collectives.sizes(how.mapped))
     out_dims = [None if not differs else 0 if s else 1 for differs, s in zip(differ, summed, strict=True)]
-    if isinstance(params["recipe"], TransposeOf):
+    if params["recipe"] is not None:
         return _transposed_batched(ahead, dims, size, name, params, differ), out_dims
     out_axes = [0 if differs else None for differs in differ]
     over = jax.vmap(jax_api.jaxpr_as_fun(body), in_axes=in_axes, out_axes=out_axes, axis_size=size, axis_name=name)

@@ -4,6 +4,7 @@ All of them take ``where``, a mask per element, and are exact under padding: nei
 masked out reaches the answer or its derivative. Half-precision sums are taken in float32.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -208,7 +209,7 @@ class _Reduction:
         """Sum over the elements of ``prepare(leaf)``, weighted, masked; without keeping a result made in turns."""
         mask = self.where if masked else None
         extras = [x for x in (mask, weight) if x is not None]
-        term = summing.Term(prepare, mask is not None, weight is not None)
+        term = _Term(prepare, mask is not None, weight is not None)
         form = forms.recall(leaf)
         if isinstance(form, forms.Result) and form.call.how.placement == self.placement and form.call.sums_preferred:
             return form.call.sums(term, extras)[form.index]
@@ -256,6 +257,30 @@ class _Reduction:
         number = self.placement.num_padded
         padded = primitives.Rows(number) if number > rows.shape[0] else None
         return primitives.reduce(kind, rows, axis=self.axis.name, size=self.axis.size, padded=padded)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Term:
+    """What is summed: each element's result, made ready, times its weight, if its mask says so."""
+
+    prepare: Callable[[jax.Array], jax.Array]
+    masked: bool
+    weighted: bool
+
+    def __call__(self, y: jax.Array, *extras: jax.Array) -> jax.Array:
+        """Of one element, with its mask and its weight as far as there are; or of rows, with ``(count,)`` of each."""
+        if jnp.issubdtype(y.dtype, jax.dtypes.extended):  # PRNG keys have no sum
+            return jnp.zeros(extras[0].shape if extras else ())
+        y = self.prepare(y)
+        if self.weighted:
+            weight = extras[-1]
+            dtype = jnp.promote_types(y.dtype, weight.dtype) if jnp.iscomplexobj(weight) else y.dtype
+            weight = summing.per_row(weight, y) if weight.ndim else weight
+            y = y.astype(dtype) * weight.astype(dtype)
+        if self.masked:
+            mask = extras[0]
+            y = summing.masked(mask, y) if mask.ndim else jax.lax.select_n(mask, jnp.zeros_like(y), y)
+        return y
 
 
 def _floating(x: jax.Array) -> jax.Array:

@@ -7,15 +7,20 @@ the sum over elements is wanted, the elements' dimension can be contracted in th
 
 which costs the same arithmetic, never holds a gradient per element, and is one large product instead of many small
 ones. So the sum is pushed from the results back through the linear operations at the end of the function, until it
-meets a product of two values that depend on the element, or an operation that is not linear.
+meets a product of two values that depend on the element, or an operation that is not linear. A mask or a weight per
+element, through which it passes, goes with it as a factor: ``sum w_i (A_i @ B_i)`` has ``w_i A_i`` for ``A_i``.
+
+The function is looked at before it is vectorised, where the elements' dimension is in nobody's way. What is not known
+here is left as it is, and then summed.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paraxis._core import jax_api
 from paraxis._core.jax_api import ClosedJaxpr, JaxprEqn, Literal
@@ -28,52 +33,15 @@ _PRODUCT = frozenset(("dot_general",))
 _LOOPS = frozenset(("while", "scan"))
 
 
-@dataclasses.dataclass(frozen=True)
-class Term:
-    """What is summed: each element's result, made ready, times its weight, if its mask says so."""
+class Factor(NamedTuple):
+    """A number per element: a weight, or a mask, where ``False`` means zero whatever else there is."""
 
-    prepare: Callable[[jax.Array], jax.Array]
-    masked: bool
-    weighted: bool
-
-    def __call__(self, rows: jax.Array, *extras: jax.Array) -> jax.Array:
-        """Rows ``(count, ...)`` → rows; ``extras`` are the mask and the weights, ``(count,)``, as far as there are."""
-        return self.keep(self.weigh(self.prepare(rows), extras), extras)
-
-    @property
-    def num_extras(self) -> int:
-        return self.masked + self.weighted
-
-    def element(self, y: jax.Array, *extras: jax.Array) -> jax.Array:
-        """The same for one element: ``y`` of any shape, the extras scalars."""
-        if jnp.issubdtype(y.dtype, jax.dtypes.extended):  # PRNG keys have no sum
-            return jnp.zeros(())
-        y = self.prepare(y)
-        if self.weighted:
-            y = y * extras[-1].astype(weighted_dtype(y, extras[-1]))
-        return jnp.where(extras[0], y, jnp.zeros((), y.dtype)) if self.masked else y
-
-    def weigh(self, rows: jax.Array, extras: Sequence[jax.Array]) -> jax.Array:
-        return rows * per_row(extras[-1].astype(weighted_dtype(rows, extras[-1])), rows) if self.weighted else rows
-
-    def keep(self, rows: jax.Array, extras: Sequence[jax.Array]) -> jax.Array:
-        return masked(extras[0], rows) if self.masked else rows
+    is_mask: bool
+    variable: Any
 
 
-def _as_is(x: jax.Array) -> jax.Array:
-    return x
-
-
-PLAIN = Term(_as_is, masked=False, weighted=False)
-
-
-def weighted_dtype(rows: jax.Array, weights: jax.Array) -> Any:
-    """The dtype of weighted rows: their own, but complex where the weights are."""
-    return jnp.promote_types(rows.dtype, weights.dtype) if jnp.iscomplexobj(weights) else rows.dtype
-
-
-def per_row(values: jax.Array, rows: jax.Array) -> jax.Array:
-    return values.reshape(values.shape + (1,) * (rows.ndim - 1))
+Factors = tuple[Factor, ...]
+"""The outermost first."""
 
 
 def masked(mask: jax.Array | None, rows: jax.Array) -> jax.Array:
@@ -81,61 +49,85 @@ def masked(mask: jax.Array | None, rows: jax.Array) -> jax.Array:
     return rows if mask is None else jnp.where(per_row(mask, rows), rows, jnp.zeros((), rows.dtype))
 
 
-def total(rows: jax.Array, real: jax.Array | None, term: Term, extras: Sequence[jax.Array]) -> jax.Array:
-    """The sum over real rows of a term."""
+def per_row(values: jax.Array, rows: jax.Array) -> jax.Array:
+    return values.reshape(values.shape + (1,) * (rows.ndim - 1))
+
+
+def total(rows: jax.Array, real: jax.Array | None) -> jax.Array:
+    """The sum over real rows."""
     if jnp.issubdtype(rows.dtype, jax.dtypes.extended):  # PRNG keys have no sum
         return jnp.zeros(())
-    ready = term(rows, *extras)
-    return jnp.sum(masked(real, ready), axis=0, dtype=ready.dtype)
+    return jnp.sum(masked(real, rows), axis=0, dtype=rows.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A function cut in two: ``head`` gives what the sums are made of, the ``tail`` equations act on sums.
+    """A function cut in two: ``head`` gives what the sums are made of, the ``tail`` steps act on sums.
 
     ``frontier`` are the head's results: variables and whether they depend on the element.
     """
 
     head: ClosedJaxpr
     frontier: tuple[tuple[Any, bool], ...]
-    tail: tuple[JaxprEqn, ...]
+    tail: tuple["_Step", ...]
     outputs: tuple[Any, ...]
     summed: tuple[bool, ...]
 
-    def sums(
-        self, values: Sequence[jax.Array], count: int, real: jax.Array | None, term: Term, extras: Sequence[jax.Array]
-    ) -> list[jax.Array]:
+    def sums(self, values: Sequence[jax.Array], count: int, real: jax.Array | None) -> list[jax.Array]:
         """The results, summed over all real rows where they are to be, from the head's results for ``count`` rows."""
         rows = {var: x for (var, _), x in zip(self.frontier, values, strict=True)}
         depends = dict(self.frontier)
-        summed: dict[Any, jax.Array] = {}
+        summed: dict[tuple[Any, Factors], jax.Array] = {}
 
         def every(var: Any) -> jax.Array:
             return rows[var] if depends[var] else jnp.broadcast_to(rows[var], (count, *rows[var].shape))
 
-        def sum_of(var: Any) -> jax.Array:
-            if var not in summed:
-                summed[var] = total(every(var), real, term, extras)
-            return summed[var]
+        def scaled(x: jax.Array, factors: Factors) -> jax.Array:
+            for is_mask, variable in reversed(factors):
+                by = rows[variable]
+                x = masked(by, x) if is_mask else x * per_row(by, x)
+            return x
 
-        def clean(var: Any) -> jax.Array:
-            return term.keep(masked(real, rows[var]), extras)
+        def sum_of(var: Any, factors: Factors) -> jax.Array:
+            if (var, factors) not in summed:
+                summed[var, factors] = total(scaled(every(var), factors), real)
+            return summed[var, factors]
 
-        def operand(atom: Any) -> Any:
+        def operand(atom: Any, factors: Factors) -> Any:
             if isinstance(atom, Literal):
                 return atom.val
-            return rows[atom] if depends.get(atom) is False else sum_of(atom)
+            return rows[atom] if depends.get(atom) is False else sum_of(atom, factors)
 
-        for eqn in self.tail:
-            if eqn.primitive.name == "dot_general" and all(depends.get(v) for v in eqn.invars):
-                left, right = (clean(v) for v in eqn.invars)
-                result = _contract(eqn, term.weigh(left, extras), right)
+        for step in self.tail:
+            eqn, factors, rule = step
+            if rule.folds:
+                masks = tuple(factor for factor in factors if factor.is_mask)
+                left = masked(real, scaled(rows[eqn.invars[0]], factors))
+                result = _contract(eqn, left, masked(real, scaled(rows[eqn.invars[1]], masks)))
+            elif rule.factor is not None:
+                result = sum_of(rule.summed[0], (*factors, rule.factor))
             else:
-                result = _bind(eqn, [operand(v) for v in eqn.invars])
-            summed[eqn.outvars[0]] = result
+                result = _bind(eqn, [operand(v, factors) for v in eqn.invars])
+            summed[eqn.outvars[0], factors] = result
         return [
-            sum_of(var) if is_summed else every(var) for var, is_summed in zip(self.outputs, self.summed, strict=True)
+            sum_of(var, ()) if is_summed else every(var)
+            for var, is_summed in zip(self.outputs, self.summed, strict=True)
         ]
+
+
+class _Rule(NamedTuple):
+    """What an equation needs to act on sums: operands as sums, times a factor of its own, and operands as they are."""
+
+    summed: Sequence[Any] = ()
+    whole: Sequence[Any] = ()
+    factor: Factor | None = None
+    folds: bool = False
+
+
+class _Step(NamedTuple):
+    eqn: JaxprEqn
+    factors: Factors
+    rule: _Rule
 
 
 def split(closed: ClosedJaxpr, depends: Sequence[bool], summed: Sequence[bool] | None = None) -> Split | None:
@@ -150,64 +142,107 @@ def split(closed: ClosedJaxpr, depends: Sequence[bool], summed: Sequence[bool] |
         return None
     closed = _inlined(closed)
     jaxpr = closed.jaxpr
-    varying = {v for v, differs in zip(jaxpr.invars, depends, strict=True) if differs}
-    for eqn in jaxpr.eqns:
-        if any(v in varying for v in eqn.invars if not isinstance(v, Literal)):
-            varying.update(eqn.outvars)
+    rules = _Rules(jaxpr, depends)
     outputs = tuple(jaxpr.outvars)
     if any(isinstance(v, Literal) for v in outputs):
         return None
 
     wanted_sums = tuple(summed) if summed is not None else (True,) * len(outputs)
     whole: set[Any] = {
-        v for v, s in zip(outputs, wanted_sums, strict=True) if not s or v not in varying or not _summable(v)
+        v for v, s in zip(outputs, wanted_sums, strict=True) if not s or v not in rules.varying or not _summable(v)
     }
-    as_sum: set[Any] = {v for v in outputs if v not in whole}
+    as_sum: dict[Any, list[Factors]] = {v: [()] for v in outputs if v not in whole}
     sources: dict[Any, bool] = dict.fromkeys(whole, True)
     head: list[JaxprEqn] = []
-    tail: list[JaxprEqn] = []
-    folds = 0
+    tail: list[_Step] = []
     for eqn in reversed(jaxpr.eqns):
         wanted = [v for v in eqn.outvars if v in as_sum]
-        if wanted and not any(v in whole for v in eqn.outvars):
-            demands = _demands(eqn, varying)
-            if demands is not None:
-                summed, needed = demands
-                folds += eqn.primitive.name == "dot_general" and not summed
-                as_sum.update(summed)
-                for v in needed:
-                    sources[v] = v in varying
-                    whole.add(v)
-                tail.append(eqn)
-                continue
-        if wanted or any(v in whole for v in eqn.outvars):  # else nobody needs what it gives
+        rule = rules.of(eqn) if wanted and not any(v in whole for v in eqn.outvars) else None
+        if rule is not None:
+            for factors in as_sum[wanted[0]]:
+                tail.append(_Step(eqn, factors, rule))
+                inner = factors if rule.factor is None else (*factors, rule.factor)
+                for v in rule.summed:
+                    if inner not in as_sum.setdefault(v, []):
+                        as_sum[v].append(inner)
+            for v in rule.whole:
+                sources[v] = v in rules.varying
+                whole.add(v)
+        elif wanted or any(v in whole for v in eqn.outvars):  # else nobody needs what it gives
             sources.update((v, True) for v in wanted)
             whole.update(v for v in eqn.invars if not isinstance(v, Literal))
             head.append(eqn)
-    if not folds:
+    if not any(step.rule.folds for step in tail):
         return None
     sources.update((v, True) for v in jaxpr.invars if v in as_sum)
     rebuilt = jax_api.rebuilt(closed, list(reversed(head)), list(sources))
     return Split(rebuilt, tuple(sources.items()), tuple(reversed(tail)), outputs, wanted_sums)
 
 
-def _demands(eqn: JaxprEqn, varying: set[Any]) -> tuple[list[Any], list[Any]] | None:
-    """What an equation needs to act on sums: operands as sums, and operands as they are. ``None``: it cannot."""
-    name = eqn.primitive.name
-    operands: list[Any] = [v for v in eqn.invars if not isinstance(v, Literal)]
-    if not all(map(_summable, (*operands, *eqn.outvars))):
+class _Rules:
+    """Which equations of a body can act on sums."""
+
+    def __init__(self, jaxpr: jax_api.Jaxpr, depends: Sequence[bool]) -> None:
+        self.varying = {v for v, differs in zip(jaxpr.invars, depends, strict=True) if differs}
+        self._zeros: set[Any] = set()
+        for eqn in jaxpr.eqns:
+            if any(v in self.varying for v in _variables(eqn)):
+                self.varying.update(eqn.outvars)
+            elif eqn.primitive.name == "broadcast_in_dim" and _is_zero(eqn.invars[0]):
+                self._zeros.update(eqn.outvars)
+
+    def of(self, eqn: JaxprEqn) -> _Rule | None:
+        """What an equation needs to act on sums. ``None``: it cannot."""
+        name, operands = eqn.primitive.name, _variables(eqn)
+        differing = [v for v in operands if v in self.varying]
+        equal = [v for v in operands if v not in self.varying]
+        if name == "select_n":
+            return self._of_choice(eqn)
+        if not all(map(_summable, (*operands, *eqn.outvars))):
+            return None
+        if name in _LINEAR and len(operands) == 1 and _dtype(operands[0]) == _dtype(eqn.outvars[0]):
+            return _Rule(operands)
+        if name in _ADDING and len(differing) == len(eqn.invars):
+            return _Rule(differing)
+        if (name == "mul" and len(differing) == 1) or (name == "div" and differing == [eqn.invars[0]]):
+            return _Rule(differing, equal)
+        if name == "mul" and len(differing) == 2:
+            return self._of_weights(*sorted(differing, key=_rank))
+        if name == "dot_general" and len(set(operands)) == 2:
+            if equal:
+                return _Rule(differing, equal)
+            alike = all(_dtype(v) == _dtype(eqn.outvars[0]) for v in differing)
+            return _Rule(whole=differing, folds=True) if alike else None
         return None
-    differing = [v for v in operands if v in varying]
-    equal = [v for v in operands if v not in varying]
-    if name in _LINEAR and len(operands) == 1 and _dtype(operands[0]) == _dtype(eqn.outvars[0]):
-        return operands, []
-    if name in _ADDING and len(differing) == len(eqn.invars):
-        return differing, []
-    if (name == "mul" and len(differing) == 1) or (name == "div" and differing == [eqn.invars[0]]):
-        return differing, equal
-    if name == "dot_general" and len(set(operands)) == 2:
-        return ([], differing) if not equal else (differing, equal)
-    return None
+
+    def _of_weights(self, number: Any, value: Any) -> _Rule | None:
+        if _rank(number) or not _rank(value) or _dtype(number) != _dtype(value):
+            return None
+        return _Rule([value], [number], Factor(is_mask=False, variable=number))
+
+    def _of_choice(self, eqn: JaxprEqn) -> _Rule | None:
+        """A choice between zero and a value, for the element as a whole."""
+        mask, *cases = eqn.invars
+        if len(cases) != 2 or isinstance(mask, Literal) or mask not in self.varying or _rank(mask):
+            return None
+        nothing, value = cases
+        if not (nothing in self._zeros if not isinstance(nothing, Literal) else _is_zero(nothing)):
+            return None
+        if isinstance(value, Literal) or not _summable(value) or not _rank(value) or value not in self.varying:
+            return None
+        return _Rule([value], [mask], Factor(is_mask=True, variable=mask))
+
+
+def _variables(eqn: JaxprEqn) -> list[Any]:
+    return [v for v in eqn.invars if not isinstance(v, Literal)]
+
+
+def _is_zero(atom: Any) -> bool:
+    return isinstance(atom, Literal) and bool(np.all(atom.val == 0))
+
+
+def _rank(var: Any) -> int:
+    return len(var.aval.shape)
 
 
 def _summable(var: Any) -> bool:
