@@ -1,5 +1,7 @@
 """Sums pushed through the linear end of a function equal sums of its results, by plain vmap in float64 NumPy terms."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +49,22 @@ BODIES = {
     "half precision": lambda w, x: x.astype(jnp.bfloat16).T @ x.astype(jnp.bfloat16),
     "a product used twice": lambda w, x: (x.T @ x, jnp.sin(x.T @ x)),
 }
+
+
+FACTORS = {
+    "weights": lambda x: (jnp.mean(x) * (x.T @ x), jnp.sum(x) * (x.T @ x) * x[0, 0]),
+    "a mask": lambda x: jax.lax.select(x[0, 0] > 0, x.T @ x, jnp.zeros((3, 3))),
+    "a mask the other way": lambda x: jax.lax.select(x[0, 0] > 0, jnp.zeros((3, 3)), x.T @ x),
+    "a mask of a weight of a mask": lambda x: jax.lax.select(
+        x[1, 1] > 0, x[0, 0] * jax.lax.select(x[2, 2] > 0, x.T @ x, jnp.zeros((3, 3))), jnp.zeros((3, 3))
+    ),
+    "two factors of one product": lambda x: [x[0, 0] * y + x[1, 1] * y for y in (x.T @ x, x.T @ jnp.sin(x))],
+    "a product along other dimensions": lambda x: jnp.einsum("ni,jn->ij", x, jnp.sin(x).T),
+    "a product along two dimensions": lambda x: jnp.einsum(
+        "nij,nik->jk", x[:, :, None] + x[:, None], x[:, :, None] * x[:, None]
+    ),
+}
+"""Functions of an element that scale a product by numbers of the element's own."""
 
 
 def _weights():
@@ -101,6 +119,32 @@ def test_reductions_of_a_map_equal_reductions_of_plain_vmap(name, devices, at_on
     _close(weighted, jax.tree.map(lambda a: np.tensordot(v[m], a[m], 1) / v[m].sum(), rows), tolerance)
 
 
+def _all_factors(x: jax.Array) -> dict[str, Any]:
+    return {name: body(x) for name, body in FACTORS.items()}
+
+
+@pytest.mark.parametrize(("devices", "at_once"), [(3, None), (2, 2)])
+def test_masks_and_weights_of_a_body_go_into_its_products(devices: int, at_once: int | None) -> None:
+    axis, (_, x) = _axis(devices, at_once), _weights()
+    total = jax.jit(lambda x: px.reduce_sum(px.map_fn(_all_factors, x, axis), axis))
+    expected = jax.tree.map(lambda a: np.asarray(a, np.float64).sum(0), jax.vmap(_all_factors)(x))
+    for name, found in total(x).items():
+        _close(found, expected[name])
+
+
+@pytest.mark.parametrize("name", ["gradient of an MLP", "two local steps"])
+def test_without_the_pass_the_sums_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paraxis._core.summing.split", lambda *_: None)
+    monkeypatch.setattr("paraxis._core.summing.in_merged_products", lambda fn, *args: fn(*args))
+    body, axis, (w, x) = BODIES[name], _axis(3), _weights()
+
+    @jax.jit
+    def total(w, x):
+        return px.reduce_sum(px.map_fn(body, (px.broadcast(w, axis), x), axis), axis)
+
+    _close(total(w, x), jax.tree.map(lambda a: a.sum(0), _rows(body, w, x)))
+
+
 def test_masked_elements_may_be_anything():
     axis = _axis(3)
     w, x = _weights()
@@ -152,6 +196,32 @@ def test_no_gradient_per_element_is_held():
     assert _memory(mean, shapes).temp_size_in_bytes < 8e6
     kept = _memory(lambda w, x: px.map_fn(jax.grad(loss), (px.broadcast(w, axis), x), axis), shapes)
     assert kept.temp_size_in_bytes + kept.output_size_in_bytes > 30e6
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_no_more_is_copied_than_for_one_flat_batch(inside: bool) -> None:
+    """Products over elements and rows are made in one dimension: in two, XLA's CPU backend copies an operand first."""
+    axis = axis_on(1, 16)
+
+    def loss(w: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.tanh(x @ w["a"]) @ w["b"])
+
+    def within(w: Any, x: jax.Array) -> Any:
+        return px.reduce_mean(px.map_fn(jax.grad(loss), (px.broadcast(w, axis), x), axis), axis)
+
+    def mean(w: Any, x: jax.Array) -> jax.Array:
+        return px.reduce_mean(px.map_fn(loss, (px.broadcast(w, axis), x), axis), axis)
+
+    def flat(w: Any, x: jax.Array) -> Any:
+        return jax.grad(loss)(w, x.reshape(-1, 64))
+
+    weights = {"a": jax.ShapeDtypeStruct((64, 256), jnp.float32), "b": jax.ShapeDtypeStruct((256, 10), jnp.float32)}
+    shapes = weights, jax.ShapeDtypeStruct((16, 64, 64), jnp.float32)
+    ours, theirs = (
+        jax.jit(fn).lower(*shapes).compile().as_text() for fn in (within if inside else jax.grad(mean), flat)
+    )
+    for operation in (" transpose(", " copy("):
+        assert ours.count(operation) <= theirs.count(operation)
 
 
 def test_sums_asked_for_in_an_inner_trace_stay_there():

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import collectives, cost, jax_api, layout, scope, summing
+from paraxis._core import collectives, cost, jax_api, layout, placing, scope, summing
 from paraxis._core.errors import LoweringError
 from paraxis._core.jax_api import ClosedJaxpr
 from paraxis._core.placing import Placement
@@ -122,7 +122,7 @@ def _turn(one: Element, placement: Placement, lowering: Lowering, sides: _Sides,
         head = jax_api.jaxpr_as_fun(cut.head)
         out_axes = [0 if depends else None for _, depends in cut.frontier]
         values = jax.vmap(lambda *row: head(*sides.arguments(row)), axis_size=placement.chunk, out_axes=out_axes)(*rows)
-        return cut.sums(values, placement.chunk, real)
+        return cut.sums(values, placement.chunk, real, merge=placing.is_spread_alone(placement))
 
     return turn
 
@@ -156,7 +156,11 @@ def run_transposed(
             for x, is_shared in zip(structs, recipe.shared, strict=True)
         ]
         live = [ct if s else summing.masked(real, ct) for ct, s in zip(cts, recipe.summed, strict=True)]
-        return list(jax.linear_transpose(forward, *linear)(live))
+
+        def back(*cts: jax.Array) -> list[jax.Array]:
+            return list(jax.linear_transpose(forward, *linear)(list(cts)))
+
+        return summing.in_merged_products(back, *live) if placing.is_spread_alone(placement) else back(*live)
 
     return _in_turns(turn, rows, placement, recipe.shared)
 

@@ -15,7 +15,7 @@ here is left as it is, and then summed.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +28,7 @@ from paraxis._core.jax_api import ClosedJaxpr, JaxprEqn, Literal
 _LINEAR = frozenset(
     ("neg", "transpose", "reshape", "squeeze", "broadcast_in_dim", "reduce_sum", "convert_element_type", "copy")
 )
+_COPYING = frozenset(("broadcast_in_dim", "reshard"))  # inside of shard_map, JAX reshards constants
 _ADDING = frozenset(("add", "add_any", "sub"))
 _PRODUCT = frozenset(("dot_general",))
 _LOOPS = frozenset(("while", "scan"))
@@ -73,8 +74,11 @@ class Split:
     outputs: tuple[Any, ...]
     summed: tuple[bool, ...]
 
-    def sums(self, values: Sequence[jax.Array], count: int, real: jax.Array | None) -> list[jax.Array]:
-        """The results, summed over all real rows where they are to be, from the head's results for ``count`` rows."""
+    def sums(self, values: Sequence[jax.Array], count: int, real: jax.Array | None, *, merge: bool) -> list[jax.Array]:
+        """The results, summed over all real rows where they are to be, from the head's results for ``count`` rows.
+
+        ``merge``: as :func:`in_merged_products` does.
+        """
         rows = {var: x for (var, _), x in zip(self.frontier, values, strict=True)}
         depends = dict(self.frontier)
         summed: dict[tuple[Any, Factors], jax.Array] = {}
@@ -103,11 +107,12 @@ class Split:
             if rule.folds:
                 masks = tuple(factor for factor in factors if factor.is_mask)
                 left = masked(real, scaled(rows[eqn.invars[0]], factors))
-                result = _contract(eqn, left, masked(real, scaled(rows[eqn.invars[1]], masks)))
+                right = masked(real, scaled(rows[eqn.invars[1]], masks))
+                result = _contract(eqn, left, right, merge=merge)
             elif rule.factor is not None:
                 result = sum_of(rule.summed[0], (*factors, rule.factor))
             else:
-                result = _bind(eqn, [operand(v, factors) for v in eqn.invars])
+                result = jax_api.bind(eqn, eqn.params, [operand(v, factors) for v in eqn.invars])[0]
             summed[eqn.outvars[0], factors] = result
         return [
             sum_of(var, ()) if is_summed else every(var)
@@ -188,7 +193,7 @@ class _Rules:
         for eqn in jaxpr.eqns:
             if any(v in self.varying for v in _variables(eqn)):
                 self.varying.update(eqn.outvars)
-            elif eqn.primitive.name == "broadcast_in_dim" and _is_zero(eqn.invars[0]):
+            elif eqn.primitive.name in _COPYING and self._is_zero(eqn.invars[0]):
                 self._zeros.update(eqn.outvars)
 
     def of(self, eqn: JaxprEqn) -> _Rule | None:
@@ -226,19 +231,18 @@ class _Rules:
         if len(cases) != 2 or isinstance(mask, Literal) or mask not in self.varying or _rank(mask):
             return None
         nothing, value = cases
-        if not (nothing in self._zeros if not isinstance(nothing, Literal) else _is_zero(nothing)):
+        if not self._is_zero(nothing) or isinstance(value, Literal) or value not in self.varying:
             return None
-        if isinstance(value, Literal) or not _summable(value) or not _rank(value) or value not in self.varying:
+        if not _summable(value) or not _rank(value):
             return None
         return _Rule([value], [mask], Factor(is_mask=True, variable=mask))
+
+    def _is_zero(self, atom: Any) -> bool:
+        return bool(np.all(atom.val == 0)) if isinstance(atom, Literal) else atom in self._zeros
 
 
 def _variables(eqn: JaxprEqn) -> list[Any]:
     return [v for v in eqn.invars if not isinstance(v, Literal)]
-
-
-def _is_zero(atom: Any) -> bool:
-    return isinstance(atom, Literal) and bool(np.all(atom.val == 0))
 
 
 def _rank(var: Any) -> int:
@@ -255,15 +259,52 @@ def _dtype(var: Any) -> Any:
     return var.aval.dtype
 
 
-def _contract(eqn: JaxprEqn, left: jax.Array, right: jax.Array) -> jax.Array:
+def _contract(eqn: JaxprEqn, left: jax.Array, right: jax.Array, *, merge: bool) -> jax.Array:
+    """The product of two elements' values, summed over the elements."""
     (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
     contracted = tuple((0, *(d + 1 for d in dims)) for dims in (lc, rc))
     batched = tuple(tuple(d + 1 for d in dims) for dims in (lb, rb))
-    return _bind(eqn, [left, right], dimension_numbers=(contracted, batched))
+    params = {**eqn.params, "dimension_numbers": (contracted, batched)}
+    found = _merged(params, left, right) if merge else None
+    return jax_api.bind(eqn, *(found or (params, [left, right])))[0]
 
 
-def _bind(eqn: JaxprEqn, operands: Sequence[Any], **changed: Any) -> jax.Array:
-    return jax_api.bind(eqn, {**eqn.params, **changed}, operands)[0]
+def in_merged_products(fn: Callable[..., list[Any]], *args: Any) -> list[Any]:
+    """``fn(*args)``, where products that are summed over two leading dimensions or more are summed over one.
+
+    XLA's CPU products, of which only one dimension is contracted, else bring the second operand's to the end: a copy.
+    """
+    closed, _ = jax_api.trace(fn, [jax_api.typed_struct(x) for x in args], {})
+    return _evaluated(closed, args)
+
+
+def _evaluated(closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+    def special(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
+        if eqn.primitive.name == "dot_general":
+            found = _merged(eqn.params, *operands)
+            return None if found is None else jax_api.bind(eqn, *found)
+        if not any(_has(sub, _PRODUCT) for sub in jax_api.subjaxprs(eqn)) or _is_call(eqn):
+            return None
+        return jax_api.bind(eqn, jax_api.map_jaxprs(eqn.params, changed), operands)
+
+    def changed(body: ClosedJaxpr) -> ClosedJaxpr:
+        return jax_api.trace(lambda *args: _evaluated(body, args), body.in_avals, {})[0]
+
+    return jax_api.evaluate(closed, args, _is_call, special)
+
+
+def _merged(params: dict[str, Any], left: jax.Array, right: jax.Array) -> tuple[dict[str, Any], list[jax.Array]] | None:
+    """Parameters and operands of the same product, contracted along one dimension; ``None``: as it is."""
+    (lc, rc), (batched, _) = params["dimension_numbers"]
+    many = len(lc)
+    if many < 2 or batched or tuple(lc) != tuple(range(many)) or tuple(rc) != tuple(lc):
+        return None
+    flat = [x.reshape(-1, *x.shape[many:]) for x in (left, right)]
+    return {**params, "dimension_numbers": (((0,), (0,)), ((), ()))}, flat
+
+
+def _is_call(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in ("jit", "pjit") and any(_has(sub, _PRODUCT) for sub in jax_api.subjaxprs(eqn))
 
 
 def _has(jaxpr: jax_api.Jaxpr, names: frozenset[str]) -> bool:
@@ -274,10 +315,6 @@ def _has(jaxpr: jax_api.Jaxpr, names: frozenset[str]) -> bool:
 
 def _inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same function without the boundaries of inner ``jit`` calls that hold a product."""
-
-    def is_call(eqn: JaxprEqn) -> bool:
-        return eqn.primitive.name in ("jit", "pjit") and any(_has(sub, _PRODUCT) for sub in jax_api.subjaxprs(eqn))
-
-    if not any(map(is_call, closed.jaxpr.eqns)):
+    if not any(map(_is_call, closed.jaxpr.eqns)):
         return closed
-    return jax_api.trace(lambda *args: jax_api.evaluate(closed, args, is_call), closed.in_avals, {})[0]
+    return jax_api.trace(lambda *args: jax_api.evaluate(closed, args, _is_call), closed.in_avals, {})[0]
