@@ -202,14 +202,26 @@ class Everywhere:
     """One tree for all rows, on every device."""
 
     def __init__(self, tree: Any, placement: Placement) -> None:
-        mesh = placing.concrete_mesh(placement) if placement.mesh_axes else None
+        self.given = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), tree)
         self._placement = placement
-        if mesh is None:
-            self.tree = jax.tree.map(jnp.asarray, tree)
-            return
-        target = NamedSharding(mesh, P())
-        there = all(_lies(x, target) for x in jax.tree.leaves(tree))
-        self.tree = tree if there else _laid(tree, target)
+
+    @functools.cached_property
+    def tree(self) -> Any:
+        """The values, laid on all devices."""
+        target = self._target
+        there = target is None or all(_lies(x, target) for x in jax.tree.leaves(self.given))
+        return self.given if there else _laid(self.given, target)
+
+    @property
+    def operands(self) -> Any:
+        """The values for a program over all devices: if they are bound to none, it brings them there faster."""
+        target = self._target
+        free = target is None or target.is_fully_addressable
+        return self.given if free and not any(x.committed for x in jax.tree.leaves(self.given)) else self.tree
+
+    @property
+    def _target(self) -> NamedSharding | None:
+        return arrays.whole_sharding(self._placement)
 
     @functools.cached_property
     def copies(self) -> Sequence[Any]:
@@ -285,7 +297,7 @@ class Program:
         return self._found
 
     def _lower(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> Lowering:
-        if is_traced((*own, *(x.tree for x in shared))):  # in one program, through which a derivative can be taken
+        if is_traced((*own, *(x.given for x in shared))):  # in one program, through which a derivative can be taken
             return "auto" if self._lowering == "dispatch" else self._lowering
         if self._chosen is None:
             if self._lowering == "dispatch":
@@ -300,7 +312,7 @@ class Program:
 
     def _element(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> local.Element:
         rows = [held.struct() for held in own]
-        leaves, structure = jax.tree.flatten((*rows, *(jax.tree.map(jax_api.struct, x.tree) for x in shared)))
+        leaves, structure = jax.tree.flatten((*rows, *(jax.tree.map(jax_api.struct, x.given) for x in shared)))
         fn = lambda *xs: self._fn(*jax.tree.unflatten(structure, xs))  # noqa: E731
         return local.element(fn, self._placement, self._scope, leaves)
 
@@ -314,7 +326,7 @@ class Program:
 
     def _operands(self, own: Sequence[Held], shared: Sequence[Everywhere]) -> tuple[Any, list[Any], list[Any]]:
         first, *rest = (held.together().tree for held in own)
-        return first, rest, [x.tree for x in shared]
+        return first, rest, [x.operands for x in shared]
 
     @functools.cached_property
     def _together(self) -> Any:

@@ -61,7 +61,7 @@ class Population:
     def step(self, program: held.Program, args: Arguments, *more: held.Everywhere) -> held.Held:
         """Run a function that gives ``(state, out)``; keep the one, return the other."""
         before = self.state
-        if held.is_traced([*args.rows, args.shared.tree, *(x.tree for x in more)]):
+        if held.is_traced([*args.rows, args.shared.given, *(x.given for x in more)]):
             raise StateError(
                 "ensemble.train: the members are changed, so it cannot be called in a function that JAX is tracing; "
                 "there, map the step over ens.stacked(): px.map_fn(step, (ens.stacked(), …), ens.axis)"
