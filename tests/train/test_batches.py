@@ -15,8 +15,8 @@ from paraxis.train import _batches
 from tests._support import axis_on
 
 
-def place(devices: int, size: int) -> Any:
-    return placing.on_auto(placing.place(axis_on(devices, size)))
+def place(devices: int, size: int, turns: int = 1) -> Any:
+    return placing.on_auto(placing.place(axis_on(devices, 1))).holding(size, turns=turns)
 
 
 def whole(size: int) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def whole(size: int) -> dict[str, Any]:
 @pytest.mark.parametrize("turns", [1, 3])
 @pytest.mark.parametrize("of", [np.asarray, jnp.asarray])
 def test_the_real_rows_come_first_and_padding_repeats_the_last(devices: int, size: int, turns: int, of: Any) -> None:
-    laid_out = _batches.lay_out(jax.tree.map(of, whole(size)), place(devices, size), turns=turns)
+    laid_out = _batches.lay_out(jax.tree.map(of, whole(size)), place(devices, size, turns))
     num_padded = len(laid_out.tree["n"])
     assert (num_padded % (devices * turns), num_padded - size < devices * turns) == (0, True)
     np.testing.assert_array_equal(laid_out.tree["n"], np.minimum(np.arange(num_padded), size - 1))
@@ -42,7 +42,7 @@ def test_the_real_rows_come_first_and_padding_repeats_the_last(devices: int, siz
 @pytest.mark.parametrize("laid_out_for", [1, "turns"])
 def test_turns_take_every_row_once(devices: int, size: int, turns: int, laid_out_for: Any) -> None:
     """Also out of a batch that was laid out for another number of them."""
-    laid_out = _batches.lay_out(whole(size), place(devices, size), turns=turns if laid_out_for == "turns" else 1)
+    laid_out = _batches.lay_out(whole(size), place(devices, size, turns if laid_out_for == "turns" else 1))
     for index in range(turns):
         numbers = np.arange(index, size, turns)
         taken = jax.jit(_batches.Batch.turn, static_argnums=(2, 3))(laid_out, index, turns, len(numbers))
@@ -63,6 +63,6 @@ def test_an_aligned_buffer_may_be_used_again_at_once(devices: int) -> None:
     raw = np.ones(64 * 1024 + 16, "float32")
     start = -raw.ctypes.data % 64 // 4
     buffer = raw[start : start + 64 * 1024].reshape(64, 1024)
-    laid_out = _batches.lay_out(buffer, placing.on_auto(placing.place(axis_on(devices, 64))))
+    laid_out = _batches.lay_out(buffer, place(devices, 64))
     buffer[:] = 0
     assert float(jnp.min(laid_out.tree)) == 1

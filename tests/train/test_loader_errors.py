@@ -227,8 +227,10 @@ def test_a_number_that_is_none_is_refused(call: Any) -> None:
 
 
 def test_an_axis_that_is_none_is_refused() -> None:
-    with pytest.raises(px.AxisError, match=r"axis must be a name or a px\.Axis, got int; write axis='batch'"):
+    with pytest.raises(px.AxisError, match=r"px\.loader: axis must be a name, or .*, got 8; write axis='batch'"):
         px.loader(X, 2, axis=8)  # type: ignore[arg-type]
+    with pytest.raises(px.AxisError, match=r"without at_once, got Axis\('batch', 1, at_once=2\).* microbatches=4\)"):
+        px.loader(X, 2, axis=px.Axis("batch", 1, at_once=2))
 
 
 def test_an_axis_that_cannot_be_placed_is_refused_before_anything_is_read() -> None:

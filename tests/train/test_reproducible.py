@@ -239,7 +239,7 @@ def test_devices_must_divide_the_groups() -> None:
         ({"reproducible": True}, "got True; write reproducible='any device count'"),
         ({"reproducible": ANY, "groups": 6}, "a power of two, got 6; write groups=8"),
         ({"groups": 16}, r"of no use without reproducible; write train_step\(fn, reproducible="),
-        ({"reproducible": ANY, "at_once": 8}, "bound memory by groups=16"),
+        ({"reproducible": ANY, "microbatches": 8}, "bound memory by groups=16"),
         ({"reproducible": ANY, "shard": "params"}, "each device has all parameters"),
     ],
 )

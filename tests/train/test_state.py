@@ -292,8 +292,11 @@ def with_default(model: Any, batch: Any, rate: float = 2.0) -> jax.Array:
         (lambda: px.train_step(loss, precision="tf32"), "there are None .* and 'bfloat16'"),
         (lambda: px.train_step(loss, clip=0), "clip must be a positive norm, got 0"),
         (lambda: px.train_step(loss, clip=cast("Any", "1")), "clip must be a positive norm, got '1'; write clip=1.0"),
-        (lambda: px.train_step(loss, at_once=0), "at_once must be an integer of at least 1, got 0"),
-        (lambda: px.train_step(loss, axis=px.Axis("batch", 1, at_once=2)), "axis must be a name, or a px.Axis without"),
+        (lambda: px.train_step(loss, microbatches=0), r"at least 1, .*, got 0; write train_step\(fn, microbatches=4\)"),
+        (lambda: px.eval_step(loss, microbatches=-1), r"at least 1, .*, got -1; write eval_step\(fn, microbatches=4\)"),
+        (lambda: px.train_step(loss, microbatches=True), "microbatches must be an integer of at least 1, .*, got True"),
+        (lambda: px.train_step(loss, microbatches=cast("Any", 2.0)), "microbatches must be an integer .*, got 2.0"),
+        (lambda: px.train_step(loss, axis=px.Axis("batch", 1, at_once=2)), r"without at_once, .*microbatches=4"),
     ],
 )
 def test_what_makes_no_step_is_refused(make: Any, message: str) -> None:

@@ -79,41 +79,18 @@ def test_a_linen_module_is_trained_as_by_its_apply(devices: int) -> None:
     assert_near(state.mutable, written)
 
 
-def weighted(params: Any, batch: Any) -> Any:
-    """Rows count by their weight, which may be zero for all of a micro-batch."""
-    losses = plain_loss(params, batch)
-    return px.Mean(jnp.sum(losses * batch["weight"]), jnp.sum(batch["weight"])), {"losses": losses}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("devices", "at_once"), [(1, 5), (8, 8), (2, 1)])
-def test_micro_batches_add_up_to_the_whole_batch(devices: int, at_once: int) -> None:
-    batch = rows(13) | {"weight": np.arange(13, dtype="float32") % 3}
-
-    def mean(params: Any, batch: Any) -> jax.Array:
-        return jnp.sum(plain_loss(params, batch) * batch["weight"]) / 12
-
-    params, losses = plain_by_hand(plain_params(), ADAM, [batch, batch], mean)
-    step = px.train_step(weighted, axis=axis(devices), at_once=at_once)
-    state, found = trained(px.TrainState.create(plain_params(), ADAM), step, [batch, batch])
-    assert_near(found, losses)
-    assert_near(state.params, params)
-    _, metrics = step(px.TrainState.create(plain_params(), ADAM), batch)
-    assert_near(float(metrics["losses"]), np.mean(plain_loss(plain_params(), batch)))
-
-
 def noisy(params: Any, batch: Any, *, row_keys: jax.Array, key: jax.Array) -> jax.Array:
     kept = jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (4,)))(row_keys)
     return plain_loss(params, batch | {"x": jnp.where(kept, batch["x"], 0)})
 
 
-@pytest.mark.parametrize(("devices", "at_once"), [(1, None), (8, None), (8, 5)])
-def test_noise_of_a_row_depends_on_its_number_alone(devices: int, at_once: int | None) -> None:
+@pytest.mark.parametrize(("devices", "microbatches"), [(1, None), (8, None), (8, 3)])
+def test_noise_of_a_row_depends_on_its_number_alone(devices: int, microbatches: int | None) -> None:
     batch, key = rows(13), jax.random.key(7)
     step_key = jax.random.fold_in(key, 0)
     kept = np.stack([jax.random.bernoulli(jax.random.fold_in(step_key, i), 0.5, (4,)) for i in range(13)])
     expected, losses = plain_by_hand(plain_params(), ADAM, [batch | {"x": np.where(kept, batch["x"], 0)}])
-    step = px.train_step(noisy, axis=axis(devices), at_once=at_once)
+    step = px.train_step(noisy, axis=axis(devices), microbatches=microbatches)
     state, found = trained(px.TrainState.create(plain_params(), ADAM, key=key), step, [batch])
     assert_near(found, losses)
     assert_near(state.params, expected)
@@ -124,11 +101,11 @@ def counted(params: Any, batch: Any, mutable: Any) -> Any:
     return plain_loss(params, batch), {"rows": jnp.asarray(1)}, {"seen": seen}
 
 
-@pytest.mark.parametrize("at_once", [None, 3])
-def test_a_plain_function_has_mutable_state(at_once: int | None) -> None:
+@pytest.mark.parametrize("microbatches", [None, 5])
+def test_a_plain_function_has_mutable_state(microbatches: int | None) -> None:
     state = px.TrainState.create(plain_params(), ADAM, mutable={"seen": np.zeros((), "int32")})
-    state, metrics = px.train_step(counted, at_once=at_once)(state, rows(13))
-    state, metrics = px.train_step(counted, at_once=at_once)(state, rows(5))
+    state, metrics = px.train_step(counted, microbatches=microbatches)(state, rows(13))
+    state, metrics = px.train_step(counted, microbatches=microbatches)(state, rows(5))
     assert int(state.mutable["seen"]) == 18
     assert (float(metrics["rows"]), float(metrics["rows"].weight)) == (1, 5)
 
@@ -216,13 +193,13 @@ def test_bfloat16_is_computed_with_and_nothing_is_kept_in_it() -> None:
     assert_near(float(metrics["grad_norm"]), norm, rtol=3e-2)
 
 
-@pytest.mark.parametrize(("devices", "at_once"), [(1, None), (8, None), (8, 4)])
-def test_metrics_are_those_of_all_rows(devices: int, at_once: int | None) -> None:
+@pytest.mark.parametrize(("devices", "microbatches"), [(1, None), (8, None), (8, 4)])
+def test_metrics_are_those_of_all_rows(devices: int, microbatches: int | None) -> None:
     def fn(params: Any, batch: Any) -> Any:
         error = plain(params, batch["x"]) - batch["y"]
         return {"positive": error > 0, "absolute": jnp.mean(jnp.abs(error))}
 
-    evaluate = px.eval_step(fn, axis=axis(devices), at_once=at_once)
+    evaluate = px.eval_step(fn, axis=axis(devices), microbatches=microbatches)
     state = px.TrainState.create(plain_params(), ADAM)
     parts = [evaluate(state, rows(size, size)) for size in (13, 5)]
     error = np.concatenate([plain(plain_params(), rows(n, n)["x"]) - rows(n, n)["y"] for n in (13, 5)])

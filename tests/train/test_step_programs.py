@@ -66,7 +66,7 @@ def test_a_step_communicates_as_one_written_by_hand() -> None:
 
 
 def test_turns_bring_no_rows_together() -> None:
-    step = px.train_step(plain_loss, axis=axis(8), at_once=5)
+    step = px.train_step(plain_loss, axis=axis(8), microbatches=3)
     state = px.TrainState.create(plain_params(), ADAM)
     assert_communication(step, state, rows(13), all_gather=0, all_to_all=0, collective_permute=0)
 

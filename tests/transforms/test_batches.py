@@ -282,7 +282,7 @@ def test_padding_that_would_change_the_answer_is_refused(name: str) -> None:
 
 def test_a_mean_without_the_check_is_over_the_padded_shares() -> None:
     x = values(10, 3)
-    padded = np.concatenate([np.asarray(x), np.repeat(np.asarray(x)[:1], 6, 0)]).reshape(8, 2, 3)
+    padded = np.concatenate([np.asarray(x), np.repeat(np.asarray(x)[-1:], 6, 0)]).reshape(8, 2, 3)
     got = px.Parallel(lambda x: x.mean(0), reduce="mean", check=False)(x)
     assert_close(np.asarray(got), padded.mean((0, 1)))
 

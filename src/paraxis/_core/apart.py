@@ -131,7 +131,7 @@ def split(tree: Any, placement: Placement) -> Rows:
     sharding = arrays.block_sharding(placement)
     if sharding is None:
         return _unstack(tree, placement.size)
-    padded = _padded(tree, placement) if placement.is_padded else tree
+    padded = arrays.padded(tree, placement) if placement.is_padded else tree
     return split_blocks(jax.device_put(padded, sharding), placement)
 
 
@@ -159,12 +159,14 @@ def stacked(rows: Rows, placement: Placement) -> Any:
 
 
 def stacked_blocks(rows: Rows, placement: Placement) -> Any:
-    """Rows → leaves ``(num_padded, ...)``; a padding row repeats a real one."""
-    size = placement.num_local
-    starts = range(0, placement.num_padded, size)
-    # A device without elements is sent one to stand in.
-    blocks = [stack(rows[start : start + size] or rows[:1], size) for start in starts]
-    return joined(blocks, placement)
+    """Rows → leaves ``(num_padded, ...)``."""
+    return joined([stack(block, placement.num_local) for block in blocks(rows, placement)], placement)
+
+
+def blocks(rows: Rows, placement: Placement) -> list[Rows]:
+    """Each device's elements; a device without any is sent the last one, to stand in."""
+    starts = range(0, placement.num_padded, placement.num_local)
+    return [rows[start : start + placement.num_local] or rows[-1:] for start in starts]
 
 
 def joined(blocks: Sequence[Any], placement: Placement) -> Any:
@@ -183,20 +185,11 @@ def joined(blocks: Sequence[Any], placement: Placement) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _padded(tree: Any, placement: Placement) -> Any:
-    def one(leaf: jax.Array) -> jax.Array:
-        return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], placement.num_padded - placement.size, axis=0)])
-
-    return jax.tree.map(one, tree)
-
-
-@functools.partial(jax.jit, static_argnums=1)
 def _unstack(block: Any, count: int) -> Rows:
     return [jax.tree.map(operator.itemgetter(index), block) for index in range(count)]
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def stack(rows: Sequence[Any], size: int) -> Any:
-    """Rows on one device → leaves ``(size, ...)``; the last row is repeated."""
-    padded = [*rows, *([rows[-1]] * (size - len(rows)))]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *padded)
+    """Rows on one device → leaves ``(size, ...)``, padded if there are fewer."""
+    return jax.tree.map(lambda *leaves: layout.repeat_last(jnp.stack(leaves), size), *rows)

@@ -1,5 +1,6 @@
 """Concrete arrays: laid over devices, this process's and others', and brought back."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,17 @@ def in_blocks(x: Any, placement: Placement) -> jax.Array:
     """Padded rows ``(num_padded, ...)`` from the host, in blocks over the devices."""
     target = block_sharding(placement)
     return jnp.asarray(x) if target is None else put(x, target)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def padded(tree: Any, placement: Placement) -> Any:
+    """Rows ``(size, ...)`` on devices → ``(num_padded, ...)``. They may be gathered for it, so it is done once."""
+
+    def one(x: jax.Array) -> jax.Array:
+        x = layout.constrain(x, placement, rows=False) if placement.is_explicit else x
+        return layout.repeat_last(x, placement.num_padded)
+
+    return jax.tree.map(one, tree)
 
 
 def on_auto_mesh(call: Callable[..., Any], *operands: Any) -> Any:

@@ -93,7 +93,8 @@ class Together(Held):
         return Apart(self.placement, apart.split_blocks(self.tree, self.placement))
 
     def per_device(self, summary: Callable[[Any, jax.Array], _T], weights: np.ndarray) -> _T:
-        return _summaries(summary, self.placement, self.tree, _padded_weights(weights, self.placement))
+        padded = layout.padded_weights(np.asarray(weights, np.float32), self.placement.num_padded)
+        return _summaries(summary, self.placement, self.tree, padded)
 
     def row(self, index: int) -> Any:
         return arrays.free(jax.tree.map(lambda leaf: plain(leaf, self.placement)[index], ready(self.tree)))
@@ -129,15 +130,10 @@ class Apart(Held):
         return whole if target is None else jax.device_put(whole, target)
 
     def per_device(self, summary: Callable[[Any, jax.Array], _T], weights: np.ndarray) -> _T:
-        size = self.placement.num_local
-        padded = _padded_weights(weights, self.placement)
-        starts = range(0, self.placement.num_padded, size)
-        # A device without elements sums up another's with weight zero.
-        parts = [
-            _summary(summary, self.rows[start : start + size] or self.rows[:1], padded[start : start + size])
-            for start in starts
-        ]
-        return apart.joined(parts, self.placement)
+        padded = layout.padded_weights(np.asarray(weights, np.float32), self.placement.num_padded)
+        blocks = apart.blocks(self.rows, self.placement)
+        each = zip(blocks, padded.reshape(len(blocks), -1), strict=True)
+        return apart.joined([_summary(summary, rows, own) for rows, own in each], self.placement)
 
     def row(self, index: int) -> Any:
         return arrays.free(self.rows[index])
@@ -173,22 +169,9 @@ def hold(tree: Any, placement: Placement) -> Together:
     """Leaves ``(size, ...)`` → rows; padding rows repeat a real one."""
     sharding = arrays.block_sharding(placement)
     if sharding is None:
-        return Together(placement, _filled(jax.tree.map(jnp.asarray, tree), placement))
+        return Together(placement, arrays.padded(jax.tree.map(jnp.asarray, tree), placement))
     settled = jax.tree.map(lambda leaf: arrays.settle(jnp.asarray(leaf), placement, rows=True), tree)
-    return Together(placement, _laid(_filled(settled, placement), sharding))
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _filled(tree: Any, placement: Placement) -> Any:
-    """Padding rows repeat the last row. What is cut up only once may be gathered for it."""
-
-    def one(leaf: jax.Array) -> jax.Array:
-        if placement.is_explicit:
-            leaf = layout.constrain(leaf, placement, rows=False)
-        extra = placement.num_padded - placement.size
-        return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], extra, axis=0)]) if extra else leaf
-
-    return jax.tree.map(one, tree)
+    return Together(placement, _laid(arrays.padded(settled, placement), sharding))
 
 
 def is_traced(tree: Any) -> bool:
@@ -365,10 +348,6 @@ def _mapped(
     laid_out = [layout.per_device(x, placement) if s else x for x, s in zip(operands, shared, strict=True)]
     results = layout.run_per_device(on_device, placement, laid_out)
     return jax.tree.unflatten(structures[-1], results)
-
-
-def _padded_weights(weights: np.ndarray, placement: Placement) -> np.ndarray:
-    return np.pad(np.asarray(weights, np.float32), (0, placement.num_padded - placement.size))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

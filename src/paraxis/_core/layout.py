@@ -1,7 +1,9 @@
-"""Rows of an axis inside a program, as its placement has them.
+"""Rows of an axis as its placement has them.
 
 Elements lie in blocks: device ``d`` holds rows ``d * num_local`` up to ``(d + 1) * num_local`` of the padded axis.
-Padding rows repeat a real one, so that whatever a function does is safe on them; what they give is never used.
+Padding rows repeat a real one, so that whatever a function does is safe on them; what they give is never used. It is
+the last one, by :func:`repeat_last`; or, inside a program, where it would have to be sent, a device's own first one, by
+:func:`pad` and :func:`fill`. Where rows have weights, those of padding are zero.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +17,20 @@ from jax.sharding import PartitionSpec as P
 
 from paraxis._core import jax_api, placing, primitives
 from paraxis._core.placing import Placement
+
+
+def repeat_last(rows: Any, num_padded: int) -> Any:
+    """Rows ``(n, ...)`` of an array on the host or on devices, the last one repeated until there are ``num_padded``."""
+    extra = num_padded - rows.shape[0]
+    if not extra:
+        return rows
+    module: Any = np if isinstance(rows, np.ndarray) else jnp
+    return module.concatenate([rows, module.broadcast_to(rows[-1:], (extra, *rows.shape[1:]))])
+
+
+def padded_weights(weights: np.ndarray, num_padded: int) -> np.ndarray:
+    """The weights ``(num_padded,)`` of such rows: what is no element has none."""
+    return np.pad(weights, (0, num_padded - len(weights)))
 
 
 def run_per_device(body: Callable[..., Any], placement: Placement, operands: Sequence[Any]) -> Any:
@@ -136,7 +152,7 @@ def pad(x: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:
     if placement.is_explicit:
         x = constrain(x, placement, rows=False)
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys have no zero
-        return jnp.concatenate([x, jnp.broadcast_to(x[:1], (extra, *x.shape[1:]))])
+        return repeat_last(x, placement.num_padded)
     zero: Any = np.zeros((), x.dtype)
     if x.weak_type:  # then a Python number is as weakly typed, and has the same dtype
         zero = zero.item()

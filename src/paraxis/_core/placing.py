@@ -24,11 +24,23 @@ DEVICES = "paraxis_devices"
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Placement:
-    """An axis with its place decided. ``mesh_axes == ()`` means: all elements within the device at hand."""
+    """An axis with its place decided, and with it how many rows it is padded to.
+
+    Attributes:
+        axis: whose elements lie there.
+        mesh: where; ``None``: there is one device.
+        mesh_axes: those that the elements lie over; ``()``: all are within the device at hand.
+        turns: the number of turns that a device takes over its elements; ``None``: as ``at_once`` asks.
+    """
 
     axis: Axis
     mesh: Mesh | AbstractMesh | None
     mesh_axes: tuple[str, ...]
+    turns: int | None = None
+
+    def holding(self, size: int, *, turns: int | None = None) -> "Placement":
+        """The same place for another number of elements."""
+        return dataclasses.replace(self, axis=dataclasses.replace(self.axis, size=size), turns=turns)
 
     @property
     def size(self) -> int:
@@ -48,7 +60,7 @@ class Placement:
     def num_chunks(self) -> int:
         """Number of turns a device takes over its elements."""
         per_device = -(-self.size // self.num_devices)
-        return -(-per_device // (self.axis.at_once or per_device))
+        return self.turns or -(-per_device // (self.axis.at_once or per_device))
 
     @functools.cached_property
     def chunk(self) -> int:

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from paraxis._core import arrays, tree
+from paraxis._core import arrays, layout, tree
 from paraxis._core.arrays import ready
-from paraxis._core.errors import DataError, ShapeError
+from paraxis._core.axis import Axis
+from paraxis._core.errors import AxisError, DataError, ShapeError
 from paraxis._core.placing import Placement
 
 Reader = Callable[[np.ndarray], Any]
@@ -51,9 +52,24 @@ class Batch:
     def turn(self, index: Any, turns: int, size: int) -> Any:
         """Inside a compiled function: of the rows with the numbers ``index``, ``index + turns``, … the first ``size``.
 
-        Nothing is moved for it if the batch was laid out for so many turns.
+        Nothing is moved for it if the batch was laid out for so many turns; see :attr:`Placement.turns`.
         """
         return jax.tree.map(lambda x: _every(x, index, turns, size), self.tree)
+
+
+def axis_of(what: str, axis: Any) -> Axis:
+    """The axis that the rows of batches lie on; its size is that of the batch at hand.
+
+    Raises:
+        AxisError: if it is none, or its elements are to run in turns.
+    """
+    found = Axis(axis, 1) if isinstance(axis, str) else axis
+    if not isinstance(found, Axis) or found.at_once is not None:
+        raise AxisError(
+            f"{what}: axis must be a name, or a px.Axis without at_once, got {axis!r}; write axis='batch', or "
+            f"axis=px.Axis('batch', 1, mesh=mesh, over='data'); to bound memory, px.train_step(loss, microbatches=4)"
+        )
+    return found
 
 
 def num_rows(what: str, batch: Any) -> int:
@@ -97,17 +113,16 @@ def _shape(what: str, path: Any, leaf: Any) -> tuple[int, ...]:
     return leaf.shape
 
 
-def lay_out(batch: Any, placement: Placement, *, turns: int = 1) -> Batch:
+def lay_out(batch: Any, placement: Placement) -> Batch:
     """Lay a whole batch, which each process has, out over devices. What the caller does to it later changes nothing.
 
     Args:
         batch: a tree of arrays ``(placement.size, ...)``, on the host or on devices; 0-d ones are given whole.
         placement: where to.
-        turns: in how many turns the rows are to be taken; see :meth:`Batch.turn`.
 
     Communicates: sends each device its rows.
     """
-    place = _place(placement, turns)
+    place = _place(placement)
 
     def one(x: Any) -> jax.Array:
         if isinstance(x, jax.Array) and (jax.process_count() == 1 or not x.is_fully_addressable):
@@ -118,18 +133,17 @@ def lay_out(batch: Any, placement: Placement, *, turns: int = 1) -> Batch:
     return Batch(jax.tree.map(one, batch), placement.size)
 
 
-def read(reader: Reader, placement: Placement, *, turns: int = 1) -> Batch:
+def read(reader: Reader, placement: Placement) -> Batch:
     """Lay a batch out of which each process reads only the rows of its own devices.
 
     Args:
         reader: is called once, with numbers between 0 and ``placement.size``, and gives host arrays that stay as they
             are.
         placement: where to.
-        turns: as for :func:`lay_out`.
 
     Communicates: sends each device its rows, from its own host.
     """
-    place = _place(placement, turns)
+    place = _place(placement)
     return Batch(jax.tree.map(lambda x: _assembled(np.asarray(x), place), reader(place.local_rows)), placement.size)
 
 
@@ -138,12 +152,6 @@ class _Place:
     """Where padded rows lie."""
 
     placement: Placement
-    turns: int
-
-    @property
-    def num_padded(self) -> int:
-        unit = self.placement.num_devices * self.turns
-        return -(-self.placement.size // unit) * unit
 
     @functools.cached_property
     def blocks(self) -> Sharding | None:
@@ -156,59 +164,45 @@ class _Place:
     @functools.cached_property
     def local_rows(self) -> np.ndarray:
         """The numbers of the rows that lie on this process's devices, ascending; padding is made of the last row."""
-        size = self.placement.size
+        size, num_padded = self.placement.size, self.placement.num_padded
         if self.blocks is None:
             return np.arange(size)
         needed = np.zeros(size, bool)
-        for index in self.blocks.addressable_devices_indices_map((self.num_padded,)).values():
+        for index in self.blocks.addressable_devices_indices_map((num_padded,)).values():
             assert index is not None
-            start, stop, _ = index[0].indices(self.num_padded)
+            start, stop, _ = index[0].indices(num_padded)
             needed[min(start, size - 1) : stop] = True
-            needed[-1] |= stop > size
         return np.flatnonzero(needed)
 
 
 @functools.lru_cache(maxsize=256)
-def _place(placement: Placement, turns: int) -> _Place:
+def _place(placement: Placement) -> _Place:
     """The same one for the same rows: it is asked for at each step."""
-    return _Place(placement, turns)
+    return _Place(placement)
 
 
 def _assembled(local: np.ndarray, place: _Place) -> jax.Array:
     """An array over all processes' devices, of the rows that this one has."""
     local = local.astype(jax.dtypes.canonicalize_dtype(local.dtype), copy=False)
-    whole, numbers = place.whole, place.local_rows
+    whole, numbers, num_padded = place.whole, place.local_rows, place.placement.num_padded
     if local.ndim == 0:
         return jnp.asarray(local) if whole is None else jax.make_array_from_callback((), whole, lambda _: local)
     if place.blocks is None:
-        return jnp.asarray(_padded_on_host(local, place.num_padded))
-    last = place.placement.size - 1
+        return jnp.asarray(layout.repeat_last(local, num_padded))
 
     def block(index: Any) -> np.ndarray:
-        start, stop, _ = index[0].indices(place.num_padded)
-        first = int(np.searchsorted(numbers, min(start, last)))
-        if stop <= last + 1:
-            return local[first : first + stop - start]
-        return local[np.searchsorted(numbers, np.minimum(np.arange(start, stop), last))]
+        start, stop, _ = index[0].indices(num_padded)
+        first, end = np.searchsorted(numbers, [min(start, numbers[-1]), stop])
+        return layout.repeat_last(local[first:end], stop - start)
 
-    return jax.make_array_from_callback((place.num_padded, *local.shape[1:]), place.blocks, block)
-
-
-def _padded_on_host(rows: np.ndarray, num_padded: int) -> np.ndarray:
-    extra = num_padded - len(rows)
-    return np.concatenate([rows, np.repeat(rows[-1:], extra, axis=0)]) if extra else rows
+    return jax.make_array_from_callback((num_padded, *local.shape[1:]), place.blocks, block)
 
 
 def _from_devices(x: jax.Array, place: _Place) -> jax.Array:
-    if x.ndim and place.num_padded > x.shape[0]:
-        x = _padded(ready(x), place.num_padded)
+    if x.ndim and place.placement.is_padded:
+        x = arrays.padded(ready(x), place.placement)
     target = place.blocks if x.ndim else place.whole
     return x if target is None or x.sharding == target else jax.device_put(x, target)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _padded(x: jax.Array, num_padded: int) -> jax.Array:
-    return jnp.concatenate([x, jnp.repeat(x[-1:], num_padded - x.shape[0], axis=0)])
 
 
 def _first(x: jax.Array, number: int) -> jax.Array:
@@ -218,7 +212,6 @@ def _first(x: jax.Array, number: int) -> jax.Array:
 def _every(x: jax.Array, index: Any, turns: int, size: int) -> jax.Array:
     if not x.ndim:
         return x
-    if x.shape[0] % turns:  # laid out for another number of turns
-        x = _padded(x, -(-x.shape[0] // turns) * turns)
+    x = layout.repeat_last(x, x.shape[0] + -x.shape[0] % turns)  # as it is, if laid out for so many
     mine = x.reshape(x.shape[0] // turns, turns, *x.shape[1:])
     return jax.lax.dynamic_index_in_dim(mine, index, 1, keepdims=False)[:size]

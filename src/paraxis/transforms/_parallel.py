@@ -1,6 +1,5 @@
 """``Parallel``: the function of one device's share of a batch, run on all devices."""
 
-import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -157,5 +156,4 @@ def _sent(x: Any, placement: placing.Placement) -> Any:
         return x
     if x.ndim == 0:
         return arrays.settle(x, placement, rows=False)
-    rows = dataclasses.replace(placement.axis, size=max(x.shape[0], 1))
-    return arrays.settle(x, dataclasses.replace(placement, axis=rows), rows=True)
+    return arrays.settle(x, placement.holding(max(x.shape[0], 1)), rows=True)

@@ -5,7 +5,6 @@ which results differ between devices, and, if rows had to be added, whether they
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,15 +40,15 @@ class Call:
 
     def __init__(self, plan: Plan, binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._plan, self._binding = plan, binding
-        self._axis = dataclasses.replace(plan.place, size=placing.place(plan.place).num_devices)
+        place = placing.place(plan.place)
+        self._axis = place.holding(place.num_devices).axis
         static = plan.statics
         self._num_args = len(args)
         self._static_args = {p: args[p] for p in static.positions if p < len(args)}
         self._static_kwargs = {name: x for name, x in kwargs.items() if name in static.names}
         self._kwargs = {name: x for name, x in kwargs.items() if name not in static.names}
         self._batch = self._split([x for p, x in enumerate(args) if p not in self._static_args])
-        self._share = math.ceil((self._batch.size or 0) / self._axis.size)
-        self._is_padded = self._share * self._axis.size > (self._batch.size or 0)
+        self._rows = place.holding(self._batch.size or place.num_devices)  # no padding where nothing is split
         self._drawn: list[_randomness.Stream] = []
         self._differs: Any = None
 
@@ -84,12 +83,9 @@ class Call:
         return batch
 
     def _shares(self, x: Any, at: int) -> jax.Array:
-        """``(..., rows, ...)`` → ``(devices, ..., share, ...)``; rows that are added repeat the first."""
-        x = jnp.moveaxis(jnp.asarray(x), at, 0)
-        extra = self._share * self._axis.size - x.shape[0]
-        if extra:
-            x = jnp.concatenate([x, jnp.broadcast_to(x[:1], (extra, *x.shape[1:]))])
-        return jnp.moveaxis(x.reshape(self._axis.size, self._share, *x.shape[1:]), 1, at + 1)
+        """``(..., rows, ...)`` → ``(devices, ..., share, ...)``; padded."""
+        x = layout.repeat_last(jnp.moveaxis(jnp.asarray(x), at, 0), self._rows.num_padded)
+        return jnp.moveaxis(x.reshape(self._axis.size, self._rows.num_local, *x.shape[1:]), 1, at + 1)
 
     # --- on a device ---------------------------------------------------------------------------------------------
 
@@ -101,8 +97,9 @@ class Call:
             return self._traced(*jax.tree.unflatten(structure, leaves))
 
         avals = [jax_api.struct(x) for x in leaves]
-        if self._plan.check and self._is_padded:
-            harm = _padding.harm(one, avals, row_dims, self._share, self._plan.reduce, self._binding.names)
+        if self._plan.check and self._rows.is_padded:
+            share = self._rows.num_local
+            harm = _padding.harm(one, avals, row_dims, share, self._plan.reduce, self._binding.names)
             if harm is not None:
                 self._refuse(harm)
         body, out_tree = jax_api.trace(one, avals, {})
@@ -191,10 +188,6 @@ class Call:
                     f"reduce='mean'"
                 )
             y = _results.reduced(kind, x, self._axis, differs=differ)
-            has_rows = self._is_padded and kind == "concat" and x.shape[1:2] == (self._share,)
-            made.append(self._without_padding(y) if has_rows else y)
+            has_rows = kind == "concat" and x.shape[1:2] == (self._rows.num_local,)
+            made.append(layout.unpad(y, self._rows) if has_rows else y)
         return jax.tree.unflatten(structure, made)
-
-    def _without_padding(self, x: jax.Array) -> jax.Array:
-        rows = dataclasses.replace(self._plan.place, size=self._batch.size or 1)
-        return layout.unpad(x, placing.place(rows))

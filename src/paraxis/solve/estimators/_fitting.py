@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, held, placing
+from paraxis._core import arrays, held, layout, placing
 from paraxis._core.axis import Axis
 from paraxis._core.errors import DeviceError
 from paraxis.solve import prox
@@ -174,11 +174,9 @@ def _few_sizes(X: np.ndarray, y: np.ndarray, weight: Any) -> tuple[np.ndarray, n
     size = len(X)
     weight = np.ones(size, X.dtype) if weight is None else weight
     step = max(64, 2 ** (size.bit_length() - 4))
-    extra = -size % step if size <= _LARGE else 0
-    if not extra:
-        return X, y, weight
-    padded = [np.concatenate([x, np.repeat(x[:1], extra, 0)]) for x in (X, y)]
-    return padded[0], padded[1], np.concatenate([weight, np.zeros(extra, weight.dtype)])
+    num_padded = size + -size % step if size <= _LARGE else size
+    padded = (layout.repeat_last(x, num_padded) for x in (X, y))
+    return *padded, layout.padded_weights(weight, num_padded)
 
 
 def _axis(size: int, devices: int | None) -> Axis:

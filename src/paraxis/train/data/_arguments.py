@@ -3,8 +3,7 @@
 from typing import Any
 
 from paraxis._core import integers
-from paraxis._core.axis import Axis
-from paraxis._core.errors import AxisError, DataError
+from paraxis._core.errors import DataError
 from paraxis.train.data._order import Order
 from paraxis.train.data._sources import Batches, RowSource
 
@@ -43,17 +42,6 @@ def integer(name: str, value: Any, *, least: int) -> int:
             f"px.loader: {name} must be an integer of at least {least}, got {value!r}; write {name}={least}"
         )
     return number
-
-
-def axis_of(axis: Any) -> Axis:
-    """The axis that rows lie on; its size is that of the batch at hand."""
-    found = Axis(axis, 1) if isinstance(axis, str) else axis
-    if not isinstance(found, Axis):
-        raise AxisError(
-            f"px.loader: axis must be a name or a px.Axis, got {type(axis).__name__}; write axis='batch', or "
-            "axis=px.Axis('batch', 1, mesh=mesh, over='data')"
-        )
-    return found
 
 
 def seed_of(seed: Any) -> int:

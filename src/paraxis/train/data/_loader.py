@@ -1,7 +1,6 @@
 """Batches out of a source: in an order that the seed decides, read ahead, and laid out over the devices."""
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Generator, Iterator
@@ -15,7 +14,7 @@ from paraxis._core.axis import Axis
 from paraxis._core.errors import DataError
 from paraxis.train import _batches
 from paraxis.train._batches import Batch
-from paraxis.train.data._arguments import axis_of, integer, order_of, seed_of
+from paraxis.train.data._arguments import integer, order_of, seed_of
 from paraxis.train.data._host import for_devices
 from paraxis.train.data._order import Order
 from paraxis.train.data._parts import Part, naming, one_pass, passes
@@ -95,7 +94,8 @@ def loader(
             f"px.loader: transform must be a function of a batch, got {type(transform).__name__}; write "
             "transform=lambda batch: batch | {'x': batch['x'] / 255}"
         )
-    return Loader(found, order, axis_of(axis), seed, integer("read_ahead", read_ahead, least=0), transform)
+    axis = _batches.axis_of("px.loader", axis)
+    return Loader(found, order, axis, seed, integer("read_ahead", read_ahead, least=0), transform)
 
 
 class Closable(Iterator[Batch], Protocol):
@@ -207,7 +207,7 @@ class Loader:
         with contextlib.closing(parts):
             for part in parts:
                 with jax.enable_x64(wide), naming(part.epoch, part.number):
-                    placement = placing.on_auto(placing.place(dataclasses.replace(axis, size=len(part.ids))))
+                    placement = placing.on_auto(placing.place(axis).holding(len(part.ids)))
                     batch = _batches.read(functools.partial(self._read, part), placement)
                 yield batch
                 del batch, part  # no more of them stays in memory than asked for

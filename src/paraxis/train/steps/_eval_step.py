@@ -83,7 +83,7 @@ def eval_step(
     fn: Callable[..., Any],
     *,
     axis: str | Axis = "batch",
-    at_once: int | None = None,
+    microbatches: int | None = None,
     precision: str | None = None,
     ema: bool = False,
     reproducible: None = None,
@@ -94,7 +94,7 @@ def eval_step(
     fn: Callable[..., Any],
     *,
     axis: str | Axis = "batch",
-    at_once: int | None = None,
+    microbatches: int | None = None,
     precision: str | None = None,
     ema: bool = False,
     reproducible: str,
@@ -104,7 +104,7 @@ def eval_step(
     fn: Callable[..., Any],
     *,
     axis: str | Axis = "batch",
-    at_once: int | None = None,
+    microbatches: int | None = None,
     precision: str | None = None,
     ema: bool = False,
     reproducible: str | None = None,
@@ -118,7 +118,7 @@ def eval_step(
             ``key``, ``row_keys`` and ``mutable`` as a loss function does. It returns a dict of metrics, or what a
             loss function returns. What it writes to the model is not kept.
         axis: as for :func:`train_step`.
-        at_once: likewise.
+        microbatches: likewise.
         precision: likewise.
         ema: take the averaged parameters.
         reproducible: as for :func:`train_step`.
@@ -142,7 +142,7 @@ def eval_step(
     """
     function = LossFunction("eval_step", fn, _EXAMPLE)
     _precision.check("eval_step", precision)
-    rows = _rows.Rows("eval_step", axis, at_once)
-    if _reproducible.is_asked_for("eval_step", reproducible, groups, at_once=at_once):
+    rows = _rows.Rows("eval_step", axis, microbatches)
+    if _reproducible.is_asked_for("eval_step", reproducible, groups, microbatches=microbatches):
         return GroupedEval(function, rows, number=groups, precision=precision, ema=ema)
     return EvalStep(function, rows, precision=precision, ema=ema)

@@ -33,10 +33,10 @@ def is_asked_for(what: str, reproducible: Any, groups: Any, **others: Any) -> bo
         )
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or groups & (groups - 1):
         raise StateError(f"{what}: groups must be a power of two, got {groups!r}; write groups={GROUPS}")
-    if others.get("at_once") is not None:
+    if others.get("microbatches") is not None:
         raise StateError(
-            f"{what}: at_once does not go with reproducible={ANY_DEVICE_COUNT!r}, where each device takes its groups "
-            f"of rows one after another; leave it out, and bound memory by groups={2 * groups}"
+            f"{what}: microbatches does not go with reproducible={ANY_DEVICE_COUNT!r}, where each device takes its "
+            f"groups of rows one after another; leave it out, and bound memory by groups={2 * groups}"
         )
     if others.get("shard") is not None:
         raise StateError(

@@ -1,13 +1,12 @@
 """Where the rows of a step go: found when it is first called, and again when the mesh in force is another."""
 
-import dataclasses
 from typing import Any
 
 import jax
 
-from paraxis._core import arrays, held, jax_api, placing
+from paraxis._core import arrays, held, integers, jax_api, placing
 from paraxis._core.axis import Axis
-from paraxis._core.errors import AxisError, StateError
+from paraxis._core.errors import StateError
 from paraxis._core.placing import Placement
 from paraxis.train import _batches
 from paraxis.train._batches import Batch
@@ -19,27 +18,30 @@ class Rows:
     Args:
         what: the function of ours, for errors.
         axis: a name, or an axis for its ``mesh`` and ``over``; its size does not matter.
-        at_once: rows of a micro-batch, over all devices; ``None``: all rows together.
+        microbatches: in how many turns the rows of a batch are taken; ``None``: all together.
+
+    Raises:
+        AxisError, StateError: if an argument is something else.
     """
 
-    def __init__(self, what: str, axis: str | Axis, at_once: int | None) -> None:
+    def __init__(self, what: str, axis: str | Axis, microbatches: int | None) -> None:
         self._what = what
-        self._axis = Axis(axis, 1) if isinstance(axis, str) else axis
-        if not isinstance(self._axis, Axis) or self._axis.at_once is not None:
-            raise AxisError(
-                f"{what}: axis must be a name, or a px.Axis without at_once, got {axis!r}; write {what}(fn, "
-                f"axis='batch', at_once=32), where at_once counts the rows of all devices together"
+        self._axis = _batches.axis_of(what, axis)
+        number = 1 if microbatches is None else integers.at_least(1, microbatches)
+        if number is None:
+            raise StateError(
+                f"{what}: microbatches must be an integer of at least 1, the number of parts that each batch is cut "
+                f"into, got {microbatches!r}; write {what}(fn, microbatches=4)"
             )
-        # Refuses what is no positive integer.
-        self._at_once = None if at_once is None else Axis(self._axis.name, 1, at_once=at_once).at_once
+        self._microbatches = number
         self._context: Any = None
         self._placement: Placement | None = None
         self._target: Any = None
         self._placements: dict[int, Placement] = {}  # by the number of rows
 
     def turns(self, num_rows: int) -> int:
-        """In how many turns so many rows are taken."""
-        return -(-num_rows // min(self._at_once or num_rows, num_rows))
+        """In how many turns so many rows are taken. Not by the devices: it decides what a BatchNorm sees."""
+        return min(self._microbatches, num_rows)
 
     def moved(self) -> bool:
         """Look where rows go now; whether that has changed."""
@@ -81,9 +83,8 @@ class Rows:
         if self._target is None:  # the compiled function takes them as they are
             return Batch(batch, number)
         if number not in self._placements:
-            axis = dataclasses.replace(self.placement.axis, size=number)
-            self._placements[number] = dataclasses.replace(self.placement, axis=axis)
-        return _batches.lay_out(batch, self._placements[number], turns=self.turns(number))
+            self._placements[number] = self.placement.holding(number, turns=self.turns(number))
+        return _batches.lay_out(batch, self._placements[number])
 
     def beside(self, values: Any) -> Any:
         """Values brought to the devices, if they lie elsewhere; what is split over these stays so."""

@@ -127,7 +127,7 @@ def train_step(
     loss_fn: Callable[..., Any],
     *,
     axis: str | Axis = "batch",
-    at_once: int | None = None,
+    microbatches: int | None = None,
     precision: str | None = None,
     clip: float | None = None,
     guard: bool = True,
@@ -141,7 +141,7 @@ def train_step(
     loss_fn: Callable[..., Any],
     *,
     axis: str | Axis = "batch",
-    at_once: int | None = None,
+    microbatches: int | None = None,
     precision: str | None = None,
     clip: float | None = None,
     guard: bool = True,
@@ -154,7 +154,7 @@ def train_step(
     loss_fn: Callable[..., Any],
     *,
     axis: str | Axis = "batch",
-    at_once: int | None = None,
+    microbatches: int | None = None,
     precision: str | None = None,
     clip: float | None = None,
     guard: bool = True,
@@ -178,9 +178,9 @@ def train_step(
             last. It returns a loss, or a loss and a dict of metrics. Each of them is a scalar, the mean over the rows
             given; or one value per row, which are averaged; or a ``px.Mean``, where rows count differently.
         axis: a name, or a ``px.Axis`` for its ``mesh`` and ``over``; its size does not matter.
-        at_once: rows of a micro-batch, over all devices together: bounds memory. Of C micro-batches, number c has
-            rows c, c + C, …; their gradients are added. What a model takes over a batch (BatchNorm) it takes over a
-            micro-batch then.
+        microbatches: cut each batch into so many, taken one after another: bounds memory. Of C micro-batches, number c
+            has rows c, c + C, …; their gradients are added. A batch of fewer rows is cut into as many as it has. What a
+            model takes over a batch (BatchNorm) it takes over a micro-batch then.
         precision: ``"bfloat16"``: the model and the batch are computed with in bfloat16; parameters, updates and the
             mean of the loss stay as they are. Take ``logits.astype("float32")`` where it matters in the loss. All of
             the batch's floating arrays are rounded, to three digits: give labels, masks and counts as integers or
@@ -241,7 +241,7 @@ def train_step(
     if clip is not None and not (isinstance(clip, numbers.Real) and clip > 0):
         raise StateError(f"train_step: clip must be a positive norm, got {clip!r}; write clip=1.0")
     update = Options(clip=clip, guard=guard)
-    rows = _rows.Rows("train_step", axis, at_once)
-    if _reproducible.is_asked_for("train_step", reproducible, groups, at_once=at_once, shard=shard):
+    rows = _rows.Rows("train_step", axis, microbatches)
+    if _reproducible.is_asked_for("train_step", reproducible, groups, microbatches=microbatches, shard=shard):
         return GroupedStep(loss, rows, number=groups, precision=precision, update=update, donate=donate)
     return TrainStep(loss, rows, precision=precision, update=update, shard=shard, donate=donate)
