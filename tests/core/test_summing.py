@@ -218,7 +218,7 @@ def test_no_more_is_copied_than_for_one_flat_batch(inside: bool) -> None:
     weights = {"a": jax.ShapeDtypeStruct((64, 256), jnp.float32), "b": jax.ShapeDtypeStruct((256, 10), jnp.float32)}
     shapes = weights, jax.ShapeDtypeStruct((16, 64, 64), jnp.float32)
     ours, theirs = (
-        jax.jit(fn).lower(*shapes).compile().as_text() for fn in (within if inside else jax.grad(mean), flat)
+        str(jax.jit(fn).lower(*shapes).compile().as_text()) for fn in (within if inside else jax.grad(mean), flat)
     )
     for operation in (" transpose(", " copy("):
         assert ours.count(operation) <= theirs.count(operation)

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from paraxis._core import apart, arrays, cost, jax_api, layout, local, placing, scope
 from paraxis._core.arrays import ready
