@@ -191,15 +191,17 @@ class Everywhere:
     def tree(self) -> Any:
         """The values, laid on all devices."""
         target = self._target
-        there = target is None or all(_lies(x, target) for x in jax.tree.leaves(self.given))
-        return self.given if there else _laid(self.given, target)
+        if target is None or all(_lies(x, target) for x in jax.tree.leaves(self.given)):
+            return self.given
+        return _laid(self.given, target)
 
     @property
     def operands(self) -> Any:
         """The values for a program over all devices: if they are bound to none, it brings them there faster."""
-        target = self._target
-        free = target is None or target.is_fully_addressable
-        return self.given if free and not any(x.committed for x in jax.tree.leaves(self.given)) else self.tree
+        leaves = jax.tree.leaves(self.given)
+        if self._target is None or not self._target.is_fully_addressable or is_traced(leaves):
+            return self.tree
+        return self.tree if any(x.committed for x in leaves) else self.given
 
     @property
     def _target(self) -> NamedSharding | None:
