@@ -18,10 +18,11 @@ import numpy as np
 
 from paraxis._core import arrays, held
 from paraxis._core.errors import DataError, ShapeError
+from paraxis.solve import _linear as linear
 from paraxis.solve import _losses as losses
 from paraxis.solve._linear import Linear
 from paraxis.solve._losses import Loss
-from paraxis.solve._rows import Rows
+from paraxis.solve._rows import Rows, blocks_of
 
 __all__ = [
     "LinearObjective",
@@ -65,7 +66,7 @@ class LinearObjective:
 
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> jax.Array:
         """The objective's value, a scalar. Communicates: one all-reduce of a scalar if rows lie on several devices."""
-        return self.problem(params, *args, **kwargs).value(params)
+        return linear.value(self.problem(params, *args, **kwargs), params)
 
     def problem(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
         """The problem that these arguments pose. ``params`` tell shapes only."""
@@ -81,7 +82,8 @@ class LinearObjective:
         design, targets = map(jnp.asarray, data[:2])
         weight = jnp.asarray(data[2]) if len(data) == 3 and data[2] is not None else None
         self._check(params, design, targets, weight, _added(data))
-        return Linear(self.loss, design, targets, weight, named.get("l2reg"), self.intercept)
+        blocks = blocks_of(data, design)
+        return Linear(self.loss, design, targets, weight, named.get("l2reg"), self.intercept, blocks)
 
     def check_targets(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Check the targets' values, if they are at hand, of rows that count.
