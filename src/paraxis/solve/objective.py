@@ -5,7 +5,8 @@ one. A solver that is given one sees the linear model in it, and reads the data 
 
 ``data`` is ``(X, y)`` or ``(X, y, weight)``: rows ``(n, d)``; targets ``(n,)``; weights ``(n,)``, over whose sum the
 mean is taken, so that a row of weight zero does not count. The rows may lie on any devices in any way;
-:func:`paraxis.solve.rows` spreads any number of them.
+:func:`paraxis.solve.rows` spreads any number of them, in blocks over which an objective is mapped. Rows of which it is
+not known where they lie are one block, which the compiler divides.
 """
 
 import dataclasses
@@ -65,7 +66,10 @@ class LinearObjective:
     l2: bool = False
 
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> jax.Array:
-        """The objective's value, a scalar. Communicates: one all-reduce of a scalar if rows lie on several devices."""
+        """The objective's value, a scalar.
+
+        Communicates, if rows lie on several devices: one all-reduce of a scalar, and one of the sum of the weights.
+        """
         return linear.value(self.problem(params, *args, **kwargs), params)
 
     def problem(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
