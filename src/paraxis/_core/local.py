@@ -113,7 +113,7 @@ def _turn(one: Element, placement: Placement, lowering: Lowering, sides: _Sides,
     several = _several(one, placement, lowering, sides)
     cut = None
     plain = not one.communicates and not jax_api.has_effects(one.jaxpr.jaxpr)
-    if any(summed) and plain and _choose(one, placement, lowering) == "vmap":
+    if placement.chunk > 1 and any(summed) and plain and _choose(one, placement, lowering) == "vmap":
         cut = summing.split(one.jaxpr, [not is_shared for is_shared in sides.shared], summed)
 
     def turn(rows: Sequence[jax.Array], real: jax.Array | None) -> list[jax.Array]:

@@ -107,6 +107,59 @@ def bind(
     )
 
 
+def traced(
+    fn: Callable[..., Any],
+    structure: Any,
+    operands: Sequence[Any],
+    shared: Sequence[bool],
+    placement: Placement,
+    lowering: Lowering = "auto",
+) -> tuple[Body, How]:
+    """The body of a map of ``fn`` along an axis; ``operands`` are the leaves of its arguments.
+
+    Raises:
+        LoweringError, CollectiveError: as :func:`check_exchange`.
+    """
+    mesh = placing.abstract_mesh(placement) if placement.axis.mesh is not None else None
+    inner = scope.within(placement.axis, mesh, placement.mesh_axes)
+    how = How(placement, lowering, inner.mapped)
+
+    def one(*xs: Any) -> Any:
+        with scope.entered(inner):
+            return fn(*jax.tree.unflatten(structure, xs))
+
+    vars(one)["__wrapped__"] = fn  # JAX's errors then name the user's function, and not this one
+    with placing.in_force(inner.mesh):
+        body = Body.of(one, structs(operands, shared), how)
+    check_exchange(body, how)
+    return body, how
+
+
+def map_and_sum(
+    fn: Callable[[Any, Any], tuple[Any, Any]], shared: Any, placed: Any, placement: Placement
+) -> tuple[Any, Any]:
+    """A map of which some results are kept and the others summed over the elements, by one primitive.
+
+    Args:
+        fn: ``(shared, placed)`` of one element → what is kept of it, and what is summed.
+        shared: tree of arrays, one value for all elements.
+        placed: tree of arrays ``(size, ...)``.
+        placement: where the elements lie.
+
+    Returns:
+        What is kept, ``(size, ...)``, and the sums.
+
+    Communicates: one all-reduce the size of the sums. The derivative: one the size of what is shared.
+    """
+    leaves, structure = jax.tree.flatten((shared, placed))
+    sides = [True] * len(jax.tree.leaves(shared))
+    sides += [False] * (len(leaves) - len(sides))
+    body, how = traced(fn, structure, leaves, sides, placement)
+    num_kept = body.structure.children()[0].num_leaves
+    summed = [index >= num_kept for index in range(body.structure.num_leaves)]
+    return jax.tree.unflatten(body.structure, bind(body, leaves, sides, how, summed))
+
+
 def structs(operands: Sequence[Any], shared: Sequence[bool]) -> list[jax.ShapeDtypeStruct]:
     """What one element sees of its operands."""
     return [jax_api.typed_struct(x) if s else jax_api.element_struct(x) for x, s in zip(operands, shared, strict=True)]

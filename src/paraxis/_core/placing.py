@@ -165,6 +165,25 @@ def _require(axis: Axis, mesh: Mesh | AbstractMesh, which: str) -> None:
         )
 
 
+AT_HAND = Placement(Axis("blocks", 1), None, ())
+"""One block of rows, wherever they lie: the compiler divides it as it finds them."""
+
+
+def blocks(placement: Placement) -> Placement:
+    """A block of rows for each device of a placement; one at hand on one device, and where types say how rows lie."""
+    mesh = concrete_mesh(placement)
+    if mesh is None or placement.num_devices == 1 or placement.is_explicit:
+        return AT_HAND
+    axis = Axis("blocks", placement.num_devices, mesh=mesh, over=placement.mesh_axes)
+    return Placement(axis, mesh, placement.mesh_axes)
+
+
+def can_be_entered(placement: Placement) -> bool:
+    """Whether a map can lie there here and now: not inside another map, nor where another mesh is in force."""
+    context = jax.sharding.get_abstract_mesh()
+    return not scope.current().mapped and (context.empty or abstract_mesh(placement) in (None, context))
+
+
 def as_here(placement: Placement) -> Placement:
     """The same placement where the mesh that it is on has been entered: some of its axes are taken."""
     context = jax.sharding.get_abstract_mesh()

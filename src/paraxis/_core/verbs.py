@@ -94,18 +94,7 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
         form.value if isinstance(form, forms.Shared) else arrays.settle(leaf, placement, rows=True)
         for leaf, form in zip(leaves, known, strict=True)
     ]
-    mesh = placing.abstract_mesh(placement) if resolved.mesh is not None else None
-    inner = scope.within(resolved, mesh, placement.mesh_axes)
-    how = maps.How(placement, lowering, inner.mapped)
-
-    def one(*xs: Any) -> Any:
-        with scope.entered(inner):
-            return fn(*jax.tree.unflatten(structure, xs))
-
-    vars(one)["__wrapped__"] = fn  # JAX's errors then name the user's function, and not this one
-    with placing.in_force(inner.mesh):
-        body = maps.Body.of(one, maps.structs(operands, shared), how)
-    maps.check_exchange(body, how)
+    body, how = maps.traced(fn, structure, operands, shared, placement, lowering)
     results = maps.bind(body, operands, shared, how)
     if any(isinstance(y, jax_api.Tracer) for y in results):
         call = forms.Call(body, operands, shared, how)

@@ -6,7 +6,6 @@ hardly differ, and for a softmax they are close to the same matrix in every row 
 matter are those in which X is large.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -42,7 +41,9 @@ def matrix(problem: Linear, params: Any, block: int) -> tuple[jax.Array, jax.Arr
         as large as the largest that counts.
     """
     z = problem.predictions(params)
-    weight = problem.shares(z.dtype) * problem.loss.curvature(z, problem.targets)
+    given = None if problem.weight is None else problem.weight.astype(z.dtype)
+    shares = 1 / len(problem.design) if given is None else given / jnp.sum(given)
+    weight = shares * problem.loss.curvature(z, problem.targets)
 
     def of_rows(x: jax.Array, weight: jax.Array) -> jax.Array:
         if problem.intercept:
@@ -126,7 +127,7 @@ def prepared(problem: Linear, params: Any) -> Any:
     every = stride(*problem.design.shape)
     if _is_traced(problem, params):
         targets, weight = jax.tree.map(lambda x: x[::every], (problem.targets, problem.weight))
-        some = dataclasses.replace(problem, design=problem.design[::every], targets=targets, weight=weight)
+        some = Linear(problem.loss, problem.design[::every], targets, weight, problem.l2, problem.intercept)
         return inverse(*matrix(some, params, len(some.design) + 1), problem.l2, problem.intercept)
     of_rows = functools.partial(_of_concrete, problem.loss, problem.intercept, every)
     return arrays.on_auto_mesh(of_rows, problem.design, problem.targets, problem.weight, problem.l2, params)

@@ -3,27 +3,78 @@
 Along a direction D, the predictions are ``Z + stepsize * (X @ D)``. With both parts at hand, a trial costs as much as
 its rows have outputs, and X is read twice per step, for ``X @ D`` and for the gradient, however many steps are tried.
 LIBLINEAR does this for two classes on one machine (Fan et al. 2008); no solver in JAX did.
+
+All that reads rows is a function of one block of them (:class:`Block`), mapped over the blocks, and a sum: ``px_map``
+in the program. There is a block for each device that the rows lie over, and what is kept by row stays there.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from paraxis._core import arrays, layout, maps, placing
+from paraxis._core.placing import Placement
 from paraxis.solve import _trees as trees
 from paraxis.solve._losses import Loss
 from paraxis.solve._problem import Line, Passes, Point, Problem, Trial
 
 
 class Cache(NamedTuple):
-    """What a point of a linear problem remembers."""
+    """What a point of a linear problem remembers of the rows."""
 
     z: jax.Array  # predictions, (n,) or (k, n)
-    shares: Any  # each row's part of the mean, (n,) or a number; kept, since a sum of weights is an exchange
+    shares: Any  # each row's part of the mean, (n,); None: equal. Kept, since a sum of weights is an exchange
 
 
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Some of the rows: what is computed of each block alone. ``share`` is a row's part of the mean without weights."""
+
+    loss: Loss
+    intercept: bool
+    share: float
+    design: jax.Array
+    targets: jax.Array
+
+    def predictions(self, params: Any) -> jax.Array:
+        """As those of :class:`Linear`."""
+        coef, bias = params if self.intercept else (params, None)
+        if coef.ndim == 1:
+            z = jnp.einsum("d,nd->n", coef, self.design, precision=trees.EXACT)
+            return z if bias is None else z + bias
+        # XLA's CPU products are fastest where rows of both operands lie in one piece, but it moves transpositions into
+        # them unless it is kept from that: forwards and backwards take half the time.
+        outputs_first = jax.lax.optimization_barrier(coef.T)
+        z = jnp.einsum("kd,nd->nk", outputs_first, self.design, precision=trees.EXACT)
+        z = jax.lax.optimization_barrier(z).T
+        return z if bias is None else z + bias[:, None]
+
+    def mean(self, costs: jax.Array, shares: Any) -> jax.Array:
+        """The rows' part of the mean of costs ``(..., n)``."""
+        return jnp.sum((jnp.asarray(self.share, costs.dtype) if shares is None else shares) * costs, -1)
+
+    def cost(self, z: jax.Array, shares: Any) -> jax.Array:
+        """The rows' part of the objective."""
+        return self.mean(self.loss.rows(z, self.targets), shares)
+
+    def grad(self, z: jax.Array, shares: Any, params: Any) -> Any:
+        """Their part of its gradient; ``params`` tell shapes only. Reads the rows once."""
+        return self.pulled(jax.grad(self.cost)(z, shares), params)
+
+    def pulled(self, r: jax.Array, params: Any) -> Any:
+        """The transpose of :meth:`predictions`."""
+        return jax.linear_transpose(self.predictions, params)(r)[0]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["design", "targets", "weight", "l2"],
+    meta_fields=["loss", "intercept", "blocks"],
+)
 @dataclasses.dataclass(frozen=True)
 class Linear(Problem):
     """The mean cost of rows, plus ``l2 / 2`` times the squared norm of the coefficients; an intercept goes free.
@@ -36,6 +87,7 @@ class Linear(Problem):
             does not count, as long as it is finite.
         l2: scalar.
         intercept: whether parameters are a pair of coefficients and intercept.
+        blocks: where the blocks of rows lie.
     """
 
     loss: Loss
@@ -44,43 +96,31 @@ class Linear(Problem):
     weight: jax.Array | None
     l2: Any
     intercept: bool
+    blocks: Placement = placing.AT_HAND
     passes = Passes(start=2, line=1, trial=0, end=1, product=2, refresh=1)
     tight = True
     adds_up = True
 
-    def shares(self, dtype: Any) -> jax.Array:
-        """Each row's part of the mean: ``(n,)``, or one number for all."""
-        if self.weight is None:
-            return jnp.asarray(1 / self.design.shape[0], dtype)
-        weight = self.weight.astype(dtype)
-        return weight / jnp.sum(weight)
+    def value(self, params: Any) -> jax.Array:
+        """The objective, as a plain function that JAX can differentiate in whatever way."""
+
+        def cost(block: Block, params: Any, shares: Any) -> Any:
+            return (), block.cost(block.predictions(params), shares)
+
+        return self._of_blocks(cost, params, self._shares(params))[1] + self._penalty(params)
 
     def predictions(self, params: Any) -> jax.Array:
         """``(d, k)`` coefficients → ``(k, n)``; ``(d,)`` → ``(n,)``. Linear in them. Reads the rows once."""
-        coef, bias = params if self.intercept else (params, None)
-        if coef.ndim == 1:
-            z = jnp.einsum("d,nd->n", coef, self.design, precision=trees.EXACT)
-            return z if bias is None else z + bias
-        # XLA's CPU products are fastest where rows of both operands lie in one piece, but it moves transpositions into
-        # them unless it is kept from that: forwards and backwards take half the time.
-        outputs_first = jax.lax.optimization_barrier(coef.T)
-        z = jnp.einsum("kd,nd->nk", outputs_first, self.design, precision=trees.EXACT)
-        z = jax.lax.optimization_barrier(z).T
-        return z if bias is None else z + bias[:, None]
-
-    def costs(self, z: jax.Array, shares: jax.Array) -> jax.Array:
-        """The mean cost of the rows."""
-        return jnp.sum(shares * self.loss.rows(z, self.targets))
-
-    def value(self, params: Any) -> jax.Array:
-        """The objective, as a plain function that JAX can differentiate in whatever way."""
-        z = self.predictions(params)
-        return self.costs(z, self.shares(z.dtype)) + self._penalty(params)
+        return self._of_blocks(lambda block, params, _: (block.predictions(params), ()), params, ())[0]
 
     def start(self, params: Any) -> Point:
-        z = self.predictions(params)
-        cache = Cache(z, self.shares(z.dtype))
-        return self._point(params, cache, self.costs(*cache) + self._penalty(params))
+        def begun(block: Block, params: Any, shares: Any) -> Any:
+            z = block.predictions(params)
+            return z, (block.cost(z, shares), block.grad(z, shares, params))
+
+        shares = self._shares(params)
+        z, (cost, grad) = self._of_blocks(begun, params, shares)
+        return Point(params, cost + self._penalty(params), self._with_penalty(grad, params), None, Cache(z, shares))
 
     def line(self, point: Point, direction: Any, cached: Any = None) -> Line:
         z, shares = point.cache
@@ -89,13 +129,24 @@ class Linear(Problem):
         own, step = self._coef(point.params), self._coef(direction)
         zero, half, whole = trees.dot(own, own), trees.dot(own, step), trees.dot(step, step)
 
-        def rows(stepsize: jax.Array) -> jax.Array:
-            return self.loss.rows(z + stepsize * dz, self.targets)
+        def tried(block: Block, stepsize: jax.Array, rows: Any) -> Any:
+            z, dz, shares = rows
+            one = jnp.ones_like(stepsize)
+
+            def along(stepsize: jax.Array) -> jax.Array:
+                return block.loss.rows(z + stepsize * dz, block.targets)
+
+            (value, slope), (_, curvature) = jax.jvp(lambda a: jax.jvp(along, (a,), (one,)), (stepsize,), (one,))
+            return (), block.mean(jnp.stack([value, slope, curvature]), shares)  # one sum: one exchange
+
+        def moved(block: Block, given: Any, rows: Any) -> Any:
+            stepsize, params = given
+            z, dz, shares = rows
+            z = z + stepsize * dz
+            return z, block.grad(z, shares, params)
 
         def at(stepsize: jax.Array) -> Trial:
-            one = jnp.ones_like(stepsize)
-            (value, slope), (_, curvature) = jax.jvp(lambda a: jax.jvp(rows, (a,), (one,)), (stepsize,), (one,))
-            value, slope, curvature = jnp.sum(shares * jnp.stack([value, slope, curvature]), 1)  # one sum: one exchange
+            value, slope, curvature = self._of_blocks(tried, stepsize, (z, dz, shares))[1]
             return Trial(
                 value + 0.5 * l2 * (zero + 2 * stepsize * half + stepsize**2 * whole),
                 slope + l2 * (half + stepsize * whole),
@@ -104,8 +155,9 @@ class Linear(Problem):
             )
 
         def end(stepsize: jax.Array, trial: Trial) -> Point:
-            cache = Cache(z + stepsize * dz, shares)
-            return self._point(trees.along(point.params, stepsize, direction), cache, trial.value)
+            params = trees.along(point.params, stepsize, direction)
+            there, grad = self._of_blocks(moved, (stepsize, params), (z, dz, shares))
+            return Point(params, trial.value, self._with_penalty(grad, params), None, Cache(there, shares))
 
         unknown = jnp.full((), jnp.nan, z.dtype)
         return Line(Trial(point.value, trees.dot(point.grad, direction), unknown, ()), at, end)
@@ -114,26 +166,52 @@ class Linear(Problem):
         return self.predictions(direction)
 
     def products(self, point: Point) -> tuple[Callable[[Any], tuple[Any, Any]], Any]:
-        z, shares = point.cache
+        def bent(block: Block, direction: Any, rows: Any) -> Any:
+            z, shares = rows
+            dz = block.predictions(direction)
+            curved = jax.jvp(lambda z: jax.grad(block.cost)(z, shares), (z,), (dz,))[1]
+            return dz, block.pulled(curved, direction)
 
         def product(direction: Any) -> tuple[Any, Any]:
-            dz = self.predictions(direction)
-            bent = jax.jvp(lambda z: jax.grad(self.costs)(z, shares), (z,), (dz,))[1]
-            return self._with_penalty(self._pulled(bent, direction), direction), dz
+            dz, found = self._of_blocks(bent, direction, tuple(point.cache))
+            return self._with_penalty(found, direction), dz
 
-        return product, jnp.zeros_like(z)
+        return product, jnp.zeros_like(point.cache.z)
 
     def refreshed(self, point: Point) -> Point:
         """The same point with its predictions computed anew: steps added up leave rounding behind. One pass."""
         return point._replace(cache=point.cache._replace(z=self.predictions(point.params)))
 
-    def _point(self, params: Any, cache: Cache, value: jax.Array) -> Point:
-        grad = self._with_penalty(self._pulled(jax.grad(self.costs)(*cache), params), params)
-        return Point(params, value, grad, None, cache)
+    def _shares(self, params: Any) -> jax.Array | None:
+        """Each row's part of the mean; ``None``: the same for all."""
+        if self.weight is None:
+            return None
+        weight = self.weight.astype(jnp.result_type(self._coef(params), self.design))
+        total = self._of_blocks(lambda block, _, weight: ((), jnp.sum(weight)), (), weight)[1]
+        return self._of_blocks(lambda block, total, weight: (weight / total, ()), total, weight)[0]
 
-    def _pulled(self, r: jax.Array, params: Any) -> Any:
-        """The transpose of :meth:`predictions`; reads the rows once, and adds up over the devices once."""
-        return jax.linear_transpose(self.predictions, params)(r)[0]
+    def _of_blocks(self, fn: Callable[[Block, Any, Any], Any], shared: Any, rows: Any) -> tuple[Any, Any]:
+        """``fn(block, shared, rows)`` → what is kept and what is summed, of each block: kept values ``(..., n)``, sums.
+
+        ``rows`` are ``(..., n)``. Communicates: one all-reduce the size of the sums.
+        """
+        size = self.blocks.size
+
+        def of_block(shared: Any, own: Any) -> Any:
+            return fn(Block(self.loss, self.intercept, 1 / self.design.shape[0], *own[0]), shared, own[1])
+
+        def split(x: jax.Array, at: int) -> jax.Array:  # moves nothing between devices
+            return jnp.moveaxis(x.reshape(*x.shape[:at], size, x.shape[at] // size, *x.shape[at + 1 :]), at, 0)
+
+        def joined(x: jax.Array) -> jax.Array:
+            return jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], size * x.shape[-1])
+
+        if layout.tells_in_type(self.design):  # then the compiler divides the one block
+            return of_block(shared, ((self.design, self.targets), rows))
+        data = split(self.design, 0), split(self.targets, 0)
+        placed = data, jax.tree.map(lambda x: split(x, x.ndim - 1), rows)
+        kept, sums = maps.map_and_sum(of_block, shared, placed, self.blocks)
+        return jax.tree.map(joined, kept), sums
 
     def _coef(self, params: Any) -> jax.Array:
         return params[0] if self.intercept else params
@@ -146,3 +224,11 @@ class Linear(Problem):
             return grad
         coef = self._coef(grad) + jnp.asarray(self.l2, self._coef(grad).dtype) * self._coef(params)
         return (coef, grad[1]) if self.intercept else coef
+
+
+_value = jax.jit(Linear.value)
+
+
+def value(problem: Linear, params: Any) -> jax.Array:
+    """The objective, compiled: outside a program, to lay rows out in blocks would copy them."""
+    return _value(*arrays.ready((problem, params)))

@@ -6,17 +6,45 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from paraxis._core import arrays, held, placing
+from paraxis._core import arrays, held, layout, placing
 from paraxis._core.axis import Axis
-from paraxis._core.errors import DataError, ShapeError
+from paraxis._core.errors import DataError, DeviceError, ShapeError
+from paraxis._core.placing import AT_HAND, Placement
 
 
-class Rows(NamedTuple):
-    """Data for an objective, ``(X, y, weight)``, laid out over devices; padding rows have weight zero."""
-
+class _Arrays(NamedTuple):
     X: jax.Array
     y: jax.Array
     weight: jax.Array
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Rows(_Arrays):
+    """Data for an objective, ``(X, y, weight)``, laid out over devices; padding rows have weight zero.
+
+    It knows where its blocks of rows lie, one on each device, and says so to programs under ``jit`` as well. Rows that
+    are taken out of it, or that :func:`rows` laid on one device or on an Explicit mesh, are one block, which the
+    compiler divides as it finds it.
+    """
+
+    blocks: Placement = AT_HAND
+
+    def __new__(cls, X: Any, y: Any, weight: Any, blocks: Placement = AT_HAND) -> "Rows":
+        data = _Arrays.__new__(cls, X, y, weight)
+        data.blocks = blocks
+        return data
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Placement]:
+        keys = map(jax.tree_util.GetAttrKey, self._fields)
+        return tuple(zip(keys, self, strict=True)), self.blocks
+
+    @classmethod
+    def tree_unflatten(cls, blocks: Placement, leaves: Any) -> "Rows":
+        X, y, weight = leaves
+        return cls(X, y, weight, blocks)
+
+    def __reduce__(self) -> Any:
+        return Rows, tuple(self)
 
     def __repr__(self) -> str:
         return f"Rows(X {self.X.dtype}{self.X.shape}, y {self.y.dtype}{self.y.shape}, weight {self.weight.shape})"
@@ -28,6 +56,29 @@ class Rows(NamedTuple):
         compiled twice.
         """
         return jax.tree.map(lambda x: arrays.whole_beside(jax.numpy.asarray(x), self.X), params)
+
+
+def blocks_of(data: Any, design: jax.Array) -> Placement:
+    """Where the blocks of an objective's data lie, of which ``design`` are the rows; one block where that is not known.
+
+    It is known of what :func:`rows` gave, of as many rows to a block, outside other maps.
+
+    Raises:
+        DeviceError: if they were moved to other devices since.
+    """
+    blocks = data.blocks if isinstance(data, Rows) else AT_HAND
+    mesh = placing.concrete_mesh(blocks) if blocks.mesh is not None else None
+    if mesh is None or design.shape[0] % blocks.size or layout.tells_in_type(design):
+        return AT_HAND
+    if not placing.can_be_entered(blocks):
+        return AT_HAND
+    now = set() if held.is_traced(design) or not design.committed else design.sharding.device_set
+    if now and now != set(mesh.devices.flat):
+        raise DeviceError(
+            f"data: these rows were laid out over {blocks.num_devices} devices, and lie on {len(now)} others now; lay "
+            "them out there, px.solve.rows(X, y, axis=…), or write tuple(data) for rows that lie in no special way"
+        )
+    return blocks
 
 
 def rows(
@@ -89,7 +140,7 @@ def rows(
     placement = placing.place(axis)
     design, targets = held.hold((X.astype(dtype), y), placement).tree
     padded = np.pad(weight.astype(dtype), (0, placement.num_padded - placement.size))
-    return Rows(design, targets, arrays.in_blocks(padded, placement))
+    return Rows(design, targets, arrays.in_blocks(padded, placement), placing.blocks(placement))
 
 
 def _class_factors(y: np.ndarray, weight: np.ndarray, class_weight: Any) -> np.ndarray:

@@ -5,7 +5,8 @@ one. A solver that is given one sees the linear model in it, and reads the data 
 
 ``data`` is ``(X, y)`` or ``(X, y, weight)``: rows ``(n, d)``; targets ``(n,)``; weights ``(n,)``, over whose sum the
 mean is taken, so that a row of weight zero does not count. The rows may lie on any devices in any way;
-:func:`paraxis.solve.rows` spreads any number of them.
+:func:`paraxis.solve.rows` spreads any number of them, in blocks over which an objective is mapped. Rows of which it is
+not known where they lie are one block, which the compiler divides.
 """
 
 import dataclasses
@@ -18,10 +19,11 @@ import numpy as np
 
 from paraxis._core import arrays, held
 from paraxis._core.errors import DataError, ShapeError
+from paraxis.solve import _linear as linear
 from paraxis.solve import _losses as losses
 from paraxis.solve._linear import Linear
 from paraxis.solve._losses import Loss
-from paraxis.solve._rows import Rows
+from paraxis.solve._rows import Rows, blocks_of
 
 __all__ = [
     "LinearObjective",
@@ -64,8 +66,11 @@ class LinearObjective:
     l2: bool = False
 
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> jax.Array:
-        """The objective's value, a scalar. Communicates: one all-reduce of a scalar if rows lie on several devices."""
-        return self.problem(params, *args, **kwargs).value(params)
+        """The objective's value, a scalar.
+
+        Communicates, if rows lie on several devices: one all-reduce of a scalar, and one of the sum of the weights.
+        """
+        return linear.value(self.problem(params, *args, **kwargs), params)
 
     def problem(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
         """The problem that these arguments pose. ``params`` tell shapes only."""
@@ -81,7 +86,8 @@ class LinearObjective:
         design, targets = map(jnp.asarray, data[:2])
         weight = jnp.asarray(data[2]) if len(data) == 3 and data[2] is not None else None
         self._check(params, design, targets, weight, _added(data))
-        return Linear(self.loss, design, targets, weight, named.get("l2reg"), self.intercept)
+        blocks = blocks_of(data, design)
+        return Linear(self.loss, design, targets, weight, named.get("l2reg"), self.intercept, blocks)
 
     def check_targets(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Check the targets' values, if they are at hand, of rows that count.

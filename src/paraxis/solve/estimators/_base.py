@@ -250,7 +250,7 @@ class LinearModel(BaseEstimator, abc.ABC):
 
     def _solved(self, strength: float, params: Any, posed: Posed, placed: Placed) -> Solution:
         penalty = self._penalty(strength, float(posed.weight.sum(dtype=np.float64)), posed)
-        return fitting.solve(self._plan(posed), params, penalty, placed[:3])
+        return fitting.solve(self._plan(posed), params, penalty, placed.data)
 
     def _zeros(self, posed: Posed, num_features: int, dtype: Any) -> Any:
         outputs = () if posed.num_outputs is None else (posed.num_outputs,)

@@ -83,7 +83,7 @@ def cross_validate_path(
         params = jax.tree.map(lambda x: np.repeat(x[None], len(splits), 0), start)
         for index in order:
             penalty = _penalties(model, float(strengths[index]), totals, posed)
-            found, z = fitting.solve_folds(model._plan(posed), params, penalty, placed[:3])
+            found, z = fitting.solve_folds(model._plan(posed), params, penalty, placed.data)
             model._warn(found)
             params = found.params
             scores[index] = [

@@ -22,7 +22,7 @@ from paraxis.solve._lbfgs import LBFGS
 from paraxis.solve._newton import NewtonCG
 from paraxis.solve._progress import Watch
 from paraxis.solve._proximal import ProximalGradient
-from paraxis.solve._rows import rows
+from paraxis.solve._rows import Rows, rows
 from paraxis.solve.objective import LinearObjective, LossName, glm
 
 _LARGE = 100_000  # rows, from which on compiling is the smaller part
@@ -66,9 +66,7 @@ class Solution(NamedTuple):
 class Placed(NamedTuple):
     """Data on devices, and what was subtracted from each column."""
 
-    X: jax.Array
-    y: jax.Array
-    weight: jax.Array
+    data: Rows
     means: np.ndarray
 
 
@@ -87,11 +85,11 @@ def place(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, devices: int 
         DeviceError: if there are not so many devices.
     """
     X, y, weight = _few_sizes(X, y, weight)
-    design, targets, weights = held.ready(tuple(rows(X, y, weight, axis=_axis(len(X), devices))))
+    data = held.ready(rows(X, y, weight, axis=_axis(len(X), devices)))
     if not centre:
-        return Placed(design, targets, weights, np.zeros(X.shape[1], X.dtype))
-    design, means = held.ready(arrays.on_auto_mesh(_centred, design, weights))
-    return Placed(design, targets, weights, np.asarray(means))
+        return Placed(data, np.zeros(X.shape[1], X.dtype))
+    design, means = held.ready(arrays.on_auto_mesh(_centred, data.X, data.weight))
+    return Placed(Rows(design, data.y, data.weight, data.blocks), np.asarray(means))
 
 
 def place_folds(X: np.ndarray, y: np.ndarray, weights: np.ndarray, devices: int | None, *, centre: bool) -> Placed:
@@ -99,32 +97,31 @@ def place_folds(X: np.ndarray, y: np.ndarray, weights: np.ndarray, devices: int 
     columns = np.concatenate([y.reshape(len(y), -1), weights.T], 1).astype(X.dtype)  # laid out like any targets
     placed = place(X, columns, (weights.sum(0) > 0).astype(X.dtype), devices, centre=centre)
     split = functools.partial(_split, y.shape[1:])
-    y_placed, weight = arrays.on_auto_mesh(split, placed.y, placed.weight)
-    return placed._replace(y=held.ready(y_placed), weight=held.ready(weight))
+    data = placed.data
+    targets, weight = held.ready(arrays.on_auto_mesh(split, data.y, data.weight))
+    return Placed(Rows(data.X, targets, weight, data.blocks), placed.means)
 
 
-def solve(plan: Plan, init: Any, penalty: Penalty, data: tuple[Any, Any, Any]) -> Solution:
+def solve(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> Solution:
     """Minimise from ``init``. Compiles once for a plan and the shapes of the data."""
-    dtype = data[0].dtype
-    penalty = Penalty(*(np.asarray(x, dtype) for x in penalty))
+    penalty = Penalty(*(np.asarray(x, data.X.dtype) for x in penalty))
     return _solution(_run(solver(plan), init, penalty, data))
 
 
-def solve_folds(plan: Plan, init: Any, penalty: Penalty, data: tuple[Any, Any, Any]) -> tuple[Solution, np.ndarray]:
+def solve_folds(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> tuple[Solution, np.ndarray]:
     """Minimise for each row of weights ``(folds, n)``, in one program; the rows are the same arrays for all of them.
 
     Args:
         plan: what to compile.
         init: parameters ``(folds, ...)``.
         penalty: strengths ``(folds,)``.
-        data: ``(X, y, weights)``.
+        data: rows with weights ``(folds, n)``.
 
     Returns:
         The solutions, and the predictions of every fold's model for every row, ``(folds, n)`` or ``(folds, k, n)``.
     """
-    dtype = data[0].dtype
-    penalty = Penalty(*(np.asarray(x, dtype) for x in penalty))
-    *found, predictions = arrays.on_auto_mesh(_folded(plan), init, penalty, *data)
+    penalty = Penalty(*(np.asarray(x, data.X.dtype) for x in penalty))
+    *found, predictions = arrays.on_auto_mesh(_folded(plan), init, penalty, data)
     return _solution(found), arrays.on_host(predictions)
 
 
@@ -143,7 +140,7 @@ def _made(plan: Plan) -> LBFGS | NewtonCG | ProximalGradient:
     return (LBFGS if plan.method == "lbfgs" else NewtonCG)(plan.objective, **options)
 
 
-def _run(chosen: Any, init: Any, penalty: Penalty, data: tuple[Any, Any, Any]) -> Any:
+def _run(chosen: Any, init: Any, penalty: Penalty, data: Rows) -> Any:
     args = (penalty.l1, penalty.l2) if isinstance(chosen, ProximalGradient) else (penalty.l2,)
     params, state = chosen.run(init, *args, data)
     return params, state.iter_num, state.status, state.error, state.data_passes
@@ -154,12 +151,15 @@ _kept = functools.lru_cache(maxsize=128)(_made)
 
 @functools.lru_cache(maxsize=128)
 def _folded(plan: Plan) -> Callable[..., Any]:
-    def one(init: Any, penalty: Penalty, X: jax.Array, y: jax.Array, weight: jax.Array) -> Any:
-        data = (X, y, weight)
-        found = _run(solver(plan), init, penalty, data)
-        return *found, plan.objective.problem(found[0], penalty.l2, data).predictions(found[0])
+    def all_folds(init: Any, penalty: Penalty, data: Rows) -> Any:
+        def one(init: Any, penalty: Penalty, weight: jax.Array) -> Any:
+            fold = Rows(data.X, data.y, weight, data.blocks)
+            found = _run(solver(plan), init, penalty, fold)
+            return *found, plan.objective.problem(found[0], penalty.l2, fold).predictions(found[0])
 
-    return jax.jit(jax.vmap(one, in_axes=(0, 0, None, None, 0)))
+        return jax.vmap(one)(init, penalty, data.weight)
+
+    return jax.jit(all_folds)
 
 
 def _solution(found: Any) -> Solution:
