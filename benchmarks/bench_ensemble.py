@@ -51,8 +51,8 @@ from jax.sharding import PartitionSpec as P
 from models import ensemble_cnn, ensemble_cnn_params, ensemble_mlp, ensemble_mlp_params
 
 import paraxis as px
-from paraxis._core import held
 from paraxis.ensembles import _moments
+from paraxis.ensembles import _resident as resident
 from paraxis.explain import of_program
 
 TX = optax.sgd(0.1, momentum=0.9)
@@ -227,7 +227,7 @@ def _epochs(devices: int, size: int, repeats: int) -> None:
 def _prediction(devices: int) -> None:
     """What an averaged prediction communicates."""
     ens = px.ensemble(ensemble_mlp_params, 2 * devices, 0, apply=ensemble_mlp)
-    rows = held.hold(jnp.ones((2 * devices, 32, 10)), ens._state.placement)
+    rows = resident.on_devices(jnp.ones((2 * devices, 32, 10)), ens._state.placement)
     sums = rows.per_device(_moments.weighted_sums, np.ones(2 * devices))
     text = _moments.combine_sums.lower(sums, ens._state.placement, 2.0 * devices).compile().as_text()
     assert text is not None

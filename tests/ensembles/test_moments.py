@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paraxis._core import held, placing
+from paraxis._core import placing
 from paraxis.ensembles import _moments
+from paraxis.ensembles import _resident as resident
 from tests._support import assert_close, axis_on, values
 
 
@@ -17,6 +18,6 @@ def test_means_and_moments_with_weights_are_numpys(devices: int, size: int) -> N
     weights = np.asarray(0.5 + np.arange(size), np.float32)
     mean = jax.tree.map(lambda leaf: np.average(np.asarray(leaf, np.float64), 0, weights), tree)
     square = jax.tree.map(lambda x, m: np.average((np.asarray(x) - m) ** 2, 0, weights), tree, mean)
-    for rows in (held.hold(tree, placement), held.hold(tree, placement).apart()):
+    for rows in (resident.on_devices(tree, placement), resident.on_devices(tree, placement).as_separate()):
         assert_close(jax.tree.map(np.asarray, _moments.mean(rows, weights)), mean)
         assert_close(jax.tree.map(np.asarray, _moments.moments(rows, weights)), (mean, square))

@@ -46,6 +46,23 @@ def padded(tree: Any, placement: Placement) -> Any:
     return jax.tree.map(one, tree)
 
 
+def laid_out(tree: Any, placement: Placement) -> Any:
+    """Leaves ``(size, ...)`` → ``(num_padded, ...)`` in blocks over the devices.
+
+    Communicates: sends each device its rows.
+    """
+    target = block_sharding(placement)
+    if target is None:
+        return padded(jax.tree.map(jnp.asarray, tree), placement)
+    settled = jax.tree.map(lambda leaf: settle(jnp.asarray(leaf), placement, rows=True), tree)
+    return put_all(padded(settled, placement), target)
+
+
+def is_traced(tree: Any) -> bool:
+    """Whether there is a value in it that JAX is tracing."""
+    return any(isinstance(leaf, jax_api.Tracer) for leaf in jax.tree.leaves(tree))
+
+
 def on_auto_mesh(call: Callable[..., Any], *operands: Any) -> Any:
     """Call with concrete arrays that lie on an Explicit mesh laid on its Auto twin, and the results laid back on it.
 
@@ -252,6 +269,13 @@ def put(x: Any, target: NamedSharding) -> jax.Array:
         return jax.device_put(x, target)
     host = np.asarray(x)
     return jax.make_array_from_callback(host.shape, target, lambda index: host[index])
+
+
+def put_all(tree: Any, target: NamedSharding) -> Any:
+    """The same for each leaf; onto this process's devices together, which is faster."""
+    if target.is_fully_addressable:
+        return jax.device_put(tree, target)
+    return jax.tree.map(lambda x: put(x, target), tree)
 
 
 def free(tree: Any) -> Any:

@@ -27,7 +27,7 @@ from paraxis._core import (
     collectives,
     jax_api,
     layout,
-    local,
+    lowerings,
     placing,
     primitives,
     replay,
@@ -37,7 +37,7 @@ from paraxis._core import (
 )
 from paraxis._core.axis import Axis
 from paraxis._core.jax_api import ClosedJaxpr, ShapedArray
-from paraxis._core.local import Lowering, TransposeOf
+from paraxis._core.lowerings import Lowering, TransposeOf
 from paraxis._core.placing import Placement
 
 Recipe = TransposeOf | None
@@ -173,12 +173,12 @@ def check_exchange(body: Body, how: How) -> None:
         LoweringError: if its elements exchange values, and are not all under way together.
     """
     if collectives.exchanges(body.jaxpr.jaxpr, how.placement, how.mapped):
-        local.require_together(how.placement, how.lowering)
+        lowerings.require_together(how.placement, how.lowering)
 
 
 def sums_preferred(body: Body, shared: Sequence[bool], how: How) -> bool:
     """Whether sums over the elements are better taken by a map of their own."""
-    return local.sums_preferred(body.jaxpr, how.placement, how.lowering, [*[True] * len(body.consts), *shared])
+    return lowerings.sums_preferred(body.jaxpr, how.placement, how.lowering, [*[True] * len(body.consts), *shared])
 
 
 # --- what it computes --------------------------------------------------------------------------------------------
@@ -220,8 +220,8 @@ def computed(
     placement = placing.as_here(how.placement)
     inner, names = scope.Scope((), how.mapped), collectives.sizes(how.mapped)
 
-    def element(body: ClosedJaxpr, avals: Sequence[Any]) -> local.Element:
-        return local.element(lambda *xs: replay.here(body, xs, names, _nested), placement, inner, avals)
+    def element(body: ClosedJaxpr, avals: Sequence[Any]) -> lowerings.Element:
+        return lowerings.element(lambda *xs: replay.here(body, xs, names, _nested), placement, inner, avals)
 
     rests = placement.has_idle_device and _stays_within(body, how)
 
@@ -234,8 +234,8 @@ def computed(
         if recipe is not None:
             linear = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in recipe.body.in_avals[recipe.known :]]
             one = element(recipe.body, [*avals[: recipe.known], *linear])
-            return local.run_transposed(one, recipe, linear, placement, how.lowering, leaves, shared)
-        return local.run(element(body, avals), placement, how.lowering, leaves, shared, summed)
+            return lowerings.run_transposed(one, recipe, linear, placement, how.lowering, leaves, shared)
+        return lowerings.run(element(body, avals), placement, how.lowering, leaves, shared, summed)
 
     def on_device(*blocks: jax.Array) -> list[jax.Array]:
         results = layout.unless_idle(rows, placement, *blocks) if rests else rows(*blocks)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, forms, layout, placing, primitives, scope, summing, tree
+from paraxis._core import arrays, layout, origins, placing, primitives, scope, summing, tree
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError
 from paraxis._core.placing import Placement
@@ -210,8 +210,8 @@ class _Reduction:
         mask = self.where if masked else None
         extras = [x for x in (mask, weight) if x is not None]
         term = _Term(prepare, mask is not None, weight is not None)
-        form = forms.recall(leaf)
-        if isinstance(form, forms.Result) and form.call.how.placement == self.placement and form.call.sums_preferred:
+        form = origins.recall(leaf)
+        if isinstance(form, origins.Result) and form.call.how.placement == self.placement and form.call.sums_preferred:
             return form.call.sums(term, extras)[form.index]
         return self._reduced("sum", term(self._rows(leaf), *map(self._rows, extras)))
 

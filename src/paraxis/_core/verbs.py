@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
-from paraxis._core import apart, arrays, forms, jax_api, layout, local, maps, placing, scope, tree
+from paraxis._core import arrays, dispatch, jax_api, layout, lowerings, maps, origins, placing, scope, tree
 from paraxis._core.axis import Axis
-from paraxis._core.local import Lowering
+from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement
 
 
@@ -41,7 +41,7 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     placement = placing.place(scope.resolve("broadcast", axis))
 
     def one(leaf: jax.Array) -> jax.Array:
-        return forms.remember(layout.copies(leaf, placement), forms.Shared(leaf))
+        return origins.remember(layout.copies(leaf, placement), origins.Shared(leaf))
 
     return jax.tree.map(one, tree.arrays("broadcast", "x", x))
 
@@ -80,25 +80,25 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
         >>> px.map_fn(lambda w, x: w * x, (px.broadcast(2.0, clients), jnp.arange(3.0)), clients)
         Array([0., 2., 4.], dtype=float32)
     """
-    local.check("map_fn", lowering)
+    lowerings.check("map_fn", lowering)
     resolved = scope.resolve("map_fn", axis)
     placement = placing.place(resolved)
     args = tree.placed("map_fn", "args", args, resolved)
     leaves, structure = jax.tree.flatten(args if isinstance(args, tuple) else (args,))
     if lowering == "dispatch":
-        return apart.map_elements(fn, structure, leaves, placement)
+        return dispatch.map_elements(fn, structure, leaves, placement)
 
-    known = [forms.recall(leaf) for leaf in leaves]
-    shared = [isinstance(form, forms.Shared) for form in known]
+    known = [origins.recall(leaf) for leaf in leaves]
+    shared = [isinstance(form, origins.Shared) for form in known]
     operands = [
-        form.value if isinstance(form, forms.Shared) else arrays.settle(leaf, placement, rows=True)
+        form.value if isinstance(form, origins.Shared) else arrays.settle(leaf, placement, rows=True)
         for leaf, form in zip(leaves, known, strict=True)
     ]
     body, how = maps.traced(fn, structure, operands, shared, placement, lowering)
     results = maps.bind(body, operands, shared, how)
     if any(isinstance(y, jax_api.Tracer) for y in results):
-        call = forms.Call(body, operands, shared, how)
-        results = [forms.remember(y, forms.Result(call, index)) for index, y in enumerate(results)]
+        call = origins.Call(body, operands, shared, how)
+        results = [origins.remember(y, origins.Result(call, index)) for index, y in enumerate(results)]
     return jax.tree.unflatten(body.structure, results)
 
 

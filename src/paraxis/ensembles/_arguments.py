@@ -6,9 +6,12 @@ from typing import Any
 
 import jax
 
-from paraxis._core import held, tree
+from paraxis._core import tree
 from paraxis._core.errors import ShapeError
 from paraxis._core.placing import Placement
+from paraxis.ensembles import _resident as resident
+from paraxis.ensembles._programs import Everywhere
+from paraxis.ensembles._resident import Resident, Stacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +33,12 @@ class Arguments:
     """Arguments on the devices. ``key`` says all that a compiled function depends on."""
 
     layout: Layout
-    own: held.Together | None
-    shared: held.Everywhere
+    own: Stacked | None
+    shared: Everywhere
     key: Hashable
 
     @property
-    def rows(self) -> list[held.Held]:
+    def rows(self) -> list[Resident]:
         return [] if self.own is None else [self.own]
 
 
@@ -67,8 +70,8 @@ def place(verb: str, args: tuple[Any, ...], in_axes: Any, placement: Placement) 
     key = (structure, is_own, tuple((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves))
     return Arguments(
         Layout(structure, is_own),
-        held.hold(mine, placement) if mine else None,
-        held.Everywhere(theirs, placement),
+        resident.on_devices(mine, placement) if mine else None,
+        Everywhere(theirs, placement),
         key,
     )
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import held
 from paraxis._core.errors import ShapeError
 from paraxis.ensembles import _moments
+from paraxis.ensembles._resident import Resident
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,22 +21,22 @@ class Averaged(abc.ABC):
     each: Callable[[Any], Any]
 
     @abc.abstractmethod
-    def of(self, rows: held.Held, weights: np.ndarray) -> Any:
+    def of(self, rows: Resident, weights: np.ndarray) -> Any:
         """The average over members with these weights, ``(size,)``."""
 
 
 class _Mean(Averaged):
-    def of(self, rows: held.Held, weights: np.ndarray) -> Any:
+    def of(self, rows: Resident, weights: np.ndarray) -> Any:
         return _moments.mean(rows, weights)
 
 
 class _Moments(Averaged):
-    def of(self, rows: held.Held, weights: np.ndarray) -> Any:
+    def of(self, rows: Resident, weights: np.ndarray) -> Any:
         return _moments.moments(rows, weights)
 
 
 class _Mixture(Averaged):
-    def of(self, rows: held.Held, weights: np.ndarray) -> Any:
+    def of(self, rows: Resident, weights: np.ndarray) -> Any:
         (mean, within), (between, _) = _moments.moments(rows, weights)
         return mean, jax.tree.map(jnp.add, within, between)
 

@@ -10,16 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import held, local, placing, random, tree
+from paraxis._core import lowerings, placing, random, tree
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError, StateError
-from paraxis._core.local import Lowering
+from paraxis._core.lowerings import Lowering
 from paraxis._host import processes
 from paraxis.ensembles import _arguments, _averages, _files, _fitting, _order
+from paraxis.ensembles import _resident as resident
 from paraxis.ensembles._forms import check_function, form_of
 from paraxis.ensembles._history import Epoch, History
 from paraxis.ensembles._members import Apply, Form
 from paraxis.ensembles._population import Population
+from paraxis.ensembles._programs import Program
+from paraxis.ensembles._resident import Resident
 
 Average = Literal["softmax", "sigmoid", "mean", "moments", "mixture"]
 
@@ -74,7 +77,7 @@ def ensemble(
         ((5, 3), (7, 5, 3))
     """
     check_function("make", make)
-    local.check("ensemble", lowering)
+    lowerings.check("ensemble", lowering)
     axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
     key = _key(key)
     given = tree.placed("ensemble", "args", args, axis)
@@ -89,7 +92,8 @@ def ensemble(
     how: Lowering = "vmap" if _draws_alike(key) else "unroll"
     with placing.without_context():
         placement = placing.place(axis)
-        state = held.Program(one, placement, how)([held.hold((random.keys(key, axis), *given), placement)], [])
+        rows = resident.on_devices((random.keys(key, axis), *given), placement)
+        state = Program(one, placement, how)([rows], [])
     return Ensemble(Population(forms[0], state, apply, lowering, donate))
 
 
@@ -411,7 +415,7 @@ class Ensemble:
     # --- how ----------------------------------------------------------------------------------------------------------
 
     @property
-    def _state(self) -> held.Held:
+    def _state(self) -> Resident:
         return self._population.state
 
     @property
@@ -452,7 +456,7 @@ class Ensemble:
         axis = self.axis
         size = jax.tree.leaves(tree)[0].shape[0]
         resized = Axis(axis.name, size, mesh=axis.mesh, over=axis.over, at_once=axis.at_once)
-        state = held.hold(jax.tree.map(_copy, tree), placing.place(resized))
+        state = resident.on_devices(jax.tree.map(_copy, tree), placing.place(resized))
         ours = self._population
         return Ensemble(Population(ours.form, state, ours.apply, ours.lowering, ours.donate))
 

@@ -9,14 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import held, tree
+from paraxis._core import tree
 from paraxis._core.errors import ShapeError, StateError
 from paraxis.ensembles import _arguments, _history, _order
+from paraxis.ensembles import _resident as resident
 from paraxis.ensembles._arguments import Arguments
 from paraxis.ensembles._averages import same
 from paraxis.ensembles._forms import check_function
 from paraxis.ensembles._history import Epoch, History
 from paraxis.ensembles._population import Population
+from paraxis.ensembles._programs import Everywhere, Program
+from paraxis.ensembles._resident import Resident
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Training:
         self._population = population
         self._plan = plan
         self._own_weights = plan.weights is not None and np.ndim(plan.weights) == 2
-        self._data = held.Everywhere(plan.data, population.placement).tree
+        self._data = Everywhere(plan.data, population.placement).tree
         self.scanned = self._pays_to_scan()
 
     def epoch(self, number: int, active: np.ndarray) -> Any:
@@ -103,8 +106,8 @@ class Training:
         axes = (None, 0 if self._own_weights else None, 0, own_order, 0)
         return _arguments.place("ensemble.fit", args, axes, self._population.placement), order.shape[-2]
 
-    def _number(self, step: int) -> held.Everywhere:
-        return held.Everywhere(np.int32(step), self._population.placement)
+    def _number(self, step: int) -> Everywhere:
+        return Everywhere(np.int32(step), self._population.placement)
 
     def _pays_to_scan(self) -> bool:
         """Whether a loop on the devices is quicker than a call for each step.
@@ -118,7 +121,7 @@ class Training:
         one = self._program(args, scan=False)
         return one.small([self._population.state, *args.rows], [args.shared, self._number(0)])
 
-    def _program(self, args: Arguments, *, scan: bool) -> held.Program:
+    def _program(self, args: Arguments, *, scan: bool) -> Program:
         # Compiled functions are kept by the population: they must not hold the data, nor what holds it.
         form, step, layout = self._population.form, self._plan.step, args.layout
 
@@ -154,7 +157,7 @@ class Stopping:
         self._population = population
         self._plan = plan
         self._losses: list[np.ndarray] = []
-        self._best: held.Held | None = None
+        self._best: Resident | None = None
         self._least = np.full(population.size, np.inf)
         self.best_epoch = None if plan.validate is None else np.full(population.size, -1)
         self.stopped = np.full(population.size, -1)
@@ -203,7 +206,7 @@ class Stopping:
 
     def _keep(self, improved: np.ndarray) -> None:
         state = self._population.state
-        rows = held.hold(improved, state.placement)
+        rows = resident.on_devices(improved, state.placement)
         program = self._population.program("select", None, (), lambda: _select)
         self._best = program([rows, state, self._best or state], [])
 

@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import held, local, placing
+from paraxis._core import lowerings, placing
 from paraxis._core.axis import Axis
 from paraxis._core.errors import StateError
-from paraxis._core.local import Lowering
+from paraxis._core.lowerings import Lowering
 from paraxis.ensembles import _files
+from paraxis.ensembles import _resident as resident
 from paraxis.ensembles._ensemble import Ensemble
 from paraxis.ensembles._forms import check_function, form_of
 from paraxis.ensembles._members import Apply, Form
@@ -80,12 +81,12 @@ def load_ensemble(
         >>> len(ens)
         3
     """
-    local.check("load_ensemble", lowering)
+    lowerings.check("load_ensemble", lowering)
     form, struct = _made("load_ensemble", make)
     states = [_state(form, struct, file) for file in _files.member_files(path)]
     axis = placing.settled(Axis(name, len(states), mesh=mesh, over=over, at_once=at_once))
     with placing.without_context():
-        rows = held.hold(jax.tree.map(lambda *xs: jnp.stack(xs), *states), placing.place(axis))
+        rows = resident.on_devices(jax.tree.map(lambda *xs: jnp.stack(xs), *states), placing.place(axis))
     return Ensemble(Population(form, rows, apply, lowering, donate))
 
 

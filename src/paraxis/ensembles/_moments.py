@@ -1,4 +1,4 @@
-"""What becomes of all rows that are held: one value on every device, by one exchange."""
+"""What becomes of all members: one value on every device, by one exchange."""
 
 import functools
 from typing import Any
@@ -9,11 +9,11 @@ import numpy as np
 
 from paraxis._core import primitives
 from paraxis._core.arrays import ready
-from paraxis._core.held import Held
 from paraxis._core.placing import Placement
+from paraxis.ensembles._resident import Resident
 
 
-def mean(rows: Held, weights: np.ndarray) -> Any:
+def mean(rows: Resident, weights: np.ndarray) -> Any:
     """Weighted mean over the rows, ``(...)``; a row with weight zero does not count, whatever it holds.
 
     Communicates: one all-reduce the size of the result.
@@ -21,7 +21,7 @@ def mean(rows: Held, weights: np.ndarray) -> Any:
     return combine_sums(ready(rows.per_device(weighted_sums, weights)), rows.placement, float(weights.sum()))
 
 
-def moments(rows: Held, weights: np.ndarray) -> tuple[Any, Any]:
+def moments(rows: Resident, weights: np.ndarray) -> tuple[Any, Any]:
     """Weighted mean and variance over the rows, ``(...)`` each.
 
     Sums of squares would do with less to send, but lose the variance to rounding where it is small beside the mean.

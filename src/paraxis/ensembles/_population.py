@@ -7,14 +7,16 @@ from typing import Any
 
 import jax
 
-from paraxis._core import held
 from paraxis._core.errors import StateError
-from paraxis._core.local import Lowering
+from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement
 from paraxis._host import interrupts
+from paraxis.ensembles import _programs as programs
 from paraxis.ensembles._arguments import Arguments
 from paraxis.ensembles._forms import check_function
 from paraxis.ensembles._members import Apply, Form
+from paraxis.ensembles._programs import Everywhere, Program
+from paraxis.ensembles._resident import Resident, Separate
 
 _KEPT = 64  # compiled functions
 
@@ -22,18 +24,18 @@ _KEPT = 64  # compiled functions
 class Population:
     """The state of all members, what is known of one, and how functions are run."""
 
-    def __init__(self, form: Form, state: held.Held, apply: Apply | None, lowering: Lowering, donate: bool) -> None:
+    def __init__(self, form: Form, state: Resident, apply: Apply | None, lowering: Lowering, donate: bool) -> None:
         if apply is not None:
             check_function("apply", apply)
         self.form = form
         self.apply = apply
         self.lowering: Lowering = lowering
         self.donate = donate
-        self._held: held.Held | None = state
-        self._programs: collections.OrderedDict[Hashable, held.Program] = collections.OrderedDict()
+        self._held: Resident | None = state
+        self._programs: collections.OrderedDict[Hashable, Program] = collections.OrderedDict()
 
     @property
-    def state(self) -> held.Held:
+    def state(self) -> Resident:
         """What the members hold.
 
         Raises:
@@ -47,7 +49,7 @@ class Population:
         return self._held
 
     @state.setter
-    def state(self, state: held.Held) -> None:
+    def state(self, state: Resident) -> None:
         self._held = state
 
     @property
@@ -58,10 +60,10 @@ class Population:
     def size(self) -> int:
         return self.placement.size
 
-    def step(self, program: held.Program, args: Arguments, *more: held.Everywhere) -> held.Held:
+    def step(self, program: Program, args: Arguments, *more: Everywhere) -> Resident:
         """Run a function that gives ``(state, out)``; keep the one, return the other."""
         before = self.state
-        if held.is_traced([*args.rows, args.shared.given, *(x.given for x in more)]):
+        if programs.is_traced([*args.rows, args.shared.given, *(x.given for x in more)]):
             raise StateError(
                 "ensemble.train: the members are changed, so it cannot be called in a function that JAX is tracing; "
                 "there, map the step over ens.stacked(): px.map_fn(step, (ens.stacked(), …), ens.axis)"
@@ -76,7 +78,7 @@ class Population:
             self._held = rows.part(operator.itemgetter(0))
         return rows.part(operator.itemgetter(1))
 
-    def train_program(self, step: Callable[..., Any], args: Arguments) -> held.Program:
+    def train_program(self, step: Callable[..., Any], args: Arguments) -> Program:
         """One step of a member."""
         form, layout = self.form, args.layout  # not args: a compiled function is kept, the data must not be
 
@@ -86,7 +88,7 @@ class Population:
 
         return self.program("train", step, args.key, make, donate=self.donate)
 
-    def applied(self, args: Arguments, apply: Apply | None, each: Callable[[Any], Any]) -> held.Held:
+    def applied(self, args: Arguments, apply: Apply | None, each: Callable[[Any], Any]) -> Resident:
         """``each`` of what every member's model gives."""
         apply = apply or self.apply
         form, layout = self.form, args.layout
@@ -101,21 +103,21 @@ class Population:
 
     def program(
         self, kind: str, fn: Any, key: Hashable, make: Callable[[], Callable[..., Any]], *, donate: bool = False
-    ) -> held.Program:
+    ) -> Program:
         """The compiled function for these, made at the first call."""
         place = (kind, fn, key)
         try:
             known = self._programs.get(place)
         except TypeError:  # a function that cannot be looked up
-            return held.Program(make(), self.placement, self.lowering, donate=donate)
+            return Program(make(), self.placement, self.lowering, donate=donate)
         if known is None:
-            known = self._programs[place] = held.Program(make(), self.placement, self.lowering, donate=donate)
+            known = self._programs[place] = Program(make(), self.placement, self.lowering, donate=donate)
         self._programs.move_to_end(place)
         if len(self._programs) > _KEPT:
             self._programs.popitem(last=False)
         return known
 
 
-def _is_gone(state: held.Held) -> bool:
-    tree = state.rows if isinstance(state, held.Apart) else state.together().tree
+def _is_gone(state: Resident) -> bool:
+    tree = state.rows if isinstance(state, Separate) else state.as_stacked().tree
     return any(leaf.is_deleted() for leaf in jax.tree.leaves(tree))

@@ -5,7 +5,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from paraxis.solve import _asked as asked
+from paraxis.solve import _checks as checks
+from paraxis.solve import _functions as functions
 from paraxis.solve._progress import Watch
 from paraxis.solve._proximal import ProximalGradient, ProximalGradientState, check_options
 from paraxis.solve._solution import OptStep
@@ -61,7 +62,7 @@ class GradientDescent:
         check_options("GradientDescent", self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return asked.options(self)
+        return checks.options(self)
 
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> ProximalGradientState:
         """The state before the first iteration, with value and gradient at ``init_params``.
@@ -70,7 +71,7 @@ class GradientDescent:
             init_params: where to start.
             args, kwargs: what ``fun`` is given besides.
         """
-        params = asked.beginning("GradientDescent.init_state", self.fun, init_params, args, kwargs)
+        params = functions.beginning("GradientDescent.init_state", self.fun, init_params, args, kwargs)
         return self._proximal.init_state(params, None, *args, **kwargs)
 
     def update(self, params: Any, state: ProximalGradientState, *args: Any, **kwargs: Any) -> OptStep:
@@ -98,7 +99,7 @@ class GradientDescent:
         Returns:
             ``(params, state)``; ``state.status`` tells whether this is a solution.
         """
-        params = asked.beginning("GradientDescent.run", self.fun, init_params, args, kwargs)
+        params = functions.beginning("GradientDescent.run", self.fun, init_params, args, kwargs)
         return self._proximal.run(params, None, *args, **kwargs)
 
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,4 +108,4 @@ class GradientDescent:
 
     @functools.cached_property
     def _proximal(self) -> ProximalGradient:
-        return ProximalGradient(**asked.options(self))
+        return ProximalGradient(**checks.options(self))

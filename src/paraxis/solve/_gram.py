@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, held, layout, placing
+from paraxis._core import arrays, layout, placing
 from paraxis.solve import _trees as trees
 from paraxis.solve._linear import Linear
 from paraxis.solve._losses import Loss
@@ -147,7 +147,7 @@ def _of_concrete(
 
 
 def _is_traced(problem: Linear, params: Any) -> bool:
-    return held.is_traced((problem.design, problem.targets, problem.weight, problem.l2, params))
+    return arrays.is_traced((problem.design, problem.targets, problem.weight, problem.l2, params))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -8,9 +8,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, held
+from paraxis._core import arrays
 from paraxis._core.programs import Traced
-from paraxis.solve import _asked as asked
+from paraxis.solve import _checks as checks
+from paraxis.solve import _functions as functions
 from paraxis.solve import _gram as gram
 from paraxis.solve import _memory as memories
 from paraxis.solve import _progress as progress
@@ -149,13 +150,13 @@ class LBFGS(SmoothSolver):
     verbose: bool | progress.Watch = False
 
     def __post_init__(self) -> None:
-        asked.one_of("LBFGS", "linesearch", self.linesearch, RULES)
-        asked.one_of("LBFGS", "precondition", self.precondition, ("auto", "gram", None))
-        asked.count(self, "maxiter", "history_size", "maxls")
-        asked.positive(self, "max_stepsize", "decrease_factor")
-        asked.not_negative(self, "tol", "stepsize")
+        checks.one_of("LBFGS", "linesearch", self.linesearch, RULES)
+        checks.one_of("LBFGS", "precondition", self.precondition, ("auto", "gram", None))
+        checks.count(self, "maxiter", "history_size", "maxls")
+        checks.positive(self, "max_stepsize", "decrease_factor")
+        checks.not_negative(self, "tol", "stepsize")
         if self.curvature_factor is not None:
-            asked.number(self, "curvature_factor")
+            checks.number(self, "curvature_factor")
         left = 0.1 if self.curvature_factor is None else self.curvature_factor
         if not 0 < self.decrease_factor < left < 1:
             raise ValueError(
@@ -171,7 +172,7 @@ class LBFGS(SmoothSolver):
             init_params: where to start.
             args, kwargs: what ``fun`` is given besides.
         """
-        params = asked.beginning("LBFGS.init_state", self.fun, init_params, args, kwargs)
+        params = functions.beginning("LBFGS.init_state", self.fun, init_params, args, kwargs)
         return self._started(params, (args, kwargs), self._prepared(params, args, kwargs))
 
     def update(self, params: Any, state: LBFGSState, *args: Any, **kwargs: Any) -> OptStep:
@@ -252,9 +253,9 @@ class LBFGS(SmoothSolver):
         Returns:
             ``(params, state)``; ``state.status`` tells whether this is a solution.
         """
-        params = asked.beginning("LBFGS.run", self.fun, init_params, args, kwargs)
-        if asked.closes_over_traced(self.fun):
-            fun, args = asked.hoisted(self.fun, params, args, kwargs)
+        params = functions.beginning("LBFGS.run", self.fun, init_params, args, kwargs)
+        if functions.closes_over_traced(self.fun):
+            fun, args = functions.hoisted(self.fun, params, args, kwargs)
             return dataclasses.replace(self, fun=fun).run(params, *args)
         return arrays.on_auto_mesh(self._run, params, (args, kwargs), None)
 
@@ -274,7 +275,7 @@ class LBFGS(SmoothSolver):
         if not isinstance(problem, Linear) or matrix is None:
             return self._iterated(step, arguments, self.maxiter)
         pause = gram.refresh_after(problem)
-        if held.is_traced((step.state.status, problem.design)):  # then the program has one matrix more, not many
+        if arrays.is_traced((step.state.status, problem.design)):  # then the program has one matrix more, not many
             step = self._iterated(step, arguments, min(pause, self.maxiter))
             running = step.state.status == Status.RUNNING
             step = jax.lax.cond(running, lambda: self._conditioned(problem, step), lambda: step)

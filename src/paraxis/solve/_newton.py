@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core import arrays
-from paraxis.solve import _asked as asked
+from paraxis.solve import _checks as checks
+from paraxis.solve import _functions as functions
 from paraxis.solve import _gram as gram
 from paraxis.solve import _progress as progress
 from paraxis.solve import _trees as trees
@@ -129,13 +130,13 @@ class NewtonCG(SmoothSolver):
     verbose: bool | progress.Watch = False
 
     def __post_init__(self) -> None:
-        asked.one_of("NewtonCG", "precondition", self.precondition, ("auto", "gram", None))
-        asked.count(self, "maxiter", "maxcg", "maxls")
-        asked.not_negative(self, "tol")
+        checks.one_of("NewtonCG", "precondition", self.precondition, ("auto", "gram", None))
+        checks.count(self, "maxiter", "maxcg", "maxls")
+        checks.not_negative(self, "tol")
 
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> NewtonCGState:
         """The state before the first iteration, as :meth:`LBFGS.init_state`."""
-        params = asked.beginning("NewtonCG.init_state", self.fun, init_params, args, kwargs)
+        params = functions.beginning("NewtonCG.init_state", self.fun, init_params, args, kwargs)
         return self._started(params, (args, kwargs), self._prepared(params, args, kwargs))
 
     def update(self, params: Any, state: NewtonCGState, *args: Any, **kwargs: Any) -> OptStep:
@@ -185,9 +186,9 @@ class NewtonCG(SmoothSolver):
 
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the gradient is small, as :meth:`LBFGS.run`."""
-        params = asked.beginning("NewtonCG.run", self.fun, init_params, args, kwargs)
-        if asked.closes_over_traced(self.fun):
-            fun, args = asked.hoisted(self.fun, params, args, kwargs)
+        params = functions.beginning("NewtonCG.run", self.fun, init_params, args, kwargs)
+        if functions.closes_over_traced(self.fun):
+            fun, args = functions.hoisted(self.fun, params, args, kwargs)
             return dataclasses.replace(self, fun=fun).run(params, *args)
         return arrays.on_auto_mesh(self._solved, params, args, kwargs)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import held
+from paraxis._core import arrays
 from paraxis._core.errors import ShapeError
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Point, Problem
@@ -122,7 +122,7 @@ def words(state: Any) -> str:
 def shown(state: Any) -> str:
     """A state on one line: what one looks for in it, not all its arrays."""
     name = type(state).__name__
-    if held.is_traced(state.status) or not isinstance(state.status, jax.Array) or state.status.ndim:
+    if arrays.is_traced(state.status) or not isinstance(state.status, jax.Array) or state.status.ndim:
         return f"{name}(… {getattr(state.status, 'shape', '')})"
     return (
         f"{name}({Status(int(state.status)).name}, iter_num={int(state.iter_num)}, value={float(state.value):.8g}, "

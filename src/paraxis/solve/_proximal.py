@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, held, layout
+from paraxis._core import arrays, layout
 from paraxis._core.errors import ShapeError
-from paraxis.solve import _asked as asked
+from paraxis.solve import _checks as checks
+from paraxis.solve import _functions as functions
 from paraxis.solve import _progress as progress
 from paraxis.solve import _trees as trees
 from paraxis.solve import prox as operators
@@ -181,7 +182,7 @@ class ProximalGradient(Solver):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return asked.options(self)
+        return checks.options(self)
 
     def init_state(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
         """The state before the first iteration, with value and gradient at ``init_params``.
@@ -279,15 +280,15 @@ class ProximalGradient(Solver):
             ``(params, state)``; ``state.status`` tells whether this is a solution.
         """
         params, hyper = self._beginning("run", init_params, hyperparams_prox, args, kwargs)
-        if asked.closes_over_traced(self.prox):
-            pure, (_, _, closed) = asked.hoisted(self.prox, params, (hyper, jnp.ones((), _dtype(params))), {})
+        if functions.closes_over_traced(self.prox):
+            pure, (_, _, closed) = functions.hoisted(self.prox, params, (hyper, jnp.ones((), _dtype(params))), {})
 
             def prox(x: Any, hyper: Any, scaling: Any) -> Any:
                 return pure(x, (hyper[0], scaling), {}, hyper[1])
 
             return dataclasses.replace(self, prox=prox).run(params, (hyper, closed), *args, **kwargs)
-        if asked.closes_over_traced(self.fun):
-            fun, args = asked.hoisted(self.fun, params, args, kwargs)
+        if functions.closes_over_traced(self.fun):
+            fun, args = functions.hoisted(self.fun, params, args, kwargs)
             return dataclasses.replace(self, fun=fun).run(params, hyper, *args)
         return arrays.on_auto_mesh(self._run, params, ((hyper, *args), kwargs), None)
 
@@ -343,11 +344,11 @@ class ProximalGradient(Solver):
 
     def _beginning(self, what: str, init_params: Any, hyper: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         who = f"ProximalGradient.{what}"
-        params = asked.beginning(who, self.fun, init_params, args, kwargs)
+        params = functions.beginning(who, self.fun, init_params, args, kwargs)
         hyper = jax.tree.map(jnp.asarray, hyper)
         if isinstance(self.fun, LinearObjective):
             design = self.fun.problem(params, *args, **kwargs).design
-            hyper = jax.tree.map(lambda x: x if held.is_traced(x) else layout.typed_beside(x, design), hyper)
+            hyper = jax.tree.map(lambda x: x if arrays.is_traced(x) else layout.typed_beside(x, design), hyper)
         moved = jax.eval_shape(self.prox, params, hyper, jnp.ones((), _dtype(params)))
         shapes = [jax.tree.map(jnp.shape, tree) for tree in (params, moved)]
         if shapes[0] != shapes[1]:
@@ -472,10 +473,10 @@ def check_options(who: str, solver: Any) -> None:
     Raises:
         ValueError: naming the one that is wrong.
     """
-    asked.count(solver, "maxiter", "maxls")
-    asked.positive(solver, "decrease_factor")
-    asked.not_negative(solver, "tol")
-    asked.number(solver, "stepsize")
+    checks.count(solver, "maxiter", "maxls")
+    checks.positive(solver, "decrease_factor")
+    checks.not_negative(solver, "tol")
+    checks.number(solver, "stepsize")
     if not solver.decrease_factor < 1:
         raise ValueError(f"{who}: decrease_factor must be below 1, got {solver.decrease_factor!r}; write 0.5")
     if not solver.stepsize >= 0:

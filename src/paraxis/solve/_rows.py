@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from paraxis._core import arrays, held, layout, placing
+from paraxis._core import arrays, layout, placing
 from paraxis._core.axis import Axis
 from paraxis._core.errors import DataError, DeviceError, ShapeError
 from paraxis._core.placing import AT_HAND, Placement
@@ -72,7 +72,7 @@ def blocks_of(data: Any, design: jax.Array) -> Placement:
         return AT_HAND
     if not placing.can_be_entered(blocks):
         return AT_HAND
-    now = set() if held.is_traced(design) or not design.committed else design.sharding.device_set
+    now = set() if arrays.is_traced(design) or not design.committed else design.sharding.device_set
     if now and now != set(mesh.devices.flat):
         raise DeviceError(
             f"data: these rows were laid out over {blocks.num_devices} devices, and lie on {len(now)} others now; lay "
@@ -138,7 +138,7 @@ def rows(
     if axis.size != len(X):
         raise ShapeError(f"rows: X has {len(X)} rows, but axis {axis.name!r} has size {axis.size}")
     placement = placing.place(axis)
-    design, targets = held.hold((X.astype(dtype), y), placement).tree
+    design, targets = arrays.laid_out((X.astype(dtype), y), placement)
     padded = np.pad(weight.astype(dtype), (0, placement.num_padded - placement.size))
     return Rows(design, targets, arrays.in_blocks(padded, placement), placing.blocks(placement))
 

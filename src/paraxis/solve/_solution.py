@@ -15,7 +15,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import held
+from paraxis._core import arrays
 from paraxis._core.programs import Traced
 from paraxis.solve import _trees as trees
 from paraxis.solve._status import Status
@@ -138,7 +138,7 @@ def _run(run: _Run, init_params: Any, arguments: Any, prepared: Any) -> OptStep:
 @_run.defjvp
 def _derivative(run: _Run, primals: Any, tangents: Any) -> Any:
     step = _run(run, *primals)
-    moved = run.change(jax.tree.map(held.ready, step.params), primals[1], tangents[1])
+    moved = run.change(jax.tree.map(arrays.ready, step.params), primals[1], tangents[1])
     return step, OptStep(moved, jax.tree.map(_no_tangent, step.state))
 
 

@@ -8,7 +8,8 @@ from typing import Any, Literal, Self
 import jax
 
 from paraxis._core.programs import Traced
-from paraxis.solve import _asked as asked
+from paraxis.solve import _checks as checks
+from paraxis.solve import _functions as functions
 from paraxis.solve import _gram as gram
 from paraxis.solve import _progress as progress
 from paraxis.solve._problem import Problem
@@ -25,7 +26,7 @@ class Solver(abc.ABC):
     tol: float
 
     def __getstate__(self) -> dict[str, Any]:
-        return asked.options(self)
+        return checks.options(self)
 
     @abc.abstractmethod
     def _start(self, params: Any, arguments: Any, preconditioner: Any) -> Any:
@@ -35,7 +36,7 @@ class Solver(abc.ABC):
     def _bare(self) -> Self:
         """The same options alone. What JAX keeps of a trace may hold the traced function's owner: it shall be light."""
         bare = object.__new__(type(self))
-        vars(bare).update(asked.options(self))
+        vars(bare).update(checks.options(self))
         return bare
 
     @functools.cached_property
@@ -43,7 +44,7 @@ class Solver(abc.ABC):
         return Traced(self._bare._start)
 
     def _problem(self, params: Any, args: Any, kwargs: Any) -> Problem:
-        return asked.problem_of(self.fun, self.value_and_grad, self.has_aux, params, args, kwargs)
+        return functions.problem_of(self.fun, self.value_and_grad, self.has_aux, params, args, kwargs)
 
 
 class SmoothSolver(Solver):

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, held
+from paraxis._core import arrays
 from paraxis._core.errors import DataError, ShapeError
 from paraxis.solve import _linear as linear
 from paraxis.solve import _losses as losses
@@ -96,7 +96,7 @@ class LinearObjective:
             DataError: naming one that makes no sense, such as a class for which there is no output.
         """
         problem = self.problem(params, *args, **kwargs)
-        if held.is_traced((problem.targets, problem.weight)):
+        if arrays.is_traced((problem.targets, problem.weight)):
             return
         coef: Any = params[0] if self.intercept else params
         num_outputs = 1 if jnp.ndim(coef) == 1 else jnp.shape(coef)[1]
@@ -159,7 +159,7 @@ def _shapes(design: jax.Array) -> str:
 
 def _added(data: Any) -> str:
     """What to say beside a shape of rows that were laid out, where it is not that of the user's."""
-    if not isinstance(data, Rows) or held.is_traced(data.weight):
+    if not isinstance(data, Rows) or arrays.is_traced(data.weight):
         return ""
     ends_in_zero = np.any(arrays.on_host(data.weight)[-1:] == 0)
     return " (with the rows of weight zero that px.solve.rows adds)" if ends_in_zero else ""

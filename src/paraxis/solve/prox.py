@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import held
+from paraxis._core import arrays
 from paraxis._core.errors import DataError, ShapeError
 
 __all__ = ["Prox", "box", "elastic_net", "first", "group", "l1", "non_negative", "none", "simplex"]
@@ -267,7 +267,7 @@ def _repeated(number: Any, part: Any) -> Any:
 
 
 def _is_known(values: Any) -> bool:
-    return not held.is_traced(values) and all(
+    return not arrays.is_traced(values) and all(
         x.is_fully_addressable for x in jax.tree.leaves(values) if isinstance(x, jax.Array)
     )
 

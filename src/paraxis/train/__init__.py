@@ -10,7 +10,7 @@ from paraxis.train.runs._fit import Fitted, fit
 from paraxis.train.runs._history import History, Record
 from paraxis.train.runs._stopping import StopEarly, TrainingStopped
 from paraxis.train.steps._eval_step import eval_step
-from paraxis.train.steps._means import Mean
+from paraxis.train.steps._mean import Mean
 from paraxis.train.steps._state import TrainState
 from paraxis.train.steps._step import train_step
 

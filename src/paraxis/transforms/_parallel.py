@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax.nnx import Variable
 
-from paraxis._core import arrays, held, jax_api, placing
+from paraxis._core import arrays, jax_api, placing
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError
 from paraxis._modules import graphs
@@ -122,7 +122,7 @@ class Parallel(Compiled):
         target = arrays.sharding(placement, rows=False)
         if target is None:
             return {}, args, kwargs
-        held.ready(values)  # a loop of steps, each begun before the last one is done, could come to a stand on CPU
+        arrays.ready(values)  # a loop of steps, each begun before the last one is done, could come to a stand on CPU
         send = functools.partial(_sent, placement=placement)
         fixed = self._statics.positions
         args = [arg if p in fixed else jax.tree.map(send, arg) for p, arg in enumerate(args)]
@@ -138,7 +138,7 @@ class Parallel(Compiled):
         self._in_place = [graphs.value(v) for v in variables]
         if self._target is None:
             return result
-        result = held.ready(result)  # calls of the same values would not wait for each other
+        result = arrays.ready(result)  # calls of the same values would not wait for each other
         return result if self._target.is_fully_addressable else arrays.whole(result)
 
     def _placement(self) -> placing.Placement:

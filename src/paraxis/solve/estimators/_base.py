@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from paraxis._core.errors import DataError
-from paraxis.solve import _asked as asked
+from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve._status import Status
 from paraxis.solve.estimators import _fitting as fitting
@@ -210,13 +210,13 @@ class LinearModel(BaseEstimator, abc.ABC):
         return [int(i) for i in (order[::-1] if self.strong_is_large else order)]
 
     def _checked(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        asked.positive(self, "tol")
-        asked.count(self, "max_iter")
+        checks.positive(self, "tol")
+        checks.count(self, "max_iter")
         if self.devices is not None:
-            asked.whole(self, "devices")
+            checks.whole(self, "devices")
         X, y = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
         y = self._checked_targets(y)
-        asked.one_of(self._who, "solver", self.solver, self._solvers())
+        checks.one_of(self._who, "solver", self.solver, self._solvers())
         return X, y, self._checked_weight(X, sample_weight)
 
     def _checked_weight(self, X: np.ndarray, sample_weight: Any) -> np.ndarray:

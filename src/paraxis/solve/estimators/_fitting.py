@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, held, layout, placing
+from paraxis._core import arrays, layout, placing
 from paraxis._core.axis import Axis
 from paraxis._core.errors import DeviceError
 from paraxis.solve import prox
@@ -85,10 +85,10 @@ def place(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, devices: int 
         DeviceError: if there are not so many devices.
     """
     X, y, weight = _few_sizes(X, y, weight)
-    data = held.ready(rows(X, y, weight, axis=_axis(len(X), devices)))
+    data = arrays.ready(rows(X, y, weight, axis=_axis(len(X), devices)))
     if not centre:
         return Placed(data, np.zeros(X.shape[1], X.dtype))
-    design, means = held.ready(arrays.on_auto_mesh(_centred, data.X, data.weight))
+    design, means = arrays.ready(arrays.on_auto_mesh(_centred, data.X, data.weight))
     return Placed(Rows(design, data.y, data.weight, data.blocks), np.asarray(means))
 
 
@@ -98,7 +98,7 @@ def place_folds(X: np.ndarray, y: np.ndarray, weights: np.ndarray, devices: int 
     placed = place(X, columns, (weights.sum(0) > 0).astype(X.dtype), devices, centre=centre)
     split = functools.partial(_split, y.shape[1:])
     data = placed.data
-    targets, weight = held.ready(arrays.on_auto_mesh(split, data.y, data.weight))
+    targets, weight = arrays.ready(arrays.on_auto_mesh(split, data.y, data.weight))
     return Placed(Rows(data.X, targets, weight, data.blocks), placed.means)
 
 

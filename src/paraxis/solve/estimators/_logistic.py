@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from paraxis._core.errors import DataError
-from paraxis.solve import _asked as asked
+from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import LinearModel, Posed
 from paraxis.solve.estimators._fitting import Penalty
@@ -101,8 +101,8 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         return -np.stack([np.logaddexp(0, z), np.logaddexp(0, -z)], 1) if z.ndim == 1 else log_softmax(z, axis=1)
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        asked.positive(self, "C")
-        asked.number(self, "l1_ratio")
+        checks.positive(self, "C")
+        checks.number(self, "l1_ratio")
         if not 0 <= self.l1_ratio <= 1:
             raise ValueError(f"{self._who}: l1_ratio must be from 0 to 1, got {self.l1_ratio!r}; write l1_ratio=0.5")
         check_classification_targets(y)

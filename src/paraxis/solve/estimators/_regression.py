@@ -9,7 +9,7 @@ from sklearn.metrics import d2_tweedie_score, r2_score
 from sklearn.utils.validation import column_or_1d
 
 from paraxis._core.errors import DataError
-from paraxis.solve import _asked as asked
+from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import LinearModel, Posed
 from paraxis.solve.estimators._fitting import Penalty
@@ -26,7 +26,7 @@ class Regression(RegressorMixin, LinearModel, abc.ABC):
         return self._linear(X)
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        asked.number(self, "alpha")
+        checks.number(self, "alpha")
         if not 0 <= self.alpha < np.inf:
             raise ValueError(f"{self._who}: alpha must be a number, not negative, got {self.alpha!r}; write alpha=1.0")
         return column_or_1d(y, warn=True)

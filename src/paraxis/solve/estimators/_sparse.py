@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paraxis.solve import _asked as asked
+from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import Posed
 from paraxis.solve.estimators._fitting import Penalty
@@ -64,7 +64,7 @@ class ElasticNet(LeastSquares):
         self.verbose = verbose
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        asked.number(self, "l1_ratio")
+        checks.number(self, "l1_ratio")
         if not 0 <= self.l1_ratio <= 1:
             raise ValueError(f"{self._who}: l1_ratio must be from 0 to 1, got {self.l1_ratio!r}; write l1_ratio=0.5")
         return super()._checked_targets(y)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from paraxis._core.errors import ShapeError
-from paraxis.train.steps._means import Mean
+from paraxis.train.steps._mean import Mean
 
 Sums = dict[str, tuple[float, float]]
 """By metric: the sum of values times weights, and of weights, in float64."""

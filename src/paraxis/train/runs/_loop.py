@@ -21,7 +21,7 @@ from paraxis.train.runs._history import Record, fetched, means_of, sums_of
 from paraxis.train.runs._resume import Beginning
 from paraxis.train.steps._eval_step import EvalStep
 from paraxis.train.steps._grouped import GroupedEval, GroupedStep
-from paraxis.train.steps._means import Mean
+from paraxis.train.steps._mean import Mean
 from paraxis.train.steps._state import TrainState
 from paraxis.train.steps._step import TrainStep
 

@@ -15,7 +15,7 @@ from paraxis._core.errors import NonFiniteError
 from paraxis._host import files, processes
 from paraxis.train._batches import Batch
 from paraxis.train.runs._feed import Place
-from paraxis.train.steps._means import Mean
+from paraxis.train.steps._mean import Mean
 
 _MOST_ROWS = 20
 NAMES = ("loss", "grad_norm")

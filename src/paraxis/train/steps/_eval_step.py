@@ -14,7 +14,7 @@ from paraxis.train.steps._gradients import in_turns
 from paraxis.train.steps._grouped import GroupedEval
 from paraxis.train.steps._kinds import PerKind
 from paraxis.train.steps._losses import LossFunction, Part
-from paraxis.train.steps._means import Mean
+from paraxis.train.steps._mean import Mean
 from paraxis.train.steps._state import TrainState
 
 _EXAMPLE = "px.eval_step(lambda model, batch: {'accuracy': jnp.argmax(model(batch['x']), -1) == batch['y']})"

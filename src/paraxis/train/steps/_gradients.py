@@ -13,7 +13,7 @@ from paraxis._core.errors import ShapeError, StateError
 from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision
 from paraxis.train.steps._losses import LossFunction, Outcome, Part
-from paraxis.train.steps._means import Mean
+from paraxis.train.steps._mean import Mean
 from paraxis.train.steps._state import TrainState
 
 

@@ -22,7 +22,7 @@ from paraxis.train.steps._gradients import divided, totals_of_part
 from paraxis.train.steps._groups import Groups
 from paraxis.train.steps._kinds import PerKind
 from paraxis.train.steps._losses import LossFunction, Outcome, Part
-from paraxis.train.steps._means import Mean
+from paraxis.train.steps._mean import Mean
 from paraxis.train.steps._state import TrainState
 from paraxis.train.steps._update import Metrics, Options, finished
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from paraxis._core.errors import ShapeError, StateError
 from paraxis.train.steps import _precision
 from paraxis.train.steps._linen import Bound
-from paraxis.train.steps._means import Mean
+from paraxis.train.steps._mean import Mean
 
 OFFERED = ("key", "row_keys", "mutable")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core import arrays, held, integers, jax_api, placing
+from paraxis._core import arrays, integers, jax_api, placing
 from paraxis._core.axis import Axis
 from paraxis._core.errors import StateError
 from paraxis._core.placing import Placement
@@ -102,7 +102,7 @@ class Rows:
     def settle(self, *values: Any) -> None:
         """Wait for what a program is given, where it must be there before the program starts."""
         if self._target is not None and self._target.mesh.size > 1:
-            held.ready(values)
+            arrays.ready(values)
 
     def run(self, compiled: Any, *args: Any) -> Any:
         """Call a compiled function on these devices, whatever mesh is in force."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from paraxis._core.errors import StateError
 from paraxis.train.steps._losses import Outcome
-from paraxis.train.steps._means import Mean
+from paraxis.train.steps._mean import Mean
 from paraxis.train.steps._state import TrainState
 
 Metrics = dict[str, Mean]
