@@ -132,19 +132,6 @@ def test_masks_and_weights_of_a_body_go_into_its_products(devices: int, at_once:
         _close(found, expected[name])
 
 
-@pytest.mark.parametrize("name", ["gradient of an MLP", "two local steps"])
-def test_without_the_pass_the_sums_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paraxis._core.summing.split", lambda *_: None)
-    monkeypatch.setattr("paraxis._core.summing.in_merged_products", lambda fn, *args: fn(*args))
-    body, axis, (w, x) = BODIES[name], _axis(3), _weights()
-
-    @jax.jit
-    def total(w, x):
-        return px.reduce_sum(px.map_fn(body, (px.broadcast(w, axis), x), axis), axis)
-
-    _close(total(w, x), jax.tree.map(lambda a: a.sum(0), _rows(body, w, x)))
-
-
 def test_masked_elements_may_be_anything():
     axis = _axis(3)
     w, x = _weights()

@@ -58,6 +58,21 @@ def laid_out(tree: Any, placement: Placement) -> Any:
     return put_all(padded(settled, placement), target)
 
 
+def everywhere(tree: Any, placement: Placement) -> Any:
+    """Values whole on each device; as they are if they lie so already.
+
+    Communicates: sends each device a copy.
+    """
+    target = whole_sharding(placement)
+    if target is None or all(_lies(x, target) for x in jax.tree.leaves(tree)):
+        return tree
+    return put_all(tree, target)
+
+
+def _lies(x: Any, target: NamedSharding) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.sharding == target
+
+
 def is_traced(tree: Any) -> bool:
     """Whether there is a value in it that JAX is tracing."""
     return any(isinstance(leaf, jax_api.Tracer) for leaf in jax.tree.leaves(tree))

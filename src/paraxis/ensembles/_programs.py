@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from paraxis._core import arrays, cost, dispatch, jax_api, layout, lowerings, placing, scope
 from paraxis._core.arrays import ready
@@ -36,22 +35,15 @@ class Everywhere:
     @functools.cached_property
     def tree(self) -> Any:
         """The values, laid on all devices."""
-        target = self._target
-        if target is None or all(_lies(x, target) for x in jax.tree.leaves(self.given)):
-            return self.given
-        return arrays.put_all(self.given, target)
+        return arrays.everywhere(self.given, self._placement)
 
     @property
     def operands(self) -> Any:
         """The values for a program over all devices: if they are bound to none, it brings them there faster."""
         leaves = jax.tree.leaves(self.given)
-        if self._target is None or not self._target.is_fully_addressable or is_traced(leaves):
+        if placing.spans_processes(self._placement) or arrays.is_traced(leaves):
             return self.tree
         return self.tree if any(x.committed for x in leaves) else self.given
-
-    @property
-    def _target(self) -> NamedSharding | None:
-        return arrays.whole_sharding(self._placement)
 
     @functools.cached_property
     def copies(self) -> Sequence[Any]:
@@ -59,10 +51,6 @@ class Everywhere:
         if len(placing.devices(self._placement)) == 1:
             return [self.tree]
         return dispatch.on_devices(self.tree, self._placement)
-
-
-def _lies(x: Any, target: NamedSharding) -> bool:
-    return isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.sharding == target
 
 
 class Program:
