@@ -20,7 +20,6 @@ from paraxis._core.errors import (
     ShapeError,
     StateError,
 )
-from paraxis._core.pmap import pmap
 from paraxis._core.random import keys
 from paraxis._core.reductions import (
     reduce_all,
@@ -33,7 +32,7 @@ from paraxis._core.reductions import (
     reduce_weighted_mean,
 )
 from paraxis._core.verbs import broadcast, gather, map_fn, scatter
-from paraxis.mapreduce import program
+from paraxis.mapreduce import pmap, program
 
 if typing.TYPE_CHECKING:
     import paraxis.solve as solve
