@@ -9,6 +9,7 @@ import paraxis as px
 from paraxis.cli.fit._display import draw
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("errors", [[], [0.5], [1.0, np.inf, np.nan], [0.0, 0.0]], ids=str)
 @pytest.mark.parametrize("smooth", [True, False])
 def test_a_curve_of_any_iterations_is_drawn(errors: list[float], smooth: bool, tmp_path: Path) -> None:

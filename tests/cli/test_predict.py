@@ -66,6 +66,7 @@ def test_what_was_fitted_is_predicted_as_scikit_learn_does(tmp_path: Path, capsy
     assert f"Written to {out}: 60 predictions" in text
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_columns_are_found_by_name_in_any_order(
     suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -28,6 +28,7 @@ def _on(axis):
     return loss
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("over", ["data", "model", ("data", "model"), ("model", "data")])
 @pytest.mark.parametrize("size", [8, 5])

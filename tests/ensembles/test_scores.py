@@ -105,6 +105,7 @@ def test_the_brier_score_of_two_classes_is_twice_that_of_one() -> None:
     np.testing.assert_allclose(brier_score(p, y), 2 * sklearn.metrics.brier_score_loss(y, p[:, 1]), rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("num_bins", [1, 15, 100])
 def test_reliability_is_the_mean_of_each_bin(num_bins: int) -> None:
     p, y = predictions(200, 10), labels_for(200, 10)

@@ -27,6 +27,7 @@ def numbers(dtype: str) -> jax.Array:
     return jnp.asarray(np.array([[3, 0], [1, 1], [2, 0], [1, 2], [4, 0]])).astype(dtype)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("devices", [8, *at_night([2], 1)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(dtype: str, devices: int) -> None:

@@ -366,6 +366,7 @@ def test_operands_that_nobody_reads_are_left_where_they_are() -> None:
 RAGGED = [(1, 3), (8, 9), (8, 13), (2, 5)]  # an idle device, and one with some elements only
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("at_once", [None, 1])
 @pytest.mark.parametrize("placement", RAGGED, ids=str)
 def test_padding_is_safe_where_a_device_is_idle_and_another_is_not_full(

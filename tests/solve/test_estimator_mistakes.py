@@ -22,6 +22,7 @@ X = np.random.default_rng(0).normal(size=(30, 3))
 Y = (X[:, 0] > 0).astype(int)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
@@ -60,6 +61,7 @@ def test_a_fit_that_fails_leaves_the_estimator_as_it_was() -> None:
         np.testing.assert_array_equal(np.array(vars(model)[name]), value, err_msg=name)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("devices", [None, 2])
 def test_a_mesh_that_is_set_may_have_any_names(kind: AxisType, devices: int | None) -> None:

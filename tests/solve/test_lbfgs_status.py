@@ -97,6 +97,7 @@ def test_fixed_steps_that_diverge_are_said() -> None:
     assert int(state.status) == Status.NOT_FINITE
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_no_minimum_is_no_success(rule: Rule) -> None:
     for fun in (lambda x: x.sum(), lambda x: -(x**2).sum(), lambda x: jnp.exp(x).sum() - 2 * x.sum() ** 3):

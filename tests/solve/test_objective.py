@@ -215,6 +215,7 @@ def test_a_line_is_the_function_along_it(loss: LossName, case: str) -> None:
         _close(*look(stepsize))
 
 
+@pytest.mark.sampled(4)
 @_all_cases
 def test_products_are_those_of_the_hessian(loss: LossName, case: str) -> None:
     problem, params, plain = _posed(loss, case)

@@ -72,6 +72,7 @@ def _optimum(name: str, size: int) -> tuple[Any, float]:
 
 # A run takes seconds to compile for each function, number of devices and kind of mesh. Among the rows of every day is
 # each function, kind and rule, but not each with all others.
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "size", "devices"),
     table(
@@ -141,6 +142,7 @@ def test_rows_that_the_user_put_on_a_mesh(name: str, kind: AxisType) -> None:
     np.testing.assert_allclose(float(state.value), expected, rtol=1e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_function_of_rows_on_a_mesh(kind: AxisType) -> None:
     x, y = labelled(48, 5, 2)
@@ -177,6 +179,7 @@ def test_all_reduces_of_tuples_are_counted() -> None:
     assert (_instructions(text, "all-reduce"), _instructions(text, "all-gather")) == (3, 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "weighted", "kind"),
     table(
@@ -196,6 +199,7 @@ def test_a_step_has_two_all_reduces_and_gathers_nothing(name: str, weighted: boo
         assert _instructions(text, operation) == 0, operation
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "rule", "precondition"),
     table(

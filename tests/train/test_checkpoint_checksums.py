@@ -73,6 +73,7 @@ def test_every_dtype_on_the_host(name: str) -> None:
     assert checksum(x[:, ::2]) == reference(x[:, ::2])
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.usefixtures("on_devices")
 def test_every_dtype_on_a_device(name: str) -> None:

@@ -386,6 +386,7 @@ def evaluated(directory: Path, evaluations: Evaluations, **options: Any) -> px.F
     return px.fit(start(), step, data(), evaluate=evaluations(), checkpoint=checkpoints, **options)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("signal_at", "done"), [(1, 5), (2, 5), (3, 5), (5, 5), (8, 10), (13, 12), (15, 12), (17, 12), (18, 12)]
 )

@@ -63,6 +63,7 @@ TREES: dict[str, tuple[Any, Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("devices", [3, 8])
 @pytest.mark.parametrize("name", TREES)
 def test_axes_of_arguments(name: str, devices: int) -> None:
@@ -184,6 +185,7 @@ def test_rows_are_padded_and_sliced(name: str) -> None:
         assert_close(host(got), host(body(net, x)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", DEVICES)
 def test_any_number_of_rows(devices: int) -> None:
     fast, net = px.Parallel(mlp(), mesh=mesh_of(devices)), mlp()
@@ -267,6 +269,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[..., Any], str, str]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", REFUSED)
 def test_padding_that_would_change_the_answer_is_refused(name: str) -> None:
     make, body, reduce, reason = REFUSED[name]

@@ -31,6 +31,7 @@ def _linear(net: Counter, x: jax.Array) -> jax.Array:
     return x @ net.layer.kernel.get_value() + net.layer.bias.get_value()
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("outer", WRAPPERS)
 @pytest.mark.parametrize("inner", WRAPPERS)
@@ -99,6 +100,7 @@ def _by_hand(net: Counter, x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     return gradients, value
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("inner", WRAPPERS)
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["", "in Jit"])
 def test_gradients_through_another_transform(inner: str, is_compiled: bool) -> None:
@@ -265,6 +267,7 @@ def _gradients(loss: Callable[..., Any], net: Counter, x: jax.Array) -> list[jax
     return list(px.GradValues(loss, net)(x)[0])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("frame", FRAMES)
 @pytest.mark.parametrize("inner", WRAPPERS)
 def test_a_function_wrapped_outside_is_differentiated_where_it_is_called(frame: str, inner: str) -> None:
