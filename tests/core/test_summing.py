@@ -53,6 +53,7 @@ BODIES = {
 
 FACTORS = {
     "weights": lambda x: (jnp.mean(x) * (x.T @ x), jnp.sum(x) * (x.T @ x) * x[0, 0]),
+    "a factor made of the product": lambda x: (x.T @ x) * jnp.minimum(1.0, 3.0 / jnp.linalg.norm(x.T @ x)),
     "a mask": lambda x: jax.lax.select(x[0, 0] > 0, x.T @ x, jnp.zeros((3, 3))),
     "a mask the other way": lambda x: jax.lax.select(x[0, 0] > 0, jnp.zeros((3, 3)), x.T @ x),
     "a mask of a weight of a mask": lambda x: jax.lax.select(

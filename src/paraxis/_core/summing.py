@@ -32,6 +32,7 @@ _COPYING = frozenset(("broadcast_in_dim", "reshard"))  # inside of shard_map, JA
 _ADDING = frozenset(("add", "add_any", "sub"))
 _PRODUCT = frozenset(("dot_general",))
 _LOOPS = frozenset(("while", "scan"))
+_ENTERED = _LOOPS | {"cond", "checkpoint", "remat2"}
 
 
 class Factor(NamedTuple):
@@ -283,7 +284,7 @@ def _evaluated(closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
         if eqn.primitive.name == "dot_general":
             found = _merged(eqn.params, *operands)
             return None if found is None else jax_api.bind(eqn, *found)
-        if not any(_has(sub, _PRODUCT) for sub in jax_api.subjaxprs(eqn)) or _is_call(eqn):
+        if eqn.primitive.name not in _ENTERED or not any(_has(sub, _PRODUCT) for sub in jax_api.subjaxprs(eqn)):
             return None
         return jax_api.bind(eqn, jax_api.map_jaxprs(eqn.params, changed), operands)
 
