@@ -116,7 +116,7 @@ def place(axis: Axis) -> Placement:
             f"`with jax.set_mesh(mesh): …`, or pass it: "
             f"px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over={axis.over!r})"
         )
-    mesh = _mesh_of(axis.name, tuple(jax.devices()))
+    mesh = mesh_of(axis.name, tuple(jax.devices()))
     return Placement(axis, mesh, (axis.name,)) if mesh.size > 1 else Placement(axis, None, ())
 
 
@@ -200,11 +200,12 @@ def names_in_force(name: str) -> tuple[str, ...] | None:
 
 def devices_mesh(devices: Sequence[Any]) -> Mesh:
     """A mesh to set for a while, on which every axis that leaves its place open lies over just these devices."""
-    return _mesh_of(DEVICES, tuple(devices))
+    return mesh_of(DEVICES, tuple(devices))
 
 
 @functools.lru_cache(maxsize=64)
-def _mesh_of(name: str, devices: tuple[Any, ...]) -> Mesh:
+def mesh_of(name: str, devices: tuple[Any, ...]) -> Mesh:
+    """A mesh of one axis over these devices, the same one each time."""
     return Mesh(np.array(devices), (name,))
 
 

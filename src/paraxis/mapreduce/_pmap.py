@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from paraxis._core import jax_api, scope, tree, verbs
+from paraxis._core import jax_api, placing, scope, tree, verbs
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError, ParaxisError, ShapeError
 
@@ -145,7 +144,7 @@ def _placed(axis: Axis) -> Axis:
     devices = jax.devices()
     if axis.size >= len(devices):
         return axis
-    return Axis(axis.name, axis.size, mesh=Mesh(np.array(devices[: axis.size]), (axis.name,)))
+    return Axis(axis.name, axis.size, mesh=placing.mesh_of(axis.name, tuple(devices[: axis.size])))
 
 
 def _fits(axis: Axis) -> bool:
