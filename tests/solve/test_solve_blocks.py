@@ -199,3 +199,10 @@ def test_rows_that_were_moved_are_said() -> None:
     typed = NamedSharding(Mesh(np.array(jax.devices()), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,)), P())
     found = SOFTMAX(jax.device_put(SOFTMAX.init(5, 3), typed), L2, jax.device_put(data, typed))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_rows_of_a_device_are_taken_together() -> None:
+    with pytest.raises(
+        px.AxisError, match=r"axis 'rows' has at_once=2, but .* leave at_once out: px.Axis\('rows', 4\)"
+    ):
+        px.solve.rows(np.ones((4, 2)), np.ones(4), axis=px.Axis("rows", 4, at_once=2))

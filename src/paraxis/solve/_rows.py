@@ -8,7 +8,7 @@ import numpy as np
 
 from paraxis._core import arrays, layout, placing
 from paraxis._core.axis import Axis
-from paraxis._core.errors import DataError, DeviceError, ShapeError
+from paraxis._core.errors import AxisError, DataError, DeviceError, ShapeError
 from paraxis._core.placing import AT_HAND, Placement
 
 
@@ -107,6 +107,7 @@ def rows(
 
     Raises:
         ShapeError: if the numbers of rows differ, or the axis has another size.
+        AxisError: if the axis has ``at_once``, or cannot be placed.
         DataError: if there is no row, or no weight is positive.
 
     Communicates: sends each device its rows.
@@ -137,9 +138,14 @@ def rows(
     axis = Axis("rows", len(X)) if axis is None else axis
     if axis.size != len(X):
         raise ShapeError(f"rows: X has {len(X)} rows, but axis {axis.name!r} has size {axis.size}")
+    if axis.at_once is not None:
+        raise AxisError(
+            f"rows: axis {axis.name!r} has at_once={axis.at_once}, but a device takes all of its rows together; leave "
+            f"at_once out: px.Axis({axis.name!r}, {axis.size})"
+        )
     placement = placing.place(axis)
     design, targets = arrays.laid_out((X.astype(dtype), y), placement)
-    padded = np.pad(weight.astype(dtype), (0, placement.num_padded - placement.size))
+    padded = layout.padded_weights(weight.astype(dtype), placement.num_padded)
     return Rows(design, targets, arrays.in_blocks(padded, placement), placing.blocks(placement))
 
 
