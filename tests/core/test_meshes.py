@@ -1,5 +1,7 @@
 """Where an axis goes: the user's mesh or all devices, Auto or Explicit, with mesh axes left to the compiler."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,6 +52,29 @@ def test_a_mesh_of_its_own(kind):
     w, x = values(3, 4), values(7, 3, seed=1)
     axis = px.Axis("rows", 7, mesh=_mesh(kind), over="data")
     assert_close(np.asarray(_on(axis)(w, x)), _expected(w, x)[0])
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("said", ["by the axis", "in force"])
+@pytest.mark.parametrize("where", ["no devices", "another device", "split over model"])
+def test_a_broadcast_made_at_once_lies_where_somebody_said(kind, said, where):
+    mesh, x = _mesh(kind), jnp.arange(4.0)
+    if where == "another device":
+        x = jax.device_put(x, jax.devices()[3])
+    if where == "split over model":
+        x = jax.device_put(x, NamedSharding(mesh, P("model")))
+    with jax.set_mesh(mesh) if said == "in force" else contextlib.nullcontext():
+        copies = px.broadcast(x, px.Axis("rows", 8, over="data", mesh=mesh if said == "by the axis" else None))
+    rest = 2 if where == "split over model" else 4
+    assert {shard.data.shape for shard in copies.addressable_shards} == {(2, rest)}
+    np.testing.assert_array_equal(np.asarray(copies), np.broadcast_to(np.arange(4.0), (8, 4)))
+
+
+def test_a_broadcast_made_at_once_is_bound_to_no_devices_if_nobody_said_which():
+    copies = px.broadcast(jnp.arange(4.0), px.Axis("rows", 8))
+    assert not copies.committed
+    mesh = jax.make_mesh((2,), ("rows",), devices=jax.devices()[:2])
+    assert px.map_fn(jnp.sin, copies, px.Axis("rows", 8, mesh=mesh)).sharding.mesh == mesh
 
 
 def test_the_mesh_axis_of_the_same_name_is_the_default():

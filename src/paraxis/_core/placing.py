@@ -85,6 +85,11 @@ class Placement:
         return self.num_padded - self.size >= self.num_local
 
     @property
+    def is_said(self) -> bool:
+        """Whether somebody said which devices, rather than nobody."""
+        return self.axis.mesh is not None or isinstance(self.mesh, AbstractMesh)
+
+    @property
     def is_explicit(self) -> bool:
         return self.mesh is not None and jax_api.is_explicit(self.mesh, self.mesh_axes)
 

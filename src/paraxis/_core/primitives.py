@@ -40,6 +40,11 @@ class Laid:
     def __repr__(self) -> str:
         return "rows"
 
+    def has(self, x: jax.Array) -> bool:
+        """Whether a concrete value lies on this mesh. One that is bound to no devices gives rows bound to none."""
+        mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) and x.committed else None
+        return mesh is not None and self.mesh in (mesh, mesh.abstract_mesh)
+
     def constrain(self, rows: jax.Array) -> jax.Array:
         spec = P(self.names, *(P.UNCONSTRAINED,) * (rows.ndim - 1))
         return jax.lax.with_sharding_constraint(rows, NamedSharding(self.mesh, spec))
@@ -178,8 +183,9 @@ def _primitive(name: str, implementation: Callable[..., jax.Array], aval: Callab
         return jax.jit(functools.partial(implementation, **dict(params)))  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def evaluated(x: jax.Array, **params: Any) -> jax.Array:
-        free = {name: value for name, value in params.items() if name not in ("laid", "devices")}  # bound to no devices
-        return compiled(tuple(sorted(free.items())))(x)
+        laid = params.get("laid")
+        unread = ("devices",) if laid is None or laid.has(x) else ("devices", "laid")
+        return compiled(tuple(sorted((name, value) for name, value in params.items() if name not in unread)))(x)
 
     primitive.def_impl(evaluated)
     return primitive

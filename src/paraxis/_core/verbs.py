@@ -16,7 +16,8 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
 
     Inside ``jit`` or a program the copies are not made: a map that follows hands the one value to all elements of
     a device, and its derivative is summed on the device before anything is sent. Only an operation that looks at
-    the copies makes them. Outside both there is nothing to wait for, and they are made at once.
+    the copies makes them. Outside both there is nothing to wait for, and they are made at once, each
+    on its device if a mesh was said.
 
     Args:
         x: pytree of arrays, ``(...)``.
@@ -41,6 +42,7 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     placement = placing.place(scope.resolve("broadcast", axis))
 
     def one(leaf: jax.Array) -> jax.Array:
+        leaf = arrays.settle(leaf, placement, rows=False) if placement.is_said else leaf
         return origins.remember(layout.copies(leaf, placement), origins.Shared(leaf))
 
     return jax.tree.map(one, tree.arrays("broadcast", "x", x))
