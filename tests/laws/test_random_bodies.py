@@ -1,8 +1,8 @@
 """A program means what it says, whatever its body: random ones, against plain ``jax.vmap`` in float64.
 
-A body is a row of random steps over shared and placed operands, branches and loops among them. Its results are any of
-the values that it came across: shared ones beside products with them, inputs, values used twice. Some steps only look
-at a value, some call back, and every third body closes over what the others are given.
+A body is a row of random steps over shared and placed operands, branches, loops, weights and masks of elements among
+them. Its results are any of the values that it came across: shared ones beside products with them, inputs, values used
+twice. Some steps only look at a value, some call back, and every third body closes over what the others are given.
 """
 
 import functools
@@ -45,6 +45,12 @@ BINARY: list[Callable[[jax.Array, jax.Array], jax.Array]] = [
     lambda u, v: jax.jit(lambda u, v: u.T @ v)(u, v) / 4.0,
     lambda u, v: jnp.outer(u, v) / 4.0 if u.ndim == v.ndim == 1 else jnp.asarray(0.5) * v,
 ]
+WEIGHING: list[Callable[[jax.Array, jax.Array], jax.Array]] = [
+    jnp.multiply,
+    lambda number, v: v / (2.0 + jnp.cos(number)),
+    lambda number, v: jnp.where(number > 0.2, v, 0.0),
+    lambda number, v: jnp.where(number > 0.2, jnp.zeros_like(v), v),
+]
 LOOKING: list[Callable[[jax.Array], Any]] = [
     jnp.linalg.norm,
     lambda v: jnp.clip(v, -1.0, 1.0),
@@ -79,8 +85,9 @@ def random_body(seed: int, heard: Callable[[Any], None] = lambda _: None) -> Bod
                 looking[rng.choice(len(looking))](u if u.ndim else jnp.atleast_1d(u))
             elif kind < 0.5:
                 met.append(UNARY[unary](u) if u.ndim == 2 else jnp.sin(u))
-            elif kind < 0.6:
-                met.append(r * u)
+            elif kind < 0.65:  # a weight or a mask, of each element or of all alike
+                numbers = [r, x[0, 0], y.mean(), *(m for m in met if m.ndim == 0)]
+                met.append(WEIGHING[rng.choice(len(WEIGHING))](numbers[rng.choice(len(numbers))], u))
             else:
                 try:
                     met.append(BINARY[binary](u, v))
