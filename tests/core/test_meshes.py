@@ -77,6 +77,17 @@ def test_a_broadcast_made_at_once_is_bound_to_no_devices_if_nobody_said_which():
     assert px.map_fn(jnp.sin, copies, px.Axis("rows", 8, mesh=mesh)).sharding.mesh == mesh
 
 
+@pytest.mark.filterwarnings("ignore:.*with mesh.*:DeprecationWarning")
+def test_a_mesh_entered_as_before_set_mesh_is_not_passed_over_in_silence():
+    axis, few = px.Axis("rows", 8), jax.make_mesh((2,), ("rows",), devices=jax.devices()[:2])
+    with few, pytest.raises(px.AxisError, match=r"`with mesh:` asks for 2 of 8 devices.*with jax.set_mesh\(mesh\)"):
+        px.map_fn(jnp.sin, values(8), axis)
+    with few, jax.set_mesh(few):
+        assert px.map_fn(jnp.sin, values(8), axis).sharding.mesh == few
+    with jax.make_mesh((8,), ("rows",)):
+        assert len(px.map_fn(jnp.sin, values(8), axis).sharding.device_set) == 8
+
+
 def test_the_mesh_axis_of_the_same_name_is_the_default():
     with jax.set_mesh(_mesh(AxisType.Auto, names=("rows", "model"))):
         y = px.map_fn(jnp.sin, values(8), px.Axis("rows", 8))

@@ -14,6 +14,9 @@ from jax._src import (
     distributed,  # its client is the only barrier that has a timeout
     xla_bridge,  # the one place that says whether devices were started, without starting them
 )
+from jax._src import (
+    mesh as meshes,  # what `with mesh:` entered
+)
 from jax._src.lax import lax  # the one way to a weak type
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import (
@@ -46,6 +49,7 @@ __all__ = [
     "define_lowering",
     "define_map",
     "element_struct",
+    "entered_devices",
     "evaluate",
     "gathered_from_processes",
     "get_opaque_trace_state",
@@ -346,6 +350,12 @@ def is_explicit(mesh: Any, names: Sequence[str]) -> bool:
     """Whether any of the named mesh axes is of JAX's Explicit type, where shardings are part of types."""
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     return any(types[name] == jax.sharding.AxisType.Explicit for name in names)
+
+
+def entered_devices() -> int:
+    """The number of devices of the mesh that ``with mesh:`` entered, which JAX has given up; 0: of none."""
+    mesh = meshes.thread_resources.env.physical_mesh
+    return 0 if mesh.empty else mesh.size
 
 
 def manual_axes(mesh: Any) -> tuple[str, ...]:

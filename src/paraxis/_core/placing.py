@@ -122,6 +122,13 @@ def place(axis: Axis) -> Placement:
             f"px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over={axis.over!r})"
         )
     mesh = mesh_of(axis.name, tuple(jax.devices()))
+    entered = jax_api.entered_devices()
+    if entered not in (0, mesh.size):
+        raise AxisError(
+            f"axis {axis.name!r} cannot be placed: `with mesh:` asks for {entered} of {mesh.size} devices, and is not "
+            f"listened to any more. Write `with jax.set_mesh(mesh): …`, or "
+            f"px.Axis({axis.name!r}, {axis.size}, mesh=mesh)"
+        )
     return Placement(axis, mesh, (axis.name,)) if mesh.size > 1 else Placement(axis, None, ())
 
 
