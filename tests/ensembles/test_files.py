@@ -108,6 +108,7 @@ def test_what_is_read_is_what_was_written_and_training_goes_on(kind: str, tmp_pa
     assert sorted(file.name for file in (tmp_path / "new").rglob("*")) == [
         "ensemble",
         *(f"member-00{i}.npz" for i in range(3)),
+        "paraxis.json",
     ]
     again = px.load_ensemble(make, tmp_path / "new" / "ensemble", mesh=on(2))
     one = px.load_member(make, tmp_path / "one.npz")
@@ -257,13 +258,31 @@ def test_members_of_another_kind_are_told(case: str, tmp_path: Path) -> None:
         px.load_member(make, tmp_path / "ensemble" / "member-000.npz")
 
 
-def test_a_gap_in_the_numbers_and_an_empty_place_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", [(0,), (1,), (2,), (1, 2), (0, 1, 2)])
+def test_a_member_that_is_missing_is_told(gone: tuple[int, ...], tmp_path: Path) -> None:
     px.ensemble(make_dict, 3, 0, mesh=on(2)).save(tmp_path / "ensemble")
-    (tmp_path / "ensemble" / "member-001.npz").unlink()
-    with pytest.raises(px.StateError, match=r"2 files member-\*\.npz, numbered with gaps; give the directory that ens"):
+    for index in gone:
+        (tmp_path / "ensemble" / f"member-00{index}.npz").unlink()
+    message = rf"written with 3 members, but of its files {len(gone)} are missing, such as member-00{gone[0]}\.npz; put"
+    with pytest.raises(px.StateError, match=message):
         px.load_ensemble(make_dict, tmp_path / "ensemble")
-    for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(px.StateError, match=r"holds 0 files member-\*\.npz.*give the directory that ens\.save"):
+
+
+@pytest.mark.parametrize("extra", ["member-003.npz", "member-1000.npz", "member-0002.npz", "member-best.npz"])
+def test_a_member_that_is_too_many_is_told(extra: str, tmp_path: Path) -> None:
+    ens = px.ensemble(make_dict, 3, 0, mesh=on(2))
+    ens.save(tmp_path / "ensemble")
+    ens.save_member(0, tmp_path / "ensemble" / extra)
+    with pytest.raises(px.StateError, match=rf"3 members, but of its files 1 are too many, such as {extra}; put"):
+        px.load_ensemble(make_dict, tmp_path / "ensemble")
+
+
+def test_a_directory_that_does_not_say_how_many_it_has_is_told(tmp_path: Path) -> None:
+    px.ensemble(make_dict, 3, 0, mesh=on(2)).save(tmp_path / "ensemble")
+    (tmp_path / "ensemble" / "paraxis.json").unlink()
+    for place, number in ((tmp_path / "ensemble", 3), (tmp_path, 0), (tmp_path / "nowhere", 0)):
+        message = rf"holds {number} files member-\*\.npz, and no paraxis.json.*give the directory that ens\.save"
+        with pytest.raises(px.StateError, match=message):
             px.load_ensemble(make_dict, place)
 
 
@@ -278,13 +297,28 @@ def test_an_old_ensemble_is_replaced_as_a_whole(tmp_path: Path) -> None:
     px.ensemble(make_dict, 5, 0, mesh=on(2)).save(tmp_path / "ensemble")
     ens = px.ensemble(make_dict, 2, 1, mesh=on(2))
     ens.save(tmp_path / "ensemble")
-    assert sorted(everything(tmp_path)) == ["ensemble/member-000.npz", "ensemble/member-001.npz"]
+    assert sorted(everything(tmp_path)) == [
+        *(f"ensemble/member-00{i}.npz" for i in range(2)),
+        "ensemble/paraxis.json",
+    ]
     assert bits(list(px.load_ensemble(make_dict, tmp_path / "ensemble"))) == bits(list(ens))
     ens.save_member(1, tmp_path / "ensemble" / "member-000.npz")
     assert bits(px.load_member(make_dict, tmp_path / "ensemble" / "member-000.npz")) == bits(ens[1])
 
 
-@pytest.mark.parametrize("foreign", ["notes.txt", "member-000.txt", "weights.npz", "more/member-000.npz"])
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "notes.txt",
+        "member-000.txt",
+        "weights.npz",
+        "more/member-000.npz",
+        "member-foo.npz",
+        "member-002.npz",
+        "member-001.npz",
+        "paraxis.txt",
+    ],
+)
 def test_what_is_not_ours_is_not_touched(foreign: str, tmp_path: Path) -> None:
     ens, place = px.ensemble(make_dict, 2, 0, mesh=on(2)), tmp_path / "mine"
     ens.save(place)

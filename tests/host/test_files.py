@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,11 @@ def test_a_directory_takes_the_place_of_an_old_one_with_all_it_holds(ens: px.Ens
     target = tmp_path / "new" / "directory"
     ens.save(target)
     ens.drop(0).save(target)
-    assert everything(tmp_path / "new").keys() == {"directory", "directory/member-000.npz"}
+    assert everything(tmp_path / "new").keys() == {
+        "directory",
+        "directory/member-000.npz",
+        "directory/paraxis.json",
+    }
     assert is_member(target / "member-000.npz", ens[1])
     assert target.stat().st_mode & 0o777 == 0o755
 
@@ -155,13 +158,55 @@ def test_reading_a_damaged_archive_says_so(position: int, cut: bool, ens: px.Ens
 def test_a_temporary_file_lies_beside_its_target(
     ens: px.Ensemble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places: list[Any] = []
-    mkstemp = tempfile.mkstemp
+    names: list[set[str]] = []
+    watched(monkeypatch, lambda file: names.append(set(os.listdir(tmp_path))))
+    ens.save_member(0, tmp_path / ("long" * 60))
+    assert [len(found) for found in names] == [1]
+    assert names[0].pop().startswith(".longlong")
 
-    def seen(**options: Any) -> Any:
-        places.append(options["dir"])
-        return mkstemp(**options)
 
-    monkeypatch.setattr(tempfile, "mkstemp", seen)
-    ens.save_member(0, tmp_path / "file")
-    assert places == [tmp_path]
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o027, 0o077])
+def test_modes_are_those_that_the_umask_allows_and_old_ones_are_kept(
+    umask: int, ens: px.Ensemble, tmp_path: Path
+) -> None:
+    before = os.umask(umask)
+    try:
+        ens.save_member(0, tmp_path / "new" / "file")
+        ens.save(tmp_path / "new" / "directory")
+    finally:
+        os.umask(before)
+    files, directories = mode_of(tmp_path / "new" / "file"), mode_of(tmp_path / "new")
+    assert (files, directories) == (0o666 & ~umask, 0o777 & ~umask)
+    assert mode_of(tmp_path / "new" / "directory") == directories
+    assert {mode_of(file) for file in (tmp_path / "new" / "directory").iterdir()} == {files}
+    (tmp_path / "new" / "file").chmod(0o640)
+    (tmp_path / "new" / "directory").chmod(0o711)
+    ens.save_member(1, tmp_path / "new" / "file")
+    ens.save(tmp_path / "new" / "directory")
+    assert (mode_of(tmp_path / "new" / "file"), mode_of(tmp_path / "new" / "directory")) == (0o640, 0o711)
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def test_a_link_stays_and_what_it_leads_to_is_written(ens: px.Ensemble, tmp_path: Path) -> None:
+    for name in ("file", "directory"):
+        (tmp_path / f"link to {name}").symlink_to(tmp_path / "there" / name)
+    for member in (0, 1):
+        ens.save_member(member, tmp_path / "link to file")
+        assert is_member(tmp_path / "there" / "file", ens[member])
+        ens.save(tmp_path / "link to directory")
+        assert len(px.load_ensemble(make, tmp_path / "there" / "directory")) == 2
+    assert all((tmp_path / f"link to {name}").is_symlink() for name in ("file", "directory"))
+
+
+def test_what_is_no_ordinary_file_is_not_replaced(ens: px.Ensemble, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        mode = (tmp_path / name).stat().st_mode
+        with pytest.raises(FileExistsError, match=f"it is there and is not an ordinary file.*{name}"):
+            ens.save_member(0, tmp_path / name)
+        assert (tmp_path / name).stat().st_mode == mode
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]

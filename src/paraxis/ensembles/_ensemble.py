@@ -391,9 +391,13 @@ class Ensemble:
     def save(self, path: Any) -> None:
         """Write every member to a file of its own in a directory, ``member-000.npz`` and so on.
 
-        What is in them: see :meth:`save_member`. The directory is written under another name first: whatever happens,
-        an old one stays until the new one is whole.
+        What is in them: see :meth:`save_member`. A file ``paraxis.json`` says how many there are. The directory is
+        written under another name first: whatever happens, an old one stays until the new one is whole. An old one is
+        replaced only if nothing but members is in it.
         Of several processes the first writes; all must call it.
+
+        Raises:
+            StateError: if something else than an ensemble, or an empty directory, is at that place.
         """
         names = self._form.names(self._state.struct())
         rows = (jax.tree.leaves(self._state.row(index)) for index in range(len(self)))

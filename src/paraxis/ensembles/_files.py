@@ -1,5 +1,9 @@
-"""Members in files: one NumPy ``.npz`` each, with a name and a checksum for every array, put in place when whole."""
+"""Members in files: one NumPy ``.npz`` each, with a name and a checksum for every array, put in place when whole.
 
+A directory of them has a record, ``paraxis.json``, which says how many there are, and is how it is known to be ours.
+"""
+
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,9 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core.errors import DataError, StateError
-from paraxis._host import files
+from paraxis._host import archives, files, records
+
+_RECORD = "paraxis.json"
+_FORMAT = 1
+_MOST = 10**6  # members of an ensemble
 
 _HEADER = "paraxis"  # what NumPy cannot tell: names in order, dtypes that are not its own, kinds of random keys
+_BEGINS = b"PK\x03\x04", b"paraxis.npy"  # how a file of a member begins: an archive, the header its first part
+_LARGEST_HEADER = 1 << 26  # bytes
+
+_ENSEMBLE = records.fields({"holds": records.one_of("ensemble"), "members": records.integer(1, _MOST)})
+_MEMBER = records.list_of(
+    records.either(
+        records.fields({"name": records.text(), "dtype": records.text()}),
+        records.fields({"name": records.text(), "key": records.text()}),
+    )
+)
 
 
 def write(path: Any, arrays: Mapping[str, jax.Array]) -> None:
@@ -25,53 +43,86 @@ def write_directory(path: Any, members: Iterable[Mapping[str, jax.Array]]) -> No
     """Write a directory of files, ``member-000.npz`` and so on. An old one stays until the new one is whole.
 
     Raises:
-        StateError: if there is something else at that place.
+        StateError: if there is something else at that place, or anything else in the old directory.
     """
     target = Path(path)
-    if target.exists() and (not target.is_dir() or _strange(target)):
-        raise StateError(
-            f"ensemble.save: {target} is there and is not a directory of members only; give a new place: "
-            f"ens.save('{target}-ensemble')"
-        )
-    with files.replaced_directory(target) as directory:
-        for index, arrays in enumerate(members):
-            write(directory / f"member-{index:03d}.npz", arrays)
+
+    def require_ours(place: Path) -> None:
+        reason = _strange(place)
+        if reason:
+            raise StateError(
+                f"ensemble.save: {target} is there and is not a directory of members only: {reason}; give a new "
+                f"place: ens.save('{target}-ensemble')"
+            )
+
+    if target.exists():
+        require_ours(target.resolve())
+    with files.replaced_directory(target, require_ours) as directory:
+        count = 0
+        for arrays in members:
+            write(directory / _file_name(count), arrays)
+            count += 1
+        records.write_file(directory / _RECORD, _FORMAT, {"holds": "ensemble", "members": count})
 
 
 def member_files(path: Any) -> list[Path]:
     """The files of a directory that was written, in order.
 
     Raises:
-        StateError: if there are none, or one is missing.
+        StateError: if it is none, or has other members than were written.
+        DataError: if its record is damaged.
     """
-    found = sorted(Path(path).glob("member-*.npz"), key=lambda file: (len(file.name), file.name))
-    expected = [f"member-{index:03d}.npz" for index in range(len(found))]
-    if not found or [file.name for file in found] != expected:
+    directory = Path(path)
+    found = {file.name for file in directory.glob("member-*.npz")}
+    try:
+        count = records.read_file(directory / _RECORD, _FORMAT, _ENSEMBLE)["members"]
+    except (FileNotFoundError, NotADirectoryError):
         raise StateError(
-            f"load_ensemble: {path} holds {len(found)} files member-*.npz, "
-            f"{'numbered with gaps' if found else 'which is none'}; give the directory that ens.save wrote"
+            f"load_ensemble: {path} holds {len(found)} files member-*.npz, and no {_RECORD} that says how many there "
+            f"should be; give the directory that ens.save wrote, or read files one by one: px.load_member(make, file)"
+        ) from None
+    except PermissionError:
+        raise
+    except (records.Wrong, OSError) as error:
+        raise DataError(
+            f"load_ensemble: {directory / _RECORD} is damaged, or no record of an ensemble ({error}); the files of "
+            f"members are not touched by it: px.load_member(make, file)"
+        ) from error
+    expected = [_file_name(index) for index in range(count)]
+    missing, extra = sorted({*expected} - found), sorted(found - {*expected})
+    differences = {"missing": missing, "too many": extra}
+    odd = [f"{len(names)} are {what}, such as {names[0]}" for what, names in differences.items() if names]
+    if odd:
+        raise StateError(
+            f"load_ensemble: {path} was written with {count} members, but of its files {' and '.join(odd)}; "
+            f"put them back, or move away what is not of this ensemble; px.load_member(make, file) reads one file"
         )
-    return found
+    return [directory / name for name in expected]
 
 
-def read(path: Any) -> dict[str, jax.Array]:
-    """The arrays of a file by their names.
+def read(path: Any, expected: Mapping[str, jax.ShapeDtypeStruct]) -> list[jax.Array]:
+    """The arrays of a file, of the names, shapes and dtypes that are expected, in order.
+
+    All that is checked before the first array is read.
 
     Raises:
         DataError: if it is not whole, or not one of ours.
+        StateError: if it holds other arrays.
     """
     try:
-        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            header = json.loads(bytes(file[_HEADER]).decode())
-            found = {entry["name"]: (file[str(i)], entry) for i, entry in enumerate(header)}
-    except files.ABSENT:
+        with archives.Archive(Path(path)) as archive:
+            entries = _entries(archive)
+            _check_names(path, [entry["name"] for entry in entries], list(expected))
+            for index, (entry, struct) in enumerate(zip(entries, expected.values(), strict=True)):
+                _check_kind(path, entry, archive.kind(str(index)), struct)
+            return [_decoded(archive.read(str(index)), entry) for index, entry in enumerate(entries)]
+    except (DataError, StateError, *files.ABSENT):
         raise
     except files.DAMAGED as error:
         raise DataError(
             f"load_member: {path} is damaged, or no file of a member ({error}); load another one, the others are not "
             f"touched by it"
         ) from error
-    return {name: _decoded(name, *stored) for name, stored in found.items()}
 
 
 def _write(file: Any, arrays: Mapping[str, jax.Array]) -> None:
@@ -86,24 +137,121 @@ def _encoded(x: jax.Array) -> tuple[np.ndarray, dict[str, str]]:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(x)), {"key": str(jax.random.key_impl(x))}
     plain = np.asarray(x)
-    entry = {"dtype": plain.dtype.name}
-    if plain.dtype.isbuiltin != 1:  # bfloat16 and the like: their bits
-        return plain.view(f"u{plain.dtype.itemsize}"), entry
-    return plain, entry
+    return plain.view(_stored(plain.dtype)), {"dtype": plain.dtype.name}
 
 
-def _decoded(name: str, x: np.ndarray, entry: Mapping[str, str]) -> jax.Array:
+def _stored(dtype: Any) -> np.dtype:
+    """The dtype in the file: of one that is not NumPy's own, such as bfloat16, the bits."""
+    dtype = np.dtype(dtype)
+    return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
+
+
+def _entries(archive: archives.Archive) -> list[dict[str, str]]:
+    header = archive.kind(_HEADER)
+    if header.dtype != np.uint8 or header.shape[1:] or header.shape[0] > _LARGEST_HEADER:
+        raise records.Wrong(f"its header is {header.dtype} {header.shape}")
+    entries = records.read(archive.read(_HEADER).tobytes(), _MEMBER)
+    if archive.names != [_HEADER, *(str(index) for index in range(len(entries)))]:
+        raise records.Wrong("it has other arrays than its header says")
+    return entries
+
+
+def _check_names(path: Any, found: list[str], expected: list[str]) -> None:
+    if found != expected:
+        odd = next(iter(sorted({*expected} ^ {*found})), "their order")
+        raise StateError(f"load_member: the member in {path} is not like one that make gives; they differ in {odd}")
+
+
+def _check_kind(path: Any, entry: Mapping[str, str], stored: archives.Kind, expected: jax.ShapeDtypeStruct) -> None:
+    """Check that an array is what the header says, and that this is what is expected.
+
+    Raises:
+        Wrong, StateError: if not.
+    """
+    name = entry["name"]
+    if "key" in entry:
+        dtype, row = _key(entry["key"])
+        if stored.dtype != np.uint32 or stored.shape[len(stored.shape) - len(row) :] != row:
+            raise records.Wrong(f"its random keys {name} are {stored.dtype} {stored.shape}")
+        shape = stored.shape[: len(stored.shape) - len(row)]
+    else:
+        dtype, shape = _dtype(entry["dtype"]), stored.shape
+        if stored.dtype != _stored(dtype):
+            raise records.Wrong(f"its array {name} is {stored.dtype}, not {dtype}")
+        narrow = jax.dtypes.canonicalize_dtype(dtype)
+        if narrow != dtype:
+            raise StateError(
+                f"load_member: {name} in {path} is {dtype}, which JAX would round to {narrow}; write "
+                f'jax.config.update("jax_enable_x64", True) first'
+            )
+    if (shape, dtype) != (expected.shape, expected.dtype):
+        raise StateError(
+            f"load_member: {name} in {path} is {dtype}{list(shape)}, but make gives "
+            f"{expected.dtype}{list(expected.shape)}"
+        )
+
+
+def _decoded(x: np.ndarray, entry: Mapping[str, str]) -> jax.Array:
     if "key" in entry:
         return jax.random.wrap_key_data(jnp.asarray(x), impl=entry["key"])
-    dtype = jnp.dtype(entry["dtype"])
-    made = jnp.asarray(x if x.dtype == dtype else x.view(dtype))
-    if made.dtype != dtype:
-        raise StateError(
-            f"load_member: {name} is {dtype} in the file, which JAX would round to {made.dtype}; write "
-            f'jax.config.update("jax_enable_x64", True) first'
-        )
-    return made
+    return jnp.asarray(x.view(_dtype(entry["dtype"])))
 
 
-def _strange(directory: Path) -> bool:
-    return any(not (file.name.startswith("member-") and file.suffix == ".npz") for file in directory.iterdir())
+def _dtype(name: str) -> np.dtype:
+    """A dtype by its name.
+
+    Raises:
+        Wrong: if it is none of an array's.
+    """
+    try:
+        dtype = jnp.dtype(name)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.name != name or not (dtype == np.bool_ or jnp.issubdtype(dtype, jnp.number)):
+        raise records.Wrong(f"its header names the dtype {name!r}, which is none")
+    return dtype
+
+
+@functools.cache
+def _key(impl: str) -> tuple[Any, tuple[int, ...]]:
+    """The dtype of a kind of random keys, and the shape of the data of one.
+
+    Raises:
+        Wrong: if there is no such kind.
+    """
+    try:
+        key = jax.eval_shape(functools.partial(jax.random.key, impl=impl), 0)
+    except ValueError:
+        raise records.Wrong(f"its header names random keys of the kind {impl!r}, which is none") from None
+    return key.dtype, jax.eval_shape(jax.random.key_data, key).shape
+
+
+def _file_name(index: int) -> str:
+    return f"member-{index:03d}.npz"
+
+
+def _strange(place: Path) -> str:
+    """Why a place is not one where members were written, and nothing else is; empty if it is, or holds nothing."""
+    if not place.is_dir():
+        return "it is a file"
+    found = {file.name: file for file in place.iterdir()}
+    if not found:
+        return ""
+    try:
+        count = records.read_file(place / _RECORD, _FORMAT, _ENSEMBLE)["members"]
+    except (OSError, records.Wrong):
+        return f"it has no {_RECORD} of an ensemble"
+    names = {_RECORD, *(_file_name(index) for index in range(count))}
+    strange = sorted(name for name, file in found.items() if name not in names or not _is_ours(file))
+    return f"{strange[0]} is something else" if strange else ""
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a file begins as a member's does, be it damaged further on; the record is known already."""
+    if file.name == _RECORD:
+        return True
+    try:
+        start = files.beginning(file, 64)
+    except OSError:
+        return False
+    return start.startswith(_BEGINS[0]) and start[30:].startswith(_BEGINS[1])

@@ -68,7 +68,8 @@ def load_ensemble(
         apply, mesh, over, at_once, lowering, donate, name: as in :func:`ensemble`.
 
     Raises:
-        DataError, StateError: naming the file that is damaged; missing, or of another kind of member.
+        DataError: naming the file that is damaged.
+        StateError: naming the one that is missing, or too many, or of another kind of member.
 
     Communicates: nothing.
 
@@ -112,18 +113,7 @@ def _state(form: Form, struct: Any, path: Any) -> Any:
     """A state from a file.
 
     Raises:
-        StateError: if it is not the state of such a member.
+        DataError: if the file is damaged; StateError: if it is not the state of such a member.
     """
-    arrays = _files.read(path)
-    names = form.names(struct)
-    if names != list(arrays):
-        odd = next(iter(sorted({*names} ^ {*arrays})), "their order")
-        raise StateError(f"load_member: the member in {path} is not like one that make gives; they differ in {odd}")
-    for name, expected in zip(names, jax.tree.leaves(struct), strict=True):
-        x = arrays[name]
-        if (x.shape, x.dtype) != (expected.shape, expected.dtype):
-            raise StateError(
-                f"load_member: {name} in {path} is {x.dtype}{list(x.shape)}, but make gives "
-                f"{expected.dtype}{list(expected.shape)}"
-            )
-    return jax.tree.unflatten(jax.tree.structure(struct), [arrays[name] for name in names])
+    expected = dict(zip(form.names(struct), jax.tree.leaves(struct), strict=True))
+    return jax.tree.unflatten(jax.tree.structure(struct), _files.read(path, expected))

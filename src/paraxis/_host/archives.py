@@ -1,0 +1,128 @@
+"""Arrays in NumPy's ``.npz`` files, as ``np.savez`` writes them: what each is is known before memory is taken for it.
+
+Not a reader of any ``.npz``: what is compressed, pickled, structured or otherwise not what ``np.savez`` makes of plain
+arrays is refused. So no file makes more bytes than it has itself.
+"""
+
+import dataclasses
+import math
+import re
+import struct
+import zipfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from paraxis._host import files
+
+_MAGIC = b"\x93NUMPY\x01\x00"
+_START = len(_MAGIC) + 2
+_HEADER = re.compile(
+    rb"\{'descr': '([<>|=][?a-zA-Z]\d{0,9})', 'fortran_order': (False|True), "
+    rb"'shape': \(((?:\d{1,19}, ?)*(?:\d{1,19})?)\), \} *\n"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What an array in a file is, apart from its numbers."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+class Archive:
+    """An ``.npz`` file, open until its ``with`` ends.
+
+    Raises:
+        OSError: if it cannot be opened.
+        Damaged: here and in the methods, if it is not what ``np.savez`` wrote.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._kinds: dict[str, Kind] = {}
+        try:
+            self._size = self._file.seek(0, 2)
+            self._zip = zipfile.ZipFile(self._file)
+            self._entries = {entry.filename.removesuffix(".npy"): entry for entry in self._zip.infolist()}
+            if len(self._entries) < len(self._zip.infolist()):
+                raise Damaged("two of its arrays have the same name")
+        except BaseException as error:
+            self._file.close()
+            raise _told(error) from error
+
+    @property
+    def names(self) -> list[str]:
+        """Of the arrays, in the order of the file."""
+        return list(self._entries)
+
+    def kind(self, name: str) -> Kind:
+        """What an array is; its numbers are not read."""
+        if name not in self._kinds:
+            entry = self._entry(name)
+            try:
+                with self._zip.open(entry) as opened:
+                    start = opened.read(_START)
+                    length = int.from_bytes(start[len(_MAGIC) :], "little")
+                    header = opened.read(length)
+            except Exception as error:
+                raise _told(error) from error
+            self._kinds[name] = _kind(name, start, header, entry.file_size)[0]
+        return self._kinds[name]
+
+    def read(self, name: str) -> np.ndarray:
+        """An array. Its bytes have the archive's checksum."""
+        try:
+            data = self._zip.read(self._entry(name))
+        except Exception as error:
+            raise _told(error) from error
+        length = int.from_bytes(data[len(_MAGIC) : _START], "little")
+        kind, is_fortran = _kind(name, data[:_START], data[_START : _START + length], len(data))
+        flat = np.frombuffer(data, kind.dtype, math.prod(kind.shape), _START + length)
+        return flat.reshape(kind.shape, order="F" if is_fortran else "C")
+
+    def _entry(self, name: str) -> zipfile.ZipInfo:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise Damaged(f"it has no array {name!r}")
+        is_plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+        if not is_plain or entry.header_offset + entry.file_size > self._size:
+            raise Damaged(f"its array {name!r} is compressed, or longer than the file")
+        return entry
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._zip.close()
+        self._file.close()
+
+
+class Damaged(ValueError):  # noqa: N818  it says what a file is, and never leaves the library
+    """A file that is not what was written."""
+
+
+def _kind(name: str, start: bytes, header: bytes, size: int) -> tuple[Kind, bool]:
+    """What an array is by the beginning of its bytes, of which there are so many."""
+    found = _HEADER.fullmatch(header)
+    if start[: len(_MAGIC)] != _MAGIC or found is None:
+        raise Damaged(f"its array {name!r} is none that np.savez makes of numbers")
+    try:
+        dtype = np.dtype(found[1].decode())
+    except TypeError as error:
+        raise Damaged(f"its array {name!r} is of no type that is known: {error}") from None
+    shape = tuple(int(one) for one in found[3].decode().replace(" ", "").split(",") if one)
+    if _START + len(header) + math.prod(shape) * dtype.itemsize != size or dtype.hasobject:
+        raise Damaged(f"its array {name!r} says that it is {dtype} {shape}, which its {size} bytes are not")
+    return Kind(dtype, shape), found[2] == b"True"
+
+
+def _told(error: BaseException) -> BaseException:
+    """What reading an archive raises, as damage, where it says that."""
+    is_damage = isinstance(error, (*files.DAMAGED, struct.error, OverflowError, IndexError))
+    return Damaged(str(error)) if is_damage and not isinstance(error, files.ABSENT) else error
