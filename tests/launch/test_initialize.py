@@ -65,6 +65,23 @@ def test_alone_nothing_is_done(initialize: Initialize) -> None:
     assert sys.excepthook is hook
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        *(({"stuck_after": x}, "stuck_after must be a finite number of seconds") for x in ("abc", -1, float("inf"))),
+        *(({"join_timeout": x}, "join_timeout must be a finite number of seconds") for x in ("abc", 0, float("nan"))),
+        *(({"cluster": x}, "cluster must be the name of a way to find processes") for x in ("", 5)),
+    ],
+)
+def test_a_malformed_argument_is_named_alone_and_in_a_second_call_too(
+    initialize: Initialize, argument: dict[str, Any], message: str
+) -> None:
+    for _ in range(2):
+        with pytest.raises(px.ProcessError, match=f"px.initialize: {message}.*, got {next(iter(argument.values()))!r}"):
+            initialize(**argument)
+        initialize()
+
+
 TELLS = """
 import json, os, pathlib, sys
 told = {name: value for name, value in os.environ.items() if name.startswith("PARAXIS_")}
@@ -119,6 +136,9 @@ def test_a_place_that_was_written_by_hand_is_read(
         ({"PARAXIS_PROCESS": None}, "PARAXIS_PROCESS='' must be a number; write, say, PARAXIS_PROCESS=1"),
         ({"PARAXIS_NUM_PROCESSES": "two"}, "PARAXIS_NUM_PROCESSES='two' must be a number"),
         ({"PARAXIS_COORDINATOR": "here"}, "PARAXIS_COORDINATOR='here' must be the host and port of process 0"),
+        ({"PARAXIS_ATTEMPT": "once"}, "PARAXIS_ATTEMPT='once' must be a number"),
+        *(({"PARAXIS_GRACE": x}, f"PARAXIS_GRACE={x!r} must be a finite number of seconds") for x in ("long", "inf")),
+        *(({"PARAXIS_STUCK_AFTER": x}, f"PARAXIS_STUCK_AFTER={x!r} must be a finite") for x in ("", "-1", "nan")),
     ],
 )
 def test_variables_that_cannot_be_read_are_named(

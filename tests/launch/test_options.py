@@ -13,14 +13,17 @@ from paraxis.launch import Options
 @pytest.mark.parametrize(
     ("wishes", "message"),
     [
-        ({"num_processes": 0}, "-n 0 must be at least 1; write -n 2"),
-        ({"devices": 0}, "--devices 0 must be at least 1; write --devices 1"),
-        ({"restarts": -1}, "--restarts -1 must not be negative; write --restarts 3"),
-        ({"grace": 0.0}, "--grace 0 must be above 0 seconds, and finite; write --grace 30"),
-        ({"grace": float("inf")}, "--grace inf must be above 0"),
-        ({"grace": float("nan")}, "--grace nan must be above 0"),
-        ({"stuck_after": -1.0}, "--stuck-after -1 must be seconds, not negative; write --stuck-after 0 for never"),
-        ({"stuck_after": float("nan")}, "--stuck-after nan must be seconds"),
+        *(({"num_processes": n}, f"-n {n} must be an integer of at least 1; write -n 2") for n in (0, 1.5, "2")),
+        *(({"devices": n}, f"--devices {n} must be an integer of at least 1; write --devices 1") for n in (0, "two")),
+        *(({"restarts": n}, f"--restarts {n} must be an integer of at least 0; write") for n in (-1, None, 0.5)),
+        *(
+            ({"grace": x}, f"--grace {x} must be a finite number of seconds above 0; write --grace 30")
+            for x in (0.0, float("inf"), float("nan"), "abc", True, 10**400)
+        ),
+        *(
+            ({"stuck_after": x}, f"--stuck-after {x} must be a finite number of seconds; write --stuck-after 1800, or")
+            for x in (-1.0, float("inf"), float("nan"), "abc", None)
+        ),
         ({"target": "nowhere.py"}, "there is no file nowhere.py; write: paraxis launch -n 2 train.py"),
         ({"target": "no_such.module", "module": True}, "there is no module no_such.module; write: paraxis launch"),
     ],

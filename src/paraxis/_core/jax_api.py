@@ -12,7 +12,7 @@ import numpy as np
 from jax._src import (
     core,  # the one place that says whether a trace is under way, where no argument tells
     distributed,  # its client is the only barrier that has a timeout
-    xla_bridge,  # the one place that says whether devices were started, without starting them
+    xla_bridge,  # says whether devices were started, without starting them, and lets CPU's network be told its address
 )
 from jax._src import (
     mesh as meshes,  # what `with mesh:` entered
@@ -42,6 +42,7 @@ __all__ = [
     "bind",
     "bound_axes",
     "calls_back",
+    "collect_at",
     "coordination_client",
     "define_batching",
     "define_jvp",
@@ -430,6 +431,24 @@ def behind(x: Any) -> Any:
 def coordination_client() -> Any | None:
     """What talks to the coordinator of several processes; ``None`` if they were not initialised."""
     return distributed.global_state.client
+
+
+def collect_at(address: str) -> None:
+    """Have CPU devices meet those of other processes at this address of their host's; unless they have started.
+
+    JAX has no option for it, and takes what the host's name resolves to: an address that the host may not have.
+    """
+    if has_started():
+        return
+
+    def make() -> Any:
+        client, kind = distributed.global_state.client, jax.config.jax_cpu_collectives_implementation
+        if client is None or kind != "gloo":
+            return xla_bridge.make_cpu_client()
+        gloo = xla_bridge._jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address)
+        return xla_bridge.make_cpu_client(gloo)
+
+    xla_bridge.register_backend_factory("cpu", make, fail_quietly=False)
 
 
 def tells_of_preemption() -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import math
 import os
 import socket
 import sys
@@ -11,8 +12,10 @@ from typing import Any
 
 import jax
 
+from paraxis._core import jax_api
 from paraxis._core.errors import ProcessError
 from paraxis.launch import _run, _variables, _watchdog
+from paraxis.launch._seconds import seconds_of
 from paraxis.launch._variables import Place
 
 _JOIN_TIMEOUT, _JOIN_TIMEOUT_OF_CLUSTERS = 60.0, 300.0
@@ -61,8 +64,8 @@ def initialize(
     Called first, before anything runs on a device. In this order, the processes are found by
 
     * the variables of ``paraxis launch``. The first three may be set by hand, too: ``PARAXIS_COORDINATOR=host:port``
-      of process 0, ``PARAXIS_NUM_PROCESSES`` and ``PARAXIS_PROCESS``. If the host is this one, as in every launch,
-      the coordinator listens on loopback only;
+      of process 0, ``PARAXIS_NUM_PROCESSES`` and ``PARAXIS_PROCESS``. If the host is ``127.0.0.1``, as in every
+      launch, or ``localhost`` or ``[::1]``, all that the processes send each other goes over loopback;
     * what JAX itself knows of: SLURM, Open MPI, an indexed job of Kubernetes, several hosts of TPUs;
     * otherwise this is a lone process, and nothing is done.
 
@@ -82,7 +85,8 @@ def initialize(
         The number of this process, and of all of them.
 
     Raises:
-        ProcessError: if JAX has its devices already, a variable cannot be read, or the coordinator's port is taken.
+        ProcessError: on a malformed argument, alone too; if JAX has its devices already, a variable cannot be read, or
+            the coordinator's port is taken.
 
     Communicates: with the coordinator, process 0, until all have come. If one does not come in time, JAX ends the
     others.
@@ -93,9 +97,28 @@ def initialize(
         Processes(process=0, num_processes=1, attempt=0)
     """
     global _initialized
+    _check(cluster, join_timeout, stuck_after)
     if _initialized is None:
         _initialized = _initialize(cluster, join_timeout, stuck_after)
     return _initialized
+
+
+def _check(cluster: Any, join_timeout: Any, stuck_after: Any) -> None:
+    if cluster is not None and not (isinstance(cluster, str) and cluster):
+        raise ProcessError(
+            f"px.initialize: cluster must be the name of a way to find processes, got {cluster!r}; write "
+            f"cluster='slurm', or leave it out"
+        )
+    if join_timeout is not None and not seconds_of(join_timeout):
+        raise ProcessError(
+            f"px.initialize: join_timeout must be a finite number of seconds above 0, got {join_timeout!r}; write "
+            f"join_timeout=60"
+        )
+    if stuck_after is not None and seconds_of(stuck_after) is None:
+        raise ProcessError(
+            f"px.initialize: stuck_after must be a finite number of seconds, or 0 for never, got {stuck_after!r}; "
+            f"write stuck_after=1800"
+        )
 
 
 def _initialize(cluster: str | None, join_timeout: float | None, stuck_after: float | None) -> Processes:
@@ -128,10 +151,12 @@ def _join(place: Place, join_timeout: float) -> None:
         local_device_ids=_own_devices(place),
         cluster_detection_method="deactivate",
         coordinator_bind_address=place.coordinator if place.is_local else None,
-        initialization_timeout=int(join_timeout),
+        initialization_timeout=math.ceil(join_timeout),
         # Later than the launcher, which knows more.
         shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT if place.grace is None else int(place.grace) + _AFTER_GRACE,
     )
+    if place.is_local:
+        jax_api.collect_at(place.host)
     _run.tell("joined")
 
 
@@ -139,7 +164,7 @@ def _join_as_scheduled(name: str, method: str | None, join_timeout: float) -> No
     try:
         _start_jax(
             cluster_detection_method=method,
-            initialization_timeout=int(join_timeout),
+            initialization_timeout=math.ceil(join_timeout),
             shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT,
         )
     except ValueError as error:  # it found nothing

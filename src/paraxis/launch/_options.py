@@ -5,7 +5,9 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+from paraxis._core import integers
 from paraxis._core.errors import ProcessError
+from paraxis.launch._seconds import seconds_of
 
 _PYTHON = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
@@ -46,17 +48,20 @@ class Options:
     stuck_after: float = 1800.0
 
     def __post_init__(self) -> None:
-        if self.num_processes < 1:
-            raise ProcessError(f"-n {self.num_processes} must be at least 1; write -n 2")
-        if self.devices is not None and self.devices < 1:
-            raise ProcessError(f"--devices {self.devices} must be at least 1; write --devices 1, or leave it out")
-        if self.restarts < 0:
-            raise ProcessError(f"--restarts {self.restarts} must not be negative; write --restarts 3")
-        if not 0 < self.grace < float("inf"):
-            raise ProcessError(f"--grace {self.grace:g} must be above 0 seconds, and finite; write --grace 30")
-        if not 0 <= self.stuck_after < float("inf"):
+        if integers.at_least(1, self.num_processes) is None:
+            raise ProcessError(f"-n {self.num_processes} must be an integer of at least 1; write -n 2")
+        if self.devices is not None and integers.at_least(1, self.devices) is None:
             raise ProcessError(
-                f"--stuck-after {self.stuck_after:g} must be seconds, not negative; write --stuck-after 0 for never"
+                f"--devices {self.devices} must be an integer of at least 1; write --devices 1, or leave it out"
+            )
+        if integers.at_least(0, self.restarts) is None:
+            raise ProcessError(f"--restarts {self.restarts} must be an integer of at least 0; write --restarts 3")
+        if not seconds_of(self.grace):
+            raise ProcessError(f"--grace {self.grace} must be a finite number of seconds above 0; write --grace 30")
+        if seconds_of(self.stuck_after) is None:
+            raise ProcessError(
+                f"--stuck-after {self.stuck_after} must be a finite number of seconds; write --stuck-after 1800, or "
+                f"--stuck-after 0 for never"
             )
         if self.module:
             self._require_module()

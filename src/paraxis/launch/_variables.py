@@ -4,12 +4,14 @@ The first three are enough, and may be set by hand, say on several hosts; ``para
 the obvious name, is none of them: XLA takes it as its number of threads.
 """
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Self
 
 from paraxis._core.errors import ProcessError
+from paraxis.launch._seconds import seconds_of
 
 COORDINATOR = "PARAXIS_COORDINATOR"
 NUM_PROCESSES = "PARAXIS_NUM_PROCESSES"
@@ -54,9 +56,9 @@ class Place:
             _text(variables, COORDINATOR),
             _whole(variables, NUM_PROCESSES),
             _whole(variables, PROCESS),
-            int(variables.get(ATTEMPT, 0)),
-            float(variables[GRACE]) if GRACE in variables else None,
-            float(variables.get(STUCK_AFTER, 0)),
+            _whole(variables, ATTEMPT) if ATTEMPT in variables else 0,
+            _seconds(variables, GRACE) if GRACE in variables else None,
+            _seconds(variables, STUCK_AFTER) if STUCK_AFTER in variables else 0,
         )
         if not 0 <= place.process < place.num_processes:
             raise ProcessError(
@@ -65,9 +67,14 @@ class Place:
         return place
 
     @property
+    def host(self) -> str:
+        """That of the process with number 0, by name or address."""
+        return self.coordinator.rpartition(":")[0].strip("[]")
+
+    @property
     def is_local(self) -> bool:
         """Whether all processes are on this host."""
-        return self.coordinator.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
+        return self.host in ("127.0.0.1", "localhost", "::1")
 
     def written(self) -> dict[str, str]:
         """The variables that tell this place."""
@@ -98,3 +105,10 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
     if not value.isdigit():
         raise ProcessError(f"{name}={value!r} must be a number; write, say, {name}=1")
     return int(value)
+
+
+def _seconds(variables: Mapping[str, str], name: str) -> float:
+    with contextlib.suppress(ValueError):
+        if (seconds := seconds_of(float(variables[name]))) is not None:
+            return seconds
+    raise ProcessError(f"{name}={variables[name]!r} must be a finite number of seconds; write, say, {name}=60")
