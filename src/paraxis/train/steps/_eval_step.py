@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core.axis import Axis
+from paraxis._core.structure import Recent
 from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _reproducible, _rows
 from paraxis.train.steps._gradients import in_turns
 from paraxis.train.steps._grouped import GroupedEval
-from paraxis.train.steps._kinds import PerKind
+from paraxis.train.steps._kinds import AT_MOST, PerKind
 from paraxis.train.steps._losses import LossFunction, Part
 from paraxis.train.steps._mean import Mean
 from paraxis.train.steps._state import TrainState
@@ -28,7 +29,7 @@ class EvalStep:
         self._rows = rows
         self._precision = precision
         self._ema = ema
-        self._compiled: Any = None
+        self._compiled: Recent[PerKind] = Recent(AT_MOST)
 
     def __call__(self, state: TrainState, batch: Any) -> dict[str, Mean]:
         """The metrics of a batch; the state stays as it is.
@@ -39,30 +40,33 @@ class EvalStep:
             StateError: if the state does not go with the function, or was given away to a training step; or inside
                 ``jit`` and the like.
         """
-        used, laid_out = self._placed(state, batch)
-        self._rows.settle(used, laid_out.tree)
-        metrics = self._rows.run(self._compiled, used, laid_out)
-        self._rows.settle(metrics)  # the next one, of the same state, would not wait for this one
+        devices, run, used, laid_out = self._placed(state, batch)
+        devices.settle(used, laid_out.tree)
+        metrics = devices.run(run, used, laid_out)
+        devices.settle(metrics)  # the next one, of the same state, would not wait for this one
         return metrics
 
     def lower(self, state: TrainState, batch: Any) -> Any:
         """What is run, as ``jax.jit(f).lower`` gives it. Nothing is run."""
-        used, laid_out = self._placed(state, batch)
-        return self._rows.run(self._compiled.lower, used, laid_out)
+        devices, run, used, laid_out = self._placed(state, batch)
+        return devices.run(run.lower, used, laid_out)
 
-    def _placed(self, state: TrainState, batch: Any) -> tuple[TrainState, Batch]:
+    def _placed(self, state: TrainState, batch: Any) -> tuple[_rows.Devices, PerKind, TrainState, Batch]:
         _rows.refuse_tracing("eval_step", "evaluate")
         _rows.require_state("eval_step", state, TrainState)
         if gone := _rows.given_away("eval_step", state):
             raise gone
         if self._fn.wants_key and state.key is None:
             raise _rows.no_key("eval_step", self._fn.name)
-        if self._rows.moved() or self._compiled is None:
-            whole = self._rows.whole
-            self._compiled = PerKind(self._body) if whole is None else PerKind(self._body, out_shardings=whole)
+        devices = self._rows.here()
+        run = self._compiled.get(devices.placement, lambda: self._made(devices))
         weights = state.weights(ema=self._ema)
         used = dataclasses.replace(state, params=weights, opt_state=None, ema=None, extra=None)
-        return self._rows.beside(used), self._rows.laid_out(batch)
+        return devices, run, devices.beside(used), devices.laid_out(batch)
+
+    def _made(self, devices: _rows.Devices) -> PerKind:
+        whole = devices.whole
+        return PerKind(self._body) if whole is None else PerKind(self._body, out_shardings=whole)
 
     def _body(self, state: TrainState, batch: Batch) -> dict[str, Mean]:
         key = None if state.key is None else jax.random.fold_in(state.key, state.step)

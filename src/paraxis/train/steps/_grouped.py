@@ -46,8 +46,9 @@ class GroupedStep:
         self._update = update
         self._donate = donate
         self._finish = PerKind(self._finished)
-        # What each device has of the state that was returned last; dropped with it.
-        self._last: tuple[Callable[[], TrainState | None], list[TrainState]] = (lambda: None), []
+        # What each device has of the state that was returned last; dropped with it. It is one value: another thread
+        # may replace it at any time.
+        self._last: tuple[Callable[[], TrainState | None], Groups | None, list[TrainState]] = (lambda: None), None, []
 
     @property
     def groups(self) -> int:
@@ -66,19 +67,21 @@ class GroupedStep:
             AxisError: if the devices do not divide the groups.
         """
         _rows.refuse_tracing("train_step", "step")
-        return self._engine.rows.run(self._step, state, self._engine.taken(batch))
+        devices = self._engine.rows.here()
+        return devices.run(self._step, self._engine.groups_on(devices), devices, state, self._engine.taken(batch))
 
-    def _step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        if self._engine.moved() or self._last[0]() is not state:
+    def _step(
+        self, groups: Groups, devices: _rows.Devices, state: TrainState, batch: Batch
+    ) -> tuple[TrainState, Metrics]:
+        last, theirs, copies = self._last
+        if last() is not state or theirs is not groups:
             self._engine.require(state)
-            state = self._engine.placed(state)
-            copies = self._engine.groups.copies(state)
-        else:
-            copies = self._last[1]
-        totals = self._engine.totals(copies, batch)
+            state = self._engine.placed(devices, state)
+            copies = groups.copies(state)
+        totals = self._engine.totals(groups, copies, batch)
         changed = [dataclasses.replace(copy, key=None, extra=None) for copy in copies]
         results = [self._finish(*given) for given in zip(changed, totals, strict=True)]
-        new, metrics = self._engine.groups.whole(results)
+        new, metrics = groups.whole(results)
         new = dataclasses.replace(new, key=state.key, extra=state.extra)
         after = [
             dataclasses.replace(copy, key=before.key, extra=before.extra)
@@ -86,11 +89,8 @@ class GroupedStep:
         ]
         if self._donate:
             _delete(state, copies[0], after[0])
-        self._remember(new, after)
+        self._last = weakref.ref(new, lambda _: after.clear()), groups, after
         return new, metrics
-
-    def _remember(self, state: TrainState, copies: list[TrainState]) -> None:
-        self._last = weakref.ref(state, lambda _: copies.clear()), copies
 
     def _sums(self, state: TrainState, part: Part, number: Any, share: Any) -> dict[str, Any]:
         mutable = jax.tree.map(lambda x: _folded(x, number) if _is_key(x) else x, state.mutable)
@@ -121,14 +121,14 @@ class GroupedEval:
             AxisError: if the devices do not divide the groups.
         """
         _rows.refuse_tracing("eval_step", "evaluate")
-        return self._engine.rows.run(self._evaluate, state, self._engine.taken(batch))
+        devices = self._engine.rows.here()
+        return devices.run(self._evaluate, self._engine.groups_on(devices), devices, state, self._engine.taken(batch))
 
-    def _evaluate(self, state: TrainState, batch: Batch) -> Metrics:
-        self._engine.moved()
+    def _evaluate(self, groups: Groups, devices: _rows.Devices, state: TrainState, batch: Batch) -> Metrics:
         self._engine.require(state)
         used = dataclasses.replace(state, params=state.weights(ema=self._ema), opt_state=None, ema=None, extra=None)
-        copies = self._engine.groups.copies(self._engine.placed(used))
-        return self._engine.groups.whole(self._engine.totals(copies, batch))
+        copies = groups.copies(self._engine.placed(devices, used))
+        return groups.whole(self._engine.totals(groups, copies, batch))
 
     def _metrics(self, state: TrainState, part: Part, number: Any, share: Any) -> Metrics:
         part = dataclasses.replace(part, rows=_precision.lowered(part.rows, self._precision))
@@ -155,27 +155,21 @@ class _Engine:
         self.number = number
         self._sums = sums
         self._run = PerKind(self._group, static=1)
-        self._groups: Groups | None = None
+        self._last: Groups | None = None  # a value, replaced as a whole
         self.rows = rows
 
-    @property
-    def groups(self) -> Groups:
-        assert self._groups is not None
-        return self._groups
+    def groups_on(self, devices: _rows.Devices) -> Groups:
+        """The groups of rows on these devices: the same object as long as these are the same."""
+        last = self._last
+        if last is None or last.placement != devices.placement:
+            last = self._last = Groups(self._fn.what, self.number, devices.placement)
+        return last
 
     def taken(self, batch: Any) -> Batch:
         """A batch as it is, with its number of rows."""
-        self.rows.moved()
         if isinstance(batch, Batch):
             return batch
         return Batch(batch, _batches.num_rows(self._fn.what, batch))
-
-    def moved(self) -> bool:
-        """Whether the devices are others than those of the last call."""
-        if self._groups is not None and self._groups.placement == self.rows.placement:
-            return False
-        self._groups = Groups(self._fn.what, self.number, self.rows.placement)
-        return True
 
     def require(self, state: Any) -> None:
         """Refuse what the function cannot be called with."""
@@ -185,25 +179,25 @@ class _Engine:
         if gone := _rows.given_away(self._fn.what, state):
             raise gone
 
-    def placed(self, state: TrainState) -> TrainState:
+    def placed(self, devices: _rows.Devices, state: TrainState) -> TrainState:
         """The state whole on each device."""
-        whole = self.rows.whole
+        whole = devices.whole
         return state if whole is None else arrays.send(state, jax.tree.map(lambda _: whole, state))
 
-    def totals(self, copies: list[TrainState], batch: Batch) -> list[Any]:
+    def totals(self, groups: Groups, copies: list[TrainState], batch: Batch) -> list[Any]:
         """The sums over all groups, on each device of this process."""
-        bounds, rows = self.groups.bounds(batch.num_rows), self.groups.split(batch)
+        bounds, rows = groups.bounds(batch.num_rows), groups.split(batch)
         used = [dataclasses.replace(copy, opt_state=None, ema=None, extra=None, ok=None) for copy in copies]
-        results: list[list[Any]] = [[None] * self.groups.num_local for _ in copies]
+        results: list[list[Any]] = [[None] * groups.num_local for _ in copies]
         # A turn of all devices after another, so that all are soon busy.
-        for turn in range(self.groups.num_local):
-            for here, (device, _) in enumerate(self.groups.devices):
-                number = self.groups.numbers(device)[turn]
+        for turn in range(groups.num_local):
+            for here, (device, _) in enumerate(groups.devices):
+                number = groups.numbers(device)[turn]
                 size = bounds[number][1] - bounds[number][0]
                 scalars = np.int32(bounds[number][0]), np.int32(number), np.float32(size / bounds[0][1])
                 if size:
                     results[here][turn] = self._run(size, used[here], rows[here][turn], *scalars)
-        return self.groups.summed(results, lambda: self._struct(used[0], rows[0][0]))
+        return groups.summed(results, lambda: self._struct(used[0], rows[0][0]))
 
     def _struct(self, state: TrainState, rows: Any) -> Any:
         row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]) if x.ndim else (), x.dtype), rows)

@@ -1,5 +1,8 @@
 """Where the rows of a step go: found when it is first called, and again when the mesh in force is another."""
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +16,7 @@ from paraxis.train._batches import Batch
 
 
 class Rows:
-    """The devices that the rows of batches go to.
+    """What is asked for the rows of batches. One step may be called in several threads: each asks :meth:`here`.
 
     Args:
         what: the function of ours, for errors.
@@ -33,41 +36,51 @@ class Rows:
                 f"{what}: microbatches must be an integer of at least 1, the number of parts that each batch is cut "
                 f"into, got {microbatches!r}; write {what}(fn, microbatches=4)"
             )
-        self._microbatches = number
-        self._context: Any = None
-        self._placement: Placement | None = None
-        self._target: Any = None
-        self._placements: dict[int, Placement] = {}  # by the number of rows
+        self.microbatches = number
+        self._last: Devices | None = None  # of the last call, whoever made it; a value, replaced as a whole
 
     def turns(self, num_rows: int) -> int:
         """In how many turns so many rows are taken. Not by the devices: it decides what a BatchNorm sees."""
-        return min(self._microbatches, num_rows)
+        return min(self.microbatches, num_rows)
 
-    def moved(self) -> bool:
-        """Look where rows go now; whether that has changed."""
-        context = jax.sharding.get_abstract_mesh()
-        if self._placement is not None and context == self._context:
-            return False
-        before, self._context = self._placement, context
-        self._placement = placing.on_auto(placing.place(self._axis))
-        self._target = arrays.block_sharding(self._placement)
-        self._placements = {}
-        return before != self._placement
+    def here(self) -> "Devices":
+        """The devices that the rows go to now, by the mesh in force."""
+        context, last = jax.sharding.get_abstract_mesh(), self._last
+        if last is None or context != last.context:
+            placement = placing.on_auto(placing.place(self._axis))
+            last = self._last = Devices(self._what, placement, context, self.turns)
+        return last
 
-    @property
-    def placement(self) -> Placement:
-        """Where rows go; the size of the axis is not theirs."""
-        assert self._placement is not None
-        return self._placement
 
-    @property
-    def num_devices(self) -> int:
-        return self.placement.num_devices
+@dataclasses.dataclass(frozen=True, eq=False)
+class Devices:
+    """The devices that the rows of batches go to.
 
-    @property
+    Attributes:
+        what: the function of ours, for errors.
+        placement: where rows go; the size of the axis is not theirs.
+        context: the mesh in force, for which this holds.
+        turns: in how many turns so many rows are taken.
+    """
+
+    what: str
+    placement: Placement
+    context: Any
+    turns: Callable[[int], int]
+
+    @functools.cached_property
     def whole(self) -> Any:
         """How a value lies that is whole on each device; ``None``: on the one there is."""
         return arrays.whole_sharding(self.placement)
+
+    @functools.cached_property
+    def _target(self) -> Any:
+        return arrays.block_sharding(self.placement)
+
+    @functools.cached_property
+    def _placements(self) -> dict[int, Placement]:
+        """By the number of rows."""
+        return {}
 
     def laid_out(self, batch: Any) -> Batch:
         """A batch on the devices."""
@@ -79,7 +92,7 @@ class Rows:
         return self._laid_out(batch)
 
     def _laid_out(self, batch: Any) -> Batch:
-        number = _batches.num_rows(self._what, batch)
+        number = _batches.num_rows(self.what, batch)
         if self._target is None:  # the compiled function takes them as they are
             return Batch(batch, number)
         if number not in self._placements:
@@ -106,7 +119,7 @@ class Rows:
 
     def run(self, compiled: Any, *args: Any) -> Any:
         """Call a compiled function on these devices, whatever mesh is in force."""
-        if self._context.empty:
+        if self.context.empty:
             return compiled(*args)
         with placing.without_context():
             return compiled(*args)

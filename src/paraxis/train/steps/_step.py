@@ -45,9 +45,9 @@ class TrainStep:
         self._shard = shard
         self._donate = donate
         self._compiled: Recent[Any] = Recent(AT_MOST)
-        self._run: Any = None
-        # The state that was returned last lies where it should, and need not be looked at. It is not kept alive.
-        self._last: Callable[[], TrainState | None] = lambda: None
+        # The state that was returned last lies where it should, and need not be looked at. It is not kept alive. With
+        # its devices and its program it is one value: another thread may replace it at any time.
+        self._last: tuple[Callable[[], TrainState | None], _rows.Devices | None, Any] = (lambda: None), None, None
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         """One step.
@@ -63,57 +63,55 @@ class TrainStep:
             StateError: if the state does not go with the loss function, or was given away before; or inside ``jit``
                 and the like.
         """
-        state, batch = self._placed(state, batch)
-        self._rows.settle(state.step, batch.tree)
+        devices, run, state, batch = self._placed(state, batch)
+        devices.settle(state.step, batch.tree)
         try:
-            new, metrics = self._rows.run(self._run, state, batch)
+            new, metrics = devices.run(run, state, batch)
         except (RuntimeError, ValueError) as error:
             if "deleted" not in str(error):  # the arrays are gone after any failure; only JAX says whether before it
                 raise
             raise _rows.given_away("train_step", state) or error from error
-        self._last = weakref.ref(new)
+        self._last = weakref.ref(new), devices, run
         return new, metrics
 
     def lower(self, state: TrainState, batch: Any) -> Any:
         """What is run, as ``jax.jit(f).lower`` gives it: to see what it costs and communicates. Nothing is run."""
-        state, batch = self._placed(state, batch)
-        return self._rows.run(self._run.lower, state, batch)
+        devices, run, state, batch = self._placed(state, batch)
+        return devices.run(run.lower, state, batch)
 
-    def _placed(self, state: TrainState, batch: Any) -> tuple[TrainState, Batch]:
-        """Both on the devices, and the compiled function for them."""
+    def _placed(self, state: TrainState, batch: Any) -> tuple[_rows.Devices, Any, TrainState, Batch]:
+        """The devices, the compiled function for them, and both on them."""
         _rows.refuse_tracing("train_step", "step")
-        if self._rows.moved():
-            self._compiled = Recent(AT_MOST)
-            self._last = lambda: None
-        laid_out = self._rows.laid_out(batch)
-        if self._last() is not state:
-            state = self._settled(state)
-        return state, laid_out
+        devices = self._rows.here()
+        laid_out = devices.laid_out(batch)
+        last, theirs, run = self._last
+        if last() is not state or theirs is not devices:
+            run, state = self._settled(devices, state)
+        return devices, run, state, laid_out
 
-    def _settled(self, state: TrainState) -> TrainState:
+    def _settled(self, devices: _rows.Devices, state: TrainState) -> tuple[Any, TrainState]:
         _rows.require_state("train_step", state, TrainState)
         if self._loss.wants_key and state.key is None:
             raise _rows.no_key("train_step", self._loss.name)
         if gone := _rows.given_away("train_step", state):
             raise gone
-        self._last = lambda: None
-        kind = jax.tree.structure(state), *map(jnp.shape, jax.tree.leaves(state))
-        shardings, self._run = self._compiled.get(kind, lambda: self._made(state))
-        if self._rows.whole is None:
-            return state
+        kind = devices.placement, jax.tree.structure(state), *map(jnp.shape, jax.tree.leaves(state))
+        shardings, run = self._compiled.get(kind, lambda: self._made(devices, state))
+        if devices.whole is None:
+            return run, state
         state = arrays.send(state, shardings)
-        self._rows.settle(state)
-        return state
+        devices.settle(state)
+        return run, state
 
-    def _made(self, state: TrainState) -> Any:
+    def _made(self, devices: _rows.Devices, state: TrainState) -> Any:
         """How states of this kind lie on the devices, and a compiled function of them."""
-        shardings = _sharding.state_shardings(state, self._rows.placement, self._shard)
+        shardings = _sharding.state_shardings(state, devices.placement, self._shard)
         # A partial of its own: JAX keeps what it compiles with the function, and lets it go with that.
         body, donated = functools.partial(self._body), (0,) if self._donate else ()
-        if self._rows.whole is None:
+        if devices.whole is None:
             return shardings, jax.jit(body, donate_argnums=donated)
         # Else the compiler may choose another place for what it returns, which the next step would be compiled for.
-        return shardings, jax.jit(body, donate_argnums=donated, out_shardings=(shardings, self._rows.whole))
+        return shardings, jax.jit(body, donate_argnums=donated, out_shardings=(shardings, devices.whole))
 
     def _body(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = None if state.key is None else jax.random.fold_in(state.key, state.step)
