@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[px.ParaxisError], str]] = {
     "no such lowering": (
         lambda: px.map_fn(jnp.sin, X, ROWS, lowering="fast"),  # pyright: ignore
         px.LoweringError,
-        r"map_fn: lowering must be one of 'auto', 'vmap', 'unroll', 'dispatch', got 'fast'; leave it out",
+        r"map_fn: lowering must be one of 'auto', 'vmap', 'unroll', 'dispatch', got 'fast'; write lowering='auto'",
     ),
     "dispatch under jit": (
         lambda: jax.jit(lambda x: px.map_fn(jnp.sin, x, ROWS, lowering="dispatch"))(X),
@@ -183,7 +183,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[px.ParaxisError], str]] = {
     "pmap with a negative position": (
         lambda: px.pmap(lambda x: x, donate_argnums=-1),
         px.AxisError,
-        r"donate_argnums must be positions from 0, got -1; write donate_argnums=\(0,\)",
+        r"donate_argnums must be an integer of at least 0, got -1; write donate_argnums=\(0,\)",
     ),
 }
 

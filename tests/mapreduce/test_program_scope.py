@@ -46,7 +46,7 @@ def test_a_name_alone_says_nothing_outside_a_program():
 
 @pytest.mark.parametrize("given", [lambda x: x, 10], ids=["function", "size"])
 def test_axes_without_a_name_are_refused(given):
-    with pytest.raises(px.AxisError, match=r"its axes must be given by name, got .*write @px\.program\(clients=8\)"):
+    with pytest.raises(px.AxisError, match=r"must be a dict of axes and sizes, got .*write @px\.program\(clients=8\)"):
         px.program(given)
 
 

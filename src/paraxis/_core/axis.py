@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from paraxis._core import integers
+from paraxis._core import arguments
 from paraxis._core.errors import AxisError
 
 
@@ -52,7 +52,8 @@ class Axis:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise AxisError(f"Axis: name must be a non-empty string, got {self.name!r}; write px.Axis('clients', 8)")
+            got = arguments.described(self.name)
+            raise AxisError(f"Axis: name must be a non-empty string, got {got}; write px.Axis('clients', 8)")
         object.__setattr__(self, "size", _positive(self, "size", self.size))
         if self.at_once is not None:
             object.__setattr__(self, "at_once", _positive(self, "at_once", self.at_once))
@@ -64,9 +65,10 @@ class Axis:
         if isinstance(self.over, list):
             object.__setattr__(self, "over", tuple(self.over))
         names = self.mesh_names
-        if not names or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+        if not names or not all(isinstance(n, str) and n for n in names) or len(set(names)) < len(names):
+            got = arguments.described(self.over)
             raise AxisError(
-                f"Axis {self.name!r}: over must be a mesh axis or a tuple of different ones, got {self.over!r}; "
+                f"Axis {self.name!r}: over must be a mesh axis or a tuple of different ones, got {got}; "
                 f"write px.Axis({self.name!r}, {self.size}, over='data')"
             )
 
@@ -89,10 +91,5 @@ class Axis:
 
 
 def _positive(axis: Axis, argument: str, value: Any) -> int:
-    number = integers.at_least(1, value)
-    if number is None:
-        raise AxisError(
-            f"Axis {axis.name!r}: {argument} must be an integer of at least 1, got {value!r}; "
-            f"write px.Axis({axis.name!r}, {'8' if argument == 'size' else f'{axis.size}, at_once=8'})"
-        )
-    return number
+    write = f"px.Axis({axis.name!r}, {'8' if argument == 'size' else f'{axis.size}, at_once=8'})"
+    return arguments.count(f"Axis {axis.name!r}", argument, value, write=write, error=AxisError)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import jax_api, layout, primitives, scope
+from paraxis._core import arguments, jax_api, layout, primitives, scope
 from paraxis._core.axis import Axis
 from paraxis._core.errors import CollectiveError
 from paraxis._core.placing import Placement
@@ -24,6 +24,7 @@ from paraxis._core.placing import Placement
 # --- what a body writes ------------------------------------------------------------------------------------------
 
 
+@arguments.named()
 def psum(x: Any, axis: Axis | str) -> Any:
     """Sum over all elements of an axis; every element gets it.
 
@@ -45,9 +46,10 @@ def psum(x: Any, axis: Axis | str) -> Any:
         >>> px.map_fn(lambda x: x / px.psum(x, rows), jnp.array([1.0, 1.0, 2.0]), rows)
         Array([0.25, 0.25, 0.5 ], dtype=float32)
     """
-    return jax.lax.psum(x, scope.mapped_axis("psum", axis).name)
+    return jax.lax.psum(_values("psum", x), scope.mapped_axis("psum", axis).name)
 
 
+@arguments.named()
 def pmean(x: Any, axis: Axis | str) -> Any:
     """Mean over all elements of an axis; every element gets it. See :func:`psum`.
 
@@ -59,9 +61,10 @@ def pmean(x: Any, axis: Axis | str) -> Any:
         >>> px.map_fn(lambda x: px.pmean(x, rows), jnp.array([1.0, 2.0, 6.0]), rows)
         Array([3., 3., 3.], dtype=float32)
     """
-    return jax.lax.pmean(x, scope.mapped_axis("pmean", axis).name)
+    return jax.lax.pmean(_values("pmean", x), scope.mapped_axis("pmean", axis).name)
 
 
+@arguments.named()
 def pmax(x: Any, axis: Axis | str) -> Any:
     """Largest value over all elements of an axis; every element gets it. See :func:`psum`.
 
@@ -75,9 +78,10 @@ def pmax(x: Any, axis: Axis | str) -> Any:
         >>> px.map_fn(lambda x: px.pmax(x, rows), jnp.array([1, 7, 3]), rows)
         Array([7, 7, 7], dtype=int32)
     """
-    return jax.lax.pmax(x, scope.mapped_axis("pmax", axis).name)
+    return jax.lax.pmax(_values("pmax", x), scope.mapped_axis("pmax", axis).name)
 
 
+@arguments.named()
 def pmin(x: Any, axis: Axis | str) -> Any:
     """Smallest value over all elements of an axis; every element gets it. See :func:`pmax`.
 
@@ -89,9 +93,10 @@ def pmin(x: Any, axis: Axis | str) -> Any:
         >>> px.map_fn(lambda x: px.pmin(x, rows), jnp.array([1, 7, 3]), rows)
         Array([1, 1, 1], dtype=int32)
     """
-    return jax.lax.pmin(x, scope.mapped_axis("pmin", axis).name)
+    return jax.lax.pmin(_values("pmin", x), scope.mapped_axis("pmin", axis).name)
 
 
+@arguments.named()
 def all_gather(x: Any, axis: Axis | str) -> Any:
     """Every element gets the values of all, in order: ``(...)`` → ``(size, ...)``. See :func:`psum`.
 
@@ -103,9 +108,10 @@ def all_gather(x: Any, axis: Axis | str) -> Any:
         >>> px.map_fn(lambda x: px.all_gather(x, rows), jnp.array([1, 2, 3]), rows)[0]
         Array([1, 2, 3], dtype=int32)
     """
-    return jax.lax.all_gather(x, scope.mapped_axis("all_gather", axis).name)
+    return jax.lax.all_gather(_values("all_gather", x), scope.mapped_axis("all_gather", axis).name)
 
 
+@arguments.named()
 def axis_index(axis: Axis | str) -> jax.Array:
     """Number of this element along the axis, an int32 scalar from 0 to ``size - 1``. Nothing is communicated.
 
@@ -118,6 +124,7 @@ def axis_index(axis: Axis | str) -> jax.Array:
     return jax.lax.axis_index(scope.mapped_axis("axis_index", axis).name)
 
 
+@arguments.named()
 def axis_size(axis: Axis | str) -> int:
     """Number of elements of an axis being mapped here, a Python integer. Nothing is communicated.
 
@@ -128,6 +135,12 @@ def axis_size(axis: Axis | str) -> int:
         Array([1., 2., 3.], dtype=float32)
     """
     return scope.mapped_axis("axis_size", axis).size
+
+
+def _values(collective: str, x: Any) -> Any:
+    """What is given, if JAX can compute with it. Python's numbers stay such: their sum is known without a program."""
+    arguments.arrays(collective, "x", x)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool) else leaf, x)
 
 
 # --- what a device runs ------------------------------------------------------------------------------------------
@@ -162,7 +175,7 @@ class Exchange:
         Not in one: on Explicit meshes JAX's own rule for a reduction over vmapped and mesh axes at once fails.
         """
         fold, within, identity = _REDUCTIONS[kind]
-        x = self.masked(identity, x)
+        x = self.masked(identity, jnp.asarray(x))  # a constant of the body may be a number of Python's
         if self.local is not None:
             x = within(jax.lax.all_gather(x, self.local), axis=0).astype(x.dtype)
         return fold(x, across) if across else x

@@ -8,6 +8,6 @@ def at_least(least: int, value: Any) -> int | None:
     """A value as an int, if it is an integer that is not less; otherwise ``None``. Booleans are no numbers."""
     try:
         number = operator.index(value)
-    except TypeError:
+    except (TypeError, RuntimeError):  # a deleted array
         return None
     return None if number < least or isinstance(value, bool) else number

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import collectives, cost, jax_api, layout, placing, scope, summing
+from paraxis._core import arguments, collectives, cost, jax_api, layout, placing, scope, summing
 from paraxis._core.errors import LoweringError
 from paraxis._core.jax_api import ClosedJaxpr
 from paraxis._core.placing import Placement
@@ -34,11 +34,7 @@ _UNROLL_AT_MOST = 16  # elements per device; beyond it compile time outgrows wha
 
 
 def check(verb: str, lowering: str) -> None:
-    if lowering not in get_args(Lowering):
-        raise LoweringError(
-            f"{verb}: lowering must be one of {', '.join(map(repr, get_args(Lowering)))}, got {lowering!r}; "
-            f"leave it out for the default"
-        )
+    arguments.one_of(verb, "lowering", lowering, get_args(Lowering), LoweringError)
 
 
 @dataclasses.dataclass(frozen=True)

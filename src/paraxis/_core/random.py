@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import scope
+from paraxis._core import arguments, scope
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError
 
 
+@arguments.named()
 def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
     """One random key per element, made from the element's number alone: the same on any devices.
 

@@ -11,12 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, layout, origins, placing, primitives, scope, summing, tree
+from paraxis._core import arguments, arrays, layout, origins, placing, primitives, scope, summing, tree
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError
 from paraxis._core.placing import Placement
 
 
+@arguments.named()
 def reduce_sum(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
     """Sum over the elements of an axis: placed → shared.
 
@@ -44,6 +45,7 @@ def reduce_sum(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> 
     return _Reduction("reduce_sum", x, axis, where).fold("sum", _summed)
 
 
+@arguments.named()
 def reduce_mean(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
     """Mean over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
@@ -69,6 +71,7 @@ def reduce_mean(x: Any, axis: Axis | str | None = None, *, where: Any = None) ->
     return jax.tree.map(mean, reduction.x)
 
 
+@arguments.named()
 def reduce_weighted_mean(x: Any, w: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
     """Weighted mean over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
@@ -104,6 +107,7 @@ def reduce_weighted_mean(x: Any, w: Any, axis: Axis | str | None = None, *, wher
     return jax.tree.map(mean, reduction.x, reduction.weights(w))
 
 
+@arguments.named()
 def reduce_max(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
     """Largest value over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
@@ -120,6 +124,7 @@ def reduce_max(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> 
     return _Reduction("reduce_max", x, axis, where).fold("max", _as_is)
 
 
+@arguments.named()
 def reduce_min(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
     """Smallest value over the elements of an axis: placed → shared. See :func:`reduce_max`.
 
@@ -133,6 +138,7 @@ def reduce_min(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> 
     return _Reduction("reduce_min", x, axis, where).fold("min", _as_is)
 
 
+@arguments.named()
 def reduce_prod(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
     """Product over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
@@ -148,6 +154,7 @@ def reduce_prod(x: Any, axis: Axis | str | None = None, *, where: Any = None) ->
     return _Reduction("reduce_prod", x, axis, where).fold("prod", _multiplied)
 
 
+@arguments.named()
 def reduce_any(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
     """Whether any element of an axis is true: placed → shared, booleans. See :func:`reduce_sum`.
 
@@ -161,6 +168,7 @@ def reduce_any(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> 
     return _Reduction("reduce_any", x, axis, where).fold("any", _truth)
 
 
+@arguments.named()
 def reduce_all(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
     """Whether all elements of an axis are true: placed → shared, booleans. See :func:`reduce_sum`.
 
@@ -182,6 +190,7 @@ class _Reduction:
         self.axis = scope.resolve(verb, axis)
         self.placement: Placement = placing.place(self.axis)
         self.x = tree.placed(verb, "x", x, self.axis)
+        self._require_numbers("x", self.x)
         self.where = self._mask(where)
 
     def fold(self, kind: str, prepare: Callable[[jax.Array], jax.Array]) -> Any:
@@ -218,6 +227,7 @@ class _Reduction:
     def weights(self, w: Any) -> Any:
         """One weight leaf per leaf of ``x``."""
         w = tree.placed(self.verb, "w", w, self.axis)
+        self._require_numbers("w", w)
         structure = jax.tree.structure(self.x)
         if jax.tree.structure(w) != structure:
             if not isinstance(w, jax.Array):
@@ -234,6 +244,15 @@ class _Reduction:
                     f"({self.axis.size},)"
                 )
         return w
+
+    def _require_numbers(self, argument: str, given: Any) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(given):
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+                called = tree.name(argument, path)
+                raise ShapeError(
+                    f"{self.verb}: {called} must be numbers, got random keys {leaf.dtype}{list(leaf.shape)}; write "
+                    f"jax.random.key_data({called}) for their bits"
+                )
 
     def _mask(self, where: Any) -> Any:
         if where is None:

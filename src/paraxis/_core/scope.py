@@ -92,6 +92,11 @@ def mapped_axis(collective: str, axis: Axis | str) -> Axis:
     Raises:
         CollectiveError: if no such axis is being mapped here.
     """
+    if not isinstance(axis, (Axis, str)):
+        raise CollectiveError(
+            f"{collective}: axis must be a px.Axis or the name of one that is being mapped here, got "
+            f"{type(axis).__name__}; write px.{collective}(…, 'clients')"
+        )
     name = axis.name if isinstance(axis, Axis) else axis
     mapped = current().mapped
     for known in reversed(mapped):

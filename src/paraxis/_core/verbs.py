@@ -5,12 +5,13 @@ from typing import Any
 
 import jax
 
-from paraxis._core import arrays, dispatch, jax_api, layout, lowerings, maps, origins, placing, scope, tree
+from paraxis._core import arguments, arrays, dispatch, jax_api, layout, lowerings, maps, origins, placing, scope, tree
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement
 
 
+@arguments.named()
 def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     """Give every element of an axis the same value: shared → placed.
 
@@ -48,6 +49,7 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     return jax.tree.map(one, tree.arrays("broadcast", "x", x))
 
 
+@arguments.named()
 def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *, lowering: Lowering = "auto") -> Any:
     """Apply a function to every element of an axis: placed → placed.
 
@@ -82,6 +84,7 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
         >>> px.map_fn(lambda w, x: w * x, (px.broadcast(2.0, clients), jnp.arange(3.0)), clients)
         Array([0., 2., 4.], dtype=float32)
     """
+    arguments.function("map_fn", "fn", fn, "px.map_fn(lambda x: …, args, axis)")
     lowerings.check("map_fn", lowering)
     resolved = scope.resolve("map_fn", axis)
     placement = placing.place(resolved)
@@ -108,6 +111,7 @@ def _divides(placement: Placement) -> bool:
     return placement.size % placement.num_devices == 0
 
 
+@arguments.named()
 def scatter(x: Any, axis: Axis | str | None = None) -> Any:
     """Lay a host value out over the devices of an axis: host → placed.
 
@@ -143,6 +147,7 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
     return jax.tree.map(one, tree.placed("scatter", "x", x, resolved))
 
 
+@arguments.named()
 def gather(x: Any, axis: Axis | str | None = None) -> Any:
     """Fetch a placed value: placed → host.
 

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import jax_api, placing, scope, tree, verbs
+from paraxis._core import arguments, integers, jax_api, placing, scope, tree, verbs
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError, ParaxisError, ShapeError
 
 
+@arguments.named()
 def pmap(
     fn: Callable[..., Any],
     axis_name: str | None = None,
@@ -53,6 +54,13 @@ def pmap(
         >>> px.pmap(lambda x: x / px.psum(x, "i"), axis_name="i")(jnp.array([1.0, 1.0, 2.0]))
         Array([0.25, 0.25, 0.5 ], dtype=float32)
     """
+    arguments.function("pmap", "fn", fn, "px.pmap(lambda x: …)")
+    if axis_name is not None:
+        arguments.text("pmap", "axis_name", axis_name, "axis_name='clients'")
+    if axis_size is not None:
+        axis_size = arguments.count("pmap", "axis_size", axis_size, write="axis_size=8", error=AxisError)
+    _require_axes("in_axes", in_axes)
+    _require_axes("out_axes", out_axes)
     static = _positions("static_broadcasted_argnums", static_broadcasted_argnums)
     name = axis_name if axis_name is not None else f"pmap({getattr(fn, '__name__', 'fn')})"
 
@@ -72,6 +80,7 @@ def pmap(
 
     compiled = jax.jit(mapped, static_argnums=static, donate_argnums=_positions("donate_argnums", donate_argnums))
 
+    @arguments.named()
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -84,15 +93,23 @@ def pmap(
                 raise
             return compiled(*moved[0], **moved[1])
 
-    call.lower = compiled.lower  # pyright: ignore[reportAttributeAccessIssue]
+    call.lower = compiled.lower  # pyright: ignore[reportFunctionMemberAccess]
     return call
 
 
 def _positions(argument: str, value: int | Sequence[int]) -> tuple[int, ...]:
-    positions = (value,) if isinstance(value, int) else tuple(value)
-    if not all(isinstance(p, int) and p >= 0 for p in positions):
-        raise AxisError(f"pmap: {argument} must be positions from 0, got {value!r}; write {argument}=(0,)")
-    return positions
+    given = value if isinstance(value, (tuple, list)) else (value,)
+    write = f"{argument}=(0,) for the first one"
+    return tuple(arguments.count("pmap", argument, at, least=0, write=write, error=AxisError) for at in given)
+
+
+def _require_axes(argument: str, axes: Any) -> None:
+    for at in jax.tree.leaves(axes, is_leaf=tree.is_none):
+        if at is not None and integers.at_least(-arguments.LARGEST, at) is None:
+            raise AxisError(
+                f"pmap: {argument} must be an integer, None, or a tree of these, got {arguments.described(at)}; write "
+                f"{argument}=0"
+            )
 
 
 def _axes_of(in_axes: Any, dynamic: tuple[Any, ...], num_args: int, static: tuple[int, ...]) -> tuple[Any, ...]:

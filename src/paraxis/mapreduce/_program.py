@@ -11,11 +11,12 @@ from typing import Any, SupportsIndex
 import jax
 import numpy as np
 
-from paraxis._core import arrays, placing, programs, scope
+from paraxis._core import arguments, arrays, placing, programs, scope
 from paraxis._core.axis import Axis
-from paraxis._core.errors import AxisError
+from paraxis._core.errors import AxisError, ParaxisError
 
 
+@arguments.named(placement="placements")
 def program(
     placements: Mapping[str, SupportsIndex | Axis] | None = None, **axes: SupportsIndex | Axis
 ) -> Callable[[Callable[..., Any]], "Program"]:
@@ -44,13 +45,27 @@ def program(
         Array(4., dtype=float32, weak_type=True)
     """
     if placements is not None and not isinstance(placements, Mapping):
-        got = "the function itself" if callable(placements) else repr(placements)
-        raise AxisError(f"program: its axes must be given by name, got {got}; write @px.program(clients=8)")
+        got = "the function itself" if callable(placements) else arguments.described(placements)
+        raise AxisError(
+            f"program: placements must be a dict of axes and sizes, got {got}; write @px.program(clients=8)"
+        )
+    wrong = [name for name in placements or () if not isinstance(name, str) or not name]
+    if wrong:
+        raise AxisError(
+            f"program: placements must have names of axes as keys, got {arguments.described(wrong[0])}; write "
+            "@px.program({'clients': 8})"
+        )
     declared = {**(placements or {}), **axes}
     if not declared:
         raise AxisError("program: no axis was given; write @px.program(clients=8)")
     made = tuple(_axis(name, size) for name, size in declared.items())
-    return lambda fn: Program(fn, made)
+
+    @arguments.named()
+    def decorate(fn: Callable[..., Any]) -> "Program":
+        arguments.function("program", "fn", fn, "@px.program(clients=8) before a function")
+        return Program(fn, made)
+
+    return decorate
 
 
 class Program:
@@ -68,6 +83,18 @@ class Program:
         self._fn = fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._run(args, kwargs)
+        except ParaxisError:
+            raise
+        except Exception as error:
+            who = getattr(self._fn, "__name__", "program")
+            told = arguments.blamed(who, arguments.by_name(self._fn, args, kwargs), error)
+            if told is None:
+                raise
+            raise told from error
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         declared = share_out(self.axes)
         inner = dataclasses.replace(scope.current(), declared=declared)
         leaves, structure = jax.tree.flatten((args, kwargs))
@@ -116,7 +143,8 @@ def _axis(name: str, size: SupportsIndex | Axis) -> Axis:
             f"out options of DrJAX: meshes are set by jax.set_mesh, or px.Axis(…, mesh=mesh)"
         )
     if not isinstance(size, Axis):
-        return Axis(name, size)  # pyright: ignore[reportArgumentType]  (checked there)
+        what, write = f"the size of axis {name!r} in placements", f"@px.program({name}=8)"
+        return Axis(name, arguments.count("program", what, size, write=write, error=AxisError))
     if size.name != name:
         raise AxisError(
             f"program: axis {name!r} was given as {size!r}, which has another name; "

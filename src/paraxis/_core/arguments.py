@@ -1,0 +1,329 @@
+"""What a caller gives, and the errors that name it.
+
+Options are checked where they are given, by the functions below. Arrays are not: to look at each leaf would cost time
+at each call. :func:`named` looks when a call has failed, and only then, for a leaf that no call could have taken.
+"""
+
+import difflib
+import functools
+import inspect
+import math
+import numbers
+import os
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._core import integers, jax_api
+from paraxis._core.errors import ParaxisError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def described(value: Any) -> str:
+    """A value as an error shows it, on one line."""
+    if isinstance(value, (jax.Array, np.ndarray)):
+        return f"an array {value.dtype}{list(value.shape)}"
+    if isinstance(value, types.ModuleType):
+        return f"the module {value.__name__}"
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    try:
+        shown = repr(value).partition("\n")[0]
+    except Exception:  # of a deleted array in it, say
+        shown = ""
+    return shown if len(shown) <= 60 else f"{shown[:50]}… ({type(value).__name__})"
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def function(who: str, argument: str, value: Any, write: str = "") -> None:
+    """Check that an argument is a function.
+
+    Raises:
+        TypeError: naming it.
+    """
+    if not callable(value):
+        _refuse(TypeError, who, argument, "must be a function", value, write or f"lambda x: … for {argument}")
+
+
+def flag(who: str, argument: str, value: Any) -> None:
+    """Check that an argument is ``True`` or ``False``.
+
+    Raises:
+        TypeError: naming it.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        _refuse(TypeError, who, argument, "must be True or False", value, f"{argument}=True")
+
+
+def one_of(who: str, argument: str, value: Any, choices: tuple[Any, ...], error: type[Exception] = ValueError) -> None:
+    """Check that an argument is one of those there are.
+
+    Raises:
+        ValueError: naming it; or the given error.
+    """
+    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
+        listed = ", ".join(map(repr, choices))
+        _refuse(error, who, argument, f"must be one of {listed}", value, f"{argument}={choices[0]!r}")
+
+
+def text(who: str, argument: str, value: Any, write: str) -> None:
+    """Check that an argument is text, and not empty.
+
+    Raises:
+        TypeError: naming it.
+    """
+    if not isinstance(value, str) or not value:
+        _refuse(TypeError, who, argument, "must be text", value, write)
+
+
+def count(
+    who: str, argument: str, value: Any, *, least: int = 1, write: str = "", error: type[Exception] = ValueError
+) -> int:
+    """The argument as an ``int``, if it is a whole number that is not less.
+
+    Raises:
+        ValueError: naming it; or the given error.
+    """
+    found = integers.at_least(least, value)
+    if found is None or found > LARGEST:
+        expected = f"must be an integer of at least {least}" if found is None else f"must be at most {LARGEST:,}"
+        _refuse(error, who, argument, expected, value, write or f"{argument}={max(least, 1)}")
+    return found
+
+
+LARGEST = 2**31 - 1
+"""What the elements of an axis, and the rows of an array, are numbered with ends here."""
+
+
+def number(
+    who: str,
+    argument: str,
+    value: Any,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: float | None = None,
+    write: str,
+    error: type[Exception] = ValueError,
+) -> None:
+    """Check that an argument is a real number in these bounds, none of which is NaN.
+
+    Raises:
+        ValueError: naming it; or the given error.
+    """
+    bounds = [f"of at least {least:g}"] * (least > -math.inf) + ([] if above is None else [f"above {above:g}"])
+    bounds += [f"of at most {most:g}"] * (most < math.inf)
+    fits = is_number(value) and least <= float(value) <= most and (above is None or float(value) > above)
+    if not fits:
+        _refuse(error, who, argument, " ".join(["must be a number", " and ".join(bounds)]).strip(), value, write)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a real number, of Python, NumPy or JAX; booleans and tracers are none."""
+    if isinstance(value, (bool, np.bool_, jax_api.Tracer)):
+        return False
+    if isinstance(value, (jax.Array, np.ndarray)):
+        real = jnp.issubdtype(value.dtype, jnp.integer) or jnp.issubdtype(value.dtype, jnp.floating)
+        return value.shape == () and real and why_not(value) is None
+    return isinstance(value, numbers.Real)
+
+
+def path(who: str, argument: str, value: Any, error: type[Exception] = ValueError) -> None:
+    """Check that an argument can be the path of a file or a directory.
+
+    Raises:
+        ValueError: naming it; or the given error.
+    """
+    write = f"{argument}='run'"
+    if not isinstance(value, (str, os.PathLike)):
+        _refuse(error, who, argument, "must be a path, text or a pathlib.Path", value, write)
+    given = os.fspath(value)
+    if not isinstance(given, str) or not given:
+        _refuse(error, who, argument, "must be a path of some letters", value, write)
+    try:
+        os.lstat(given)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass
+    except (OSError, ValueError) as reason:  # too long; a NUL in it; no Unicode; a loop of links
+        text = getattr(reason, "strerror", None) or str(reason)
+        _refuse(error, who, argument, f"must be a path that this system knows ({text})", value, write)
+
+
+def _refuse(error: type[Exception], who: str, argument: str, expected: str, value: Any, write: str) -> NoReturn:
+    raise error(f"{who}: {argument} {expected}, got {described(value)}; write {write}")
+
+
+def arrays(who: str, argument: str, tree: Any) -> None:
+    """Check that the leaves of a tree are arrays and numbers that JAX can compute with.
+
+    Raises:
+        TypeError: naming the first leaf that is not.
+    """
+    for at, leaf in _leaves(who, argument, tree):
+        known = isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
+        reason = why_not(leaf) if known else f"must be an array or a number, got {described(leaf)}; write np.asarray(…)"
+        if reason is not None:
+            raise TypeError(f"{who}: {at} {reason}")
+
+
+def _leaves(who: str, argument: str, tree: Any) -> list[tuple[str, Any]]:
+    try:
+        found = jax.tree_util.tree_leaves_with_path(tree)
+    except Exception as reason:  # its keys cannot be sorted, or a class of the user's cannot be taken apart
+        raise TypeError(
+            f"{who}: {argument} must be a tree that JAX can take apart, got {described(tree)}: {reason} Write keys of "
+            "one type in each dict"
+        ) from reason
+    return [(f"{argument}{jax.tree_util.keystr(at)}", leaf) for at, leaf in found]
+
+
+# --- calls that failed ------------------------------------------------------------------------------------------------
+
+
+def named(**other_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """A public function whose errors name its arguments, for what others' code says without a name.
+
+    A call that succeeds is not looked at. One that ends in another error than ours is told by the argument with which
+    it does not fit the signature, or by the first leaf that JAX cannot take (see :func:`why_not`), if there is one.
+
+    Args:
+        **other_names: names that elsewhere an option has, and what it is called here.
+    """
+
+    def decorate(fn: Callable[_P, _R]) -> Callable[_P, _R]:
+        who = fn.__qualname__.partition(".<locals>")[0].removesuffix(".__init__").removesuffix(".__call__")
+
+        @functools.wraps(fn)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            try:
+                return fn(*args, **kwargs)
+            except ParaxisError:
+                raise
+            except Exception as error:
+                traceback = error.__traceback__
+                if isinstance(error, TypeError) and traceback is not None and traceback.tb_next is None:
+                    told: Exception | None = _misspelt(who, fn, kwargs, other_names)
+                else:
+                    told = blamed(who, by_name(fn, args, kwargs), error)
+                if told is None:
+                    raise
+                raise told from error
+
+        return call
+
+    return decorate
+
+
+def blamed(who: str, given: Mapping[str, Any], error: Exception) -> Exception | None:
+    """The error that names the argument because of which a call ended in one of JAX's or NumPy's; ``None``: none is.
+
+    Args:
+        who: what was called.
+        given: its arguments, by name.
+        error: how it ended.
+    """
+    try:
+        leaves = [leaf for argument, value in given.items() for leaf in _leaves(who, argument, value)]
+    except TypeError as told:
+        return told
+    for name, leaf in leaves:
+        reason = why_not(leaf, error)
+        if reason is not None:
+            return TypeError(f"{who}: {name} {reason}")
+    return None
+
+
+def why_not(leaf: Any, error: Exception | None = None) -> str | None:
+    """Why JAX cannot compute with a leaf, and what to write; ``None``: it can, or this is not why a call failed.
+
+    Args:
+        leaf: of the arguments.
+        error: how a call with it ended; ``None``: any. Some leaves are right for some calls, so they are blamed for
+            what JAX raised only.
+    """
+    if isinstance(leaf, jax_api.Tracer):
+        if not isinstance(error, jax.errors.UnexpectedTracerError) or not _is_stale(leaf):
+            return None
+        return (
+            "is a value of a function that JAX has finished tracing (it was kept in a list, an attribute or a global "
+            "there), and must be an array; write `return` in that function for what is needed outside"
+        )
+    if isinstance(leaf, jax.Array):
+        if not leaf.is_deleted():
+            return None
+        return (
+            f"is a deleted array {leaf.dtype}{list(leaf.shape)}: it was donated to an earlier call, or `.delete()` was "
+            "called; write jnp.copy(x) there to keep it, or use what that call returned"
+        )
+    if not (error is None or _is_of_libraries(error)):
+        return None
+    if isinstance(leaf, int) and not isinstance(leaf, bool) and not -(2**63) <= leaf < 2**64:
+        return f"is {described(leaf)}, which no integer dtype holds; write it as a float, {float(leaf):g}"
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return f"is a ShapeDtypeStruct, without values, and must be an array; write jnp.zeros({leaf.shape})"
+    if isinstance(leaf, (np.ndarray, np.generic)) and not _can_be_jax(leaf.dtype):
+        return f"must be an array of numbers, got {leaf.dtype} {list(leaf.shape)}; write np.asarray(x, np.float32)"
+    if isinstance(error, TypeError) and str(type(leaf)) in str(error):
+        return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over what is none"
+    return None
+
+
+def _is_stale(tracer: jax_api.Tracer) -> bool:
+    """Whether the function that a tracer is of has been traced to its end, which an operation on it tells."""
+    try:
+        jax.lax.expand_dims(tracer, (0,))
+    except jax.errors.UnexpectedTracerError:
+        return True
+    return False
+
+
+def _can_be_jax(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_) or dtype == jax.dtypes.float0
+
+
+_NOT_USERS = {"jax", "jaxlib", "numpy", "flax", "optax", "paraxis"}
+
+
+def _is_of_libraries(error: Exception) -> bool:
+    """Whether an error was raised by JAX, NumPy or C code, and not by a function of the user's.
+
+    JAX takes its own frames out of tracebacks: then the last one is ours.
+    """
+    if isinstance(error, OverflowError):
+        return True
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and at.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_USERS
+
+
+def by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a call, by the names that the function gives them."""
+    try:
+        bound = inspect.signature(fn).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # they do not fit, or it does not say what it takes
+        return {"args": args, **kwargs}
+    found: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        found.update(value if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+    found.pop("self", None)
+    return found
+
+
+def _misspelt(
+    who: str, fn: Callable[..., Any], kwargs: Mapping[str, Any], other_names: Mapping[str, str]
+) -> TypeError | None:
+    known = [name for name in inspect.signature(fn).parameters if name != "self"]
+    for wrong in (name for name in kwargs if name not in known):
+        near = other_names.get(wrong) or next(iter(difflib.get_close_matches(wrong, known, 1, 0.6)), None)
+        write = f"write {near}=…" if near is not None else f"there are {', '.join(known)}; write one of these"
+        return TypeError(f"{who}: there is no argument {wrong!r}; {write}")
+    return None
