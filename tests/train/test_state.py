@@ -322,7 +322,7 @@ def test_a_module_from_outside_is_refused() -> None:
         return net(batch["x"])
 
     with pytest.raises(px.StateError, match=r"'captures' uses 'net', a Net, from outside; .* first argument"):
-        px.train_step(captures)
+        px.train_step(captures)(px.TrainState.create(plain_params(), SGD), rows(4))
 
 
 @pytest.mark.parametrize(

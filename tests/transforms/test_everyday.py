@@ -82,7 +82,7 @@ class Leaky(nnx.Module):
 
 def test_a_module_that_reaches_another_one_is_refused_as_a_function_is() -> None:
     with pytest.raises(px.StateError, match=r"uses 'GLOBAL_NET', a Linear, from outside"):
-        px.Jit(Leaky())
+        px.Jit(Leaky())(values(2, 3))
 
 
 class Difficult:

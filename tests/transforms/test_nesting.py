@@ -235,9 +235,11 @@ def _fails(outer: Any, inner: Callable[..., Any], net: Counter) -> Callable[...,
 def test_an_inner_function_of_a_module_that_was_not_given_is_refused_and_leaks_nothing() -> None:
     net, other, x = Counter(nnx.Rngs(0)), Counter(nnx.Rngs(1)), values(2, 3)
     hidden = [px.Jit(lambda other, x: other.layer.bias.set_value(x.sum() * jnp.ones(4)) or other(x), other)]
-    with pytest.raises(px.StateError, match=r"Jit: .* uses 'hidden', a Jit, from outside.*px\.freeze"):
-        px.Jit(lambda net, x: hidden[0](x), net)
     before = arrays_in(other)
+    with pytest.raises(
+        px.StateError, match=r"Jit: variable \(Counter\)\S+ is used inside .*compiled by Jit.*px\.Jit\(f, net"
+    ):
+        px.Jit(lambda net, x: hidden[0](x), net)(x)
     message = r"Jit: variable \(Counter\)\S+ would be written inside.*px\.Jit\(f, net\)"
     for fn in (
         px.Vectorize(lambda net, x: hidden[0](x), net),
@@ -278,3 +280,17 @@ def test_a_function_wrapped_outside_is_differentiated_where_it_is_called(frame: 
     got = FRAMES[frame](lambda net, x: (wrapped(x) ** 2).mean(), net)(x)
     assert_close(_placed(got), _by_hand(net, x)[0])
     assert net.calls.get_value() == (2 if frame == "GradValues" else 1)
+
+
+def test_a_module_of_the_run_around_is_not_given_by_itself() -> None:
+    net, x = Counter(nnx.Rngs(0)), values(8, 3)
+    for wrap in (px.Jit, px.Vectorize, px.GradValues):
+        options = {"argnums": 0} if wrap is px.GradValues else {}
+
+        def body(net: Counter, x: jax.Array, wrap: Any = wrap, options: Any = options) -> Any:
+            return wrap(lambda x: net.layer(x).sum(), **options)(x)
+
+        with pytest.raises(px.StateError, match=rf"{wrap.__name__}: '<lambda>' uses 'net', a Counter, from outside"):
+            px.Jit(body, net)(x)
+    assert px.Jit(lambda net, x: jax.grad(lambda s: net.layer(s * x).sum())(1.0), net)(x).shape == ()
+    assert px.Jit(lambda net, x: px.grad(lambda s: net.layer(s * x).sum())(1.0), net)(x).shape == ()

@@ -14,7 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx import Variable
+from flax.nnx import Variable, tracers
+
+from paraxis._modules import reads
 
 Path = tuple[Any, ...]
 """Attribute names and positions that lead to a variable, as NNX gives them."""
@@ -50,7 +52,8 @@ class Graph:
 
 
 def take_apart(modules: Any) -> Graph:
-    definition, state = nnx.split(modules, graph=True)
+    with reads.unnoticed():
+        definition, state = nnx.split(modules, graph=True)
     flat = list(nnx.to_flat_state(state))
     ours = [(path, leaf) for path, leaf in flat if isinstance(leaf, Variable)]
     rest = [(path, leaf) for path, leaf in flat if not isinstance(leaf, Variable)]
@@ -92,7 +95,18 @@ def write(variables: Sequence[Variable[Any]], new: Mapping[int, Any]) -> None:
 
 def is_writable(variable: Variable[Any]) -> bool:
     """Whether the trace at hand is the one that the variable was made in."""
-    return variable._can_update
+    with reads.unnoticed():
+        return variable._can_update
+
+
+def trace_state() -> Any:
+    """The trace at hand, as NNX notes it in what is made now."""
+    return tracers.TraceState()
+
+
+def made_in(variable: Variable[Any]) -> Any:
+    """The trace that a variable was made in."""
+    return variable._trace_state
 
 
 def is_reference(variable: Variable[Any]) -> bool:

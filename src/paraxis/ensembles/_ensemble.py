@@ -17,7 +17,7 @@ from paraxis._core.lowerings import Lowering
 from paraxis._host import processes
 from paraxis.ensembles import _arguments, _averages, _files, _fitting, _order
 from paraxis.ensembles import _resident as resident
-from paraxis.ensembles._forms import check_function, form_of
+from paraxis.ensembles._forms import check_function, form_of, guarded
 from paraxis.ensembles._history import Epoch, History
 from paraxis.ensembles._members import Apply, Form
 from paraxis.ensembles._population import Population
@@ -93,7 +93,7 @@ def ensemble(
     with placing.without_context():
         placement = placing.place(axis)
         rows = resident.on_devices((random.keys(key, axis), *given), placement)
-        state = Program(one, placement, how)([rows], [])
+        state = Program(guarded("make", make, one), placement, how)([rows], [])
     return Ensemble(Population(forms[0], state, apply, lowering, donate))
 
 

@@ -15,7 +15,7 @@ from paraxis.ensembles import _arguments, _history, _order
 from paraxis.ensembles import _resident as resident
 from paraxis.ensembles._arguments import Arguments
 from paraxis.ensembles._averages import same
-from paraxis.ensembles._forms import check_function
+from paraxis.ensembles._forms import guarded
 from paraxis.ensembles._history import Epoch, History
 from paraxis.ensembles._population import Population
 from paraxis.ensembles._programs import Everywhere, Program
@@ -123,12 +123,14 @@ class Training:
 
     def _program(self, args: Arguments, *, scan: bool) -> Program:
         # Compiled functions are kept by the population: they must not hold the data, nor what holds it.
-        form, step, layout = self._population.form, self._plan.step, args.layout
+        form, layout = self._population.form, args.layout
+        step = self._plan.step
+        own = guarded("step", step)
 
         def stepped(state: Any, rows: jax.Array, given: Any) -> tuple[Any, Any]:
             data, weights, per_member, _, active = given
             batch = jax.tree.map(lambda x: x[rows], (*data, *(() if weights is None else (weights,))))
-            new, out = form.stepped(step, state, (*batch, *per_member))
+            new, out = form.stepped(own, state, (*batch, *per_member))
             _require_numbers(out)
             if active is not None:
                 new = jax.tree.map(lambda a, b: jnp.where(active, a, b), new, state)
@@ -144,7 +146,6 @@ class Training:
             return stepped(state, given[3][leaves[-1]], given)
 
         def make() -> Callable[..., Any]:
-            check_function("step", step)
             return whole if scan else single
 
         return self._population.program(f"fit {scan}", step, args.key, make, donate=self._population.donate)

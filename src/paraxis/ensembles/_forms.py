@@ -35,14 +35,23 @@ def check_function(what: str, fn: Callable[..., Any]) -> None:
     """Refuse what is no function of one member.
 
     Raises:
-        StateError: if it cannot be called, or uses a module from outside, which all members would share, frozen.
+        StateError: if it cannot be called.
     """
     if not callable(fn):
         raise StateError(f"ensemble: {what} must be a function of one member, got {type(fn).__name__}")
-    if _flax_is_loaded():
-        from paraxis.ensembles import _modules
 
-        _modules.refuse_captured(f"ensemble: {what}", fn)
+
+def guarded(what: str, fn: Callable[..., Any], within: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A function of one member which raises, when traced, if it uses a module from outside.
+
+    All members would share it, frozen. ``within``: a function of ours that calls it, to be guarded as a whole.
+    """
+    check_function(what, fn)
+    if not _flax_is_loaded():
+        return within or fn
+    from paraxis.ensembles import _modules
+
+    return _modules.guarded(f"ensemble: {what}", fn, within or fn)
 
 
 def _flax_is_loaded() -> bool:

@@ -13,7 +13,7 @@ from paraxis._core.lowerings import Lowering
 from paraxis.ensembles import _files
 from paraxis.ensembles import _resident as resident
 from paraxis.ensembles._ensemble import Ensemble
-from paraxis.ensembles._forms import check_function, form_of
+from paraxis.ensembles._forms import form_of, guarded
 from paraxis.ensembles._members import Apply, Form
 from paraxis.ensembles._population import Population
 
@@ -92,7 +92,6 @@ def load_ensemble(
 
 
 def _made(what: str, make: Callable[[jax.Array], Any]) -> tuple[Form, Any]:
-    check_function("make", make)
     forms: list[Form] = []
 
     def one(key: jax.Array) -> Any:
@@ -101,7 +100,7 @@ def _made(what: str, make: Callable[[jax.Array], Any]) -> tuple[Form, Any]:
         return form.state(parts)
 
     try:
-        struct = jax.eval_shape(one, jax.random.key(0))
+        struct = jax.eval_shape(guarded("make", make, one), jax.random.key(0))
     except TypeError as error:
         raise StateError(
             f"{what}: make must be a function of a key alone, here: lambda key: make(key, 0.1) ({error})"

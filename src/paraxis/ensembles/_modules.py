@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from paraxis._core.errors import StateError
-from paraxis._modules import closures, graphs, naming
+from paraxis._modules import captured, graphs, naming
 from paraxis.ensembles._members import Apply, Form, require_same_leaves, strong
 
 
@@ -91,25 +91,15 @@ def _leaves(x: Any) -> Any:
 
 
 def _held(graph: graphs.Graph) -> Any:
-    values = [graphs.value(v) for v in graph.variables]
+    values = [v.get_raw_value() for v in graph.variables]
     return strong(jax.tree.map(jnp.asarray, (values, graph.arrays)))
 
 
-def refuse_captured(what: str, fn: Callable[..., Any]) -> None:
-    """Refuse a function that uses a module from outside, which all members would share, frozen.
-
-    Raises:
-        StateError: naming the variable.
-    """
-    closures.check(
-        fn,
-        what,
-        _judge,
-        lambda name: f"Make it part of each member, return it from make; or say that it is constant: px.freeze({name})",
-    )
+def guarded(what: str, fn: Callable[..., Any], within: Callable[..., Any]) -> Callable[..., Any]:
+    """``within``, which raises if it, or ``fn``, uses a module from outside: all members would share it, frozen."""
+    called = getattr(fn, "__name__", type(fn).__name__)
+    return captured.guarded(captured.Guard(what, called, _cure), within)
 
 
-def _judge(x: Any) -> bool | None:
-    if isinstance(x, graphs.Holder):
-        return False
-    return False if graphs.is_module(x) or graphs.is_state(x) else None
+def _cure(name: str) -> str:
+    return f"Make it part of each member, return it from make; or say that it is constant: px.freeze({name})"

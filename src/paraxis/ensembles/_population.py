@@ -13,7 +13,7 @@ from paraxis._core.placing import Placement
 from paraxis._host import interrupts
 from paraxis.ensembles import _programs as programs
 from paraxis.ensembles._arguments import Arguments
-from paraxis.ensembles._forms import check_function
+from paraxis.ensembles._forms import check_function, guarded
 from paraxis.ensembles._members import Apply, Form
 from paraxis.ensembles._programs import Everywhere, Program
 from paraxis.ensembles._resident import Resident, Separate
@@ -83,8 +83,8 @@ class Population:
         form, layout = self.form, args.layout  # not args: a compiled function is kept, the data must not be
 
         def make() -> Callable[..., Any]:
-            check_function("step", step)
-            return lambda state, *given: form.stepped(step, state, layout.rebuilt(given))
+            own = guarded("step", step)
+            return lambda state, *given: form.stepped(own, state, layout.rebuilt(given))
 
         return self.program("train", step, args.key, make, donate=self.donate)
 
@@ -94,9 +94,8 @@ class Population:
         form, layout = self.form, args.layout
 
         def make() -> Callable[..., Any]:
-            if apply is not None:
-                check_function("apply", apply)
-            return lambda state, *given: each(form.applied(apply, state, layout.rebuilt(given)))
+            own = None if apply is None else guarded("apply", apply)
+            return lambda state, *given: each(form.applied(own, state, layout.rebuilt(given)))
 
         program = self.program("apply", (apply, each), args.key, make)
         return program([self.state, *args.rows], [args.shared])

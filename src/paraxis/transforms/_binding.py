@@ -17,7 +17,7 @@ from flax.nnx import Variable
 
 from paraxis._core import jax_api
 from paraxis._core.errors import StateError
-from paraxis._modules import graphs, naming
+from paraxis._modules import graphs, naming, reads
 from paraxis.transforms import _frames, _randomness
 
 _KEPT = 4  # structures whose marks are kept: train and eval, and a few more
@@ -31,6 +31,7 @@ True, 0.0 to -0.0; so all the rest is compared by identity."""
 class Binding:
     """Modules with one structure. ``compiled``: what a transform made for it, if it has."""
 
+    @reads.unnoticed()
     def __init__(self, modules: tuple[Any, ...], transform: str) -> None:
         self.graph = graphs.take_apart(modules)
         self.names = naming.names_in(modules, self.graph.paths)

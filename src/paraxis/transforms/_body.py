@@ -8,19 +8,23 @@ import jax
 from flax import nnx
 
 from paraxis._core.errors import StateError
-from paraxis._modules import graphs
+from paraxis._modules import captured, graphs
 from paraxis.transforms import _frames
 from paraxis.transforms._binding import Binding
 
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """A function and how it is called: ``pass_on`` turns the modules of a run into its first arguments."""
+    """A function and how it is called: ``pass_on`` turns the modules of a run into its first arguments.
+
+    ``guard``: modules that it is not given are an error, which says this. Without it they are constants.
+    """
 
     transform: str
     fn: Callable[..., Any]
     pass_on: Callable[[Sequence[Any]], Sequence[Any]]
     sealed: bool
+    guard: captured.Guard | None = None
 
 
 def run(
@@ -45,7 +49,8 @@ def run(
         What it returned, and the new values of the variables that it wrote, by their number.
 
     Raises:
-        StateError: if it changed anything but values of variables, or was given a module among its arguments.
+        StateError: if it changed anything but values of variables, was given a module among its arguments, or used
+            one that it was not given.
     """
     refuse_modules(body.transform, args, kwargs)
     values, arrays = jax.tree.map(lambda x: x, state)  # containers of our own: a variable may hold a dict
@@ -57,7 +62,7 @@ def run(
     held = [jax.tree.leaves(value) for value in values]
     inner = {id(v): w for v, w in zip(binding.variables(), graph.variables, strict=True)}
     with _frames.entered(_frames.Frame(body.transform, inner, body.sealed)):
-        result = body.fn(*body.pass_on(modules), *args, **kwargs)
+        result = captured.run(body.guard, body.fn, (*body.pass_on(modules), *args), kwargs)
     for variable, old, name in zip(graph.variables, metadata, binding.names, strict=True):
         if variable.get_metadata() != old:
             raise StateError(

@@ -27,8 +27,8 @@ class Jit(Compiled):
             after an exception while running, the variables' values are.
 
     Raises:
-        StateError: at once, if ``f`` reaches a module that it is not given (it would be frozen, without a word); when
-            called, if ``f`` changes more than the values of variables, or a static argument has no hash.
+        StateError: when called, if ``f`` uses a module that it is not given, whatever led to it (it would be frozen,
+            without a word), or changes more than the values of variables; or if a static argument has no hash.
 
     After any other exception all variables are as they were. Inside your own ``jax.jit`` a wrapped function reads its
     variables once, while that is traced.

@@ -85,10 +85,10 @@ class Optimizer(nnx.Pytree):
         parameters = self._parameters()
         if jnp.shape(lr) != ():
             raise ShapeError(f"Optimizer: lr must be a scalar, got shape {jnp.shape(lr)}; write opt(0.1, gradients)")
-        given = _fitting(parameters, gradients)
         values = _tree(parameters)
+        given = _fitting(parameters, gradients)
         own = [self.state[name] for name in self.state_names]
-        state = jax.tree.unflatten(self.structure, [graphs.value(v) for v in own])
+        state = jax.tree.unflatten(self.structure, [v.get_raw_value() for v in own])
         step = optax.with_extra_args_support(self.factory(lr))
         updates, after = step.update(given, state, values, **extra)
         new_values: Any = optax.apply_updates(values, updates)
@@ -110,7 +110,7 @@ class Optimizer(nnx.Pytree):
 
 
 def _tree(parameters: Variables) -> Gradients:
-    return Gradients({name: graphs.value(v) for name, v in parameters.items()})
+    return Gradients({name: v.get_raw_value() for name, v in parameters.items()})
 
 
 def _fitting(parameters: Variables, gradients: Any) -> Gradients:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from paraxis._core.errors import StateError
-from paraxis._modules import closures, graphs
+from paraxis._modules import captured, graphs
 from paraxis.transforms._binding import Bound
 from paraxis.transforms._body import Body
 from paraxis.transforms._freeze import Frozen
@@ -35,11 +35,10 @@ class Wrapped(graphs.Holder):
         for position, module in enumerate(given):
             _require_module(name, position, module)
         self._fn, self._given = fn, given
-        self._body = Body(name, fn, self._pass_on, self.sealed)
+        called = type(given[0]).__name__ if fn is _call else getattr(fn, "__name__", type(fn).__name__)
+        guard = captured.Guard(name, called, _cure(name))
+        self._body = Body(name, fn, self._pass_on, self.sealed, guard)
         self._bound = Bound(tuple(map(_contents, given)), name)
-        closures.check(fn, name, self._judge, _cure(name))
-        if fn is _call and graphs.is_module(given[0]) and not type(given[0]).__module__.startswith("flax."):
-            closures.check(type(given[0]).__call__, name, self._judge, _cure(name))
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = getattr(fn, "__doc__", None)
 
@@ -71,15 +70,6 @@ class Wrapped(graphs.Holder):
             return named(self._fn)
         first = self._given[0]
         return first._names_taken() if isinstance(first, Wrapped) else named(first.__call__)
-
-    def _judge(self, x: Any) -> bool | None:
-        """Whether an object may be used without being given; ``None``: that depends on what it holds."""
-        if isinstance(x, Frozen):
-            return True
-        if isinstance(x, Wrapped):
-            ours = {id(v) for v in self._bound.current().variables()}
-            return not self.sealed or all(id(v) in ours for v in x._bound.current().variables())
-        return False if graphs.is_module(x) or graphs.is_state(x) else None
 
 
 def _target(f: Any, modules: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:

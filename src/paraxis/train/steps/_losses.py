@@ -63,7 +63,6 @@ class LossFunction:
         self._fn = fn
         self._example = example
         self.wants = self._asked()
-        _refuse_captured(what, fn)
 
     @property
     def name(self) -> str:
@@ -106,7 +105,7 @@ class LossFunction:
         if "mutable" in self.wants:
             given["mutable"] = mutable
         try:
-            return self._fn(model, part.rows, **given)
+            return _guarded(self.what, self._fn)(model, part.rows, **given)
         except Exception as error:
             with contextlib.suppress(Exception):  # the error is the user's, whatever it is like
                 for note in _notes(error, model, part.rows):
@@ -207,14 +206,12 @@ def _summed(x: Any) -> jax.Array:
     return _precision.summed(jnp.asarray(x))
 
 
-def _refuse_captured(what: str, fn: Callable[..., Any]) -> None:
-    """Refuse a function that uses an NNX module from outside: it would not be trained."""
+def _guarded(what: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which raises if it uses an NNX module from outside: it would not be trained."""
     if "flax.nnx" not in sys.modules:
-        return
-    from paraxis._modules import closures, graphs
-
-    def judge(x: Any) -> bool | None:
-        return False if isinstance(x, graphs.Holder) or graphs.is_module(x) or graphs.is_state(x) else None
+        return fn
+    from paraxis._modules import captured
 
     cure = "Take it as the first argument, which is the model of the state; or say that {} is constant: px.freeze({})"
-    closures.check(fn, what, judge, lambda name: cure.format(name, name))
+    called = getattr(fn, "__name__", type(fn).__name__)
+    return captured.guarded(captured.Guard(what, called, lambda name: cure.format(name, name)), fn)

@@ -207,8 +207,8 @@ def train_step(
         last good step.
 
     Raises:
-        StateError: if the loss function takes what nothing is known of, or has an NNX module from outside; or an option
-            cannot be had.
+        StateError: if the loss function takes what nothing is known of, or an option cannot be had; when called, if it
+            uses an NNX module from outside.
 
     Random numbers: the step's key is ``fold_in(state.key, state.step)``, that of row i ``fold_in(key, i)``; an NNX
     module's own streams go on from step to step. They do not depend on the devices.

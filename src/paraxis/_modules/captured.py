@@ -1,0 +1,229 @@
+"""Modules that a function uses without being given them: an error, since they would be frozen into a program.
+
+Nothing is searched. A variable that is read while the function is traced, and was made before that trace began, was
+not given: what is given is put together anew in each trace. Whatever led there, the read is noticed. Only to say in the
+error which module it was, the callers are looked at.
+"""
+
+import collections
+import concurrent.futures
+import contextvars
+import dataclasses
+import functools
+import itertools
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from flax.nnx import Variable
+
+from paraxis._core.errors import StateError
+from paraxis._modules import graphs, reads
+
+_AT_MOST = 2_000  # objects that are looked at for a name
+_OTHERS = ("jax", "flax", "paraxis", "optax")
+
+_around: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("paraxis_traces", default=())
+"""The traces of the runs that this one is within."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """What an error says. ``cure``: what to write instead, of the module's name."""
+
+    transform: str
+    called: str
+    cure: Callable[[str], str]
+
+
+def guarded(guard: Guard, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which raises if it uses what it is not given. See :func:`run`."""
+    return lambda *args, **kwargs: run(guard, fn, args, kwargs)
+
+
+def run(guard: Guard | None, fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Call a function. ``None``: what is around it decides what it may use.
+
+    Raises:
+        StateError: naming the module, if it reads a variable that was made before.
+    """
+    here, around = graphs.trace_state(), _around.get()
+    token = _around.set((*around, here))
+    try:
+        if guard is None:
+            return fn(*args, **kwargs)
+        outside = [trace for trace in (_outermost(), *around) if trace != here]
+        return _watched(guard, outside, fn, args, kwargs)
+    finally:
+        _around.reset(token)
+
+
+def _watched(guard: Guard, outside: list[Any], fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+    found: list[StateError] = []
+
+    def read(variable: Variable[Any]) -> None:
+        if graphs.made_in(variable) in outside:
+            with reads.unnoticed():
+                found.append(_error(guard, fn, variable))
+            raise found[0]
+
+    try:
+        with reads.told_to(read):
+            result = fn(*args, **kwargs)
+    except Exception as error:
+        if found and error is not found[0]:
+            raise found[0] from error
+        raise
+    if found:  # somebody has caught it, and gone on with something else
+        raise found[0]
+    return result
+
+
+@functools.cache
+def _outermost() -> Any:
+    """The trace that variables are made in where nothing is traced. A new thread is always there."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(graphs.trace_state).result()
+
+
+def _error(guard: Guard, fn: Callable[..., Any], variable: Variable[Any]) -> StateError:
+    name, owner, place = _led_to(variable, fn)
+    return StateError(
+        f"{guard.transform}: {guard.called!r} uses {name!r}, a {type(owner).__name__}, from outside{place}; its "
+        f"variables would be frozen into the compiled function. {guard.cure(name)}"
+    )
+
+
+# --- what it is called -----------------------------------------------------------------------------------------------
+
+
+def _led_to(variable: Variable[Any], fn: Callable[..., Any]) -> tuple[str, Any, str]:
+    """A name of the module that a variable was read of, the module, and, if it is in another file, the place."""
+    frames = _callers()
+    users = [frame for frame in frames if _package(frame) not in _OTHERS]
+    for frame in users:
+        found = _first_with(variable, _names_in(frame))
+        if found is not None:
+            file = frame.f_code.co_filename
+            is_elsewhere = file != users[0].f_code.co_filename
+            return *found, f" ({os.path.basename(file)}:{frame.f_lineno})" if is_elsewhere else ""
+    for named in (_names_of(fn), *map(_names_in, frames)):
+        found = _first_with(variable, named)
+        if found is not None:
+            return *found, ""
+    return "variable", variable, ""
+
+
+def _callers() -> list[types.FrameType]:
+    """The frames between the function that was called and the read, outermost first."""
+    frames: list[types.FrameType] = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _watched.__code__:
+        frames.insert(0, frame)
+        frame = frame.f_back
+    return frames
+
+
+def _package(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _names_in(frame: types.FrameType) -> Iterator[tuple[str, Any]]:
+    yield from frame.f_locals.items()
+    yield from _globals_of(frame.f_code, frame.f_globals)
+
+
+def _names_of(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """What a function holds itself: it may give back a module that it never looks into."""
+    if not isinstance(fn, types.FunctionType):
+        yield "f", fn
+        return
+    defaults = fn.__defaults__ or ()
+    positional = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    yield from _globals_of(fn.__code__, fn.__globals__)
+
+
+def _globals_of(code: types.CodeType, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The globals that code may use, by the names in it; of Python modules the attributes by these names."""
+    for name in code.co_names:
+        if name in values:
+            yield from _attributes(name, values[name], code.co_names)
+
+
+def _attributes(name: str, x: Any, used: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    if not isinstance(x, types.ModuleType):
+        yield name, x
+        return
+    for key in used:
+        inner = vars(x).get(key)
+        if inner is not x and not (isinstance(inner, types.ModuleType) and _outside_of(x, inner)):
+            yield from _attributes(f"{name}.{key}", inner, used)
+
+
+def _outside_of(package: types.ModuleType, inner: types.ModuleType) -> bool:
+    return not inner.__name__.startswith(f"{package.__name__}.")
+
+
+def _first_with(variable: Variable[Any], named: Iterator[tuple[str, Any]]) -> tuple[str, Any] | None:
+    """The first of some things, and what they hold, nearest first, that is a module with this variable."""
+    queue = collections.deque(named)
+    seen: dict[int, Any] = {}  # kept, so that no other object takes its id
+    while queue and len(seen) < _AT_MOST:
+        name, x = queue.popleft()
+        if id(x) in seen:
+            continue
+        seen[id(x)] = x
+        try:
+            if _holds(x, variable):
+                return name, x
+            if not graphs.is_module(x):
+                queue.extend(itertools.islice(_held(name, x), _AT_MOST))
+        except Exception:  # objects of others may do anything when they are looked at
+            continue
+    return None
+
+
+def _holds(x: Any, variable: Variable[Any]) -> bool:
+    if isinstance(x, graphs.Holder):
+        return any(_holds(module, variable) for module in x.modules)
+    if graphs.is_state(x):
+        return any(leaf is variable for leaf in jax.tree.leaves(x, is_leaf=graphs.is_module))
+    return graphs.is_module(x) and any(node is variable for _, node in graphs.nodes(x))
+
+
+def _held(name: str, x: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(x, types.FunctionType):
+        yield from _names_of(x)
+    elif isinstance(x, functools.partial):
+        yield from ((f"{name}.args[{i}]", arg) for i, arg in enumerate(x.args))
+        yield from ((f"{name}.keywords[{key!r}]", arg) for key, arg in x.keywords.items())
+        yield f"{name}.func", x.func
+    elif isinstance(x, types.MethodType):
+        yield f"{name}.__self__", x.__self__
+    elif isinstance(x, (list, tuple)):
+        yield from ((f"{name}[{i}]", item) for i, item in enumerate(x))
+    elif isinstance(x, dict):
+        yield from ((f"{name}[{key!r}]", item) for key, item in dict.items(x))
+    elif isinstance(x, weakref.ref):
+        yield f"{name}()", x()
+    elif isinstance(x, type):
+        if x.__module__.partition(".")[0] not in _OTHERS:
+            yield from ((f"{name}.{key}", item) for key, item in vars(x).items() if not key.startswith("__"))
+    elif type(x).__module__.partition(".")[0] not in (*_OTHERS, "builtins"):
+        slots = [vars(kind).get("__slots__", ()) for kind in type(x).__mro__]
+        for key in (key for of in slots for key in ([of] if isinstance(of, str) else of)):
+            if hasattr(x, key):
+                yield f"{name}.{key}", getattr(x, key)
+        yield from ((f"{name}.{key}", item) for key, item in getattr(x, "__dict__", {}).items())
+        for kind in type(x).__mro__[:-1]:
+            yield from ((f"{name}.{key}", item) for key, item in vars(kind).items() if graphs.is_module(item))
