@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from flax import linen, nnx
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh
 
@@ -359,3 +359,67 @@ def test_a_batch_norm_that_names_its_axis_keeps_it() -> None:
     seen: list[str] = []
     px.Parallel(lambda net, x: seen.append(net.own.axis_name), net, sync_batch_norm=True)(values(8))
     assert seen[0] == "rows"
+
+
+def cubed(net: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    out = net(x)
+    return (out**3).mean(), out
+
+
+def _put_together_inside(net: nnx.Module) -> tuple[Any, ...]:
+    definition = nnx.split(net)[0]
+
+    def body(net: Any, x: jax.Array) -> jax.Array:
+        other: Any = nnx.merge(definition, nnx.state(net))
+        out = other(x)
+        nnx.update(net, nnx.state(other))
+        return out
+
+    return body, net
+
+
+def _closed_over(net: nnx.Module) -> tuple[Any, ...]:
+    gradients = px.GradValues(cubed, px.Jit(net))
+    return lambda net, x: gradients(x)[1][1], net
+
+
+REACHED: dict[str, Any] = {
+    "a function that is compiled": lambda net: (px.Jit(px.Jit(net)),),
+    "gradients that are bound": lambda net: (lambda gv, x: gv(x)[1][1], px.GradValues(cubed, net)),
+    "gradients in a closure": _closed_over,
+    "gradients inside": lambda net: (lambda net, x: px.value_and_grad(cubed, has_aux=True)(net, x)[0][1], net),
+    "one that is put together inside": _put_together_inside,
+    "one that is made inside": lambda net: (lambda net, x: net(x) + nnx.BatchNorm(3, rngs=nnx.Rngs(0))(x) * 0, net),
+    "NNX's own transformation": lambda net: (lambda net, x: nnx.remat(lambda net, x: net(x))(net, x), net),
+}
+
+
+@pytest.mark.parametrize("way", REACHED)
+def test_batch_norm_is_synchronised_however_it_is_reached(way: str) -> None:
+    x = (values(16, 3) - 1) * jnp.arange(1.0, 17.0)[:, None]  # shares that differ
+    net, alone = (nnx.BatchNorm(3, momentum=0.5, rngs=nnx.Rngs(0)) for _ in range(2))
+    fn, *given = REACHED[way](net)
+    out = px.Parallel(fn, *given, sync_batch_norm=True)(x)
+    assert_close(np.asarray(out), np.asarray(alone(x)), rtol=1e-4)
+    assert_close(np.asarray(net.var[...]), np.asarray(alone.var[...]), rtol=1e-4)
+    assert net.axis_name is None
+
+
+def test_batch_norm_is_synchronised_by_nested_transforms_and_in_linen() -> None:
+    x = (values(16, 3) - 1) * jnp.arange(1.0, 17.0)[:, None]
+    alone = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    expected = np.asarray(alone(x))
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    net = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    inner = px.Parallel(net, axis_name="b", mesh=mesh, sync_batch_norm=True)
+    outer = px.Parallel(inner, axis_name="a", mesh=mesh, sync_batch_norm=True)
+    assert_close(np.asarray(outer(x)), expected, rtol=1e-4)
+    model = linen.BatchNorm(use_running_average=False)
+    variables = model.init(jax.random.key(0), x)
+
+    def apply(variables: Any, x: jax.Array) -> Any:
+        return model.apply(variables, x, mutable=["batch_stats"])
+
+    together = px.Parallel(apply, batch_axis=(None, 0), sync_batch_norm=True, reduce=("concat", "same"))
+    assert_close(np.asarray(together(variables, x)[0]), expected, rtol=1e-4)
+    assert model.axis_name is None

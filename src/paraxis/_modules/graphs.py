@@ -127,13 +127,6 @@ def random_streams(modules: Any) -> Iterator[tuple[Any, Any]]:
     return ((path, node) for path, node in nodes(modules) if isinstance(node, nnx.RngStream))
 
 
-def name_batch_axis(modules: Any, name: str) -> None:
-    """Let BatchNorm layers take their statistics over a named axis as well, unless they name one themselves."""
-    for _, node in nodes(modules):
-        if isinstance(node, nnx.BatchNorm) and node.axis_name is None:
-            node.axis_name = name
-
-
 def is_key(variable: Variable[Any]) -> bool:
     """Whether a variable holds random keys."""
     x = value(variable)

@@ -33,7 +33,6 @@ def run(
     state: tuple[Sequence[Any], Sequence[Any]],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    prepare: Callable[[Any], None] = lambda modules: None,
 ) -> tuple[Any, dict[int, Any]]:
     """Call the function.
 
@@ -43,7 +42,6 @@ def run(
         state: values of their variables and arrays.
         args: further arguments.
         kwargs: likewise.
-        prepare: what to do to the modules before.
 
     Returns:
         What it returned, and the new values of the variables that it wrote, by their number.
@@ -55,7 +53,6 @@ def run(
     refuse_modules(body.transform, args, kwargs)
     values, arrays = jax.tree.map(lambda x: x, state)  # containers of our own: a variable may hold a dict
     modules = binding.graph.put_together(values, arrays)
-    prepare(modules)
     graph = graphs.take_apart(modules)
     before = _attributes(modules)
     metadata = [v.get_metadata() for v in graph.variables]

@@ -46,8 +46,8 @@ class Parallel(Compiled):
             Integers and booleans keep their dtype. A variable's own rule, ``nnx.Variable(x, sync="sum")``, goes
             first. ``nnx.BatchStat``: the mean. Each device starts from the whole old value: a ``"sum"`` of running
             totals counts it once per device, and ``"stack"`` grows by an axis at each call.
-        sync_batch_norm: BatchNorm layers take the statistics of the whole batch, as on one device, instead of each
-            device's share.
+        sync_batch_norm: BatchNorm layers, however they are reached, take the statistics of the whole batch, as on one
+            device, instead of each device's share.
         check: whether to require what is written without a rule to be the same on all devices, and the padding of a
             batch that does not divide to do no harm. ``False`` for functions that the checks cannot see through.
         donate: as in :class:`Jit`.

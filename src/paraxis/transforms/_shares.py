@@ -4,6 +4,7 @@ The function is traced once, inside the map. What the trace shows is looked at b
 which results differ between devices, and, if rows had to be added, whether they meet the others.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from paraxis._core import jax_api, layout, placing, replicas, tree, verbs
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError, StateError
-from paraxis._modules import graphs
+from paraxis._modules import graphs, norms
 from paraxis.transforms import _batches, _body, _padding, _randomness, _results, _sync
 from paraxis.transforms._binding import Binding
 from paraxis.transforms._body import Body
@@ -125,15 +126,11 @@ class Call:
         state = (_randomness.with_keys(values, self._binding.streams, keys), arrays)
         dynamic = iter(self._batch.put_together(rows, given))
         args = [self._static_args[p] if p in self._static_args else next(dynamic) for p in range(self._num_args)]
-        result, new = _body.run(
-            self._plan.body, self._binding, state, args, {**kwargs, **self._static_kwargs}, self._prepare
-        )
+        together = norms.synchronised(self._axis.name) if self._plan.sync_batch_norm else contextlib.nullcontext()
+        with together:
+            result, new = _body.run(self._plan.body, self._binding, state, args, {**kwargs, **self._static_kwargs})
         self._drawn = _randomness.drawn_from("Parallel", self._binding.streams, new, self._binding.names)
         return new, result
-
-    def _prepare(self, modules: Any) -> None:
-        if self._plan.sync_batch_norm:
-            graphs.name_batch_axis(modules, self._axis.name)
 
     def _require_agreement(self) -> None:
         new, _ = self._differs
