@@ -3,6 +3,8 @@
 ``paraxis launch -n 2 -m tests.train._checkpoint_ranks PATH WHAT``
 """
 
+import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +17,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import paraxis as px
+from tests._damage import wrapped
 
-_read_text = Path.read_text
+_open = os.open
 
 
 def damage_the_last_part(checkpoint: Path) -> None:
@@ -28,19 +31,25 @@ def damage_the_last_part(checkpoint: Path) -> None:
     data.write_bytes(content)
 
 
-def badly_read(checkpoint: Path, what: str) -> Callable[..., str]:
-    """In the place of `Path.read_text`: a checkpoint's record is not what was written, or may not be read, or goes."""
+def badly_read(checkpoint: Path, what: str) -> Callable[..., int]:
+    """In the place of `os.open`: a checkpoint's record is not what was written, or may not be read, or goes."""
+    record = checkpoint / "paraxis.json"
 
-    def read(file: Path, *args: Any, **kwargs: Any) -> str:
-        if file != checkpoint / "paraxis.json":
-            return _read_text(file, *args, **kwargs)
+    def opened(file: Any, *args: Any, **kwargs: Any) -> int:
+        if Path(file) != record:
+            return _open(file, *args, **kwargs)
         if what == "denied":
             raise PermissionError(13, "Permission denied")
         if what == "removed":  # as if the one that saves there had saved step 4, and removed this one
+            text = json.loads(record.read_text())["record"].replace('"step": 2', '"step": 4')
+            record.write_text(wrapped(text.encode()))
             checkpoint.rename(checkpoint.parent / "4")
-        return _read_text(file, *args, **kwargs).replace("float32", "float64")
+            return _open(file, *args, **kwargs)
+        other = checkpoint.parent.with_name("other record")
+        other.write_text(record.read_text().replace("float32", "float64"))
+        return _open(other, *args, **kwargs)
 
-    return read
+    return opened
 
 
 def main(path: str, what: str) -> None:
@@ -54,7 +63,7 @@ def main(path: str, what: str) -> None:
     if what == "damage" and first:
         damage_the_last_part(checkpoints.path / "2")
     if what in ("record", "asked for", "denied", "removed") and not first:
-        Path.read_text = badly_read(checkpoints.path / "2", what)
+        os.open = badly_read(checkpoints.path / "2", what)
     if what == "elsewhere":
         px.Checkpoints(path if first else f"{path}-of-my-own")
     multihost_utils.sync_global_devices("the files are damaged")

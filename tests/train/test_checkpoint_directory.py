@@ -1,52 +1,148 @@
 """What lies in the directory beside checkpoints stays, and one process at a time saves to it."""
 
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import paraxis as px
+from tests._damage import KINDS, hostile, photograph
 
 ROOT = Path(__file__).parents[2]
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-
-
-def test_what_is_somebodys_own_stays(tmp_path: Path) -> None:
-    own = [
-        "1/image.png",
-        "2/paper/paraxis.txt",
-        "saving",
-        "saving-money/plan",
+NAMES = (
+    *(
+        "removing-3",
         "saving-7",
-        "removing-stains",
-        "log.txt",
-    ]
-    own += ["replaced-parts/list", "3", "damaged-goods/list"]
-    for name in own:
-        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
-        (tmp_path / name).write_text("mine")
-    (tmp_path / "removing-8").symlink_to(tmp_path / "1")
-    before = contents(tmp_path)
-    checkpoints = px.Checkpoints(tmp_path, keep=1, asynchronous=False)
-    assert checkpoints.latest is None
-    for step in (10, 11):
-        checkpoints.save(step, {"x": step})
-    assert checkpoints.restore({"x": 0}).tree == {"x": 11}
-    assert checkpoints.steps == (11,)
-    for step in (2, 3):
-        with pytest.raises(px.CheckpointError, match=rf"/{step} is there and is not a checkpoint, .*, move what is"):
+        "replaced-5",
+        "run.lock",
+        "writer.lock",
+        "2",
+        "damaged-11",
+        "paraxis.json",
+        "paraxis.txt",
+    ),
+    *("saving-7.orbax-checkpoint-tmp", "3/paper", "007", "-1", "4.0", ".paraxis-2", "damaged-12-2", "removing-10"),
+    *("saving-11", "replaced-10", "１２", "latest", "11.orbax-checkpoint-tmp", "saving-money/plan", "log.jsonl"),
+)
+
+
+@pytest.mark.parametrize("turn", range(len(KINDS)))
+def test_a_users_own_things_stay_as_they_are(turn: int, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    elsewhere = hostile(place, NAMES, turn)
+    before = photograph(place, elsewhere)
+    with px.Checkpoints(place, keep=1, asynchronous=False) as checkpoints:
+        assert checkpoints.latest is None
+        for step in (10, 11, 12):
             checkpoints.save(step, {"x": step})
-    after = contents(tmp_path)
+        (place / "12" / "paraxis.json").write_text("{")
+        checkpoints.save(13, {"x": 13})
+        assert checkpoints.restore({"x": 0}).tree == {"x": 13}
+        (place / "13" / "paraxis.json").unlink()
+        with pytest.warns(UserWarning, match="13 in .* is damaged"), pytest.raises(px.CheckpointError, match="every"):
+            checkpoints.restore({"x": 0})
+        for step in (2, 3):
+            with pytest.raises(
+                px.CheckpointError, match=rf"/{step} is there and is not a checkpoint, .*, move what is"
+            ):
+                checkpoints.save(step, {"x": step})
+    assert px.Checkpoints(place).steps == ()
+    after = photograph(place, elsewhere)
     assert {name: after.get(name) for name in before} == before
-    assert (tmp_path / "removing-8").is_symlink()
+
+
+def leftovers(place: Path, step: int) -> None:
+    """What a killed process leaves, of each kind."""
+    for name in (f"saving-{step}", f"replaced-{step}", f"removing-{step}", f"saving-{step}.orbax-checkpoint-tmp-1"):
+        shutil.copytree(place / str(step), place / ".paraxis" / name)
+
+
+@pytest.mark.parametrize("turn", range(len(KINDS)))
+def test_a_users_own_in_the_place_of_our_directory_stays(turn: int, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    elsewhere = hostile(place, (".paraxis",), turn)
+    if KINDS[turn] == "folder":
+        (place / ".paraxis" / "saving-7").mkdir()
+        (place / ".paraxis" / "run.lock").symlink_to(elsewhere / "work")
+    before = photograph(place, elsewhere)
+    checkpoints = px.Checkpoints(place)
+    if KINDS[turn] == "empty folder":
+        checkpoints.save(1, {"x": 1})
+        assert checkpoints.restore({"x": 0}).step == 1
+        return
+    with pytest.raises(px.CheckpointError, match=r"\.paraxis is there and is not (of Paraxis|an ordin)|File exists"):
+        checkpoints.save(1, {"x": 1})
+    with pytest.raises(px.CheckpointError, match="cannot be written to"):
+        checkpoints.claim()
+    assert photograph(place, elsewhere) == before
+
+
+@pytest.mark.parametrize("lock", ["run.lock", "writer.lock"])
+@pytest.mark.parametrize("turn", range(len(KINDS)))
+def test_a_users_own_in_the_place_of_a_lock_stays(turn: int, lock: str, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    with px.Checkpoints(place, asynchronous=False) as checkpoints:
+        checkpoints.save(1, {"x": 1})
+    (place / ".paraxis" / lock).unlink()
+    elsewhere = hostile(place / ".paraxis", (lock,), turn)
+    before = photograph(place, elsewhere)
+    if (place / ".paraxis" / lock).is_file() and not (place / ".paraxis" / lock).is_symlink():
+        return
+    with pytest.raises(px.CheckpointError, match="it is there and is not an ordinary file"):
+        px.Checkpoints(place, asynchronous=False).save(2, {"x": 2})
+    assert photograph(place, elsewhere) == before
+
+
+def test_what_a_killed_process_leaves_goes_and_nothing_else(tmp_path: Path) -> None:
+    own = {"removing-3": "mine", "saving-1": "mine"}
+    with px.Checkpoints(tmp_path, asynchronous=False) as checkpoints:
+        checkpoints.save(1, {"x": 1})
+    leftovers(tmp_path, 1)
+    for name in own:
+        shutil.copytree(tmp_path / "1", tmp_path / name)
+    before = photograph(*(tmp_path / name for name in own))
+    assert px.Checkpoints(tmp_path).restore({"x": 0}).tree == {"x": 1}
+    assert sorted(os.listdir(tmp_path)) == sorted([".paraxis", "1", *own])
+    assert sorted(os.listdir(tmp_path / ".paraxis")) == ["paraxis.txt", "run.lock", "writer.lock"]
+    assert photograph(*(tmp_path / name for name in own)) == before
+
+
+@pytest.mark.parametrize("turn", range(len(KINDS)))
+def test_a_checkpoint_with_somebodys_own_in_it_is_neither_removed_nor_replaced(turn: int, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    checkpoints = px.Checkpoints(place, keep=1, asynchronous=False)
+    checkpoints.save(1, {"x": 1})
+    elsewhere = hostile(place / "1", ("notes.txt", "state/d/mine", "more"), turn)
+    before = photograph(place / "1", elsewhere)
+    for step in (2, 3):
+        checkpoints.save(step, {"x": step})
+    assert checkpoints.steps == (1, 3)
+    with pytest.raises(px.CheckpointError, match=r"not of the checkpoint that it is in, so both stay.*, move what is"):
+        checkpoints.save(1, {"x": 5})
+    assert photograph(place / "1", elsewhere) == before
+    assert checkpoints.restore({"x": 0}, 1).tree == {"x": 1}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_modes_are_those_that_the_umask_allows(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        px.Checkpoints(tmp_path / "run", asynchronous=False).save(1, {"x": np.arange(3.0), "large": np.ones(20_000)})
+    finally:
+        os.umask(before)
+    for name, (mode, _) in photograph(tmp_path).items():
+        allowed = 0o777 if stat.S_ISDIR(mode) else 0o666
+        assert stat.S_IMODE(mode) == allowed & ~umask, name
 
 
 def test_a_path_that_is_none(tmp_path: Path) -> None:

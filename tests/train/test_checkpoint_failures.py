@@ -52,7 +52,7 @@ def test_a_file_that_cannot_be_written_to_its_end(tmp_path: Path) -> None:
         ):
             checkpoints.wait()
     checkpoints.wait()
-    assert sorted(os.listdir(tmp_path)) == ["1", "run.lock", "writer.lock"]
+    assert sorted(os.listdir(tmp_path)) == [".paraxis", "1"]
     assert_holds(checkpoints, 1)
     checkpoints.save(2, state(2))
     assert_holds(checkpoints, 2)
@@ -156,13 +156,13 @@ def test_two_objects_save_to_one_directory(tmp_path: Path) -> None:
 def test_what_is_being_written_is_not_tidied_up_by_another(tmp_path: Path, full_disk: FullDisk) -> None:
     checkpoints = px.Checkpoints(tmp_path)
     checkpoints.save(1, state(1))
-    (tmp_path / "saving-1").mkdir()
+    (tmp_path / ".paraxis" / "saving-1").mkdir()
     assert px.Checkpoints(tmp_path).steps == ()
-    assert (tmp_path / "saving-1").is_dir()
+    assert (tmp_path / ".paraxis" / "saving-1").is_dir()
     full_disk.go_on.set()
     with pytest.raises(px.CheckpointError, match="step 1"):
         checkpoints.wait()
-    assert sorted(os.listdir(tmp_path)) == ["run.lock", "writer.lock"]
+    assert sorted(os.listdir(tmp_path)) == [".paraxis"]
 
 
 def test_one_that_another_process_removes_meanwhile_is_passed_over(
@@ -173,21 +173,21 @@ def test_one_that_another_process_removes_meanwhile_is_passed_over(
     for step in (1, 2):
         checkpoints.save(step, state(step))
     there, gone = checkpoints.path / "2", tmp_path / "gone"
-    original, is_file, removed = Path.iterdir, Path.is_file, []
+    original, beginning, removed = Path.iterdir, os.open, []
 
     def iterdir(directory: Path) -> Iterator[Path]:
         if gone.exists():
             gone.rename(there)
         return original(directory)
 
-    def is_file_until_now(file: Path) -> bool:
-        found = is_file(file)
-        if found and file.parent == there:
+    def opened_once(file: Any, *args: Any, **kwargs: Any) -> int:
+        handle = beginning(file, *args, **kwargs)
+        if Path(file).parent == there:
             removed.append(there.rename(gone))
-        return found
+        return handle
 
     monkeypatch.setattr(Path, "iterdir", iterdir)
-    monkeypatch.setattr(Path, "is_file", is_file_until_now)
+    monkeypatch.setattr(os, "open", opened_once)
     assert_holds(checkpoints, 1)
     assert len(removed) > 1
 

@@ -38,7 +38,8 @@ def assert_whole(path: Path, step: int, state_of: int) -> None:
     assert same(checkpoints.restore(state(0)).tree, state_of)
     checkpoints.save(step + 1, state(step + 1))
     assert same(checkpoints.restore(state(0)).tree, step + 1)
-    assert sorted(os.listdir(path)) == sorted([*map(str, checkpoints.steps), "run.lock", "writer.lock"])
+    assert sorted(os.listdir(path)) == sorted([".paraxis", *map(str, checkpoints.steps)])
+    assert sorted(os.listdir(path / ".paraxis")) == ["paraxis.txt", "run.lock", "writer.lock"]
     assert len(checkpoints.steps) <= NUM_SAVED + 1
 
 

@@ -162,7 +162,7 @@ def test_a_step_is_replaced(tmp_path: Path) -> None:
     restored = checkpoints.restore({"other": jnp.zeros(3)})
     assert restored.notes == {"which": "new"}
     assert_same(restored.tree, {"other": jnp.ones(3)})
-    assert sorted(os.listdir(tmp_path)) == ["1", "run.lock", "writer.lock"]
+    assert sorted(os.listdir(tmp_path)) == [".paraxis", "1"]
 
 
 @pytest.mark.parametrize("name", ["with space", "a/b/../c", "ünï'code", "."])

@@ -3,7 +3,6 @@
 A directory of them has a record, ``paraxis.json``, which says how many there are, and is how it is known to be ours.
 """
 
-import functools
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._core import dtypes
 from paraxis._core.errors import DataError, StateError
 from paraxis._host import archives, files, records
 
@@ -166,16 +166,16 @@ def _check_kind(path: Any, entry: Mapping[str, str], stored: archives.Kind, expe
     """Check that an array is what the header says, and that this is what is expected.
 
     Raises:
-        Wrong, StateError: if not.
+        ValueError, StateError: if not.
     """
     name = entry["name"]
     if "key" in entry:
-        dtype, row = _key(entry["key"])
-        if stored.dtype != np.uint32 or stored.shape[len(stored.shape) - len(row) :] != row:
+        dtype, row, of_data = dtypes.of_keys(entry["key"])
+        if stored.dtype != of_data or stored.shape[len(stored.shape) - len(row) :] != row:
             raise records.Wrong(f"its random keys {name} are {stored.dtype} {stored.shape}")
         shape = stored.shape[: len(stored.shape) - len(row)]
     else:
-        dtype, shape = _dtype(entry["dtype"]), stored.shape
+        dtype, shape = dtypes.named(entry["dtype"]), stored.shape
         if stored.dtype != _stored(dtype):
             raise records.Wrong(f"its array {name} is {stored.dtype}, not {dtype}")
         narrow = jax.dtypes.canonicalize_dtype(dtype)
@@ -194,36 +194,7 @@ def _check_kind(path: Any, entry: Mapping[str, str], stored: archives.Kind, expe
 def _decoded(x: np.ndarray, entry: Mapping[str, str]) -> jax.Array:
     if "key" in entry:
         return jax.random.wrap_key_data(jnp.asarray(x), impl=entry["key"])
-    return jnp.asarray(x.view(_dtype(entry["dtype"])))
-
-
-def _dtype(name: str) -> np.dtype:
-    """A dtype by its name.
-
-    Raises:
-        Wrong: if it is none of an array's.
-    """
-    try:
-        dtype = jnp.dtype(name)
-    except TypeError:
-        dtype = None
-    if dtype is None or dtype.name != name or not (dtype == np.bool_ or jnp.issubdtype(dtype, jnp.number)):
-        raise records.Wrong(f"its header names the dtype {name!r}, which is none")
-    return dtype
-
-
-@functools.cache
-def _key(impl: str) -> tuple[Any, tuple[int, ...]]:
-    """The dtype of a kind of random keys, and the shape of the data of one.
-
-    Raises:
-        Wrong: if there is no such kind.
-    """
-    try:
-        key = jax.eval_shape(functools.partial(jax.random.key, impl=impl), 0)
-    except ValueError:
-        raise records.Wrong(f"its header names random keys of the kind {impl!r}, which is none") from None
-    return key.dtype, jax.eval_shape(jax.random.key_data, key).shape
+    return jnp.asarray(x.view(dtypes.named(entry["dtype"])))
 
 
 def _file_name(index: int) -> str:

@@ -60,8 +60,11 @@ class Checkpoints:
 
     A directory is for one run at a time: the process that saves to it first is the only one that may until it ends,
     until its ``with`` ends, or until its objects of this directory are gone; another one is refused, as far as the file
-    system knows of locks. Any number may read. Several objects of one process may save to it: they take turns. What
-    else lies in the directory is left alone.
+    system knows of locks. Any number may read. Several objects of one process may save to it: they take turns.
+
+    Paraxis writes to directories with the numbers of steps, to ``damaged-…``, and to ``.paraxis``, where it works. It
+    knows its own by a mark that it reads, not by their names: what else lies in the directory is left alone, and so is
+    a checkpoint into which somebody has put something.
 
     Args:
         path: of the directory; it is made when something is saved. May be relative, and begin with ``~``.
@@ -164,7 +167,6 @@ class Checkpoints:
         if not processes.is_first():
             return
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             self._folder.claim()
         except OSError as error:
             raise CheckpointError(
@@ -291,11 +293,12 @@ class Checkpoints:
     def _tidy(self) -> None:
         """Put in order what a killed process left, unless another one is writing."""
         if processes.is_first() and not self._folder.is_tidy():
-            lock = self._folder.lock(wait=False)
-            if lock is not None:
-                # What cannot be removed is in nobody's way; to write, as the next one, tells more of it.
-                with lock, contextlib.suppress(OSError):
-                    self._folder.tidy()
+            # What cannot be removed is in nobody's way; to write, as the next one, tells more of it.
+            with contextlib.suppress(OSError):
+                lock = self._folder.lock(wait=False)
+                if lock is not None:
+                    with lock:
+                        self._folder.tidy()
         processes.barrier("the directory of checkpoints is tidy")
 
     def _shared_steps(self) -> tuple[int, ...]:

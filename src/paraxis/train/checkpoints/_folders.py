@@ -1,14 +1,16 @@
 """The directory of a run's checkpoints: what lies there under which name, and how a name changes hands.
 
-    100/                          the checkpoint of step 100; whole, as it has its name only since it was
-    saving-200…/                  one that is being written
-    replaced-100/, removing-100/  ones that go
-    damaged-100/                  one that was set aside
-    run.lock                      locked by the process that saves, from its first save until it is done
-    writer.lock                   locked by what writes or tidies; both locks end with the process
+    100/                            the checkpoint of step 100; whole, as it has its name only since it was
+    damaged-100/                    one that was set aside
+    .paraxis/                       ours alone
+        paraxis.txt                 says so
+        run.lock                    locked by the process that saves, from its first save until it is done
+        writer.lock                 locked by what writes or tidies; both locks end with the process
+        saving-200…/                a checkpoint that is being written
+        replaced-100/, removing-100/  ones that go
 
-A checkpoint's directory holds a record, ``paraxis.json``, written last, with its own checksum. Whatever else lies there
-is somebody's own: it is neither read, renamed nor removed.
+A checkpoint is known by the mark that it holds, and ``.paraxis`` by its own; neither by its name. Whatever else lies
+there is somebody's own, also what was put into a checkpoint: it is neither read, renamed, removed nor written to.
 """
 
 import os
@@ -18,10 +20,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paraxis._host import files
 from paraxis.train.checkpoints import _locks, _records
 from paraxis.train.checkpoints._locks import Lock
 
-_RUN, _LOCK = "run.lock", "writer.lock"
+_OURS, _RUN, _LOCK = ".paraxis", "run.lock", "writer.lock"
+_MARK, _SAYS = (
+    "paraxis.txt",
+    b"Here Paraxis writes the checkpoints that lie beside. All that is in here is its own.\n",
+)
 _PASSING = re.compile(r"(saving|replaced|removing)-(\d+)|(saving)-(\d+)\..*orbax-checkpoint-tmp.*")
 _LARGE = 1 << 16
 
@@ -31,11 +38,13 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._ours = path / _OURS
         self._claim: Lock | None = None
 
     def steps(self) -> tuple[int, ...]:
         """The steps of which there are checkpoints, in order."""
-        ours = (entry.name for entry in self._entries() if _is_number(entry.name) and _is_checkpoint(entry))
+        entries = _entries(self.path)
+        ours = (entry.name for entry in entries if _is_number(entry.name) and _records.is_checkpoint(entry))
         return tuple(sorted(int(name) for name in ours))
 
     def place(self, step: int) -> Path:
@@ -52,7 +61,7 @@ class Folder:
 
     def staging(self, step: int) -> Path:
         """Where it is written."""
-        return self.path / f"saving-{step}"
+        return self._ours / f"saving-{step}"
 
     def record(self, step: int) -> dict[str, Any]:
         """What was recorded beside a step's arrays.
@@ -60,7 +69,25 @@ class Folder:
         Raises:
             Damaged: if it is not there or not what was written.
         """
-        return _records.read(self.place(step))
+        return _records.read(self.place(step), step)
+
+    def make(self) -> None:
+        """Make the directory, and ours in it.
+
+        Raises:
+            FileExistsError: if there is something that is not ours in its place.
+            OSError: if it cannot be made.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not self._ours.is_symlink():
+            self._ours.mkdir(exist_ok=True)
+        names = {entry.name for entry in _entries(self._ours)}  # before the mark, which others make before the rest
+        says = self._said()
+        if says == _SAYS:
+            return
+        if self._ours.is_symlink() or says is None or not _SAYS.startswith(says) or names - {_MARK}:
+            raise FileExistsError(f"{self._ours} is there and is not of Paraxis, so it stays as it is")
+        (self._ours / _MARK).write_bytes(_SAYS)
 
     def check_free(self, step: int) -> None:
         """Check that nobody's own files lie where the checkpoint of a step is to lie.
@@ -68,11 +95,18 @@ class Folder:
         Raises:
             FileExistsError: if there are.
         """
-        if not self._is_free(step):
-            raise FileExistsError(f"{self.place(step)} is there and is not a checkpoint, so it stays as it is")
+        place = self.place(step)
+        if not os.path.lexists(place):
+            return
+        if not _records.is_checkpoint(place):
+            raise FileExistsError(f"{place} is there and is not a checkpoint, so it stays as it is")
+        other = _records.strange(place)
+        if other is not None:
+            raise FileExistsError(f"{place / other} is not of the checkpoint that it is in, so both stay as they are")
 
     def commit(self, step: int, record: Mapping[str, Any]) -> None:
         """Give a written checkpoint its name; an older one of that step goes."""
+        _records.mark(self.staging(step))
         _records.write(self.staging(step), record)
         _sync_all(self.staging(step))
         self._exchange(step)
@@ -84,8 +118,13 @@ class Folder:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def remove(self, step: int) -> None:
-        """Remove a checkpoint; it has lost its name before its files go."""
-        going = self.path / f"removing-{step}"
+        """Remove a checkpoint, unless there is something of somebody's own in it.
+
+        It has lost its name before its files go.
+        """
+        if _records.strange(self.place(step)) is not None:
+            return
+        going = self._ours / f"removing-{step}"
         shutil.rmtree(going, ignore_errors=True)
         self.place(step).rename(going)
         shutil.rmtree(going)
@@ -93,7 +132,7 @@ class Folder:
     def set_aside(self, step: int) -> Path:
         """Rename a damaged checkpoint, and give its new place."""
         aside, number = self.path / f"damaged-{step}", 2
-        while aside.exists():
+        while os.path.lexists(aside):
             aside, number = self.path / f"damaged-{step}-{number}", number + 1
         self.place(step).rename(aside)
         return aside
@@ -106,7 +145,7 @@ class Folder:
         """Finish, or remove, what a killed process left. Only under the lock."""
         for entry, kind, step in self._passing():
             if kind == "saving":
-                if entry == self.staging(step) and self._is_free(step) and _records.is_whole(entry):
+                if entry == self.staging(step) and self._is_free(step) and _records.is_whole(entry, step):
                     self._exchange(step)
                 else:
                     shutil.rmtree(entry, ignore_errors=True)
@@ -123,31 +162,48 @@ class Folder:
             OSError: if it cannot be; ``BlockingIOError``: if another one is.
         """
         if self._claim is None:
-            self._claim = _locks.claim(self.path / _RUN)
+            self.make()
+            self._claim = _locks.claim(self._ours / _RUN)
 
     def unclaim(self) -> None:
         """Let other processes save here, once no other object of this one does."""
         self._claim = None
 
     def lock(self, *, wait: bool) -> Lock | None:
-        """The right to write now, once no other process and no other object of this one has it."""
-        return Lock.take(self.path / _LOCK, wait)
+        """The right to write now, once no other process and no other object of this one has it.
 
-    def _entries(self) -> list[Path]:
-        return sorted(self.path.iterdir()) if self.path.is_dir() else []
+        Raises:
+            OSError: if there is no such file, and none can be made.
+        """
+        self.make()
+        return Lock.take(self._ours / _LOCK, wait)
+
+    def _said(self) -> bytes | None:
+        """What the mark of our directory says: nothing, if there is none yet; ``None`` if it is something else."""
+        try:
+            return files.contents(self._ours / _MARK, len(_SAYS))
+        except FileNotFoundError:
+            return b""
+        except OSError:
+            return None
 
     def _is_free(self, step: int) -> bool:
-        return not os.path.lexists(self.place(step)) or _is_checkpoint(self.place(step))
+        try:
+            self.check_free(step)
+        except FileExistsError:
+            return False
+        return True
 
     def _passing(self) -> list[tuple[Path, str, int]]:
         """What is being written, or goes: the directory, what happens to it, and of which step it is."""
-        found = ((entry, _PASSING.fullmatch(entry.name)) for entry in self._entries())
+        is_ours = not self._ours.is_symlink() and self._said() == _SAYS
+        found = ((entry, _PASSING.fullmatch(entry.name)) for entry in (_entries(self._ours) if is_ours else ()))
         ours = [(entry, match) for entry, match in found if match and entry.is_dir() and not entry.is_symlink()]
         return [(entry, match[1] or match[3], int(match[2] or match[4])) for entry, match in ours]
 
     def _exchange(self, step: int) -> None:
         self.check_free(step)
-        place, old = self.place(step), self.path / f"replaced-{step}"
+        place, old = self.place(step), self._ours / f"replaced-{step}"
         if place.exists():
             shutil.rmtree(old, ignore_errors=True)
             place.rename(old)
@@ -156,13 +212,12 @@ class Folder:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def _entries(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir()) if directory.is_dir() else []
+
+
 def _is_number(name: str) -> bool:
     return name.isdecimal() and str(int(name)) == name
-
-
-def _is_checkpoint(place: Path) -> bool:
-    """Whether it is a directory that was written here, damaged or not."""
-    return (place / _records.FILE).is_file() and not place.is_symlink()
 
 
 def _sync_all(directory: Path) -> None:

@@ -1,7 +1,6 @@
 """Which checkpoints stay."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -48,7 +47,7 @@ class Keeping:
             return None
         name, which = self.best
         values = {step: (notes(step) or {}).get(name) for step in steps}
-        found = {step: value for step, value in values.items() if _is_number(value) and not math.isnan(value)}
+        found = {step: value for step, value in values.items() if _is_number(value) and value == value}  # not NaN
         sign = 1 if which == "max" else -1
         return max(found, key=lambda step: (sign * found[step], step), default=None)
 

@@ -9,8 +9,12 @@ import weakref
 from pathlib import Path
 from typing import Self
 
+from paraxis._host import files
+
 _PATIENCE = 10.0
 """Seconds. A process that was killed gives up its files some time after it has vanished from sight."""
+
+_LENGTH = 400  # of what is written into a lock; always as long, so that there is nothing to be cut off
 
 
 class Lock:
@@ -23,13 +27,12 @@ class Lock:
 
     @classmethod
     def take(cls, path: Path, wait: bool) -> "Lock | None":
-        """The lock, or ``None`` if it is another's, or the file cannot be made, and it is not to be waited for."""
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError:
-            if wait:
-                raise
-            return None
+        """The lock, or ``None`` if it is another's and not to be waited for.
+
+        Raises:
+            OSError: if the file cannot be made.
+        """
+        handle = files.open_own(path)
         try:
             import fcntl
 
@@ -51,10 +54,9 @@ class Lock:
             self._close(handle)
 
     def sign(self) -> None:
-        """Write into the file whose it is, for those who find it locked."""
+        """Write the process's name into the file, for those who find it locked."""
         if self._handle is not None:
-            os.ftruncate(self._handle, 0)
-            os.pwrite(self._handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+            os.pwrite(self._handle, f"process {os.getpid()} on {socket.gethostname()}".ljust(_LENGTH).encode(), 0)
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +83,6 @@ def claim(path: Path) -> Lock:
     with _one_at_a_time:
         held = _claims.get(name)
         if held is None:
-            path.touch()  # says why, if it cannot be made
             held = _claims[name] = _awaited(path)
             with contextlib.suppress(OSError):
                 held.sign()
@@ -92,7 +93,7 @@ def _awaited(path: Path) -> Lock:
     until = time.monotonic() + _PATIENCE
     while (lock := Lock.take(path, wait=False)) is None:
         if time.monotonic() > until:
-            owner = path.read_text(errors="replace") or "its name is not known"
+            owner = files.contents(path, 4 * _LENGTH).decode(errors="replace").strip() or "its name is not known"
             raise BlockingIOError(f"another process writes there ({owner}), and a directory is for one run at a time")
         time.sleep(0.1)
     return lock

@@ -1,18 +1,69 @@
-"""What is noted beside a checkpoint's arrays, in a JSON file with its own checksum; and on what the run depends."""
+"""What lies beside a checkpoint's arrays: its mark, its record; and on what the run depends.
 
+The mark, ``paraxis.txt``, says that a directory is a checkpoint, whatever else of it is damaged, and names all that is
+in it. The record, ``paraxis.json``, written last, says what the arrays are. Each of its fields is in a table here: a
+new one is added to ``_RECORD``, as optional.
+"""
+
+import errno
 import functools
 import importlib.metadata
-import json
+import math
 import os
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from paraxis._core import dtypes
+from paraxis._host import files, records
+
 FILE = "paraxis.json"
 _FORMAT = 1
+
+_MARK = "paraxis.txt"
+_TITLE = "A checkpoint of Paraxis. What belongs to it:"
+_LARGEST_MARK = 1 << 28  # bytes
+
+_SIZES = records.list_of(records.integer(0))
+_ARRAY = {"dtype": records.text(), "shape": _SIZES}
+_WRITTEN = {"checksum": records.text("[0-9a-f]{16}"), "begin": records.integer(0)}
+_KEYS = {
+    "dtype": records.text("key<.+>"),
+    "shape": _SIZES,
+    "key": records.text(),
+    "data shape": _SIZES,
+    "data dtype": records.text(),
+}
+_VALUES = {
+    "Python bool": records.flag,
+    "Python int": records.integer(most=None),
+    "Python float": records.number(finite=False),
+    "Python complex": records.list_of(records.number(finite=False), 2),
+    "Python str": records.text(),
+}
+
+
+def _leaf(value: Any, where: str) -> None:
+    """Accept what ``_leaves.stored`` notes, and where it was written."""
+    kind = value.get("dtype") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind in _VALUES:
+        check = records.fields({"dtype": records.text(), "shape": records.nothing, "value": _VALUES[kind]})
+    else:
+        check = records.fields(_KEYS if isinstance(value, dict) and "key" in value else _ARRAY, _WRITTEN)
+    check(value, where)
+
+
+_RECORD = records.fields(
+    {
+        "step": records.integer(0, most=None),
+        "notes": records.table_of(records.anything),
+        "leaves": records.table_of(_leaf),
+        "surroundings": records.table_of(records.either(records.text(), records.integer())),
+    },
+    optional={"packed": records.row(records.text(), records.integer(0))},
+)
 
 
 class Damaged(Exception):  # noqa: N818  it says what the files are, and never leaves the room
@@ -25,39 +76,120 @@ class Removed(Damaged):
 
 def write(directory: Path, record: Mapping[str, Any]) -> None:
     """Write a record of JSON values; it is on the disk when this returns."""
-    text = json.dumps(record)
-    wrapped = json.dumps({"format": _FORMAT, "crc32": zlib.crc32(text.encode()), "record": text})
-    with (directory / FILE).open("w", encoding="utf-8") as file:
-        file.write(wrapped)
-        file.flush()
-        os.fsync(file.fileno())
+    records.write_file(directory / FILE, _FORMAT, record)
 
 
-def read(directory: Path) -> dict[str, Any]:
-    """A record as it was written.
+def read(directory: Path, step: int) -> dict[str, Any]:
+    """The record of a step's checkpoint, as it was written: each field is what it must be, and they agree.
 
     Raises:
         Damaged: if it is not there or not what was written.
+        OSError: if it may not be read, or not now.
     """
     try:
-        wrapped = json.loads((directory / FILE).read_text(encoding="utf-8"))
-        text = wrapped["record"]
-        if wrapped["format"] == _FORMAT and zlib.crc32(text.encode()) == wrapped["crc32"]:
-            return json.loads(text)
-    except PermissionError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"its record {FILE} cannot be read: {error}") from error
-    raise Damaged(f"its record {FILE} is not what was written")
+        record = records.read_file(directory / FILE, _FORMAT, _RECORD)
+        _check_agreement(record, step)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+        raise Damaged(f"its record {FILE} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise Damaged(f"its record {FILE} is not what was written: {error}") from error
+    return record
 
 
-def is_whole(directory: Path) -> bool:
-    """Whether there is a record, which is written last."""
+def is_whole(directory: Path, step: int) -> bool:
+    """Whether there is the record of a step, which is written last."""
     try:
-        read(directory)
+        read(directory, step)
     except (Damaged, OSError):
         return False
     return True
+
+
+def written(entry: Mapping[str, Any]) -> tuple[tuple[int, ...], Any]:
+    """Shape and dtype of the array that was written for a leaf, by its entry.
+
+    Raises:
+        ValueError: if there is no such dtype.
+    """
+    data = "data " if "key" in entry else ""
+    return tuple(entry[f"{data}shape"]), dtypes.named(entry[f"{data}dtype"])
+
+
+def _check_agreement(record: Mapping[str, Any], step: int) -> None:
+    """Check what no field shows by itself: of which step it is, and that small leaves fill their pack.
+
+    Raises:
+        ValueError: if not so.
+    """
+    if record["step"] != step:
+        raise records.Wrong(f"it is of step {record['step']}, not {step}")
+    end, packed = 0, []
+    for path, entry in record["leaves"].items():
+        if "value" in entry:
+            continue
+        shape, dtype = written(entry)
+        size = math.prod(shape) * dtype.itemsize
+        if ("checksum" in entry) != (size > 0) or ("begin" in entry and "checksum" not in entry):
+            raise records.Wrong(f"its leaf {path} has {'no' if size else 'a'} checksum, and {size} bytes")
+        if "key" in entry and entry["data shape"][: len(entry["shape"])] != entry["shape"]:
+            raise records.Wrong(f"its leaf {path} has data of another shape")
+        if "begin" in entry:
+            packed.append((entry["begin"], size, path))
+    for begin, size, path in sorted(packed):
+        if begin != end:
+            raise records.Wrong(f"its leaf {path} begins at byte {begin}, not {end}")
+        end += size
+    if record.get("packed", [None, 0])[1] != end or ("packed" in record) != bool(packed):
+        raise records.Wrong(f"its small leaves have {end} bytes, and {record.get('packed')} says otherwise")
+
+
+# --- the mark ---------------------------------------------------------------------------------------------------------
+
+
+def mark(directory: Path) -> None:
+    """Say in a directory that it is a checkpoint, and what is in it by now; the record will be."""
+    names = sorted({*_names(directory), _MARK, FILE})
+    with (directory / _MARK).open("w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write("\n".join([_TITLE, *names, ""]))
+
+
+def is_checkpoint(directory: Path) -> bool:
+    """Whether a directory is a checkpoint, damaged or not: it has its mark, or a record that is whole.
+
+    Raises:
+        PermissionError: if it may not be read.
+    """
+    if directory.is_symlink():
+        return False
+    try:
+        if files.beginning(directory / _MARK, len(_TITLE)) == _TITLE.encode():
+            return True
+    except PermissionError:
+        raise
+    except OSError:
+        pass
+    return is_whole(directory, int(directory.name))
+
+
+def strange(directory: Path) -> str | None:
+    """Something in a checkpoint's directory that does not belong to it, if there is anything."""
+    try:
+        text = files.contents(directory / _MARK, _LARGEST_MARK).decode(errors="surrogateescape")
+    except OSError:
+        return None
+    known = {*text.split("\n")[1:]}
+    return next((name for name in _names(directory) if name not in known), None)
+
+
+def _names(directory: Path) -> list[str]:
+    """All that is in a directory, and in those in it."""
+    found = ((parent, name) for parent, folders, names in os.walk(directory) for name in (*folders, *names))
+    return [os.path.relpath(os.path.join(parent, name), directory) for parent, name in found]
+
+
+# --- the surroundings -------------------------------------------------------------------------------------------------
 
 
 def surroundings() -> dict[str, Any]:

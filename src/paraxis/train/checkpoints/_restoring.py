@@ -8,10 +8,10 @@ from typing import Any, TypeVar, cast
 import jax
 import numpy as np
 
-from paraxis._core import arrays
+from paraxis._core import arrays, dtypes
 from paraxis._core.errors import CheckpointError, StateError
 from paraxis._host import processes
-from paraxis.train.checkpoints import _leaves, _orbax, _packs
+from paraxis.train.checkpoints import _leaves, _orbax, _packs, _records
 from paraxis.train.checkpoints._checksums import checksum
 from paraxis.train.checkpoints._differences import Difference, Kind, compare, described, listed
 from paraxis.train.checkpoints._folders import Folder
@@ -111,6 +111,8 @@ def _planned(folder: Folder, step: int, wanted: Mapping[str, Any], partial: bool
     kinds = {path: _leaves.kind(path, leaf, "restore") for path, leaf in wanted.items()}
     record = folder.record(step)
     entries = record["leaves"]
+    for path in wanted:
+        _check_keys(path, entries.get(path, {}))
     saved = {path: Kind(entry["dtype"], _shape(entry["shape"])) for path, entry in entries.items()}
     differences = compare(saved, kinds)
     own = {path: wanted[path] for path in (difference.path for difference in differences) if path in wanted}
@@ -119,6 +121,23 @@ def _planned(folder: Folder, step: int, wanted: Mapping[str, Any], partial: bool
     _check(folder, step, differences, own if partial else None)
     wishes = {path: _leaves.wish(path, entries[path], leaf) for path, leaf in wanted.items() if path not in own}
     return _Plan(record, differences, {path: wish for path, wish in wishes.items() if wish is not None})
+
+
+def _check_keys(path: str, entry: Mapping[str, Any]) -> None:
+    """Check that random keys are of a kind that there is, with data of its shape.
+
+    Raises:
+        Damaged: if not.
+    """
+    if "key" not in entry:
+        return
+    try:
+        dtype, row, of_data = dtypes.of_keys(entry["key"])
+    except ValueError as error:
+        raise Damaged(f"its record says of {_where(path)} what cannot be: {error}") from None
+    expected = str(dtype), (*entry["shape"], *row), of_data
+    if (entry["dtype"], *_records.written(entry)) != expected:
+        raise Damaged(f"its record says of {_where(path)} what cannot be: {entry}")
 
 
 def _loaded(place: Path, plan: _Plan) -> dict[str, Any]:

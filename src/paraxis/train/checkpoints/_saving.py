@@ -14,7 +14,7 @@ import jax
 
 from paraxis._core import integers, jax_api
 from paraxis._core.errors import DataError, StateError
-from paraxis._host import processes
+from paraxis._host import processes, records
 from paraxis.train.checkpoints import _leaves, _orbax, _packs, _records
 from paraxis.train.checkpoints._checksums import checksum
 from paraxis.train.checkpoints._differences import Kind
@@ -54,8 +54,9 @@ def checked_notes(notes: Any) -> dict[str, Any]:
     """
     notes = {} if notes is None else notes
     try:
-        copied = json.loads(json.dumps(notes)) if isinstance(notes, Mapping) else None
-    except (TypeError, ValueError) as error:
+        text = json.dumps(notes) if isinstance(notes, Mapping) else "null"
+        copied = records.read(text.encode(), records.anything)
+    except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"save: notes must be JSON values: {error}; write numbers as float(loss)") from error
     if not isinstance(copied, dict):
         raise DataError(f"save: notes must be a dict, got {notes!r}; write save(step, tree, {{'note': ...}})")
@@ -159,7 +160,6 @@ class Saving:
         if not processes.is_first():
             return None
         try:
-            self._folder.path.mkdir(parents=True, exist_ok=True)
             self._folder.check_free(self.step)
             self._folder.claim()
             lock = self._folder.lock(wait=True)
