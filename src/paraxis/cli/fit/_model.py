@@ -7,16 +7,17 @@ the header.
 import dataclasses
 import hashlib
 import json
+import reprlib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from paraxis._host import files
+from paraxis._host import archives, files, records
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit._columns import Recipe, Source
 from paraxis.cli.fit._metrics import log_probabilities
-from paraxis.cli.fit._tables import Table
+from paraxis.cli.fit._tables import Kind, Table
 from paraxis.cli.fit._targets import Target
 
 _FORMAT = 1
@@ -78,56 +79,122 @@ def save(model: Model, path: Path) -> None:
     text = np.frombuffer(json.dumps(header).encode(), np.uint8)
     with files.replaced(path) as file:
         np.savez(file, header=text, checksum=np.array(_checksum(text)), **arrays)  # pyright: ignore[reportArgumentType]
-    path.chmod(0o644)
 
 
 def is_model(path: Path) -> bool:
     """Whether a file has the header of a model, be it damaged otherwise."""
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            header = json.loads(bytes(file["header"]).decode())
-        return {"format", "checksums"} <= header.keys()
-    except (*files.DAMAGED, AttributeError):
+        with archives.Archive(path) as archive:
+            return {"format", "checksums"} <= records.read(_text(archive), _ANY_HEADER).keys()
+    except (ValueError, OSError):
         return False
 
 
 def load(place: Path) -> Model:
     """Read a model from its file, or from the directory that holds it.
 
+    Each field is checked before an array is read, and each array before memory is taken for it.
+
     Raises:
         CommandError: if there is none, or it is not what was written.
     """
     path = place / FILE_NAME if place.is_dir() else place
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        text = arrays.pop("header")
-        if str(arrays.pop("checksum")) != _checksum(text):
-            raise ValueError("its header is not what was written")
-        header = json.loads(bytes(text).decode())
-        if header["format"] > _FORMAT:
-            raise CommandError(f"{path} was written by a newer Paraxis; write: pip install --upgrade paraxis")
-        changed = [name for name, sum_ in header["checksums"].items() if _checksum(arrays[name]) != sum_]
-        if changed:
-            raise ValueError(f"its {changed[0]} are not what was written")
-        return _model(header, arrays)
+        with archives.Archive(path) as archive:
+            text = _text(archive)
+            if archive.kind("checksum") != _CHECKSUM or str(archive.read("checksum")) != _checksum(text):
+                raise records.Wrong("its header is not what was written")
+            header = records.read(text, _ANY_HEADER)
+            records.integer(1)(header.get("format"), "format")
+            if header["format"] > _FORMAT:
+                raise CommandError(f"{path} was written by a newer Paraxis; write: pip install --upgrade paraxis")
+            _HEADER(header, "")
+            return _model(header, archive)
     except files.ABSENT as error:
         raise CommandError(
             f"{path} cannot be read: {error.strerror}; a model is made by: paraxis fit DATA --target COLUMN --out DIR"
         ) from None
-    except (*files.DAMAGED, AttributeError) as error:
+    except files.DAMAGED as error:
         reason = " ".join(str(error).split())
         raise CommandError(f"{path} is damaged, or no model of paraxis fit ({reason[:200]}); fit it again") from None
 
 
-def _model(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Model:
+# --- what the file holds ----------------------------------------------------------------------------------------------
+
+_LARGEST_HEADER = 1 << 26  # bytes
+_CHECKSUM = archives.Kind(np.dtype("<U64"), ())
+_SUM = records.text("[0-9a-f]{64}")
+_LABELS: dict[str, records.Check] = {  # of a target, by its kind
+    "text": records.text(),
+    "boolean": records.flag,
+    "integer": records.integer(-(2**63), 2**64 - 1),
+    "number": records.number(),
+}
+_ANY_HEADER = records.table_of(records.anything)
+_HEADER = records.fields(
+    {
+        "format": records.integer(1),
+        "target": records.fields(
+            {
+                "name": records.text(),
+                "objective": records.one_of("logistic", "squared", "poisson"),
+                "classes": records.list_of(records.either(*_LABELS.values())),
+                "kind": records.one_of(*get_args(Kind)),
+            }
+        ),
+        "sources": records.list_of(records.row(records.text(), records.either(records.text(), records.nothing))),
+        "fills": records.flag,
+        "about": records.table_of(records.anything),
+        "checksums": records.fields(dict.fromkeys(("coef", "intercept", "means", "scales"), _SUM)),
+    }
+)
+
+
+def _text(archive: archives.Archive) -> bytes:
+    """The header's JSON."""
+    kind = archive.kind("header")
+    if kind.dtype != np.uint8 or len(kind.shape) != 1 or kind.shape[0] > _LARGEST_HEADER:
+        raise records.Wrong(f"its header is {kind.dtype} {kind.shape}")
+    return archive.read("header").tobytes()
+
+
+def _model(header: dict[str, Any], archive: archives.Archive) -> Model:
     described = header["target"]
     target = Target(**{**described, "classes": tuple(described["classes"])})
     sources = tuple(Source(column, level) for column, level in header["sources"])
+    num_outputs = _num_outputs(target)
+    shapes = {"coef": (num_outputs, len(sources)), "intercept": (num_outputs,)}
+    shapes |= dict.fromkeys(("means", "scales"), (len(sources),))
+    for name, shape in shapes.items():
+        kind = archive.kind(name)
+        if kind.dtype.kind != "f" or kind.shape != shape:
+            raise records.Wrong(f"its {name} are {kind.dtype} {kind.shape}, not numbers {shape}")
+    arrays = {name: archive.read(name) for name in shapes}
+    changed = [name for name, array in arrays.items() if _checksum(array) != header["checksums"][name]]
+    if changed:
+        raise records.Wrong(f"its {changed[0]} are not what was written")
     recipe = Recipe(sources, arrays["means"], arrays["scales"])
     return Model(target, recipe, arrays["coef"], arrays["intercept"], header["fills"], header["about"])
 
 
-def _checksum(array: np.ndarray) -> str:
+def _num_outputs(target: Target) -> int:
+    """How many linear models there are, for classes that are such as the target's column has.
+
+    Raises:
+        Wrong: if it cannot have such classes.
+    """
+    labels = target.classes
+    if target.objective != "logistic":
+        if labels:
+            raise records.Wrong(f"it has classes, for the objective {target.objective}")
+        return 1
+    if target.kind not in _LABELS or len(labels) < 2 or len(set(labels)) < len(labels):
+        raise records.Wrong(f"its classes are {reprlib.repr(labels)}, of a target of kind {target.kind}")
+    records.list_of(_LABELS[target.kind])(list(labels), "target.classes")
+    return 1 if len(labels) == 2 else len(labels)
+
+
+def _checksum(array: Any) -> str:
+    array = np.frombuffer(array, np.uint8) if isinstance(array, bytes) else array
     described = f"{array.dtype.str}{array.shape}".encode()
     return hashlib.sha256(described + np.ascontiguousarray(array).tobytes()).hexdigest()
