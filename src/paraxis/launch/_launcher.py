@@ -13,6 +13,8 @@ from paraxis.launch._ranks import Group
 from paraxis.launch._reasons import Failure
 from paraxis.launch._watchdog import MUCH
 
+OUTPUT_LOST = 74
+"""The exit status, that of the C library's ``EX_IOERR``, if all ranks did well and what they wrote was lost."""
 _LOOK_EVERY = 0.02
 # After the first failure, the time that others have to fail, too: which tells what was cause and what effect.
 _SETTLE = 0.3
@@ -38,7 +40,8 @@ def launch(options: Options) -> int:
 
     Returns:
         The exit status: 0 if all ranks left with 0, also after a signal; otherwise that of the rank that failed
-        first for its own reason, 128 + the signal if it was ended by one.
+        first for its own reason, 128 + the signal if it was ended by one. 74 if all is well but for the output, which
+        could not be written, as on a full disk; where nobody reads any more, that is only said.
 
     Communicates: nothing itself; see :func:`paraxis.initialize`.
 
@@ -57,7 +60,9 @@ def launch(options: Options) -> int:
         while (failure := _run(options, attempt, received, screen)) and not received and attempt < options.restarts:
             attempt += 1
             screen.say(f"starting all {options.num_processes} again: restart {attempt} of {options.restarts}")
-    return 0 if failure is None else failure.status
+    if failure is None:
+        return OUTPUT_LOST if screen.is_cut_off else 0
+    return failure.status
 
 
 def _run(options: Options, attempt: int, received: list[int], screen: Screen) -> Failure | None:

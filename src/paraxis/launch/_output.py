@@ -16,6 +16,7 @@ _LONGEST = 1 << 16
 # A progress display rewrites its line after a carriage return; in a stream of marked lines each is a line of its own.
 # One at the end of what is there may be half of \r\n.
 _END = re.compile(rb"\r?\n|\r(?!\n|\Z)")
+_NAMES = {"out": "standard output", "error": "standard error"}
 _COLOURS = (36, 33, 35, 32, 34, 31)
 
 # How XLA's log begins a message, and how it goes on; what JAX's network on CPU writes.
@@ -55,23 +56,39 @@ class Screen:
 
     def __init__(self, out: TextIO | None = None, error: TextIO | None = None) -> None:
         self._streams = {"out": out or sys.stdout, "error": error or sys.stderr}
+        # Python has none for a stream that was closed when it started.
+        self._lost = {name for name, text in self._streams.items() if text is None}
         self._lock = threading.Lock()
+        self.is_cut_off = False
+        """Whether lines were lost, and not as nobody reads them any more."""
 
     def write(self, stream: str, mark: str, line: bytes, colour: int | None = None) -> None:
-        """Write a line. Where nobody reads any more, it is lost: training goes on without its terminal."""
+        """Write a line. Where that fails, it and those after it are lost: training goes on without, and it is said.
+
+        But not if nobody reads any more: such as ``| head``, or a terminal that is gone.
+        """
+        if stream in self._lost:
+            return
         text = self._streams[stream]
-        if colour is not None and text.isatty() and not os.environ.get("NO_COLOR"):
-            mark = f"\x1b[{_COLOURS[colour % len(_COLOURS)]}m{mark}\x1b[0m"
         with self._lock:
             try:
+                if colour is not None and text.isatty() and not os.environ.get("NO_COLOR"):
+                    mark = f"\x1b[{_COLOURS[colour % len(_COLOURS)]}m{mark}\x1b[0m"
                 text.flush()
                 if hasattr(text, "buffer"):
                     text.buffer.write(mark.encode() + line + b"\n")
                 else:  # a notebook's
                     text.write(f"{mark}{line.decode(errors='replace')}\n")
                 text.flush()
-            except (OSError, ValueError):
+            except (OSError, ValueError) as error:
+                self._lost.add(stream)
                 _lose(text)
+                if isinstance(error, (BrokenPipeError, ValueError)):  # nobody reads, or wants to
+                    return
+                self.is_cut_off, reason = True, error.strerror
+            else:
+                return
+        self.say(f"{_NAMES[stream]} cannot be written: {reason}; the ranks go on, and what they write there is lost")
 
     def say(self, message: str) -> None:
         """Write the launcher's own message, line by line, to stderr."""

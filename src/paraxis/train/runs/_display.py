@@ -1,6 +1,7 @@
 """How a run is shown: a line that changes on a terminal, lines now and then elsewhere. By time, not by step."""
 
 import abc
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -141,7 +142,7 @@ class Lines(Display):
 
     def say(self, text: str) -> None:
         """Print it."""
-        print(text, file=self._stream, flush=True)
+        print_line(text, self._stream)
 
     def close(self) -> None:
         """There is nothing to put back."""
@@ -182,22 +183,25 @@ class Live(Display):
 
     def say(self, text: str) -> None:
         """Print a line above."""
-        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        with contextlib.suppress(OSError):
+            self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the line as it is, and give the terminal back."""
-        self._progress.stop()
+        with contextlib.suppress(OSError):
+            self._progress.stop()
 
     def _show(self) -> None:
         status = self._status
         status.pace()
-        self._progress.update(
-            self._task,
-            completed=status.step,
-            place=status.place(),
-            numbers=status.numbers(),
-            rate=status.rate(),
-        )
+        with contextlib.suppress(OSError):
+            self._progress.update(
+                self._task,
+                completed=status.step,
+                place=status.place(),
+                numbers=status.numbers(),
+                rate=status.rate(),
+            )
 
 
 class Nothing(Display):
@@ -211,6 +215,12 @@ class Nothing(Display):
 
     def close(self) -> None:
         """There is nothing to put back."""
+
+
+def print_line(text: str, stream: TextIO | None = None) -> None:
+    """Print a line, by default on standard error. Where it cannot be written, training goes on unseen."""
+    with contextlib.suppress(OSError, ValueError):  # a full disk, nobody who reads, a stream that was closed
+        print(text, file=stream or sys.stderr, flush=True)
 
 
 def display_for(progress: bool | None, start: int, total: int | None, epochs: int | None) -> Display:

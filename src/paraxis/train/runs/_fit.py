@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from paraxis._core.errors import DataError, StateError
 from paraxis._host import processes
 from paraxis.train.checkpoints import _records
 from paraxis.train.runs import _plots, _resume
-from paraxis.train.runs._display import display_for
+from paraxis.train.runs._display import display_for, print_line
 from paraxis.train.runs._evaluate import evaluations_of
 from paraxis.train.runs._events import Callbacks
 from paraxis.train.runs._feed import Feed
@@ -70,7 +70,12 @@ def fit(
     needs the state (an evaluation, a checkpoint, a callback after an epoch) waits for them.
 
     With ``checkpoint``, a run that was killed at any point goes on when the same command is started again, and comes to
-    the same bits as without the kill: state, history and log (but for the times in it).
+    the same bits as without the kill: state, history, log and TensorBoard points (but for the times in them). What a
+    checkpoint covers of them is on the disk before it is.
+
+    A full disk does not end a run: what cannot be written, of log, ``tensorboard``, ``plot`` and checkpoints, is warned
+    of, log and points are tried again, and the state is in what this gives. Only of several processes, one that cannot
+    write its part of a checkpoint ends the run; the checkpoint before stays.
 
     Ctrl-C and SIGTERM end the run after the step under way: it is saved, a line says so, and :class:`TrainingStopped`
     ends the program, with exit status 0, unless it is caught. A second Ctrl-C is a ``KeyboardInterrupt`` at once.
@@ -89,8 +94,8 @@ def fit(
         callbacks: a function of an :class:`Event`, called with each; or an object with some of the methods
             ``on_start``, ``on_step``, ``on_epoch``, ``on_evaluate``, ``on_checkpoint`` and ``on_end``, called with
             such events; or a list of these. With several processes, each calls its own.
-        log: path of a file of JSON lines: one at the start, one for each step, epoch and evaluation. An older file is
-            replaced; when a run goes on, it is cut where that does.
+        log: path of a file of JSON lines: one at the start, one for each step, epoch and evaluation. An older log is
+            replaced, another file is not; when a run goes on, its log is cut where that does.
         log_every: how many steps lie between those that are logged.
         tensorboard: path of a directory of event files; needs tensorboardX.
         plot: path of a picture of the curves, a PNG, drawn at the end; needs matplotlib.
@@ -106,7 +111,8 @@ def fit(
     Raises:
         DataError: on a malformed argument; if the data are not those of the checkpoint; if what ``best=`` of the
             checkpoint or ``stop_early`` names is not among the metrics; or if the places of ``log``, ``tensorboard`` or
-            ``plot`` cannot be written to.
+            ``plot`` are no paths, cannot be written to, or another run is writing there, or at that of ``log`` is
+            something else.
         StateError: if ``step`` is none, such as a loss function; if the checkpoint is of another state; if the arrays
             of ``state`` were given to an earlier step; or if this is one of several processes that ``paraxis launch``
             started, and did not join them.
@@ -116,6 +122,7 @@ def fit(
             log. ``error.state`` is the state of the step before, and saved. With several processes, it is raised in
             all of them; each names and saves its own rows, in a file of its own.
         TrainingStopped: after a signal; it has the state and the history.
+        CheckpointError: if ``checkpoint`` cannot be written to when the run begins, or in several processes later.
         ModuleNotFoundError: if what was asked for needs a package that is missing.
         Exception: what the step, the data, an evaluation or a callback raises, with a note that names the step.
 
@@ -163,7 +170,7 @@ def fit(
             said = (*said, left)
         line = f"px.fit: {'; '.join(said)}"
         if loop.has_nothing_left and first and progress is False:
-            print(line, file=sys.stderr, flush=True)  # noqa: T201  who wants no progress wants training still
+            print_line(line)  # who wants no progress wants training still
         elif said:
             display.say(line)
         with _watched(), processes.StopSignal() as stop:
@@ -172,11 +179,11 @@ def fit(
             display.say(f"px.fit: ended after step {loop.num_steps}: {loop.watch.reason}")
     history = loop.recorder.history()
     if plot is not None and first:
-        _plots.draw(history, _path(plot))
+        _draw(history, _path("plot", plot))
     if signal is not None:
         if first:
-            print(_farewell(signal, loop.num_steps, plan.checkpoints), file=sys.stderr, flush=True)  # noqa: T201
-        raise TrainingStopped(loop.state, history)
+            print_line(_farewell(signal, loop.num_steps, plan.checkpoints, is_saved=loop.is_saved))
+        raise TrainingStopped(loop.state, history, is_saved=loop.is_saved or plan.checkpoints is None)
     return Fitted(loop.state, history, loop.watch.reason, loop.watch.best)
 
 
@@ -187,7 +194,7 @@ def _plan(epochs: Any, steps: Any, evaluate: Any, checkpoint: Any, log: Any) -> 
     epochs, steps = _count("epochs", epochs), _count("steps", steps)
     evaluations = evaluations_of(evaluate)
     checkpoints = None if checkpoint is None else _checkpoints(checkpoint)
-    beside = checkpoints.path if checkpoints is not None else None if log is None else _path(log).parent
+    beside = checkpoints.path if checkpoints is not None else None if log is None else _path("log", log).parent
     return Plan(epochs, steps, evaluations, checkpoints, beside)
 
 
@@ -224,10 +231,11 @@ def _check(state: Any, step: Any, log_every: Any, tensorboard: Any, plot: Any) -
         )
     _count("log_every", log_every)
     if tensorboard is not None:
+        _path("tensorboard", tensorboard)
         require_tensorboard()
     if plot is not None:
         _plots.require_matplotlib()
-        _plots.require_png(_path(plot))
+        _plots.require_png(_path("plot", plot))
 
 
 def _facts(state: Any, feed: Feed, epochs: int | None, steps: int | None) -> dict[str, Any]:
@@ -256,8 +264,35 @@ def _nothing_left(
     return f"nothing left to do: {done} was reached before; for more, raise {more}={anew}"
 
 
-def _path(path: str | os.PathLike[str]) -> Path:
-    return Path(path).expanduser()
+_PLACES = {"log": "runs/log.jsonl", "plot": "runs/curves.png", "tensorboard": "runs/board"}
+
+
+def _path(argument: str, value: Any) -> Path:
+    """A place as it was given.
+
+    Raises:
+        DataError: if it is none.
+    """
+    try:
+        path = Path(value).expanduser()
+        if "\0" in os.fspath(path):
+            raise ValueError("it has a NUL in it")
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: of ~somebody who is not there
+        raise DataError(
+            f"px.fit: {argument} must be a path, got {value!r}: {error}; write {argument}={_PLACES[argument]!r}"
+        ) from None
+    return path
+
+
+def _draw(history: History, path: Path) -> None:
+    """A picture that cannot be drawn, say on a full disk, is no reason to lose what was trained."""
+    try:
+        _plots.draw(history, path)
+    except Exception as error:
+        warnings.warn(
+            f"px.fit: plot: {path} could not be drawn: {error}; the curves are in the history that px.fit gives",
+            stacklevel=3,
+        )
 
 
 def _written(
@@ -266,15 +301,17 @@ def _written(
     """What writes down how the run goes. Each place is tried now: at the end, it would be too late."""
     found: list[Reporter] = []
     if plot is not None:
-        with _writing("plot", _path(plot)):
-            _plots.require_place(_path(plot))
-    if log is not None:
-        with _writing("log", _path(log)):
-            found.append(stack.enter_context(contextlib.closing(Log(_path(log), start, facts, every))))
+        place = _path("plot", plot)
+        with _writing("plot", place):
+            _plots.require_place(place)
     if tensorboard is not None:
-        with _writing("tensorboard", _path(tensorboard)):
-            board = TensorBoard(_path(tensorboard), start, every)
-        found.append(stack.enter_context(contextlib.closing(board)))
+        place = _path("tensorboard", tensorboard)
+        with _writing("tensorboard", place):
+            found.append(stack.enter_context(contextlib.closing(TensorBoard(place, start, every))))
+    if log is not None:  # the last one, as an older log goes
+        place = _path("log", log)
+        with _writing("log", place):
+            found.append(stack.enter_context(contextlib.closing(Log(place, start, facts, every))))
     return found
 
 
@@ -319,8 +356,14 @@ def _watched() -> Iterator[None]:
         processes.end_progress()
 
 
-def _farewell(signal: str, step: int, checkpoints: "Checkpoints | None") -> str:
+def _farewell(signal: str, step: int, checkpoints: "Checkpoints | None", *, is_saved: bool) -> str:
     what = "Ctrl-C" if signal == "SIGINT" else signal
+    if checkpoints is not None and not is_saved:
+        return (
+            f"px.fit: {what}: stopped after step {step}, which could not be saved in {checkpoints.path}; the same "
+            f"command goes on from step {checkpoints.latest or 0}. The state is in the exception: except "
+            f"px.TrainingStopped as stopped: stopped.state"
+        )
     if checkpoints is None:
         return (
             f"px.fit: {what}: stopped after step {step}; nothing is saved, since there is no checkpoint=. The state is "

@@ -1,18 +1,22 @@
 """A run as lines of JSON, and for TensorBoard. A resumed run's are what an unbroken one's would have been."""
 
+import contextlib
 import json
 import math
 import os
+import socket
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from paraxis._core.errors import DataError
-from paraxis._host import files
 from paraxis.train.runs._events import Event
+from paraxis.train.runs._growing import Growing, is_free
 
-_FLUSH_SECONDS = 0.2
+_MARK = b'{"event": "start"'
+"""How each log begins."""
 
 
 class Log:
@@ -25,48 +29,58 @@ class Log:
         every: how many steps lie between those that have a line.
 
     Raises:
-        DataError: if there is a directory at that place.
-        OSError: if it cannot be written to.
+        DataError: if there is a directory at that place, or a file that is no log.
+        OSError: if it cannot be written to, or another run does.
     """
 
     def __init__(self, path: Path, start: int, facts: dict[str, Any], every: int) -> None:
         if path.is_dir():
             raise DataError(f"px.fit: log: {path} is a directory; name a file in it: log='{path / 'log.jsonl'}'")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not (start and _cut(path, start))
-        self._file = path.open("wb" if is_new else "ab", buffering=0)
         self._every = every
-        self._lines: list[bytes] = []
-        self._flushed = time.monotonic()
-        if is_new:
-            self._add({"event": "start", **facts})
-        self.flush()
+        self._file = Growing("log", path)
+        try:
+            if not self._begin(path, start):
+                self._add({"event": "start", **facts})
+            self._file.write_now()
+        except BaseException:
+            self._file.drop()
+            raise
 
     def __call__(self, event: Event) -> None:
         """Note an event, if it is of a kind that is noted."""
         if event.kind == "step" and event.step % self._every == 0:
             self._add(_line(event) | {"rows": event.rows})
-            if time.monotonic() - self._flushed > _FLUSH_SECONDS:
-                self.flush()
         elif event.kind in ("epoch", "evaluate"):
             self._add(_line(event))
-            self.flush()
+            self._file.flush()
 
     def flush(self) -> None:
-        """Give whole lines to the system, which keeps them if this process is killed."""
-        if self._lines:
-            self._file.write(b"".join(self._lines))
-            self._lines.clear()
-        self._flushed = time.monotonic()
+        """Have all lines on the disk."""
+        self._file.flush(to_disk=True)
 
     def close(self) -> None:
         """No more lines."""
-        self.flush()
         self._file.close()
+
+    def _begin(self, path: Path, start: int) -> bool:
+        """Drop what an older log has of later steps; whether its first line stays."""
+        if not self._file.is_regular:
+            return False
+        with path.open("rb") as old:
+            head = old.read(len(_MARK))
+            if not (head.startswith(_MARK) or _MARK.startswith(head)):  # the first line may be half written
+                raise DataError(
+                    f"px.fit: log: {path} is there and is no log of px.fit, and stays as it is; give another place: "
+                    f"log='{path.with_name(f'{path.stem}-2.jsonl')}'"
+                )
+            old.seek(0)
+            kept = _length(old, start) if start else 0
+        os.ftruncate(self._file.handle, kept)
+        return kept > 0
 
     def _add(self, line: dict[str, Any]) -> None:
         line["time"] = round(time.time(), 3)
-        self._lines.append(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._file.add(json.dumps(line, allow_nan=False).encode() + b"\n")
 
 
 def _line(event: Event) -> dict[str, Any]:
@@ -75,75 +89,102 @@ def _line(event: Event) -> dict[str, Any]:
     return {"event": event.kind, "step": event.step, "epoch": event.epoch, "metrics": metrics}
 
 
-def _cut(path: Path, step: int) -> bool:
-    """Drop the lines of later steps, all at once; whether a file with a first line is there."""
-    if not path.is_file():
-        return False
-    mode, count = path.stat().st_mode, 0
-    with path.open("rb") as old, files.replaced(path) as new:
-        for line in _kept(old, step):
-            new.write(line)
-            count += 1
-    path.chmod(mode)
-    return count > 0
-
-
-def _kept(lines: IO[bytes], step: int) -> Iterator[bytes]:
+def _length(lines: Iterable[bytes], step: int) -> int:
+    """Of the lines up to this step, in bytes: those before the first that is later, or not whole."""
+    length = 0
     for line in lines:
         try:
             found = json.loads(line)
             is_later = found["event"] != "start" and found["step"] > step
-        except (ValueError, KeyError, TypeError):  # the last one, half written
-            return
+        except (ValueError, KeyError, TypeError, RecursionError):  # the last one, half written
+            break
         if is_later or not line.endswith(b"\n"):
-            return
-        yield line
+            break
+        length += len(line)
+    return length
 
 
 class TensorBoard:
     """Event files for TensorBoard: ``train/…`` of steps, ``epoch/…``, and evaluations by their names.
 
+    A run writes one, and the run that goes on another, which begins by telling TensorBoard to leave out what those
+    before have of later steps.
+
     Args:
-        directory: TensorBoard leaves out what earlier files in it have of later steps than ``start``.
+        directory: where they are.
         start: how many steps have been done.
         every: how many steps lie between those that are noted.
 
     Raises:
-        OSError: if the directory cannot be written to.
+        OSError: if the directory cannot be written to, or another run does.
     """
 
     def __init__(self, directory: Path, start: int, every: int) -> None:
-        # Without it, a run that is started again within a second would overwrite the file of the one before.
-        suffix = f".{start:012d}.{os.getpid()}"
-        self._writer = _summary_writer()(os.fspath(directory), purge_step=start + 1, filename_suffix=suffix)
+        from tensorboardX import summary
+        from tensorboardX.proto import event_pb2
+
+        self._event, self._scalar = event_pb2.Event, summary.scalar
         self._every = every
+        _refuse_another_run(directory)
+        # TensorBoard reads files in the order of their names, and a run may be started again within a second.
+        now = time.time_ns()
+        name = f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{start:012d}.{now:020d}"
+        self._file = Growing("tensorboard", directory / name)
+        try:
+            self._add(file_version="brain.Event:2")
+            status = event_pb2.SessionLog.START
+            self._add(step=start + 1, session_log=event_pb2.SessionLog(status=status))
+            self._file.write_now()
+        except BaseException:
+            self._file.drop()
+            raise
 
     def __call__(self, event: Event) -> None:
         """Note an event's metrics."""
         prefix = {"step": "train/", "epoch": "epoch/"}.get(event.kind, "")
         if event.kind != "step" or event.step % self._every == 0:
             for name, value in event.metrics.items():
-                self._writer.add_scalar(f"{prefix}{name}", value, event.step)
+                self._add(step=event.step, summary=self._scalar(f"{prefix}{name}", value))
 
     def flush(self) -> None:
-        """Nothing has to be there at once."""
+        """Have all points on the disk."""
+        self._file.flush(to_disk=True)
 
     def close(self) -> None:
-        """Write what is left."""
-        self._writer.close()
+        """No more points."""
+        self._file.close()
+
+    def _add(self, **fields: Any) -> None:
+        from tensorboardX.record_writer import masked_crc32c
+
+        data = self._event(wall_time=time.time(), **fields).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        checks = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
+        self._file.add(b"".join((length, next(checks), data, next(checks))))
 
 
-def _summary_writer() -> Any:
+def _refuse_another_run(directory: Path) -> None:
+    """Two runs in one directory would have TensorBoard leave out each other's points."""
+    for path in sorted(directory.glob("events.out.tfevents.*")) if directory.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                if not is_free(handle):
+                    raise BlockingIOError(None, "another run is writing to it", str(path))
+            finally:
+                os.close(handle)
+
+
+def require_tensorboard() -> None:
+    """Raise now if event files could not be written.
+
+    Raises:
+        ModuleNotFoundError: saying what to install.
+    """
     try:
-        from tensorboardX import SummaryWriter
+        import tensorboardX  # noqa: F401  looked for, and used later
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "px.fit: tensorboard= needs tensorboardX, which is not installed; write pip install tensorboardX",
             name=error.name,
         ) from error
-    return SummaryWriter
-
-
-def require_tensorboard() -> None:
-    """Raise now if event files could not be written later."""
-    _summary_writer()

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from paraxis._core.errors import DataError, NonFiniteError, StateError
+from paraxis._core.errors import CheckpointError, DataError, NonFiniteError, StateError
 from paraxis._host import processes
 from paraxis.train.runs import _nonfinite, _resume
 from paraxis.train.runs._evaluate import AHEAD, Evaluate
@@ -106,6 +107,7 @@ class Loop:
         self._owned = donate or beginning.is_restored
         self._pending: collections.deque[tuple[Place, Any, Mapping[str, Any]]] = collections.deque()
         self._saved: int | None = None
+        self._unsaved: CheckpointError | None = None  # why the last one could not be written
         self._due = list(beginning.due)
         self._copies_ahead = jax.default_backend() != "cpu"
         self.state = beginning.state
@@ -149,9 +151,14 @@ class Loop:
         if signal is not None:
             self._save()
         self._tell("end")
-        if self._plan.checkpoints is not None:
-            self._plan.checkpoints.wait()
+        if not self._is_written():
+            self._warn_unsaved(f"the state after step {self.num_steps} is in what px.fit gives")
         return signal or stop.asked()
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the state as it is has been saved."""
+        return self._saved == self.num_steps and self._unsaved is None
 
     @property
     def _epoch(self) -> int:
@@ -251,8 +258,11 @@ class Loop:
         rows = self._feed.rows(place.number)
         said = []
         if self._plan.beside is not None:
-            path = _nonfinite.save_batch(self._plan.beside, place.number + 1, batch, rows)
-            said.append(f"The batch is saved: np.load({str(path)!r}).")
+            try:
+                path = _nonfinite.save_batch(self._plan.beside, place.number + 1, batch, rows)
+                said.append(f"The batch is saved: np.load({str(path)!r}).")
+            except OSError as error:
+                said.append(f"The batch could not be saved in {self._plan.beside}: {error}.")
         before = _nonfinite.state_before(self.state)
         if before is not None:
             which = f"after step {place.number}" if place.number else "with which the run began"
@@ -260,8 +270,10 @@ class Loop:
             if self._plan.checkpoints is not None:
                 self.state, self.next = before, place._replace(is_last=False)
                 self._save()
-                self._plan.checkpoints.wait()
-                said[-1] += f", and saved in {self._plan.checkpoints.path / str(place.number)}"
+                if self._is_written() and self.is_saved:
+                    said[-1] += f", and saved in {self._plan.checkpoints.path / str(place.number)}"
+                else:
+                    said[-1] += f", and could not be saved: {self._unsaved or 'a warning says why'}"
             said[-1] += "."
         return _nonfinite.error_of(place, metrics, batch, rows, said, before)
 
@@ -275,9 +287,39 @@ class Loop:
         groups = _resume.groups_of(self._step)
         watch, by = self.watch, checkpoints.best_by
         notes = _resume.notes(self.next, self._due, self._feed, self.recorder, watch, by, groups)
-        checkpoints.save(self.num_steps, self.state, notes)
+        if not self._is_written():
+            self._warn_unsaved("what was trained since is in memory, and training goes on")
+        try:
+            checkpoints.save(self.num_steps, self.state, notes)
+        except CheckpointError as error:
+            self._take_unsaved(error)
+            self._warn_unsaved("what was trained since is in memory, and training goes on")
+            return
         self._saved = self.num_steps
         self._tell("checkpoint")
+
+    def _is_written(self) -> bool:
+        """Wait for the checkpoint that is being written; whether there is none that could not be."""
+        if self._plan.checkpoints is not None:
+            try:
+                self._plan.checkpoints.wait()
+            except CheckpointError as error:
+                self._take_unsaved(error)
+        return self._unsaved is None
+
+    def _take_unsaved(self, error: CheckpointError) -> None:
+        """A full disk is no reason to lose what was trained since the last checkpoint: a later one may be written.
+
+        Several processes end instead, as those that could write their part still wait for this one inside Orbax; the
+        run goes on from the checkpoint before.
+        """
+        if processes.count() > 1:
+            raise error
+        self._unsaved, self._saved = error, None
+
+    def _warn_unsaved(self, what_now: str) -> None:
+        error, self._unsaved = self._unsaved, None
+        warnings.warn(f"px.fit: {error}; {what_now}", stacklevel=3)
 
     def _tell(self, kind: Kind, metrics: dict[str, float] | None = None) -> None:
         self._report(Event(kind, self.num_steps, self._epoch, metrics or {}, 0, self.state))

@@ -10,7 +10,9 @@ from paraxis.train.runs._history import History, Record
 
 
 class TrainingStopped(SystemExit):
-    """A run that was told to stop, by Ctrl-C or SIGTERM, did so after a step. Uncaught, it ends the program, with 0.
+    """A run that was told to stop, by Ctrl-C or SIGTERM, did so after a step. Uncaught, it ends the program.
+
+    The exit status is 0; or 1 if there is ``checkpoint=``, and the last step could not be saved.
 
     Attributes:
         state: after the last step.
@@ -31,8 +33,8 @@ class TrainingStopped(SystemExit):
         True
     """
 
-    def __init__(self, state: Any, history: History) -> None:
-        super().__init__(0)
+    def __init__(self, state: Any, history: History, *, is_saved: bool = True) -> None:
+        super().__init__(0 if is_saved else 1)
         self.state = state
         self.history = history
 

@@ -1,0 +1,213 @@
+"""What a run writes, when it cannot be written, when it is somebody else's, and when the run may be killed."""
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import paraxis as px
+from tests.train._fits import arrays, bits, data, evaluate_step, lines, start, step
+from tests.train._points import points
+
+NUM_STEPS = 12
+pytest.importorskip("tensorboardX")
+
+
+def everything(directory: Path) -> dict[str, Any]:
+    return {
+        "log": directory / "log.jsonl",
+        "tensorboard": directory / "board",
+        "plot": directory / "curves.png",
+        "checkpoint": px.Checkpoints(directory / "checkpoints", every=2, best=("test/loss", "min")),
+        "evaluate": px.Evaluate(evaluate_step, [arrays()], every=4),
+        "progress": False,
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    return px.fit(start(), step, data(), steps=NUM_STEPS, **everything(directory)), directory
+
+
+class Disk:
+    """A disk that is full from some step on, until some later one: no file can grow, but for half a line of the log."""
+
+    def __init__(self, first: int, last: int, then: Callable[[], None] = lambda: None, log: Path | None = None) -> None:
+        self._first, self._last, self._then, self._log = first, last, then, log
+
+    def __call__(self, event: px.Event) -> None:
+        if event.kind == "step" and event.step == self._first:
+            _limit(0 if self._log is None else self._log.stat().st_size + 50)
+            self._then()
+        if event.kind == "step" and event.step == self._last:
+            _limit(resource.RLIM_INFINITY)
+
+    def __enter__(self) -> "Disk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _limit(resource.RLIM_INFINITY)
+
+
+def _limit(size: int) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size if most == resource.RLIM_INFINITY else min(size, most), most))
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[str]]:
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield found
+    found += [str(warning.message) for warning in caught if str(warning.message).startswith("px.fit: ")]
+
+
+def test_on_a_disk_that_stays_full_the_state_is_returned_and_each_loss_is_named(
+    tmp_path: Path, undisturbed: tuple[Any, Path]
+) -> None:
+    expected, whole = undisturbed
+    with Disk(7, -1) as disk, heard() as said:
+        fitted = px.fit(start(), step, data(), steps=NUM_STEPS, callbacks=disk, **everything(tmp_path))
+    assert bits(fitted.state) == bits(expected.state)
+    assert fitted.history == expected.history
+    for words in (
+        f"log: {tmp_path}/log.jsonl cannot be written: File too large; training goes on",
+        f"tensorboard: {tmp_path}/board/events",
+        f"plot: {tmp_path}/curves.png could not be drawn: ",
+        "the checkpoint of step 8 could not be written",
+        "the checkpoint of step 12 could not be written",
+        "the state after step 12 is in what px.fit gives",
+    ):
+        assert any(words in message for message in said), (words, said)
+    assert sum("could not be written to" in message and "are lost" in message for message in said) == 2
+    # When there is room again, the same command goes on from the last one that was written.
+    assert px.Checkpoints(tmp_path / "checkpoints").latest in (4, 6)  # the last one may still have been on its way
+    again = px.fit(start(), step, data(), steps=NUM_STEPS, **everything(tmp_path))
+    assert bits(again.state) == bits(expected.state)
+    assert lines(tmp_path / "log.jsonl") == lines(whole / "log.jsonl")
+    assert points(tmp_path / "board") == points(whole / "board")
+
+
+def test_when_there_is_room_again_nothing_is_missing(tmp_path: Path, undisturbed: tuple[Any, Path]) -> None:
+    expected, whole = undisturbed
+    with Disk(3, 9, log=tmp_path / "log.jsonl") as disk, heard() as said:
+        fitted = px.fit(start(), step, data(), steps=NUM_STEPS, callbacks=disk, **everything(tmp_path))
+    assert bits(fitted.state) == bits(expected.state)
+    assert lines(tmp_path / "log.jsonl") == lines(whole / "log.jsonl")
+    assert points(tmp_path / "board") == points(whole / "board")
+    assert (tmp_path / "curves.png").read_bytes() == (whole / "curves.png").read_bytes()
+    assert px.Checkpoints(tmp_path / "checkpoints").latest == NUM_STEPS
+    assert not any("lost" in message or "is in what px.fit gives" in message for message in said)
+
+
+def test_told_to_stop_on_a_full_disk_it_says_that_it_is_not_saved(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stop = Disk(7, -1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    told: list[px.Event] = []
+
+    def callback(event: px.Event) -> None:
+        told.append(event)
+        stop(event)
+
+    with stop, heard(), pytest.raises(px.TrainingStopped) as stopped:
+        px.fit(start(), step, data(), steps=NUM_STEPS, callbacks=callback, **everything(tmp_path))
+    assert stopped.value.code == 1
+    done = int(stopped.value.state.step)
+    assert bits(stopped.value.state) == bits(px.fit(start(), step, data(), steps=done, progress=False).state)
+
+
+def test_a_batch_that_cannot_be_saved_is_named_by_the_error_that_it_made(tmp_path: Path) -> None:
+    bad = {name: x.copy() for name, x in arrays().items()}
+    bad["x"][int(data().rows(2)[0])] = jnp.nan
+    disk = Disk(1, -1)
+    source = px.loader(bad, 16, seed=1, axis=px.Axis("batch", 1))
+    options = everything(tmp_path) | {"plot": None}
+    with disk, heard(), pytest.raises(px.NonFiniteError, match=r"The batch could not be saved in .*File too") as caught:
+        px.fit(start(), px.train_step(_loss), source, epochs=3, callbacks=disk, **options)
+    assert caught.value.state is not None
+
+
+def _loss(params: Any, batch: Any) -> Any:
+    return (batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no such device here")
+def test_progress_that_cannot_be_shown_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.suppress(OSError), open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        test = px.Evaluate(evaluate_step, [arrays()])
+        assert int(px.fit(start(), step, data(), epochs=2, evaluate=test).state.step) == 8
+
+
+def test_what_a_checkpoint_covers_is_on_the_disk_before_it(
+    tmp_path: Path, undisturbed: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, whole = undisturbed
+    synced: set[str] = set()
+    sync = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.add(os.path.realpath(f"/proc/self/fd/{handle}"))
+        sync(handle)
+
+    def look(event: px.Event) -> None:
+        if event.kind == "checkpoint":
+            steps = range(1, event.step + 1)
+            assert {line["step"] for line in lines(log) if line["event"] == "step"} == set(steps)
+            assert sorted(points(board)["train/loss"]) == list(steps)
+            assert {str(log), *map(str, board.iterdir())} <= synced or not Path("/proc/self/fd").exists()
+            synced.clear()
+
+    log, board = tmp_path / "log.jsonl", tmp_path / "board"
+    monkeypatch.setattr(os, "fsync", noted)
+    options = everything(tmp_path)
+    px.fit(start(), step, data(), steps=10, callbacks=look, **options | {"plot": None})
+    monkeypatch.undo()
+    shutil.rmtree(tmp_path / "checkpoints" / "10")
+    px.fit(start(), step, data(), steps=NUM_STEPS, **everything(tmp_path))
+    assert lines(log)[1:] == lines(whole / "log.jsonl")[1:]
+    assert points(board) == points(whole / "board")
+
+
+@pytest.mark.parametrize("argument", ["log", "tensorboard"])
+def test_a_place_is_for_one_run_at_a_time(argument: str, tmp_path: Path) -> None:
+    place = {argument: tmp_path / "there"}
+
+    def second(event: px.Event) -> None:
+        if event.kind == "step" and event.step == 2:
+            with pytest.raises(px.DataError, match=f"px.fit: {argument}: .* another run is writing to it.*; give"):
+                px.fit(start(), step, data(), steps=1, progress=False, **place)
+
+    for _ in range(2):  # one after another is well
+        px.fit(start(), step, data(), steps=3, callbacks=second, progress=False, **place)
+    if argument == "log":
+        assert [line.get("step") for line in lines(tmp_path / "there")] == [None, 1, 2, 3]
+
+
+def test_a_file_that_is_no_log_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    for content in (b"notes\n", b'{"event": "other"}\n', b"\x89PNG"):
+        file.write_bytes(content)
+        with pytest.raises(px.DataError, match=f"px.fit: log: {file} is there and is no log of px.fit, and stays as"):
+            px.fit(start(), step, data(), steps=1, log=file, progress=False)
+        assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize("argument", ["log", "plot", "tensorboard"])
+@pytest.mark.parametrize("value", [5, b"place.png", "a\0b.png", "~nobody-of-that-name/place.png", ["a.png"], 1.5])
+def test_a_place_that_is_no_path_is_named(argument: str, value: Any) -> None:
+    options: dict[str, Any] = {argument: value}
+    with pytest.raises(px.DataError, match=rf"px.fit: {argument} must be a path, got .*; write {argument}='runs/"):
+        px.fit(start(), step, data(), steps=1, progress=False, **options)
