@@ -1,5 +1,6 @@
 """A function given as ``verbose`` is told of each iteration."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -35,6 +36,41 @@ def test_each_iteration_is_told_in_pythons_numbers(name: str) -> None:
     last = max(seen, key=lambda one: one.iter_num)
     np.testing.assert_allclose(last.value, float(state.value), rtol=1e-5)
     assert 0 < last.data_passes <= int(state.data_passes)
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """A name for each program that is compiled."""
+    events: list[str] = []
+
+    def note(event: str, _: float, **about: Any) -> None:
+        if "backend_compile" in event:
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
+def test_a_fit_that_another_function_watches_is_not_compiled_anew(compiled: list[str]) -> None:
+    seen: dict[str, list[px.solve.Iteration]] = {"one": [], "another": []}
+
+    def fit(name: str) -> Any:
+        return px.solve.Ridge(verbose=lambda told: seen[name].append(told), devices=1).fit(X, Y)
+
+    fit("one")
+    before, compiled[:] = len(compiled), []
+    model = fit("another")
+    assert (before > 0, compiled) == (True, [])
+    assert [len(seen["one"]), len(seen["another"])] == [model.n_iter_] * 2
+
+    def failing(told: px.solve.Iteration) -> None:
+        raise ValueError("no more")
+
+    with pytest.raises(Exception, match="no more"):
+        px.solve.Ridge(verbose=failing, devices=1).fit(X, Y)
+    fit("one")
+    assert len(seen["one"]) == 2 * model.n_iter_
 
 
 @pytest.mark.parametrize("devices", [1, 3])

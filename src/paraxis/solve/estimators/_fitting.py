@@ -20,7 +20,7 @@ from paraxis._core.errors import DeviceError
 from paraxis.solve import prox
 from paraxis.solve._lbfgs import LBFGS
 from paraxis.solve._newton import NewtonCG
-from paraxis.solve._progress import Watch
+from paraxis.solve._progress import Iteration, Watch
 from paraxis.solve._proximal import ProximalGradient
 from paraxis.solve._rows import Rows, rows
 from paraxis.solve.objective import LinearObjective, LossName, glm
@@ -105,7 +105,8 @@ def place_folds(X: np.ndarray, y: np.ndarray, weights: np.ndarray, devices: int 
 def solve(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> Solution:
     """Minimise from ``init``. Compiles once for a plan and the shapes of the data."""
     penalty = Penalty(*(np.asarray(x, data.X.dtype) for x in penalty))
-    return _solution(_run(solver(plan), init, penalty, data))
+    with _seated(plan) as plan:
+        return _solution(_run(solver(plan), init, penalty, data))
 
 
 def solve_folds(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> tuple[Solution, np.ndarray]:
@@ -121,19 +122,47 @@ def solve_folds(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> tuple[So
         The solutions, and the predictions of every fold's model for every row, ``(folds, n)`` or ``(folds, k, n)``.
     """
     penalty = Penalty(*(np.asarray(x, data.X.dtype) for x in penalty))
-    *found, predictions = arrays.on_auto_mesh(_folded(plan), init, penalty, data)
-    return _solution(found), arrays.on_host(predictions)
+    with _seated(plan) as plan:
+        *found, predictions = arrays.on_auto_mesh(_folded(plan), init, penalty, data)
+        return _solution(found), arrays.on_host(predictions)
 
 
+class _Seat:
+    """Stands in a compiled program for the function that is called with each iteration, another one in each run."""
+
+    def __init__(self) -> None:
+        self.watch: Watch | None = None
+
+    def __call__(self, seen: Iteration) -> None:
+        if self.watch is not None:
+            self.watch(seen)
+
+
+_free_seats: list[_Seat] = []
+
+
+@contextlib.contextmanager
+def _seated(plan: Plan) -> Iterator[Plan]:
+    """The plan with a seat for its watch, which nobody else has until the run has told all of its iterations."""
+    if not callable(plan.verbose):
+        yield plan
+        return
+    try:
+        seat = _free_seats.pop()
+    except IndexError:
+        seat = _Seat()
+    seat.watch = plan.verbose
+    try:
+        yield dataclasses.replace(plan, verbose=seat)
+        jax.effects_barrier()
+    finally:
+        seat.watch = None
+    _free_seats.append(seat)  # not after a failure: what was begun may go on to tell
+
+
+@functools.lru_cache(maxsize=128)
 def solver(plan: Plan) -> LBFGS | NewtonCG | ProximalGradient:
-    """The solver for a plan: one object, so that what JAX compiled for it is found again.
-
-    It holds no data. What a function to call with each iteration holds is not kept, and is compiled for anew.
-    """
-    return _made(plan) if callable(plan.verbose) else _kept(plan)
-
-
-def _made(plan: Plan) -> LBFGS | NewtonCG | ProximalGradient:
+    """The solver for a plan: one object, so that what JAX compiled for it is found again. It holds no data."""
     options: dict[str, Any] = {"tol": plan.tol, "maxiter": plan.max_iter, "verbose": plan.verbose}
     if plan.method == "proximal-gradient":
         return ProximalGradient(plan.objective, prox.first(prox.l1) if plan.intercept else prox.l1, **options)
@@ -144,9 +173,6 @@ def _run(chosen: Any, init: Any, penalty: Penalty, data: Rows) -> Any:
     args = (penalty.l1, penalty.l2) if isinstance(chosen, ProximalGradient) else (penalty.l2,)
     params, state = chosen.run(init, *args, data)
     return params, state.iter_num, state.status, state.error, state.data_passes
-
-
-_kept = functools.lru_cache(maxsize=128)(_made)
 
 
 @functools.lru_cache(maxsize=128)
