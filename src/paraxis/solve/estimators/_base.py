@@ -102,6 +102,16 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
         """Targets in the form that :meth:`_posed` takes; sets what describes them."""
 
+    def _is_unbounded(self, params: np.ndarray, X: np.ndarray, y: np.ndarray) -> bool:
+        """Whether a fit without a penalty has no finite solution, as where it ended shows.
+
+        Args:
+            params: coefficients and, last, intercepts, ``(d + 1,)`` or ``(k, d + 1)``.
+            X: rows that count, with a column of ones, ``(n, d + 1)``.
+            y: their targets.
+        """
+        return False
+
     @abc.abstractmethod
     def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
         """The score of predictions of the linear model, ``(n,)`` or ``(n, k)``."""
@@ -135,6 +145,7 @@ class LinearModel(BaseEstimator, abc.ABC):
             found = self._solved(self._strength(), self._start(posed, placed), posed, placed)
         self.coef_, self.intercept_ = self._described(found.params, posed, placed.means)
         self.n_iter_ = self._described_count(int(found.iter_num))
+        found = self._judged(found, self._strength(), self.coef_, self.intercept_, X, y, weight)
         self.status_ = Status(int(found.status)).words
         self.data_passes_ = int(found.data_passes)
         self._warn(found)
@@ -170,9 +181,10 @@ class LinearModel(BaseEstimator, abc.ABC):
                 params = found[index].params
         ordered = [found[i] for i in range(len(grid))]
         coef, intercept = zip(*(self._described(f.params, posed, placed.means) for f in ordered), strict=True)
-        self._warn(*ordered)
+        judged = [self._judged(*one, X, y, weight) for one in zip(ordered, grid.tolist(), coef, intercept, strict=True)]
+        self._warn(*judged)
         counts = np.array([int(f.iter_num) for f in ordered])
-        return Path(grid, np.stack(coef), np.stack(intercept), counts, [Status(int(f.status)).words for f in ordered])
+        return Path(grid, np.stack(coef), np.stack(intercept), counts, [Status(int(f.status)).words for f in judged])
 
     @contextlib.contextmanager
     def _as_it_was_if_this_fails(self) -> Iterator[None]:
@@ -285,6 +297,19 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _described_count(self, count: int) -> Any:
         return count
 
+    def _judged(
+        self, found: Solution, strength: float, coef: Any, intercept: Any, X: np.ndarray, y: np.ndarray, weight: Any
+    ) -> Solution:
+        """The same, with the status ``UNBOUNDED`` if that is what it is."""
+        if strength not in (0, np.inf):
+            return found
+        there = weight > 0
+        params = np.concatenate([coef, np.asarray(intercept)[..., None]], -1).astype(np.float64)
+        columns = np.concatenate([X[there], np.full((int(there.sum()), 1), bool(self.fit_intercept), X.dtype)], 1)
+        if not np.isfinite(params).all() or not self._is_unbounded(params, columns, y[there]):
+            return found
+        return found._replace(status=np.asarray(Status.UNBOUNDED))
+
     def _warn(self, *found: Solution) -> None:
         """Warn of the worst of the solutions that are none."""
         for one in found:
@@ -303,6 +328,8 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _advice(self, status: Status) -> str:
         if status == Status.ITERATION_LIMIT:
             return f"; write {self._who}(max_iter={2 * self.max_iter}), or scale the columns of X"
+        if status == Status.UNBOUNDED:
+            return f"; write {self._who}({self.strength_name}=1.0)"
         return ""
 
     @property

@@ -13,6 +13,7 @@ from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import LinearModel, Posed
 from paraxis.solve.estimators._fitting import Penalty
+from paraxis.solve.estimators._unbounded import FAR, is_unbounded
 
 
 class Regression(RegressorMixin, LinearModel, abc.ABC):
@@ -69,7 +70,7 @@ class Ridge(LeastSquares):
         verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
 
     Attributes:
-        coef_: ``(d,)``, or ``(k, d)`` for targets ``(n, k)``.
+        coef_: ``(d,)``, or ``(k, d)`` for targets ``(n, k)`` of more than one column.
         intercept_: a number, or ``(k,)``.
         n_iter_: iterations.
         status_: why the solver stopped, in words.
@@ -109,8 +110,9 @@ class Ridge(LeastSquares):
         return tags
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        checked = super()._checked_targets(y[..., 0] if y.ndim == 2 else y)
-        return y if y.ndim == 2 else checked
+        several = y.ndim == 2 and y.shape[1] > 1
+        checked = super()._checked_targets(y[:, 0] if y.ndim == 2 else y)
+        return y if several else checked
 
     def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
         return Penalty(0.0, strength / (total * (posed.num_outputs or 1)))  # the loss is a mean over the outputs, too
@@ -193,6 +195,9 @@ class PoissonRegressor(Regression):
 
     def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
         return Penalty(0.0, strength)
+
+    def _is_unbounded(self, params: np.ndarray, X: np.ndarray, y: np.ndarray) -> bool:
+        return is_unbounded(X, params, (y > 0) | (X @ params > -FAR), np.full(len(y), -1.0))
 
     def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
         return float(d2_tweedie_score(y, np.exp(z), sample_weight=weight, power=1))
