@@ -57,7 +57,7 @@ lint: $(VENV)/.dev
 	$(BIN)/python -m tests.architecture.layers
 
 docs: $(VENV)/.dev
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) site build dist out .pytest_cache .ruff_cache .hypothesis
