@@ -1,6 +1,5 @@
 """A function given as ``verbose`` is told of each iteration."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
+from tests._support import compilations
 
 X = np.random.default_rng(0).normal(size=(30, 3))
 Y = X @ np.array([1.0, 2.0, 3.0]) + np.random.default_rng(1).normal(size=30)
@@ -38,30 +38,17 @@ def test_each_iteration_is_told_in_pythons_numbers(name: str) -> None:
     assert 0 < last.data_passes <= int(state.data_passes)
 
 
-@pytest.fixture
-def compiled() -> Iterator[list[str]]:
-    """A name for each program that is compiled."""
-    events: list[str] = []
-
-    def note(event: str, _: float, **about: Any) -> None:
-        if "backend_compile" in event:
-            events.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    yield events
-    jax.monitoring.unregister_event_duration_listener(note)
-
-
-def test_a_fit_that_another_function_watches_is_not_compiled_anew(compiled: list[str]) -> None:
+def test_a_fit_that_another_function_watches_is_not_compiled_anew() -> None:
     seen: dict[str, list[px.solve.Iteration]] = {"one": [], "another": []}
 
     def fit(name: str) -> Any:
         return px.solve.Ridge(verbose=lambda told: seen[name].append(told), devices=1).fit(X, Y)
 
-    fit("one")
-    before, compiled[:] = len(compiled), []
-    model = fit("another")
-    assert (before > 0, compiled) == (True, [])
+    with compilations() as first:
+        fit("one")
+    with compilations() as second:
+        model = fit("another")
+    assert (len(first) > 0, second) == (True, [])
     assert [len(seen["one"]), len(seen["another"])] == [model.n_iter_] * 2
 
     def failing(told: px.solve.Iteration) -> None:
