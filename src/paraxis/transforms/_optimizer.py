@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from paraxis._core import replicas
 from paraxis._core.errors import ShapeError, StateError
 from paraxis._modules import graphs
 from paraxis.transforms._variables import Choice, Gradients, Variables, variables
@@ -23,7 +24,8 @@ class Optimizer(nnx.Pytree):
     """An optax optimiser for a module's variables: ``opt(lr, gradients)`` changes them.
 
     The learning rate is an argument of the step and may be traced: a schedule does not recompile anything. The state
-    (momenta, counts) is in variables of the optimiser, which is bound to a transform as modules are.
+    (momenta, counts) is in variables of the optimiser, which is bound to a transform as modules are. Where the state
+    holds the rate itself, as that of ``optax.inject_hyperparams`` does, it is set to the rate of each step.
 
     Args:
         module: the module to train, or a tree of them.
@@ -33,7 +35,8 @@ class Optimizer(nnx.Pytree):
         **options: what else the factory takes: ``momentum=0.9``.
 
     Raises:
-        StateError: if ``factory`` is not such a function, or there is nothing to train.
+        StateError: if ``factory`` is not such a function, or there is nothing to train; or if the optimiser makes
+            something of the rate once, at the start, and changes it by itself from then on (``optax.rprop``).
 
     Communicates: nothing. On several devices, average the gradients first: ``opt(lr, px.pmean(g, "device"))``.
 
@@ -62,12 +65,14 @@ class Optimizer(nnx.Pytree):
             raise StateError(
                 f"Optimizer: wrt={wrt!r} picks no variable of {type(module).__name__}; write wrt=nnx.Param"
             )
-        state = self.factory(0.0).init(_tree(parameters))
+        held = _tree(parameters)
+        state = self.factory(0.0).init(held)
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
         self.structure = nnx.static(structure)
         self.state_names = nnx.static(
             tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
         )
+        self.rates = nnx.static(_rates(self.factory, held, self.state_names))
         made = [OptimizerState(jnp.asarray(leaf)) for _, leaf in leaves]
         self.state = nnx.Dict(dict(zip(self.state_names, made, strict=True)))
 
@@ -88,7 +93,10 @@ class Optimizer(nnx.Pytree):
         values = _tree(parameters)
         given = _fitting(parameters, gradients)
         own = [self.state[name] for name in self.state_names]
-        state = jax.tree.unflatten(self.structure, [v.get_raw_value() for v in own])
+        leaves = [v.get_raw_value() for v in own]
+        if self.rates:
+            leaves = _with(self.rates, leaves, self.factory(lr).init(values))
+        state = jax.tree.unflatten(self.structure, leaves)
         step = optax.with_extra_args_support(self.factory(lr))
         updates, after = step.update(given, state, values, **extra)
         new_values: Any = optax.apply_updates(values, updates)
@@ -107,6 +115,62 @@ class Optimizer(nnx.Pytree):
                 f"Optimizer: variable {gone[0]} is no longer in the module; make a new px.Optimizer for what it is now"
             )
         return found.subset(lambda name, _: name in self.names)
+
+
+def _with(rates: Sequence[int], leaves: Sequence[Any], fresh: Any) -> list[Any]:
+    """The leaves of a state, those that are made of the rate as they are in a fresh state."""
+    new = jax.tree.leaves(fresh)
+    return [jnp.asarray(new[i], jnp.result_type(x)) if i in rates else x for i, x in enumerate(leaves)]
+
+
+def _rates(factory: Callable[..., Any], parameters: Gradients, names: Sequence[str]) -> tuple[int, ...]:
+    """The leaves of the state that are the learning rate, or made of it alone, and are to be those of each step.
+
+    Raises:
+        StateError: if a leaf is made of the rate first, and of other things later; or if that cannot be seen.
+    """
+    try:
+        init = jax.make_jaxpr(lambda rate, held: jax.tree.leaves(factory(rate).init(held)))(0.0, parameters)
+    except jax.errors.ConcretizationTypeError as error:
+        raise StateError(
+            "Optimizer: factory looks at the learning rate's value, which is not known while a step is traced; leave "
+            "the rate as it is, lambda lr: optax.sgd(lr), and choose by it outside"
+        ) from error
+    weights, state = init.in_avals[1:], init.out_avals
+    kept = [i for i, differs in enumerate(_differing(init, [0])) if differs]
+    if not kept:
+        return ()
+    structure, first = jax.tree.structure(parameters), 1 + 2 * len(weights)
+
+    def step(rates: Sequence[int], rate: Any, *values: Any) -> Any:
+        tx = optax.with_extra_args_support(factory(rate))
+        held = jax.tree.unflatten(structure, values[: len(weights)])
+        given = jax.tree.unflatten(structure, values[len(weights) : first - 1])
+        fresh = tx.init(held)
+        before = jax.tree.unflatten(jax.tree.structure(fresh), _with(rates, values[first - 1 :], fresh))
+        updates, after = tx.update(given, before, held, value=0.0, grad=given, value_fn=lambda _: 0.0)
+        return jax.tree.leaves(after), jax.tree.leaves(updates)
+
+    avals = [init.in_avals[0], *weights, *weights, *state]
+    as_is = jax.make_jaxpr(functools.partial(step, ()))(*avals)
+    read = [i for i in kept if any(_differing(as_is, [first + i]))]  # the others are notes
+    set_anew = jax.make_jaxpr(functools.partial(step, read))(*avals)
+    moves = _differing(set_anew, range(1, len(avals)))
+    for i in read:
+        if moves[i]:
+            name = getattr(getattr(factory, "func", factory), "__name__", "<lambda>")
+            name, made = ("the optimiser", "…") if name == "<lambda>" else (name, f"optax.{name}(0.01)")
+            raise StateError(
+                f"Optimizer: {name} makes {names[i]}, in its state, of the first learning rate and then changes it by "
+                f"itself, so the rates of later steps would not count; fix the rate: px.Optimizer(net, lambda lr: "
+                f"{made})"
+            )
+    return tuple(read)
+
+
+def _differing(closed: Any, of: Sequence[int]) -> list[bool]:
+    """For each result of a program: whether it depends on these of its arguments."""
+    return replicas.batched(closed, [0 if i in of else None for i in range(len(closed.in_avals))], 2, None, {})
 
 
 def _tree(parameters: Variables) -> Gradients:
