@@ -7,6 +7,7 @@ they are made here once per call.
 """
 
 import abc
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import Variable, tracers
 
-from paraxis._modules import reads
+from paraxis._modules import hooks, reads
 
 Path = tuple[Any, ...]
 """Attribute names and positions that lead to a variable, as NNX gives them."""
@@ -64,6 +65,21 @@ def take_apart(modules: Any) -> Graph:
         tuple(path for path, _ in rest),
         tuple(leaf for _, leaf in rest),
     )
+
+
+_APART = hooks.Attribute(nnx.Pytree, "__deepcopy__", None)
+_AS_VALUE = hooks.Attribute(  # it would ask its value for this method, and become an array
+    Variable, "__deepcopy__", lambda variable, memo: variable.copy(copy.deepcopy(value(variable), memo))
+)
+
+
+def deep_copy(x: Any, memo: dict[int, Any]) -> Any:
+    """``copy.deepcopy`` of modules and what holds them, in which what is shared stays shared.
+
+    NNX would copy each module by itself: an optimiser's copy would train another copy than the network's.
+    """
+    with _APART.entered(), _AS_VALUE.entered():
+        return copy.deepcopy(x, memo)
 
 
 def emptied(graph: Graph) -> Graph:

@@ -33,6 +33,9 @@ class Frozen:
     def __repr__(self) -> str:
         return f"Frozen({self._type})"
 
+    def __reduce__(self) -> Any:
+        return Frozen, self._made()
+
     def _made(self) -> Any:
         return self._graph.put_together(self._values, self._graph.arrays)
 

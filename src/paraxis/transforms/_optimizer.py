@@ -106,6 +106,13 @@ class Optimizer(nnx.Pytree):
         for variable, new in [*zip(parameters, new_values, strict=True), *zip(own, new_state, strict=True)]:
             variable.set_value(new)
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> "Optimizer":
+        """With the module, if that is copied together with it."""
+        memo = {} if memo is None else memo
+        made = memo[id(self)] = object.__new__(type(self))
+        vars(made).update(graphs.deep_copy(vars(self), memo))
+        return made
+
     def _parameters(self) -> Variables:
         """Those that it trains, by name: the variables themselves are others in each run of a transform."""
         found = variables(self.module)

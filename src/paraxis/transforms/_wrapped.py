@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -21,6 +21,13 @@ class Wrapped(graphs.Holder):
 
     sealed = False
     """Whether the function is compiled, so that a value from outside would be frozen in it."""
+
+    _made_of: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        self = super().__new__(cls)
+        self._made_of = args, options
+        return self
 
     def __init__(self, f: Callable[..., Any], modules: tuple[Any, ...]) -> None:
         name = type(self).__name__
@@ -47,6 +54,14 @@ class Wrapped(graphs.Holder):
         """The modules that are bound, those of wrapped functions among them as well."""
         return tuple(m for module in self._bound.modules for m in (module if isinstance(module, tuple) else (module,)))
 
+    def __reduce__(self) -> Any:
+        """A copy is wrapped anew: a shallow one has the same modules, a deep or a pickled one copies of them."""
+        return _made, (type(self), *self._made_of)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        args, options = graphs.deep_copy(self._made_of, memo)
+        return type(self)(*args, **options)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join([self.__name__, *(type(m).__name__ for m in self.modules)])})"
 
@@ -70,6 +85,10 @@ class Wrapped(graphs.Holder):
             return named(self._fn)
         first = self._given[0]
         return first._names_taken() if isinstance(first, Wrapped) else named(first.__call__)
+
+
+def _made(kind: type[Wrapped], args: Sequence[Any], options: dict[str, Any]) -> Wrapped:
+    return kind(*args, **options)
 
 
 def _target(f: Any, modules: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
