@@ -1,7 +1,7 @@
 """Files that are there whole or not at all."""
 
 import contextlib
-import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,11 +26,9 @@ def require_writable(directory: Path) -> None:
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path``, which takes its place if the block succeeds and goes if it fails."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
+    temporary = path.with_name(f".{path.stem}-{secrets.token_hex(8)}{path.suffix}")
     try:
-        yield Path(name)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+        yield temporary
+        temporary.replace(path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -104,7 +104,6 @@ def _write(out: Path, found: dict[str, np.ndarray]) -> None:
     try:
         with files.replaced(out) as file:
             write_table(file, out.suffix.lower(), found)
-        out.chmod(0o644)
     except (OSError, pa.ArrowException) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise CommandError(f"--out {out} cannot be written to: {reason or error}") from None
