@@ -129,8 +129,11 @@ def table_of(check_value: Check) -> Check:
     return check
 
 
-def fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """Accept tables that have all of the required fields, perhaps some of the optional ones, and no others."""
+def fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None, *, more: bool = False) -> Check:
+    """Accept tables that have all of the required fields, and perhaps some of the optional ones.
+
+    Others, of any value, only if there may be more.
+    """
     known = {**required, **(optional or {})}
 
     def check(value: Any, where: str) -> None:
@@ -138,10 +141,10 @@ def fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None =
         missing, extra = [name for name in required if name not in value], [name for name in value if name not in known]
         if missing:
             raise Wrong(f"{where or 'the record'} has no field {missing[0]!r}")
-        if extra:
+        if extra and not more:
             raise Wrong(f"{where or 'the record'} has a field {reprlib.repr(extra[0])}, which is not known")
         for name, item in value.items():
-            known[name](item, f"{where}.{name}" if where else name)
+            known.get(name, anything)(item, f"{where}.{name}" if where else name)
 
     return check
 
@@ -212,7 +215,7 @@ def read_file(path: Path, version: int, check: Check) -> Any:
         raise Wrong(f"it is of format {wrapped['format']}, not {version}{newer}")
     data = wrapped["record"].encode(errors="surrogatepass")
     if zlib.crc32(data) != wrapped["crc32"]:
-        raise Wrong("it is not what was written: its checksum is another one")
+        raise Wrong("its checksum is another one")
     return read(data, check)
 
 

@@ -7,7 +7,7 @@ import errno
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar
 
@@ -224,7 +224,14 @@ class Checkpoints:
                 f"px.Checkpoints('{self.path}-2')"
             ) from error
 
-    def restore(self, target: _Tree, step: int | None = None, *, partial: bool = False) -> Restored[_Tree]:
+    def restore(
+        self,
+        target: _Tree,
+        step: int | None = None,
+        *,
+        partial: bool = False,
+        check: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> Restored[_Tree]:
         """The tree of the last checkpoint, or of the one of a given step.
 
         A damaged checkpoint is renamed, with a warning, and the one before is used; but if ``step`` is given, it is an
@@ -236,6 +243,8 @@ class Checkpoints:
                 the other.
             step: one of ``steps``.
             partial: take the leaves that agree in path, shape and dtype, and keep the target's own for the rest.
+            check: is called with the notes before anything else is read; where it raises a ``ValueError``, the
+                checkpoint counts as damaged.
 
         Raises:
             StateError: if the checkpoint and the target differ in the paths, shapes or dtypes of their leaves; the
@@ -252,7 +261,7 @@ class Checkpoints:
         # What is there is listed anew each time: a run that saves here removes some, and has others then.
         while (candidate := self._next(step, damaged, removed)) is not None:
             try:
-                got = found(self._folder, candidate, target, partial)
+                got = found(self._folder, candidate, target, partial, check)
             except Removed:
                 removed[candidate] += 1
                 continue

@@ -39,7 +39,11 @@ class _Plan:
     wishes: dict[str, _orbax.Wish]
 
 
-def found(folder: Folder, step: int, target: Any, partial: bool) -> Found:
+NotesCheck = Callable[[Mapping[str, Any]], None]
+"""Raises a ``ValueError`` if notes are not what was written."""
+
+
+def found(folder: Folder, step: int, target: Any, partial: bool, check: NotesCheck | None) -> Found:
     """The target's leaves from the checkpoint of a step.
 
     Raises:
@@ -54,7 +58,7 @@ def found(folder: Folder, step: int, target: Any, partial: bool) -> Found:
     def is_there() -> bool:
         return before is not None and folder.identity(step) == before
 
-    plan = _together(lambda: _planned(folder, step, wanted, partial), is_there)
+    plan = _together(lambda: _planned(folder, step, wanted, partial, check), is_there)
     # All load or none does: Orbax counts what each process asks of it, and names its barriers by that number.
     data = _together(lambda: _loaded(folder.place(step), plan), is_there)
     _together(lambda: _verify(plan, data), is_there)
@@ -107,9 +111,14 @@ def _said(failure: Exception | None) -> str:
     return f"{_DAMAGED}{failure}" if isinstance(failure, Damaged) else repr(failure)
 
 
-def _planned(folder: Folder, step: int, wanted: Mapping[str, Any], partial: bool) -> _Plan:
+def _planned(folder: Folder, step: int, wanted: Mapping[str, Any], partial: bool, check: NotesCheck | None) -> _Plan:
     kinds = {path: _leaves.kind(path, leaf, "restore") for path, leaf in wanted.items()}
     record = folder.record(step)
+    try:
+        if check is not None:
+            check(record["notes"])
+    except ValueError as error:
+        raise Damaged(f"its notes are not what was written: {error}") from error
     entries = record["leaves"]
     for path in wanted:
         _check_keys(path, entries.get(path, {}))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paraxis._core.errors import DataError, StateError
+from paraxis.train.runs import _noted
 from paraxis.train.runs._events import Event
 from paraxis.train.runs._feed import Feed, Place
 from paraxis.train.runs._history import Recorder
@@ -17,8 +18,6 @@ from paraxis.train.steps._state import TrainState
 
 if TYPE_CHECKING:  # it loads Orbax
     from paraxis.train.checkpoints._checkpoints import Checkpoints, Restored
-
-_NOTE = "fit"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +64,7 @@ def begin(
         return Beginning(state, feed.start(steps_of(state) or 0), Recorder(), watch, (), False)
     restored = _restored(state, checkpoints)
     said = (f"goes on from {checkpoints.path / str(restored.step)}", *restored.changed)
-    note = restored.notes.get(_NOTE)
+    note = restored.notes.get(_noted.NAME)
     if note is None:  # saved by hand
         steps = steps_of(restored.tree)
         start = feed.start(restored.step if steps is None else steps)
@@ -80,7 +79,7 @@ def begin(
 
 def _restored(state: Any, checkpoints: "Checkpoints") -> "Restored[Any]":
     try:
-        return checkpoints.restore(state)
+        return checkpoints.restore(state, check=_noted.check)
     except StateError as error:
         elsewhere = f"{checkpoints.path}-2"
         error.add_note(
@@ -125,7 +124,7 @@ def notes(
     note = {"next": following, "data": feed.describe(), "shown": recorder.saved(), "stop early": watch.saved()}
     note |= {"groups": groups, "due": list(due)}
     unknown = {} if best_by is None else {best_by: math.nan}  # unless it was evaluated after this step
-    return unknown | recorder.latest(following.number) | {_NOTE: note}
+    return unknown | recorder.latest(following.number) | {_noted.NAME: note}
 
 
 def groups_of(step: Any) -> int | None:
