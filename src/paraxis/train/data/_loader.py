@@ -19,7 +19,7 @@ from paraxis.train.data._host import for_devices
 from paraxis.train.data._order import Order
 from paraxis.train.data._parts import Part, naming, one_pass, passes
 from paraxis.train.data._read_ahead import ReadAhead
-from paraxis.train.data._sources import Batches, RowSource, source_of
+from paraxis.train.data._sources import Arrays, Batches, Dataset, source_of
 from paraxis.train.data._transform import Transform
 
 
@@ -109,7 +109,7 @@ class Loader:
 
     def __init__(
         self,
-        source: RowSource | Batches,
+        source: Arrays | Dataset | Batches,
         order: Order | None,
         axis: Axis,
         seed: int,
@@ -186,6 +186,12 @@ class Loader:
         """
         order = {"order": "given", "seed": self._seed} if self._order is None else self._order.describe()
         return {**order, **self._source.describe()}
+
+    def depends_on(self) -> dict[str, Any]:
+        """The values behind :meth:`describe`: arrays, or the object or function that they are asked of."""
+        found = self._source
+        rows = found.tree if isinstance(found, Arrays) else found.rows if isinstance(found, Dataset) else found.source
+        return {"data": rows, "transform": None if self._transform is None else self._transform.function}
 
     def _parts(self, start: int, stop: int | None = None) -> Generator[Part, None, None]:
         """What is to be made, batch after batch, from number ``start`` on."""

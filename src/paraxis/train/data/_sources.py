@@ -111,9 +111,11 @@ class Found(NamedTuple):
 class Batches:
     """An iterable of whole batches that can be gone through again, or a function that gives one for each epoch.
 
-    ``by_epoch``: an epoch's batches depend on its number only, so that it need not be reached through those before.
+    ``source``: what the user gave. ``by_epoch``: an epoch's batches depend on its number only, so that it need not be
+    reached through those before.
     """
 
+    source: Any
     make: Callable[[int], Any]
     num_batches: int | None
     by_epoch: bool
@@ -231,7 +233,7 @@ def _iterable(source: Any) -> Batches:
             f"px.loader: source, a {type(source).__name__}, gives rows one by one; write "
             "px.loader(torch.utils.data.DataLoader(source, batch_size=32))"
         )
-    return Batches(lambda epoch: source, _length(source), by_epoch=False)
+    return Batches(source, lambda epoch: source, _length(source), by_epoch=False)
 
 
 def _function(source: Callable[..., Any]) -> Batches:
@@ -250,8 +252,8 @@ def _function(source: Callable[..., Any]) -> Batches:
         )
     if required or named:
         first = _of_source("px.loader: calling source(0)", lambda: source(0))
-        return Batches(lambda epoch: source(epoch), _length(first), by_epoch=True)
-    return Batches(lambda epoch: source(), None, by_epoch=False)
+        return Batches(source, lambda epoch: source(epoch), _length(first), by_epoch=True)
+    return Batches(source, lambda epoch: source(), None, by_epoch=False)
 
 
 def _length(source: Any) -> int | None:

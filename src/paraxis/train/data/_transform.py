@@ -22,6 +22,11 @@ class Transform:
         self._draws = _has_parameter(fn, "random")
         self._tried = False
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The user's."""
+        return self._fn
+
     def __call__(self, rows: Any, epoch: int, ids: np.ndarray) -> Any:
         """Rows ``(len(ids), ...)`` on the host → the same number of others."""
         if self._tried or len(ids) < 2:

@@ -46,6 +46,7 @@ class Feed:
 
     def __init__(self, what: str, data: Any, several: str = "px.fit takes one: put their rows together") -> None:
         self._what = what
+        self._data = data
         self._loader = data if isinstance(data, Loader) else None
         if self._loader is None:
             _refuse_several(what, data, several)
@@ -57,6 +58,10 @@ class Feed:
     def describe(self) -> dict[str, Any]:
         """What the data are, as far as it can be said without reading them: for JSON."""
         return {"batches": self.length} if self._loader is None else self._loader.describe()
+
+    def depends_on(self) -> dict[str, Any]:
+        """What the numbers in the batches depend on, to be described."""
+        return {"data": self._data} if self._loader is None else self._loader.depends_on()
 
     def rows(self, number: int) -> np.ndarray | None:
         """Which rows a batch has, if that is known."""

@@ -151,7 +151,7 @@ def fit(
     first = processes.is_first()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_saving(plan.checkpoints))
-        beginning = _resume.begin(state, feed, plan.checkpoints, stop_early, names, _resume.groups_of(step))
+        beginning = _resume.begin(state, feed, plan.checkpoints, stop_early, names, step)
         start = beginning.next.number
         total = steps if steps is not None or feed.length is None else feed.length * (epochs or 0)
         display = display_for(progress if first else False, start, total, epochs)
@@ -173,6 +173,9 @@ def fit(
             print_line(line)  # who wants no progress wants training still
         elif said:
             display.say(line)
+        for change in beginning.changed if first else ():
+            # It may be what was meant, and it may be a slip: so it is said to who wants no progress, too.
+            (print_line if progress is False else display.say)(f"px.fit: {change}")
         with _watched(), processes.StopSignal() as stop:
             signal = loop.run(stop)
         if loop.watch.reason is not None:

@@ -109,6 +109,7 @@ class Loop:
         self._saved: int | None = None
         self._unsaved: CheckpointError | None = None  # why the last one could not be written
         self._due = list(beginning.due)
+        self._description = beginning.description
         self._copies_ahead = jax.default_backend() != "cpu"
         self.state = beginning.state
         self.next = beginning.next
@@ -286,7 +287,7 @@ class Loop:
             reporter.flush()
         groups = _resume.groups_of(self._step)
         watch, by = self.watch, checkpoints.best_by
-        notes = _resume.notes(self.next, self._due, self._feed, self.recorder, watch, by, groups)
+        notes = _resume.notes(self.next, self._due, self._feed, self.recorder, watch, by, groups, self._description)
         if not self._is_written():
             self._warn_unsaved("what was trained since is in memory, and training goes on")
         try:

@@ -33,7 +33,11 @@ _NOTE = records.fields(
         "shown": records.fields(_SHOWN, more=True),
         "stop early": records.either(records.nothing, records.fields(_WATCHED, more=True)),
     },
-    optional={"groups": records.either(records.nothing, _COUNT), "due": records.list_of(records.text())},
+    optional={
+        "groups": records.either(records.nothing, _COUNT),
+        "due": records.list_of(records.text()),
+        "run": records.table_of(records.text()),
+    },
     more=True,
 )
 

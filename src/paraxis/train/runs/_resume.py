@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paraxis._core.errors import DataError, StateError
-from paraxis.train.runs import _noted
+from paraxis.train.runs import _description, _noted
 from paraxis.train.runs._events import Event
 from paraxis.train.runs._feed import Feed, Place
 from paraxis.train.runs._history import Recorder
@@ -30,6 +30,8 @@ class Beginning:
         recorder: what was shown before.
         watch: what was seen of the metric that stops it early.
         said: lines about it.
+        changed: lines about what the run depends on, and is not as it was.
+        description: of that, as it is now.
         is_restored: whether it goes on from a checkpoint.
         due: evaluations after the last step that a signal left.
     """
@@ -41,6 +43,8 @@ class Beginning:
     said: tuple[str, ...]
     is_restored: bool
     due: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    description: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def begin(
@@ -49,32 +53,33 @@ def begin(
     checkpoints: "Checkpoints | None",
     stop_early: StopEarly | None,
     evaluations: Sequence[str],
-    groups: int | None,
+    step: Any,
 ) -> Beginning:
     """From the last checkpoint, if there is one; else from the state.
-
-    ``groups``: what the step takes the rows of a batch in, if its bits depend on that.
 
     Raises:
         DataError: if the data are not those of the checkpoint.
         StateError, CheckpointError: if nothing can be restored.
     """
     watch = Watch(stop_early, evaluations)  # refused before anything is read
+    now = {} if checkpoints is None else _description.describe(state, step, feed)
     if checkpoints is None or checkpoints.latest is None:
-        return Beginning(state, feed.start(steps_of(state) or 0), Recorder(), watch, (), False)
+        return Beginning(state, feed.start(steps_of(state) or 0), Recorder(), watch, (), False, description=now)
     restored = _restored(state, checkpoints)
     said = (f"goes on from {checkpoints.path / str(restored.step)}", *restored.changed)
     note = restored.notes.get(_noted.NAME)
     if note is None:  # saved by hand
         steps = steps_of(restored.tree)
         start = feed.start(restored.step if steps is None else steps)
-        return Beginning(restored.tree, start, Recorder(), watch, said, True)
+        return Beginning(restored.tree, start, Recorder(), watch, said, True, description=now)
     _check_data(note["data"], feed, restored, checkpoints)
     watch = Watch(stop_early, evaluations, note["stop early"])
-    if note.get("groups") != groups:
+    if note.get("groups") != (groups := groups_of(step)):
         said = (*said, f"groups: {note.get('groups')} when it was saved, {groups} now")
+    changed = _description.changes(note["run"], now) if "run" in note else ()  # older checkpoints say nothing
     due = tuple(name for name in note.get("due", ()) if name in evaluations)
-    return Beginning(restored.tree, Place(*note["next"]), Recorder(note["shown"]), watch, said, True, due)
+    recorder = Recorder(note["shown"])
+    return Beginning(restored.tree, Place(*note["next"]), recorder, watch, said, True, due, changed, now)
 
 
 def _restored(state: Any, checkpoints: "Checkpoints") -> "Restored[Any]":
@@ -119,10 +124,11 @@ def notes(
     watch: Watch,
     best_by: str | None,
     groups: int | None,
+    description: Mapping[str, str],
 ) -> dict[str, Any]:
     """What is saved: JSON values, the metrics after this step by their names among them."""
     note = {"next": following, "data": feed.describe(), "shown": recorder.saved(), "stop early": watch.saved()}
-    note |= {"groups": groups, "due": list(due)}
+    note |= {"groups": groups, "due": list(due), "run": dict(description)}
     unknown = {} if best_by is None else {best_by: math.nan}  # unless it was evaluated after this step
     return unknown | recorder.latest(following.number) | {_noted.NAME: note}
 

@@ -55,6 +55,12 @@ class GroupedStep:
         """In how many groups it takes the rows of a batch."""
         return self._engine.number
 
+    @property
+    def depends_on(self) -> dict[str, Any]:
+        """What the numbers that it gives depend on, by the names of ``train_step``'s arguments; but for the groups."""
+        options = {"microbatches": 1, "shard": None, "reproducible": "any device count"}
+        return {"loss": self._loss.function, "precision": self._precision, **vars(self._update), **options}
+
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         """One step.
 

@@ -65,6 +65,11 @@ class LossFunction:
         self.wants = self._asked()
 
     @property
+    def function(self) -> Callable[..., Any]:
+        """The user's."""
+        return self._fn
+
+    @property
     def name(self) -> str:
         """What the user calls it."""
         return getattr(self._fn, "__name__", type(self._fn).__name__)

@@ -79,6 +79,12 @@ class TrainStep:
         devices, run, state, batch = self._placed(state, batch)
         return devices.run(run.lower, state, batch)
 
+    @property
+    def depends_on(self) -> dict[str, Any]:
+        """What the numbers that it gives depend on, by the names of :func:`train_step`'s arguments."""
+        options = {"microbatches": self._rows.microbatches, "shard": self._shard, "reproducible": None}
+        return {"loss": self._loss.function, "precision": self._precision, **vars(self._update), **options}
+
     def _placed(self, state: TrainState, batch: Any) -> tuple[_rows.Devices, Any, TrainState, Batch]:
         """The devices, the compiled function for them, and both on them."""
         _rows.refuse_tracing("train_step", "step")

@@ -1,0 +1,257 @@
+"""What a run depends on, in short text that is the same in every process and under every Python.
+
+A value is described by what it says of itself; a function by its name, its code and what it closes over; large arrays
+by some of their rows; and what says nothing of itself by its name. There are no addresses in it.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import io
+import itertools
+import os
+import re
+import sys
+import sysconfig
+import textwrap
+import tokenize
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import jax
+import numpy as np
+
+from paraxis.train.runs._feed import Feed
+from paraxis.train.steps._grouped import GroupedStep
+from paraxis.train.steps._state import TrainState
+from paraxis.train.steps._step import TrainStep
+
+Description = dict[str, str]
+"""By the path of a thing, such as ``"optimizer.update_fns[1].step_size"``."""
+
+_DEEPEST = 12
+_MOST_FACTS = 300  # of one thing
+_MOST_ITEMS = 32  # of a list, else some of them
+_MOST_SAID = 20
+_LONGEST = 80
+_WHOLE = 1 << 20  # bytes of an array that are read whole
+_ROWS = 64
+_LIBRARIES = ("optax", "flax", "equinox")
+_INSTALLED = tuple(
+    {str(Path(os.__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    | {str(Path(__file__).parents[3] / "paraxis")}
+)
+
+
+def describe(state: Any, step: Any, feed: Feed) -> Description:
+    """A run that begins with a state. Read once: it takes some milliseconds.
+
+    Args:
+        state: its optimiser and the decay of its average count.
+        step: a training step of ours tells its loss and its options; another is described as a function.
+        feed: its data, and what is done to them.
+    """
+    things = step.depends_on if isinstance(step, (TrainStep, GroupedStep)) else {"step": step}
+    if isinstance(state, TrainState):
+        optimizer = state.recipe.optimizer
+        things["optimizer"] = getattr(optimizer, "update", optimizer)
+        things["ema"] = state.recipe.ema_decay
+    things |= feed.depends_on()
+    found = {name: importlib.metadata.version(name) for name in _LIBRARIES if name in sys.modules}
+    for name, thing in things.items():
+        found |= itertools.islice(_Walk().facts(name, thing, 0), _MOST_FACTS)
+    return found
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """What is described otherwise now, a line for each thing."""
+    found = [path for path in {**before, **now} if before.get(path) != now.get(path)]
+    # What came or went with something that is another now is not told by itself.
+    paths = [p for p in found if (p in before and p in now) or not any(_is_part(p, other) for other in found)]
+    last = [path.rpartition(".")[2] for path in paths]
+    lines = []
+    for path, short in zip(paths, last, strict=True):
+        name = short if last.count(short) == 1 else path
+        was, is_now = before.get(path, "not there"), now.get(path, "not there")
+        if short == "step_size" and _is_negative(was) and _is_negative(is_now):  # what optax makes of a learning rate
+            name, was, is_now = name.replace("step_size", "learning_rate"), was[1:], is_now[1:]
+        lines.append(f"{name}: was {was}, is {is_now}")
+    more = [f"and {len(lines) - _MOST_SAID} more things are not as they were"] if len(lines) > _MOST_SAID else []
+    return (*lines[:_MOST_SAID], *more)
+
+
+def _is_part(path: str, whole: str) -> bool:
+    return path.startswith(whole) and path[len(whole) : len(whole) + 1] in (".", "[")
+
+
+def _is_negative(text: str) -> bool:
+    return bool(re.fullmatch(r"-[\d.]+(e-?\d+)?", text))
+
+
+class _Walk:
+    """Goes through a thing, and through each function and container in it once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}  # kept alive, so that no other object gets the same number
+
+    def facts(self, path: str, x: Any, depth: int) -> Iterator[tuple[str, str]]:
+        """Paths, and what is there."""
+        try:
+            yield from self._facts(path, x, depth)
+        except Exception:  # whatever an object does when it is looked at
+            yield path, _name(type(x))
+
+    def _facts(self, path: str, x: Any, depth: int) -> Iterator[tuple[str, str]]:
+        if x is None or isinstance(x, (bool, int, float, complex, str, bytes)):
+            yield path, _short(repr(x))
+            return
+        if hasattr(x, "dtype") and hasattr(x, "shape"):
+            yield path, _array(x)
+            return
+        if id(x) in self._seen or depth > _DEEPEST:
+            return
+        self._seen[id(x)] = x
+        for inner, value in self._parts(path, x):
+            if value is _TEXT:
+                yield inner
+            else:
+                yield from self.facts(inner, value, depth + 1)
+
+    def _parts(self, path: str, x: Any) -> Iterator[tuple[Any, Any]]:
+        if isinstance(x, Mapping):
+            for key, value in x.items():
+                yield f"{path}[{key!r}]" if isinstance(key, str) else f"{path}[{_short(repr(key))}]", value
+        elif isinstance(x, tuple) and hasattr(x, "_fields"):
+            for name in x._fields:
+                yield f"{path}.{name}", getattr(x, name)
+        elif isinstance(x, (list, tuple)):
+            if len(x) > _MOST_ITEMS:
+                yield (path, f"{_name(type(x))} of {len(x):,}"), _TEXT
+            for number in _some(len(x), _MOST_ITEMS, _MOST_ITEMS // 4):
+                yield f"{path}[{number}]", x[number]
+        elif isinstance(x, functools.partial):
+            yield path, x.func
+            for number, value in enumerate(x.args):
+                yield f"{path}[{number}]", value
+            for name, value in x.keywords.items():
+                yield f"{path}.{name}", value
+        elif isinstance(x, MethodType):
+            yield path, x.__func__
+            yield f"{path}.self", x.__self__
+        elif isinstance(x, type):
+            yield (path, _name(x)), _TEXT
+        elif isinstance(unwrapped := inspect.unwrap(x) if callable(x) else x, FunctionType):
+            yield from _of_function(path, unwrapped)
+        elif dataclasses.is_dataclass(x):
+            yield (path, _name(type(x))), _TEXT
+            for field in dataclasses.fields(x):
+                yield f"{path}.{field.name}", getattr(x, field.name, None)
+        else:
+            yield (path, _name(x if hasattr(x, "__qualname__") else type(x))), _TEXT
+            for name, value in sorted(getattr(x, "__dict__", {}).items()):
+                if not name.startswith("_") and isinstance(value, (bool, int, float, str)):
+                    yield f"{path}.{name}", value
+
+
+_TEXT = object()
+
+
+def _of_function(path: str, function: FunctionType) -> Iterator[tuple[Any, Any]]:
+    """Its name and code; and what it reads: defaults, what it closes over, numbers and functions of its own module."""
+    code = function.__code__
+    is_installed = code.co_filename.startswith((*_INSTALLED, "<frozen"))
+    text = "" if is_installed else _code(function)
+    yield (path, f"{_name(function)}, code {_digest(text.encode())}" if text else _name(function)), _TEXT
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.default is not parameter.empty:
+            yield f"{path}.{parameter.name}", parameter.default
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"{path}.{name}", cell.cell_contents
+        except ValueError:  # it has nothing yet
+            continue
+    if not is_installed:
+        for name in sorted(_global_names(code)):
+            value = function.__globals__.get(name)
+            is_own = isinstance(value, FunctionType) and value.__module__ == function.__module__
+            if is_own or isinstance(value, (bool, int, float, str)):
+                yield f"{path}.{name}", value
+
+
+def _global_names(code: CodeType) -> set[str]:
+    inner = (_global_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _code(function: FunctionType) -> str:
+    """Its source, without comments and spaces; of a lambda only if it is alone there. Bytecode is each Python's own."""
+    import ast
+
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):  # typed at a prompt, or made by exec
+        return ""
+    if function.__name__ == "<lambda>":
+        try:
+            tree = ast.parse(source.strip())
+        except SyntaxError:  # it ends inside the call that the lambda is given to
+            return ""
+        found = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+        if len(found) != 1:
+            return ""
+        source = ast.get_source_segment(source.strip(), found[0]) or ""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError):
+        return re.sub(r"\s", "", source)
+    lines = source.splitlines()
+    for token in reversed(tokens):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    return re.sub(r"\s", "", "".join(lines))
+
+
+def _name(x: Any) -> str:
+    module = str(getattr(x, "__module__", "") or "").partition(".")[0]
+    name = str(getattr(x, "__qualname__", type(x).__qualname__)).replace(".<locals>", "")
+    return name if module in ("", "builtins", "__main__") else f"{module}: {name}"
+
+
+def _short(text: str) -> str:
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+    return text if len(text) <= _LONGEST else f"{text[:20]}…, {len(text)} characters, digest {_digest(text.encode())}"
+
+
+def _array(x: Any) -> str:
+    """Its dtype and shape, and a digest of its values; of a large one, of some of its rows."""
+    shape = tuple(map(int, x.shape))
+    kind = f"{x.dtype} {shape}"
+    is_key = isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.extended)
+    if is_key or (isinstance(x, jax.Array) and not x.is_fully_addressable) or getattr(x.dtype, "hasobject", False):
+        return kind
+    if not shape:
+        return repr(np.asarray(x).item())
+    size = np.asarray(x[:1]).nbytes
+    is_whole = size * shape[0] <= _WHOLE
+    # Row by row: each kind of array, in memory, on a device or in a file, can be asked so.
+    rows = _some(shape[0], 0, _ROWS)
+    content = np.asarray(x) if is_whole else np.stack([np.asarray(x[row]) for row in rows])
+    of = "" if is_whole else f" of {len(rows)} of its {shape[0]:,} rows"
+    little = content.astype(content.dtype.newbyteorder("<"), copy=False)
+    return f"{kind}, digest {_digest(np.ascontiguousarray(little).tobytes())}{of}"
+
+
+def _some(number: int, at_most: int, otherwise: int) -> list[int]:
+    """All numbers below one that is small; of a large one so many, evenly spaced, the first and the last included."""
+    if number <= at_most:
+        return list(range(number))
+    return sorted({round(i * (number - 1) / (otherwise - 1)) for i in range(otherwise)})
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]

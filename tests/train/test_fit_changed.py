@@ -1,0 +1,168 @@
+"""What a run depends on is described in its checkpoints, and what is another when it goes on is said, line by line."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import paraxis as px
+
+ROOT = Path(__file__).parents[2]
+SCALE = 1.0
+
+
+def loss(params: Any, batch: Any, power: int = 2) -> Any:
+    return SCALE * jnp.abs(batch["x"] @ params["w"] - batch["y"]) ** power
+
+
+def other_loss(params: Any, batch: Any) -> Any:
+    return jnp.abs(batch["x"] @ params["w"] - batch["y"])
+
+
+def moved(batch: Any) -> Any:
+    return batch | {"x": batch["x"] + np.float32(1)}
+
+
+def made(
+    *,
+    optimizer: Any = None,
+    loss: Any = loss,
+    rows: int = 64,
+    value: float = 1.0,
+    transform: Callable[..., Any] | None = None,
+    data: Callable[[Any], Any] | None = None,
+    ema: float | None = None,
+    **options: Any,
+) -> tuple[Any, Any, Any]:
+    """State, step and data of a run, each made anew as in another process."""
+    x = np.arange(3.0 * rows, dtype=np.float32).reshape(rows, 3) / (3 * rows)
+    x[rows // 2] = value
+    arrays = {"x": x, "y": np.ones(rows, np.float32)}
+    state = px.TrainState.create({"w": jnp.zeros(3)}, optimizer or adam(), ema=ema)
+    found = px.loader(arrays, 16, transform=transform) if data is None else data(arrays)
+    return state, px.train_step(loss, **options), found
+
+
+def adam(rate: Any = 1e-3, **options: Any) -> Any:
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate, **options))
+
+
+def schedule(rate: float) -> Any:
+    return adam(optax.cosine_decay_schedule(rate, 100))
+
+
+def closing_over(weight: float) -> Any:
+    return lambda params, batch: weight * (batch["x"] @ params["w"] - batch["y"]) ** 2
+
+
+def batches(arrays: Any) -> list[Any]:
+    return [{name: x[:16] for name, x in arrays.items()}] * 4
+
+
+DIGEST = "[0-9a-f]{12}"
+CHANGES = [
+    ({"optimizer": adam(0.01)}, {}, ["learning_rate: was 0.001, is 0.01"]),
+    ({"optimizer": adam(b1=0.8)}, {}, ["b1: was 0.9, is 0.8"]),
+    ({"optimizer": schedule(0.2)}, {"optimizer": schedule(0.1)}, ["init_value: was 0.1, is 0.2"]),
+    ({"loss": other_loss}, {}, [f"loss: was .*: loss, code {DIGEST}, is .*: other_loss, code {DIGEST}"]),
+    ({"loss": functools.partial(loss, power=1)}, {}, ["power: was 2, is 1"]),
+    ({"loss": closing_over(2.0)}, {"loss": closing_over(1.0)}, ["weight: was 1.0, is 2.0"]),
+    ({"clip": 1.0}, {}, ["clip: was None, is 1.0"]),
+    ({"guard": False}, {}, ["guard: was True, is False"]),
+    ({"precision": "bfloat16"}, {}, ["precision: was None, is 'bfloat16'"]),
+    ({"microbatches": 2}, {}, ["microbatches: was 1, is 2"]),
+    ({"transform": moved}, {}, [f"transform: was None, is .*: moved, code {DIGEST}"]),
+    ({"value": 2.0}, {}, [rf"data\['x'\]: was float32 \(64, 3\), digest {DIGEST}, is .* digest {DIGEST}"]),
+    ({"value": 2.0, "data": batches}, {"data": batches}, []),  # that row is in none of these batches
+    ({"ema": 0.9}, {"ema": 0.8}, ["ema: was 0.8, is 0.9"]),
+    ({}, {}, []),
+]
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "lines"),
+    [pytest.param(*case, marks=[] if n % 3 == 0 or n > 12 else pytest.mark.slow) for n, case in enumerate(CHANGES)],
+)
+def test_a_change_is_said_in_one_line(
+    now: Any, before: Any, lines: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for progress in (False, None):
+        directory = tmp_path / str(progress)
+        px.fit(*made(**before), steps=1, checkpoint=directory, progress=False)
+        capfd.readouterr()
+        px.fit(*made(**now), steps=2, checkpoint=directory, progress=progress)
+        said = [line for line in capfd.readouterr().err.splitlines() if re.match(r"px.fit: \S+: was ", line)]
+        assert len(said) == len(lines), said
+        for line, expected in zip(said, lines, strict=True):
+            assert re.fullmatch(f"px.fit: {expected}", line), line
+
+
+def test_a_number_that_a_loss_reads_of_its_module_is_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    px.fit(*made(), steps=1, checkpoint=tmp_path, progress=False)
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    px.fit(*made(), steps=2, checkpoint=tmp_path, progress=False)
+    assert "px.fit: SCALE: was 1.0, is 3.0\n" in capfd.readouterr().err
+
+
+def described(directory: Path, **options: Any) -> dict[str, str]:
+    state, step, data = made(**options)
+    px.fit(state, step, data, steps=1, checkpoint=directory, progress=False)
+    return px.Checkpoints(directory).restore(state).notes["fit"]["run"]
+
+
+def test_of_large_data_some_rows_are_read_and_that_is_said(tmp_path: Path) -> None:
+    found = described(tmp_path, rows=200_000)["data['x']"]
+    assert re.fullmatch(rf"float32 \(200000, 3\), digest {DIGEST} of 64 of its 200,000 rows", found)
+
+
+class Odd:
+    """Says nothing of itself, and fails when it is looked at."""
+
+    def __len__(self) -> int:
+        raise RuntimeError("not this one")
+
+    def __iter__(self) -> Any:
+        return iter([{"x": np.ones((4, 3), np.float32), "y": np.ones(4, np.float32)}] * 3)
+
+
+def test_what_cannot_be_described_is_described_by_its_name(tmp_path: Path) -> None:
+    found = described(tmp_path, data=lambda arrays: _Sized())
+    assert found["data"].endswith("_Sized")
+    assert all(len(text) < 300 for text in found.values())
+
+
+class _Sized(Odd):
+    def __len__(self) -> int:
+        return 3
+
+
+def main(directory: str) -> None:
+    options = {"clip": 1.0, "transform": moved, "optimizer": schedule(0.1), "loss": closing_over(0.5)}
+    print(json.dumps(described(Path(directory), **options)))  # noqa: T201
+
+
+def test_it_is_the_same_in_every_process_and_has_no_addresses(tmp_path: Path) -> None:
+    texts = []
+    for number, seed in enumerate(("0", "12345")):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+        command = [sys.executable, "-c", f"from {__name__} import main; main({str(tmp_path / str(number))!r})"]
+        done = subprocess.run(
+            command, env={**environment, "PYTHONHASHSEED": seed}, cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        texts.append(done.stdout)
+    assert texts[0] == texts[1]
+    assert "0x" not in texts[0]
+    assert json.loads(texts[0])["clip"] == "1.0"
