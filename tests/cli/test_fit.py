@@ -313,8 +313,11 @@ def test_classes_that_can_be_told_apart_need_a_penalty(
     status, text, err = said(capsys, "fit", tmp_path / "data.npz", *arguments)
     assert (status, err) == (0, "")
     assert "y: True, not False" in text
-    assert "the columns tell the classes apart without a mistake" in text
-    assert f"write {instead}\n" in text
+    assert "status               │ there is no finite solution" in text
+    assert (
+        f"note there is no finite solution: some coefficients grow for as long as the solver runs; write {instead}\n"
+        in text
+    )
 
 
 @pytest.mark.slow
@@ -348,21 +351,27 @@ def test_a_failure_at_the_last_file_leaves_what_was_there(
 
     monkeypatch.setattr(np, "savez", failing)
     out = tmp_path / name
-    status, _, err = said(capsys, "fit", file, *QUICK, "--out", out)
-    assert status == (2 if isinstance(error, OSError) else 130)
-    assert err == (f"paraxis: --out {out} cannot be written to: no space left\n" if status == 2 else "")
+    status, _, err = said(capsys, "fit", file, *QUICK, "--overwrite", "--out", out)
+    if isinstance(error, OSError):
+        assert (status, err) == (2, f"paraxis: --out {out} cannot be written to: no space left\n")
+    else:
+        assert (status, err) == (130, f"paraxis: interrupted; nothing was saved, --out {out} is as it was\n")
     assert written == ["coefficients.csv", "fit.png"]
     assert everything(tmp_path) == before
 
 
 @pytest.mark.slow
-def test_an_old_output_is_replaced(
+def test_an_old_output_is_replaced_if_that_is_asked_for(
     file: Path, fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(fitted, out)
     before = everything(out)
-    assert said(capsys, "fit", file, *QUICK, "--test-fraction", 0.5, "--out", out)[0] == 0
+    again = ["fit", file, *QUICK, "--test-fraction", 0.5, "--out", out]
+    _, _, err = said(capsys, *again)
+    assert err == f"paraxis: --out {out} holds an earlier fit; write --overwrite to replace it, or --out {out}-2\n"
+    assert everything(out) == before
+    assert said(capsys, *again, "--overwrite")[0] == 0
     after = everything(out)
     assert after.keys() == before.keys()
     assert [name for name in before if before[name] == after[name]] == []

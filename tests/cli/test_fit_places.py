@@ -124,7 +124,7 @@ def test_what_came_during_a_fit_stays(
         (out / "thesis.tex").write_text("years of work")
 
     monkeypatch.setattr(np, "savez", slow)
-    status, _, err = said(capsys, "fit", file, *QUICK, "--out", out)
+    status, _, err = said(capsys, "fit", file, *QUICK, "--overwrite", "--out", out)
     own = f"give a directory of its own: --out {out / 'fit'}"
     assert (status, err) == (2, f"paraxis: --out {out} holds other things, 'thesis.tex'; {own}\n")
     assert everything(tmp_path) == {**before, "out/thesis.tex": b"years of work"}
@@ -132,11 +132,12 @@ def test_what_came_during_a_fit_stays(
 
 def test_a_column_without_a_name_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "data.csv", {"": range(60), **NUMBERS})
-    note = "note column 1 has no name; it is used as '' — leave it out with --ignore ''\n"
+    note = "note column 1 has no name, and is left out: what numbers the rows is not to predict from\n"
     for arguments in ([], ["--ignore", ""]):
-        status, text, err = said(capsys, "fit", file, *QUICK, *arguments, "--out", tmp_path / "out")
+        status, text, err = said(capsys, "fit", file, *QUICK, *arguments, "--out", tmp_path / f"out{len(arguments)}")
         assert (status, err) == (0, "")
         assert (note in text) == (not arguments)
+        assert "left out             │ ''" in text
 
 
 @pytest.mark.parametrize("ratio", [0, 0.5])

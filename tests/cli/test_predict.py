@@ -200,12 +200,24 @@ def test_log_probabilities_do_not_overflow(tmp_path: Path, capsys: pytest.Captur
 CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"u": [1], "V": [1], "city": ["Bern"]}, "", "data.csv has no column 'v'; its columns are 'u', 'V', 'city'"),
     ({"u": [1]}, "", "data.csv has no column 'v', 'city'; its columns are 'u'\n"),
-    ({**ROWS, "u": ["x", "1", "2"]}, "", "column 'u' of {} holds string, but the model was fitted to numbers"),
-    ({**ROWS, "u": [None, 1, None]}, "", "2 missing values, in column 'u' (2); write --missing mean"),
-    ({**ROWS, "v": ["inf", 1, 2]}, "", "1 infinite value, in column 'v' (1); make them missing, or leave those rows"),
+    ({**ROWS, "u": ["x", "1", "2"]}, "", "column 'u' of {} holds text, but the model was fitted to numbers"),
+    (
+        {**ROWS, "u": [None, 1, None]},
+        "",
+        "2 missing values, in column 'u' (2), the first in line 2; write --missing mean",
+    ),
+    ({**ROWS, "v": ["inf", 1, 2]}, "", "1 infinite value, in column 'v' (1), in line 2; make them missing, or"),
     (ROWS, "--out predictions.txt", "--out predictions.txt must end in .csv or .parquet"),
     (ROWS, "--out {}", "--out {} is a file that is read; give another one"),
     (ROWS, "--out {}/x.csv", "--out {}/x.csv cannot be written to: "),
+    (ROWS, "--out /proc/x.csv", "--out /proc/x.csv cannot be written to: No such file or directory"),
+    (ROWS, "--keep id", "data.csv has no column to keep 'id'; its columns are 'city', 'v', 'u'"),
+    (
+        {**ROWS, "row": [1, 2, 3]},
+        "--keep row",
+        "--keep row: another column that is written has this name; rename it in {}",
+    ),
+    (ROWS, "--decimal ,", "--decimal ',' is the delimiter, too; write --delimiter ';'"),
 ]
 
 
@@ -314,7 +326,7 @@ def test_a_failure_while_writing_leaves_the_old_predictions(
         raise OSError(28, "no space left")
 
     monkeypatch.setattr(arrow_csv, "write_csv", failing)
-    _, _, err = said(capsys, "predict", tmp_path, file, "--out", tmp_path / "out.csv")
+    _, _, err = said(capsys, "predict", tmp_path, file, "--out", tmp_path / "out.csv", "--overwrite")
     assert err == f"paraxis: --out {tmp_path / 'out.csv'} cannot be written to: no space left\n"
     assert everything(tmp_path) == before
 

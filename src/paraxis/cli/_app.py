@@ -10,7 +10,7 @@ from rich.console import Console
 
 from paraxis.cli._errors import CommandError, needed
 from paraxis.cli.demo import CHAPTERS, Options, chapters_named, show_chapters
-from paraxis.cli.fit import FitOptions, PredictOptions, grid_of
+from paraxis.cli.fit import CsvForm, FitOptions, PredictOptions, grid_of
 from paraxis.cli.launch import LaunchCommand
 
 app = typer.Typer(
@@ -20,6 +20,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+_Encoding = Annotated[
+    str | None, typer.Option(help="Of a CSV file.", show_default="UTF-8, or as a mark at its beginning says")
+]
+_Delimiter = Annotated[str, typer.Option(help="Between the values of a CSV file; or tab.")]
+_Decimal = Annotated[str, typer.Option(help="The decimal point of a CSV file: '.' or ','.")]
 
 _QUICK_ROUNDS, _QUICK_EPOCHS = 3, 2
 
@@ -141,11 +147,16 @@ def fit(
     ] = None,
     max_iterations: Annotated[int, typer.Option(min=1, help="Stop after so many iterations.")] = 10_000,
     out: Annotated[Path, typer.Option(help="Directory for model, coefficients and plot.")] = Path("paraxis-fit"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier fit in that directory.")] = False,
+    encoding: _Encoding = None,
+    delimiter: _Delimiter = ",",
+    decimal: _Decimal = ".",
 ) -> None:
     """Fit a linear model to the columns of a file, on all devices."""
     options = FitOptions(
         data, target, objective, penalty, strength, grid_of(strengths), folds, l1_ratio, missing, text, ignore or (),
-        test_fraction, seed, devices, float32, tol, max_iterations, out,
+        test_fraction, seed, devices, float32, tol, max_iterations, out, overwrite,
+        CsvForm(encoding, delimiter, decimal),
     )  # fmt: skip
     with needed("fit"):
         from paraxis.cli.fit import _fit
@@ -167,11 +178,22 @@ def predict(
         Literal["fail", "mean"] | None,
         typer.Option(help="What to do with missing values.", show_default="as in the fit"),
     ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Write this column of the file beside the predictions; may be repeated."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file at --out.")] = False,
+    encoding: _Encoding = None,
+    delimiter: _Delimiter = ",",
+    decimal: _Decimal = ".",
 ) -> None:
     """Predict the rows of a file with a model that was fitted."""
     with needed("fit"):
         from paraxis.cli.fit import _predict
-    _predict.run_predict(PredictOptions(model, data, out, probabilities, missing), Console())
+    form = CsvForm(encoding, delimiter, decimal)
+    _predict.run_predict(
+        PredictOptions(model, data, out, probabilities, missing, keep or (), overwrite, form), Console()
+    )
 
 
 @app.command(cls=LaunchCommand, context_settings={"allow_interspersed_args": False})

@@ -8,6 +8,15 @@ class CommandError(Exception):
     """A mistake in the arguments, the installation or the surroundings; the message is a single line."""
 
 
+class StoppedError(Exception):  # not of KeyboardInterrupt: the parser would take that for its own
+    """The user stopped the command; the message says on one line what became of the work."""
+
+
+def printable(text: str) -> str:
+    """The same with what a terminal could take for a command, or cannot show, as Python writes it."""
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
+
+
 @contextlib.contextmanager
 def needed(extra: str) -> Iterator[None]:
     """Around imports that only an extra of the package provides.

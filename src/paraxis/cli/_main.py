@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from paraxis.cli._errors import CommandError, needed
+from paraxis.cli._errors import CommandError, StoppedError, needed, printable
 
 _USAGE, _INTERRUPTED = 2, 130
 
@@ -22,7 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from paraxis.cli import _app
         return _app.run(arguments)
     except CommandError as error:
-        print(f"paraxis: {error}", file=sys.stderr)
+        print(f"paraxis: {printable(str(error))}", file=sys.stderr)
         return _USAGE
+    except StoppedError as error:
+        print(f"paraxis: {printable(str(error))}", file=sys.stderr)
+        return _INTERRUPTED
     except KeyboardInterrupt:
         return _INTERRUPTED

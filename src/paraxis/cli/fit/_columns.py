@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from paraxis.cli._errors import CommandError
-from paraxis.cli.fit._tables import Column, Table, quoted
+from paraxis.cli.fit._csv import DIGITS, is_number
+from paraxis.cli.fit._tables import Table, quoted
+from paraxis.cli.fit._values import MARKS, Column
 
 _MOST_LEVELS = 50
 
@@ -80,11 +82,17 @@ def usable(table: Table, names: Sequence[str], text: str, note: Callable[[str], 
             f"{_named(odd)} hold{_s(odd)} neither numbers nor text but {odd[0].stored}; write "
             f"{_ignoring(odd)}, or turn {'it' if len(odd) == 1 else 'them'} into numbers"
         )
+    merged = [column for column in columns if column.merged]
+    if merged:
+        raise CommandError(
+            f"{_named(merged)} hold{_s(merged)} integers that are one float64, such as "
+            f"{quoted(merged[0].merged or ())}; write {_ignoring(merged)}, or subtract the least of them from all"
+        )
     texts = [column for column in columns if column.kind == "text"]
     if texts and text == "fail":
         raise CommandError(
-            f"{_named(texts)} hold{_s(texts)} text, such as {_example(texts[0])}; write --text one-hot for a column "
-            f"per level, or --text drop"
+            f"{_named(texts)} hold{_s(texts)} text, such as {_example(texts[0], table)}; write --text one-hot for a "
+            f"column per level, or --text drop"
         )
     many = [(column, count) for column in texts if (count := len(_levels(column))) > _MOST_LEVELS]
     if many and text == "one-hot":
@@ -105,13 +113,11 @@ def require_finite(table: Table, names: Sequence[str]) -> None:
     Raises:
         CommandError: naming the columns.
     """
-    counts = {
-        name: int(np.isinf(table.columns[name].values).sum()) for name in names if _is_number(table.columns[name])
-    }
-    counts = {name: count for name, count in counts.items() if count}
-    if counts:
+    infinite = {name: np.isinf(column.values) for name, column in table.columns.items() if column.kind == "number"}
+    found = {name: infinite[name] for name in names if name in infinite and infinite[name].any()}
+    if found:
         raise CommandError(
-            f"{table.path} holds {_counted(counts, 'infinite value')}; make them missing, or leave those rows out"
+            f"{table.path} holds {_counted(found, 'infinite value', table)}; make them missing, or leave those rows out"
         )
 
 
@@ -121,9 +127,27 @@ def require_present(table: Table, names: Sequence[str], advice: str) -> None:
     Raises:
         CommandError: naming the columns, and giving the advice.
     """
-    counts = {name: count for name in names if (count := int(table.columns[name].missing.sum()))}
-    if counts:
-        raise CommandError(f"{table.path} holds {_counted(counts, 'missing value')}; {advice}")
+    found = {name: column.missing for name in names if (column := table.columns[name]).missing.any()}
+    if found:
+        raise CommandError(f"{table.path} holds {_counted(found, 'missing value', table)}; {advice}")
+
+
+def tell_of_marks(table: Table, names: Sequence[str], note: Callable[[str], None]) -> None:
+    """Tell what was made of words that may stand for a missing value, and of texts between numbers."""
+    for name in names:
+        column = table.columns[name]
+        if column.marks:
+            note(f"column {name!r}: {quoted(column.marks)} counts as a missing value")
+        if column.kind != "text":
+            continue
+        found = set(column.values[~column.missing])
+        if marks := sorted(MARKS & found):
+            note(f"column {name!r}: {quoted(marks)} counts as text; leave out the text where a value is missing")
+        odd = sorted(value for value in found - MARKS if not is_number(value))
+        if odd and len(odd) < len(found - MARKS) / 2:
+            row = int(np.flatnonzero(column.values == odd[0])[0])
+            where = f"{odd[0]!r} in {table.place(row)}"
+            note(f"column {name!r} holds text, such as {where}, among numbers: all of it counts as text")
 
 
 def learn(table: Table, names: Sequence[str], note: Callable[[str], None]) -> Recipe:
@@ -170,15 +194,18 @@ def text_of(column: Column) -> np.ndarray:
     if column.kind == "text":
         return column.values
     if column.kind == "boolean":
-        return np.where(column.values > 0, "true", "false").astype(object)
+        return np.where(column.values, "true", "false").astype(object)
+    if column.kind == "integer":
+        return column.values.astype(str).astype(object)
     values = column.values.tolist()
     return np.array([f"{value:.0f}" if value.is_integer() else repr(value) for value in values], object)
 
 
 def _values(column: Column, source: Source) -> np.ndarray:
     """``(n,)`` float64, NaN where missing."""
-    values = column.values if source.level is None else text_of(column) == source.level
-    return np.where(column.missing, np.nan, values.astype(np.float64))
+    if source.level is None:
+        return column.numbers
+    return np.where(column.missing, np.nan, (text_of(column) == source.level).astype(np.float64))
 
 
 def _moments(values: np.ndarray) -> tuple[float, float]:
@@ -196,24 +223,15 @@ def _levels(column: Column) -> list[str]:
     return sorted(set(text_of(column)[~column.missing]))
 
 
-def _is_number(column: Column) -> bool:
-    return column.kind in ("number", "integer", "boolean")
-
-
-def _example(column: Column) -> str:
+def _example(column: Column, table: Table) -> str:
     present = column.values[~column.missing]
-    odd = [value for value in present if not _reads_as_number(value)]
+    odd = [value for value in present if not is_number(value)]
     if odd and len(odd) < len(present):
-        return f"{odd[0]!r} among numbers (if it stands for a missing value, leave the cell empty)"
-    return repr(present[0]) if len(present) else "nothing"
-
-
-def _reads_as_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        where = table.place(int(np.flatnonzero(column.values == odd[0])[0]))
+        return f"{odd[0]!r} in {where} among numbers (if it stands for a missing value, leave the cell empty)"
+    if not len(present):
+        return "nothing"
+    return repr(present[0]) if column.stored not in DIGITS else f"{present[0]!r} ({column.stored})"
 
 
 def _named(columns: Sequence[Column]) -> str:
@@ -229,9 +247,12 @@ def _ignoring(columns: Sequence[Column]) -> str:
     return " ".join(shown) + (" …" if len(columns) > 3 else "")
 
 
-def _counted(counts: dict[str, int], what: str) -> str:
-    total = sum(counts.values())
-    listed = list(counts.items())
-    shown = ", ".join(f"{name!r} ({count})" for name, count in listed[:6])
-    more = f" and {len(listed) - 6} more" if len(listed) > 6 else ""
-    return f"{total} {what}{'s' if total > 1 else ''}, in column{'s' if len(listed) > 1 else ''} {shown}{more}"
+def _counted(found: dict[str, np.ndarray], what: str, table: Table) -> str:
+    """How many there are by column, ``(n,)`` booleans, and where the first is."""
+    counts = [(name, int(rows.sum())) for name, rows in found.items()]
+    total = sum(count for _, count in counts)
+    shown = ", ".join(f"{name!r} ({count})" for name, count in counts[:6])
+    more = f" and {len(counts) - 6} more" if len(counts) > 6 else ""
+    place = table.place(int(np.any(list(found.values()), 0).argmax()))
+    listed = f"in column{'s' if len(counts) > 1 else ''} {shown}{more}"
+    return f"{total} {what}{'s' if total > 1 else ''}, {listed}, {'the first ' if total > 1 else ''}in {place}"

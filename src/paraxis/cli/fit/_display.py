@@ -68,7 +68,7 @@ def draw(history: Sequence[Iteration], smooth: bool, path: Path) -> None:
     values = np.array([seen.value for seen in history])
     errors = np.array([seen.error for seen in history])
     figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2, sharex=True)
     left_over = np.abs(values - values[-1:])
     for axes, heights, title, colour in (
         (left, left_over, f"{value_name(smooth).capitalize()}: distance from its last value", "tab:orange"),

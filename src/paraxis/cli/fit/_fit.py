@@ -1,8 +1,10 @@
 """``paraxis fit``: read, check, hold out, fit, report, and only then write."""
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +14,7 @@ from rich.markup import escape
 from sklearn.model_selection import train_test_split
 
 from paraxis._host import processes
-from paraxis.cli._errors import CommandError
+from paraxis.cli._errors import CommandError, StoppedError
 from paraxis.cli.demo._devices import describe, find_devices
 from paraxis.cli.fit import _columns as columns
 from paraxis.cli.fit import _grids as grids
@@ -23,8 +25,9 @@ from paraxis.cli.fit._model import Model
 from paraxis.cli.fit._options import FitOptions
 from paraxis.cli.fit._output import require_place, write_all
 from paraxis.cli.fit._solving import SCORES, Solved, Solver, solve, validate
-from paraxis.cli.fit._tables import Table, quoted, read_table
+from paraxis.cli.fit._tables import Table, digest_of, quoted, read_table
 from paraxis.launch import initialize
+from paraxis.solve import Status
 
 _DROP = "write --missing drop-rows"
 _ADVICE = f"{_DROP}, or --missing mean to put the column's mean in their place"
@@ -49,75 +52,90 @@ def run_fit(options: FitOptions, console: Console) -> None:
     place = initialize()
     if place.process:  # the first of several processes shows, and writes, for all
         console = Console(quiet=True)
-    require_place(options.out, options.data)
+    require_place(options.out, options.data, options.overwrite)
 
     def note(text: str) -> None:
         console.print(f"[yellow]note[/] {escape(text)}", highlight=False)
 
-    work = _prepared(options, note)
-    train, test = _dealt(options, work)
-    train_table, y = work.table.rows(train), work.y[train]
-    recipe = columns.learn(train_table, work.names, note)
-    _require_rows(options, work.target, y, len(recipe.sources))
-    find_devices(options.devices or 1)
-    devices = jax.devices()[: options.devices or None]
-    if len({device.process_index for device in devices}) < place.num_processes:
-        raise CommandError(
-            f"--devices {options.devices} leaves out devices of some of the {place.num_processes} processes; leave it "
-            f"out, and say how many each has: paraxis launch --devices"
+    with _nothing_written(options.out):
+        work = _prepared(options, note)
+        train, test = _dealt(options, work)
+        train_table, y = work.table.rows(train), work.y[train]
+        recipe = columns.learn(train_table, work.names, note)
+        _require_rows(options, work.target, y, len(recipe.sources))
+        find_devices(options.devices or 1)
+        devices = jax.devices()[: options.devices or None]
+        if len({device.process_index for device in devices}) < place.num_processes:
+            raise CommandError(
+                f"--devices {options.devices} leaves out devices of some of the {place.num_processes} processes; leave "
+                f"it out, and say how many each has: paraxis launch --devices"
+            )
+        solver = Solver(
+            work.target.objective, options.penalty, options.l1_ratio, options.tol, options.max_iterations, len(devices)
         )
-    solver = Solver(
-        work.target.objective, options.penalty, options.l1_ratio, options.tol, options.max_iterations, len(devices)
-    )
-    X = recipe.design(train_table).astype(np.float32 if options.float32 else np.float64)
+        X = recipe.design(train_table).astype(np.float32 if options.float32 else np.float64)
 
-    started = time.perf_counter()
-    strength = _strength(options, solver, X, y, console)
-    with Live(console, f"fitting to {len(X):,} rows", value_name(solver.smooth)) as live:
-        solved = solve(solver, strength, X, y, live)
-    seconds = time.perf_counter() - started
+        started = time.perf_counter()
+        strength = _strength(options, solver, X, y, console)
+        with Live(console, f"fitting to {len(X):,} rows", value_name(solver.smooth)) as live:
+            solved = solve(solver, strength, X, y, live)
+        seconds = time.perf_counter() - started
 
-    about = {
-        "penalty": options.penalty,
-        "strength": strength,
-        "rows": len(X),
-        "status": solved.status,
-        "data": options.data.name,
-    }
-    model = Model(work.target, recipe, solved.coef, solved.intercept, options.missing == "mean", about)
-    tested, y_tested = (work.table.rows(test), work.y[test]) if len(test) else (train_table, y)
-    objective = work.target.objective
-    baseline = np.broadcast_to(trivial(objective, y), (len(y_tested), len(solved.coef)))
-    metrics = {
-        "model": measured(objective, model.linear(tested), y_tested),
-        "without the columns": measured(objective, baseline, y_tested),
-    }
-    processes.by_first("paraxis fit", lambda: write_all(options.out, model, solved.history, solver.smooth))
+        about = {
+            "penalty": options.penalty,
+            "strength": strength,
+            "rows": len(X),
+            "status": solved.status,
+            "data": options.data.name,
+            "digest": digest_of(options.data),
+        }
+        model = Model(work.target, recipe, solved.coef, solved.intercept, options.missing == "mean", about)
+        tested, y_tested = (work.table.rows(test), work.y[test]) if len(test) else (train_table, y)
+        objective = work.target.objective
+        baseline = np.broadcast_to(trivial(objective, y), (len(y_tested), len(solved.coef)))
+        metrics = {
+            "model": measured(objective, model.linear(tested), y_tested),
+            "without the columns": measured(objective, baseline, y_tested),
+        }
+        processes.by_first(
+            "paraxis fit", lambda: write_all(options.out, options.overwrite, model, solved.history, solver.smooth)
+        )
     value = value_name(solver.smooth)
     console.print(_summary(options, work, model, solved, value, describe(devices), seconds))
     where = f"{len(test):,} rows held out" if len(test) else "the rows fitted to; none are held out"
     console.print(grids.metrics_grid(f"On {where}", metrics))
     console.print(grids.coefficients_grid(model))
-    if not strength and _is_separated(model, train_table, y):
-        note("the columns tell the classes apart without a mistake: without a penalty, coefficients then grow for as "
-             f"long as the solver runs; {_penalised(options)}")  # fmt: skip
-    if not solved.converged:
+    if solved.status == Status.UNBOUNDED.words:
+        note(f"{solved.status}; {_penalised(options)}")
+    elif not solved.converged:
         note(f"the solver stopped early: {solved.status}")
     console.print(f"Written to {options.out}: coefficients.csv, fit.png, model.npz", markup=False, highlight=False)
 
 
+@contextlib.contextmanager
+def _nothing_written(out: Path) -> Iterator[None]:
+    """If interrupted within, say that all is as it was."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise StoppedError(f"interrupted; nothing was saved, --out {out} is as it was") from None
+
+
 def _prepared(options: FitOptions, note: Callable[[str], None]) -> _Work:
-    table = read_table(options.data)
+    table = read_table(options.data, options.csv)
     table.required([options.target], "target column")
     table.required(options.ignore, "column to ignore")
     if options.target in options.ignore:
         raise CommandError(f"--ignore {options.target} is the target itself")
-    left_out = {options.target, *options.ignore}
+    index = [name for name in table.index if name not in (options.target, *options.ignore)]
+    for name in index:
+        nameless = f"column {list(table.columns).index(name) + 1} has no name"
+        what = f"{name!r} is the index of a data frame" if name else nameless
+        note(f"{what}, and is left out: what numbers the rows is not to predict from")
+    left_out = {options.target, *options.ignore, *index}
     names = [name for name in table.columns if name not in left_out]
     names = columns.usable(table, names, options.text, note)
-    if "" in names:
-        number = list(table.columns).index("") + 1
-        note(f"column {number} has no name; it is used as '' — leave it out with --ignore ''")
+    columns.tell_of_marks(table, [options.target, *names], note)
     columns.require_finite(table, names)
     table = _without_missing(options, table, names, note)
     target, reason = targets.choose(table.columns[options.target], options.objective)
@@ -237,11 +255,6 @@ def _summary(
         ("time", f"{seconds:.1f} s, with compiling"),
     ]
     return grids.pairs(f"Fit of {options.target}", rows)
-
-
-def _is_separated(model: Model, table: Table, y: np.ndarray) -> bool:
-    objective = model.target.objective
-    return objective == "logistic" and measured(objective, model.linear(table), y)["accuracy"] == 1
 
 
 def _classes(target: targets.Target) -> str:

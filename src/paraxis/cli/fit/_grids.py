@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 from rich.text import Text
 
+from paraxis.cli._errors import printable
 from paraxis.cli.fit._model import Model
 
 _SHOWN = 10  # coefficients in the terminal
@@ -24,7 +25,7 @@ def pairs(title: str, rows: Sequence[tuple[str, str]]) -> Group:
     grid.add_column(style="bold")
     grid.add_column()
     for name, value in rows:
-        grid.add_row(name, escape(value))
+        grid.add_row(name, escape(printable(value)))
     return titled(title, grid)
 
 
@@ -60,7 +61,8 @@ def coefficients_grid(model: Model) -> Group:
     grid.add_column("coefficient", justify="right")
     grid.add_column("per standard deviation", justify="right")
     for label, column, own, standardised in rows[:_SHOWN]:
-        grid.add_row(*([escape(label)] if several else []), escape(column), f"{own:.5g}", f"{standardised:.5g}")
+        name = [escape(printable(text)) for text in ([label, column] if several else [column])]
+        grid.add_row(*name, f"{own:.5g}", f"{standardised:.5g}")
     if len(rows) > _SHOWN:
         grid.caption_justify = "left"
         grid.caption = f"{len(rows) - _SHOWN:,} more in the file"

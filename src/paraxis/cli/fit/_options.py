@@ -9,6 +9,34 @@ from paraxis.cli._errors import CommandError
 
 
 @dataclasses.dataclass(frozen=True)
+class CsvForm:
+    """How a CSV file is written.
+
+    Attributes:
+        encoding: ``None``: UTF-8, or what a mark at its beginning says.
+        delimiter: between the values of a row; one character, or ``tab``.
+        decimal: in numbers between whole and fraction, ``.`` or ``,``.
+    """
+
+    encoding: str | None = None
+    delimiter: str = ","
+    decimal: str = "."
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delimiter", {"tab": "\t", "\\t": "\t"}.get(self.delimiter, self.delimiter))
+        try:
+            "".encode(self.encoding or "utf-8")
+        except LookupError:
+            raise CommandError(f"--encoding {self.encoding} is not known; write --encoding latin-1, say") from None
+        if len(self.delimiter) != 1 or self.delimiter.isalnum() or self.delimiter in '"\r\n':
+            raise CommandError(f"--delimiter {self.delimiter!r} must be one character, or tab; write --delimiter ';'")
+        if self.decimal not in (".", ","):
+            raise CommandError(f"--decimal {self.decimal!r} must be '.' or ','; write --decimal ','")
+        if self.delimiter == self.decimal:
+            raise CommandError(f"--decimal {self.decimal!r} is the delimiter, too; write --delimiter ';'")
+
+
+@dataclasses.dataclass(frozen=True)
 class FitOptions:
     """Options of ``paraxis fit``.
 
@@ -31,6 +59,8 @@ class FitOptions:
         tol: the error of a solution; ``None``: as small as the precision allows with certainty.
         max_iterations: how many are allowed.
         out: directory for what is written.
+        overwrite: whether an earlier fit there may go.
+        csv: how the file is written, if it is CSV.
     """
 
     data: Path
@@ -51,6 +81,8 @@ class FitOptions:
     tol: float | None = None
     max_iterations: int = 10_000
     out: Path = Path("paraxis-fit")
+    overwrite: bool = False
+    csv: CsvForm = CsvForm()
 
     def __post_init__(self) -> None:
         if self.strength is not None and not 0 <= self.strength < math.inf:
@@ -81,6 +113,9 @@ class PredictOptions:
         out: file for the predictions, by its suffix CSV or Parquet; ``None``: print the first.
         probabilities: whether to tell the probability of each class, too.
         missing: ``fail`` or ``mean``; ``None``: ``mean`` if the model was fitted so.
+        keep: columns of the file to write beside the predictions.
+        overwrite: whether a file at ``out`` may go.
+        csv: how the file is written, if it is CSV.
     """
 
     model: Path
@@ -88,6 +123,9 @@ class PredictOptions:
     out: Path | None = None
     probabilities: bool = False
     missing: str | None = None
+    keep: Sequence[str] = ()
+    overwrite: bool = False
+    csv: CsvForm = CsvForm()
 
 
 def grid_of(text: str | None) -> tuple[float, ...] | None:

@@ -1,12 +1,13 @@
 """The directory that ``paraxis fit`` writes: there whole, or as it was."""
 
 import csv
-import os
+import os.path
 from collections.abc import Sequence
 from pathlib import Path
 
 from paraxis._host import files
 from paraxis.cli._errors import CommandError
+from paraxis.cli._places import require_creatable, unused
 from paraxis.cli.fit._display import draw
 from paraxis.cli.fit._grids import coefficient_rows
 from paraxis.cli.fit._model import FILE_NAME, Model, is_model, save
@@ -17,16 +18,18 @@ _COEFFICIENTS, _PLOT = "coefficients.csv", "fit.png"
 _OURS = {_COEFFICIENTS, _PLOT, FILE_NAME}
 
 
-def require_place(out: Path, data: Path) -> None:
+def require_place(out: Path, data: Path, overwrite: bool) -> None:
     """Check, before the work, that the directory can be written and that only our own files would go.
 
     Args:
         out: the directory.
         data: the file that is read; it must not be in it.
+        overwrite: whether an earlier fit may go.
 
     Raises:
         CommandError: if not.
     """
+    require_creatable(out)
     place = out.resolve()
     # A link to the data would go, too.
     if out.is_dir() and any(file.is_relative_to(place) for file in (data.resolve(), data.parent.resolve() / data.name)):
@@ -39,20 +42,18 @@ def require_place(out: Path, data: Path) -> None:
             f"--out {out} is the working directory, or holds it, and is replaced as a whole; give a directory of its "
             f"own: --out {out / 'fit'}"
         )
+    if os.path.ismount(place):
+        raise CommandError(f"--out {out} is a mount point, which cannot be replaced; write --out {out / 'fit'}")
     if out.exists():
-        _require_ours(out, out)
-    there = next(path for path in out.absolute().parents if path.exists())
-    if not there.is_dir():
-        raise CommandError(f"--out {out} cannot be written to: {there} is a file")
-    if not os.access(there, os.W_OK):
-        raise CommandError(f"--out {out} cannot be written to: {there} is not yours to write to")
+        _require_ours(out, out, overwrite)
 
 
-def write_all(out: Path, model: Model, history: Sequence[Iteration], smooth: bool) -> None:
+def write_all(out: Path, overwrite: bool, model: Model, history: Sequence[Iteration], smooth: bool) -> None:
     """Write coefficients, plot and model; an old directory stays until they are whole.
 
     Args:
         out: the directory.
+        overwrite: whether an earlier fit may go.
         model: what was fitted.
         history: the iterations.
         smooth: whether the objective is.
@@ -61,7 +62,7 @@ def write_all(out: Path, model: Model, history: Sequence[Iteration], smooth: boo
         CommandError: if the disk is full or the like, or if there is by now what is not ours.
     """
     try:
-        with files.replaced_directory(out.resolve(), lambda old: _require_ours(old, out)) as directory:
+        with files.replaced_directory(out.resolve(), lambda old: _require_ours(old, out, overwrite)) as directory:
             _write_coefficients(model, directory / _COEFFICIENTS)
             draw(history, smooth, directory / _PLOT)
             save(model, directory / FILE_NAME)
@@ -69,8 +70,8 @@ def write_all(out: Path, model: Model, history: Sequence[Iteration], smooth: boo
         raise CommandError(f"--out {out} cannot be written to: {error.strerror or error}") from None
 
 
-def _require_ours(place: Path, out: Path) -> None:
-    """Check that all that is in a place, be it still called ``out`` or not, was written by :func:`write_all`.
+def _require_ours(place: Path, out: Path, overwrite: bool) -> None:
+    """Check that all in a place, be it still called ``out`` or not, was written by :func:`write_all`, and may go.
 
     Raises:
         CommandError: if not.
@@ -88,6 +89,8 @@ def _require_ours(place: Path, out: Path) -> None:
             f"--out {out} holds {quoted(path.name for path in found)}, but no {FILE_NAME} of paraxis fit; give a "
             f"directory of its own: --out {out / 'fit'}"
         )
+    if found and not overwrite:
+        raise CommandError(f"--out {out} holds an earlier fit; write --overwrite to replace it, or --out {unused(out)}")
 
 
 def _write_coefficients(model: Model, path: Path) -> None:

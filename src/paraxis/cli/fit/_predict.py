@@ -1,6 +1,6 @@
 """``paraxis predict``: what a saved model says of the rows of a file. NumPy only: no devices are started."""
 
-import os
+import os.path
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,14 +11,16 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from paraxis._host import files
-from paraxis.cli._errors import CommandError
+from paraxis.cli._errors import CommandError, printable
+from paraxis.cli._places import require_creatable, unused
 from paraxis.cli.fit import _columns as columns
 from paraxis.cli.fit._grids import metrics_grid, titled
 from paraxis.cli.fit._metrics import log_probabilities, measured
 from paraxis.cli.fit._model import Model, load
 from paraxis.cli.fit._options import PredictOptions
-from paraxis.cli.fit._tables import Table, quoted, read_table, write_table
+from paraxis.cli.fit._tables import Table, digest_of, quoted, read_table, write_table
 from paraxis.cli.fit._targets import UNKNOWN
+from paraxis.cli.fit._values import Column
 
 _SUFFIXES = (".csv", ".parquet")
 _SHOWN = 10
@@ -38,7 +40,8 @@ def run_predict(options: PredictOptions, console: Console) -> None:
 
     table = _checked(options, model, note)
     z = model.linear(table)
-    found = {"prediction": model.predicted(z)}
+    found: dict[str, Column | np.ndarray] = {name: table.columns[name] for name in options.keep}
+    found = {"row": table.numbers, **found, "prediction": model.predicted(z)}
     if options.probabilities:
         shares = np.exp(log_probabilities(z))
         found |= {f"probability_{label}": shares[:, i] for i, label in enumerate(model.target.classes)}
@@ -46,6 +49,11 @@ def run_predict(options: PredictOptions, console: Console) -> None:
         console.print(_first(found))
     else:
         _write(options.out, found)
+    if model.about.get("digest") == digest_of(options.data):
+        note(
+            f"{options.data} is the file that the model was fitted to, with {model.about['rows']:,} of its rows: this "
+            "does not show how well it predicts others"
+        )
     if model.target.name in table.columns:
         _compare(model, table, z, console, note)
     if options.out is not None:
@@ -63,21 +71,26 @@ def _require_options(options: PredictOptions, model: Model) -> None:
         return
     if out.suffix.lower() not in _SUFFIXES:
         raise CommandError(f"--out {out} must end in {' or '.join(_SUFFIXES)}")
+    require_creatable(out)
     if out.is_dir():
-        raise CommandError(f"--out {out} is a directory; give a file")
+        raise CommandError(f"--out {out} is a directory; write --out {out / 'predictions.csv'}")
     if out.exists() and any(
         place.is_file() and os.path.samefile(out, place) for place in (options.data, options.model)
     ):
         raise CommandError(f"--out {out} is a file that is read; give another one")
+    if os.path.lexists(out) and not options.overwrite:
+        raise CommandError(f"--out {out} is there; write --overwrite to replace it, or --out {unused(out)}")
 
 
 def _checked(options: PredictOptions, model: Model, note: Callable[[str], None]) -> Table:
     names, target = model.recipe.columns, model.target
     texts = set(model.recipe.text_columns)
     as_text = texts | ({target.name} if target.kind == "text" else set())
-    table = read_table(options.data, as_text=sorted(as_text))
+    as_text |= {name for name in options.keep if name not in names and name != target.name}
+    table = read_table(options.data, options.csv, as_text=as_text)
     table.required(names, "column")
-    extra = [name for name in table.columns if name not in names and name != target.name]
+    _require_keepable(options, model, table)
+    extra = [name for name in table.columns if name not in (*names, *options.keep, target.name)]
     if extra:
         note(f"the model does not use {quoted(extra)}")
     for name in names:
@@ -88,6 +101,7 @@ def _checked(options: PredictOptions, model: Model, note: Callable[[str], None])
                 if name not in texts
                 else f"column {name!r} of {table.path} holds {column.stored}, but the model was fitted to text"
             )
+    columns.tell_of_marks(table, [name for name in names if name not in texts], note)
     columns.require_finite(table, names)
     fills = model.fills if options.missing is None else options.missing == "mean"
     if not fills:
@@ -100,7 +114,19 @@ def _checked(options: PredictOptions, model: Model, note: Callable[[str], None])
     return table
 
 
-def _write(out: Path, found: dict[str, np.ndarray]) -> None:
+def _require_keepable(options: PredictOptions, model: Model, table: Table) -> None:
+    table.required(options.keep, "column to keep")
+    written = {"row", "prediction"} | {f"probability_{label}" for label in model.target.classes}
+    for name in options.keep:
+        if name in written or options.keep.count(name) > 1:
+            raise CommandError(
+                f"--keep {name}: another column that is written has this name; rename it in {table.path}"
+            )
+        if table.columns[name].kind == "other":
+            raise CommandError(f"--keep {name}: it holds {table.columns[name].stored}; keep numbers or text")
+
+
+def _write(out: Path, found: dict[str, Column | np.ndarray]) -> None:
     try:
         with files.replaced(out) as file:
             write_table(file, out.suffix.lower(), found)
@@ -109,29 +135,29 @@ def _write(out: Path, found: dict[str, np.ndarray]) -> None:
         raise CommandError(f"--out {out} cannot be written to: {reason or error}") from None
 
 
-def _first(found: dict[str, np.ndarray]) -> Group:
+def _first(found: dict[str, Column | np.ndarray]) -> Group:
     grid = Grid()
-    grid.add_column("row", justify="right")
     for name in found:
-        grid.add_column(escape(name), justify="right")
-    for index in range(min(_SHOWN, len(found["prediction"]))):
-        grid.add_row(str(index), *(_shown(values[index]) for values in found.values()))
+        grid.add_column(escape(printable(name)), justify="right")
+    columns = [values.shown() if isinstance(values, Column) else values[:_SHOWN] for values in found.values()]
+    for row in zip(*([_shown(value) for value in values[:_SHOWN]] for values in columns), strict=True):
+        grid.add_row(*row)
     return titled("Predictions", grid)
 
 
 def _shown(value: object) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else escape(str(value))
+    return f"{value:.5g}" if isinstance(value, float) else escape(printable(str(value)))
 
 
 def _compare(model: Model, table: Table, z: np.ndarray, console: Console, note: Callable[[str], None]) -> None:
     """The metrics, on the rows whose target is known and could have been predicted."""
     column = table.columns[model.target.name]
     objective = model.target.objective
-    if objective != "logistic" and column.kind in ("text", "other"):
+    if column.kind == "other" or (objective != "logistic" and column.kind == "text"):
         note(f"the target {column.name!r} holds {column.stored} here: there are no metrics")
         return
     y = model.target.encoded(column)
-    known = ~column.missing & (np.isfinite(column.values) if column.kind != "text" else True)
+    known = ~column.missing & (np.isfinite(column.values) if column.kind == "number" else True)
     if objective == "logistic":
         known = known & (y != UNKNOWN)
     if objective == "poisson":

@@ -2,9 +2,12 @@
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,47 +16,47 @@ import pyarrow.parquet as arrow_parquet
 
 from paraxis._host import files
 from paraxis.cli._errors import CommandError
+from paraxis.cli.fit._csv import line_of, read_csv
+from paraxis.cli.fit._options import CsvForm
+from paraxis.cli.fit._values import Column, of_arrow, of_numpy
 
-Kind = Literal["number", "integer", "boolean", "text", "other"]
+SUFFIXES = (".csv", ".parquet", ".npz")
 
 _NAMED = 6  # a message names no more columns than that
-_LARGEST_BLOCK = 2**31 - 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Column:
-    """A column of a file.
-
-    Args:
-        name: as in the file.
-        kind: what it holds; ``other`` cannot be used.
-        values: ``(n,)``, float64, of text objects; where one is missing, anything.
-        missing: ``(n,)`` booleans; NaN is missing, too.
-        stored: its type in the file, for people.
-    """
-
-    name: str
-    kind: Kind
-    values: np.ndarray
-    missing: np.ndarray
-    stored: str
-
-    def rows(self, chosen: np.ndarray) -> "Column":
-        return dataclasses.replace(self, values=self.values[chosen], missing=self.missing[chosen])
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The columns of a file, all ``(num_rows,)``, by their names in order."""
+    """The columns of a file, all ``(num_rows,)``, by their names in order.
+
+    Args:
+        path: the file.
+        numbers: of the rows in the file, from 0, ``(num_rows,)``.
+        columns: all of them.
+        index: those that name rows, and so say nothing about them.
+        form: how it is written, if it is CSV.
+    """
 
     path: Path
-    num_rows: int
+    numbers: np.ndarray
     columns: dict[str, Column]
+    index: tuple[str, ...]
+    form: CsvForm
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.numbers)
 
     def rows(self, chosen: np.ndarray) -> "Table":
         """Some of the rows, by a mask or by their numbers."""
         columns = {name: column.rows(chosen) for name, column in self.columns.items()}
-        return Table(self.path, len(np.arange(self.num_rows)[chosen]), columns)
+        return dataclasses.replace(self, numbers=self.numbers[chosen], columns=columns)
+
+    def place(self, row: int) -> str:
+        """Where a row is in the file, for people."""
+        number = int(self.numbers[row])
+        return f"line {line_of(self.path, self.form, number)}" if _is_csv(self.path) else f"row {number}"
 
     def required(self, names: Sequence[str], what: str) -> None:
         """Check that there are columns of these names.
@@ -70,21 +73,32 @@ class Table:
         raise CommandError(f"{self.path} has no {what} {quoted(absent)}; its columns are {quoted(self.columns)}{hint}")
 
 
-def read_table(path: Path, *, as_text: Iterable[str] = ()) -> Table:
+def read_table(path: Path, form: CsvForm, *, as_text: Iterable[str] = ()) -> Table:
     """Read a file.
 
     Args:
         path: its suffix tells its kind.
+        form: how it is written, if it is CSV.
         as_text: columns of a CSV file that are text even where all of it are digits.
 
     Raises:
         CommandError: if it cannot be read, or holds no rows.
     """
     kind = path.suffix.lower()
-    if kind not in _READERS:
-        raise CommandError(f"{path}: cannot tell what it is from its suffix {path.suffix!r}; {SUFFIXES}")
+    if kind not in SUFFIXES:
+        raise CommandError(
+            f"{path}: cannot tell what it is from its suffix {path.suffix!r}; it must be one of {', '.join(SUFFIXES)}"
+        )
+    if form != CsvForm() and kind != ".csv":
+        raise CommandError(f"{path} is no CSV file; leave out --encoding, --delimiter and --decimal")
+    index: tuple[str, ...] = ()
     try:
-        columns = _READERS[kind](path, list(as_text))
+        if kind == ".csv":
+            columns = read_csv(path, form, frozenset(as_text))
+        elif kind == ".parquet":
+            columns, index = _read_parquet(path)
+        else:
+            columns = _read_npz(path)
     except files.ABSENT as error:
         raise CommandError(f"{path} cannot be read: {error.strerror}") from None
     except (pa.ArrowException, *files.DAMAGED) as error:
@@ -97,12 +111,24 @@ def read_table(path: Path, *, as_text: Iterable[str] = ()) -> Table:
     num_rows = len(columns[0].values) if columns else 0
     if not num_rows:
         raise CommandError(f"{path} is empty: it holds no rows")
-    return Table(path, num_rows, {column.name: column for column in columns})
+    # Without a name or with one that pandas makes: an index that was written with the columns.
+    index += tuple(name for name in names if name not in index and (not name or _PANDAS_INDEX.fullmatch(name)))
+    return Table(path, np.arange(num_rows), {column.name: column for column in columns}, index, form)
 
 
-def write_table(file: Any, suffix: str, columns: dict[str, np.ndarray]) -> None:
+def digest_of(path: Path) -> str:
+    """By which a file is known again."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_table(file: Any, suffix: str, columns: dict[str, Column | np.ndarray]) -> None:
     """Write columns as CSV or Parquet."""
-    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    arrays = {
+        name: pa.array(kept.values, mask=kept.missing) if isinstance(kept, Column) else pa.array(kept)
+        for name, kept in columns.items()
+    }
+    table = pa.table(arrays)
     if suffix == ".csv":
         arrow_csv.write_csv(table, file)
     else:
@@ -116,39 +142,42 @@ def quoted(names: Iterable[object]) -> str:
     return shown if len(listed) <= _NAMED else f"{shown} and {len(listed) - _NAMED} more"
 
 
-def _read_csv(path: Path, as_text: list[str]) -> list[Column]:
-    # The type of a column is told from the first block: so there is one.
-    block = min(path.stat().st_size + 1, _LARGEST_BLOCK)
-    table = arrow_csv.read_csv(
-        path,
-        read_options=arrow_csv.ReadOptions(block_size=block),
-        convert_options=arrow_csv.ConvertOptions(
-            strings_can_be_null=True, column_types=dict.fromkeys(as_text, pa.string())
-        ),
-    )
-    first = table.schema.names[0]
-    other = next((mark for mark in (";", "\t", "|") if mark in first), None)
-    if table.num_columns == 1 and other:
-        raise ValueError(f"its columns are separated by {other!r}; separate them by commas")
-    foreign = [field.name for field in table.schema if pa.types.is_binary(field.type)]
-    if foreign:
-        raise ValueError(f"its columns {quoted(foreign)} are not in UTF-8; save it with this encoding")
-    return _of_arrow(table)
+def _is_csv(path: Path) -> bool:
+    return path.suffix.lower() == ".csv"
 
 
-def _read_parquet(path: Path, as_text: list[str]) -> list[Column]:
+def _read_parquet(path: Path) -> tuple[list[Column], tuple[str, ...]]:
     with path.open("rb") as file:
-        return _of_arrow(arrow_parquet.ParquetFile(file).read())
+        table = arrow_parquet.ParquetFile(file).read()
+    columns = [of_arrow(name, table.column(index)) for index, name in enumerate(table.schema.names)]
+    return columns, tuple(name for name in _pandas_index(table.schema.metadata or {}) if name in table.schema.names)
 
 
-def _read_npz(path: Path, as_text: list[str]) -> list[Column]:
+def _pandas_index(metadata: dict[bytes, bytes]) -> list[str]:
+    """The columns that pandas wrote the index into; one that only counts rows is in none."""
+    try:
+        written = json.loads(metadata.get(b"pandas", b"{}"))["index_columns"]
+        return [name for name in written if isinstance(name, str)]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def _read_npz(path: Path) -> list[Column]:
     with path.open("rb") as opened:
-        # Of a file that is no archive, NumPy gives the array that it is.
-        loaded = np.load(opened, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise ValueError("it is one array, not an archive; write np.savez(path, X=X, y=y)")
-        with loaded as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        try:
+            # Of a file that is no archive, NumPy gives the array that it is.
+            loaded = np.load(opened, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise ValueError("it is one array, not an archive; write np.savez(path, X=X, y=y)")
+            with loaded as archive:
+                arrays = {name: archive[name] for name in archive.files}
+        except ValueError as error:
+            if "allow_pickle" not in str(error):
+                raise
+            raise ValueError(
+                "it is no archive, or holds Python objects, which are not loaded; write np.savez(path, X=X, y=y) with "
+                "arrays of numbers or text, y.astype(str)"
+            ) from None
     columns = [column for name, array in arrays.items() for column in _of_array(name, array)]
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -156,57 +185,9 @@ def _read_npz(path: Path, as_text: list[str]) -> list[Column]:
     return columns
 
 
-_READERS: dict[str, Callable[[Path, list[str]], list[Column]]] = {
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-    ".npz": _read_npz,
-}
-SUFFIXES = f"it must be one of {', '.join(_READERS)}"
-
-
-def _of_arrow(table: pa.Table) -> list[Column]:
-    return [_of_chunks(name, table.column(index)) for index, name in enumerate(table.schema.names)]
-
-
-def _of_chunks(name: str, chunks: pa.ChunkedArray) -> Column:
-    stored = str(chunks.type)
-    if pa.types.is_dictionary(chunks.type):
-        chunks = chunks.cast(chunks.type.value_type)
-    kind = _arrow_kind(chunks.type)
-    missing = chunks.is_null().to_numpy()
-    if kind == "other":
-        return Column(name, kind, np.zeros(len(missing)), missing, stored)
-    if kind == "text":
-        return Column(name, kind, chunks.fill_null("").to_numpy().astype(object), missing, stored)
-    values = (
-        np.zeros(len(missing)) if pa.types.is_null(chunks.type) else chunks.cast(pa.float64(), safe=False).to_numpy()
-    )
-    values = np.array(values, np.float64)
-    return Column(name, kind, values, missing | np.isnan(values), stored)
-
-
-def _arrow_kind(stored: pa.DataType) -> Kind:
-    tests: tuple[tuple[Kind, Callable[[Any], bool]], ...] = (
-        ("boolean", pa.types.is_boolean),
-        ("integer", pa.types.is_integer),
-        ("number", lambda t: pa.types.is_floating(t) or pa.types.is_decimal(t) or pa.types.is_null(t)),
-        ("text", lambda t: pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t)),
-    )
-    for kind, holds in tests:
-        if holds(stored):
-            return kind
-    return "other"
-
-
 def _of_array(name: str, array: np.ndarray) -> list[Column]:
     if array.ndim not in (1, 2):
         raise ValueError(f"its array {name!r} has shape {array.shape}; an array must be (rows,) or (rows, columns)")
     if array.ndim == 2:
         return [column for i in range(array.shape[1]) for column in _of_array(f"{name}{i}", array[:, i])]
-    kinds: dict[str, Kind] = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "U": "text"}
-    kind = kinds.get(array.dtype.kind, "other")
-    missing = np.zeros(len(array), bool)
-    if kind == "text":
-        return [Column(name, kind, array.astype(object), missing, str(array.dtype))]
-    values = np.zeros(len(array)) if kind == "other" else array.astype(np.float64)
-    return [Column(name, kind, values, missing | np.isnan(values), str(array.dtype))]
+    return [of_numpy(name, array, np.zeros(len(array), bool), str(array.dtype))]

@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 
 from paraxis.cli._errors import CommandError
-from paraxis.cli.fit._columns import text_of
-from paraxis.cli.fit._tables import Column, Kind, quoted
+from paraxis.cli.fit._csv import DIGITS
+from paraxis.cli.fit._tables import quoted
+from paraxis.cli.fit._values import Column, Kind
 
 _FEW = 20  # so many different integers, and no more, are taken for classes
 UNKNOWN = -1
+_EXACT = 2**53  # from here on, a float may be one of several integers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,19 +34,18 @@ class Target:
     def encoded(self, column: Column) -> np.ndarray:
         """``(n,)``: the numbers of the classes, ``UNKNOWN`` if it is none of them; or the values."""
         if self.objective != "logistic":
-            return column.values
-        if self.kind == "text":
-            number = {label: index for index, label in enumerate(self.classes)}
-            return np.array([number.get(label, UNKNOWN) for label in text_of(column)])
+            return column.numbers
+        # Python compares integers with floats exactly, and neither is equal to a text.
+        number = {label: index for index, label in enumerate(self.classes)}
         if column.kind == "text":
-            return np.full(len(column.values), UNKNOWN)
-        labels = np.array(self.classes, np.float64)
-        found = np.clip(np.searchsorted(labels, column.values), 0, len(labels) - 1)
-        return np.where(labels[found] == column.values, found, UNKNOWN)
+            return np.array([number.get(label, UNKNOWN) for label in column.values])
+        found, places = np.unique(column.values, return_inverse=True)
+        return np.array([number.get(label, UNKNOWN) for label in found.tolist()])[places]
 
     def labels(self, numbers: np.ndarray) -> np.ndarray:
         """The labels of classes by their numbers, in the type of the target's column."""
-        dtypes = {"text": object, "boolean": bool, "integer": np.int64}
+        whole = np.uint64 if self.kind == "integer" and self.classes[-1] > np.iinfo(np.int64).max else np.int64
+        dtypes = {"text": object, "boolean": bool, "integer": whole}
         return np.array(self.classes, dtypes.get(self.kind, np.float64))[numbers]
 
 
@@ -56,8 +57,10 @@ def choose(column: Column, asked: str) -> tuple[Target, str]:
     """
     name = column.name
     if column.kind == "other":
-        raise CommandError(f"the target {name!r} holds neither numbers nor text but {column.stored}")
-    if column.kind != "text" and np.isinf(column.values).any():
+        raise CommandError(
+            f"the target {name!r} holds neither numbers nor text but {column.stored}; turn it into one of these"
+        )
+    if column.kind == "number" and np.isinf(column.values).any():
         raise CommandError(f"the target {name!r} holds infinite values; leave those rows out")
     objective, reason = (asked, "as asked for") if asked != "auto" else _suitable(column)
     if objective == "logistic":
@@ -66,6 +69,11 @@ def choose(column: Column, asked: str) -> tuple[Target, str]:
         raise CommandError(
             f"--objective {objective} needs numbers, but the target {name!r} holds text, such as "
             f"{column.values[0]!r}; write --objective logistic"
+        )
+    if column.merged:
+        raise CommandError(
+            f"the target {name!r} holds integers that are one float64, such as {quoted(column.merged)}; subtract the "
+            f"least of them from all"
         )
     if objective == "poisson" and column.values.min() < 0:
         raise CommandError(
@@ -83,7 +91,8 @@ def _suitable(column: Column) -> tuple[str, str]:
     name = column.name
     different = 0 if column.kind == "text" else len(np.unique(column.values))
     if column.kind in ("text", "boolean"):
-        return "logistic", f"{name!r} holds {'text' if column.kind == 'text' else 'true and false'}"
+        held = column.stored if column.stored in DIGITS else "text" if column.kind == "text" else "true and false"
+        return "logistic", f"{name!r} holds {held}"
     if column.kind == "integer" and different <= _FEW:
         return "logistic", f"{name!r} holds {different} different integers; for quantities, write --objective squared"
     if different == 2:
@@ -99,9 +108,14 @@ def _classes(column: Column) -> tuple[Any, ...]:
             f"--objective logistic needs classes, but the target {name!r} holds fractions, such as {fraction:g}; "
             f"write --objective squared"
         )
-    found = np.unique(text_of(column) if column.kind == "text" else column.values).tolist()
-    if column.kind != "text":
-        found = [bool(label) if column.kind == "boolean" else int(label) for label in found]
+    found = np.unique(column.values).tolist()
+    if column.kind == "number":
+        if max(abs(found[0]), abs(found[-1])) >= _EXACT:
+            raise CommandError(
+                f"the target {name!r} holds labels from 2^53 on as {column.stored}, which does not tell all of them "
+                f"apart; store them as integers or as text"
+            )
+        found = [int(label) for label in found]
     if len(found) < 2:
         raise CommandError(f"the target {name!r} holds one class only, {quoted(found)}; there is nothing to tell apart")
     return tuple(found)

@@ -1,0 +1,219 @@
+"""CSV as it is: each cell is text first, and a column is numbers only if all of its cells are.
+
+Nothing is guessed: what has two readings (a decimal comma, an encoding, an open quote) is refused with its line.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.csv as arrow_csv
+
+from paraxis.cli.fit._options import CsvForm
+from paraxis.cli.fit._values import MARKS, Column, of_arrow
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
+
+_BYTE_ORDER_MARKS = (
+    (b"\xef\xbb\xbf", "utf-8-sig"),
+    (b"\xff\xfe\x00\x00", "utf-32"),
+    (b"\x00\x00\xfe\xff", "utf-32"),
+    (b"\xff\xfe", "utf-16"),
+    (b"\xfe\xff", "utf-16"),
+)
+_TRUTHS = {"true", "True", "TRUE", "false", "False", "FALSE"}
+# Of digits and separators, but no number: with a comma for the point, or with thousands set apart.
+_FOREIGN = re.compile(r"[+-]?(\d*[.,]\d+([eE][+-]?\d+)?|\d{1,3}([.,'\u00a0\u202f ]\d{3})+([.,]\d+)?)")
+_CODE = r"^[+-]?0[0-9]+$"
+_TOO_LARGE = 2**63
+_CODES, _BEYOND = "digits with zeros in front", "integers of more than 64 bits"
+DIGITS = (_CODES, _BEYOND)
+"""What a column of text is called that consists of digits only."""
+
+
+def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> list[Column]:
+    """The columns of a file.
+
+    Args:
+        path: the file.
+        form: how it is written.
+        as_text: columns that are text whatever is in them.
+
+    Raises:
+        ValueError: if it has no one reading; says where.
+    """
+    text = _decoded(path.read_bytes(), form)
+    names = _names(text, form)
+    try:
+        table = arrow_csv.read_csv(
+            pa.BufferReader(text.encode()),
+            parse_options=arrow_csv.ParseOptions(delimiter=form.delimiter, newlines_in_values=True),
+            convert_options=arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+        )
+    except pa.ArrowInvalid:
+        _require_rows_of(len(names), text, form)
+        raise
+    if text.count('"') % 2 or any("\n" in (column[-1].as_py() if len(column) else "") for column in table.columns):
+        _require_closed(text, form)
+    return [
+        _column(name, table.column(index), form, name in as_text, lambda row: line_of(text, form, row))
+        for index, name in enumerate(table.schema.names)
+    ]
+
+
+def line_of(text: str | Path, form: CsvForm, row: int) -> int:
+    """The line in the file, from 1, in which a row, from 0, begins."""
+    text = _decoded(text.read_bytes(), form) if isinstance(text, Path) else text
+    for number, (line, _) in enumerate(_records(text, form)):
+        if number == row + 1:
+            return line
+    return 0
+
+
+def _decoded(data: bytes, form: CsvForm) -> str:
+    marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if data.startswith(mark)), None)
+    encoding = form.encoding or marked or "utf-8"
+    if encoding.startswith("utf-8"):
+        _require_text(data[: data.find(b"\0")].decode(encoding, "replace") if b"\0" in data else None)
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = _line(data[: error.start].decode(encoding, "replace"))
+        written = f"line {line} is not in {encoding.upper().removesuffix('-SIG')}"
+        raise ValueError(f"{written} ({error.reason}); write --encoding latin-1, or whichever it is in") from None
+    _require_text(text[: text.index("\0")] if "\0" in text else None)
+    return text.removeprefix("\ufeff")
+
+
+def _require_text(before_zero: str | None) -> None:
+    if before_zero is not None:
+        raise ValueError(
+            f"line {_line(before_zero)} holds a character of number 0, so it is no text, or in another encoding; if it "
+            f"is UTF-16 without a mark, write --encoding utf-16-le"
+        )
+
+
+def _line(before: str) -> int:
+    return before.replace("\r\n", "\n").replace("\r", "\n").count("\n") + 1
+
+
+def _names(text: str, form: CsvForm) -> list[str]:
+    _, names = next(_records(text, form), (1, []))
+    other = next((mark for mark in (",", ";", "\t", "|") if mark in names[0]), None) if len(names) == 1 else None
+    if other:
+        written = {"\t": "tab"}.get(other, f"'{other}'")
+        raise ValueError(f"its columns are separated by {other!r}; write --delimiter {written}")
+    return names
+
+
+def _records(text: str, form: CsvForm, *, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """The line in which each record begins, and its cells; lines that are empty are no records.
+
+    Raises:
+        ValueError: if a quote is not closed; ``strict``: also if text follows one that is.
+    """
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=form.delimiter, strict=strict)
+    begins = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield begins, cells
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f'line {begins} opens a quote that is not closed ({error}); write a quote within a value as ""'
+        ) from None
+
+
+def _require_rows_of(size: int, text: str, form: CsvForm) -> None:
+    _require_closed(text, form)
+    for line, cells in _records(text, form):
+        if len(cells) != size:
+            raise ValueError(
+                f"line {line} has {len(cells)} values, but there are {size} columns; put quotes around a value with "
+                f"{form.delimiter!r} in it"
+            )
+
+
+def _require_closed(text: str, form: CsvForm) -> None:
+    for _ in _records(text, form, strict=True):
+        pass
+
+
+def _column(name: str, cells: pa.ChunkedArray, form: CsvForm, is_text: bool, line: Callable[[int], int]) -> Column:
+    text = pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
+    if is_text:
+        return of_arrow(name, text)
+    bare = pc.utf8_trim_whitespace(text)
+    absent = pc.is_in(bare, pa.array(["", *sorted(MARKS)]))
+    there = pc.if_else(absent, pa.scalar(None, pa.string()), bare)
+    marks = tuple(sorted(set(pc.unique(bare.filter(absent)).to_pylist()) - {"", None}))
+    if there.null_count == len(there):
+        return of_arrow(name, pa.chunked_array([pa.nulls(len(there))]), "nothing", marks)
+    if pc.any(pc.match_substring_regex(there, _CODE)).as_py() is not True:
+        for dtype in (pa.int64(), pa.uint64(), pa.float64()):
+            found = _cast(there, dtype, form)
+            if found is not None:
+                return of_arrow(name, found, marks=marks)
+    return _other(name, text, there, form, marks, line)
+
+
+def _cast(cells: pa.ChunkedArray, dtype: pa.DataType, form: CsvForm) -> pa.ChunkedArray | None:
+    """The numbers that all cells are, or ``None``."""
+    whole = pa.types.is_integer(dtype)
+    if whole and pc.any(pc.match_substring_regex(cells, "^[+-]?0[xX]")).as_py():
+        return None  # Arrow reads hexadecimal
+    if form.decimal != "." and not whole:
+        if pc.any(pc.match_substring(cells, ".")).as_py():
+            return None
+        cells = pc.replace_substring(cells, form.decimal, ".")
+    try:
+        found = pc.replace_substring_regex(cells, r"^\+([0-9.])", r"\1").cast(dtype)
+    except pa.ArrowInvalid:
+        return None
+    if whole:
+        return found
+    beyond = pc.any(pc.greater_equal(pc.abs(found), float(_TOO_LARGE))).as_py()
+    if beyond and pc.all(pc.match_substring_regex(cells, "^[+-]?[0-9]+$")).as_py():
+        return None  # integers that a float would round
+    # What Arrow takes for NaN beside the marks, such as nan(1), is no number.
+    return None if pc.any(pc.is_nan(found)).as_py() else found
+
+
+def _other(
+    name: str, text: pa.ChunkedArray, there: pa.ChunkedArray, form: CsvForm, marks: tuple[str, ...],
+    line: Callable[[int], int],
+) -> Column:  # fmt: skip
+    """Truth values, dates, or text."""
+    found = pc.unique(there).drop_null().to_pylist()
+    if _TRUTHS.issuperset(found):
+        return of_arrow(name, pc.equal(pc.utf8_lower(there), "true"), marks=marks)
+    for dtype in (pa.date32(), pa.timestamp("ns")):
+        try:
+            return of_arrow(name, there.cast(dtype), marks=marks)
+        except pa.ArrowInvalid:
+            continue
+    foreign = [cell for cell in found if _FOREIGN.fullmatch(cell) and not is_number(cell, form.decimal)]
+    if foreign and all(_FOREIGN.fullmatch(cell) or is_number(cell, form.decimal) for cell in found):
+        where = f"line {line(pc.index(there, foreign[0]).as_py())}, column {name!r}"
+        mark = {".": "write --decimal ',' if a comma is the decimal point"}.get(form.decimal, "leave out --decimal")
+        raise ValueError(
+            f"{where}: {foreign[0]!r} is no number with the decimal point {form.decimal!r}; {mark}; thousands must not "
+            f"be set apart"
+        )
+    digits = all(re.fullmatch("[+-]?[0-9]+", cell) for cell in found)
+    codes = any(re.fullmatch(_CODE, cell) for cell in found)
+    return of_arrow(name, text, (_CODES if codes else _BEYOND) if digits else "text")
+
+
+def is_number(cell: str, decimal: str = ".") -> bool:
+    """Whether a cell is a number by itself."""
+    return (
+        re.fullmatch(rf"[+-]?(\d+{re.escape(decimal)}?\d*|{re.escape(decimal)}\d+)([eE][+-]?\d+)?", cell.strip())
+        is not None
+    )
