@@ -159,6 +159,21 @@ def test_the_step_keeps_its_rules_conditions(name: str, rule: Rule) -> None:
                 assert slope >= left * slope0 * (1 + 1e-6), where
 
 
+@in_float64
+def test_decrease_is_as_much_as_was_asked_for() -> None:
+    """On a parabola, whose first trial is lower than the start, but by less than that."""
+    for rule in RULES:
+        run = px.solve.LBFGS(
+            lambda p, curvature: curvature * p**2 / 2, linesearch=rule, decrease_factor=0.4, curvature_factor=0.95
+        )
+        update = jax.jit(lambda p, c, run=run: run.update(p, run.init_state(p, c), c))
+        for curvature in (1.3, 1.5, 1.8):  # the gradient at 0.5 is below 1: the first trial goes there
+            stepsize = float(update(jnp.array(0.5), curvature).state.stepsize)
+            decrease, slope = 0.125 * curvature * (1 - (1 - curvature * stepsize) ** 2), 0.25 * curvature**2
+            assert 0 < stepsize < 1
+            assert decrease >= 0.4 * stepsize * slope - 1e-12, f"{rule}, curvature {curvature}: {stepsize}"
+
+
 @pytest.mark.parametrize("rule", RULES)
 @in_float64
 def test_few_trials_are_enough(rule: Rule) -> None:

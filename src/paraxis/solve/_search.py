@@ -112,16 +112,18 @@ def _judge(options: Options, origin: Trial, here: _End) -> tuple[jax.Array, jax.
     """Whether a trial is lower than the origin, as far as rounding lets one tell, and whether it will do."""
     finite = jnp.isfinite(here.value) & jnp.isfinite(here.slope)
     # The difference is exact where it is small; adding the right side to the value would round it away.
-    decreased = here.value - origin.value <= options.decrease * here.stepsize * origin.slope
-    level = here.value <= origin.value + noise(origin.value)
-    lower = finite & (decreased | level)
+    change = here.value - origin.value
+    decreased = change <= options.decrease * here.stepsize * origin.slope
+    level = jnp.abs(change) <= noise(origin.value)
     flat_above = here.slope >= options.slope * origin.slope
-    approximate = here.slope <= (2 * options.decrease - 1) * origin.slope
     if options.rule == "zoom":
+        lower = finite & (decreased | level)
         return lower, lower & flat_above & (here.slope <= -options.slope * origin.slope)
-    # What is merely level must have gone some of the way: else the shortest step would do for any slope.
-    enough = finite & (decreased | (level & approximate & flat_above))
-    return lower, enough & flat_above if options.rule == "hager-zhang" else enough
+    not_higher = finite & (change <= noise(origin.value))
+    # What is merely not higher must have gone some of the way: else the shortest step would do for any slope.
+    approximate = here.slope <= (2 * options.decrease - 1) * origin.slope
+    enough = not_higher & (decreased | (approximate & flat_above))
+    return not_higher, enough & flat_above if options.rule == "hager-zhang" else enough
 
 
 def _next(options: Options, low: _End, high: _End, trial: Trial, count: jax.Array, rounding: jax.Array) -> jax.Array:
