@@ -52,10 +52,18 @@ def laid_out(tree: Any, placement: Placement) -> Any:
     Communicates: sends each device its rows.
     """
     target = block_sharding(placement)
-    if target is None:
-        return padded(jax.tree.map(jnp.asarray, tree), placement)
-    settled = jax.tree.map(lambda leaf: settle(jnp.asarray(leaf), placement, rows=True), tree)
-    return put_all(padded(settled, placement), target)
+    leaves, structure = jax.tree.flatten(tree)
+    hosted = {i: _own(x, placement) for i, x in enumerate(leaves) if isinstance(x, np.ndarray)}
+    placed = [None if i in hosted else settle(jnp.asarray(x), placement, rows=True) for i, x in enumerate(leaves)]
+    placed = [hosted.get(i, x) for i, x in enumerate(padded(placed, placement))]
+    placed = [jnp.asarray(x) for x in placed] if target is None else put_all(placed, target)
+    return jax.tree.unflatten(structure, placed)
+
+
+def _own(rows: np.ndarray, placement: Placement) -> np.ndarray:
+    """Padded rows on the host that nobody else can change: devices may use them where they are."""
+    found = layout.repeat_last(rows, placement.num_padded)
+    return found.copy() if found is rows else found
 
 
 def everywhere(tree: Any, placement: Placement) -> Any:
@@ -138,24 +146,27 @@ def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
     return put(x, target)
 
 
-def some_rows(x: jax.Array, every: int) -> tuple[jax.Array, np.ndarray]:
-    """Every so many-th row of each device's block of a concrete array, on one device, and their numbers."""
-    blocks = {index[0].indices(x.shape[0])[:2] for index in x.sharding.devices_indices_map(x.shape).values()}
-    numbers = np.concatenate([np.arange(start, stop, every) for start, stop in sorted(blocks)])
+def some_rows(x: jax.Array, numbers: np.ndarray) -> jax.Array:
+    """Rows of a concrete array by their numbers, which ascend, on one device. Each device gives those that it holds."""
     if not x.is_fully_addressable:
-        some = jax.jit(_every, static_argnums=1, out_shardings=x.sharding)(ready(x), (len(blocks), every))
-        return jnp.asarray(on_host(some)), numbers
+        everywhere = NamedSharding(layout.named_sharding(x).mesh, P())
+        return jnp.asarray(on_host(jax.jit(_rows_at, out_shardings=everywhere)(ready(x), numbers)))
     if any(shard.data.shape[1:] != x.shape[1:] for shard in x.addressable_shards):  # split by columns, too
-        return on_first_device(x[numbers]), numbers
-    held = {shard.index[0].indices(x.shape[0])[0]: shard.data for shard in x.addressable_shards}
-    found = [on_first_device(held[start][::every]) for start, _ in sorted(blocks)]
-    return found[0] if len(found) == 1 else jnp.concatenate(found), numbers
+        return on_first_device(x[numbers])
+    held = {shard.index[0].indices(x.shape[0])[:2]: shard.data for shard in x.addressable_shards}
+    found = []
+    for (start, stop), block in sorted(held.items(), key=lambda item: item[0]):
+        own = numbers[(numbers >= start) & (numbers < stop)] - start
+        if len(own):
+            found.append(on_first_device(_some(block, own)))
+    return found[0] if len(found) == 1 else jnp.concatenate(found)
 
 
-def _every(x: jax.Array, cut: tuple[int, int]) -> jax.Array:
-    """Of each of so many blocks of rows, every so many-th row."""
-    num_blocks, every = cut
-    return x.reshape(num_blocks, -1, *x.shape[1:])[:, ::every].reshape(-1, *x.shape[1:])
+def _rows_at(x: jax.Array, numbers: jax.Array) -> jax.Array:
+    return x[numbers]
+
+
+_some = jax.jit(_rows_at)
 
 
 def on_first_device(tree: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paraxis._core import arrays, layout, placing
 from paraxis.solve import _trees as trees
@@ -25,12 +26,18 @@ _MOST_ITERATIONS = 100
 _TYPICAL_CLASSES = 4
 _SPEED_OF_LARGE_PRODUCTS = 6
 _BLOCK = 512  # rows; the weighted copy of more would not stay in a cache
+_LEAST_PIVOT = 8  # roundings per column
 _JITTER = 1e-3  # of what a column would weigh, were all its rows as large as the largest
 
 
-def stride(num_rows: int, num_features: int) -> int:
-    """Every how many rows one is used."""
-    return max(1, num_rows // (_ROWS_PER_FEATURE * num_features))
+def _used(problem: Linear) -> range:
+    """The numbers of the rows that are used. They do not depend on where the rows lie, nor on padding."""
+    num_rows = _num_rows(problem)
+    return range(0, num_rows, max(1, num_rows // (_ROWS_PER_FEATURE * problem.design.shape[1])))
+
+
+def _num_rows(problem: Linear) -> int:
+    return problem.design.shape[0] if problem.num_rows is None else problem.num_rows
 
 
 def matrix(problem: Linear, params: Any, block: int) -> tuple[jax.Array, jax.Array]:
@@ -68,17 +75,34 @@ def inverse(gram: jax.Array, largest: jax.Array, l2: Any, intercept: bool) -> ja
     l2 = jnp.broadcast_to(jnp.asarray(0 if l2 is None else l2, gram.dtype), largest.shape)
     if intercept:
         l2 = l2.at[-1].set(0)
+    hessian = gram + jnp.diag(l2)
     # Each column's jitter is on its own scale: what the largest needs would drown the smallest. It is by the largest
-    # row, not by the mean: where few rows hold anything, the mean is small, and soon another one.
-    largest = jnp.where(largest > 0, largest, jnp.mean(largest))
-    added = jnp.diag(l2 + _JITTER * largest + jnp.finfo(gram.dtype).tiny)
-    diagonal = jnp.diagonal(gram + added)
-    scale = jax.lax.rsqrt(jnp.where(diagonal > 0, diagonal, 1))
-    factor = jnp.linalg.cholesky((gram + added) * scale[:, None] * scale)
+    # row, not by the mean: where few rows hold anything, the mean is small, and soon another one. Where columns depend
+    # on each other, there are many solutions, and with one jitter for all, the inverse takes what the rows span to what
+    # they span: a solver that begins at zero then finds the smallest solution.
+    all_alike = jnp.full_like(largest, jnp.mean(largest))
+    own = jnp.where(largest > 0, largest, all_alike)
+    added = jnp.diag(_JITTER * jnp.where(_is_singular(hessian), all_alike, own) + jnp.finfo(gram.dtype).tiny)
+    scale = _scale(hessian + added)
+    factor = jnp.linalg.cholesky((hessian + added) * scale[:, None] * scale)
     root = jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(gram), dtype=gram.dtype), lower=True)
     found = jnp.matmul(root.T, root, precision=trees.EXACT) * scale[:, None] * scale
     # Of values whose squares overflow: each coefficient for itself.
     return jnp.where(jnp.all(jnp.isfinite(found)), found, jnp.diag(scale**2))
+
+
+def _scale(matrix: jax.Array) -> jax.Array:
+    """What makes the diagonal 1 if it is multiplied with each row and each column; of nothing, 1."""
+    diagonal = jnp.diagonal(matrix)
+    return jax.lax.rsqrt(jnp.where(diagonal > 0, diagonal, 1))
+
+
+def _is_singular(matrix: jax.Array) -> jax.Array:
+    """Whether rounding does not tell some column from a combination of others; one of zeros is none."""
+    scale = _scale(matrix)
+    empty = jnp.diag(jnp.where(jnp.diagonal(matrix) > 0, 0, 1).astype(matrix.dtype))
+    pivots = jnp.diagonal(jnp.linalg.cholesky(matrix * scale[:, None] * scale + empty)) ** 2  # NaN: not positive
+    return ~jnp.all(pivots > _LEAST_PIVOT * len(matrix) * jnp.finfo(matrix.dtype).eps)
 
 
 def apply(matrix: jax.Array, params: Any) -> Any:
@@ -113,9 +137,9 @@ def refresh_after(problem: Linear) -> int:
 
 def _cost(problem: Linear) -> float:
     """About what a matrix costs, in iterations: operations, of which large products run faster than narrow ones."""
-    n, d = problem.design.shape
-    used = -(-n // stride(n, d))
-    outputs = max(1, problem.targets.size // n) if not problem.loss.classes else _TYPICAL_CLASSES
+    n, d = _num_rows(problem), problem.design.shape[1]
+    used = len(_used(problem))
+    outputs = problem.targets.size // problem.design.shape[0] if not problem.loss.classes else _TYPICAL_CLASSES
     return (2 * used * d**2 + 4 * d**3) / (4 * n * d * outputs + 2 * d**2 * outputs) / _SPEED_OF_LARGE_PRODUCTS
 
 
@@ -124,20 +148,23 @@ def prepared(problem: Linear, params: Any) -> Any:
 
     Outside ``jit`` it is computed on one device, which does not make the others do the same work.
     """
-    every = stride(*problem.design.shape)
+    used = _used(problem)
     if _is_traced(problem, params):
-        targets, weight = jax.tree.map(lambda x: x[::every], (problem.targets, problem.weight))
-        some = Linear(problem.loss, problem.design[::every], targets, weight, problem.l2, problem.intercept)
+        design, targets, weight = jax.tree.map(
+            lambda x: x[: used.stop : used.step], (problem.design, problem.targets, problem.weight)
+        )
+        some = Linear(problem.loss, design, targets, weight, problem.l2, problem.intercept)
         return inverse(*matrix(some, params, len(some.design) + 1), problem.l2, problem.intercept)
-    of_rows = functools.partial(_of_concrete, problem.loss, problem.intercept, every)
+    of_rows = functools.partial(_of_concrete, problem.loss, problem.intercept, used)
     return arrays.on_auto_mesh(of_rows, problem.design, problem.targets, problem.weight, problem.l2, params)
 
 
 def _of_concrete(
-    loss: Loss, intercept: bool, every: int, design: jax.Array, targets: Any, weight: Any, l2: Any, params: Any
+    loss: Loss, intercept: bool, used: range, design: jax.Array, targets: Any, weight: Any, l2: Any, params: Any
 ) -> jax.Array:
     with placing.without_context():
-        some, numbers = arrays.some_rows(design, every)
+        numbers = np.asarray(used)
+        some = arrays.some_rows(design, numbers)
         targets, weight = jax.tree.map(lambda x: arrays.on_host(x)[numbers], (targets, weight))
         l2, params = arrays.on_first_device((l2, params))
         # Two programs: in one, XLA lays the product out for the factorisation, and takes half as long again.

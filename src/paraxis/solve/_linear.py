@@ -73,7 +73,7 @@ class Block:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["design", "targets", "weight", "l2"],
-    meta_fields=["loss", "intercept", "blocks"],
+    meta_fields=["loss", "intercept", "blocks", "num_rows"],
 )
 @dataclasses.dataclass(frozen=True)
 class Linear(Problem):
@@ -88,6 +88,7 @@ class Linear(Problem):
         l2: scalar.
         intercept: whether parameters are a pair of coefficients and intercept.
         blocks: where the blocks of rows lie.
+        num_rows: how many are no padding, which is behind them; ``None``: all.
     """
 
     loss: Loss
@@ -97,6 +98,7 @@ class Linear(Problem):
     l2: Any
     intercept: bool
     blocks: Placement = placing.AT_HAND
+    num_rows: int | None = None
     passes = Passes(start=2, line=1, trial=0, end=1, product=2, refresh=1)
     tight = True
     adds_up = True
@@ -217,7 +219,10 @@ class Linear(Problem):
         return params[0] if self.intercept else params
 
     def _penalty(self, params: Any) -> Any:
-        return 0 if self.l2 is None else 0.5 * self.l2 * jnp.sum(self._coef(params) ** 2)
+        if self.l2 is None:
+            return 0
+        squares = jnp.sum(self._coef(params) ** 2)
+        return jnp.asarray(0.5 * self.l2, squares.dtype) * squares
 
     def _with_penalty(self, grad: Any, params: Any) -> Any:
         if self.l2 is None:

@@ -22,29 +22,34 @@ class _Arrays(NamedTuple):
 class Rows(_Arrays):
     """Data for an objective, ``(X, y, weight)``, laid out over devices; padding rows have weight zero.
 
-    It knows where its blocks of rows lie, one on each device, and says so to programs under ``jit`` as well. Rows that
-    are taken out of it, or that :func:`rows` laid on one device or on an Explicit mesh, are one block, which the
-    compiler divides as it finds it.
+    It knows where its blocks of rows lie, one on each device, and how many rows were given, ``num_rows``; the others
+    are padding, behind them. It says so to programs under ``jit`` as well. Rows that are taken out of it, or that
+    :func:`rows` laid on one device or on an Explicit mesh, are one block, which the compiler divides as it finds it.
     """
 
     blocks: Placement = AT_HAND
+    num_rows: int | None = None
 
-    def __new__(cls, X: Any, y: Any, weight: Any, blocks: Placement = AT_HAND) -> "Rows":
+    def __new__(cls, X: Any, y: Any, weight: Any, blocks: Placement = AT_HAND, num_rows: int | None = None) -> "Rows":
         data = _Arrays.__new__(cls, X, y, weight)
-        data.blocks = blocks
+        data.blocks, data.num_rows = blocks, num_rows
         return data
 
-    def tree_flatten_with_keys(self) -> tuple[Any, Placement]:
+    def tree_flatten_with_keys(self) -> tuple[Any, tuple[Placement, int | None]]:
         keys = map(jax.tree_util.GetAttrKey, self._fields)
-        return tuple(zip(keys, self, strict=True)), self.blocks
+        return tuple(zip(keys, self, strict=True)), (self.blocks, self.num_rows)
 
     @classmethod
-    def tree_unflatten(cls, blocks: Placement, leaves: Any) -> "Rows":
+    def tree_unflatten(cls, known: tuple[Placement, int | None], leaves: Any) -> "Rows":
         X, y, weight = leaves
-        return cls(X, y, weight, blocks)
+        return cls(X, y, weight, *known)
 
     def __reduce__(self) -> Any:
-        return Rows, tuple(self)
+        return Rows, (*self, AT_HAND, self.num_rows)
+
+    def with_arrays(self, **arrays: Any) -> "Rows":
+        """The same rows with some of the arrays replaced by others that lie as they do."""
+        return Rows(**{**self._asdict(), **arrays}, blocks=self.blocks, num_rows=self.num_rows)
 
     def __repr__(self) -> str:
         return f"Rows(X {self.X.dtype}{self.X.shape}, y {self.y.dtype}{self.y.shape}, weight {self.weight.shape})"
@@ -79,6 +84,12 @@ def blocks_of(data: Any, design: jax.Array) -> Placement:
             "them out there, px.solve.rows(X, y, axis=…), or write tuple(data) for rows that lie in no special way"
         )
     return blocks
+
+
+def number_of(data: Any, design: jax.Array) -> int:
+    """How many of an objective's rows are no padding, of which ``design`` are all."""
+    given = data.num_rows if isinstance(data, Rows) else None
+    return design.shape[0] if given is None else min(given, design.shape[0])
 
 
 def rows(
@@ -144,9 +155,9 @@ def rows(
             f"at_once out: px.Axis({axis.name!r}, {axis.size})"
         )
     placement = placing.place(axis)
-    design, targets = arrays.laid_out((X.astype(dtype), y), placement)
+    design, targets = arrays.laid_out((X if X.dtype == dtype else X.astype(dtype), y), placement)
     padded = layout.padded_weights(weight.astype(dtype), placement.num_padded)
-    return Rows(design, targets, arrays.in_blocks(padded, placement), placing.blocks(placement))
+    return Rows(design, targets, arrays.in_blocks(padded, placement), placing.blocks(placement), axis.size)
 
 
 def _class_factors(y: np.ndarray, weight: np.ndarray, class_weight: Any) -> np.ndarray:

@@ -23,7 +23,7 @@ from paraxis.solve import _linear as linear
 from paraxis.solve import _losses as losses
 from paraxis.solve._linear import Linear
 from paraxis.solve._losses import Loss
-from paraxis.solve._rows import Rows, blocks_of
+from paraxis.solve._rows import Rows, blocks_of, number_of
 
 __all__ = [
     "LinearObjective",
@@ -87,7 +87,8 @@ class LinearObjective:
         weight = jnp.asarray(data[2]) if len(data) == 3 and data[2] is not None else None
         self._check(params, design, targets, weight, _added(data))
         blocks = blocks_of(data, design)
-        return Linear(self.loss, design, targets, weight, named.get("l2reg"), self.intercept, blocks)
+        l2 = named.get("l2reg")
+        return Linear(self.loss, design, targets, weight, l2, self.intercept, blocks, number_of(data, design))
 
     def check_targets(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Check the targets' values, if they are at hand, of rows that count.

@@ -89,7 +89,7 @@ def place(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, devices: int 
     if not centre:
         return Placed(data, np.zeros(X.shape[1], X.dtype))
     design, means = arrays.ready(arrays.on_auto_mesh(_centred, data.X, data.weight))
-    return Placed(Rows(design, data.y, data.weight, data.blocks), np.asarray(means))
+    return Placed(data.with_arrays(X=design), np.asarray(means))
 
 
 def place_folds(X: np.ndarray, y: np.ndarray, weights: np.ndarray, devices: int | None, *, centre: bool) -> Placed:
@@ -99,7 +99,7 @@ def place_folds(X: np.ndarray, y: np.ndarray, weights: np.ndarray, devices: int 
     split = functools.partial(_split, y.shape[1:])
     data = placed.data
     targets, weight = arrays.ready(arrays.on_auto_mesh(split, data.y, data.weight))
-    return Placed(Rows(data.X, targets, weight, data.blocks), placed.means)
+    return Placed(data.with_arrays(y=targets, weight=weight), placed.means)
 
 
 def solve(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> Solution:
@@ -179,7 +179,7 @@ def _run(chosen: Any, init: Any, penalty: Penalty, data: Rows) -> Any:
 def _folded(plan: Plan) -> Callable[..., Any]:
     def all_folds(init: Any, penalty: Penalty, data: Rows) -> Any:
         def one(init: Any, penalty: Penalty, weight: jax.Array) -> Any:
-            fold = Rows(data.X, data.y, weight, data.blocks)
+            fold = data.with_arrays(weight=weight)
             found = _run(solver(plan), init, penalty, fold)
             return *found, plan.objective.problem(found[0], penalty.l2, fold).predictions(found[0])
 
@@ -193,13 +193,13 @@ def _solution(found: Any) -> Solution:
 
 
 def _few_sizes(X: np.ndarray, y: np.ndarray, weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same with rows of weight zero added, at most an eighth or 63, so that there are few sizes to compile for.
+    """The same with rows of weight zero added, at most a 32nd or 63, so that few sizes are compiled for.
 
     Folds of a cross-validation outside differ by a row or two; compiling takes longer than they do.
     """
     size = len(X)
     weight = np.ones(size, X.dtype) if weight is None else weight
-    step = max(64, 2 ** (size.bit_length() - 4))
+    step = max(64, 2 ** (size.bit_length() - 6))
     num_padded = size + -size % step if size <= _LARGE else size
     padded = (layout.repeat_last(x, num_padded) for x in (X, y))
     return *padded, layout.padded_weights(weight, num_padded)

@@ -1,0 +1,67 @@
+"""Where columns depend on each other, a run that begins at zero finds the smallest of all solutions, as NumPy does."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from paraxis.solve import objective
+from tests.solve._problems import in_float64
+
+ROWS, COLUMNS = 60, 12
+
+
+def _deficient(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of a rank below the number of columns, whose scales differ; of some, a column is zero or there twice."""
+    rng = np.random.default_rng(seed)
+    rank = int(rng.integers(1, COLUMNS))
+    x = rng.normal(size=(ROWS, rank)) @ rng.normal(size=(rank, COLUMNS))
+    x *= 10 ** rng.uniform(-0.5, 0.5, COLUMNS) if seed % 2 else 1
+    if seed % 3 == 0:
+        x[:, seed % COLUMNS] = 0
+    if seed % 3 == 1:
+        x[:, 0] = x[:, 1]
+    return x, rng.normal(size=ROWS) + x @ rng.normal(size=COLUMNS)
+
+
+def _smallest(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.linalg.lstsq(x.astype(float), y.astype(float), rcond=1e-5)[0]
+
+
+SOLVERS = {
+    "LBFGS": px.solve.LBFGS(objective.least_squares, tol=1e-4),
+    "LBFGS with a Gram matrix": px.solve.LBFGS(objective.least_squares, tol=1e-4, precondition="gram"),
+    "LBFGS without": px.solve.LBFGS(objective.least_squares, tol=1e-4, precondition=None),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_solver_finds_the_smallest_solution(name: str) -> None:
+    for seed in range(12):
+        x, y = (a.astype("float32") for a in _deficient(seed))
+        params, state = SOLVERS[name].run(jnp.zeros(COLUMNS), (x, y))
+        expected, where = np.linalg.norm(_smallest(x, y)), f"seed {seed}: {state.reason}"
+        assert abs(np.linalg.norm(params) / expected - 1) < 1e-3, where
+        assert float(state.error) < 1e-2, where
+
+
+def test_ridge_without_a_penalty_finds_the_smallest_solution() -> None:
+    for seed in range(6):
+        x, y = _deficient(seed)
+        coef: Any = px.solve.Ridge(alpha=0.0).fit(x, y).coef_
+        expected = _smallest(x - x.mean(0), y - y.mean())
+        np.testing.assert_allclose(np.linalg.norm(coef), np.linalg.norm(expected), rtol=1e-3, err_msg=f"seed {seed}")
+
+
+@pytest.mark.slow
+@in_float64
+def test_newtons_method_finds_the_smallest_solution() -> None:
+    for seed in range(6):
+        x, y = _deficient(seed)
+        solver = px.solve.NewtonCG(objective.least_squares, tol=1e-9, precondition="gram")
+        params, state = solver.run(jnp.zeros(COLUMNS), (x, y))
+        expected, where = np.linalg.norm(_smallest(x, y)), f"seed {seed}: {state.reason}"
+        assert abs(np.linalg.norm(params) / expected - 1) < 1e-3, where
