@@ -10,7 +10,7 @@ from paraxis.solve._newton import NewtonCG, NewtonCGState
 from paraxis.solve._progress import Iteration
 from paraxis.solve._proximal import ProximalGradient, ProximalGradientState
 from paraxis.solve._rows import Rows, rows
-from paraxis.solve._solution import OptStep
+from paraxis.solve._solution import Interrupted, OptStep
 from paraxis.solve._status import Status
 
 if typing.TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "CrossValidated",
     "ElasticNet",
     "GradientDescent",
+    "Interrupted",
     "Iteration",
     "LBFGSState",
     "Lasso",

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from paraxis._core import arrays, jax_api, layout
 from paraxis._core.errors import ShapeError
 from paraxis.solve._problem import Function, Problem
+from paraxis.solve._solution import OptStep
 from paraxis.solve.objective import LinearObjective
 
 
@@ -22,11 +23,12 @@ def problem_of(
         return fun.problem(params, *args, **kwargs)
 
     def evaluate(params: Any) -> tuple[tuple[jax.Array, Any], Any]:
-        if value_and_grad:
-            value, grad = fun(params, *args, **kwargs)
-            return (value if has_aux else (value, None)), grad
-        found = jax.value_and_grad(fun, has_aux=has_aux)(params, *args, **kwargs)
-        return found if has_aux else ((found[0], None), found[1])
+        evaluated = fun if value_and_grad else jax.value_and_grad(fun, has_aux=has_aux)
+        found, grad = evaluated(params, *args, **kwargs)
+        value, aux = found if has_aux else (found, None)
+        # The parameters' dtypes are the solver's, whatever the data's are.
+        value = jnp.asarray(value, jnp.result_type(*jax.tree.leaves(params)))
+        return (value, aux), jax.tree.map(lambda p, g: jnp.asarray(g, p.dtype), params, grad)
 
     return Function(evaluate)
 
@@ -38,6 +40,8 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
         ShapeError: if there are none, or one is not of real numbers.
         DataError: if a linear model's targets make no sense.
     """
+    if getattr(type(params), "_fields", None) == OptStep._fields:  # also JAXopt's
+        params = params.params
     leaves = jax.tree.leaves(params)
     if not leaves:
         raise ShapeError(f"{who}: init_params must hold at least one array, got {params!r}")

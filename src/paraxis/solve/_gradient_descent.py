@@ -12,6 +12,7 @@ from paraxis.solve._proximal import ProximalGradient, ProximalGradientState, che
 from paraxis.solve._solution import OptStep
 
 
+@checks.with_options_of_jaxopt
 @dataclasses.dataclass(frozen=True)
 class GradientDescent:
     """Minimise a smooth function by gradient descent, accelerated, with the interface of JAXopt's solver.
@@ -22,7 +23,7 @@ class GradientDescent:
         fun: function ``(params, *args, **kwargs)`` → value, a scalar; ``params`` are any pytree of floats.
         value_and_grad: ``fun`` returns the value and its gradient.
         has_aux: in place of the value, ``fun`` returns the value and something else, which ends up in ``state.aux``.
-        stepsize: the step; 0 (the default) means: search for it.
+        stepsize: the step, or a function of ``iter_num`` that gives it; 0 (the default) means: search for it.
         maxiter: stop after so many iterations.
         tol: stop when the Euclidean norm of the gradient is at most this.
         acceleration: whether to extrapolate (Nesterov); this is started anew whenever it leads uphill.
@@ -50,7 +51,7 @@ class GradientDescent:
     value_and_grad: bool = False
     has_aux: bool = False
     _: dataclasses.KW_ONLY
-    stepsize: float = 0.0
+    stepsize: float | Callable[[Any], Any] = 0.0
     maxiter: int = 500
     tol: float = 1e-5
     acceleration: bool = True

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._core import arrays
-from paraxis._core.programs import Traced
 from paraxis.solve import _checks as checks
 from paraxis.solve import _functions as functions
 from paraxis.solve import _gram as gram
@@ -21,7 +20,7 @@ from paraxis.solve._memory import Memory
 from paraxis.solve._problem import Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import RULES, Found, Options, Rule, search
-from paraxis.solve._solution import OptStep, Solve, differentiable, iterate
+from paraxis.solve._solution import OptStep, Solve, differentiable
 from paraxis.solve._solver import SmoothSolver
 from paraxis.solve._status import Status
 
@@ -91,6 +90,7 @@ class LBFGSState:
         return progress.shown(self)
 
 
+@checks.with_options_of_jaxopt
 @dataclasses.dataclass(frozen=True)
 class LBFGS(SmoothSolver):
     """Minimise a smooth function by L-BFGS, with the interface of JAXopt's solver.
@@ -105,7 +105,7 @@ class LBFGS(SmoothSolver):
         has_aux: in place of the value, ``fun`` returns the value and something else, which ends up in ``state.aux``.
         maxiter: stop after so many iterations.
         tol: stop when the Euclidean norm of the gradient is at most this.
-        stepsize: the step; 0 (the default) means: search for it.
+        stepsize: the step, or a function of ``iter_num`` that gives it; 0 (the default) means: search for it.
         linesearch: ``"zoom"`` (strong Wolfe conditions), ``"backtracking"`` (sufficient decrease) or
             ``"hager-zhang"`` (approximate Wolfe conditions, steps by slopes).
         history_size: how many steps are remembered.
@@ -114,6 +114,7 @@ class LBFGS(SmoothSolver):
         curvature_factor: which part of the slope may be left (c2); ``None``: 0.1 for linear models, else 0.9.
         max_stepsize: never step further.
         precondition: ``"auto"``, ``"gram"`` or ``None``: whether a linear model's Hessian starts as a Gram matrix.
+            With a fixed ``stepsize``, ``"auto"`` makes none.
         verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
 
     Raises:
@@ -139,7 +140,7 @@ class LBFGS(SmoothSolver):
     _: dataclasses.KW_ONLY
     maxiter: int = 500
     tol: float = 1e-5
-    stepsize: float = 0.0
+    stepsize: float | Callable[[Any], Any] = 0.0
     linesearch: Rule = "zoom"
     history_size: int = 10
     maxls: int = 30
@@ -154,7 +155,7 @@ class LBFGS(SmoothSolver):
         checks.one_of("LBFGS", "precondition", self.precondition, ("auto", "gram", None))
         checks.count(self, "maxiter", "history_size", "maxls")
         checks.positive(self, "max_stepsize", "decrease_factor")
-        checks.not_negative(self, "tol", "stepsize")
+        checks.not_negative(self, "tol", *(() if callable(self.stepsize) else ("stepsize",)))
         if self.curvature_factor is not None:
             checks.number(self, "curvature_factor")
         left = 0.1 if self.curvature_factor is None else self.curvature_factor
@@ -185,6 +186,9 @@ class LBFGS(SmoothSolver):
         Returns:
             ``(params, state)``. Where nothing better is found, ``params`` are the same.
         """
+        return self._advanced_by_one(params, state, args, kwargs)
+
+    def _iteration(self, params: Any, state: LBFGSState, *args: Any, **kwargs: Any) -> OptStep:
         problem = self._problem(params, args, kwargs)
         passes = problem.passes
         point = Point(params, state.value, state.grad, state.aux, state.cache)
@@ -199,7 +203,7 @@ class LBFGS(SmoothSolver):
         new = line.end(found.stepsize, found.trial)
         new_memory = memories.push(memory, trees.scaled(found.stepsize, direction), trees.minus(new.grad, state.grad),
                                    precondition)  # fmt: skip
-        start_again = memories.forget(memory, _first_scale(state.preconditioner, state.error))
+        start_again = memories.forget(memory, self._first_scale(state.preconditioner, state.error))
         memory = trees.choose(found.failed, start_again, new_memory)
         error = trees.norm(new.grad)
         advanced, status = progress.advance(
@@ -267,10 +271,10 @@ class LBFGS(SmoothSolver):
     def _run(self) -> Solve:
         return differentiable(self._solved, self.optimality_fun)
 
-    def _solved(self, params: Any, arguments: Any, _: None) -> OptStep:
+    def _solved(self, params: Any, arguments: Any, prepared: None) -> OptStep:
         """Some iterations with the rows' curvatures at the start, and the others with those found by then."""
         problem = self._problem(params, *arguments)
-        matrix = gram.asked_for(problem, params, self.precondition)
+        matrix = gram.asked_for(problem, params, self._precondition)
         step = OptStep(params, self._started(params, arguments, matrix))
         if not isinstance(problem, Linear) or matrix is None:
             return self._iterated(step, arguments, self.maxiter)
@@ -291,21 +295,16 @@ class LBFGS(SmoothSolver):
     def _conditioned(self, problem: Linear, step: OptStep) -> OptStep:
         """The same place, with the Gram matrix that is right there and no memory of how it was elsewhere."""
         matrix = gram.prepared(problem, step.params)
-        memory = memories.forget(_memory(step.state), _first_scale(matrix, step.state.error))
+        memory = memories.forget(_memory(step.state), self._first_scale(matrix, step.state.error))
         changes = {"rho_history": memory.rho, "gamma": memory.gamma, "num_pairs": memory.num_pairs}
         return OptStep(step.params, dataclasses.replace(step.state, preconditioner=matrix, **changes))
-
-    @functools.cached_property
-    def _iterated(self) -> Callable[..., OptStep]:
-        bare = self._bare
-        return Traced(functools.partial(iterate, bare.update, confirm=bare._confirmed))
 
     def _start(self, params: Any, arguments: Any, preconditioner: jax.Array | None) -> LBFGSState:
         args, kwargs = arguments
         problem = self._problem(params, args, kwargs)
         point = problem.start(params)
         error = trees.norm(point.grad)
-        memory = memories.empty(params, self.history_size, _first_scale(preconditioner, error))
+        memory = memories.empty(params, self.history_size, self._first_scale(preconditioner, error))
         zero, count = jnp.zeros((), point.value.dtype), jnp.zeros((), jnp.int32)
         begun, status = progress.begin(point, error, self.tol)
         return LBFGSState(
@@ -334,11 +333,23 @@ class LBFGS(SmoothSolver):
     def _searched(self, line: Any, problem: Problem, state: LBFGSState) -> Found:
         dtype = state.value.dtype
         if self.stepsize:
-            stepsize = jnp.asarray(self.stepsize, dtype)
+            given = self.stepsize(state.iter_num) if callable(self.stepsize) else self.stepsize
+            stepsize = jnp.asarray(given, dtype)
             return Found(stepsize, line.at(stepsize), jnp.array(False), jnp.ones((), jnp.int32))
         left = self.curvature_factor or (0.1 if problem.tight else 0.9)
         options = Options(self.linesearch, self.decrease_factor, left, self.maxls, self.max_stepsize)
         return search(line, jnp.ones((), dtype), options)
+
+    @property
+    def _precondition(self) -> str | None:
+        """A fixed step is one along the direction of L-BFGS as it is everywhere."""
+        return None if self.stepsize and self.precondition == "auto" else self.precondition
+
+    def _first_scale(self, preconditioner: jax.Array | None, error: jax.Array) -> jax.Array:
+        """Of a first direction: no longer than 1, unless its length is known to be right, or steps are given."""
+        if preconditioner is not None or self.stepsize:
+            return jnp.ones_like(error)
+        return 1 / jnp.maximum(error, 1)
 
 
 def _memory(state: LBFGSState) -> Memory:
@@ -347,10 +358,3 @@ def _memory(state: LBFGSState) -> Memory:
 
 def _preconditioned(preconditioner: jax.Array | None, params: Any) -> Any:
     return params if preconditioner is None else gram.apply(preconditioner, params)
-
-
-def _first_scale(preconditioner: jax.Array | None, error: jax.Array) -> jax.Array:
-    """Of a first direction: no longer than 1, unless its length is known to be right."""
-    if preconditioner is not None:
-        return jnp.ones_like(error)
-    return 1 / jnp.maximum(error, 1)

@@ -17,7 +17,7 @@ from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import Options, search
-from paraxis.solve._solution import OptStep, loop
+from paraxis.solve._solution import OptStep, Solve, differentiable
 from paraxis.solve._solver import SmoothSolver
 
 _LOOSE = 0.5  # a direction need not be better than this, relative to the gradient
@@ -80,6 +80,7 @@ class NewtonCGState:
         return progress.shown(self)
 
 
+@checks.with_options_of_jaxopt
 @dataclasses.dataclass(frozen=True)
 class NewtonCG(SmoothSolver):
     """Minimise a smooth function by Newton's method, with directions from conjugate gradients.
@@ -141,6 +142,9 @@ class NewtonCG(SmoothSolver):
 
     def update(self, params: Any, state: NewtonCGState, *args: Any, **kwargs: Any) -> OptStep:
         """One iteration, as :meth:`LBFGS.update`."""
+        return self._advanced_by_one(params, state, args, kwargs)
+
+    def _iteration(self, params: Any, state: NewtonCGState, *args: Any, **kwargs: Any) -> OptStep:
         problem = self._problem(params, args, kwargs)
         passes = problem.passes
         point = Point(params, state.value, state.grad, state.aux, state.cache)
@@ -190,9 +194,9 @@ class NewtonCG(SmoothSolver):
         if functions.closes_over_traced(self.fun):
             fun, args = functions.hoisted(self.fun, params, args, kwargs)
             return dataclasses.replace(self, fun=fun).run(params, *args)
-        return arrays.on_auto_mesh(self._solved, params, args, kwargs)
+        return arrays.on_auto_mesh(self._run_prepared, params, args, kwargs)
 
-    def _solved(self, params: Any, args: Any, kwargs: Any) -> OptStep:
+    def _run_prepared(self, params: Any, args: Any, kwargs: Any) -> OptStep:
         return self._run(params, (args, kwargs), self._prepared(params, args, kwargs))
 
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -200,9 +204,8 @@ class NewtonCG(SmoothSolver):
         return self._problem(params, args, kwargs).start(params).grad
 
     @functools.cached_property
-    def _run(self) -> Callable[..., OptStep]:
-        bare = self._bare
-        return loop(bare._start, bare.update, bare.optimality_fun, maxiter=self.maxiter, confirm=bare._confirmed)
+    def _run(self) -> Solve:
+        return differentiable(self._solved, self.optimality_fun)
 
     def _start(self, params: Any, arguments: Any, preconditioner: jax.Array | None) -> NewtonCGState:
         args, kwargs = arguments

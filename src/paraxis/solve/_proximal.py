@@ -29,7 +29,7 @@ from paraxis.solve import prox as operators
 from paraxis.solve._problem import Line, Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import noise
-from paraxis.solve._solution import OptStep, Solve, loop, through_prox
+from paraxis.solve._solution import OptStep, Solve, differentiable, through_prox
 from paraxis.solve._solver import Solver
 from paraxis.solve._status import Status
 from paraxis.solve.objective import LinearObjective
@@ -116,6 +116,7 @@ class _Step(NamedTuple):
     num_grads: jax.Array
 
 
+@checks.with_options_of_jaxopt
 @dataclasses.dataclass(frozen=True)
 class ProximalGradient(Solver):
     """Minimise a smooth function plus a penalty, or under a constraint, with the interface of JAXopt's solver.
@@ -130,7 +131,7 @@ class ProximalGradient(Solver):
             :mod:`paraxis.solve.prox`.
         value_and_grad: ``fun`` returns the value and its gradient.
         has_aux: in place of the value, ``fun`` returns the value and something else, which ends up in ``state.aux``.
-        stepsize: the step; 0 (the default) means: search for it.
+        stepsize: the step, or a function of ``iter_num`` that gives it; 0 (the default) means: search for it.
         maxiter: stop after so many iterations.
         tol: stop when ``state.error`` is at most this.
         acceleration: whether to extrapolate; this is started anew whenever it leads uphill.
@@ -165,7 +166,7 @@ class ProximalGradient(Solver):
     value_and_grad: bool = False
     has_aux: bool = False
     _: dataclasses.KW_ONLY
-    stepsize: float = 0.0
+    stepsize: float | Callable[[Any], Any] = 0.0
     maxiter: int = 500
     tol: float = 1e-5
     acceleration: bool = True
@@ -208,6 +209,9 @@ class ProximalGradient(Solver):
         Returns:
             ``(params, state)``. Where no step is found, ``params`` are the same.
         """
+        return self._advanced_by_one(params, state, (hyperparams_prox, *args), kwargs)
+
+    def _iteration(self, params: Any, state: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
         problem = self._problem(params, args, kwargs)
         point = Point(state.velocity, state.velocity_value, state.grad, state.aux, state.cache)
         refreshed = (state.iter_num % _REFRESH == _REFRESH - 1) & problem.adds_up
@@ -298,17 +302,14 @@ class ProximalGradient(Solver):
         one = jnp.ones((), _dtype(params))
         return trees.minus(params, self._moved(trees.minus(params, grad), hyperparams_prox, one))
 
+    @property
+    def _reads_arguments_only(self) -> bool:
+        ours = getattr(operators, getattr(self.prox, "__name__", ""), None) is self.prox
+        return ours and super()._reads_arguments_only
+
     @functools.cached_property
     def _run(self) -> Solve:
-        bare = self._bare
-        return loop(
-            bare._start,
-            bare.update,
-            bare.optimality_fun,
-            maxiter=self.maxiter,
-            inverse=bare._inverse,
-            confirm=bare._confirmed,
-        )
+        return differentiable(self._solved, self.optimality_fun, inverse=self._inverse)
 
     def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
         """Judged by the gradient at the parameters computed anew; if it is no solution, begun again from there."""
@@ -369,7 +370,7 @@ class ProximalGradient(Solver):
         return ProximalGradientState(
             iter_num=count,
             value=point.value,
-            stepsize=one * (self.stepsize or 1),
+            stepsize=one * (self._given_stepsize(count) if self.stepsize else 1),
             error=unknown,
             aux=point.aux,
             velocity=params,
@@ -411,7 +412,8 @@ class ProximalGradient(Solver):
             shorter = jnp.clip(allowed, self.decrease_factor * stepsize, 0.95 * stepsize)
             shorter = jnp.where(jnp.isfinite(bend), shorter, self.decrease_factor * stepsize)
             if self.stepsize:
-                accepted, grown = jnp.isfinite(square), stepsize
+                accepted = jnp.isfinite(square)
+                grown = jnp.asarray(self._given_stepsize(state.iter_num + 1), stepsize.dtype)
             num_trials = before.num_trials + 1
             num_grads = before.num_grads + by_slope
             following = jnp.where(accepted, grown, shorter)
@@ -424,6 +426,9 @@ class ProximalGradient(Solver):
         if self.stepsize:
             return tried(begin)
         return jax.lax.while_loop(lambda step: known & ~step.accepted & (step.num_trials < self.maxls), tried, begin)
+
+    def _given_stepsize(self, iter_num: jax.Array) -> Any:
+        return self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
 
     def _error(self, point: Point, direction: Any, stepsize: jax.Array, hyper: Any) -> jax.Array:
         """The step divided by its size; or the step of size 1, which is no longer but does not vanish by rounding."""
@@ -476,9 +481,11 @@ def check_options(who: str, solver: Any) -> None:
     checks.count(solver, "maxiter", "maxls")
     checks.positive(solver, "decrease_factor")
     checks.not_negative(solver, "tol")
-    checks.number(solver, "stepsize")
     if not solver.decrease_factor < 1:
         raise ValueError(f"{who}: decrease_factor must be below 1, got {solver.decrease_factor!r}; write 0.5")
+    if callable(solver.stepsize):
+        return
+    checks.number(solver, "stepsize")
     if not solver.stepsize >= 0:
         raise ValueError(f"{who}: stepsize must not be negative, got {solver.stepsize!r}; write 0.0 to search for it")
 

@@ -7,6 +7,7 @@ depend on the solver, costs a linear solve, and keeps nothing of the iterations.
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,12 +16,14 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays
+from paraxis._core import arrays, jax_api
 from paraxis._core.programs import Traced
+from paraxis._host import interrupts
 from paraxis.solve import _trees as trees
 from paraxis.solve._status import Status
 
 _CONFIRMATIONS = 3  # that may fail
+_PART = 0.5  # seconds that Ctrl-C waits, about; and at least an iteration
 
 
 class OptStep(NamedTuple):
@@ -28,6 +31,38 @@ class OptStep(NamedTuple):
 
     params: Any
     state: Any
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that Ctrl-C ended after an iteration; it has what was found until then.
+
+    Under several processes, in other threads than the main one, and inside of ``jax.jit``, a run goes on to its end;
+    where the program has its own handler of SIGINT, that one is called, and nothing is attached.
+
+    Attributes:
+        params: the best parameters so far.
+        state: the solver's state, whose ``status`` is ``INTERRUPTED``.
+        estimator: a copy of the estimator that was being fitted, with these parameters; ``None`` if there is none.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> solver = px.solve.LBFGS(lambda p: jnp.sum((p - 1) ** 2))
+        >>> try:
+        ...     params, state = solver.run(jnp.zeros(3))
+        ... except px.solve.Interrupted as stopped:
+        ...     params, state = stopped.params, stopped.state
+        >>> state.reason
+        'the error is as small as tol asks'
+    """
+
+    def __init__(self, params: Any, state: Any, estimator: Any = None) -> None:
+        super().__init__(
+            "the run was ended by Ctrl-C; what was found so far is in the exception: "
+            "except px.solve.Interrupted as stopped: stopped.params"
+        )
+        self.params = params
+        self.state = state
+        self.estimator = estimator
 
 
 Solve = Callable[[Any, Any, Any], OptStep]
@@ -41,12 +76,75 @@ Confirm = Callable[[OptStep, Any], OptStep]
 """Where a run says it converged, and ``(args, kwargs)`` → the same place, which may turn out to be no solution."""
 
 
-def iterate(
-    update: Callable[..., OptStep], step: OptStep, arguments: Any, limit: Any, confirm: Confirm | None = None
-) -> OptStep:
+class Iterated:
+    """Update until the solver stops, or has made so many iterations in all; compiled as one program.
+
+    Where Ctrl-C can be asked for, the program is called for a part of the iterations, as many as take a moment, again
+    and again. It is the same program whatever the parts are, and all that it knows goes from one to the next: so do the
+    bits. How long an iteration takes, the first run tells; a run that is short enough is one part.
+
+    Args:
+        update: one iteration, ``(params, state, *args, **kwargs)`` → the next.
+        confirm: judges a solution anew.
+    """
+
+    def __init__(self, update: Callable[..., OptStep], confirm: Confirm) -> None:
+        self._program = Traced(functools.partial(_part, update, confirm))
+        self._seconds: dict[Any, float] = {}  # an iteration takes, by the types of the arguments
+
+    def __call__(self, step: OptStep, arguments: Any, limit: int) -> OptStep:
+        none = np.zeros((), np.int32)
+        whole = jax.process_count() > 1 or jax_api.is_tracing() or arrays.is_traced((step, arguments))
+        if whole or not interrupts.can_be_asked_for():
+            return self._program(step, none, arguments, np.int32(limit))[0]
+        with interrupts.asked_for() as asked:
+            return self._in_parts(asked, step, none, arguments, limit)
+
+    def _in_parts(self, asked: Callable[[], bool], step: OptStep, refuted: Any, arguments: Any, limit: int) -> OptStep:
+        types = _types((step, arguments))
+        done, first = int(step.state.iter_num), types not in self._seconds
+        while True:
+            seconds = self._seconds.get(types)
+            until = min(limit, done + (1 if seconds is None else max(1, int(_PART / max(seconds, 1e-9)))))
+            began = time.perf_counter()
+            step, refuted = self._program(step, refuted, arguments, np.int32(until))
+            if until == limit and seconds is not None:  # which is not waited for
+                return _unless(asked, step)
+            before, done = done, int(step.state.iter_num)
+            if done > before and not first:
+                self._seconds[types] = (time.perf_counter() - began) / (done - before)
+            first = False  # that one was compiled
+            if done >= limit or step.state.status != Status.RUNNING:
+                return _unless(asked, step)
+            _unless(asked, step)
+
+
+def _unless(asked: Callable[[], bool], step: OptStep) -> OptStep:
+    """The step, unless it is asked for.
+
+    Raises:
+        Interrupted: if it is.
+    """
+    if not asked():
+        return step
+    params, state = step
+    if state.status == Status.RUNNING:
+        state = dataclasses.replace(state, status=jnp.full_like(state.status, Status.INTERRUPTED))
+    raise Interrupted(params, state)
+
+
+def _types(tree: Any) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((getattr(x, "shape", ()), getattr(x, "dtype", None)) for x in leaves)
+
+
+def _part(
+    update: Callable[..., OptStep], confirm: Confirm, step: OptStep, refuted: Any, arguments: Any, limit: Any
+) -> tuple[OptStep, jax.Array]:
     """Update until the solver stops, or has made so many iterations in all.
 
-    If a solution is not confirmed, the run goes on; if that does not help, rounding allows none.
+    If a solution is not confirmed, the run goes on; if that does not help, rounding allows none. ``refuted`` counts how
+    often that was.
     """
     args, kwargs = arguments
 
@@ -55,9 +153,6 @@ def iterate(
 
     def run(step: OptStep) -> OptStep:
         return jax.lax.while_loop(go_on, lambda step: update(step.params, step.state, *args, **kwargs), step)
-
-    if confirm is None:
-        return run(step)
 
     def run_and_confirm(carry: tuple[OptStep, jax.Array]) -> tuple[OptStep, jax.Array]:
         step, count = carry
@@ -69,26 +164,8 @@ def iterate(
         status = jnp.where(given_up, Status.PRECISION, step.state.status).astype(jnp.int32)
         return OptStep(step.params, dataclasses.replace(step.state, status=status)), count + refuted
 
-    start = (step, jnp.zeros((), jnp.int32))
-    return jax.lax.while_loop(lambda carry: go_on(carry[0]), run_and_confirm, start)[0]
-
-
-def loop(
-    start: Callable[[Any, Any, Any], Any],
-    update: Callable[..., OptStep],
-    optimality: Callable[..., Any],
-    *,
-    maxiter: int,
-    inverse: Inverse | None = None,
-    confirm: Confirm | None = None,
-) -> Solve:
-    """A whole run, compiled as one program, with its derivative."""
-
-    def solve(init_params: Any, arguments: Any, prepared: Any) -> OptStep:
-        begin = OptStep(init_params, start(init_params, arguments, prepared))
-        return iterate(update, begin, arguments, maxiter, confirm)
-
-    return Traced(differentiable(solve, optimality, inverse=inverse))
+    start = (step, jnp.asarray(refuted, jnp.int32))
+    return jax.lax.while_loop(lambda carry: go_on(carry[0]), run_and_confirm, start)
 
 
 def differentiable(solve: Solve, optimality: Callable[..., Any], *, inverse: Inverse | None = None) -> Solve:

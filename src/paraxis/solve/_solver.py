@@ -7,13 +7,15 @@ from typing import Any, Literal, Self
 
 import jax
 
+from paraxis._core import arrays, jax_api
 from paraxis._core.programs import Traced
 from paraxis.solve import _checks as checks
 from paraxis.solve import _functions as functions
 from paraxis.solve import _gram as gram
 from paraxis.solve import _progress as progress
 from paraxis.solve._problem import Problem
-from paraxis.solve._solution import OptStep
+from paraxis.solve._solution import Iterated, OptStep
+from paraxis.solve.objective import LinearObjective
 
 
 class Solver(abc.ABC):
@@ -32,6 +34,28 @@ class Solver(abc.ABC):
     def _start(self, params: Any, arguments: Any, preconditioner: Any) -> Any:
         """The state before the first iteration."""
 
+    @abc.abstractmethod
+    def _iteration(self, params: Any, state: Any, *args: Any, **kwargs: Any) -> OptStep:
+        """One iteration, as a part of a program."""
+
+    @abc.abstractmethod
+    def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
+        """A step that says it converged, judged anew."""
+
+    def _advanced_by_one(self, params: Any, state: Any, args: Any, kwargs: Any) -> OptStep:
+        """One iteration of a linear model, compiled if nothing else compiles it: to lay its rows in blocks copies them.
+
+        What functions of the user's read is read again each time.
+        """
+        traced = jax_api.is_tracing() or arrays.is_traced((params, state, args, kwargs))
+        if traced or not self._reads_arguments_only:
+            return self._iteration(params, state, *args, **kwargs)
+        return self._compiled_step(params, state, args, kwargs)
+
+    @property
+    def _reads_arguments_only(self) -> bool:
+        return isinstance(self.fun, LinearObjective) and not callable(getattr(self, "stepsize", None))
+
     @property
     def _bare(self) -> Self:
         """The same options alone. What JAX keeps of a trace may hold the traced function's owner: it shall be light."""
@@ -43,6 +67,24 @@ class Solver(abc.ABC):
     def _started(self) -> Callable[..., Any]:
         return Traced(self._bare._start)
 
+    @functools.cached_property
+    def _compiled_step(self) -> Callable[..., OptStep]:
+        bare = self._bare
+
+        def step(params: Any, state: Any, args: Any, kwargs: Any) -> OptStep:
+            return bare._iteration(params, state, *args, **kwargs)
+
+        return Traced(step)
+
+    @functools.cached_property
+    def _iterated(self) -> Callable[[OptStep, Any, int], OptStep]:
+        bare = self._bare
+        return Iterated(bare._iteration, bare._confirmed)
+
+    def _solved(self, params: Any, arguments: Any, prepared: Any) -> OptStep:
+        """A whole run, from the start."""
+        return self._iterated(OptStep(params, self._started(params, arguments, prepared)), arguments, self.maxiter)
+
     def _problem(self, params: Any, args: Any, kwargs: Any) -> Problem:
         return functions.problem_of(self.fun, self.value_and_grad, self.has_aux, params, args, kwargs)
 
@@ -52,8 +94,12 @@ class SmoothSolver(Solver):
 
     precondition: Literal["auto", "gram"] | None
 
+    @property
+    def _precondition(self) -> str | None:
+        return self.precondition
+
     def _prepared(self, params: Any, args: Any, kwargs: Any) -> jax.Array | None:
-        return gram.asked_for(self._problem(params, args, kwargs), params, self.precondition)
+        return gram.asked_for(self._problem(params, args, kwargs), params, self._precondition)
 
     def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
         problem = self._problem(step.params, *arguments)

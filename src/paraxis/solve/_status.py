@@ -24,6 +24,7 @@ class Status(enum.IntEnum):
     NOT_FINITE = 4
     PRECISION = 5
     UNBOUNDED = 6
+    INTERRUPTED = 7
 
     @property
     def words(self) -> str:
@@ -44,4 +45,5 @@ _WORDS = {
         "columns on one scale, may allow more"
     ),
     Status.UNBOUNDED: "there is no finite solution: some coefficients grow for as long as the solver runs",
+    Status.INTERRUPTED: "Ctrl-C ended the run before the error was as small as tol asks",
 }

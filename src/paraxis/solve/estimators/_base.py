@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from paraxis._core.errors import DataError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
+from paraxis.solve._solution import Interrupted
 from paraxis.solve._status import Status
 from paraxis.solve.estimators import _fitting as fitting
 from paraxis.solve.estimators._fitting import Method, Penalty, Placed, Plan, Solution
@@ -130,6 +131,8 @@ class LinearModel(BaseEstimator, abc.ABC):
 
         Raises:
             ValueError: if the data or an option cannot be used; says why.
+            Interrupted: after Ctrl-C, with a fitted copy of the estimator, as far as it came. The estimator itself is
+                as it was.
 
         Communicates, if there are several devices: sends each its rows; then as the solver says.
         """
@@ -142,13 +145,20 @@ class LinearModel(BaseEstimator, abc.ABC):
         posed = self._posed(y, weight, X.dtype)
         with fitting.surroundings(X.dtype, self.devices):
             placed = self._place(X, posed)
-            found = self._solved(self._strength(), self._start(posed, placed), posed, placed)
+            try:
+                found = self._solved(self._strength(), self._start(posed, placed), posed, placed)
+            except Interrupted as stopped:
+                stopped.estimator = copy.copy(self)._taking(fitting.solution_of(stopped), posed, placed)
+                raise
+        self._taking(found, posed, placed)._warn(found)
+        return self
+
+    def _taking(self, found: Solution, posed: Posed, placed: Placed) -> Self:
         self.coef_, self.intercept_ = self._described(found.params, posed, placed.means)
         self.n_iter_ = self._described_count(int(found.iter_num))
         found = self._judged(found, self._strength(), self.coef_, self.intercept_, X, y, weight)
         self.status_ = Status(int(found.status)).words
         self.data_passes_ = int(found.data_passes)
-        self._warn(found)
         return self
 
     def path(self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any = None) -> Path:

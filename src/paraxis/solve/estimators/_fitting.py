@@ -23,6 +23,7 @@ from paraxis.solve._newton import NewtonCG
 from paraxis.solve._progress import Iteration, Watch
 from paraxis.solve._proximal import ProximalGradient
 from paraxis.solve._rows import Rows, rows
+from paraxis.solve._solution import Interrupted
 from paraxis.solve.objective import LinearObjective, LossName, glm
 
 _LARGE = 100_000  # rows, from which on compiling is the smaller part
@@ -169,10 +170,19 @@ def solver(plan: Plan) -> LBFGS | NewtonCG | ProximalGradient:
     return (LBFGS if plan.method == "lbfgs" else NewtonCG)(plan.objective, **options)
 
 
+def solution_of(stopped: Interrupted) -> Solution:
+    """What a run had found when it was interrupted."""
+    return _solution((stopped.params, *_told(stopped.state)))
+
+
 def _run(chosen: Any, init: Any, penalty: Penalty, data: Rows) -> Any:
     args = (penalty.l1, penalty.l2) if isinstance(chosen, ProximalGradient) else (penalty.l2,)
     params, state = chosen.run(init, *args, data)
-    return params, state.iter_num, state.status, state.error, state.data_passes
+    return params, *_told(state)
+
+
+def _told(state: Any) -> Any:
+    return state.iter_num, state.status, state.error, state.data_passes
 
 
 @functools.lru_cache(maxsize=128)

@@ -1,0 +1,99 @@
+"""Ctrl-C ends a run soon, with what was found until then; the parts that a run is made of for it change no bit."""
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from paraxis.solve import Status
+from tests.solve._problems import labelled
+
+SOLVERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "LBFGS": (px.solve.LBFGS, ()),
+    "ProximalGradient": (px.solve.ProximalGradient, (None,)),
+}
+
+
+def _slow_bowl(p: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def sleep(x: np.ndarray) -> np.ndarray:
+        time.sleep(0.01)
+        return np.zeros_like(x)
+
+    value = jnp.sum(p**2)
+    return value + jax.pure_callback(sleep, value, value), 2 * p
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_ctrl_c_ends_a_run_within_two_seconds_with_what_was_found(name: str) -> None:
+    solver, hyperparams = SOLVERS[name]
+    sent = []
+
+    def send() -> None:
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def watch(one: px.solve.Iteration) -> None:
+        if one.iter_num == 20:
+            threading.Timer(0.1, send).start()
+
+    slow = solver(_slow_bowl, value_and_grad=True, stepsize=1e-6, tol=0, maxiter=100_000, verbose=watch)
+    with pytest.raises(px.solve.Interrupted, match=r"stopped\.params") as caught:
+        slow.run(jnp.ones(3), *hyperparams)
+    assert time.monotonic() - sent[0] < 2
+    params, state = caught.value.params, caught.value.state
+    assert int(state.status) == Status.INTERRUPTED
+    assert "Ctrl-C" in state.reason
+    assert 20 <= int(state.iter_num) < 100_000
+    assert 0 < float(params[0]) < 1  # it has moved
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_parts_of_a_run_change_no_bit() -> None:
+    x, y = labelled(60, 4, 3)
+    data = px.solve.rows(x.astype("float32"), y)
+    solver = px.solve.LBFGS(px.solve.objective.l2_multiclass_logreg, tol=1e-6)
+    start = data.shared(jnp.zeros((4, 3)))
+    first, second = (solver.run(start, 0.01, data) for _ in range(2))  # the first is timed, in parts of an iteration
+    assert int(first.state.iter_num) > 4
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    elsewhere = []
+    thread = threading.Thread(target=lambda: elsewhere.append(solver.run(start, 0.01, data)))  # in one part
+    thread.start()
+    thread.join()
+    jax.tree.map(np.testing.assert_array_equal, first, elsewhere[0])
+
+
+def test_a_handler_of_the_users_is_called_and_the_run_goes_on() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        solver = px.solve.LBFGS(
+            lambda p: jnp.sum((p - 1) ** 4), verbose=lambda one: os.kill(os.getpid(), signal.SIGINT), tol=1e-3
+        )
+        state = solver.run(jnp.zeros(3)).state
+        jax.effects_barrier()
+        assert int(state.status) == Status.CONVERGED
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen
+
+
+def test_an_estimator_that_was_interrupted_is_as_it_was_and_gives_a_fitted_copy() -> None:
+    x, y = labelled(60, 4, 3)
+    model = px.solve.LogisticRegression(
+        C=1e6, verbose=lambda one: os.kill(os.getpid(), signal.SIGINT) if one.iter_num == 2 else None
+    )
+    with pytest.raises(px.solve.Interrupted) as caught:
+        model.fit(x, y)
+    assert not hasattr(model, "coef_")
+    copy = caught.value.estimator
+    assert copy.predict(x).shape == (60,)
+    assert copy.score(x, y) > 0.5
+    assert copy.status_ in (Status.INTERRUPTED.words, Status.CONVERGED.words)
