@@ -119,3 +119,12 @@ def test_class_weights_that_cannot_be_are_said(choice: Any, text: str) -> None:
     x, _, _ = _some(6)
     with pytest.raises(ValueError, match=f"class_weight {text}"):
         px.solve.rows(x, np.arange(6) % 3, class_weight=choice)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_rows_are_a_copy(devices: int) -> None:
+    x, y, weight = np.ones((64, 3), "float32"), np.ones(64, "float32"), np.ones(64, "float32")
+    data = px.solve.rows(x, y, weight, axis=axis_on(devices, 64))
+    for given, laid in zip((x, y, weight), data, strict=True):
+        given[:] = 5
+        np.testing.assert_array_equal(laid, 1)
