@@ -21,7 +21,7 @@ help:
 	@echo 'make install    $(VENV) with everything that tests, examples, benchmarks and documentation need'
 	@echo 'make bench      every benchmark in turn'
 	@echo 'make lint       ruff, pyright, import contract'
-	@echo 'make docs       the documentation, into site/'
+	@echo 'make docs       the documentation, into site/, and what is wrong with it'
 	@echo 'make clean      remove $(VENV) and everything built'
 
 demo: $(VENV)/.demo
@@ -58,6 +58,7 @@ lint: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m tests.docs.site site
 
 clean:
 	rm -rf $(VENV) site build dist out .pytest_cache .ruff_cache .hypothesis
