@@ -150,13 +150,15 @@ class LinearModel(BaseEstimator, abc.ABC):
             except Interrupted as stopped:
                 stopped.estimator = copy.copy(self)._taking(fitting.solution_of(stopped), posed, placed)
                 raise
-        self._taking(found, posed, placed)._warn(found)
+        self._taking(found, posed, placed)
+        judged = self._judged(found, self._strength(), self.coef_, self.intercept_, X, y, weight)
+        self.status_ = Status(int(judged.status)).words
+        self._warn(judged)
         return self
 
     def _taking(self, found: Solution, posed: Posed, placed: Placed) -> Self:
         self.coef_, self.intercept_ = self._described(found.params, posed, placed.means)
         self.n_iter_ = self._described_count(int(found.iter_num))
-        found = self._judged(found, self._strength(), self.coef_, self.intercept_, X, y, weight)
         self.status_ = Status(int(found.status)).words
         self.data_passes_ = int(found.data_passes)
         return self
