@@ -183,7 +183,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[px.ParaxisError], str]] = {
     "pmap with a negative position": (
         lambda: px.pmap(lambda x: x, donate_argnums=-1),
         px.AxisError,
-        r"donate_argnums must be an integer of at least 0, got -1; write donate_argnums=\(0,\)",
+        r"donate_argnums must be positions from 0, got -1; write donate_argnums=\(0,\)",
     ),
 }
 

@@ -40,6 +40,7 @@ class Call:
             ``*`` are passed by position: ``*x`` to the parameter ``x``, and ``*args[0]`` as one of several.
         then: what is done with the result, to see a mistake that can be noticed only then.
         left_out: wrong values that it is not given.
+        documented: others' errors that its docstring promises, or that Python's protocols ask for.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Call:
     arguments: Callable[[], Mapping[str, tuple[Any, Kind]]]
     then: Callable[[Any], Any] = lambda result: result
     left_out: tuple[str, ...] = ()
+    documented: tuple[type[Exception], ...] = ()
 
     def __repr__(self) -> str:
         return self.name
@@ -76,7 +78,11 @@ def mistakes(call: Call, number: int) -> list[tuple[Mistake, ...]]:
 
 def _single(call: Call, arguments: Mapping[str, tuple[Any, Kind]]) -> Iterator[Mistake]:
     for number, (name, (value, _)) in enumerate(arguments.items()):
-        words = {name.lstrip("*"), name.lstrip("*").partition("[")[0], *([f"args[{number}]"] * name.startswith("*"))}
+        words = {
+            name.lstrip("*"),
+            name.lstrip("*").partition("[")[0],
+            *([f"args[{number}]", "no argument"] * name.startswith("*")),
+        }
         for label in (label for label in WRONG if label not in call.left_out):
             yield Mistake(f"{name} = {label}", _replaced(name, label), tuple(words))
             if isinstance(value, dict) and value:
@@ -153,7 +159,8 @@ def flaw(error: BaseException | None, accepted: bool, named: Sequence[str]) -> s
 
 
 _EXPECTATION = re.compile(
-    r"\b(must|expected|write|pass|needs?|takes?|missing|is not|no|unexpected keyword|got multiple values)\b",
+    r"\b(must|expected|write|pass|bind|give|needs?|takes?|missing|is not|no|cannot|such as|starts with|say|there are"
+    r"|unexpected keyword|multiple values)\b",
     re.IGNORECASE,
 )
 
@@ -229,13 +236,18 @@ def judge(call: Call, made: tuple[Mistake, ...], folder: Path) -> str | None:
     error: BaseException | None = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # JAX and NumPy warn of some of the values; how the call ends is the question
-        accepted = set(given) == set(right) and all(judged(kind, given[name]) for name, (_, kind) in arguments.items())
+        accepted = set(given) == set(right) and all(
+            given[name] is right[name] or judged(kind, given[name]) for name, (_, kind) in arguments.items()
+        )
         try:
             with in_time(MOST_SECONDS):
                 run(call, given)
         except (Exception, Hung, SystemExit) as raised:
             error = raised
-    found = flaw(error, accepted, [word for mistake in made for word in mistake.named])
+    words = [word for mistake in made for word in mistake.named]
+    words += [str(x) for x in given.values() if isinstance(x, (str, Path)) and str(x)]  # a path says which itself
+    is_promised = isinstance(error, call.documented)
+    found = None if is_promised else flaw(error, accepted, words)
     if found is not None:
         return f"{found}: {type(error).__name__}: {str(error).strip().splitlines()[:1]}" if error else found
     after = print_of(right), files_below(folder), dict(os.environ)

@@ -78,3 +78,15 @@ def seen(event: Any) -> None:
 def changed(batch: Any, key: Any = None) -> Any:
     del key
     return {name: np.asarray(x) for name, x in batch.items()}
+
+
+def net_apply(net: Any, x: Any) -> Any:
+    return net(x)
+
+
+def net_loss(net: Any, x: Any) -> Any:
+    return jnp.sum(net(x) ** 2)
+
+
+def averaged(x: Any) -> Any:
+    return px.reduce_mean(px.map_fn(jnp.sin, x, px.Axis("rows", 8)), px.Axis("rows", 8))

@@ -34,6 +34,7 @@ def described(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
     try:
+        value = value.item() if isinstance(value, np.generic) and _can_be_jax(value.dtype) else value
         shown = repr(value).partition("\n")[0]
     except Exception:  # of a deleted array in it, say
         shown = ""
@@ -85,7 +86,14 @@ def text(who: str, argument: str, value: Any, write: str) -> None:
 
 
 def count(
-    who: str, argument: str, value: Any, *, least: int = 1, write: str = "", error: type[Exception] = ValueError
+    who: str,
+    argument: str,
+    value: Any,
+    *,
+    least: int = 1,
+    most: int | None = None,
+    write: str = "",
+    error: type[Exception] = ValueError,
 ) -> int:
     """The argument as an ``int``, if it is a whole number that is not less.
 
@@ -93,8 +101,9 @@ def count(
         ValueError: naming it; or the given error.
     """
     found = integers.at_least(least, value)
-    if found is None or found > LARGEST:
-        expected = f"must be an integer of at least {least}" if found is None else f"must be at most {LARGEST:,}"
+    most = LARGEST if most is None else most
+    if found is None or found > most:
+        expected = f"must be an integer of at least {least}" if found is None else f"must be at most {most:,}"
         _refuse(error, who, argument, expected, value, write or f"{argument}={max(least, 1)}")
     return found
 
@@ -136,6 +145,31 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real)
 
 
+def positions(who: str, argument: str, value: Any, error: type[Exception] = ValueError) -> tuple[int, ...]:
+    """The positions that an argument gives: a whole number from 0, or several.
+
+    Raises:
+        ValueError: naming it; or the given error.
+    """
+    given = value if isinstance(value, (tuple, list)) else (value,)
+    found = [integers.at_least(0, at) for at in given]
+    if any(at is None or at > LARGEST for at in found):
+        _refuse(error, who, argument, "must be positions from 0", value, f"{argument}=(0,)")
+    return tuple(at for at in found if at is not None)
+
+
+def names(who: str, argument: str, value: Any, error: type[Exception] = ValueError) -> tuple[str, ...]:
+    """The names that an argument gives: text, or several.
+
+    Raises:
+        ValueError: naming it; or the given error.
+    """
+    given = value if isinstance(value, (tuple, list)) else (value,)
+    if not all(isinstance(name, str) and name for name in given):
+        _refuse(error, who, argument, "must be a name, or a tuple of names", value, f"{argument}='x'")
+    return tuple(given)
+
+
 def path(who: str, argument: str, value: Any, error: type[Exception] = ValueError) -> None:
     """Check that an argument can be the path of a file or a directory.
 
@@ -159,6 +193,36 @@ def path(who: str, argument: str, value: Any, error: type[Exception] = ValueErro
 
 def _refuse(error: type[Exception], who: str, argument: str, expected: str, value: Any, write: str) -> NoReturn:
     raise error(f"{who}: {argument} {expected}, got {described(value)}; write {write}")
+
+
+def array(who: str, argument: str, value: Any) -> Any:
+    """The argument, if it is one of JAX's arrays, also under ``jit``; else as NumPy's array. It holds numbers.
+
+    Raises:
+        TypeError: naming it, if it is none.
+    """
+    try:
+        found = value if isinstance(value, jax.Array) else np.asarray(value)
+    except Exception:  # lists that are ragged, or hold what has no numbers
+        found = None
+    if found is not None and (reason := why_not(found)) is not None:
+        raise TypeError(f"{who}: {argument} {reason}")
+    if found is not None and _can_be_jax(found.dtype):
+        return found
+    return _refuse(
+        TypeError, who, argument, "must be an array of numbers", value, f"np.asarray({argument}, np.float32)"
+    )
+
+
+def host_array(who: str, argument: str, value: Any) -> np.ndarray:
+    """The argument as NumPy's array of numbers, which must be known.
+
+    Raises:
+        TypeError: naming it, if it is none, or is traced.
+    """
+    if isinstance(value, jax_api.Tracer):
+        _refuse(TypeError, who, argument, "must be known, not traced", value, f"{argument}=np.array(…)")
+    return np.asarray(array(who, argument, value))
 
 
 def arrays(who: str, argument: str, tree: Any) -> None:
@@ -199,8 +263,6 @@ def named(**other_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """
 
     def decorate(fn: Callable[_P, _R]) -> Callable[_P, _R]:
-        who = fn.__qualname__.partition(".<locals>")[0].removesuffix(".__init__").removesuffix(".__call__")
-
         @functools.wraps(fn)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             try:
@@ -209,6 +271,7 @@ def named(**other_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
                 raise
             except Exception as error:
                 traceback = error.__traceback__
+                who = _who(fn, args)
                 if isinstance(error, TypeError) and traceback is not None and traceback.tb_next is None:
                     told: Exception | None = _misspelt(who, fn, kwargs, other_names)
                 else:
@@ -220,6 +283,16 @@ def named(**other_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         return call
 
     return decorate
+
+
+def _who(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """How an error calls a function, or a method, by the class of the object whose it is."""
+    path = fn.__qualname__.rpartition("<locals>.")[2] if "." in fn.__qualname__ else fn.__qualname__
+    owner, _, method = path.rpartition(".")
+    if not owner:
+        return fn.__qualname__.partition(".<locals>")[0]
+    owner = type(args[0]).__name__ if args and not isinstance(args[0], type) else owner
+    return owner if method in ("__init__", "__call__") else f"{owner}.{method}"
 
 
 def blamed(who: str, given: Mapping[str, Any], error: Exception) -> Exception | None:
@@ -271,7 +344,8 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
         return f"is a ShapeDtypeStruct, without values, and must be an array; write jnp.zeros({leaf.shape})"
     if isinstance(leaf, (np.ndarray, np.generic)) and not _can_be_jax(leaf.dtype):
         return f"must be an array of numbers, got {leaf.dtype} {list(leaf.shape)}; write np.asarray(x, np.float32)"
-    if isinstance(error, TypeError) and str(type(leaf)) in str(error):
+    known = isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
+    if isinstance(error, TypeError) and not known and str(type(leaf)) in str(error):
         return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over what is none"
     return None
 
@@ -310,10 +384,13 @@ def by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
     try:
         bound = inspect.signature(fn).bind(*args, **kwargs)
     except (TypeError, ValueError):  # they do not fit, or it does not say what it takes
-        return {"args": args, **kwargs}
+        return {**{f"args[{i}]": value for i, value in enumerate(args)}, **kwargs}
     found: dict[str, Any] = {}
     for name, value in bound.arguments.items():
-        found.update(value if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            value = {f"{name}[{i}]": item for i, item in enumerate(value)}
+        found.update(value if kind in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD) else {name: value})
     found.pop("self", None)
     return found
 

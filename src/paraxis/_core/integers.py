@@ -4,7 +4,7 @@ import operator
 from typing import Any
 
 
-def at_least(least: int, value: Any) -> int | None:
+def at_least(least: float, value: Any) -> int | None:
     """A value as an int, if it is an integer that is not less; otherwise ``None``. Booleans are no numbers."""
     try:
         number = operator.index(value)

@@ -33,13 +33,14 @@ def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
         (5,)
     """
     resolved = scope.resolve("keys", axis)
-    if not _is_one_key(key):
+    if not is_one_key(key):
         got = f"{key.dtype}{list(key.shape)}" if isinstance(key, (jax.Array, np.ndarray)) else type(key).__name__
         raise ShapeError(f"keys: key must be one random key, got {got}; write jax.random.key(0)")
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(resolved.size))
 
 
-def _is_one_key(key: object) -> bool:
+def is_one_key(key: object) -> bool:
+    """Whether it is one random key, of the new kind or the old."""
     if not isinstance(key, (jax.Array, np.ndarray)):
         return False
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):

@@ -61,7 +61,8 @@ def pmap(
         axis_size = arguments.count("pmap", "axis_size", axis_size, write="axis_size=8", error=AxisError)
     _require_axes("in_axes", in_axes)
     _require_axes("out_axes", out_axes)
-    static = _positions("static_broadcasted_argnums", static_broadcasted_argnums)
+    static = arguments.positions("pmap", "static_broadcasted_argnums", static_broadcasted_argnums, AxisError)
+    donated = arguments.positions("pmap", "donate_argnums", donate_argnums, AxisError)
     name = axis_name if axis_name is not None else f"pmap({getattr(fn, '__name__', 'fn')})"
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
@@ -78,7 +79,7 @@ def pmap(
         result = verbs.map_fn(element, (leading, kwargs), axis)
         return _with_out_axes(out_axes, result)
 
-    compiled = jax.jit(mapped, static_argnums=static, donate_argnums=_positions("donate_argnums", donate_argnums))
+    compiled = jax.jit(mapped, static_argnums=static, donate_argnums=donated)
 
     @arguments.named()
     @functools.wraps(fn)
@@ -95,12 +96,6 @@ def pmap(
 
     call.lower = compiled.lower  # pyright: ignore[reportFunctionMemberAccess]
     return call
-
-
-def _positions(argument: str, value: int | Sequence[int]) -> tuple[int, ...]:
-    given = value if isinstance(value, (tuple, list)) else (value,)
-    write = f"{argument}=(0,) for the first one"
-    return tuple(arguments.count("pmap", argument, at, least=0, write=write, error=AxisError) for at in given)
 
 
 def _require_axes(argument: str, axes: Any) -> None:
