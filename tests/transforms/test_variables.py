@@ -89,7 +89,7 @@ def test_indexed_by_name_and_by_position() -> None:
         px.StateError, match=r"no variable is called 'bias'; there are \(MLP\)\.first\(Linear\)\.bias, "
     ):
         _ = found["bias"]
-    with pytest.raises(IndexError, match="out of range"):
+    with pytest.raises(IndexError, match="a key below 4"):
         _ = found[4]
 
 

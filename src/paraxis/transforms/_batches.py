@@ -48,7 +48,7 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any]) -> Batch:
     kept: list[int | None] = []
     for (path, leaf), at in zip(found, flat, strict=True):
         shape = np.shape(leaf)
-        if at is _WHOLE or not shape:
+        if at is _WHOLE or not shape or not isinstance(shape, tuple):  # of a mesh it is none
             kept.append(None)
             continue
         label = tree.name("args", path)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax.nnx import Variable
 
-from paraxis._core import jax_api
+from paraxis._core import arguments, jax_api
 from paraxis._core.errors import StateError
 from paraxis._modules import graphs
 from paraxis.transforms._binding import Binding, write_all
@@ -30,12 +30,14 @@ class Compiled(Wrapped):
         static_argnames: str | Sequence[str],
         donate: bool,
     ) -> None:
+        arguments.flag(type(self).__name__, "donate", donate)
         super().__init__(f, modules)
         self._statics = Statics(
             type(self).__name__, self._parameters(), self._names_taken(), static_argnums, static_argnames
         )
         self._donate = donate
 
+    @arguments.named()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; write back what it wrote."""
         binding, variables, program, state, moved, args, kwargs = self._ready(args, kwargs)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from paraxis._core import arguments
 from paraxis._core.errors import StateError
 from paraxis._modules import graphs, naming
 
@@ -62,6 +63,7 @@ def _frozen(x: Any) -> Any:
     return Frozen(x) if isinstance(x, nnx.Pytree) else x
 
 
+@arguments.named()
 def freeze(module: Any) -> Any:
     """A module as it is now: a constant, which later edits do not reach.
 

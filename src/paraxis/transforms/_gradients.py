@@ -5,8 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
+from paraxis._core import arguments
 from paraxis._core.errors import ShapeError, StateError
 from paraxis._modules import graphs
 from paraxis.transforms import _body
@@ -49,6 +51,7 @@ class GradValues(Wrapped):
         [(4,), (3, 4)]
     """
 
+    @arguments.named()
     def __init__(
         self,
         f: Callable[..., Any],
@@ -57,8 +60,12 @@ class GradValues(Wrapped):
         argnums: int | Sequence[int] | None = None,
     ) -> None:
         super().__init__(f, modules)
+        if wrt is not None:
+            chooser("GradValues", wrt)
+        argnums = _argnums("GradValues", argnums)
         self._wrt, self._argnums = wrt, argnums
 
+    @arguments.named()
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Gradients and values at ``f(*modules, *args, **kwargs)``."""
         binding = self._bound.current()
@@ -69,6 +76,8 @@ class GradValues(Wrapped):
                 f"GradValues: nothing to differentiate with respect to: wrt={self._wrt!r} picks no variable of "
                 f"{', '.join(type(m).__name__ for m in self.modules) or 'no module'}; write wrt=nnx.Param, argnums=0"
             )
+        for p in positions:
+            _require_floats("GradValues", f"args[{p}]", args[p])
         result, gradients, of_args = _differentiate(self._body, binding, chosen, positions, args, kwargs, _first)
         named = Gradients({binding.names[i]: g for i, g in gradients.items()})
         if self._argnums is None:
@@ -77,6 +86,7 @@ class GradValues(Wrapped):
         return (named, inputs) if chosen else inputs, result
 
 
+@arguments.named()
 def value_and_grad(
     f: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -114,7 +124,9 @@ def value_and_grad(
         >>> px.value_and_grad(lambda w: w**2)(3.0)
         (Array(9., dtype=float32, weak_type=True), Array(6., dtype=float32, weak_type=True))
     """
+    argnums = _checked("value_and_grad", f, argnums, wrt, has_aux)
 
+    @arguments.named()
     def call(*args: Any, **kwargs: Any) -> Any:
         result, gradients = _unbound("value_and_grad", f, argnums, wrt, has_aux, args, kwargs)
         return result, gradients
@@ -123,6 +135,7 @@ def value_and_grad(
     return call
 
 
+@arguments.named()
 def grad(
     f: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -144,13 +157,31 @@ def grad(
         >>> [g.shape for g in px.grad(lambda net, x: net(x).mean())(net, jnp.ones((2, 3)))]
         [(4,), (3, 4)]
     """
+    argnums = _checked("grad", f, argnums, wrt, has_aux)
 
+    @arguments.named()
     def call(*args: Any, **kwargs: Any) -> Any:
         result, gradients = _unbound("grad", f, argnums, wrt, has_aux, args, kwargs)
         return (gradients, result[1]) if has_aux else gradients
 
     call.__name__ = f"grad({getattr(f, '__name__', 'f')})"
     return call
+
+
+def _checked(transform: str, f: Any, argnums: Any, wrt: Choice, has_aux: Any) -> int | tuple[int, ...]:
+    arguments.function(transform, "f", f, f"px.{transform}(lambda net, x: …)")
+    arguments.flag(transform, "has_aux", has_aux)
+    chooser(transform, wrt)
+    found = _argnums(transform, argnums)
+    return () if found is None else found
+
+
+def _argnums(transform: str, argnums: Any) -> int | tuple[int, ...] | None:
+    """Positions, checked: one by itself as one by itself."""
+    if argnums is None and transform == "GradValues":
+        return None
+    found = arguments.positions(transform, "argnums", argnums, StateError)
+    return found if isinstance(argnums, (tuple, list)) else found[0]
 
 
 def _unbound(
@@ -173,6 +204,8 @@ def _unbound(
         kept = dict(zip(named, given[len(modules) : len(modules) + len(named)], strict=True))
         return f(*(next(bound) if p in modules else next(free) for p in range(len(args))), **rest, **kept)
 
+    for p in (p for p in positions if p not in modules):
+        _require_floats(transform, f"args[{p}]", args[p])
     ours = _shared_out(binding, {p: modules[p] for p in positions if p in modules})
     chosen = {p: _chosen(transform, binding, wrt, indices) for p, indices in ours.items()}
     for p, picked in chosen.items():
@@ -266,9 +299,22 @@ def _positions(transform: str, argnums: int | Sequence[int] | None, num_args: in
     for p in positions:
         if not isinstance(p, int) or not 0 <= p < num_args:
             raise StateError(
-                f"{transform}: argnums={argnums!r}, but {num_args} positional arguments were given; count from 0"
+                f"{transform}: argnums={argnums!r}, but {num_args} positional arguments were given; write argnums=0"
             )
     return positions
+
+
+def _require_floats(transform: str, name: str, given: Any) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(given):
+        if isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int)) and not _is_inexact(leaf):
+            raise StateError(
+                f"{transform}: {name}{jax.tree_util.keystr(path)} is {arguments.described(leaf)}, which has no "
+                "gradient; write it as floats, or choose another position by argnums"
+            )
+
+
+def _is_inexact(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype if hasattr(leaf, "dtype") else type(leaf), jnp.inexact)
 
 
 def _first(result: Any) -> Any:

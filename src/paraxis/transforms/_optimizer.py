@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
-from paraxis._core import replicas
+from paraxis._core import arguments, jax_api, replicas
 from paraxis._core.errors import ShapeError, StateError
 from paraxis._modules import graphs
 from paraxis.transforms._variables import Choice, Gradients, Variables, variables
@@ -51,6 +52,7 @@ class Optimizer(nnx.Pytree):
         [[0.5]]
     """
 
+    @arguments.named()
     def __init__(self, module: Any, factory: Callable[..., Any], *, wrt: Choice = nnx.Param, **options: Any) -> None:
         if isinstance(factory, optax.GradientTransformation) or not callable(factory):
             raise StateError(
@@ -65,8 +67,14 @@ class Optimizer(nnx.Pytree):
             raise StateError(
                 f"Optimizer: wrt={wrt!r} picks no variable of {type(module).__name__}; write wrt=nnx.Param"
             )
+        made = self.factory(0.0)
+        if not isinstance(made, optax.GradientTransformation):
+            raise StateError(
+                f"Optimizer: factory must give an optax optimiser, got {arguments.described(made)}; write "
+                "px.Optimizer(net, optax.sgd)"
+            )
         held = _tree(parameters)
-        state = self.factory(0.0).init(held)
+        state = made.init(held)
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
         self.structure = nnx.static(structure)
         self.state_names = nnx.static(
@@ -76,6 +84,7 @@ class Optimizer(nnx.Pytree):
         made = [OptimizerState(jnp.asarray(leaf)) for _, leaf in leaves]
         self.state = nnx.Dict(dict(zip(self.state_names, made, strict=True)))
 
+    @arguments.named()
     def __call__(self, lr: Any, gradients: Any, **extra: Any) -> None:
         """One step.
 
@@ -88,8 +97,9 @@ class Optimizer(nnx.Pytree):
             ShapeError: if the gradients do not fit the variables, or the rate is not a scalar. Nothing is changed.
         """
         parameters = self._parameters()
-        if jnp.shape(lr) != ():
-            raise ShapeError(f"Optimizer: lr must be a scalar, got shape {jnp.shape(lr)}; write opt(0.1, gradients)")
+        if not (arguments.is_number(lr) or (isinstance(lr, jax_api.Tracer) and lr.shape == ())):
+            got = f"shape {lr.shape}" if isinstance(lr, (jax.Array, np.ndarray)) else arguments.described(lr)
+            raise ShapeError(f"Optimizer: lr must be a scalar, got {got}; write opt(0.1, gradients)")
         values = _tree(parameters)
         given = _fitting(parameters, gradients)
         own = [self.state[name] for name in self.state_names]
@@ -198,12 +208,13 @@ def _fitting(parameters: Variables, gradients: Any) -> Gradients:
     else:
         leaves = list(gradients) if isinstance(gradients, (list, tuple)) else jax.tree.leaves(gradients)
     if len(leaves) != len(names):
-        raise ShapeError(f"Optimizer: {len(leaves)} gradients were given for {len(names)} variables")
+        raise ShapeError(f"Optimizer: {len(leaves)} gradients were given for {len(names)} variables; give one each")
     for name, variable, g in zip(names, parameters, leaves, strict=True):
         value = graphs.value(variable)
         if jax.tree.map(jnp.shape, g) != jax.tree.map(jnp.shape, value):
             raise ShapeError(
-                f"Optimizer: the gradient of {name} has shape {jnp.shape(g)}, the variable {jnp.shape(value)}"
+                f"Optimizer: the gradient of {name} has shape {jnp.shape(g)}, the variable {jnp.shape(value)}; "
+                "write gradients as px.GradValues gives them"
             )
     return Gradients(dict(zip(names, leaves, strict=True)))
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax.nnx import Variable
 
-from paraxis._core import arrays, jax_api, placing
+from paraxis._core import arguments, arrays, jax_api, placing
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError
 from paraxis._modules import graphs
@@ -79,6 +79,7 @@ class Parallel(Compiled):
         True
     """
 
+    @arguments.named()
     def __init__(
         self,
         f: Callable[..., Any],
@@ -95,15 +96,18 @@ class Parallel(Compiled):
         mesh: Any = None,
         over: str | tuple[str, ...] | None = None,
     ) -> None:
+        arguments.flag("Parallel", "sync_batch_norm", sync_batch_norm)
+        arguments.flag("Parallel", "check", check)
+        arguments.text("Parallel", "axis_name", axis_name, "axis_name='device'")
         super().__init__(f, modules, static_argnums, static_argnames, donate)
         _results.check("Parallel", reduce)
-        _sync.check("Parallel", sync or {}, self._bound.current().names)
+        rules = _sync.checked("Parallel", sync, self._bound.current().names)
         self._plan = Plan(
             body=self._body,
             statics=self._statics,
             reduce=reduce,
             batch_axis=batch_axis,
-            sync=dict(sync or {}),
+            sync=rules,
             sync_batch_norm=sync_batch_norm,
             check=check,
             place=Axis(axis_name, 1, mesh=mesh, over=over),

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import reductions, replicas, tree
+from paraxis._core import arguments, reductions, replicas, tree
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError, StateError
 
@@ -21,10 +21,10 @@ _FOLDS: dict[str, Callable[..., Any]] = {
 
 def check(transform: str, reduce: Any) -> None:
     for kind in jax.tree.leaves(reduce, is_leaf=tree.is_none):
-        if not callable(kind) and kind not in KINDS:
+        if not callable(kind) and not (isinstance(kind, (str, type(None))) and kind in KINDS):
             raise StateError(
                 f"{transform}: reduce must be one of {', '.join(map(repr, KINDS))}, a function, or a tree of these, "
-                f"got {kind!r}; write reduce='mean'"
+                f"got {arguments.described(kind)}; write reduce='mean'"
             )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from paraxis._core import arguments
 from paraxis._core.errors import StateError
 
 
@@ -22,18 +23,13 @@ class Statics:
         argnames: str | Sequence[str],
     ) -> None:
         self._transform = transform
-        positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        names = (argnames,) if isinstance(argnames, str) else tuple(argnames)
-        if not all(isinstance(p, int) and p >= 0 for p in positions):
-            raise StateError(
-                f"{transform}: static_argnums must be positions from 0, counted after the modules, got {argnums!r}; "
-                f"write static_argnums=(1,)"
-            )
+        positions = arguments.positions(transform, "static_argnums", argnums, StateError)
+        names = arguments.names(transform, "static_argnames", argnames, StateError)
         unknown = [name for name in names if takes_names is not None and name not in takes_names]
         if unknown:
             raise StateError(
                 f"{transform}: static_argnames has {unknown[0]!r}, but the function takes "
-                f"{', '.join(takes_names or ()) or 'no argument by name'}"
+                f"{', '.join(takes_names or ()) or 'no argument by name'}; write one of those it takes"
             )
         self.positions = tuple(sorted({*positions, *(parameters.index(n) for n in names if n in parameters)}))
         self.names = tuple(sorted({*names, *(parameters[p] for p in positions if p < len(parameters))}))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from paraxis._core import arguments
 from paraxis._core.errors import StateError
 
 Rule = str | Callable[[jax.Array], Any]
@@ -19,7 +20,19 @@ RULES = ("mean", "sum", "max", "min", "first", "stack")
 _DEFAULT: Mapping[Any, Rule | None] = {nnx.BatchStat: "mean"}
 
 
-def check(transform: str, sync: Mapping[Any, Any], names: Sequence[str]) -> None:
+def checked(transform: str, sync: Any, names: Sequence[str]) -> dict[Any, Rule | None]:
+    """The rules that ``sync=`` gives.
+
+    Raises:
+        StateError: if these are none, or name a variable that there is not.
+    """
+    if sync is None:
+        return {}
+    if not isinstance(sync, Mapping):
+        raise StateError(
+            f"{transform}: sync must be a dict of variable types and rules, got {arguments.described(sync)}; write "
+            "sync={nnx.BatchStat: 'mean'}"
+        )
     for key, rule in sync.items():
         if not isinstance(key, (type, str)) or not _is_rule(rule):
             raise StateError(
@@ -28,6 +41,7 @@ def check(transform: str, sync: Mapping[Any, Any], names: Sequence[str]) -> None
             )
         if isinstance(key, str) and key not in names:
             raise StateError(f"{transform}: sync names {key!r}, but the variables are {', '.join(names) or 'none'}")
+    return dict(sync)
 
 
 def rule_of(transform: str, name: str, variable: nnx.Variable[Any], sync: Mapping[Any, Rule | None]) -> Rule | None:

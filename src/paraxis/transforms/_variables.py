@@ -1,5 +1,6 @@
 """Ordered collections of what a module learns: its variables, and gradients of them."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import numpy as np
 from flax.nnx import Variable
 
+from paraxis._core import arguments, integers
 from paraxis._core.errors import StateError
 from paraxis._modules import graphs, naming
 from paraxis.transforms._wrapped import Wrapped
@@ -25,12 +27,16 @@ class _Collection:
         return len(self._items)
 
     def __getitem__(self, key: str | int) -> Any:
-        if isinstance(key, int):
-            return list(self._items.values())[key]
-        try:
-            return self._items[key]
-        except KeyError:
-            raise StateError(f"no variable is called {key!r}; there are {', '.join(self._items) or 'none'}") from None
+        number = integers.at_least(-len(self._items), key)
+        if number is not None and number < len(self._items):
+            return list(self._items.values())[number]
+        if not isinstance(key, str) or key not in self._items:
+            error = StateError if integers.at_least(-math.inf, key) is None else IndexError
+            raise error(
+                f"no variable is called {arguments.described(key)}; there are {', '.join(self._items) or 'none'}; "
+                f"write one of these, or a key below {len(self._items)}"
+            )
+        return self._items[key]
 
     def __contains__(self, key: object) -> bool:
         return key in self._items
@@ -124,6 +130,7 @@ class Gradients(_Collection):
         return cls(dict(zip(names, children, strict=True)))
 
 
+@arguments.named()
 def variables(module: Any) -> Variables:
     """The variables of a module, or of a wrapped function, in order: those of submodules by their attributes' names.
 
@@ -176,7 +183,7 @@ def chooser(argument: str, wrt: Choice) -> Callable[[str, Variable[Any]], bool]:
         return wrt
     raise StateError(
         f"{argument}: wrt must be a variable type, a tuple of them, a function of name and variable, or a px.variables "
-        f"collection, got {wrt!r}; write wrt=nnx.Param"
+        f"collection, got {arguments.described(wrt)}; write wrt=nnx.Param"
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import replicas
+from paraxis._core import arguments, replicas
 from paraxis._core.errors import ShapeError, StateError
 from paraxis._modules import graphs
 from paraxis.transforms import _batches, _body, _randomness, _sync
@@ -50,6 +50,7 @@ class Vectorize(Wrapped):
         5
     """
 
+    @arguments.named()
     def __init__(
         self,
         f: Callable[..., Any],
@@ -58,9 +59,10 @@ class Vectorize(Wrapped):
         sync: Mapping[Any, _sync.Rule | None] | None = None,
     ) -> None:
         super().__init__(f, modules)
-        self._batch_axis, self._sync = batch_axis, dict(sync or {})
-        _sync.check("Vectorize", self._sync, self._bound.current().names)
+        self._batch_axis = batch_axis
+        self._sync = _sync.checked("Vectorize", sync, self._bound.current().names)
 
+    @arguments.named()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """``f(*modules, *row, **kwargs)`` for every row."""
         _body.refuse_modules("Vectorize", args, kwargs)
