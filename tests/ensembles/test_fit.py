@@ -337,7 +337,7 @@ def test_a_step_that_breaks_the_member_leaves_all_members_as_they_were() -> None
         ens.fit(lambda p, x, y: p | {"first": p["first"].astype("bfloat16")}, (X, Y), batch_size=BATCH, key=0)
     with pytest.raises(px.StateError, match=r"step must return the new state.*Write return state, loss"):
         ens.fit(lambda p, x, y: jnp.mean(x), (X, Y), batch_size=BATCH, key=0)
-    with pytest.raises(px.StateError, match=r"step must be a function of one member, got int"):
+    with pytest.raises(px.StateError, match=r"step must be a function of one member, got 3"):
         ens.fit(3, (X, Y), batch_size=BATCH, key=0)  # pyright: ignore[reportArgumentType]
     assert_close(host(ens.stacked()), before, rtol=0, atol=0)
 

@@ -61,7 +61,7 @@ def test_a_number_that_nobody_has_is_an_index_error(index: int) -> None:
 
 def test_what_is_no_number_is_refused() -> None:
     for index in ("first", 1.5, None):
-        with pytest.raises(TypeError, match="integer"):
+        with pytest.raises(TypeError, match="whole number"):
             some()[index]
 
 
@@ -81,7 +81,7 @@ def test_slices_and_lists_pick_ensembles(lowering: Any) -> None:
 
 def test_an_ensemble_of_nobody_is_refused() -> None:
     for use in (lambda: some()[:0], lambda: some()[5:], lambda: some().drop(*range(SIZE)), lambda: some()[[]]):
-        with pytest.raises(px.ShapeError, match="no member would be left; an ensemble has at least one"):
+        with pytest.raises(px.ShapeError, match="with no index no member is left"):
             use()
 
 
@@ -206,5 +206,5 @@ def test_a_part_of_an_ensemble_goes_on_training_by_itself() -> None:
 
 
 def test_what_is_no_key_is_refused() -> None:
-    with pytest.raises(px.ShapeError, match=r"key must be a random key or a whole number, got str; write jax\.random"):
+    with pytest.raises(px.ShapeError, match=r"key must be a random key or a whole number, got '0'; write jax\.random"):
         px.ensemble(lambda key: jax.random.normal(key), 2, "0")

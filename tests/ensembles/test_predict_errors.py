@@ -52,14 +52,18 @@ ERRORS: dict[str, tuple[Callable[[px.Ensemble], Any], type[Exception], str]] = {
     "own inputs in batches": (
         lambda ens: ens.predict(values(SIZE, 6, 3), in_axes=0, batch_size=2),
         px.ShapeError,
-        r"batch_size cuts inputs that all members share; leave in_axes out, or batch_size",
+        r"batch_size cuts inputs that all members share, so in_axes must be None; leave in_axes out, or batch_size",
     ),
     "rows that differ": (
         lambda ens: ens.members(X, X[:2], batch_size=2),
         px.ShapeError,
         r"ensemble\.members: batch_size=2 needs inputs that all have the same number of leading rows",
     ),
-    "a batch of none": (lambda ens: ens.predict(X, batch_size=0), px.ShapeError, "batch_size=0 needs inputs"),
+    "a batch of none": (
+        lambda ens: ens.predict(X, batch_size=0),
+        px.ShapeError,
+        "batch_size must be an integer of at least 1, got 0",
+    ),
     "inputs that are not arrays": (lambda ens: ens.predict("x"), px.ShapeError, r"args\[0\] is a str, not an array"),
     "a module from outside": (
         lambda ens: ens.predict(X, apply=lambda w, x: OUTSIDE(x)),

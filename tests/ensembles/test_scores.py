@@ -330,7 +330,7 @@ VALUES: dict[str, tuple[Callable[[], Any], str]] = {
     "a negative label": (lambda: nll(GOOD, np.array([0, -1, 1, 0])), r"labels: -1 in row 1 is no class"),
     "no bins": (
         lambda: calibration_error(GOOD, LABELS, num_bins=0),
-        r"calibration_error: num_bins must be a positive integer, got 0; write num_bins=15",
+        r"calibration_error: num_bins must be an integer of at least 1, got 0; write num_bins=15",
     ),
     "half a bin": (lambda: reliability(GOOD, LABELS, num_bins=1.5), r"got 1\.5; write num_bins=15"),  # type: ignore[arg-type]
 }

@@ -183,7 +183,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no splits": (
         lambda: cross_fitted_nll(P4, Y4, num_splits=0),
         DataError,
-        r"num_splits must be a positive integer, got 0; write num_splits=5",
+        r"num_splits must be an integer of at least 1, got 0; write num_splits=5",
     ),
     "several temperatures": (
         lambda: apply_temperature(P4, jnp.ones(4)),
@@ -193,7 +193,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "temperature zero": (
         lambda: apply_temperature(P4, 0.0),
         DataError,
-        r"temperature is 0\.0, expected a positive number; write fit_temperature\(probabilities, labels\)",
+        r"temperature must be a number above 0, got 0\.0; write fit_temperature\(probabilities, labels\)",
     ),
     "logits to scale": (
         lambda: apply_temperature(P4 * 2, 1.0),

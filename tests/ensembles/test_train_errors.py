@@ -47,7 +47,7 @@ def _widen(net: nnx.Linear) -> None:
 
 Case = tuple[Callable[[], px.Ensemble], Callable[..., Any], tuple[Any, ...], Any, type[Exception], str]
 CASES: dict[str, Case] = {
-    "no function": (linear, 3, (), None, px.StateError, "step must be a function of one member, got int"),  # pyright: ignore
+    "no function": (linear, 3, (), None, px.StateError, "step must be a function of one member, got 3"),  # pyright: ignore
     "nothing returned": (
         linear,
         lambda w: None,
@@ -120,8 +120,8 @@ CASES: dict[str, Case] = {
         px.ShapeError,
         r"in_axes has 1 entries for 2 arguments; write one for each, in_axes=\(None, None\)",
     ),
-    "another axis": (linear, lambda w, x: w, (X,), 1, px.ShapeError, "0 or None only, got 1; write in_axes=0"),
-    "a boolean": (linear, lambda w, x: w, (X,), False, px.ShapeError, "0 or None only, got False; write in_axes=0"),
+    "another axis": (linear, lambda w, x: w, (X,), 1, px.ShapeError, "0, None, got 1; write in_axes=0"),
+    "a boolean": (linear, lambda w, x: w, (X,), False, px.ShapeError, "0, None, got False; write in_axes=0"),
     "axes of another tree": (
         linear,
         lambda w, d: w,
@@ -217,14 +217,19 @@ def test_members_lost_in_a_failing_run_are_reported(donate: bool, after: After) 
 
 
 MAKE: dict[str, tuple[Callable[..., Any], dict[str, Any], type[Exception], str]] = {
-    "no function": (3, {}, px.StateError, "make must be a function of one member, got int"),  # pyright: ignore
+    "no function": (3, {}, px.StateError, "make must be a function of one member, got 3"),  # pyright: ignore
     "nothing made": (
         lambda key: None,
         {},
         px.StateError,
         r"NoneType without arrays.*lambda key: model\.init\(key, x\)",
     ),
-    "a lowering": (lambda key: key, {"lowering": "map"}, px.LoweringError, r"'dispatch', got 'map'; leave it out"),
+    "a lowering": (
+        lambda key: key,
+        {"lowering": "map"},
+        px.LoweringError,
+        r"'dispatch', got 'map'; write lowering='auto'",
+    ),
     "no member": (lambda key: key, {"size": 0}, px.AxisError, "members.*at least 1"),
     "a module from outside": (lambda key: OUTSIDE, {}, px.StateError, r"make.*OUTSIDE.*px\.freeze\(OUTSIDE\)"),
     "a module and an array": (

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core import tree
+from paraxis._core import arguments, tree
 from paraxis._core.errors import ShapeError
 from paraxis._core.placing import Placement
 from paraxis.ensembles import _resident as resident
@@ -87,10 +87,11 @@ def _flags(verb: str, args: tuple[Any, ...], in_axes: Any) -> list[bool]:
     try:
         return jax.tree.leaves(tree.spread(flags, args))
     except (ValueError, TypeError) as error:
-        raise ShapeError(f"{verb}: in_axes={in_axes!r} does not fit the arguments: {error}") from None
+        raise ShapeError(
+            f"{verb}: in_axes={in_axes!r} does not fit the arguments, write one entry for each: {error}"
+        ) from None
 
 
 def _flag(verb: str, entry: Any) -> bool:
-    if entry is not None and (entry != 0 or isinstance(entry, bool)):
-        raise ShapeError(f"{verb}: in_axes must hold 0 or None only, got {entry!r}; write in_axes=0")
+    arguments.one_of(verb, "in_axes", entry, (0, None), ShapeError)
     return entry is not None

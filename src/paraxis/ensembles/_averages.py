@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._core import arguments
 from paraxis._core.errors import ShapeError
 from paraxis.ensembles import _moments
 from paraxis.ensembles._resident import Resident
@@ -47,9 +48,10 @@ def named(average: str, known: Sequence[str]) -> Averaged:
     Raises:
         ShapeError: if it is not known.
     """
-    if average not in _NAMED:
+    if not isinstance(average, str) or average not in _NAMED:
+        got = arguments.described(average)
         raise ShapeError(
-            f"ensemble.predict: average must be one of {', '.join(map(repr, known))}, got {average!r}; for classifiers "
+            f"ensemble.predict: average must be one of {', '.join(map(repr, known))}, got {got}; for classifiers "
             f"that give logits, leave it out"
         )
     return _NAMED[average]

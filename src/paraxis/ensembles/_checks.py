@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from paraxis._core import arguments
 from paraxis._core.errors import DataError, ShapeError
 from paraxis._core.jax_api import Tracer
 
@@ -18,6 +19,7 @@ MEMBERS = ("members", "n", "classes")
 def check_probabilities(function: str, probabilities: Any, shape: tuple[str, ...] = ROWS) -> None:
     """Refuse probabilities of another shape and, where there are values, rows that do not sum to one."""
     argument = "member_probabilities" if shape == MEMBERS else "probabilities"
+    arguments.array(function, argument, probabilities)
     got, expected = np.shape(probabilities), ", ".join(shape)
     if not (len(got) >= 1 if shape[0] == "..." else len(got) == len(shape)):
         raise ShapeError(
@@ -31,6 +33,7 @@ def check_probabilities(function: str, probabilities: Any, shape: tuple[str, ...
 
 def check_labels(function: str, labels: Any, n: int, classes: int) -> None:
     """Refuse labels of another shape or dtype and, where there are values, labels that are no class."""
+    arguments.array(function, "labels", labels)
     got, y = np.shape(labels), jnp.asarray(labels)
     if got == (n, 1):
         raise ShapeError(f"{function}: labels has shape {got}, expected integers ({n},); write labels[:, 0]")

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import lowerings, placing, random, tree
+from paraxis._core import arguments, integers, placing, random, tree
 from paraxis._core.axis import Axis
-from paraxis._core.errors import ShapeError, StateError
+from paraxis._core.errors import ParaxisError, ShapeError, StateError
 from paraxis._core.lowerings import Lowering
 from paraxis._host import processes
 from paraxis.ensembles import _arguments, _averages, _files, _fitting, _order
 from paraxis.ensembles import _resident as resident
-from paraxis.ensembles._forms import check_function, form_of, guarded
+from paraxis.ensembles._forms import check_function, check_options, form_of, guarded
 from paraxis.ensembles._history import Epoch, History
 from paraxis.ensembles._members import Apply, Form
 from paraxis.ensembles._population import Population
@@ -27,6 +27,7 @@ from paraxis.ensembles._resident import Resident
 Average = Literal["softmax", "sigmoid", "mean", "moments", "mixture"]
 
 
+@arguments.named()
 def ensemble(
     make: Callable[..., Any],
     size: int,
@@ -77,7 +78,7 @@ def ensemble(
         ((5, 3), (7, 5, 3))
     """
     check_function("make", make)
-    lowerings.check("ensemble", lowering)
+    check_options("ensemble", apply, lowering, donate, name)
     axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
     key = _key(key)
     given = tree.placed("ensemble", "args", args, axis)
@@ -164,27 +165,31 @@ class Ensemble:
         """
         return self._form.member(jax.tree.map(_copy, self._state.stacked()))
 
+    @arguments.named()
     @_on_own_devices
     def __getitem__(self, index: Any) -> Any:
         """An int: that member, an ordinary one; a slice, a sequence of ints or a mask: an ensemble of those."""
         if isinstance(index, slice):
             return self._chosen(range(len(self))[index])
-        if isinstance(index, (Sequence, np.ndarray, jax.Array)) and np.ndim(index) == 1:
-            return self._chosen(self._numbers(index))
+        is_array = isinstance(index, (np.ndarray, jax.Array)) and np.ndim(index) > 0
+        if is_array or (isinstance(index, Sequence) and not isinstance(index, (str, bytes))):
+            return self._chosen(self._numbers("index", index))
         return self._form.member(self._state.row(self._number(index)))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
 
+    @arguments.named()
     @_on_own_devices
     def drop(self, *indices: Any) -> "Ensemble":
         """An ensemble without some members, given by number or as a sequence; the others keep their order.
 
         This one stays as it is.
         """
-        gone = {number for index in indices for number in self._numbers(np.atleast_1d(index))}
+        gone = {number for index in indices for number in self._numbers("indices", _sequence(index))}
         return self._chosen([index for index in range(len(self)) if index not in gone])
 
+    @arguments.named()
     @_on_own_devices
     def add(self, *members: Any) -> "Ensemble":
         """An ensemble with more members at the end: single ones, as ``make`` returns them. This one stays as it is.
@@ -198,6 +203,7 @@ class Ensemble:
 
     # --- what it does -------------------------------------------------------------------------------------------------
 
+    @arguments.named()
     @_on_own_devices
     def train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
         """One step of each member.
@@ -225,6 +231,7 @@ class Ensemble:
         placed = _arguments.place("ensemble.train", args, in_axes, self._population.placement)
         return self._population.step(self._population.train_program(step, placed), placed).readable()
 
+    @arguments.named()
     @_on_own_devices
     def lower(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
         """The program of :meth:`train` for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run.
@@ -235,6 +242,7 @@ class Ensemble:
         program = self._population.train_program(step, placed)
         return program.lower([self._state, *placed.rows], [placed.shared])
 
+    @arguments.named()
     @_on_own_devices
     def fit(
         self,
@@ -292,6 +300,9 @@ class Ensemble:
 
         Communicates: as :meth:`train`, once per epoch.
         """
+        if validate is not None:
+            arguments.function("ensemble.fit", "validate", validate, "validate=lambda model, x, y: …")
+        arguments.flag("ensemble.fit", "own_order", own_order)
         plan = _fitting.Plan(
             step,
             data,
@@ -299,8 +310,8 @@ class Ensemble:
             num_epochs,
             first_epoch,
             _key(key),
-            None if rows is None else np.asarray(rows),
-            None if weights is None else jnp.asarray(weights),
+            None if rows is None else arguments.host_array("ensemble.fit", "rows", rows),
+            None if weights is None else jnp.asarray(arguments.array("ensemble.fit", "weights", weights)),
             per_member,
             own_order,
             validate,
@@ -309,13 +320,16 @@ class Ensemble:
         )
         return _fitting.fit(self._population, plan, progress)
 
+    @arguments.named()
     def bootstrap_rows(self, key: Any, num_rows: int) -> np.ndarray:
         """For each member as many row numbers as there are rows, drawn with replacement: ``(size, num_rows)``.
 
         A member's are a function of the key and its number (bagging; Breiman 1996).
         """
+        num_rows = arguments.count("ensemble.bootstrap_rows", "num_rows", num_rows, error=ShapeError)
         return _order.bootstrap_rows(_key(key), len(self), num_rows)
 
+    @arguments.named()
     @_on_own_devices
     def predict(
         self,
@@ -358,12 +372,14 @@ class Ensemble:
         Communicates: one all-reduce the size of the result; for ``"moments"`` and ``"mixture"`` of ``num_devices``
         times as much.
         """
+        _require_apply("ensemble.predict", apply)
         averaged = _averages.named(average, get_args(Average))
         weights = _weights(where, len(self))
         parts = _batches("ensemble.predict", inputs, in_axes, batch_size)
         given = (_arguments.place("ensemble.predict", part, in_axes, self._population.placement) for part in parts)
         return _joined([averaged.of(self._population.applied(args, apply, averaged.each), weights) for args in given])
 
+    @arguments.named()
     @_on_own_devices
     def members(
         self, *inputs: Any, apply: Apply | None = None, in_axes: Any = None, batch_size: int | None = None
@@ -373,6 +389,7 @@ class Ensemble:
         Communicates: nothing if the sizes divide and all devices are this process's; else the predictions are brought
         together.
         """
+        _require_apply("ensemble.members", apply)
         parts = _batches("ensemble.members", inputs, in_axes, batch_size)
         given = (_arguments.place("ensemble.members", part, in_axes, self._population.placement) for part in parts)
         return _joined([self._population.applied(args, apply, _averages.same).readable() for args in given], axis=1)
@@ -387,6 +404,7 @@ class Ensemble:
         program = self._population.program("finite", None, (), lambda: _all_finite)
         return np.asarray(program([self._state], []).readable())
 
+    @arguments.named()
     @_on_own_devices
     def save(self, path: Any) -> None:
         """Write every member to a file of its own in a directory, ``member-000.npz`` and so on.
@@ -399,6 +417,7 @@ class Ensemble:
         Raises:
             StateError: if something else than an ensemble, or an empty directory, is at that place.
         """
+        arguments.path("ensemble.save", "path", path)
         names = self._form.names(self._state.struct())
         rows = (jax.tree.leaves(self._state.row(index)) for index in range(len(self)))
         members = (dict(zip(names, row, strict=True)) for row in rows)
@@ -406,12 +425,14 @@ class Ensemble:
             members = list(members)
         processes.by_first("ensemble.save", lambda: _files.write_directory(path, members))
 
+    @arguments.named()
     @_on_own_devices
     def save_member(self, index: int, path: Any) -> None:
         """Write one member to a file, all its parts, with the names of its leaves. Read with :func:`load_member`.
 
         The format is NumPy's ``.npz``: readable without Paraxis, and with a checksum for every array.
         """
+        arguments.path("ensemble.save_member", "path", path)
         state = self._state.row(self._number(index))
         arrays = dict(zip(self._form.names(state), jax.tree.leaves(state), strict=True))
         processes.by_first("ensemble.save_member", lambda: _files.write(path, arrays))
@@ -426,32 +447,36 @@ class Ensemble:
     def _form(self) -> Form:
         return self._population.form
 
-    def _numbers(self, indices: Any) -> list[int]:
+    def _numbers(self, argument: str, indices: Any) -> list[int]:
         """The members that a sequence of numbers means, or a mask."""
-        given = np.asarray(indices)
+        given = arguments.host_array("ensemble", argument, indices)
         if given.dtype == bool:
             if given.shape != (len(self),):
                 raise ShapeError(
-                    f"ensemble: a mask needs one entry per member, ({len(self)},), got {given.shape}; write "
-                    f"ens[ens.finite()]"
+                    f"ensemble: {argument} as a mask needs one entry per member, ({len(self)},), got {given.shape}; "
+                    f"write ens[ens.finite()]"
                 )
             return list(map(int, np.flatnonzero(given)))
         if given.size and given.dtype.kind not in "iu":
             raise ShapeError(
-                f"ensemble: members are picked by whole numbers or a mask of booleans, got {given.dtype}; write "
-                f"ens[[0, 2]]"
+                f"ensemble: {argument} must be whole numbers or a mask of booleans, got {given.dtype}; "
+                f"write ens[[0, 2]]"
             )
         return [self._number(index) for index in given]
 
     def _number(self, index: Any) -> int:
-        number = operator.index(index)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"ensemble: there is no member {number}; there are {len(self)}, from 0")
+        number = integers.at_least(-len(self), index)
+        if number is None or number >= len(self):
+            error = TypeError if integers.at_least(-math.inf, index) is None else IndexError
+            raise error(
+                f"ensemble: there is no member {arguments.described(index)}; there are {len(self)}, from 0: index must "
+                "be a whole number"
+            )
         return number % len(self)
 
     def _chosen(self, indices: Sequence[int]) -> "Ensemble":
         if not len(indices):
-            raise ShapeError("ensemble: no member would be left; an ensemble has at least one")
+            raise ShapeError("ensemble: with no index no member is left; write one at least")
         chosen = np.asarray(indices)
         return self._like(jax.tree.map(lambda leaf: leaf[chosen], self._state.gathered()))
 
@@ -465,8 +490,14 @@ class Ensemble:
         return Ensemble(Population(ours.form, state, ours.apply, ours.lowering, ours.donate))
 
     def _fitting(self, position: int, member: Any) -> Any:
-        form, parts = form_of(member)
-        state, expected = form.state(parts), self._state.struct()
+        try:
+            form, parts = form_of(member)
+            state = form.state(parts)
+        except ParaxisError as error:
+            raise StateError(
+                f"ensemble.add: members[{position}] must be a member, as make returns it: {error}"
+            ) from error
+        expected = self._state.struct()
         ours, theirs = self._form.names(expected), form.names(state)
         if ours != theirs:
             odd = next(iter(sorted({*ours} ^ {*theirs})), "their order")
@@ -481,13 +512,24 @@ class Ensemble:
 
 
 def _key(key: Any) -> Any:
-    if isinstance(key, (int, np.integer)):
-        return jax.random.key(key)
-    if not isinstance(key, (jax.Array, np.ndarray)):
-        raise ShapeError(
-            f"ensemble: key must be a random key or a whole number, got {type(key).__name__}; write jax.random.key(0)"
-        )
+    seed = integers.at_least(-(2**63), key)
+    if seed is not None and seed < 2**64:
+        return jax.random.key(seed)
+    if not random.is_one_key(key):
+        got = arguments.described(key)
+        raise ShapeError(f"ensemble: key must be a random key or a whole number, got {got}; write jax.random.key(0)")
     return key
+
+
+def _require_apply(verb: str, apply: Any) -> None:
+    if apply is not None:
+        arguments.function(verb, "apply", apply, "apply=lambda params, x: …")
+
+
+def _sequence(index: Any) -> Any:
+    if isinstance(index, (list, tuple, bool)):
+        return index
+    return np.atleast_1d(arguments.host_array("ensemble.drop", "indices", index))
 
 
 def _copy(x: jax.Array) -> jax.Array:
@@ -503,7 +545,7 @@ def _all_finite(state: Any) -> jax.Array:
 def _weights(where: Any, size: int) -> np.ndarray:
     if where is None:
         return np.ones(size, np.float32)
-    mask = np.asarray(where)
+    mask = arguments.host_array("ensemble.predict", "where", where)
     if mask.shape != (size,) or mask.dtype != bool:
         raise ShapeError(
             f"ensemble.predict: where must be booleans ({size},), one per member, got {mask.dtype}{list(mask.shape)}; "
@@ -518,11 +560,16 @@ def _batches(verb: str, inputs: tuple[Any, ...], in_axes: Any, batch_size: int |
     if batch_size is None:
         return [inputs]
     if in_axes is not None:
-        raise ShapeError(f"{verb}: batch_size cuts inputs that all members share; leave in_axes out, or batch_size")
-    sizes = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(inputs)}
-    if len(sizes) != 1 or None in sizes or batch_size < 1:
         raise ShapeError(
-            f"{verb}: batch_size={batch_size} needs inputs that all have the same number of leading rows, got {sizes}"
+            f"{verb}: batch_size cuts inputs that all members share, so in_axes must be None; leave in_axes out, or "
+            "batch_size"
+        )
+    batch_size = arguments.count(verb, "batch_size", batch_size, error=ShapeError)
+    sizes = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(inputs)}
+    if len(sizes) != 1 or None in sizes:
+        raise ShapeError(
+            f"{verb}: batch_size={batch_size} needs inputs that all have the same number of leading rows, got {sizes}; "
+            "leave it out"
         )
     (rows,) = sizes
     assert rows is not None

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import tree
+from paraxis._core import arguments, tree
 from paraxis._core.errors import ShapeError, StateError
 from paraxis.ensembles import _arguments, _history, _order
 from paraxis.ensembles import _resident as resident
@@ -250,7 +250,7 @@ def _report_failed(out: Any, validation: np.ndarray | None, failed: np.ndarray, 
             f"ensemble.fit: in epoch {epoch + 1}, members {new} gave results that are not finite. Leave them out of "
             f"the average, ens.predict(x, where=ens.finite()), or drop them: ens = ens.drop{tuple(new)}",
             RuntimeWarning,
-            stacklevel=5,  # where fit is called: past Ensemble.fit and what keeps it on its devices
+            stacklevel=6,  # where fit is called: past Ensemble.fit and what it is wrapped in
         )
     return now
 
@@ -300,8 +300,7 @@ def check(plan: Plan, size: int) -> None:
     for name, value, least in (*wholes, ("first_epoch", plan.first_epoch, 0)):
         if name == "patience" and value is None:
             continue
-        if not isinstance(value, (int, np.integer)) or value < least:
-            raise ShapeError(f"ensemble.fit: {name} must be at least {least}, a whole number, got {value!r}")
+        arguments.count("ensemble.fit", name, value, least=least, error=ShapeError)
     if plan.batch_size > plan.num_rows:
         raise ShapeError(
             f"ensemble.fit: batch_size={plan.batch_size} is more than the {plan.num_rows} rows there are; write "

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from paraxis._core import arguments, lowerings
 from paraxis._core.errors import StateError
 from paraxis.ensembles._members import Form, TreeForm
 
@@ -31,6 +32,19 @@ def form_of(made: Any) -> tuple[Form, tuple[Any, ...]]:
     return TreeForm(is_tuple), parts
 
 
+def check_options(verb: str, apply: Any, lowering: Any, donate: Any, name: Any) -> None:
+    """Check what an ensemble is made with.
+
+    Raises:
+        LoweringError, TypeError: naming what is not as it must be.
+    """
+    lowerings.check(verb, lowering)
+    arguments.flag(verb, "donate", donate)
+    arguments.text(verb, "name", name, "name='members'")
+    if apply is not None:
+        check_function("apply", apply)
+
+
 def check_function(what: str, fn: Callable[..., Any]) -> None:
     """Refuse what is no function of one member.
 
@@ -38,7 +52,7 @@ def check_function(what: str, fn: Callable[..., Any]) -> None:
         StateError: if it cannot be called.
     """
     if not callable(fn):
-        raise StateError(f"ensemble: {what} must be a function of one member, got {type(fn).__name__}")
+        raise StateError(f"ensemble: {what} must be a function of one member, got {arguments.described(fn)}")
 
 
 def guarded(what: str, fn: Callable[..., Any], within: Callable[..., Any] | None = None) -> Callable[..., Any]:

@@ -6,18 +6,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import lowerings, placing
+from paraxis._core import arguments, placing
 from paraxis._core.axis import Axis
-from paraxis._core.errors import StateError
+from paraxis._core.errors import ParaxisError, StateError
 from paraxis._core.lowerings import Lowering
 from paraxis.ensembles import _files
 from paraxis.ensembles import _resident as resident
 from paraxis.ensembles._ensemble import Ensemble
-from paraxis.ensembles._forms import form_of, guarded
+from paraxis.ensembles._forms import check_options, form_of, guarded
 from paraxis.ensembles._members import Apply, Form
 from paraxis.ensembles._population import Population
 
 
+@arguments.named()
 def load_member(make: Callable[[jax.Array], Any], path: Any) -> Any:
     """Read one member from a file that ``ens.save_member`` or ``ens.save`` wrote.
 
@@ -44,10 +45,12 @@ def load_member(make: Callable[[jax.Array], Any], path: Any) -> Any:
         >>> float(abs(member["w"] - ens.stacked()["w"][1]).max())
         0.0
     """
+    arguments.path("load_member", "path", path)
     form, struct = _made("load_member", make)
     return form.member(_state(form, struct, path))
 
 
+@arguments.named()
 def load_ensemble(
     make: Callable[[jax.Array], Any],
     path: Any,
@@ -82,7 +85,8 @@ def load_ensemble(
         >>> len(ens)
         3
     """
-    lowerings.check("load_ensemble", lowering)
+    check_options("load_ensemble", apply, lowering, donate, name)
+    arguments.path("load_ensemble", "path", path)
     form, struct = _made("load_ensemble", make)
     states = [_state(form, struct, file) for file in _files.member_files(path)]
     axis = placing.settled(Axis(name, len(states), mesh=mesh, over=over, at_once=at_once))
@@ -101,7 +105,9 @@ def _made(what: str, make: Callable[[jax.Array], Any]) -> tuple[Form, Any]:
 
     try:
         struct = jax.eval_shape(guarded("make", make, one), jax.random.key(0))
-    except TypeError as error:
+    except ParaxisError:
+        raise
+    except (TypeError, ValueError) as error:
         raise StateError(
             f"{what}: make must be a function of a key alone, here: lambda key: make(key, 0.1) ({error})"
         ) from error

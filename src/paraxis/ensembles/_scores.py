@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from paraxis._core import arguments
 from paraxis._core.errors import DataError
 from paraxis.ensembles._checks import MEMBERS, check_probabilities, checked, floating
 
@@ -52,6 +53,7 @@ class Scores(NamedTuple):
     mutual_information: float
 
 
+@arguments.named()
 def accuracy(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
     """Share of the rows whose most probable class (the first one, in a tie) is the label.
 
@@ -76,6 +78,7 @@ def accuracy(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
     return _top(p, y)[1].mean()
 
 
+@arguments.named()
 def nll(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
     """Mean negative log likelihood of the labels, in nats. Lower is better. Arguments and errors: :func:`accuracy`.
 
@@ -98,6 +101,7 @@ def nll(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
     return _nan_where_nan(p, -jnp.log(likelihood)).mean()
 
 
+@arguments.named()
 def brier_score(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
     """Multi-class Brier score, lower is better. Arguments and errors: :func:`accuracy`.
 
@@ -119,6 +123,7 @@ def brier_score(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
     return jnp.square(p - jax.nn.one_hot(y, p.shape[-1], dtype=p.dtype)).sum(-1).mean()
 
 
+@arguments.named()
 def calibration_error(probabilities: ArrayLike, labels: ArrayLike, *, num_bins: int = 15) -> jax.Array:
     """Expected calibration error: how far confidence is from accuracy. Arguments and errors: :func:`accuracy`.
 
@@ -153,6 +158,7 @@ def calibration_error(probabilities: ArrayLike, labels: ArrayLike, *, num_bins: 
     return gaps.sum() / len(p)
 
 
+@arguments.named()
 def reliability(probabilities: ArrayLike, labels: ArrayLike, *, num_bins: int = 15) -> Reliability:
     """Confidence and accuracy per bin of confidence, to draw a reliability diagram.
 
@@ -181,6 +187,7 @@ def reliability(probabilities: ArrayLike, labels: ArrayLike, *, num_bins: int = 
     return Reliability(confidence, correct, num_rows)
 
 
+@arguments.named()
 def entropy(probabilities: ArrayLike) -> jax.Array:
     """Entropy of each row in nats, with ``0 log 0 = 0``: how uncertain a prediction is.
 
@@ -206,6 +213,7 @@ def entropy(probabilities: ArrayLike) -> jax.Array:
     return jax.scipy.special.entr(floating(probabilities)).sum(-1)
 
 
+@arguments.named()
 def disagreement(member_probabilities: ArrayLike) -> jax.Array:
     """Share of the rows on which two members predict different classes.
 
@@ -239,6 +247,7 @@ def disagreement(member_probabilities: ArrayLike) -> jax.Array:
     return _nan_where_nan(p.sum(0), share).mean()
 
 
+@arguments.named()
 def mutual_information(member_probabilities: ArrayLike) -> jax.Array:
     """Entropy of the members' mean less the mean of their entropies: what they do not agree about, in nats per row.
 
@@ -270,6 +279,7 @@ def mutual_information(member_probabilities: ArrayLike) -> jax.Array:
     return jnp.maximum(entropy(p.mean(0)) - entropy(p).mean(0), 0)
 
 
+@arguments.named()
 def evaluate(member_probabilities: ArrayLike, labels: ArrayLike) -> Scores:
     """All scores of an ensemble's averaged prediction, and how far its members differ, as plain floats.
 
@@ -321,8 +331,7 @@ def _nan_where_nan(p: jax.Array, scores: jax.Array) -> jax.Array:
 
 def _bins(function: str, confidence: jax.Array, num_bins: int) -> jax.Array:
     """Which bin each row is in: booleans ``(n, num_bins)``, none of them true for a row that is NaN."""
-    if isinstance(num_bins, bool) or not isinstance(num_bins, int) or num_bins < 1:
-        raise DataError(f"{function}: num_bins must be a positive integer, got {num_bins!r}; write num_bins=15")
+    arguments.count(function, "num_bins", num_bins, write="num_bins=15", error=DataError)
     edges = np.linspace(0, 1, num_bins + 1)
     # A confidence that rounding has put above one is still in the last bin.
     edges[[0, -1]] = -np.inf, np.inf

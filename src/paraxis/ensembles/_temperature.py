@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from paraxis._core import arguments
 from paraxis._core.errors import DataError, ShapeError
 from paraxis._core.jax_api import Tracer
 from paraxis.ensembles._checks import check_labels, check_probabilities
@@ -22,6 +23,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 _COLDEST, _HOTTEST = 1e-2, 1e2
 
 
+@arguments.named()
 def fit_temperature(probabilities: ArrayLike, labels: ArrayLike) -> float:
     """The temperature ``T`` at which ``softmax(log(probabilities) / T)`` is most likely: above one for over-confidence.
 
@@ -53,6 +55,7 @@ def fit_temperature(probabilities: ArrayLike, labels: ArrayLike) -> float:
     return _fit(_margins("fit_temperature", probabilities, labels))
 
 
+@arguments.named()
 def apply_temperature(probabilities: ArrayLike, temperature: ArrayLike) -> jax.Array:
     """``softmax(log(probabilities) / temperature)``: less confident above one, more confident below.
 
@@ -76,21 +79,21 @@ def apply_temperature(probabilities: ArrayLike, temperature: ArrayLike) -> jax.A
         Array([[0.75, 0.25]], dtype=float32)
     """
     check_probabilities("apply_temperature", probabilities, ("...", "classes"))
+    arguments.array("apply_temperature", "temperature", temperature)
     if np.shape(temperature) != ():
         raise ShapeError(
             f"apply_temperature: temperature has shape {np.shape(temperature)}, expected a scalar; for one per row or "
             f"member write jax.vmap(apply_temperature)(probabilities, temperature)"
         )
-    if not isinstance(temperature, Tracer) and np.asarray(temperature) <= 0:
-        raise DataError(
-            f"apply_temperature: temperature is {temperature}, expected a positive number; write "
-            f"fit_temperature(probabilities, labels)"
-        )
+    if not isinstance(temperature, Tracer):
+        cure = "fit_temperature(probabilities, labels)"
+        arguments.number("apply_temperature", "temperature", temperature, above=0, write=cure, error=DataError)
     p = jnp.asarray(probabilities)
     p = p.astype(jnp.promote_types(p.dtype, jnp.float32))
     return jax.nn.softmax(jnp.log(jnp.maximum(p, _TINY)) / temperature, axis=-1)
 
 
+@arguments.named()
 def cross_fitted_nll(probabilities: ArrayLike, labels: ArrayLike, *, num_splits: int = 5, seed: int = 0) -> float:
     """Calibrated negative log likelihood, in nats: the score to compare models, or ensembles of different sizes, by.
 
@@ -123,10 +126,8 @@ def cross_fitted_nll(probabilities: ArrayLike, labels: ArrayLike, *, num_splits:
         >>> round(float(ensembles.nll(confident, labels)), 2), round(ensembles.cross_fitted_nll(confident, labels), 2)
         (1.73, 0.57)
     """
-    if isinstance(num_splits, bool) or not isinstance(num_splits, int) or num_splits < 1:
-        raise DataError(
-            f"cross_fitted_nll: num_splits must be a positive integer, got {num_splits!r}; write num_splits=5"
-        )
+    arguments.count("cross_fitted_nll", "num_splits", num_splits, write="num_splits=5", error=DataError)
+    arguments.count("cross_fitted_nll", "seed", seed, least=0, write="seed=0", error=DataError)
     margins = _margins("cross_fitted_nll", probabilities, labels)
     if len(margins) < 2:
         raise ShapeError(
