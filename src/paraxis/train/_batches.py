@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from paraxis._core import arrays, layout, tree
+from paraxis._core import arguments, arrays, layout, tree
 from paraxis._core.arrays import ready
 from paraxis._core.axis import Axis
 from paraxis._core.errors import AxisError, DataError, ShapeError
@@ -65,8 +65,9 @@ def axis_of(what: str, axis: Any) -> Axis:
     """
     found = Axis(axis, 1) if isinstance(axis, str) else axis
     if not isinstance(found, Axis) or found.at_once is not None:
+        got = arguments.described(axis)
         raise AxisError(
-            f"{what}: axis must be a name, or a px.Axis without at_once, got {axis!r}; write axis='batch', or "
+            f"{what}: axis must be a name, or a px.Axis without at_once, got {got}; write axis='batch', or "
             f"axis=px.Axis('batch', 1, mesh=mesh, over='data'); to bound memory, px.train_step(loss, microbatches=4)"
         )
     return found

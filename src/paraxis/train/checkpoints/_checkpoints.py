@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 import jax
 
+from paraxis._core import arguments
 from paraxis._core.errors import CheckpointError, DataError
 from paraxis._host import processes
 from paraxis.train.checkpoints import _records
@@ -106,6 +107,8 @@ class Checkpoints:
         best: tuple[str, Literal["min", "max"]] | None = None,
         asynchronous: bool = True,
     ) -> None:
+        arguments.path("Checkpoints", "path", path, DataError)
+        arguments.flag("Checkpoints", "asynchronous", asynchronous)
         self._every = checked_count("every", every)
         self._keeping = Keeping(checked_count("keep", keep), checked_count("keep_every", keep_every), best)
         self._asynchronous = asynchronous
@@ -151,6 +154,7 @@ class Checkpoints:
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is to be saved after this many steps, as said by ``every=``."""
+        step = arguments.count("Checkpoints.is_due", "step", step, least=0, write="step=100", error=DataError)
         return self._every is not None and step > 0 and step % self._every == 0
 
     def claim(self) -> None:
@@ -174,6 +178,7 @@ class Checkpoints:
                 f"px.Checkpoints('{self.path}-2')"
             ) from error
 
+    @arguments.named()
     def save(self, step: int, tree: Any, notes: Mapping[str, Any] | None = None) -> None:
         """Save a tree as the checkpoint of a step. One of that step that is there is replaced when this one is whole.
 
@@ -224,6 +229,7 @@ class Checkpoints:
                 f"px.Checkpoints('{self.path}-2')"
             ) from error
 
+    @arguments.named()
     def restore(
         self,
         target: _Tree,
@@ -255,6 +261,9 @@ class Checkpoints:
         Communicates: each process reads what its devices need, by itself. All-gathers of 400 bytes, of what they found;
         checksums, as in ``save``.
         """
+        arguments.flag("Checkpoints.restore", "partial", partial)
+        if step is not None:
+            step = arguments.count("Checkpoints.restore", "step", step, least=0, most=2**63, error=DataError)
         self.wait()
         damaged: dict[int, str] = {}
         removed: collections.Counter[int] = collections.Counter()
@@ -359,7 +368,7 @@ class Checkpoints:
             warnings.warn(
                 f"the checkpoint of step {step} in {self.path} is damaged: {reason}; {place}, "
                 f"and the one before it is used",
-                stacklevel=3,
+                stacklevel=4,
             )
         processes.barrier("a damaged checkpoint is set aside")
 

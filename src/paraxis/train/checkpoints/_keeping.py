@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from paraxis._core import integers
+from paraxis._core import arguments
 from paraxis._core.errors import DataError
 
 Notes = Callable[[int], Mapping[str, Any] | None]
@@ -72,10 +72,7 @@ def checked_count(name: str, value: Any) -> int | None:
     """
     if value is None:
         return None
-    number = integers.at_least(1, value)
-    if number is None:
-        raise DataError(f"Checkpoints: {name} must be an integer of at least 1, or None, got {value!r}; write {name}=3")
-    return number
+    return arguments.count("Checkpoints", name, value, write=f"{name}=3", error=DataError)
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paraxis._core import integers
+from paraxis._core import arguments
 from paraxis._core.errors import DataError
 from paraxis.train.data._order import Order
 from paraxis.train.data._sources import Batches, RowSource
@@ -36,12 +36,7 @@ def order_of(
 
 
 def integer(name: str, value: Any, *, least: int) -> int:
-    number = integers.at_least(least, value)
-    if number is None:
-        raise DataError(
-            f"px.loader: {name} must be an integer of at least {least}, got {value!r}; write {name}={least}"
-        )
-    return number
+    return arguments.count("px.loader", name, value, least=least, most=2**64, write=f"{name}={least}", error=DataError)
 
 
 def seed_of(seed: Any) -> int:

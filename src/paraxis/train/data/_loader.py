@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from paraxis._core import placing
+from paraxis._core import arguments, placing
 from paraxis._core.axis import Axis
 from paraxis._core.errors import DataError
 from paraxis.train import _batches
@@ -23,6 +23,7 @@ from paraxis.train.data._sources import Arrays, Batches, Dataset, source_of
 from paraxis.train.data._transform import Transform
 
 
+@arguments.named(workers="read_ahead", prefetch="read_ahead", num_workers="read_ahead")
 def loader(
     source: Any,
     batch_size: int | None = None,
@@ -86,6 +87,9 @@ def loader(
         >>> bool((np.sort(np.concatenate([data.rows(k) for k in range(3)])) == np.arange(10)).all())
         True
     """
+    if shuffle is not None:
+        arguments.flag("px.loader", "shuffle", shuffle)
+    arguments.flag("px.loader", "drop_last", drop_last)
     found = source_of(source)
     seed = seed_of(seed)
     order = order_of(found, batch_size, shuffle, drop_last, seed)
@@ -160,11 +164,11 @@ class Loader:
 
         Its thread ends with ``close()``, when it is not used any more, and with the program.
         """
-        return self._laid_out(self._parts(integer("start", start, least=0)))
+        return self._laid_out(self._parts(arguments.count("px.loader", "start", start, least=0, error=DataError)))
 
     def epoch(self, number: int) -> Closable:
         """The batches of one epoch. Of a source of batches that knows no epochs: of its next pass."""
-        number = integer("number", number, least=0)
+        number = arguments.count("px.loader", "number", number, least=0, error=DataError)
         if isinstance(self._source, Batches):
             return self._laid_out(one_pass(self._source, number))
         return self._laid_out(self._parts(number * len(self), (number + 1) * len(self)))
@@ -177,7 +181,7 @@ class Loader:
         """
         if self._order is None:
             raise DataError("px.loader: the source gives batches, and does not tell which rows are in them")
-        return self._order.rows(integer("number", number, least=0))
+        return self._order.rows(arguments.count("px.loader", "number", number, least=0, error=DataError))
 
     def describe(self) -> dict[str, Any]:
         """What the data are, as far as can be said without reading them, and their order: for JSON.

@@ -189,7 +189,7 @@ def _arrays(source: Any) -> Arrays:
         if not is_array(leaf):
             raise DataError(
                 f"px.loader: {tree.name('source', path)} is a {type(leaf).__name__}, not an array (num_rows, ...); "
-                "in a tree each leaf has all rows: px.loader((np.stack(images), np.array(labels)), batch_size=32)"
+                "in a tree each leaf has all rows; write px.loader((np.stack(images), np.array(labels)), batch_size=32)"
             )
     size = common_rows("px.loader: ", "source", leaves)
     if not size:

@@ -4,7 +4,7 @@ import collections
 import contextlib
 from typing import Any, Literal, overload
 
-from paraxis._core import integers
+from paraxis._core import arguments, integers
 from paraxis._core.errors import DataError
 from paraxis._host import processes
 from paraxis.train.runs._feed import Feed
@@ -53,7 +53,9 @@ class Evaluate:
                 f"px.Evaluate(px.eval_step(loss), data)"
             )
         if not isinstance(name, str) or not name or "/" in name:
-            raise DataError(f"px.Evaluate: name must be a word without '/', got {name!r}; write name='test'")
+            raise DataError(
+                f"px.Evaluate: name must be a word without '/', got {arguments.described(name)}; write name='test'"
+            )
         self.name = name
         self._every = _checked_every(every)
         self._step = step
@@ -101,11 +103,12 @@ class Evaluate:
 
 
 def _checked_every(every: Any) -> int | Literal["epoch"]:
-    if every == "epoch":
+    if isinstance(every, str) and every == "epoch":
         return "epoch"
     number = integers.at_least(1, every)
     if number is None:
-        raise DataError(f"px.Evaluate: every must be 'epoch' or a number of steps, got {every!r}; write every=100")
+        got = arguments.described(every)
+        raise DataError(f"px.Evaluate: every must be 'epoch' or a number of steps, got {got}; write every=100")
     return number
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from paraxis._core import integers
+from paraxis._core import arguments
 from paraxis._core.errors import DataError, StateError
 from paraxis._host import processes
 from paraxis.train.checkpoints import _records
@@ -46,6 +46,7 @@ class Fitted:
     best: Record | None
 
 
+@arguments.named(evaluation="evaluate", checkpoints="checkpoint", num_epochs="epochs", num_steps="steps")
 def fit(
     state: Any,
     step: Callable[[Any, Any], Any],
@@ -140,6 +141,17 @@ def fit(
         >>> fitted.history.epochs[-1].metrics["loss"] < 1e-6
         True
     """
+    for name, place in {"checkpoint": checkpoint, "log": log, "tensorboard": tensorboard, "plot": plot}.items():
+        if place is not None and (name != "checkpoint" or isinstance(place, (str, os.PathLike))):
+            arguments.path("px.fit", name, place, DataError)
+    if progress is not None:
+        arguments.flag("px.fit", "progress", progress)
+    arguments.flag("px.fit", "donate", donate)
+    if stop_early is not None and not isinstance(stop_early, StopEarly):
+        raise DataError(
+            f"px.fit: stop_early must be a px.StopEarly, got {arguments.described(stop_early)}; write "
+            "stop_early=px.StopEarly('test/loss', patience=3)"
+        )
     processes.require_joined("px.fit")
     feed = Feed("px.fit: data", data)
     plan = _plan(epochs, steps, evaluate, checkpoint, log)
@@ -217,10 +229,7 @@ def _checkpoints(checkpoint: Any) -> "Checkpoints":
 def _count(name: str, value: Any) -> int | None:
     if value is None:
         return None
-    number = integers.at_least(1, value)
-    if number is None:
-        raise DataError(f"px.fit: {name} must be an integer of at least 1, got {value!r}; write {name}=10")
-    return number
+    return arguments.count("px.fit", name, value, write=f"{name}=10", error=DataError)
 
 
 def _check(state: Any, step: Any, log_every: Any, tensorboard: Any, plot: Any) -> None:

@@ -23,6 +23,7 @@ from paraxis.train.runs._resume import Beginning
 from paraxis.train.steps._eval_step import EvalStep
 from paraxis.train.steps._grouped import GroupedEval, GroupedStep
 from paraxis.train.steps._mean import Mean
+from paraxis.train.steps._rows import require_state
 from paraxis.train.steps._state import TrainState
 from paraxis.train.steps._step import TrainStep
 
@@ -353,6 +354,8 @@ def require_step(step: Any, state: Any) -> None:
             "px.fit: step is an evaluation step, px.eval_step, which changes no state; write px.fit(state, "
             "px.train_step(loss), data, evaluate=px.Evaluate(px.eval_step(loss), test_data))"
         )
+    if isinstance(step, (TrainStep, GroupedStep)):
+        require_state("px.fit", state, TrainState)
     if not callable(step):
         raise DataError(
             f"px.fit: step must be a function of a state and a batch, got {type(step).__name__}; write "

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from paraxis._core import arguments
 from paraxis._core.errors import DataError
 from paraxis.train.runs._history import History, Record
 
@@ -64,17 +65,17 @@ class StopEarly:
     min_change: float = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.patience, int) or isinstance(self.patience, bool) or self.patience < 1:
-            raise DataError(f"px.StopEarly: patience must be an integer of at least 1, got {self.patience!r}")
-        if not self.min_change >= 0:
-            raise DataError(f"px.StopEarly: min_change must be at least 0, got {self.min_change!r}")
+        arguments.count("px.StopEarly", "patience", self.patience, write="patience=3", error=DataError)
+        arguments.number("px.StopEarly", "min_change", self.min_change, least=0, write="min_change=0", error=DataError)
         if not isinstance(self.metric, str) or not self.metric:
-            raise DataError(f"px.StopEarly: metric must be a name such as 'test/loss', got {self.metric!r}")
+            got = arguments.described(self.metric)
+            raise DataError(f"px.StopEarly: metric must be a name such as 'test/loss', got {got}")
         if self.mode is None and any(word in self.metric.rpartition("/")[2] for word in ("loss", "error")):
             object.__setattr__(self, "mode", "min")
-        if self.mode not in ("min", "max"):
+        if not isinstance(self.mode, str) or self.mode not in ("min", "max"):
+            got = arguments.described(self.mode)
             raise DataError(
-                f"px.StopEarly: mode must be 'min' or 'max', got {self.mode!r} for {self.metric!r}; write mode='max' "
+                f"px.StopEarly: mode must be 'min' or 'max', got {got} for {self.metric!r}; write mode='max' "
                 f"if more is better, as of accuracy"
             )
 

@@ -7,6 +7,7 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 
+from paraxis._core import arguments
 from paraxis._core.axis import Axis
 from paraxis._core.structure import Recent
 from paraxis.train._batches import Batch
@@ -31,6 +32,7 @@ class EvalStep:
         self._ema = ema
         self._compiled: Recent[PerKind] = Recent(AT_MOST)
 
+    @arguments.named()
     def __call__(self, state: TrainState, batch: Any) -> dict[str, Mean]:
         """The metrics of a batch; the state stays as it is.
 
@@ -104,6 +106,7 @@ def eval_step(
     reproducible: str,
     groups: int = _reproducible.GROUPS,
 ) -> GroupedEval: ...
+@arguments.named(at_once="microbatches", dtype="precision")
 def eval_step(
     fn: Callable[..., Any],
     *,
@@ -144,7 +147,8 @@ def eval_step(
         >>> float(evaluate(state, {"x": jnp.ones((10, 3))})["positive"])
         1.0
     """
-    function = LossFunction("eval_step", fn, _EXAMPLE)
+    arguments.flag("eval_step", "ema", ema)
+    function = LossFunction("eval_step", fn, _EXAMPLE, "fn")
     _precision.check("eval_step", precision)
     rows = _rows.Rows("eval_step", axis, microbatches)
     if _reproducible.is_asked_for("eval_step", reproducible, groups, microbatches=microbatches):

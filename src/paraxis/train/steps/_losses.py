@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from paraxis._core import arguments
 from paraxis._core.errors import ShapeError, StateError
 from paraxis.train.steps import _precision
 from paraxis.train.steps._linen import Bound
@@ -54,12 +55,14 @@ class LossFunction:
         what: the function of ours that was called, for errors.
         fn: ``fn(model, batch, …)``.
         example: what to write instead, for errors.
+        argument: how ``what`` calls ``fn``, likewise.
     """
 
-    def __init__(self, what: str, fn: Callable[..., Any], example: str) -> None:
+    def __init__(self, what: str, fn: Callable[..., Any], example: str, argument: str) -> None:
         self.what = what
         if not callable(fn):
-            raise StateError(f"{what}: the first argument must be a function, got {type(fn).__name__}; write {example}")
+            got = arguments.described(fn)
+            raise StateError(f"{what}: {argument}, the first argument, must be a function, got {got}; write {example}")
         self._fn = fn
         self._example = example
         self.wants = self._asked()

@@ -4,6 +4,9 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
+
+from paraxis._core import arguments, jax_api
 
 
 @jax.tree_util.register_dataclass
@@ -37,9 +40,9 @@ class Mean:
 
     def __float__(self) -> float:
         if self.value is not None:
-            return float(self.value)
-        weight = float(self.weight)
-        return float(self.total) / weight if weight else float("nan")
+            return _number("value", self.value)
+        weight = _number("weight", self.weight)
+        return _number("total", self.total) / weight if weight else float("nan")
 
     def __repr__(self) -> str:
         try:
@@ -49,3 +52,13 @@ class Mean:
 
     def __format__(self, spec: str) -> str:
         return format(float(self), spec)
+
+
+def _number(name: str, value: Any) -> float:
+    if (
+        not isinstance(value, jax_api.Tracer)
+        and not arguments.is_number(value)
+        and not isinstance(value, (bool, np.bool_))
+    ):
+        raise TypeError(f"px.Mean: {name} must be a number, got {arguments.described(value)}; write px.Mean(6.0, 3.0)")
+    return float(value)

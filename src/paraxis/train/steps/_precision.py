@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from paraxis._core import arguments
 from paraxis._core.errors import StateError
 
 
@@ -14,14 +15,16 @@ def check(what: str, precision: Any) -> None:
     Raises:
         StateError: saying why, and what to write.
     """
-    if precision is None or precision == "bfloat16":
+    if precision is None or (isinstance(precision, str) and precision == "bfloat16"):
         return
     why = (
         "its gradients underflow without a scale for the loss, which bfloat16 does not need"
-        if precision == "float16"
+        if isinstance(precision, str) and precision == "float16"
         else "there are None (as the arrays are) and 'bfloat16'"
     )
-    raise StateError(f"{what}: precision={precision!r} cannot be had: {why}; write precision='bfloat16'")
+    raise StateError(
+        f"{what}: precision={arguments.described(precision)} cannot be had: {why}; write precision='bfloat16'"
+    )
 
 
 def lowered(tree: Any, precision: str | None) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core import jax_api
+from paraxis._core import arguments, integers, jax_api
 from paraxis._core.errors import StateError
 from paraxis._host import threads
 
@@ -20,19 +20,21 @@ def is_asked_for(what: str, reproducible: Any, groups: Any, **others: Any) -> bo
         StateError: if it cannot be had, with the number of groups or with another option that is not None.
     """
     if reproducible is None:
-        if groups != GROUPS:
+        if integers.at_least(1, groups) != GROUPS:
             raise StateError(
-                f"{what}: groups={groups!r} is of no use without reproducible; write "
-                f"{what}(fn, reproducible={ANY_DEVICE_COUNT!r}, groups={groups!r})"
+                f"{what}: groups={arguments.described(groups)} is of no use without reproducible; write "
+                f"{what}(fn, reproducible={ANY_DEVICE_COUNT!r}, groups={arguments.described(groups)})"
             )
         return False
-    if reproducible != ANY_DEVICE_COUNT:
+    if not isinstance(reproducible, str) or reproducible != ANY_DEVICE_COUNT:
         raise StateError(
             f"{what}: reproducible must be None (the same bits on the same devices) or {ANY_DEVICE_COUNT!r}, got "
-            f"{reproducible!r}; write reproducible={ANY_DEVICE_COUNT!r}"
+            f"{arguments.described(reproducible)}; write reproducible={ANY_DEVICE_COUNT!r}"
         )
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or groups & (groups - 1):
-        raise StateError(f"{what}: groups must be a power of two, got {groups!r}; write groups={GROUPS}")
+        raise StateError(
+            f"{what}: groups must be a power of two, got {arguments.described(groups)}; write groups={GROUPS}"
+        )
     if others.get("microbatches") is not None:
         raise StateError(
             f"{what}: microbatches does not go with reproducible={ANY_DEVICE_COUNT!r}, where each device takes its "

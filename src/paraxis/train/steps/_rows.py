@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core import arrays, integers, jax_api, placing
+from paraxis._core import arguments, arrays, integers, jax_api, placing
 from paraxis._core.axis import Axis
 from paraxis._core.errors import StateError
 from paraxis._core.placing import Placement
@@ -31,10 +31,10 @@ class Rows:
         self._what = what
         self._axis = _batches.axis_of(what, axis)
         number = 1 if microbatches is None else integers.at_least(1, microbatches)
-        if number is None:
+        if number is None or number > arguments.LARGEST:
             raise StateError(
                 f"{what}: microbatches must be an integer of at least 1, the number of parts that each batch is cut "
-                f"into, got {microbatches!r}; write {what}(fn, microbatches=4)"
+                f"into, got {arguments.described(microbatches)}; write {what}(fn, microbatches=4)"
             )
         self.microbatches = number
         self._last: Devices | None = None  # of the last call, whoever made it; a value, replaced as a whole

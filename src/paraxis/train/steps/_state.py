@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, jax_api
+from paraxis._core import arguments, arrays, jax_api
 from paraxis._core.errors import StateError
 from paraxis.train.steps import _models, _rows
 from paraxis.train.steps._forms import Recipe
@@ -50,6 +50,7 @@ class TrainState:
     recipe: Recipe = dataclasses.field(metadata=_STATIC)
 
     @classmethod
+    @arguments.named(tx="optimizer", rng="key", params="model")
     def create(
         cls,
         model: Any,
@@ -87,6 +88,10 @@ class TrainState:
             >>> int(state.step), state.params["w"].shape
             (0, (3,))
         """
+        arguments.arrays("TrainState.create", "mutable", mutable)
+        arguments.arrays("TrainState.create", "extra", extra)
+        if ema is not None:
+            arguments.number("TrainState.create", "ema", ema, least=0, write="ema=0.999", error=StateError)
         _models.require_optimizer(optimizer)
         key = _models.random_key(key)
         form, params, rest = _models.taken_apart(model, key, sample)
@@ -95,7 +100,7 @@ class TrainState:
             raise StateError(
                 f"TrainState.create: a {type(model).__name__} has mutable state of its own; leave mutable= out"
             )
-        if ema is not None and not 0 <= ema < 1:
+        if ema is not None and not ema < 1:
             raise StateError(f"TrainState.create: ema must be a decay from 0 to below 1, got {ema!r}; write ema=0.999")
         params = _models.owned(params)
         return cls(
@@ -129,6 +134,7 @@ class TrainState:
             >>> state.model()(jnp.ones((5, 3))).shape
             (5, 4)
         """  # noqa: D205
+        arguments.flag("TrainState.model", "ema", ema)
         values = self.weights(ema=ema), self.mutable
         if gone := _rows.given_away("TrainState.model", values):
             raise gone
@@ -141,6 +147,7 @@ class TrainState:
         Raises:
             StateError: if there is no average, or the arrays were given away to a step.
         """
+        arguments.flag("TrainState.weights", "ema", ema)
         if ema and self.ema is None:
             raise StateError(
                 "TrainState: there is no average of the parameters; write px.TrainState.create(…, ema=0.999)"

@@ -1,7 +1,6 @@
 """``train_step``: a loss function for one device in, a step on all devices out."""
 
 import functools
-import numbers
 import weakref
 from collections.abc import Callable
 from typing import Any, overload
@@ -9,7 +8,7 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays
+from paraxis._core import arguments, arrays
 from paraxis._core.axis import Axis
 from paraxis._core.errors import StateError
 from paraxis._core.structure import Recent
@@ -49,6 +48,7 @@ class TrainStep:
         # its devices and its program it is one value: another thread may replace it at any time.
         self._last: tuple[Callable[[], TrainState | None], _rows.Devices | None, Any] = (lambda: None), None, None
 
+    @arguments.named()
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         """One step.
 
@@ -154,6 +154,9 @@ def train_step(
     reproducible: str,
     groups: int = _reproducible.GROUPS,
 ) -> GroupedStep: ...
+@arguments.named(
+    at_once="microbatches", accumulate="microbatches", grad_clip="clip", max_norm="clip", dtype="precision"
+)
 def train_step(
     loss_fn: Callable[..., Any],
     *,
@@ -239,11 +242,13 @@ def train_step(
         >>> float(metrics["loss"])
         1.0
     """
-    loss = LossFunction("train_step", loss_fn, _EXAMPLE)
+    loss = LossFunction("train_step", loss_fn, _EXAMPLE, "loss_fn")
     _precision.check("train_step", precision)
     _sharding.check(shard)
-    if clip is not None and not (isinstance(clip, numbers.Real) and clip > 0):
-        raise StateError(f"train_step: clip must be a positive norm, got {clip!r}; write clip=1.0")
+    if clip is not None:
+        arguments.number("train_step", "clip", clip, above=0, write="clip=1.0", error=StateError)
+    arguments.flag("train_step", "guard", guard)
+    arguments.flag("train_step", "donate", donate)
     update = Options(clip=clip, guard=guard)
     rows = _rows.Rows("train_step", axis, microbatches)
     if _reproducible.is_asked_for("train_step", reproducible, groups, microbatches=microbatches, shard=shard):
