@@ -103,6 +103,18 @@ def test_a_users_own_in_the_place_of_a_lock_stays(turn: int, lock: str, tmp_path
     assert photograph(place, elsewhere) == before
 
 
+def test_a_link_to_the_directory_of_another_run_is_not_followed(tmp_path: Path) -> None:
+    with px.Checkpoints(tmp_path / "other", asynchronous=False) as other:
+        other.save(1, {"x": 1})
+    leftovers(tmp_path / "other", 1)
+    before = photograph(tmp_path / "other")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".paraxis").symlink_to(tmp_path / "other" / ".paraxis")
+    with pytest.raises(px.CheckpointError, match=r"\.paraxis is there and is not of Paraxis, so it stays"):
+        px.Checkpoints(tmp_path / "run", asynchronous=False).save(1, {"x": 2})
+    assert photograph(tmp_path / "other") == before
+
+
 def test_what_a_killed_process_leaves_goes_and_nothing_else(tmp_path: Path) -> None:
     own = {"removing-3": "mine", "saving-1": "mine"}
     with px.Checkpoints(tmp_path, asynchronous=False) as checkpoints:

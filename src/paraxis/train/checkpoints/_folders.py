@@ -79,15 +79,17 @@ class Folder:
             OSError: if it cannot be made.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        if not self._ours.is_symlink():
-            self._ours.mkdir(exist_ok=True)
+        not_ours = FileExistsError(f"{self._ours} is there and is not of Paraxis, so it stays as it is")
+        if self._ours.is_symlink():
+            raise not_ours
+        self._ours.mkdir(exist_ok=True)
         names = {entry.name for entry in _entries(self._ours)}  # before the mark, which others make before the rest
         says = self._said()
-        if says == _SAYS:
-            return
-        if self._ours.is_symlink() or says is None or not _SAYS.startswith(says) or names - {_MARK}:
-            raise FileExistsError(f"{self._ours} is there and is not of Paraxis, so it stays as it is")
-        (self._ours / _MARK).write_bytes(_SAYS)
+        if says != _SAYS:
+            # A process that was killed may have left it empty, or the mark unfinished.
+            if says is None or not _SAYS.startswith(says) or names - {_MARK}:
+                raise not_ours
+            (self._ours / _MARK).write_bytes(_SAYS)
 
     def check_free(self, step: int) -> None:
         """Check that nobody's own files lie where the checkpoint of a step is to lie.
@@ -142,7 +144,7 @@ class Folder:
         return not self._passing()
 
     def tidy(self) -> None:
-        """Finish, or remove, what a killed process left. Only under the lock."""
+        """Finish, or remove, what a killed process left. Only under the lock, which is given for ours alone."""
         for entry, kind, step in self._passing():
             if kind == "saving":
                 if entry == self.staging(step) and self._is_free(step) and _records.is_whole(entry, step):
@@ -196,8 +198,7 @@ class Folder:
 
     def _passing(self) -> list[tuple[Path, str, int]]:
         """What is being written, or goes: the directory, what happens to it, and of which step it is."""
-        is_ours = not self._ours.is_symlink() and self._said() == _SAYS
-        found = ((entry, _PASSING.fullmatch(entry.name)) for entry in (_entries(self._ours) if is_ours else ()))
+        found = ((entry, _PASSING.fullmatch(entry.name)) for entry in _entries(self._ours))
         ours = [(entry, match) for entry, match in found if match and entry.is_dir() and not entry.is_symlink()]
         return [(entry, match[1] or match[3], int(match[2] or match[4])) for entry, match in ours]
 
