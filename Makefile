@@ -1,4 +1,4 @@
-# Everything runs in $(VENV), which is made and kept up to date by itself. Variables: VENV, PYTHON, CONSTRAINTS, JOBS.
+# Everything runs in $(VENV), which is made and kept up to date by itself. Variables: VENV, PYTHON, CONSTRAINTS, JOBS, KILLS.
 
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
@@ -11,13 +11,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 SOURCES := pyproject.toml $(wildcard constraints*.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-all test-newest defects bench lint docs clean
+.PHONY: help demo install test test-all test-newest defects faults bench lint docs clean
 
 help:
 	@echo 'make demo       real digits on all devices: a CNN split over 100 clients, an ensemble of networks'
 	@echo 'make test       the tests of every day: some ten minutes on two cores'
 	@echo 'make test-all   all tests, with their coverage: for nights and releases'
 	@echo 'make defects    break the package on purpose, some two hundred times: does make test notice?'
+	@echo 'make faults     for nights: kills, full disks and failing processes; docs/reliability.md gets the table'
 	@echo 'make install    $(VENV) with everything that tests, examples, benchmarks and documentation need'
 	@echo 'make bench      every benchmark in turn'
 	@echo 'make lint       ruff, pyright, import contract'
@@ -46,6 +47,11 @@ test-newest: $(VENV)/.dev
 
 defects: $(VENV)/.dev
 	$(BIN)/python -m tests.defects
+
+KILLS ?= 200
+
+faults: $(VENV)/.dev
+	$(BIN)/python -m tests.faults --kills $(KILLS)
 
 bench: $(VENV)/.dev
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

@@ -1,7 +1,8 @@
 """Kills a run with SIGKILL at random times, starts it again, and says whether what came out is what would have.
 
-Called as ``python -m tests.train._fit_killer DIRECTORY NUM_KILLS SEED``. Prints one line of JSON. Each run is a process
-of its own, forked when everything is imported and before JAX has started anything: so it begins within 0.2 seconds.
+Called as ``python -m tests.train._fit_killer DIRECTORY NUM_KILLS SEED [PROCESSES DEVICES [reproducible]]``. Prints one
+line of JSON. A run of one process is forked when everything is imported and before JAX has started anything: so it
+begins within 0.2 seconds. Several are started by ``paraxis launch``, and the launcher or one of them is killed.
 """
 
 import dataclasses
@@ -10,95 +11,183 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import jax
+import matplotlib.figure  # noqa: F401  imported once, for all runs
+import tensorboardX  # noqa: F401
 
 import paraxis as px
 from paraxis.train import Checkpoints, fit, loader  # noqa: F401  imported once, for all runs
 
+PARTS = ("state", "history", "log", "points", "picture", "steps", "best")
 
-def run(directory: Path) -> None:
-    """The run: 24 steps, saved after every third."""
-    from tests.train import _fits as fits
 
+def run(directory: Path, reproducible: bool) -> None:
+    """The run: 24 steps, with everything on, saved after every third."""
+    jax.config.update("jax_compilation_cache_dir", os.environ["TESTS_COMPILED"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    here = px.initialize()
+    (directory / f"pid-{here.process}").write_text(str(os.getpid()))
+
+    from tests.train import _fits as fits  # it makes arrays
+    from tests.train._points import points
+
+    options: Any = {"reproducible": "any device count"} if reproducible else {}
+    checkpoints = px.Checkpoints(directory / "checkpoints", every=3, keep=2, best=("test/loss", "min"))
+    evaluated = px.eval_step(lambda p, batch: (batch["x"] @ p["w"] + p["b"] - batch["y"]) ** 2, **options)
     fitted = px.fit(
         fits.start(),
-        fits.step,
-        fits.data(),
+        px.train_step(fits.loss, **options),
+        px.loader(fits.arrays(), fits.BATCH, seed=1),
         epochs=6,
-        evaluate=px.Evaluate(fits.evaluate_step, [fits.arrays()], every=5),
-        checkpoint=px.Checkpoints(directory / "checkpoints", every=3),
+        evaluate=px.Evaluate(evaluated, px.loader(fits.arrays(), fits.BATCH, shuffle=False), every=5),
+        checkpoint=checkpoints,
         log=directory / "log.jsonl",
+        tensorboard=directory / "board",
+        plot=directory / "curves.png",
         callbacks=lambda event: time.sleep(0.006),
         progress=False,
     )
-    digest = hashlib.sha256(b"".join(fits.bits(fitted.state))).hexdigest()
+    if here.process:
+        return
     result = {
-        "state": digest,
+        "state": hashlib.sha256(b"".join(fits.bits(fitted.state))).hexdigest(),
         "history": json.dumps(dataclasses.asdict(fitted.history)),
         "log": fits.lines(directory / "log.jsonl"),
+        "points": points(directory / "board"),
+        "picture": hashlib.sha256((directory / "curves.png").read_bytes()).hexdigest(),
+        "steps": checkpoints.steps,
+        "best": checkpoints.best,
     }
-    (directory / "result.json").write_text(json.dumps(result))
+    part = directory / "result.part"
+    part.write_text(json.dumps(result))
+    part.rename(directory / "result.json")
 
 
-def forked(directory: Path) -> int:
+class Forked:
+    """A run in a child of this process."""
+
+    def __init__(self, directory: Path, reproducible: bool) -> None:
+        self._pid, self._status = os.fork(), 0
+        if self._pid:
+            return
+        try:
+            run(directory, reproducible)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def is_over(self) -> bool:
+        ended, self._status = os.waitpid(self._pid, os.WNOHANG)
+        return bool(ended)
+
+    def kill(self, draw: random.Random) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+    @property
+    def status(self) -> int:
+        """0, or below it the signal that ended it."""
+        return os.waitstatus_to_exitcode(self._status)
+
+
+class Launched:
+    """A run in several processes."""
+
+    def __init__(self, directory: Path, reproducible: bool, processes: int, devices: int) -> None:
+        self._pids = [directory / f"pid-{number}" for number in range(processes)]
+        for file in self._pids:
+            file.unlink(missing_ok=True)
+        launch = ["-m", "paraxis", "launch", "-n", str(processes), "--devices", str(devices)]
+        ours = ["-m", "tests.train._fit_killer", "run", str(directory), *(["reproducible"] if reproducible else [])]
+        with (directory / "output.txt").open("ab") as output:
+            self._process = subprocess.Popen([sys.executable, *launch, *ours], stdout=output, stderr=output)
+
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
+
+    def kill(self, draw: random.Random) -> None:
+        """Either the launcher, with which all end, or one of the processes."""
+        found = [int(file.read_text() or 0) for file in self._pids if file.exists()]
+        pid = draw.choice([self._process.pid, *filter(None, found)])
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    @property
+    def status(self) -> int:
+        """0, or below it the signal that ended the launcher, or that of a rank that it tells of."""
+        code = self._process.wait()
+        return 128 - code if code > 128 else code
+
+
+Attempt = Forked | Launched
+
+
+def begun(directory: Path, processes: int, devices: int, reproducible: bool) -> Attempt:
     directory.mkdir(exist_ok=True)
-    child = os.fork()
-    if child:
-        return child
-    try:
-        run(directory)
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
+    if processes == 1:
+        return Forked(directory, reproducible)
+    return Launched(directory, reproducible, processes, devices)
 
 
-def finished(directory: Path) -> Any:
+def finished(directory: Path, *layout: Any) -> Any:
     """Run to the end, whatever was there before, and give what came out."""
-    _, status = os.waitpid(forked(directory), 0)
-    assert status == 0, f"a run that was not killed ended with {status}"
+    attempt = begun(directory, *layout)
+    while not attempt.is_over():
+        time.sleep(0.01)
+    output = directory / "output.txt"
+    assert attempt.status == 0, (attempt.status, output.read_text()[-3000:] if output.exists() else "")
     return json.loads((directory / "result.json").read_text())
 
 
-def main(directory: Path, num_kills: int, seed: int) -> dict[str, int]:
+def differences(found: Any, expected: Any) -> list[str]:
+    """Which parts of what came out are others."""
+    return [part for part in PARTS if found.get(part) != expected.get(part)]
+
+
+def main(directory: Path, num_kills: int, seed: int, *layout: Any) -> dict[str, Any]:
     draw = random.Random(seed)
-    expected = finished(directory / "first")
-    assert finished(directory / "second") == expected
-    report = {"kills": 0, "resumed": 0, "finished": 0, "wrong": 0}
+    expected = finished(directory / "first", *layout)
+    report: dict[str, Any] = {"kills": 0, "resumed": 0, "finished": 0, "wrong": [], "state": expected["state"]}
     place = directory / "run-0"
     while report["kills"] < num_kills:
         report["resumed"] += any(name.isdecimal() for name in _names(place / "checkpoints"))
         enough = _num_lines(place / "log.jsonl") + draw.randrange(12)
-        status = killed(
-            forked(place), lambda place=place, enough=enough: _num_lines(place / "log.jsonl") >= enough, draw
-        )
-        report["kills"] += os.WIFSIGNALED(status)
-        if report["kills"] == num_kills or not os.WIFSIGNALED(status):
-            report["wrong"] += finished(place) != expected
+        was_killed = killed(begun(place, *layout), place / "log.jsonl", enough, draw)
+        report["kills"] += was_killed
+        if report["kills"] == num_kills or not was_killed:
+            report["wrong"] += differences(finished(place, *layout), expected)
             report["finished"] += 1
             place = directory / f"run-{report['finished']}"
     return report
 
 
-def killed(child: int, may_die: Callable[[], bool], draw: random.Random) -> int:
-    """Kill a process some milliseconds after it has come far enough, unless it ends before; its status.
+def killed(attempt: Attempt, log: Path, enough: int, draw: random.Random) -> bool:
+    """Kill a run some milliseconds after it has come far enough, unless it ends before; whether it was killed.
 
     How far it is, and not how long it has run: a machine at work on other things is slow.
     """
-    while not may_die():
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status
+    while _num_lines(log) < enough:
+        if attempt.is_over():
+            break
         time.sleep(0.002)
-    time.sleep(draw.uniform(0, 0.04))
-    os.kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1]
+    else:
+        time.sleep(draw.uniform(0, 0.06))
+        attempt.kill(draw)
+        while not attempt.is_over():
+            time.sleep(0.002)
+    assert attempt.status in (0, -signal.SIGKILL), attempt.status
+    return attempt.status == -signal.SIGKILL
 
 
 def _num_lines(file: Path) -> int:
@@ -111,4 +200,13 @@ def _names(directory: Path) -> list[str]:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))  # noqa: T201
+    os.environ["PJRT_NPROC"] = "8"  # the bits are to be the same in all layouts
+    reproducible = sys.argv[-1] == "reproducible"
+    if sys.argv[1] == "run":
+        run(Path(sys.argv[2]), reproducible)
+    else:
+        numbers = [int(word) for word in sys.argv[2:] if word.isdecimal()]
+        where, (kills, seed, processes, devices) = Path(sys.argv[1]), [*numbers, 1, 2][:4]
+        os.environ["TESTS_COMPILED"] = str(where / "compiled")  # by the run that is not killed
+        os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+        print(json.dumps(main(where, kills, seed, processes, devices, reproducible)))  # noqa: T201

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import paraxis as px
+from tests.train._fit_killer import PARTS, differences
 from tests.train._fits import bits, data, lines, start, step
 
 ROOT = Path(__file__).parents[2]
@@ -22,14 +23,35 @@ def started(module: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize(("num_kills", "seed"), [(3, 0), pytest.param(27, 1, marks=pytest.mark.slow)])
-def test_killed_at_any_time_it_comes_to_the_same_bits(num_kills: int, seed: int, tmp_path: Path) -> None:
-    with started("_fit_killer", tmp_path, num_kills, seed) as process:
-        out, error = process.communicate(timeout=600)
+NUM_KILLS = int(os.environ.get("PARAXIS_TEST_KILLS", "2"))
+"""Of each layout here; ``python -m tests.faults`` has more."""
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices", "words"),
+    [
+        pytest.param(processes, devices, words, marks=[] if (processes, words) == (1, ()) else pytest.mark.slow)
+        for processes, devices in [(1, 2), (2, 1), (2, 2)]
+        for words in [(), ("reproducible",)]
+    ],
+)
+def test_killed_at_any_time_it_comes_to_what_it_would_have(
+    processes: int, devices: int, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    with started("_fit_killer", tmp_path, NUM_KILLS, 0, processes, devices, *words) as process:
+        out, error = process.communicate(timeout=300 * (NUM_KILLS + 2))
     assert process.returncode == 0, error
-    report = json.loads(out)
-    assert (report["kills"], report["wrong"]) == (num_kills, 0)
-    assert report["resumed"] >= num_kills / 3, report
+    report = json.loads(out.splitlines()[-1])
+    assert (report["kills"], report["wrong"]) == (NUM_KILLS, [])
+    assert report["resumed"] >= NUM_KILLS // 3, report
+
+
+def test_each_part_that_came_out_otherwise_is_named() -> None:
+    whole = {part: part for part in PARTS}
+    assert differences(whole, dict(whole)) == []
+    for part in PARTS:
+        assert differences(whole | {part: "another"}, whole) == [part]
+        assert differences({name: x for name, x in whole.items() if name != part}, whole) == [part]
 
 
 @pytest.mark.parametrize("which", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

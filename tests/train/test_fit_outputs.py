@@ -133,7 +133,7 @@ def test_a_batch_that_cannot_be_saved_is_named_by_the_error_that_it_made(tmp_pat
     bad["x"][int(data().rows(2)[0])] = jnp.nan
     disk = Disk(1, -1)
     source = px.loader(bad, 16, seed=1, axis=px.Axis("batch", 1))
-    options = everything(tmp_path) | {"plot": None}
+    options: dict[str, Any] = everything(tmp_path) | {"plot": None}
     with disk, heard(), pytest.raises(px.NonFiniteError, match=r"The batch could not be saved in .*File too") as caught:
         px.fit(start(), px.train_step(_loss), source, epochs=3, callbacks=disk, **options)
     assert caught.value.state is not None
@@ -172,8 +172,8 @@ def test_what_a_checkpoint_covers_is_on_the_disk_before_it(
 
     log, board = tmp_path / "log.jsonl", tmp_path / "board"
     monkeypatch.setattr(os, "fsync", noted)
-    options = everything(tmp_path)
-    px.fit(start(), step, data(), steps=10, callbacks=look, **options | {"plot": None})
+    options: dict[str, Any] = everything(tmp_path) | {"plot": None}
+    px.fit(start(), step, data(), steps=10, callbacks=look, **options)
     monkeypatch.undo()
     shutil.rmtree(tmp_path / "checkpoints" / "10")
     px.fit(start(), step, data(), steps=NUM_STEPS, **everything(tmp_path))
@@ -183,7 +183,7 @@ def test_what_a_checkpoint_covers_is_on_the_disk_before_it(
 
 @pytest.mark.parametrize("argument", ["log", "tensorboard"])
 def test_a_place_is_for_one_run_at_a_time(argument: str, tmp_path: Path) -> None:
-    place = {argument: tmp_path / "there"}
+    place: dict[str, Any] = {argument: tmp_path / "there"}
 
     def second(event: px.Event) -> None:
         if event.kind == "step" and event.step == 2:

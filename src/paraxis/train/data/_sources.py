@@ -140,7 +140,7 @@ class Batches:
         return {"num_batches": self.num_batches}
 
 
-def source_of(source: Any) -> RowSource | Batches:
+def source_of(source: Any) -> Arrays | Dataset | Batches:
     """What a user's source is.
 
     Raises:

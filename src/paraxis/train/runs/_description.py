@@ -126,7 +126,7 @@ class _Walk:
             for key, value in x.items():
                 yield f"{path}[{key!r}]" if isinstance(key, str) else f"{path}[{_short(repr(key))}]", value
         elif isinstance(x, tuple) and hasattr(x, "_fields"):
-            for name in x._fields:
+            for name in getattr(x, "_fields", ()):
                 yield f"{path}.{name}", getattr(x, name)
         elif isinstance(x, (list, tuple)):
             if len(x) > _MOST_ITEMS:

@@ -123,7 +123,8 @@ class TensorBoard:
         from tensorboardX import summary
         from tensorboardX.proto import event_pb2
 
-        self._event, self._scalar = event_pb2.Event, summary.scalar
+        messages: dict[str, Any] = vars(event_pb2)  # made when it is imported, of a description
+        self._event, self._scalar = messages["Event"], summary.scalar
         self._every = every
         _refuse_another_run(directory)
         # TensorBoard reads files in the order of their names, and a run may be started again within a second.
@@ -132,8 +133,8 @@ class TensorBoard:
         self._file = Growing("tensorboard", directory / name)
         try:
             self._add(file_version="brain.Event:2")
-            status = event_pb2.SessionLog.START
-            self._add(step=start + 1, session_log=event_pb2.SessionLog(status=status))
+            log = messages["SessionLog"]
+            self._add(step=start + 1, session_log=log(status=log.START))
             self._file.write_now()
         except BaseException:
             self._file.drop()
