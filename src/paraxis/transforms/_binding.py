@@ -18,7 +18,7 @@ from flax.nnx import Variable
 from paraxis._core import jax_api
 from paraxis._core.errors import StateError
 from paraxis._modules import graphs, naming, reads
-from paraxis.transforms import _frames, _randomness
+from paraxis.transforms import _frames, _metrics, _randomness
 
 _KEPT = 4  # structures whose marks are kept: train and eval, and a few more
 
@@ -36,6 +36,7 @@ class Binding:
         self.graph = graphs.take_apart(modules)
         self.names = naming.names_in(modules, self.graph.paths)
         self.streams = _randomness.streams(modules, self.graph)
+        self.metrics = _metrics.found(modules, self.graph)
         self.compiled: Any = None
         self._transform = transform
         nodes = [node for _, node in graphs.nodes(modules)]

@@ -44,8 +44,9 @@ class Parallel(Compiled):
         sync: for a variable type (or a variable's name), what becomes of the devices' values: ``"mean"``, ``"sum"``,
             ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all of them, ``(devices, ...)``.
             Integers and booleans keep their dtype. A variable's own rule, ``nnx.Variable(x, sync="sum")``, goes
-            first. ``nnx.BatchStat``: the mean. Each device starts from the whole old value: a ``"sum"`` of running
-            totals counts it once per device, and ``"stack"`` grows by an axis at each call.
+            first. ``nnx.BatchStat``: the mean. Metrics of Flax are merged. Each device starts from the whole old
+            value: a ``"sum"`` of running totals counts it once per device, and ``"stack"`` grows by an axis at each
+            call.
         sync_batch_norm: BatchNorm layers, however they are reached, take the statistics of the whole batch, as on one
             device, instead of each device's share.
         check: whether to require what is written without a rule to be the same on all devices, and the padding of a

@@ -6,17 +6,19 @@ which results differ between devices, and, if rows had to be added, whether they
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from paraxis._core import jax_api, layout, placing, replicas, tree, verbs
 from paraxis._core.axis import Axis
 from paraxis._core.errors import ShapeError, StateError
 from paraxis._modules import graphs, norms
-from paraxis.transforms import _batches, _body, _padding, _randomness, _results, _sync
+from paraxis.transforms import _batches, _body, _metrics, _padding, _randomness, _results, _sync
 from paraxis.transforms._binding import Binding
 from paraxis.transforms._body import Body
 from paraxis.transforms._statics import Statics
@@ -52,6 +54,9 @@ class Call:
         self._rows = place.holding(self._batch.size or place.num_devices)  # no padding where nothing is split
         self._drawn: list[_randomness.Stream] = []
         self._differs: Any = None
+        self._carries: dict[int, bool] = {}
+        self._metrics = [m for m in binding.metrics if not any(map(self._has_rule, m.numbers))]
+        self._known = frozenset(i for m in self._metrics for i in m.numbers)
 
     def run(self, state: tuple[Sequence[Any], Sequence[Any]]) -> tuple[dict[int, Any], Any]:
         """New values of variables by their number, and the result."""
@@ -63,8 +68,9 @@ class Call:
         rows = [self._shares(x, at) for x, at in zip(self._batch.rows, self._batch.axes, strict=True)]
         whole = verbs.broadcast((shared, self._batch.whole, self._kwargs), self._axis)
         new, result = verbs.map_fn(self._on_device, (whole, keys, rows), self._axis)
-        new = {i: self._combined(i, stacked) for i, stacked in new.items()} | _randomness.advanced(values, self._drawn)
-        return new, self._reduced(result)
+        merged = self._merged(values, new)
+        new = {i: merged[i] if i in merged else self._combined(i, stacked) for i, stacked in new.items()}
+        return new | _randomness.advanced(values, self._drawn), self._reduced(result)
 
     def _split(self, args: Sequence[Any]) -> _batches.Batch:
         _body.refuse_modules("Parallel", args, self._kwargs)
@@ -108,6 +114,8 @@ class Call:
         if self._plan.check:
             differs = self._differing(body, [at > -2 for at in row_dims])
         self._differs = jax.tree.unflatten(out_tree, differs)
+        if self._metrics:
+            self._look_at_metrics(body, out_tree, whole, keys, rows)
         if self._plan.check:
             self._require_agreement()
         return jax.tree.unflatten(out_tree, jax_api.jaxpr_as_fun(body)(*leaves))
@@ -120,6 +128,25 @@ class Call:
                 f"Parallel: the check that variables stay the same on all devices cannot see through the function "
                 f"({type(error).__name__}: {error}); if they do, write check=False"
             ) from error
+
+    def _look_at_metrics(self, body: jax_api.ClosedJaxpr, out_tree: Any, whole: Any, keys: Any, rows: Any) -> None:
+        """Note for each variable of a metric that is written whether its old value is part of the new one.
+
+        Where that cannot be seen, they are variables like others.
+        """
+        (values, arrays), *others = whole
+        nothing = functools.partial(jax.tree.map, lambda _: False)
+        old = [jax.tree.map(lambda _, i=i: i in self._known, value) for i, value in enumerate(values)]
+        placed = jax.tree.leaves((((old, nothing(arrays)), *nothing(others)), nothing(keys), nothing(rows)))
+        try:
+            flags = None if jax_api.is_impure(body.jaxpr) else self._differing(_metrics.plain_writes(body), placed)
+        except StateError:
+            flags = None
+        if flags is None:
+            self._metrics, self._known = [], frozenset[int]()
+            return
+        new, _ = jax.tree.unflatten(out_tree, flags)
+        self._carries = {i: any(jax.tree.leaves(x)) for i, x in new.items() if i in self._known}
 
     def _traced(self, whole: Any, keys: Any, rows: Any) -> tuple[dict[int, Any], Any]:
         (values, arrays), given, kwargs = whole
@@ -135,7 +162,8 @@ class Call:
     def _require_agreement(self) -> None:
         new, _ = self._differs
         for i, flags in new.items():
-            if self._rule(i) is None and any(jax.tree.leaves(flags)):
+            if i not in self._known and self._rule(i) is None and any(jax.tree.leaves(flags)):
+                self._refuse_own_metric(i)
                 name, kind = self._binding.names[i], graphs.type_name(self._binding.graph.variables[i])
                 axis = self._axis.name
                 raise StateError(
@@ -144,6 +172,15 @@ class Call:
                     f"opt(lr, px.pmean(g, {axis!r})) for gradients; or say what becomes of it: "
                     f"sync={{{kind}: 'mean'}}; or check=False if it is the same all the same"
                 )
+
+    def _refuse_own_metric(self, number: int) -> None:
+        if isinstance(self._binding.graph.variables[number], nnx.metrics.MetricState):
+            raise StateError(
+                f"Parallel: variable {self._binding.names[number]} is of a metric of which is not known how devices' "
+                f"states are merged. Return what it is updated with, and update it outside, "
+                f"metric.update(values=fast(x)); or, if it is set to what the share alone gives, say "
+                f"sync={{{self._binding.names[number]!r}: 'sum'}}"
+            )
 
     def _refuse(self, why: str) -> None:
         size = self._axis.size
@@ -157,7 +194,29 @@ class Call:
 
     def _rule(self, number: int) -> _sync.Rule | None:
         name, variable = self._binding.names[number], self._binding.graph.variables[number]
-        return _sync.rule_of("Parallel", name, variable, self._plan.sync)
+        return _sync.rule_of("Parallel", name, variable, self._plan.sync, is_known=number in self._known)
+
+    def _has_rule(self, number: int) -> bool:
+        """Whether the user says what becomes of this very variable."""
+        name, variable = self._binding.names[number], self._binding.graph.variables[number]
+        return _sync.rule_of("Parallel", name, variable, self._plan.sync, is_known=True) is not None
+
+    def _merged(self, old: Sequence[Any], new: dict[int, Any]) -> dict[int, Any]:
+        """The new values of metrics, where devices have updated them with different rows."""
+        merged: dict[int, Any] = {}
+        for metric in self._metrics:
+            written = [i for i in metric.numbers if i in new]
+            if not any(jax.tree.leaves([self._differs[0][i] for i in written])):
+                continue
+            before = [jnp.asarray(old[i]) for i in metric.numbers]
+            size = self._axis.size
+            devices = [
+                replicas.gathered(new[i], self._axis) if i in new else jnp.broadcast_to(x, (size, *x.shape))
+                for i, x in zip(metric.numbers, before, strict=True)
+            ]
+            carried = any(self._carries[i] for i in written)
+            merged |= dict(zip(metric.numbers, metric.merged(before, devices, carried), strict=True))
+        return merged
 
     def _combined(self, number: int, stacked: Any) -> Any:
         rule = self._rule(number)

@@ -44,8 +44,18 @@ def checked(transform: str, sync: Any, names: Sequence[str]) -> dict[Any, Rule |
     return dict(sync)
 
 
-def rule_of(transform: str, name: str, variable: nnx.Variable[Any], sync: Mapping[Any, Rule | None]) -> Rule | None:
-    """A variable's own rule, or that for its name, or that for the nearest of its types; ``None``: none."""
+def rule_of(
+    transform: str,
+    name: str,
+    variable: nnx.Variable[Any],
+    sync: Mapping[Any, Rule | None],
+    *,
+    is_known: bool = False,
+) -> Rule | None:
+    """A variable's own rule, or that for its name, or that for the nearest of its types; ``None``: none.
+
+    ``is_known``: its type does not matter, as it is known what becomes of it.
+    """
     if variable.has_metadata("sync"):
         own = variable.get_metadata("sync")
         if not _is_rule(own):
@@ -56,6 +66,8 @@ def rule_of(transform: str, name: str, variable: nnx.Variable[Any], sync: Mappin
         return own
     if name in sync:
         return sync[name]
+    if is_known:
+        return None
     for rules in (sync, _DEFAULT):
         for kind in type(variable).__mro__:
             if kind in rules:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from paraxis._core import arguments, replicas
 from paraxis._core.errors import ShapeError, StateError
@@ -90,10 +91,15 @@ class Vectorize(Wrapped):
         result, new = over(jnp.arange(batch.size), keys, batch.rows)
         for number, differ in zip(_owners(new), differs, strict=True):
             if differ and self._rule(binding, number) is None:
+                variable = binding.graph.variables[number]
+                cure = (
+                    "Return what the metric is updated with, and update it once, outside: metric.update(values=f(x))"
+                    if isinstance(variable, nnx.metrics.MetricState)
+                    else f"Write what is the same for all rows, or say what becomes of them: "
+                    f"sync={{{graphs.type_name(variable)}: 'mean'}}"
+                )
                 raise StateError(
-                    f"Vectorize: rows leave variable {binding.names[number]} with different values. Write what is the "
-                    f"same for all rows, or say what becomes of them: "
-                    f"sync={{{graphs.type_name(binding.graph.variables[number])}: 'mean'}}"
+                    f"Vectorize: rows leave variable {binding.names[number]} with different values. {cure}"
                 )
         kept = {
             i: jax.tree.map(lambda x, i=i: _sync.combined(self._rule(binding, i) or "first", x, _fold), stacked)
