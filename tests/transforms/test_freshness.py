@@ -1,6 +1,7 @@
 """A wrapped function sees its modules as they are at each call, and leaves them as they were if it fails."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -116,6 +117,30 @@ def test_a_shared_layer_is_one_where_flax_has_graphs_and_where_it_has_trees() ->
         assert len(traces) == 1
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    """A pytree that NNX knows nothing of."""
+
+    w: Any
+    factor: Any = 1
+
+
+@jax.tree_util.register_pytree_node_class
+class Slotted:
+    __slots__ = ("w",)
+
+    def __init__(self, w: Any) -> None:
+        self.w = w
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        return (self.w,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> "Slotted":
+        return cls(*children)
+
+
 class Holder(nnx.Module):
     """A bit of everything that can be replaced; calling it counts and adds up all there is."""
 
@@ -126,12 +151,14 @@ class Holder(nnx.Module):
         self.plain = nnx.data([nnx.Param(jnp.ones(1)), nnx.Param(jnp.ones(1))])
         self.pair = nnx.data((nnx.Param(jnp.ones(1)), nnx.Param(jnp.ones(1))))
         self.named = nnx.data({"a": nnx.Param(jnp.ones(1))})
+        self.record = nnx.data(Layer(nnx.Param(jnp.ones(1))))
+        self.nested = nnx.data([Layer({"a": Slotted(nnx.Param(jnp.ones(1)))})])
         self.raw = nnx.data(jnp.ones(1))
         self.power = 1
 
     def __call__(self, x: jax.Array) -> jax.Array:
         total = self.w[...] + self.listed[0][...] + 10 * self.plain[0][...] + self.plain[1][...] + self.pair[0][...]
-        extra = getattr(self, "extra", 0.0)
+        extra = getattr(self, "extra", 0.0) + self.record.w[...] * self.record.factor + self.nested[0].w["a"].w[...]
         return self.layer(x) + self.listed[1](x) * total**self.power + self.named["a"][...] + self.raw.sum() + extra
 
 
@@ -152,6 +179,10 @@ REPLACED: dict[str, Callable[[Holder], Any]] = {
     "the order of a list": _reverse,
     "a tuple": lambda net: setattr(net, "pair", nnx.data((net.w, net.w))),
     "a variable in a dict": lambda net: net.named.__setitem__("a", nnx.Param(jnp.full(1, 3.0))),
+    "a variable in a dataclass": lambda net: setattr(net.record, "w", nnx.Param(jnp.full(1, 3.0))),
+    "a number in a dataclass": lambda net: setattr(net.record, "factor", 3.0),
+    "a variable in a class with slots": lambda net: setattr(net.nested[0].w["a"], "w", nnx.Param(jnp.full(1, 3.0))),
+    "what a dataclass holds": lambda net: setattr(net.nested[0], "w", {"a": Slotted(nnx.Param(jnp.full(1, 3.0)))}),
     "an array": lambda net: setattr(net, "raw", nnx.data(jnp.full(1, 4.0))),
     "an array by one of another shape": lambda net: setattr(net, "raw", nnx.data(jnp.ones((2, 3)))),
     "a number": lambda net: setattr(net, "power", 2),
@@ -193,6 +224,7 @@ EQUAL: dict[str, Callable[[Holder, nnx.Param], Any]] = {
     "a list": lambda net, new: setattr(net, "plain", nnx.data([new, net.plain[1]])),
     "a tuple": lambda net, new: setattr(net, "pair", nnx.data((new, net.pair[1]))),
     "a dict": lambda net, new: setattr(net, "named", nnx.data({"a": new})),
+    "a field of a dataclass": lambda net, new: setattr(net.record, "w", new),
 }
 
 
@@ -203,12 +235,16 @@ def test_a_variable_replaced_by_an_equal_one_is_the_one_that_is_read_and_written
     fast(x)
 
     def double(net: Holder) -> None:
-        for v in jax.tree.leaves((net.w, net.listed[0], net.plain, net.pair, net.named), is_leaf=_is_variable):
+        for v in jax.tree.leaves(
+            (net.w, net.listed[0], net.plain, net.pair, net.named, net.record.w), is_leaf=_is_variable
+        ):
             v.set_value(v.get_value() * 2)
 
     twice = px.Jit(double, net)
     twice()
-    for v in jax.tree.leaves((net.w, net.listed[0], net.plain, net.pair, net.named), is_leaf=_is_variable):
+    for v in jax.tree.leaves(
+        (net.w, net.listed[0], net.plain, net.pair, net.named, net.record.w), is_leaf=_is_variable
+    ):
         v.set_value(jnp.ones(1))
     EQUAL[place](net, new)
     twice()  # while the two are equal

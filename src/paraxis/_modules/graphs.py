@@ -139,6 +139,18 @@ def _is_node(x: Any) -> bool:
     return isinstance(x, (nnx.Pytree, Variable, list, tuple, dict))
 
 
+def containers(modules: Any) -> list[Any]:
+    """The nodes that are pytrees of another kind, such as registered dataclasses: known by their children only."""
+    found = (node for _, node in nnx.iter_graph(modules, graph=True) if not isinstance(node, Bookkeeping))
+    return [node for node in found if not _is_node(node) and not jax.tree_util.all_leaves([node])]
+
+
+def parts(container: Any) -> tuple[Any, ...]:
+    """What one of the :func:`containers` holds now, and what is fixed in it last."""
+    children, fixed = jax.tree_util.default_registry.flatten_one_level(container)
+    return *children, fixed
+
+
 def random_streams(modules: Any) -> Iterator[tuple[Any, Any]]:
     return ((path, node) for path, node in nodes(modules) if isinstance(node, nnx.RngStream))
 

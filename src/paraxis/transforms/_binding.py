@@ -42,15 +42,21 @@ class Binding:
         nodes = [node for _, node in graphs.nodes(modules)]
         self._dicts = [n if isinstance(n, dict) else vars(n) for n in nodes if isinstance(n, (dict, nnx.Pytree))]
         self._lists = [node for node in nodes if isinstance(node, list)]
+        self._containers = graphs.containers(modules)
         self._dicts_then = [dict(d) for d in self._dicts]
         self._metadata = graphs.metadata(self.graph.variables)
         self._metadata_then = [dict(metadata) for metadata in self._metadata]
         self._lists_then = [tuple(items) for items in self._lists]
+        self._containers_then = [graphs.parts(x) for x in self._containers]
         watched = [(d, [k for k, x in d.items() if not isinstance(x, _EQUAL_IS_SAME)]) for d in self._dicts]
         self._watched = [d for d, keys in watched if keys]
         self._look = [operator.itemgetter(*keys, keys[0]) for _, keys in watched if keys]  # two at least give a tuple
         self._seen_then = list(self._seen())
-        self.key = (self.graph.definition, self.graph.paths, tuple(_exact_numbers([*self._dicts, *self._lists])))
+        self.key = (
+            self.graph.definition,
+            self.graph.paths,
+            tuple(_exact_numbers([*self._dicts, *self._lists, *self._containers_then])),
+        )
         for variable, name in zip(self.graph.variables, self.names, strict=True):
             if graphs.is_reference(variable):
                 raise StateError(
@@ -66,6 +72,7 @@ class Binding:
                 and (self._dicts == self._dicts_then or self._only_bookkeeping_changed())
                 and (not self._lists or all(map(_same, self._lists, self._lists_then)))
                 and self._metadata == self._metadata_then
+                and (not self._containers or all(map(_same_parts, self._containers, self._containers_then)))
             )
         except KeyError:  # an attribute is gone
             return False
@@ -138,6 +145,11 @@ def _exact_numbers(x: Any) -> Iterator[str]:
 
 def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(map(operator.is_, a, b))
+
+
+def _same_parts(container: Any, then: tuple[Any, ...]) -> bool:
+    *children, fixed = graphs.parts(container)
+    return _same(children, then[:-1]) and (fixed is then[-1] or fixed == then[-1])
 
 
 def write_all(binding: Binding, variables: Sequence[Variable[Any]], new: dict[int, Any], transform: str) -> None:
