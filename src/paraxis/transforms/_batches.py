@@ -1,6 +1,7 @@
 """Which arguments are split along a batch axis, and which are given whole."""
 
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -88,9 +89,7 @@ def _axes(transform: str, batch_axis: Axes, args: Sequence[Any]) -> Any:
             f"{transform}: batch_axis={batch_axis!r} has {len(given)} entries for {len(args)} arguments; write one for "
             f"each: batch_axis=({', '.join(['0'] * len(args))})"
         )
-    for at in jax.tree.leaves(given):
-        if isinstance(at, bool) or not isinstance(at, int):
-            raise ShapeError(f"{transform}: batch_axis must be of integers and None, got {at!r}; write batch_axis=0")
+    _require_axes(transform, given)
     marked = jax.tree.map(lambda at: _WHOLE if at is None else at, tuple(given), is_leaf=tree.is_none)
     try:
         return tuple(tree.spread(at, arg) for at, arg in zip(marked, args, strict=False))
@@ -99,6 +98,34 @@ def _axes(transform: str, batch_axis: Axes, args: Sequence[Any]) -> Any:
             f"{transform}: batch_axis={batch_axis!r} does not fit the arguments; write one entry per argument, each an "
             f"integer, None, or a tree that is a prefix of the argument"
         ) from error
+
+
+def check(transform: str, batch_axis: Axes, fn: Any, static: Sequence[int]) -> None:
+    """Refuse entries that are no axes, and too few of them for the arguments that a function needs."""
+    if batch_axis is None or isinstance(batch_axis, int):
+        entries: Sequence[Any] = (batch_axis,)
+    else:
+        entries = tuple(batch_axis) if isinstance(batch_axis, (tuple, list)) else (batch_axis,)
+    _require_axes(transform, entries)
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return
+    needed = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_ONLY]
+    free = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    needed += [p for p in free if p.default is p.empty]
+    count = len([p for n, p in enumerate(needed) if n not in static])
+    if isinstance(batch_axis, (tuple, list)) and len(entries) < count:
+        raise ShapeError(
+            f"{transform}: batch_axis={batch_axis!r} has {len(entries)} entries for {count} arguments; write "
+            f"one for each: batch_axis=({', '.join(['0'] * count)})"
+        )
+
+
+def _require_axes(transform: str, entries: Sequence[Any]) -> None:
+    for at in jax.tree.leaves(entries):
+        if isinstance(at, bool) or not isinstance(at, int):
+            raise ShapeError(f"{transform}: batch_axis must be of integers and None, got {at!r}; write batch_axis=0")
 
 
 def refuse_keys(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Gradients with respect to variables and arguments, with the state that the function writes threaded through."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -131,8 +132,7 @@ def value_and_grad(
         result, gradients = _unbound("value_and_grad", f, argnums, wrt, has_aux, args, kwargs)
         return result, gradients
 
-    call.__name__ = f"value_and_grad({getattr(f, '__name__', 'f')})"
-    return call
+    return _named("value_and_grad", call, f, argnums, wrt)
 
 
 @arguments.named()
@@ -164,7 +164,27 @@ def grad(
         result, gradients = _unbound("grad", f, argnums, wrt, has_aux, args, kwargs)
         return (gradients, result[1]) if has_aux else gradients
 
-    call.__name__ = f"grad({getattr(f, '__name__', 'f')})"
+    return _named("grad", call, f, argnums, wrt)
+
+
+def _named(
+    transform: str, call: Callable[..., Any], f: Callable[..., Any], argnums: int | Sequence[int], wrt: Choice
+) -> Callable[..., Any]:
+    """What is returned, with the function's name, text and signature.
+
+    Raises:
+        StateError: if it could not be called with anything.
+    """
+    if not callable(f):
+        raise StateError(
+            f"{transform}: f must be a function, got {type(f).__name__}; write px.{transform}(lambda net, x: …)(net, x)"
+        )
+    positions = [argnums] if isinstance(argnums, int) else list(argnums)
+    if not positions or any(isinstance(p, bool) or not isinstance(p, int) or p < 0 for p in positions):
+        raise StateError(f"{transform}: argnums must be positions, counted from 0, got {argnums!r}; write argnums=0")
+    chooser(transform, wrt)
+    functools.update_wrapper(call, f, updated=())
+    call.__name__ = f"{transform}({getattr(f, '__name__', 'f')})"
     return call
 
 

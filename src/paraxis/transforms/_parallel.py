@@ -102,6 +102,7 @@ class Parallel(Compiled):
         arguments.text("Parallel", "axis_name", axis_name, "axis_name='device'")
         super().__init__(f, modules, static_argnums, static_argnames, donate)
         _results.check("Parallel", reduce)
+        _batches.check("Parallel", batch_axis, self, self._statics.positions)
         rules = _sync.checked("Parallel", sync, self._bound.current().names)
         self._plan = Plan(
             body=self._body,

@@ -60,6 +60,7 @@ class Vectorize(Wrapped):
         sync: Mapping[Any, _sync.Rule | None] | None = None,
     ) -> None:
         super().__init__(f, modules)
+        _batches.check("Vectorize", batch_axis, self, ())
         self._batch_axis = batch_axis
         self._sync = _sync.checked("Vectorize", sync, self._bound.current().names)
 

@@ -1,5 +1,6 @@
 """A function with the modules it works on, bound once: what Jit, Parallel, Vectorize and GradValues have in common."""
 
+import inspect
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -48,6 +49,9 @@ class Wrapped(graphs.Holder):
         self._bound = Bound(tuple(map(_contents, given)), name)
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = getattr(fn, "__doc__", None)
+        signature = _signature(fn, given)
+        if signature is not None:
+            self.__signature__ = signature
 
     @property
     def modules(self) -> tuple[Any, ...]:
@@ -98,6 +102,18 @@ def _target(f: Any, modules: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple
     if graphs.is_module(f) or isinstance(f, (Wrapped, Frozen)):
         return _call, (f, *modules)
     return f, modules
+
+
+def _signature(fn: Callable[..., Any], given: Sequence[Any]) -> inspect.Signature | None:
+    """How the wrapped function is called: without the modules, which are bound."""
+    target, taken = (given[0], len(given) - 1) if fn is _call else (fn, len(given))
+    try:
+        signature = inspect.signature(target)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return None
+    parameters = list(signature.parameters.values())
+    free = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:taken]
+    return signature.replace(parameters=[p for p in parameters if p not in free])
 
 
 def _call(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
