@@ -8,7 +8,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute
@@ -31,6 +31,7 @@ _TRUTHS = {"true", "True", "TRUE", "false", "False", "FALSE"}
 _FOREIGN = re.compile(r"[+-]?(\d*[.,]\d+([eE][+-]?\d+)?|\d{1,3}([.,'\u00a0\u202f ]\d{3})+([.,]\d+)?)")
 _CODE = r"^[+-]?0[0-9]+$"
 _TOO_LARGE = 2**63
+_HEAD = 2**16  # characters, in which a header is looked for first
 _CODES, _BEYOND = "digits with zeros in front", "integers of more than 64 bits"
 DIGITS = (_CODES, _BEYOND)
 """What a column of text is called that consists of digits only."""
@@ -48,7 +49,7 @@ def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> list[Column]
         ValueError: if it has no one reading; says where.
     """
     text = _decoded(path.read_bytes(), form)
-    names = _names(text, form)
+    names = _names(text if text.find("\n", 0, _HEAD) < 0 else text[:_HEAD], form)
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(text.encode()),
@@ -146,24 +147,59 @@ def _require_closed(text: str, form: CsvForm) -> None:
 
 
 def _column(name: str, cells: pa.ChunkedArray, form: CsvForm, is_text: bool, line: Callable[[int], int]) -> Column:
-    text = pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
     if is_text:
-        return of_arrow(name, text)
+        return of_arrow(name, pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells))
+    plain = _plain(cells) if form.decimal == "." else None
+    if plain is not None:
+        return of_arrow(name, plain)
+    encoded = cells.dictionary_encode().unify_dictionaries().combine_chunks()
+    places = encoded.indices
+    found = _of_distinct(name, encoded.dictionary, form, lambda cell: line(pc.index(places, cell).as_py()))
+    return of_arrow(name, found.values.take(places), found.stored, found.marks)
+
+
+def _plain(cells: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """The numbers that all cells are, if they are written as is usual; a short cut for large files."""
+    try:
+        found = cells.cast(pa.int64())
+        return None if pc.any(pc.match_substring_regex(cells, "^[+-]?0[0-9xX]")).as_py() else found
+    except pa.ArrowInvalid:
+        pass
+    try:
+        found = cells.cast(pa.float64())
+    except pa.ArrowInvalid:
+        return None
+    whole = pc.equal(found, pc.floor(found))
+    if pc.all(whole).as_py() or pc.any(pc.is_nan(found)).as_py():
+        return None
+    return None if pc.any(whole).as_py() and pc.any(pc.match_substring_regex(cells, _CODE)).as_py() else found
+
+
+class _Found(NamedTuple):
+    """What the distinct cells of a column are, how that is called, and which of them stand for nothing."""
+
+    values: pa.Array
+    stored: str = ""
+    marks: tuple[str, ...] = ()
+
+
+def _of_distinct(name: str, cells: pa.Array, form: CsvForm, line: Callable[[int], int]) -> _Found:
+    text = pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
     bare = pc.utf8_trim_whitespace(text)
     absent = pc.is_in(bare, pa.array(["", *sorted(MARKS)]))
     there = pc.if_else(absent, pa.scalar(None, pa.string()), bare)
     marks = tuple(sorted(set(pc.unique(bare.filter(absent)).to_pylist()) - {"", None}))
     if there.null_count == len(there):
-        return of_arrow(name, pa.chunked_array([pa.nulls(len(there))]), "nothing", marks)
+        return _Found(pa.nulls(len(there)), "nothing", marks)
     if pc.any(pc.match_substring_regex(there, _CODE)).as_py() is not True:
         for dtype in (pa.int64(), pa.uint64(), pa.float64()):
             found = _cast(there, dtype, form)
             if found is not None:
-                return of_arrow(name, found, marks=marks)
+                return _Found(found, marks=marks)
     return _other(name, text, there, form, marks, line)
 
 
-def _cast(cells: pa.ChunkedArray, dtype: pa.DataType, form: CsvForm) -> pa.ChunkedArray | None:
+def _cast(cells: pa.Array, dtype: pa.DataType, form: CsvForm) -> pa.Array | None:
     """The numbers that all cells are, or ``None``."""
     whole = pa.types.is_integer(dtype)
     if whole and pc.any(pc.match_substring_regex(cells, "^[+-]?0[xX]")).as_py():
@@ -186,16 +222,15 @@ def _cast(cells: pa.ChunkedArray, dtype: pa.DataType, form: CsvForm) -> pa.Chunk
 
 
 def _other(
-    name: str, text: pa.ChunkedArray, there: pa.ChunkedArray, form: CsvForm, marks: tuple[str, ...],
-    line: Callable[[int], int],
-) -> Column:  # fmt: skip
+    name: str, text: pa.Array, there: pa.Array, form: CsvForm, marks: tuple[str, ...], line: Callable[[int], int]
+) -> _Found:
     """Truth values, dates, or text."""
-    found = pc.unique(there).drop_null().to_pylist()
+    found = there.drop_null().to_pylist()
     if _TRUTHS.issuperset(found):
-        return of_arrow(name, pc.equal(pc.utf8_lower(there), "true"), marks=marks)
+        return _Found(pc.equal(pc.utf8_lower(there), "true"), marks=marks)
     for dtype in (pa.date32(), pa.timestamp("ns")):
         try:
-            return of_arrow(name, there.cast(dtype), marks=marks)
+            return _Found(there.cast(dtype))
         except pa.ArrowInvalid:
             continue
     foreign = [cell for cell in found if _FOREIGN.fullmatch(cell) and not is_number(cell, form.decimal)]
@@ -208,7 +243,7 @@ def _other(
         )
     digits = all(re.fullmatch("[+-]?[0-9]+", cell) for cell in found)
     codes = any(re.fullmatch(_CODE, cell) for cell in found)
-    return of_arrow(name, text, (_CODES if codes else _BEYOND) if digits else "text")
+    return _Found(text, (_CODES if codes else _BEYOND) if digits else "text")
 
 
 def is_number(cell: str, decimal: str = ".") -> bool:

@@ -84,7 +84,7 @@ class Column:
         return dataclasses.replace(self, values=self.values[chosen], missing=self.missing[chosen])
 
 
-def of_arrow(name: str, chunks: pa.ChunkedArray, stored: str = "", marks: tuple[str, ...] = ()) -> Column:
+def of_arrow(name: str, chunks: pa.ChunkedArray | pa.Array, stored: str = "", marks: tuple[str, ...] = ()) -> Column:
     """The column that an array of Arrow is."""
     stored = stored or str(chunks.type)
     if pa.types.is_dictionary(chunks.type):
@@ -132,7 +132,7 @@ def _arrow_kind(stored: pa.DataType) -> Kind:
     return "other"
 
 
-def _as_integers(decimals: pa.ChunkedArray) -> pa.ChunkedArray | None:
+def _as_integers(decimals: Any) -> Any:
     """The same numbers as integers, if their type has no fractions and 64 bits are enough."""
     for dtype in (pa.int64(), pa.uint64()) if decimals.type.scale <= 0 else ():
         try:
