@@ -79,10 +79,11 @@ def inverse(gram: jax.Array, largest: jax.Array, l2: Any, intercept: bool) -> ja
     # Each column's jitter is on its own scale: what the largest needs would drown the smallest. It is by the largest
     # row, not by the mean: where few rows hold anything, the mean is small, and soon another one. Where columns depend
     # on each other, there are many solutions, and with one jitter for all, the inverse takes what the rows span to what
-    # they span: a solver that begins at zero then finds the smallest solution.
+    # they span: a solver that begins at zero then finds the smallest solution, and with a small penalty needs no
+    # iterations for directions in which there is nothing but the penalty.
     all_alike = jnp.full_like(largest, jnp.mean(largest))
     own = jnp.where(largest > 0, largest, all_alike)
-    added = jnp.diag(_JITTER * jnp.where(_is_singular(hessian), all_alike, own) + jnp.finfo(gram.dtype).tiny)
+    added = jnp.diag(_JITTER * jnp.where(_is_singular(gram), all_alike, own) + jnp.finfo(gram.dtype).tiny)
     scale = _scale(hessian + added)
     factor = jnp.linalg.cholesky((hessian + added) * scale[:, None] * scale)
     root = jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(gram), dtype=gram.dtype), lower=True)
