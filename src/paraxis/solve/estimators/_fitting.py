@@ -24,11 +24,12 @@ from paraxis.solve._progress import Iteration, Watch
 from paraxis.solve._proximal import ProximalGradient
 from paraxis.solve._rows import Rows, rows
 from paraxis.solve._solution import Interrupted
+from paraxis.solve._working_set import WorkingSet
 from paraxis.solve.objective import LinearObjective, LossName, glm
 
 _LARGE = 100_000  # rows, from which on compiling is the smaller part
 
-Method = Literal["lbfgs", "newton-cg", "proximal-gradient"]
+Method = Literal["lbfgs", "newton-cg", "proximal-gradient", "working-set"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +107,20 @@ def place_folds(X: np.ndarray, y: np.ndarray, weights: np.ndarray, devices: int 
 def solve(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> Solution:
     """Minimise from ``init``. Compiles once for a plan and the shapes of the data."""
     penalty = Penalty(*(np.asarray(x, data.X.dtype) for x in penalty))
+    if plan.method == "working-set":
+        if penalty.l1 > 0:
+            return _solution(_by_working_sets(plan, init, penalty, data))
+        plan = dataclasses.replace(plan, method="lbfgs")
     with _seated(plan) as plan:
         return _solution(_run(solver(plan), init, penalty, data))
+
+
+def _by_working_sets(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> Any:
+    """As :func:`_run`, for targets and columns whose means are zero if there is an intercept: then that is zero."""
+    coef, *intercept = init if plan.intercept else (init,)
+    found, state = WorkingSet(plan.max_iter, plan.tol, plan.verbose).run(coef, *penalty, data)
+    params = (found, *map(np.zeros_like, intercept)) if plan.intercept else found
+    return params, state.iter_num, state.status, state.error, state.data_passes
 
 
 def solve_folds(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> tuple[Solution, np.ndarray]:
@@ -122,6 +135,8 @@ def solve_folds(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> tuple[So
     Returns:
         The solutions, and the predictions of every fold's model for every row, ``(folds, n)`` or ``(folds, k, n)``.
     """
+    if plan.method == "working-set":  # each fold has one of its own
+        plan = dataclasses.replace(plan, method="proximal-gradient")
     penalty = Penalty(*(np.asarray(x, data.X.dtype) for x in penalty))
     with _seated(plan) as plan:
         *found, predictions = arrays.on_auto_mesh(_folded(plan), init, penalty, data)

@@ -1,15 +1,28 @@
 """Least squares with a penalty that makes coefficients zero."""
 
+import abc
+import dataclasses
+
 import numpy as np
 
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import Posed
-from paraxis.solve.estimators._fitting import Penalty
+from paraxis.solve.estimators._fitting import Penalty, Plan
 from paraxis.solve.estimators._regression import LeastSquares
 
 
-class ElasticNet(LeastSquares):
+class _Sparse(LeastSquares, abc.ABC):
+    def _solvers(self) -> tuple[str, ...]:
+        return ("auto", "working-set", "proximal-gradient") if self._has_l1() else super()._solvers()
+
+    def _plan(self, posed: Posed) -> Plan:
+        plan = super()._plan(posed)
+        by_columns = plan.method == "proximal-gradient" and self.solver != "proximal-gradient"
+        return dataclasses.replace(plan, method="working-set") if by_columns else plan
+
+
+class ElasticNet(_Sparse):
     """Least squares with L1 and L2 penalties, with scikit-learn's objective, names and attributes, on all devices.
 
     Minimises ``mean(residual²) / 2 + alpha * (l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2)``, the mean being
@@ -19,17 +32,19 @@ class ElasticNet(LeastSquares):
         alpha: the penalty's strength, not negative.
         l1_ratio: from 0 to 1.
         fit_intercept: whether there is an intercept.
-        tol: stop when the error, for targets of variance 1, is at most this, or when rounding allows no more.
+        tol: stop when the duality gap, relative to the targets' variance, is at most this, or when rounding allows no
+            more; with ``solver="proximal-gradient"``, when the error for targets of variance 1 is.
         max_iter: stop after so many iterations, with a warning.
         warm_start: begin where the last fit ended.
         devices: spread the rows over so many devices; default: all, or the mesh that ``jax.set_mesh`` sets.
-        solver: ``"auto"`` or ``"proximal-gradient"``; with ``l1_ratio=0`` ``"lbfgs"`` or ``"newton-cg"``.
+        solver: ``"auto"``, ``"working-set"`` or ``"proximal-gradient"``; with ``l1_ratio=0`` ``"auto"``, ``"lbfgs"`` or
+            ``"newton-cg"``.
         verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
 
     Attributes:
         coef_: ``(d,)``.
         intercept_: a number.
-        n_iter_: iterations.
+        n_iter_: iterations, or changes of the working set.
         status_: why the solver stopped, in words.
         data_passes_: how often all rows were read.
 
@@ -46,7 +61,7 @@ class ElasticNet(LeastSquares):
         *,
         l1_ratio: float = 0.5,
         fit_intercept: bool = True,
-        tol: float = 1e-10,
+        tol: float = 1e-12,
         max_iter: int = 10_000,
         warm_start: bool = False,
         devices: int | None = None,
@@ -77,7 +92,7 @@ class ElasticNet(LeastSquares):
         return self.l1_ratio > 0
 
 
-class Lasso(LeastSquares):
+class Lasso(_Sparse):
     """Least squares with an L1 penalty, with scikit-learn's objective, names and attributes, on all devices.
 
     Minimises ``mean(residual²) / 2 + alpha * |coef|₁``, the mean being weighted. The intercept goes free.
@@ -85,17 +100,18 @@ class Lasso(LeastSquares):
     Args:
         alpha: the penalty's strength, not negative.
         fit_intercept: whether there is an intercept.
-        tol: stop when the error, for targets of variance 1, is at most this, or when rounding allows no more.
+        tol: stop when the duality gap, relative to the targets' variance, is at most this, or when rounding allows no
+            more; with ``solver="proximal-gradient"``, when the error for targets of variance 1 is.
         max_iter: stop after so many iterations, with a warning.
         warm_start: begin where the last fit ended.
         devices: spread the rows over so many devices; default: all, or the mesh that ``jax.set_mesh`` sets.
-        solver: ``"auto"`` or ``"proximal-gradient"``.
+        solver: ``"auto"``, ``"working-set"`` or ``"proximal-gradient"``.
         verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
 
     Attributes:
         coef_: ``(d,)``.
         intercept_: a number.
-        n_iter_: iterations.
+        n_iter_: iterations, or changes of the working set.
         status_: why the solver stopped, in words.
         data_passes_: how often all rows were read.
 
@@ -111,7 +127,7 @@ class Lasso(LeastSquares):
         alpha: float = 1.0,
         *,
         fit_intercept: bool = True,
-        tol: float = 1e-10,
+        tol: float = 1e-12,
         max_iter: int = 10_000,
         warm_start: bool = False,
         devices: int | None = None,

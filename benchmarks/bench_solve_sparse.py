@@ -1,0 +1,96 @@
+"""Lasso: time to a duality gap, beside scikit-learn's coordinate descent.
+
+Both stop by the same gap, relative to the targets' mean square: ``tol`` is the same number. Timed are a fit,
+from arrays of NumPy to coefficients, and the solver alone, on centred data that lie on the devices, or in Fortran's
+order. Columns are correlated, a twentieth of them are in the truth, and the noise is a third of the signal. Rivals take
+turns, and the least of many turns counts: what others do on the machine makes no turn shorter.
+"""
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import jax
+import numpy as np
+import sklearn.linear_model
+
+import paraxis as px
+from paraxis.solve._working_set import WorkingSet
+
+SHAPES = (400, 200), (2_000, 5_000)
+PARTS = 0.1, 0.01, 0.001  # of the strength at which the first coefficient is not zero
+SECONDS = 40  # for all turns of a case
+
+
+def run(devices: int, repeats: int) -> None:
+    for num_rows, num_columns in SHAPES:
+        for dtype, tol in ((np.float64, 1e-4), (np.float64, 1e-8), (np.float32, 1e-4)):
+            print(
+                f"\n{num_rows:,} × {num_columns:,}, {np.dtype(dtype).name}, gap {tol:g}, {devices} device"
+                f"{'s' * (devices > 1)}\n{'alpha / largest':>15}{'not zero':>10}{'sets':>6}{'passes':>8}{'fit, ms':>10}"
+                f"{'solver, ms':>12}{'scikit-learn, theirs / ours: fit':>34}{'solver':>8}{'epochs':>8}",
+                flush=True,
+            )
+            X, y = (x.astype(dtype) for x in draw(num_rows, num_columns))
+            for part in PARTS:
+                compare(X, y, part, tol, devices, repeats)
+
+
+def draw(num_rows: int, num_columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Columns correlated with their neighbours, centred, and targets of variance 1."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((num_rows, num_columns))
+    for column in range(1, num_columns):
+        X[:, column] = 0.5 * X[:, column - 1] + 0.75**0.5 * X[:, column]
+    truth = np.zeros(num_columns)
+    truth[rng.choice(num_columns, num_columns // 20, replace=False)] = rng.standard_normal(num_columns // 20)
+    y = X @ truth
+    y += 0.3 * y.std() * rng.standard_normal(num_rows)
+    return X - X.mean(0), (y - y.mean()) / y.std()
+
+
+def compare(X: np.ndarray, y: np.ndarray, part: float, tol: float, devices: int, repeats: int) -> None:
+    alpha = float(part * np.abs(X.T @ y).max() / len(X))
+    by_columns, found = np.asfortranarray(X), {}
+    theirs = sklearn.linear_model.Lasso(alpha, tol=tol, max_iter=3000)
+    alone = sklearn.linear_model.Lasso(alpha, tol=tol, max_iter=3000, fit_intercept=False, copy_X=False)
+    with jax.enable_x64(X.dtype == np.float64):
+        data = px.solve.rows(X, y)
+
+    def solve() -> Any:
+        with jax.enable_x64(X.dtype == np.float64):
+            zeros = np.zeros(X.shape[1], X.dtype)
+            found["state"] = WorkingSet(100, tol).run(zeros, alpha, 0.0, data).state
+
+    rivals: list[Callable[[], Any]] = [
+        lambda: px.solve.Lasso(alpha, tol=tol, devices=devices).fit(X, y),
+        solve,
+        lambda: theirs.fit(X, y),
+        lambda: alone.fit(by_columns, y),
+    ]
+    times: list[list[float]] = [[] for _ in rivals]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rival in rivals[:2]:
+            rival()
+        start = time.perf_counter()
+        for turn in range(3 * repeats):
+            for index in np.random.default_rng(turn).permutation(len(rivals)):
+                begin = time.perf_counter()
+                rivals[index]()
+                times[index].append(time.perf_counter() - begin)
+            if time.perf_counter() - start > SECONDS:
+                break
+    fit, solver, their_fit, their_solver = (1e3 * min(taken) for taken in times)
+    state = found["state"]
+    print(
+        f"{part:15g}{int(state.num_used):10d}{int(state.iter_num):6d}{int(state.data_passes):8d}{fit:10.2f}{solver:12.2f}"
+        f"{their_fit / fit:34.2f}{their_solver / solver:8.2f}{alone.n_iter_:8d}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    harness.main(run, __doc__, devices=(1, 2))
