@@ -15,9 +15,12 @@ import paraxis.testing
 import paraxis.train
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = {str(path.relative_to(ROOT)): path for path in FILES if "\n```python" in path.read_text("utf-8")}
 # Those that fit or train much are of the night; but every page is run on the newest JAX, and so before anything lands.
-LONG = {"README.md", "ensembles.md", "migration.md", "processes.md", "solvers.md", "training.md"}
+LONG = {"README.md"}
+LONG |= {f"docs/{page}.md" for page in ("ensembles", "migration", "processes", "solvers", "training")}
+LONG |= {f"docs/howto/{page}.md" for page in ("derivatives", "federated")}
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = [
@@ -62,7 +65,7 @@ def _compare(test: doctest.DocTest) -> None:
 
 @pytest.mark.page
 @pytest.mark.parametrize(
-    "path", [pytest.param(path, marks=[pytest.mark.slow] * (path.name in LONG), id=path.name) for path in PAGES]
+    "path", [pytest.param(path, marks=[pytest.mark.slow] * (name in LONG), id=name) for name, path in PAGES.items()]
 )
 def test_every_block_of_a_page_runs(path):
     text = path.read_text("utf-8")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,10 +37,22 @@ def test_the_site_has_no_flaws(site: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", ["install", "per-example gradients", "checkpoint"])
+@pytest.mark.parametrize("word", ["GPU", "TPU", "install", "ragged", "per-example gradients", "checkpoint"])
 def test_the_search_finds(site: Path, word: str) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
     assert [page["location"] for page in index["docs"] if word.lower() in (page["title"] + page["text"]).lower()]
+
+
+def test_the_figures_of_the_front_page_are_those_of_the_benchmarks() -> None:
+    rows = (ROOT / "benchmarks" / "README.md").read_text("utf-8").splitlines()
+    shown = re.findall(
+        r"^\*\*([\d.]+).*\b(DrJAX|JAXopt|hand)\b", (ROOT / "docs" / "index.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert [rival for _, rival in shown] == ["DrJAX", "JAXopt", "hand"]
+    for figure, rival in shown:
+        assert [row for row in rows if rival in row and re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.])", row)], (
+            figure
+        )
 
 
 def test_an_example_that_is_no_code_is_found() -> None:
