@@ -4,9 +4,14 @@ import dataclasses
 import functools
 import inspect
 import numbers
+import operator
 from typing import Any, TypeVar
 
-import jax.numpy as jnp
+import jax
+import numpy as np
+
+from paraxis._core import arguments, jax_api
+from paraxis._core.errors import ShapeError
 
 
 def options(solver: Any) -> dict[str, Any]:
@@ -84,6 +89,41 @@ def not_negative(asks: Any, *names: str) -> None:
             raise ValueError(f"{_who(asks)}: {name} must not be negative, got {value!r}; write {name}=0")
 
 
+def function(asks: Any, *flags: str) -> None:
+    """Check a solver's function, how it is told about its progress, and these options that are ``True`` or ``False``.
+
+    Raises:
+        TypeError: naming the one that is not.
+    """
+    arguments.function(_who(asks), "fun", asks.fun, f"px.solve.{_who(asks)}(lambda params: …)")
+    for name in ("value_and_grad", "has_aux", *flags):
+        arguments.flag(_who(asks), name, getattr(asks, name))
+    if not callable(asks.verbose):
+        arguments.flag(_who(asks), "verbose", asks.verbose)
+
+
+def step(asks: Any, params: Any, state: Any, kind: type, like: str) -> None:
+    """Check what a solver's ``update`` is given: by types and shapes alone, as it is called in a loop.
+
+    Raises:
+        TypeError: if the state is none of this solver's.
+        ShapeError: if the parameters are not like those that it is of.
+    """
+    who = f"{_who(asks)}.update"
+    if not isinstance(state, kind):
+        got = arguments.described(state)
+        raise TypeError(f"{who}: state must be a {kind.__name__}, got {got}; write solver.init_state(params)")
+    expected = getattr(state, like)
+    same = jax.tree.structure(params) == jax.tree.structure(expected)
+    if not same or any(
+        map(operator.ne, map(np.shape, jax.tree.leaves(params)), map(np.shape, jax.tree.leaves(expected)))
+    ):
+        raise ShapeError(
+            f"{who}: params must be like those that state is of, {jax.tree.map(np.shape, expected)}, got "
+            f"{arguments.described(params)}; write params, state = solver.update(params, state)"
+        )
+
+
 def number(asks: Any, *names: str) -> None:
     """Check that these options are real numbers.
 
@@ -92,9 +132,9 @@ def number(asks: Any, *names: str) -> None:
     """
     for name in names:
         value = getattr(asks, name)
-        single = jnp.issubdtype(value.dtype, jnp.number) if getattr(value, "shape", None) == () else False
-        if isinstance(value, bool) or not (isinstance(value, numbers.Real) or single):
-            raise ValueError(f"{_who(asks)}: {name} must be a number, got {value!r}; {_usual(asks, name)}")
+        if not (arguments.is_number(value) or (isinstance(value, jax_api.Tracer) and value.shape == ())):
+            got = arguments.described(value)
+            raise ValueError(f"{_who(asks)}: {name} must be a number, got {got}; {_usual(asks, name)}")
 
 
 def count(asks: Any, *names: str) -> None:
@@ -116,7 +156,8 @@ def whole(asks: Any, *names: str) -> None:
     for name in names:
         value = getattr(asks, name)
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise ValueError(f"{_who(asks)}: {name} must be a whole number, got {value!r}; {_usual(asks, name)}")
+            got = arguments.described(value)
+            raise ValueError(f"{_who(asks)}: {name} must be a whole number, got {got}; {_usual(asks, name)}")
 
 
 def _who(asks: Any) -> str:
@@ -134,5 +175,4 @@ def one_of(who: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
     Raises:
         ValueError: naming it.
     """
-    if value not in choices:
-        raise ValueError(f"{who}: {name} must be one of {choices}, got {value!r}; write {name}={choices[0]!r}")
+    arguments.one_of(who, name, value, choices)

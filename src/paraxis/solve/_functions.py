@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, jax_api, layout
+from paraxis._core import arguments, arrays, jax_api, layout
 from paraxis._core.errors import ShapeError
 from paraxis.solve._problem import Function, Problem
 from paraxis.solve._solution import OptStep
@@ -33,6 +33,24 @@ def problem_of(
     return Function(evaluate)
 
 
+def require_floating(who: str, argument: str, params: Any) -> None:
+    """Refuse parameters that are none.
+
+    Raises:
+        ShapeError: if there are none, or one is not of real numbers.
+        TypeError: if one is no array.
+    """
+    arguments.arrays(who, argument, params)
+    if not jax.tree.leaves(params):
+        raise ShapeError(f"{who}: {argument} must hold at least one array, got {params!r}")
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            name = f"{argument}{jax.tree_util.keystr(path)}"
+            raise ShapeError(
+                f"{who}: {name} must be of a floating dtype, got {jnp.result_type(leaf)}; write jnp.zeros(…)"
+            )
+
+
 def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs: Any) -> Any:
     """The parameters to start from as arrays, without weak types, and on the data's mesh if that is in their types.
 
@@ -42,15 +60,7 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
     """
     if getattr(type(params), "_fields", None) == OptStep._fields:  # also JAXopt's
         params = params.params
-    leaves = jax.tree.leaves(params)
-    if not leaves:
-        raise ShapeError(f"{who}: init_params must hold at least one array, got {params!r}")
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            name = f"init_params{jax.tree_util.keystr(path)}"
-            raise ShapeError(
-                f"{who}: {name} must be of a floating dtype, got {jnp.result_type(leaf)}; write jnp.zeros(…)"
-            )
+    require_floating(who, "init_params", params)
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
     if not isinstance(fun, LinearObjective):
         return params

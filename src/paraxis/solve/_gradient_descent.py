@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from paraxis._core import arguments
 from paraxis.solve import _checks as checks
 from paraxis.solve import _functions as functions
 from paraxis.solve._progress import Watch
@@ -65,6 +66,7 @@ class GradientDescent:
     def __getstate__(self) -> dict[str, Any]:
         return checks.options(self)
 
+    @arguments.named()
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> ProximalGradientState:
         """The state before the first iteration, with value and gradient at ``init_params``.
 
@@ -75,6 +77,7 @@ class GradientDescent:
         params = functions.beginning("GradientDescent.init_state", self.fun, init_params, args, kwargs)
         return self._proximal.init_state(params, None, *args, **kwargs)
 
+    @arguments.named()
     def update(self, params: Any, state: ProximalGradientState, *args: Any, **kwargs: Any) -> OptStep:
         """One iteration.
 
@@ -85,8 +88,10 @@ class GradientDescent:
         Returns:
             ``(params, state)``. Where no step is found, ``params`` are the same.
         """
+        checks.step(self, params, state, ProximalGradientState, "velocity")
         return self._proximal.update(params, state, None, *args, **kwargs)
 
+    @arguments.named()
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the gradient is small, in one compiled program.
 
@@ -103,8 +108,10 @@ class GradientDescent:
         params = functions.beginning("GradientDescent.run", self.fun, init_params, args, kwargs)
         return self._proximal.run(params, None, *args, **kwargs)
 
+    @arguments.named()
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """The gradient, which is zero at a solution."""
+        functions.require_floating("GradientDescent.optimality_fun", "params", params)
         return self._proximal.optimality_fun(params, None, *args, **kwargs)
 
     @functools.cached_property

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays
+from paraxis._core import arguments, arrays
 from paraxis.solve import _checks as checks
 from paraxis.solve import _functions as functions
 from paraxis.solve import _gram as gram
@@ -151,6 +151,7 @@ class LBFGS(SmoothSolver):
     verbose: bool | progress.Watch = False
 
     def __post_init__(self) -> None:
+        checks.function(self)
         checks.one_of("LBFGS", "linesearch", self.linesearch, RULES)
         checks.one_of("LBFGS", "precondition", self.precondition, ("auto", "gram", None))
         checks.count(self, "maxiter", "history_size", "maxls")
@@ -166,6 +167,7 @@ class LBFGS(SmoothSolver):
                 f"curvature_factor=0.9"
             )
 
+    @arguments.named()
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> LBFGSState:
         """The state before the first iteration, with value and gradient at ``init_params``.
 
@@ -176,6 +178,7 @@ class LBFGS(SmoothSolver):
         params = functions.beginning("LBFGS.init_state", self.fun, init_params, args, kwargs)
         return self._started(params, (args, kwargs), self._prepared(params, args, kwargs))
 
+    @arguments.named()
     def update(self, params: Any, state: LBFGSState, *args: Any, **kwargs: Any) -> OptStep:
         """One iteration.
 
@@ -186,6 +189,7 @@ class LBFGS(SmoothSolver):
         Returns:
             ``(params, state)``. Where nothing better is found, ``params`` are the same.
         """
+        checks.step(self, params, state, LBFGSState, "grad")
         return self._advanced_by_one(params, state, args, kwargs)
 
     def _iteration(self, params: Any, state: LBFGSState, *args: Any, **kwargs: Any) -> OptStep:
@@ -244,6 +248,7 @@ class LBFGS(SmoothSolver):
             progress.say(new_state, self.verbose)
         return OptStep(new.params, new_state)
 
+    @arguments.named()
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the gradient is small, as compiled programs; under ``jit``, as a part of one.
 
@@ -263,8 +268,10 @@ class LBFGS(SmoothSolver):
             return dataclasses.replace(self, fun=fun).run(params, *args)
         return arrays.on_auto_mesh(self._run, params, (args, kwargs), None)
 
+    @arguments.named()
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """The gradient, which is zero at a solution."""
+        functions.require_floating("LBFGS.optimality_fun", "params", params)
         return self._problem(params, args, kwargs).start(params).grad
 
     @functools.cached_property

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays
+from paraxis._core import arguments, arrays
 from paraxis.solve import _checks as checks
 from paraxis.solve import _functions as functions
 from paraxis.solve import _gram as gram
@@ -131,17 +131,21 @@ class NewtonCG(SmoothSolver):
     verbose: bool | progress.Watch = False
 
     def __post_init__(self) -> None:
+        checks.function(self)
         checks.one_of("NewtonCG", "precondition", self.precondition, ("auto", "gram", None))
         checks.count(self, "maxiter", "maxcg", "maxls")
         checks.not_negative(self, "tol")
 
+    @arguments.named()
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> NewtonCGState:
         """The state before the first iteration, as :meth:`LBFGS.init_state`."""
         params = functions.beginning("NewtonCG.init_state", self.fun, init_params, args, kwargs)
         return self._started(params, (args, kwargs), self._prepared(params, args, kwargs))
 
+    @arguments.named()
     def update(self, params: Any, state: NewtonCGState, *args: Any, **kwargs: Any) -> OptStep:
         """One iteration, as :meth:`LBFGS.update`."""
+        checks.step(self, params, state, NewtonCGState, "grad")
         return self._advanced_by_one(params, state, args, kwargs)
 
     def _iteration(self, params: Any, state: NewtonCGState, *args: Any, **kwargs: Any) -> OptStep:
@@ -188,6 +192,7 @@ class NewtonCG(SmoothSolver):
             progress.say(new_state, self.verbose)
         return OptStep(new.params, new_state)
 
+    @arguments.named()
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the gradient is small, as :meth:`LBFGS.run`."""
         params = functions.beginning("NewtonCG.run", self.fun, init_params, args, kwargs)
@@ -199,8 +204,10 @@ class NewtonCG(SmoothSolver):
     def _run_prepared(self, params: Any, args: Any, kwargs: Any) -> OptStep:
         return self._run(params, (args, kwargs), self._prepared(params, args, kwargs))
 
+    @arguments.named()
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """The gradient, which is zero at a solution."""
+        functions.require_floating("NewtonCG.optimality_fun", "params", params)
         return self._problem(params, args, kwargs).start(params).grad
 
     @functools.cached_property

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, layout
+from paraxis._core import arguments, arrays, layout
 from paraxis._core.errors import ShapeError
 from paraxis.solve import _checks as checks
 from paraxis.solve import _functions as functions
@@ -178,13 +178,15 @@ class ProximalGradient(Solver):
         check_options("ProximalGradient", self)
         if not callable(self.prox):
             raise TypeError(
-                f"ProximalGradient: prox must be a function (params, hyperparams_prox, scaling), got {self.prox!r}; "
+                "ProximalGradient: prox must be a function (params, hyperparams_prox, scaling), got "
+                f"{arguments.described(self.prox)}; "
                 "write ProximalGradient(fun, px.solve.prox.l1)"
             )
 
     def __getstate__(self) -> dict[str, Any]:
         return checks.options(self)
 
+    @arguments.named()
     def init_state(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
         """The state before the first iteration, with value and gradient at ``init_params``.
 
@@ -199,6 +201,7 @@ class ProximalGradient(Solver):
         params, hyper = self._beginning("init_state", init_params, hyperparams_prox, args, kwargs)
         return self._started(params, ((hyper, *args), kwargs), None)
 
+    @arguments.named()
     def update(self, params: Any, state: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
         """One iteration.
 
@@ -209,6 +212,7 @@ class ProximalGradient(Solver):
         Returns:
             ``(params, state)``. Where no step is found, ``params`` are the same.
         """
+        checks.step(self, params, state, ProximalGradientState, "velocity")
         return self._advanced_by_one(params, state, (hyperparams_prox, *args), kwargs)
 
     def _iteration(self, params: Any, state: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
@@ -269,6 +273,7 @@ class ProximalGradient(Solver):
             progress.say(new_state, self.verbose)
         return OptStep(params, new_state)
 
+    @arguments.named()
     def run(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the error is small, in one compiled program.
 
@@ -296,8 +301,10 @@ class ProximalGradient(Solver):
             return dataclasses.replace(self, fun=fun).run(params, hyper, *args)
         return arrays.on_auto_mesh(self._run, params, ((hyper, *args), kwargs), None)
 
+    @arguments.named()
     def optimality_fun(self, params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
         """What is zero at a solution: the parameters minus ``prox`` of them minus the gradient."""
+        functions.require_floating("ProximalGradient.optimality_fun", "params", params)
         grad = self._problem(params, args, kwargs).start(params).grad
         one = jnp.ones((), _dtype(params))
         return trees.minus(params, self._moved(trees.minus(params, grad), hyperparams_prox, one))
@@ -478,6 +485,7 @@ def check_options(who: str, solver: Any) -> None:
     Raises:
         ValueError: naming the one that is wrong.
     """
+    checks.function(solver, "acceleration")
     checks.count(solver, "maxiter", "maxls")
     checks.positive(solver, "decrease_factor")
     checks.not_negative(solver, "tol")

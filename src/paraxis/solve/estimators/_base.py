@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
+from paraxis._core import arguments
 from paraxis._core.errors import DataError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
@@ -234,6 +235,10 @@ class LinearModel(BaseEstimator, abc.ABC):
         return [int(i) for i in (order[::-1] if self.strong_is_large else order)]
 
     def _checked(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        for name in ("fit_intercept", "warm_start"):
+            arguments.flag(self._who, name, getattr(self, name))
+        if not (callable(self.verbose) or isinstance(self.verbose, (bool, np.bool_))):
+            arguments.count(self._who, "verbose", self.verbose, least=0, write="verbose=1")
         checks.positive(self, "tol")
         checks.count(self, "max_iter")
         if self.devices is not None:
