@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from paraxis._core import arguments
+
 KINDS: tuple[str, ...] = (
     "all_reduce",
     "all_gather",
@@ -45,6 +47,7 @@ class Communication:
         return ", ".join(parts) or "no communication"
 
 
+@arguments.named()
 def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communication:
     """Compile a function for the given arguments and count what it communicates; it is not run.
 
@@ -63,12 +66,16 @@ def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communic
         >>> communication(lambda x: px.map_fn(jnp.sin, x, rows), jnp.ones(16)).total_count
         0
     """
+    arguments.function("communication", "fn", fn, "communication(lambda x: …, x)")
     jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn)
     return of_program(jitted.lower(*args, **kwargs).compile().as_text() or "")
 
 
 def of_program(text: str) -> Communication:
     """Count the collectives in the text of a compiled program (XLA's HLO)."""
+    if not isinstance(text, str):
+        got = arguments.described(text)
+        raise TypeError(f"of_program: text must be a program's text, got {got}; write lowered.compile().as_text()")
     count: dict[str, int] = dict.fromkeys(KINDS, 0)
     size: dict[str, int] = dict.fromkeys(KINDS, 0)
     devices = _PARTITIONS.search(text)

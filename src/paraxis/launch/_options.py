@@ -2,10 +2,11 @@
 
 import dataclasses
 import importlib.util
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from paraxis._core import integers
+from paraxis._core import arguments, integers
 from paraxis._core.errors import ProcessError
 from paraxis.launch._seconds import seconds_of
 
@@ -48,13 +49,29 @@ class Options:
     stuck_after: float = 1800.0
 
     def __post_init__(self) -> None:
-        if integers.at_least(1, self.num_processes) is None:
+        arguments.path("launch.Options", "target", self.target, ProcessError)
+        if not isinstance(self.arguments, (tuple, list)) or not all(isinstance(x, str) for x in self.arguments):
+            got = arguments.described(self.arguments)
+            raise ProcessError(
+                f"launch.Options: arguments must be a list of text, got {got}; write arguments=['--fast']"
+            )
+        arguments.flag("launch.Options", "module", self.module)
+        for name in ("num_processes", "restarts", "devices"):
+            value = getattr(self, name)
+            if not (value is None and name == "devices") and integers.at_least(-math.inf, value) is None:
+                got = arguments.described(value)
+                raise ProcessError(f"launch.Options: {name} must be a whole number, got {got}; write {name}=2")
+        for name in ("grace", "stuck_after"):
+            if not arguments.is_number(getattr(self, name)):
+                got = arguments.described(getattr(self, name))
+                raise ProcessError(f"launch.Options: {name} must be seconds, got {got}; write {name}=30")
+        if self.num_processes < 1:
             raise ProcessError(f"-n {self.num_processes} must be an integer of at least 1; write -n 2")
-        if self.devices is not None and integers.at_least(1, self.devices) is None:
+        if self.devices is not None and self.devices < 1:
             raise ProcessError(
                 f"--devices {self.devices} must be an integer of at least 1; write --devices 1, or leave it out"
             )
-        if integers.at_least(0, self.restarts) is None:
+        if self.restarts < 0:
             raise ProcessError(f"--restarts {self.restarts} must be an integer of at least 0; write --restarts 3")
         if not seconds_of(self.grace):
             raise ProcessError(f"--grace {self.grace} must be a finite number of seconds above 0; write --grace 30")

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import maps, placing
+from paraxis._core import arguments, integers, maps, placing
 from paraxis._core.errors import CommunicationError, DeviceError
 from paraxis.explain import Communication, communication
 
 
+@arguments.named()
 def assert_communication(
     fn: Callable[..., Any],
     *args: Any,
@@ -43,7 +44,7 @@ def assert_communication(
         >>> rows = px.Axis("rows", 16)
         >>> found = assert_communication(lambda x: px.map_fn(jnp.sin, x, rows), jnp.ones(16), all_reduce=0, max_bytes=0)
     """
-    found = communication(fn, *args)
+    arguments.function("assert_communication", "fn", fn, "assert_communication(lambda x: …, x, all_reduce=1)")
     promised = {
         "all_reduce": all_reduce,
         "all_gather": all_gather,
@@ -52,6 +53,10 @@ def assert_communication(
         "collective_permute": collective_permute,
         "collective_broadcast": collective_broadcast,
     }
+    for name, wanted in {**promised, "max_bytes": max_bytes}.items():
+        if wanted is not None:
+            arguments.count("assert_communication", name, wanted, least=0, most=2**63, write=f"{name}=0")
+    found = communication(fn, *args)
     broken = [
         f"{kind}={wanted} was promised, found {found.count[kind]}"
         for kind, wanted in promised.items()
@@ -64,6 +69,7 @@ def assert_communication(
     return found
 
 
+@arguments.named()
 def assert_same_everywhere(
     fn: Callable[..., Any],
     *args: Any,
@@ -93,6 +99,13 @@ def assert_same_everywhere(
         >>> rows = px.Axis("rows", 5)
         >>> assert_same_everywhere(lambda x: px.reduce_mean(px.map_fn(jnp.sin, x, rows), rows), jnp.ones(5))
     """
+    arguments.function("assert_same_everywhere", "fn", fn, "assert_same_everywhere(lambda x: …, x)")
+    counts = devices if isinstance(devices, (tuple, list)) else ()
+    if not counts or any(integers.at_least(1, number) is None for number in counts):
+        got = arguments.described(devices)
+        raise ValueError(f"assert_same_everywhere: devices must be numbers of devices, got {got}; write devices=(1, 2)")
+    for name, tolerance in {"rtol": rtol, "atol": atol}.items():
+        arguments.number("assert_same_everywhere", name, tolerance, least=0, write=f"{name}=1e-5")
     there = jax.devices()
     if max(devices) > len(there):
         raise DeviceError(

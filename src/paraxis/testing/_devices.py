@@ -5,6 +5,7 @@ import re
 
 import jax
 
+from paraxis._core import arguments
 from paraxis._core.errors import DeviceError
 
 _FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+\s*")
@@ -23,8 +24,7 @@ def simulate_devices(n: int) -> None:
         >>> from paraxis.testing import simulate_devices
         >>> simulate_devices(1)
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise DeviceError(f"simulate_devices: n must be an integer of at least 1, got {n!r}")
+    n = arguments.count("simulate_devices", "n", n, most=4096, write="simulate_devices(8)", error=DeviceError)
     os.environ["XLA_FLAGS"], flags = _FLAG.sub("", os.environ.get("XLA_FLAGS", "")), os.environ.get("XLA_FLAGS")
     try:
         jax.config.update("jax_num_cpu_devices", n)

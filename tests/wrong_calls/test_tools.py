@@ -1,0 +1,100 @@
+"""Wrong calls of assertions, and of what starts processes: each is refused by an error that names the argument."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import paraxis as px
+from paraxis import explain, launch, testing
+from tests.wrong_calls import _functions as own
+from tests.wrong_calls._calls import Call, every_day_and_at_night, flaws
+from tests.wrong_calls._values import (
+    count,
+    either,
+    flag,
+    function,
+    instance,
+    items,
+    none,
+    number,
+    optional,
+    rows,
+    text,
+    tree,
+)
+
+ROWS = px.Axis("rows", 8)
+HERE = __file__
+COUNTS = {
+    name: (0, optional(count(0)))
+    for name in [
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "collective_permute",
+        "collective_broadcast",
+        "max_bytes",
+    ]
+}
+CALLS = [
+    Call(
+        "testing.communication",
+        testing.communication,
+        lambda: {"*fn": (own.plus, function), "*args[0]": (jnp.ones(8), either(tree, instance(jax.ShapeDtypeStruct)))},
+    ),
+    Call("explain.of_program", explain.of_program, lambda: {"text": ("", lambda v: isinstance(v, str))}),
+    Call(
+        "testing.assert_communication",
+        testing.assert_communication,
+        lambda: {
+            "*fn": (own.plus, function),
+            "*args[0]": (jnp.ones(8), either(tree, instance(jax.ShapeDtypeStruct))),
+            **COUNTS,
+        },
+    ),
+    Call(
+        "testing.assert_same_everywhere",
+        testing.assert_same_everywhere,
+        lambda: {
+            "*fn": (own.averaged, function),
+            "*args[0]": (jnp.ones(8), rows(8)),
+            "devices": ((1, 2), lambda v: items(count(1, 8))(v) and bool(v)),
+            "rtol": (1e-5, number(0)),
+            "atol": (1e-6, number(0)),
+        },
+    ),
+    Call("testing.simulate_devices", testing.simulate_devices, lambda: {"n": (1, count(1, 8))}),
+    Call(
+        "px.initialize",
+        px.initialize,
+        lambda: {
+            "cluster": (None, none),
+            "join_timeout": (None, optional(number(above=0))),
+            "stuck_after": (None, optional(number(0))),
+        },
+    ),
+    Call(
+        "launch.Options",
+        launch.Options,
+        lambda: {
+            "num_processes": (1, count()),
+            "target": (HERE, none),
+            "arguments": ((), items(text)),
+            "module": (False, flag),
+            "devices": (None, optional(count())),
+            "restarts": (0, count(0)),
+            "grace": (1.0, number(above=0, most=1e300)),
+            "stuck_after": (0.0, number(0, 1e300)),
+        },
+    ),
+]
+
+
+@every_day_and_at_night()
+@pytest.mark.parametrize("call", CALLS, ids=repr)
+def test_wrong_calls_are_refused_by_name(call: Call, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert flaws(call, number, tmp_path) == {}
