@@ -10,6 +10,7 @@ _DOCS = Path(__file__).parent
 _ENTRY = re.compile(r"^::: (?P<path>\S+)(?:\n +options:\n +members: \[(?P<members>.*)\])?", re.MULTILINE)
 _REFERENCE = re.compile(r":(?:func|class|data|meth|mod):`(?:paraxis\.|px\.)?([\w.]+)`")
 _SESSION = re.compile(r"^```python(?=\n>>> )", re.MULTILINE)
+_NAMES = re.compile(r"<!-- names: (\S+) -->")
 _EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
 
 
@@ -23,16 +24,12 @@ def entries() -> dict[Path, dict[str, list[str]]]:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Mark sessions as such, so that what they print is not read as Python, and list the names of the reference."""
-    return _SESSION.sub("```pycon", markdown).replace("<!-- names: docs/api -->", _list_of_names())
+    return _NAMES.sub(lambda match: _names(match[1]), _SESSION.sub("```pycon", markdown))
 
 
-def _list_of_names() -> str:
-    parts = []
-    for page, documented in entries().items():
-        title = page.read_text("utf-8").partition("\n")[0].removeprefix("# ")
-        names = ", ".join(f"[`{path.removeprefix('paraxis.')}`][{path}]" for path in documented)
-        parts.append(f"## [{title}](api/{page.name})\n\n{names}")
-    return "\n\n".join(parts)
+def _names(page: str) -> str:
+    documented = entries()[_DOCS / page]
+    return ", ".join(f"[`{path.removeprefix('paraxis.')}`][{path}]" for path in documented)
 
 
 class Docstrings(griffe.Extension):
