@@ -141,7 +141,7 @@ def _sizes(used: int, missing: int, size: int, num_rows: int, num_features: int)
 
 
 @jax.jit
-def _begun(params: jax.Array, l1: jax.Array, l2: jax.Array, tol: jax.Array, data: Rows) -> WorkingSetState:
+def _begun(params: jax.Array, l1: jax.Array, l2: jax.Array, tol: Any, data: Rows) -> WorkingSetState:
     """The state before the first iteration, with a working set of no columns."""
     problem = ridge.problem(params, l2, data)
     point = problem.start(params)
@@ -233,13 +233,14 @@ def _changed(problem: Linear, state: WorkingSetState, l1: jax.Array, size: int, 
         return state.held
     chosen, columns, gram = state.held
     priority = jnp.where(state.params != 0, jnp.inf, jnp.maximum(jnp.abs(state.grad) - l1, 0))
-    new = jax.lax.top_k(priority.at[chosen].set(-1), fresh)[1]
+    every = fresh == len(priority)
+    new = jnp.arange(fresh, dtype=jnp.int32) if every else jax.lax.top_k(priority.at[chosen].set(-1), fresh)[1]
     grows = size > len(chosen)
     slots = len(chosen) + jnp.arange(fresh) if grows else jax.lax.top_k(-priority[chosen], fresh)[1]
 
     def taken(block: Block, new: jax.Array, rows: Any) -> Any:
         old, shares = rows
-        own = jnp.take(block.design, new, axis=1).T
+        own = block.design.T if every else jnp.take(block.design, new, axis=1).T
         whole = jnp.concatenate([old, own]) if grows else old.at[slots].set(own)
         weighted = own * (block.share if shares is None else shares)
         return whole, jnp.einsum("dn,en->de", weighted, whole, precision=trees.EXACT)
