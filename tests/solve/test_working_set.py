@@ -61,8 +61,8 @@ def test_no_coefficient_can_move(num_columns: int, kinds: tuple[str, ...], parts
 def test_the_number_of_devices_and_the_solver_change_nothing() -> None:
     X = _columns("correlated", 100, 40)
     y = X[:, 0] + RNG.standard_normal(100)
-    fits = [px.solve.Lasso(0.05, **options).fit(X, y) for options in ({"devices": 1}, {"devices": 3},
-            {"devices": 1, "solver": "proximal-gradient"})]  # fmt: skip
+    one, three = px.solve.Lasso(0.05, devices=1), px.solve.Lasso(0.05, devices=3)
+    fits = [model.fit(X, y) for model in (one, three, px.solve.Lasso(0.05, devices=1, solver="proximal-gradient"))]
     expected = oracle.Lasso(0.05, tol=1e-14, max_iter=10**6).fit(X, y)
     for fit in fits:
         np.testing.assert_allclose(fit.coef_, expected.coef_, rtol=0, atol=1e-7)

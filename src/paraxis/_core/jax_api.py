@@ -442,10 +442,12 @@ def collect_at(address: str) -> None:
         return
 
     def make() -> Any:
-        client, kind = distributed.global_state.client, jax.config.jax_cpu_collectives_implementation
+        client = distributed.global_state.client
+        kind = jax.config.jax_cpu_collectives_implementation  # pyright: ignore[reportAttributeAccessIssue]
         if client is None or kind != "gloo":
             return xla_bridge.make_cpu_client()
-        gloo = xla_bridge._jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address)
+        make_gloo = xla_bridge._jax.make_gloo_tcp_collectives  # pyright: ignore[reportPrivateImportUsage]
+        gloo = make_gloo(distributed_client=client, hostname=address)
         return xla_bridge.make_cpu_client(gloo)
 
     xla_bridge.register_backend_factory("cpu", make, fail_quietly=False)

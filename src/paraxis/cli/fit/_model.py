@@ -17,8 +17,9 @@ from paraxis._host import archives, files, records
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit._columns import Recipe, Source
 from paraxis.cli.fit._metrics import log_probabilities
-from paraxis.cli.fit._tables import Kind, Table
+from paraxis.cli.fit._tables import Table
 from paraxis.cli.fit._targets import Target
+from paraxis.cli.fit._values import Kind
 
 _FORMAT = 1
 FILE_NAME = "model.npz"

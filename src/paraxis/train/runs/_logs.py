@@ -123,7 +123,7 @@ class TensorBoard:
         from tensorboardX import summary
         from tensorboardX.proto import event_pb2
 
-        messages: dict[str, Any] = vars(event_pb2)  # made when it is imported, of a description
+        messages: Any = vars(event_pb2)  # made when it is imported, of a description
         self._event, self._scalar = messages["Event"], summary.scalar
         self._every = every
         _refuse_another_run(directory)
