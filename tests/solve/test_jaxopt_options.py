@@ -43,7 +43,7 @@ def test_anything_else_is_refused_by_name(name: str) -> None:
         with pytest.raises(ValueError, match=rf"^{solver.__name__}: {name} cannot be .*{words}.* Leave {name} out$"):
             solver(_bowl, **{name: value})
     with pytest.raises(TypeError, match="unexpected keyword argument 'implict'"):
-        px.solve.LBFGS(_bowl, implict=True)
+        SOLVERS[0](_bowl, implict=True)
 
 
 def test_a_run_may_begin_with_what_another_one_returned() -> None:
