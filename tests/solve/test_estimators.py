@@ -161,7 +161,8 @@ def test_a_warm_start_begins_at_the_end() -> None:
         model = on(1, ours, warm_start=True).fit(X, y, WEIGHT)
         coef, first = model.coef_, np.max(model.n_iter_)
         model.fit(X, y, WEIGHT)
-        assert np.max(model.n_iter_) < first / 2, case
+        # A working set that holds all columns is one iteration in any case.
+        assert np.max(model.n_iter_) < first / 2 or (case == "lasso" and first == 1), case
         np.testing.assert_allclose(model.coef_, coef, rtol=0, atol=1e-7)
 
 

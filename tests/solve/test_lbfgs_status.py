@@ -161,5 +161,5 @@ def test_a_status_is_of_each_problem_of_a_batch() -> None:
 
 
 def test_every_status_has_words() -> None:
-    assert len({status.words for status in Status}) == len(Status) == 7
+    assert len({status.words for status in Status}) == len(Status) == 8
     assert px.solve.LBFGS(rosenbrock).init_state(START).reason == "the solver has not stopped"

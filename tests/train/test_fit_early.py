@@ -91,7 +91,7 @@ def test_patience_is_kept_over_a_resume(tmp_path: Path, capfd: pytest.CaptureFix
     [
         ({"patience": 0}, "patience must be an integer of at least 1, got 0"),
         ({"mode": "least"}, "mode must be 'min' or 'max', got 'least' for 'test/loss'; write mode='max' if more"),
-        ({"min_change": -1}, "min_change must be at least 0, got -1"),
+        ({"min_change": -1}, "min_change must be a number of at least 0, got -1"),
         ({"metric": 3}, "metric must be a name such as 'test/loss', got 3"),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_metric_that_is_not_there_is_refused() -> None:
         run([1.0], px.StopEarly("test/acc", mode="max"))
     wrong: Any = 3
     with pytest.raises(
-        px.DataError, match=r"stop_early must be a px.StopEarly, got 3; write px.StopEarly\('test/loss'\)"
+        px.DataError, match=r"stop_early must be a px.StopEarly, got 3; write stop_early=px.StopEarly\('test/loss', "
     ):
         run([1.0], wrong)
 

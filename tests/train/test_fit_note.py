@@ -31,7 +31,7 @@ def run(place: Path, steps: int) -> dict[str, Any]:
 
 
 NUM_PARTS = 20
-FREE = ("['next'][3]", "shown", "stop early", "due", "groups")
+FREE = ("['next'][3]", "shown", "stop early", "due", "groups", "run")
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, NUM_PARTS))])

@@ -282,7 +282,7 @@ def with_default(model: Any, batch: Any, rate: float = 2.0) -> jax.Array:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: px.train_step(None), "must be a function, got NoneType"),  # pyright: ignore[reportArgumentType]
+        (lambda: px.train_step(None), "loss_fn, the first argument, must be a function, got None"),  # pyright: ignore[reportArgumentType]
         (lambda: px.train_step(one_argument), r"'one_argument' must take a model and a batch, but takes \(model\)"),
         (
             lambda: px.train_step(with_option),
@@ -290,8 +290,8 @@ def with_default(model: Any, batch: Any, rate: float = 2.0) -> jax.Array:
         ),
         (lambda: px.train_step(loss, precision="float16"), "its gradients underflow without a scale for the loss"),
         (lambda: px.train_step(loss, precision="tf32"), "there are None .* and 'bfloat16'"),
-        (lambda: px.train_step(loss, clip=0), "clip must be a positive norm, got 0"),
-        (lambda: px.train_step(loss, clip=cast("Any", "1")), "clip must be a positive norm, got '1'; write clip=1.0"),
+        (lambda: px.train_step(loss, clip=0), "clip must be a number above 0, got 0"),
+        (lambda: px.train_step(loss, clip=cast("Any", "1")), "clip must be a number above 0, got '1'; write clip=1.0"),
         (lambda: px.train_step(loss, microbatches=0), r"at least 1, .*, got 0; write train_step\(fn, microbatches=4\)"),
         (lambda: px.eval_step(loss, microbatches=-1), r"at least 1, .*, got -1; write eval_step\(fn, microbatches=4\)"),
         (lambda: px.train_step(loss, microbatches=True), "microbatches must be an integer of at least 1, .*, got True"),

@@ -36,12 +36,12 @@ def test_gradients_have_the_functions_name_text_and_signature(make: Any) -> None
     assert inspect.signature(fn) == inspect.signature(loss)
     assert (fn.__name__, fn.__doc__) == (f"{make.__name__}(loss)", "The text of the function.")
     for f, options, message in [
-        (5, {}, rf"{make.__name__}: f must be a function, got int; write px\.{make.__name__}\("),
-        (loss, {"argnums": "net"}, "argnums must be positions.*'net'.*argnums=0"),
+        (5, {}, rf"{make.__name__}: f must be a function, got 5; write px\.{make.__name__}\("),
+        (loss, {"argnums": "net"}, r"argnums must be positions.*'net'.*argnums=\(0,\)"),
         (loss, {"argnums": -1}, "argnums must be positions.*-1"),
         (loss, {"wrt": "Param"}, "wrt must be a variable type.*wrt=nnx.Param"),
     ]:
-        with pytest.raises(px.StateError, match=message):
+        with pytest.raises((px.StateError, TypeError), match=message):
             make(f, **options)
 
 

@@ -330,7 +330,7 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
             "there), and must be an array; write `return` in that function for what is needed outside"
         )
     if isinstance(leaf, jax.Array):
-        if not leaf.is_deleted():
+        if not leaf.is_deleted() or not (error is None or _tells_of_deletion(error)):
             return None
         return (
             f"is a deleted array {leaf.dtype}{list(leaf.shape)}: it was donated to an earlier call, or `.delete()` was "
@@ -338,6 +338,8 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
         )
     if not (error is None or _is_of_libraries(error)):
         return None
+    if isinstance(leaf, str) and str(error) == "std::bad_cast":  # of text that is no Unicode
+        return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over what is none"
     if isinstance(leaf, int) and not isinstance(leaf, bool) and not -(2**63) <= leaf < 2**64:
         return f"is {described(leaf)}, which no integer dtype holds; write it as a float, {float(leaf):g}"
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -348,6 +350,11 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
     if isinstance(error, TypeError) and not known and str(type(leaf)) in str(error):
         return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over what is none"
     return None
+
+
+def _tells_of_deletion(error: Exception) -> bool:
+    """Whether an array was gone before, and not given away by the call that failed."""
+    return "deleted" in str(error) or "donated" in str(error)
 
 
 def _is_stale(tracer: jax_api.Tracer) -> bool:

@@ -33,8 +33,8 @@ def problem_of(
     return Function(evaluate)
 
 
-def require_floating(who: str, argument: str, params: Any) -> None:
-    """Refuse parameters that are none.
+def floating(who: str, argument: str, params: Any) -> Any:
+    """Parameters as arrays, without weak types.
 
     Raises:
         ShapeError: if there are none, or one is not of real numbers.
@@ -49,6 +49,7 @@ def require_floating(who: str, argument: str, params: Any) -> None:
             raise ShapeError(
                 f"{who}: {name} must be of a floating dtype, got {jnp.result_type(leaf)}; write jnp.zeros(…)"
             )
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
 
 
 def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs: Any) -> Any:
@@ -60,8 +61,7 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
     """
     if getattr(type(params), "_fields", None) == OptStep._fields:  # also JAXopt's
         params = params.params
-    require_floating(who, "init_params", params)
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), params)
+    params = floating(who, "init_params", params)
     if not isinstance(fun, LinearObjective):
         return params
     fun.check_targets(params, *args, **kwargs)

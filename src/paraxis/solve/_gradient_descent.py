@@ -111,7 +111,7 @@ class GradientDescent:
     @arguments.named()
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """The gradient, which is zero at a solution."""
-        functions.require_floating("GradientDescent.optimality_fun", "params", params)
+        params = functions.floating("GradientDescent.optimality_fun", "params", params)
         return self._proximal.optimality_fun(params, None, *args, **kwargs)
 
     @functools.cached_property

@@ -271,7 +271,7 @@ class LBFGS(SmoothSolver):
     @arguments.named()
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """The gradient, which is zero at a solution."""
-        functions.require_floating("LBFGS.optimality_fun", "params", params)
+        params = functions.floating("LBFGS.optimality_fun", "params", params)
         return self._problem(params, args, kwargs).start(params).grad
 
     @functools.cached_property

@@ -207,7 +207,7 @@ class NewtonCG(SmoothSolver):
     @arguments.named()
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """The gradient, which is zero at a solution."""
-        functions.require_floating("NewtonCG.optimality_fun", "params", params)
+        params = functions.floating("NewtonCG.optimality_fun", "params", params)
         return self._problem(params, args, kwargs).start(params).grad
 
     @functools.cached_property

@@ -304,7 +304,7 @@ class ProximalGradient(Solver):
     @arguments.named()
     def optimality_fun(self, params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
         """What is zero at a solution: the parameters minus ``prox`` of them minus the gradient."""
-        functions.require_floating("ProximalGradient.optimality_fun", "params", params)
+        params = functions.floating("ProximalGradient.optimality_fun", "params", params)
         grad = self._problem(params, args, kwargs).start(params).grad
         one = jnp.ones((), _dtype(params))
         return trees.minus(params, self._moved(trees.minus(params, grad), hyperparams_prox, one))
