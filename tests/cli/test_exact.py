@@ -80,7 +80,8 @@ def test_an_index_is_not_learnt_from_and_a_second_fit_is_not_compiled(
         arguments = ["fit", tmp_path / "data.parquet", *QUICK, "--penalty", "none", "--out", tmp_path / f"out{number}"]
         with compilations() as compiled:
             status, text, err = said(capsys, *arguments)
-        assert (status, err, not compiled) == (0, "", bool(number))
+        assert (status, err) == (0, "")
+        assert not compiled or not number  # the first may find what another test compiled
         assert f"note {name!r} is the index of a data frame, and is left out" in text
         rows = read(tmp_path / f"out{number}" / "coefficients.csv")
         assert [row["column"] for row in rows] == ["(intercept)", "u", "v"]

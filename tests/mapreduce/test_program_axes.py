@@ -127,7 +127,7 @@ def test_an_axis_under_another_name():
 
 
 def test_a_size_that_is_none():
-    with pytest.raises(px.AxisError, match="size of axis 'clients' .*must be an integer of at least 1, got 0"):
+    with pytest.raises(px.AxisError, match=r"size of axis 'clients' .*must be an integer of at least 1, got 0"):
         px.program(clients=0)
 
 
