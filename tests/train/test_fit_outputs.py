@@ -209,5 +209,5 @@ def test_a_file_that_is_no_log_stays_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [5, b"place.png", "a\0b.png", "~nobody-of-that-name/place.png", ["a.png"], 1.5])
 def test_a_place_that_is_no_path_is_named(argument: str, value: Any) -> None:
     options: dict[str, Any] = {argument: value}
-    with pytest.raises(px.DataError, match=rf"px.fit: {argument} must be a path.*got .*; write {argument}='run"):
+    with pytest.raises(px.DataError, match=rf"px.fit: {argument} must be a path.*got .*; write {argument}='runs/"):
         px.fit(start(), step, data(), steps=1, progress=False, **options)

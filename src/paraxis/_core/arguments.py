@@ -170,13 +170,13 @@ def names(who: str, argument: str, value: Any, error: type[Exception] = ValueErr
     return tuple(given)
 
 
-def path(who: str, argument: str, value: Any, error: type[Exception] = ValueError) -> None:
+def path(who: str, argument: str, value: Any, error: type[Exception] = ValueError, write: str = "") -> None:
     """Check that an argument can be the path of a file or a directory.
 
     Raises:
         ValueError: naming it; or the given error.
     """
-    write = f"{argument}='run'"
+    write = write or f"{argument}='run'"
     if not isinstance(value, (str, os.PathLike)):
         _refuse(error, who, argument, "must be a path, text or a pathlib.Path", value, write)
     given = os.fspath(value)

@@ -141,9 +141,11 @@ def fit(
         >>> fitted.history.epochs[-1].metrics["loss"] < 1e-6
         True
     """
-    for name, place in {"checkpoint": checkpoint, "log": log, "tensorboard": tensorboard, "plot": plot}.items():
-        if place is not None and (name != "checkpoint" or isinstance(place, (str, os.PathLike))):
-            arguments.path("px.fit", name, place, DataError)
+    if isinstance(checkpoint, (str, os.PathLike)):
+        arguments.path("px.fit", "checkpoint", checkpoint, DataError)
+    for name, place in {"log": log, "tensorboard": tensorboard, "plot": plot}.items():
+        if place is not None:
+            _path(name, place)
     if progress is not None:
         arguments.flag("px.fit", "progress", progress)
     arguments.flag("px.fit", "donate", donate)
@@ -243,7 +245,6 @@ def _check(state: Any, step: Any, log_every: Any, tensorboard: Any, plot: Any) -
         )
     _count("log_every", log_every)
     if tensorboard is not None:
-        _path("tensorboard", tensorboard)
         require_tensorboard()
     if plot is not None:
         _plots.require_matplotlib()
@@ -285,15 +286,12 @@ def _path(argument: str, value: Any) -> Path:
     Raises:
         DataError: if it is none.
     """
+    write = f"{argument}={_PLACES[argument]!r}"
+    arguments.path("px.fit", argument, value, DataError, write)
     try:
-        path = Path(value).expanduser()
-        if "\0" in os.fspath(path):
-            raise ValueError("it has a NUL in it")
-    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: of ~somebody who is not there
-        raise DataError(
-            f"px.fit: {argument} must be a path, got {value!r}: {error}; write {argument}={_PLACES[argument]!r}"
-        ) from None
-    return path
+        return Path(value).expanduser()
+    except RuntimeError as error:  # of ~somebody who is not there
+        raise DataError(f"px.fit: {argument} must be a path, got {value!r}: {error}; write {write}") from None
 
 
 def _draw(history: History, path: Path) -> None:
