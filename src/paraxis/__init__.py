@@ -3,9 +3,7 @@
 import importlib
 import typing
 
-from paraxis._core.axis import Axis
-from paraxis._core.collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
-from paraxis._core.errors import (
+from paraxis._calls.errors import (
     AxisError,
     CheckpointError,
     CollectiveError,
@@ -20,6 +18,8 @@ from paraxis._core.errors import (
     ShapeError,
     StateError,
 )
+from paraxis._core.axis import Axis
+from paraxis._core.collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
 from paraxis._core.random import keys
 from paraxis._core.reductions import (
     reduce_all,

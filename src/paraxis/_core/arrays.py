@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from paraxis._calls.errors import AxisError, DeviceError
 from paraxis._core import jax_api, layout, placing
-from paraxis._core.errors import AxisError, DeviceError
 from paraxis._core.placing import Placement
 
 

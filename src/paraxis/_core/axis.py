@@ -5,8 +5,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from paraxis._core import arguments
-from paraxis._core.errors import AxisError
+from paraxis._calls import arguments
+from paraxis._calls.errors import AxisError
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

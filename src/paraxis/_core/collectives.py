@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arguments, jax_api, layout, primitives, scope
+from paraxis._calls import arguments
+from paraxis._calls.errors import CollectiveError
+from paraxis._core import jax_api, layout, primitives, scope
 from paraxis._core.axis import Axis
-from paraxis._core.errors import CollectiveError
 from paraxis._core.placing import Placement
 
 # --- what a body writes ------------------------------------------------------------------------------------------

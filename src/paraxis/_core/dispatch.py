@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from paraxis._calls.errors import LoweringError
 from paraxis._core import arrays, collectives, jax_api, layout, placing, scope, structure
-from paraxis._core.errors import LoweringError
 from paraxis._core.placing import Placement
 
 Rows = list[Any]

@@ -23,8 +23,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arguments, collectives, cost, jax_api, layout, placing, scope, summing
-from paraxis._core.errors import LoweringError
+from paraxis._calls import arguments
+from paraxis._calls.errors import LoweringError
+from paraxis._core import collectives, cost, jax_api, layout, placing, scope, summing
 from paraxis._core.jax_api import ClosedJaxpr
 from paraxis._core.placing import Placement
 

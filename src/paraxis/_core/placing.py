@@ -14,9 +14,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
+from paraxis._calls.errors import AxisError
 from paraxis._core import jax_api, scope
 from paraxis._core.axis import Axis
-from paraxis._core.errors import AxisError
 
 DEVICES = "paraxis_devices"
 """A mesh axis of this name, which only :func:`devices_mesh` makes, takes any axis that leaves its place open."""

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arguments, scope
+from paraxis._calls import arguments
+from paraxis._calls.errors import ShapeError
+from paraxis._core import scope
 from paraxis._core.axis import Axis
-from paraxis._core.errors import ShapeError
 
 
 @arguments.named()

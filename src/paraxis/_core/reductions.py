@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arguments, arrays, layout, origins, placing, primitives, scope, summing, tree
+from paraxis._calls import arguments
+from paraxis._calls.errors import ShapeError
+from paraxis._core import arrays, layout, origins, placing, primitives, scope, summing, tree
 from paraxis._core.axis import Axis
-from paraxis._core.errors import ShapeError
 from paraxis._core.placing import Placement
 
 

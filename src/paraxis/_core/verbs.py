@@ -5,7 +5,8 @@ from typing import Any
 
 import jax
 
-from paraxis._core import arguments, arrays, dispatch, jax_api, layout, lowerings, maps, origins, placing, scope, tree
+from paraxis._calls import arguments
+from paraxis._core import arrays, dispatch, jax_api, layout, lowerings, maps, origins, placing, scope, tree
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement

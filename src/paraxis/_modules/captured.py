@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from flax.nnx import Variable
 
-from paraxis._core.errors import StateError
+from paraxis._calls.errors import StateError
 from paraxis._modules import graphs, reads
 
 _AT_MOST = 2_000  # objects that are looked at for a name

@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 
-from paraxis._core import arguments, tree
-from paraxis._core.errors import ShapeError
+from paraxis._calls import arguments
+from paraxis._calls.errors import ShapeError
+from paraxis._core import tree
 from paraxis._core.placing import Placement
 from paraxis.ensembles import _resident as resident
 from paraxis.ensembles._programs import Everywhere

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arguments
-from paraxis._core.errors import ShapeError
+from paraxis._calls import arguments
+from paraxis._calls.errors import ShapeError
 from paraxis.ensembles import _moments
 from paraxis.ensembles._resident import Resident
 

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._calls.errors import DataError, StateError
 from paraxis._core import dtypes
-from paraxis._core.errors import DataError, StateError
 from paraxis._host import archives, files, records
 
 _RECORD = "paraxis.json"

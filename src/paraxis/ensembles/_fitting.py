@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arguments, tree
-from paraxis._core.errors import ShapeError, StateError
+from paraxis._calls import arguments
+from paraxis._calls.errors import ShapeError, StateError
+from paraxis._core import tree
 from paraxis.ensembles import _arguments, _history, _order
 from paraxis.ensembles import _resident as resident
 from paraxis.ensembles._arguments import Arguments

@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 
-from paraxis._core import arguments, lowerings
-from paraxis._core.errors import StateError
+from paraxis._calls import arguments
+from paraxis._calls.errors import StateError
+from paraxis._core import lowerings
 from paraxis.ensembles._members import Form, TreeForm
 
 

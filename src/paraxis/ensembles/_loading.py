@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arguments, placing
+from paraxis._calls import arguments
+from paraxis._calls.errors import ParaxisError, StateError
+from paraxis._core import placing
 from paraxis._core.axis import Axis
-from paraxis._core.errors import ParaxisError, StateError
 from paraxis._core.lowerings import Lowering
 from paraxis.ensembles import _files
 from paraxis.ensembles import _resident as resident

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
+from paraxis._calls.errors import StateError
 from paraxis._core import tree
-from paraxis._core.errors import StateError
 
 Apply = Callable[..., Any]
 """``apply(model, *inputs)``: what a model gives for its inputs."""

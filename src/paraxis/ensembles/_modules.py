@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._core.errors import StateError
+from paraxis._calls.errors import StateError
 from paraxis._modules import captured, graphs, naming
 from paraxis.ensembles._members import Apply, Form, require_same_leaves, strong
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core.errors import StateError
+from paraxis._calls.errors import StateError
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement
 from paraxis._host import interrupts

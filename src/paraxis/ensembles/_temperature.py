@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from paraxis._core import arguments
-from paraxis._core.errors import DataError, ShapeError
+from paraxis._calls import arguments
+from paraxis._calls.errors import DataError, ShapeError
 from paraxis._core.jax_api import Tracer
 from paraxis.ensembles._checks import check_labels, check_probabilities
 

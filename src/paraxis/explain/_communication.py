@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core import arguments
+from paraxis._calls import arguments
 
 KINDS: tuple[str, ...] = (
     "all_reduce",

@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
+from paraxis._calls.errors import ProcessError
 from paraxis._core import jax_api
-from paraxis._core.errors import ProcessError
 from paraxis.launch import _run, _variables, _watchdog
 from paraxis.launch._seconds import seconds_of
 from paraxis.launch._variables import Place

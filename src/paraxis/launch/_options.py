@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from paraxis._core import arguments, integers
-from paraxis._core.errors import ProcessError
+from paraxis._calls import arguments, integers
+from paraxis._calls.errors import ProcessError
 from paraxis.launch._seconds import seconds_of
 
 _PYTHON = (".py", ".pyw", ".pyc", ".pyz", ".zip")

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Self
 
-from paraxis._core.errors import ProcessError
+from paraxis._calls.errors import ProcessError
 from paraxis.launch._seconds import seconds_of
 
 COORDINATOR = "PARAXIS_COORDINATOR"

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arguments, integers, jax_api, placing, scope, tree, verbs
+from paraxis._calls import arguments, integers
+from paraxis._calls.errors import AxisError, ParaxisError, ShapeError
+from paraxis._core import jax_api, placing, scope, tree, verbs
 from paraxis._core.axis import Axis
-from paraxis._core.errors import AxisError, ParaxisError, ShapeError
 
 
 @arguments.named()

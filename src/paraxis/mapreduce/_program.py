@@ -11,9 +11,10 @@ from typing import Any, SupportsIndex
 import jax
 import numpy as np
 
-from paraxis._core import arguments, arrays, placing, programs, scope
+from paraxis._calls import arguments
+from paraxis._calls.errors import AxisError, ParaxisError
+from paraxis._core import arrays, placing, programs, scope
 from paraxis._core.axis import Axis
-from paraxis._core.errors import AxisError, ParaxisError
 
 
 @arguments.named(placement="placements")

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from paraxis._core import arguments, jax_api
-from paraxis._core.errors import ShapeError
+from paraxis._calls import arguments
+from paraxis._calls.errors import ShapeError
+from paraxis._core import jax_api
 
 
 def options(solver: Any) -> dict[str, Any]:

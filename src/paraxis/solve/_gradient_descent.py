@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from paraxis._core import arguments
+from paraxis._calls import arguments
 from paraxis.solve import _checks as checks
 from paraxis.solve import _functions as functions
 from paraxis.solve._progress import Watch

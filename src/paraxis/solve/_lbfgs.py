@@ -8,7 +8,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arguments, arrays
+from paraxis._calls import arguments
+from paraxis._core import arrays
 from paraxis.solve import _checks as checks
 from paraxis.solve import _functions as functions
 from paraxis.solve import _gram as gram

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._calls.errors import ShapeError
 from paraxis._core import arrays
-from paraxis._core.errors import ShapeError
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Point, Problem
 from paraxis.solve._search import noise

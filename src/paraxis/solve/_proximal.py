@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arguments, arrays, layout
-from paraxis._core.errors import ShapeError
+from paraxis._calls import arguments
+from paraxis._calls.errors import ShapeError
+from paraxis._core import arrays, layout
 from paraxis.solve import _checks as checks
 from paraxis.solve import _functions as functions
 from paraxis.solve import _progress as progress

@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from paraxis._calls.errors import AxisError, DataError, DeviceError, ShapeError
 from paraxis._core import arrays, layout, placing
 from paraxis._core.axis import Axis
-from paraxis._core.errors import AxisError, DataError, DeviceError, ShapeError
 from paraxis._core.placing import AT_HAND, Placement
 
 

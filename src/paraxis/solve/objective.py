@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._calls.errors import DataError, ShapeError
 from paraxis._core import arrays
-from paraxis._core.errors import DataError, ShapeError
 from paraxis.solve import _linear as linear
 from paraxis.solve import _losses as losses
 from paraxis.solve._linear import Linear

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._calls.errors import DataError, ShapeError
 from paraxis._core import arrays
-from paraxis._core.errors import DataError, ShapeError
 
 __all__ = ["Prox", "box", "elastic_net", "first", "group", "l1", "non_negative", "none", "simplex"]
 

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arguments, integers, maps, placing
-from paraxis._core.errors import CommunicationError, DeviceError
+from paraxis._calls import arguments, integers
+from paraxis._calls.errors import CommunicationError, DeviceError
+from paraxis._core import maps, placing
 from paraxis.explain import Communication, communication
 
 

@@ -5,8 +5,8 @@ import re
 
 import jax
 
-from paraxis._core import arguments
-from paraxis._core.errors import DeviceError
+from paraxis._calls import arguments
+from paraxis._calls.errors import DeviceError
 
 _FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+\s*")
 

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from paraxis._core import arguments, arrays, layout, tree
+from paraxis._calls import arguments
+from paraxis._calls.errors import AxisError, DataError, ShapeError
+from paraxis._core import arrays, layout, tree
 from paraxis._core.arrays import ready
 from paraxis._core.axis import Axis
-from paraxis._core.errors import AxisError, DataError, ShapeError
 from paraxis._core.placing import Placement
 
 Reader = Callable[[np.ndarray], Any]

@@ -15,8 +15,8 @@ import jax
 from flax import nnx
 from flax.nnx import Variable
 
+from paraxis._calls.errors import StateError
 from paraxis._core import jax_api
-from paraxis._core.errors import StateError
 from paraxis._modules import graphs, naming, reads
 from paraxis.transforms import _frames, _metrics, _randomness
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from paraxis._core.errors import StateError
+from paraxis._calls.errors import StateError
 from paraxis._modules import captured, graphs
 from paraxis.transforms import _frames
 from paraxis.transforms._binding import Binding

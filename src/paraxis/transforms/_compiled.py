@@ -7,8 +7,9 @@ from typing import Any
 import jax
 from flax.nnx import Variable
 
-from paraxis._core import arguments, jax_api
-from paraxis._core.errors import StateError
+from paraxis._calls import arguments
+from paraxis._calls.errors import StateError
+from paraxis._core import jax_api
 from paraxis._modules import graphs
 from paraxis.transforms._binding import Binding, write_all
 from paraxis.transforms._statics import Statics

@@ -14,7 +14,7 @@ from typing import Any
 
 from flax.nnx import Variable
 
-from paraxis._core.errors import StateError
+from paraxis._calls.errors import StateError
 from paraxis._modules import graphs
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from paraxis._core import arguments
-from paraxis._core.errors import StateError
+from paraxis._calls import arguments
+from paraxis._calls.errors import StateError
 from paraxis._modules import graphs, naming
 
 

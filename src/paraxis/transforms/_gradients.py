@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from paraxis._core import arguments
-from paraxis._core.errors import ShapeError, StateError
+from paraxis._calls import arguments
+from paraxis._calls.errors import ShapeError, StateError
 from paraxis._modules import graphs
 from paraxis.transforms import _body
 from paraxis.transforms._binding import Binding, Bound, write_all

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paraxis._core import arguments
+from paraxis._calls import arguments
 from paraxis.transforms import _body
 from paraxis.transforms._binding import Binding
 from paraxis.transforms._compiled import Compiled, State

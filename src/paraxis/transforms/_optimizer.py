@@ -11,8 +11,9 @@ import numpy as np
 import optax
 from flax import nnx
 
-from paraxis._core import arguments, jax_api, replicas
-from paraxis._core.errors import ShapeError, StateError
+from paraxis._calls import arguments
+from paraxis._calls.errors import ShapeError, StateError
+from paraxis._core import jax_api, replicas
 from paraxis._modules import graphs
 from paraxis.transforms._variables import Choice, Gradients, Variables, variables
 

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 from flax.nnx import Variable
 
-from paraxis._core import arguments, arrays, jax_api, placing
+from paraxis._calls import arguments
+from paraxis._calls.errors import AxisError
+from paraxis._core import arrays, jax_api, placing
 from paraxis._core.axis import Axis
-from paraxis._core.errors import AxisError
 from paraxis._modules import graphs
 from paraxis.transforms import _batches, _results, _sync
 from paraxis.transforms._binding import Binding

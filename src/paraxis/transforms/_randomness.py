@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core.errors import StateError
+from paraxis._calls.errors import StateError
 from paraxis._modules import graphs
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arguments, reductions, replicas, tree
+from paraxis._calls import arguments
+from paraxis._calls.errors import ShapeError, StateError
+from paraxis._core import reductions, replicas, tree
 from paraxis._core.axis import Axis
-from paraxis._core.errors import ShapeError, StateError
 
 KINDS = ("concat", "stack", "first", "mean", "sum", "max", "min", "same")
 _FOLDS: dict[str, Callable[..., Any]] = {

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._core import arguments
-from paraxis._core.errors import StateError
+from paraxis._calls import arguments
+from paraxis._calls.errors import StateError
 
 
 class Statics:

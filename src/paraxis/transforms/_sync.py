@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._core import arguments
-from paraxis._core.errors import StateError
+from paraxis._calls import arguments
+from paraxis._calls.errors import StateError
 
 Rule = str | Callable[[jax.Array], Any]
 """``"mean"``, ``"sum"``, ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all values stacked."""

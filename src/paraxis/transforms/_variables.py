@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from flax.nnx import Variable
 
-from paraxis._core import arguments, integers
-from paraxis._core.errors import StateError
+from paraxis._calls import arguments, integers
+from paraxis._calls.errors import StateError
 from paraxis._modules import graphs, naming
 from paraxis.transforms._wrapped import Wrapped
 

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._core import arguments, replicas
-from paraxis._core.errors import ShapeError, StateError
+from paraxis._calls import arguments
+from paraxis._calls.errors import ShapeError, StateError
+from paraxis._core import replicas
 from paraxis._modules import graphs
 from paraxis.transforms import _batches, _body, _randomness, _sync
 from paraxis.transforms._binding import Binding, write_all

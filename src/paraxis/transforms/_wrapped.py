@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import jax
 
-from paraxis._core.errors import StateError
+from paraxis._calls.errors import StateError
 from paraxis._modules import captured, graphs
 from paraxis.transforms._binding import Bound
 from paraxis.transforms._body import Body

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paraxis._core.errors import ProcessError
+from paraxis._calls.errors import ProcessError
 from paraxis.cli._errors import CommandError
 from paraxis.launch import Options, launch
 

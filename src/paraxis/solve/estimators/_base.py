@@ -16,8 +16,8 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from paraxis._core import arguments
-from paraxis._core.errors import DataError
+from paraxis._calls import arguments
+from paraxis._calls.errors import DataError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve._solution import Interrupted

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
 
-from paraxis._core.errors import DataError
+from paraxis._calls.errors import DataError
 from paraxis.solve.estimators import _fitting as fitting
 from paraxis.solve.estimators._base import LinearModel, Posed
 from paraxis.solve.estimators._fitting import Penalty

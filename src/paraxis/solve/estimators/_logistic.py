@@ -11,7 +11,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from paraxis._core.errors import DataError
+from paraxis._calls.errors import DataError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import LinearModel, Posed

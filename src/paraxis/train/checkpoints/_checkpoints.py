@@ -13,8 +13,8 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 import jax
 
-from paraxis._core import arguments
-from paraxis._core.errors import CheckpointError, DataError
+from paraxis._calls import arguments
+from paraxis._calls.errors import CheckpointError, DataError
 from paraxis._host import processes
 from paraxis.train.checkpoints import _records
 from paraxis.train.checkpoints._differences import Difference

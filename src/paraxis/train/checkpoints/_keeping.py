@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from paraxis._core import arguments
-from paraxis._core.errors import DataError
+from paraxis._calls import arguments
+from paraxis._calls.errors import DataError
 
 Notes = Callable[[int], Mapping[str, Any] | None]
 """The notes of a step's checkpoint; ``None`` if they cannot be read."""

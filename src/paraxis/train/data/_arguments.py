@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from paraxis._core import arguments
-from paraxis._core.errors import DataError
+from paraxis._calls import arguments
+from paraxis._calls.errors import DataError
 from paraxis.train.data._order import Order
 from paraxis.train.data._sources import Batches, RowSource
 

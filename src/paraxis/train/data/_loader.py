@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from paraxis._core import arguments, placing
+from paraxis._calls import arguments
+from paraxis._calls.errors import DataError
+from paraxis._core import placing
 from paraxis._core.axis import Axis
-from paraxis._core.errors import DataError
 from paraxis.train import _batches
 from paraxis.train._batches import Batch
 from paraxis.train.data._arguments import integer, order_of, seed_of

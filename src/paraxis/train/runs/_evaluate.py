@@ -4,8 +4,8 @@ import collections
 import contextlib
 from typing import Any, Literal, overload
 
-from paraxis._core import arguments, integers
-from paraxis._core.errors import DataError
+from paraxis._calls import arguments, integers
+from paraxis._calls.errors import DataError
 from paraxis._host import processes
 from paraxis.train.runs._feed import Feed
 from paraxis.train.runs._history import Sums, added, fetched, means_of, sums_of

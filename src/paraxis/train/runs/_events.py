@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from paraxis._core.errors import DataError
+from paraxis._calls.errors import DataError
 
 Kind = Literal["start", "step", "epoch", "evaluate", "checkpoint", "end"]
 KINDS: tuple[Kind, ...] = ("start", "step", "epoch", "evaluate", "checkpoint", "end")

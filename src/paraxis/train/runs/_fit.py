@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from paraxis._core import arguments
-from paraxis._core.errors import DataError, StateError
+from paraxis._calls import arguments
+from paraxis._calls.errors import DataError, StateError
 from paraxis._host import processes
 from paraxis.train.checkpoints import _records
 from paraxis.train.runs import _plots, _resume

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._core.errors import ShapeError
+from paraxis._calls.errors import ShapeError
 from paraxis.train.steps._mean import Mean
 
 Sums = dict[str, tuple[float, float]]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from paraxis._core.errors import CheckpointError, DataError, NonFiniteError, StateError
+from paraxis._calls.errors import CheckpointError, DataError, NonFiniteError, StateError
 from paraxis._host import processes
 from paraxis.train.runs import _nonfinite, _resume
 from paraxis.train.runs._evaluate import AHEAD, Evaluate

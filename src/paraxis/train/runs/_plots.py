@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from paraxis._core.errors import DataError
+from paraxis._calls.errors import DataError
 from paraxis._host import files
 from paraxis.train.runs._history import History
 

@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from paraxis._core import arguments
-from paraxis._core.errors import DataError
+from paraxis._calls import arguments
+from paraxis._calls.errors import DataError
 from paraxis.train.runs._history import History, Record
 
 

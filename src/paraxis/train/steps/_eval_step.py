@@ -7,7 +7,7 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arguments
+from paraxis._calls import arguments
 from paraxis._core.axis import Axis
 from paraxis._core.structure import Recent
 from paraxis.train._batches import Batch

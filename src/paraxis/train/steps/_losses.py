@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arguments
-from paraxis._core.errors import ShapeError, StateError
+from paraxis._calls import arguments
+from paraxis._calls.errors import ShapeError, StateError
 from paraxis.train.steps import _precision
 from paraxis.train.steps._linen import Bound
 from paraxis.train.steps._mean import Mean

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._core import arguments, jax_api
+from paraxis._calls import arguments
+from paraxis._core import jax_api
 
 
 @jax.tree_util.register_dataclass

@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 
-from paraxis._core import arguments, integers, jax_api
-from paraxis._core.errors import StateError
+from paraxis._calls import arguments, integers
+from paraxis._calls.errors import StateError
+from paraxis._core import jax_api
 from paraxis._host import threads
 
 ANY_DEVICE_COUNT = "any device count"

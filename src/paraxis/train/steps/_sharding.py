@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from paraxis._calls.errors import ShapeError, StateError
 from paraxis._core import arrays
-from paraxis._core.errors import ShapeError, StateError
 from paraxis._core.placing import Placement
 
 Rule = Callable[[str, Any], Any]

@@ -8,9 +8,10 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arguments, arrays
+from paraxis._calls import arguments
+from paraxis._calls.errors import StateError
+from paraxis._core import arrays
 from paraxis._core.axis import Axis
-from paraxis._core.errors import StateError
 from paraxis._core.structure import Recent
 from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _reproducible, _rows, _sharding

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import integers, jax_api
-from paraxis._core.errors import ParaxisError
+from paraxis._calls import integers
+from paraxis._calls.errors import ParaxisError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -137,12 +137,22 @@ def number(
 
 def is_number(value: Any) -> bool:
     """Whether it is a real number, of Python, NumPy or JAX; booleans and tracers are none."""
-    if isinstance(value, (bool, np.bool_, jax_api.Tracer)):
+    if isinstance(value, (bool, np.bool_)) or is_traced(value):
         return False
     if isinstance(value, (jax.Array, np.ndarray)):
         real = jnp.issubdtype(value.dtype, jnp.integer) or jnp.issubdtype(value.dtype, jnp.floating)
         return value.shape == () and real and why_not(value) is None
     return isinstance(value, numbers.Real)
+
+
+def is_traced(value: Any) -> bool:
+    """Whether it is an array without values, of a function that JAX traces: nothing can be asked of its buffer."""
+    try:
+        if isinstance(value, jax.Array):
+            value.is_deleted()
+    except jax.errors.ConcretizationTypeError:
+        return True
+    return False
 
 
 def positions(who: str, argument: str, value: Any, error: type[Exception] = ValueError) -> tuple[int, ...]:
@@ -220,7 +230,7 @@ def host_array(who: str, argument: str, value: Any) -> np.ndarray:
     Raises:
         TypeError: naming it, if it is none, or is traced.
     """
-    if isinstance(value, jax_api.Tracer):
+    if is_traced(value):
         _refuse(TypeError, who, argument, "must be known, not traced", value, f"{argument}=np.array(…)")
     return np.asarray(array(who, argument, value))
 
@@ -322,7 +332,7 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
         error: how a call with it ended; ``None``: any. Some leaves are right for some calls, so they are blamed for
             what JAX raised only.
     """
-    if isinstance(leaf, jax_api.Tracer):
+    if is_traced(leaf):
         if not isinstance(error, jax.errors.UnexpectedTracerError) or not _is_stale(leaf):
             return None
         return (
@@ -357,7 +367,7 @@ def _tells_of_deletion(error: Exception) -> bool:
     return "deleted" in str(error) or "donated" in str(error)
 
 
-def _is_stale(tracer: jax_api.Tracer) -> bool:
+def _is_stale(tracer: jax.Array) -> bool:
     """Whether the function that a tracer is of has been traced to its end, which an operation on it tells."""
     try:
         jax.lax.expand_dims(tracer, (0,))
