@@ -120,19 +120,29 @@ def number(
     least: float = -math.inf,
     most: float = math.inf,
     above: float | None = None,
+    finite: bool = False,
+    unit: str = "",
     write: str,
     error: type[Exception] = ValueError,
 ) -> None:
-    """Check that an argument is a real number in these bounds, none of which is NaN.
+    """Check that an argument is a real number in these bounds, none of which is NaN; of a unit, as the error says.
 
     Raises:
         ValueError: naming it; or the given error.
     """
     bounds = [f"of at least {least:g}"] * (least > -math.inf) + ([] if above is None else [f"above {above:g}"])
     bounds += [f"of at most {most:g}"] * (most < math.inf)
-    fits = is_number(value) and least <= float(value) <= most and (above is None or float(value) > above)
-    if not fits:
-        _refuse(error, who, argument, " ".join(["must be a number", " and ".join(bounds)]).strip(), value, write)
+    x = _as_float(value) if is_number(value) else math.nan
+    if not (least <= x <= most and (above is None or x > above) and (math.isfinite(x) or not finite)):
+        kind = f"must be a {'finite ' * finite}number{unit and f' of {unit}'}"
+        _refuse(error, who, argument, " ".join([kind, " and ".join(bounds)]).strip(), value, write)
+
+
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an int
+        return math.inf if value > 0 else -math.inf
 
 
 def is_number(value: Any) -> bool:
@@ -266,7 +276,8 @@ def named(**other_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """A public function whose errors name its arguments, for what others' code says without a name.
 
     A call that succeeds is not looked at. One that ends in another error than ours is told by the argument with which
-    it does not fit the signature, or by the first leaf that JAX cannot take (see :func:`why_not`), if there is one.
+    it does not fit the signature, or by the first leaf that JAX cannot take (see :func:`why_not`), if there is one. If
+    not, and the error is a library's, a note tells what the call was given.
 
     Args:
         **other_names: names that elsewhere an option has, and what it is called here.
@@ -287,12 +298,28 @@ def named(**other_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
                 else:
                     told = blamed(who, by_name(fn, args, kwargs), error)
                 if told is None:
+                    _note(error, who, by_name(fn, args, kwargs))
                     raise
                 raise told from error
 
         return call
 
     return decorate
+
+
+_NOTE = "raised in a call of "
+_MOST_SHOWN = 8
+
+
+def _note(error: Exception, who: str, given: Mapping[str, Any]) -> None:
+    """Say below a library's error what the innermost of our calls was given."""
+    if not _is_of_libraries(error) or any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+        return
+    leaves = [pair for name, value in given.items() for pair in _leaves(who, name, value) or [(name, value)]]
+    shown = [f"{name} = {described(leaf)}" for name, leaf in leaves]
+    if shown:
+        more = ["…"] * (len(shown) > _MOST_SHOWN)
+        error.add_note(f"{_NOTE}{who} with {', '.join([*shown[:_MOST_SHOWN], *more])}; it may need others")
 
 
 def _who(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
@@ -333,7 +360,7 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
             what JAX raised only.
     """
     if is_traced(leaf):
-        if not isinstance(error, jax.errors.UnexpectedTracerError) or not _is_stale(leaf):
+        if error is None or not _is_stale(leaf):
             return None
         return (
             "is a value of a function that JAX has finished tracing (it was kept in a list, an attribute or a global "

@@ -52,6 +52,7 @@ class Compiled(Wrapped):
         write_all(binding, variables, new, type(self).__name__)
         return self._finished(variables, result)
 
+    @arguments.named()
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
         _, _, program, state, _, args, kwargs = self._ready(args, kwargs)
