@@ -167,3 +167,17 @@ def test_a_state_is_shown_on_a_line_and_a_batch_has_no_single_reason() -> None:
     assert len(repr(states)) < 200
     with pytest.raises(ValueError, match=r"state of a batch of problems \(2,\)"):
         _ = states.reason
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"X": X * np.nan}, r"Ridge: X must be numbers \(n, d\): Input X contains NaN"),
+        ({"y": np.array(["a"] * 30)}, "Ridge: y must be targets, one per row of X: these are <U1, and no numbers"),
+        ({"y": Y[:5]}, "Ridge: y must be targets, one per row of X: .*inconsistent numbers"),
+        ({"sample_weight": Y.astype("datetime64[D]")}, r"Ridge: sample_weight must be numbers \(n,\): these are date"),
+    ],
+)  # fmt: skip
+def test_what_scikit_learn_refuses_is_named(given: dict[str, Any], named: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=named):
+        px.solve.Ridge().fit(**{"X": X, "y": Y, **given})

@@ -276,7 +276,7 @@ def test_what_does_not_fit_is_said() -> None:
     x, y = jnp.ones((5, 2)), jnp.zeros(5, int)
     fun: Any = objective
     for call, error, text in (
-        (lambda: fun.glm("hinge"), ValueError, r"loss must be one of .*got 'hinge'; write glm\('logistic'\)"),
+        (lambda: fun.glm("hinge"), ValueError, r"loss must be one of .*got 'hinge'; write loss='logistic'"),
         (lambda: fun.binary_logreg(jnp.ones(2)), TypeError, r"takes \(params, data\), got 1 arguments"),
         (lambda: fun.ridge(jnp.ones(2), (x, y)), TypeError, r"takes \(params, l2reg, data\), got 2 arguments"),
         (lambda: fun.binary_logreg(jnp.ones(2), 0.1, (x, y)), TypeError, r"takes \(params, data\), got 3 arguments"),

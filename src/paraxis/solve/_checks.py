@@ -99,8 +99,27 @@ def function(asks: Any, *flags: str) -> None:
     arguments.function(_who(asks), "fun", asks.fun, f"px.solve.{_who(asks)}(lambda params: …)")
     for name in ("value_and_grad", "has_aux", *flags):
         arguments.flag(_who(asks), name, getattr(asks, name))
-    if not callable(asks.verbose):
-        arguments.flag(_who(asks), "verbose", asks.verbose)
+    watch(_who(asks), asks.verbose)
+
+
+def watch(who: str, verbose: Any) -> None:
+    """Check how a run tells of its progress: a flag, or a function of one argument.
+
+    Raises:
+        TypeError: naming it.
+    """
+    if not callable(verbose):
+        arguments.flag(who, "verbose", verbose)
+        return
+    try:
+        inspect.signature(verbose).bind(None)
+    except TypeError as error:
+        raise TypeError(
+            f"{who}: verbose must be a function of one argument, a px.solve.Iteration, got "
+            f"{arguments.described(verbose)}: {error}; write verbose=print"
+        ) from error
+    except ValueError:  # it does not say what it takes
+        pass
 
 
 def step(asks: Any, params: Any, state: Any, kind: type, like: str) -> None:
@@ -116,13 +135,32 @@ def step(asks: Any, params: Any, state: Any, kind: type, like: str) -> None:
         raise TypeError(f"{who}: state must be a {kind.__name__}, got {got}; write solver.init_state(params)")
     expected = getattr(state, like)
     same = jax.tree.structure(params) == jax.tree.structure(expected)
-    if not same or any(
-        map(operator.ne, map(np.shape, jax.tree.leaves(params)), map(np.shape, jax.tree.leaves(expected)))
+    if (
+        not same
+        or not all(map(_is_floating, jax.tree.leaves(params)))
+        or any(map(operator.ne, map(np.shape, jax.tree.leaves(params)), map(np.shape, jax.tree.leaves(expected))))
     ):
         raise ShapeError(
             f"{who}: params must be like those that state is of, {jax.tree.map(np.shape, expected)}, got "
             f"{arguments.described(params)}; write params, state = solver.update(params, state)"
         )
+
+
+def share(asks: Any, *names: str) -> None:
+    """Check that these options are numbers from 0 to 1.
+
+    Raises:
+        ValueError: naming the one that is not.
+    """
+    number(asks, *names)
+    for name in names:
+        value = getattr(asks, name)
+        if not 0 <= value <= 1:
+            raise ValueError(f"{_who(asks)}: {name} must be from 0 to 1, got {value!r}; write {name}=0.5")
+
+
+def _is_floating(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype if hasattr(leaf, "dtype") else type(leaf), np.floating)
 
 
 def number(asks: Any, *names: str) -> None:
@@ -136,6 +174,8 @@ def number(asks: Any, *names: str) -> None:
         if not (arguments.is_number(value) or (isinstance(value, jax_api.Tracer) and value.shape == ())):
             got = arguments.described(value)
             raise ValueError(f"{_who(asks)}: {name} must be a number, got {got}; {_usual(asks, name)}")
+        if isinstance(value, int) and abs(value) >= 2**63:  # no integer dtype holds it
+            raise ValueError(f"{_who(asks)}: {name} must be a float, got {value}; write {name}={float(value):g}")
 
 
 def count(asks: Any, *names: str) -> None:
@@ -159,6 +199,9 @@ def whole(asks: Any, *names: str) -> None:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             got = arguments.described(value)
             raise ValueError(f"{_who(asks)}: {name} must be a whole number, got {got}; {_usual(asks, name)}")
+        if value > arguments.LARGEST:
+            most = f"{arguments.LARGEST:,}"
+            raise ValueError(f"{_who(asks)}: {name} must be at most {most}, got {value}; {_usual(asks, name)}")
 
 
 def _who(asks: Any) -> str:

@@ -354,6 +354,7 @@ class ProximalGradient(Solver):
     def _beginning(self, what: str, init_params: Any, hyper: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         who = f"ProximalGradient.{what}"
         params = functions.beginning(who, self.fun, init_params, args, kwargs)
+        arguments.arrays(who, "hyperparams_prox", hyper)
         hyper = jax.tree.map(jnp.asarray, hyper)
         if isinstance(self.fun, LinearObjective):
             design = self.fun.problem(params, *args, **kwargs).design

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from paraxis._calls import arguments
 from paraxis._calls.errors import AxisError, DataError, DeviceError, ShapeError
 from paraxis._core import arrays, layout, placing
 from paraxis._core.axis import Axis
@@ -54,12 +55,16 @@ class Rows(_Arrays):
     def __repr__(self) -> str:
         return f"Rows(X {self.X.dtype}{self.X.shape}, y {self.y.dtype}{self.y.shape}, weight {self.weight.shape})"
 
+    @arguments.named()
     def shared(self, params: Any) -> Any:
         """The same parameters, whole on each device of the rows.
 
         For a loop of updates: its first call then sees parameters that lie as those of all later ones do, and is not
         compiled twice.
         """
+        arguments.arrays("Rows.shared", "params", params)
+        if arrays.is_traced(params):
+            raise TypeError("Rows.shared: params must be known, not traced; write it before the loop, outside jax.jit")
         return jax.tree.map(lambda x: arrays.whole_beside(jax.numpy.asarray(x), self.X), params)
 
 
@@ -92,6 +97,7 @@ def number_of(data: Any, design: jax.Array) -> int:
     return design.shape[0] if given is None else min(given, design.shape[0])
 
 
+@arguments.named()
 def rows(
     X: Any,
     y: Any,
@@ -129,17 +135,16 @@ def rows(
         >>> float(data.weight.sum())
         5.0
     """
-    X, y = (x if isinstance(x, jax.Array) else np.asarray(x) for x in (X, y))
+    X, y = arguments.array("rows", "X", X), _targets(y)
     if X.ndim != 2 or not X.shape[0]:
         raise DataError(f"rows: X must be (n, d) with at least one row, got {X.shape}")
-    if not any(np.issubdtype(y.dtype, kind) for kind in (np.number, np.bool_)):
-        raise DataError(f"rows: y must be numbers, got {y.dtype}; write y = np.unique(y, return_inverse=True)[1]")
     dtype = X.dtype if np.issubdtype(X.dtype, np.floating) else np.dtype(np.float32)
-    weight = np.ones(len(X), dtype) if sample_weight is None else np.asarray(sample_weight)
+    given = np.ones(len(X), dtype) if sample_weight is None else sample_weight
+    weight = arguments.host_array("rows", "sample_weight", given)
     for name, x in (("y", y), ("sample_weight", weight)):
         if x.shape[:1] != X.shape[:1]:
             raise ShapeError(f"rows: {name} must have the {len(X)} rows of X, got {x.shape}")
-    if weight.ndim != 1 or not np.all(np.isfinite(weight)) or np.any(weight < 0) or not np.any(weight > 0):
+    if weight.ndim != 1 or np.iscomplexobj(weight) or not _can_weigh(weight):
         raise DataError(
             "rows: sample_weight must be (n,), finite, not negative and somewhere positive; leave out rows that are "
             "not to count, or give them weight 0"
@@ -147,6 +152,9 @@ def rows(
     if class_weight is not None:
         weight = weight * _class_factors(np.asarray(y), weight, class_weight)
     axis = Axis("rows", len(X)) if axis is None else axis
+    if not isinstance(axis, Axis):
+        got = arguments.described(axis)
+        raise AxisError(f"rows: axis must be a px.Axis, got {got}; write axis=px.Axis('rows', {len(X)})")
     if axis.size != len(X):
         raise ShapeError(f"rows: X has {len(X)} rows, but axis {axis.name!r} has size {axis.size}")
     if axis.at_once is not None:
@@ -160,19 +168,38 @@ def rows(
     return Rows(design, targets, arrays.in_blocks(padded, placement), placing.blocks(placement), axis.size)
 
 
+def _targets(y: Any) -> Any:
+    try:
+        given = y if isinstance(y, jax.Array) else np.asarray(y)
+    except Exception:
+        given = y  # it is said below what it is
+    if isinstance(given, np.ndarray) and given.dtype.kind in "US":
+        raise DataError(f"rows: y must be numbers, got {given.dtype}; write y = np.unique(y, return_inverse=True)[1]")
+    return arguments.array("rows", "y", y)
+
+
+def _can_weigh(weight: np.ndarray) -> bool:
+    return bool(np.all(np.isfinite(weight)) and np.all(weight >= 0) and np.any(weight > 0))
+
+
 def _class_factors(y: np.ndarray, weight: np.ndarray, class_weight: Any) -> np.ndarray:
-    if not (class_weight == "balanced" or isinstance(class_weight, Mapping)):
+    balanced = isinstance(class_weight, str) and class_weight == "balanced"
+    if not (balanced or isinstance(class_weight, Mapping)):
         raise DataError(
-            f"rows: class_weight must be 'balanced' or factors by class, got {class_weight!r}; write "
-            "class_weight={0: 1.0, 1: 2.0}"
+            f"rows: class_weight must be 'balanced' or factors by class, got {arguments.described(class_weight)}; "
+            "write class_weight={0: 1.0, 1: 2.0}"
         )
     classes, index = np.unique(y, return_inverse=True)
-    if class_weight == "balanced":
+    if balanced:
         totals = np.bincount(index, weight)
         return (weight.sum() / (len(classes) * np.where(totals > 0, totals, 1)))[index]
-    unknown = sorted(set(class_weight) - set(classes.tolist()))
+    unknown = sorted(set(class_weight) - set(classes.tolist()), key=str)
     if unknown:
-        raise DataError(f"rows: class_weight names {unknown}, but the classes of y are {classes.tolist()}")
+        raise DataError(f"rows: class_weight names {unknown}, but the classes of y are {classes.tolist()}; write these")
+    for c, factor in class_weight.items():
+        if not arguments.is_number(factor):
+            got = arguments.described(factor)
+            raise DataError(f"rows: class_weight[{c!r}] must be a number, got {got}; write class_weight={{{c!r}: 1.0}}")
     factors = np.array([class_weight.get(c, 1.0) for c in classes.tolist()], float)
     if not np.all(np.isfinite(factors)) or np.any(factors < 0) or not np.any(weight * factors[index] > 0):
         raise DataError(

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._calls import arguments
 from paraxis._calls.errors import DataError, ShapeError
 from paraxis._core import arrays
 from paraxis.solve import _linear as linear
@@ -39,7 +40,7 @@ __all__ = [
     "ridge",
 ]
 
-_LOSSES = {loss.name: loss for loss in (losses.SOFTMAX, losses.LOGISTIC, losses.SQUARED, losses.POISSON, losses.HUBER)}
+_LOSSES = {loss.name: loss for loss in (losses.LOGISTIC, losses.SOFTMAX, losses.SQUARED, losses.POISSON, losses.HUBER)}
 
 LossName = Literal["softmax", "logistic", "squared", "poisson", "huber"]
 
@@ -65,6 +66,7 @@ class LinearObjective:
     intercept: bool = False
     l2: bool = False
 
+    @arguments.named()
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> jax.Array:
         """The objective's value, a scalar.
 
@@ -81,13 +83,18 @@ class LinearObjective:
             received = f"{1 + len(args)} arguments" + (f" and {sorted(kwargs)}" if kwargs else "")
             raise TypeError(f"{self} takes (params, {usage}), got {received}")
         data = named["data"]
-        if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+        if not isinstance(data, tuple | list) or len(data) not in (2, 3) or any(x is None for x in data[:2]):
             raise TypeError(f"{self}: data must be (X, y) or (X, y, weight), got {type(data).__name__}")
-        design, targets = map(jnp.asarray, data[:2])
-        weight = jnp.asarray(data[2]) if len(data) == 3 and data[2] is not None else None
+        arguments.arrays(str(self), "params", params)
+        design, targets, *weights = (
+            jnp.asarray(arguments.array(str(self), f"data[{at}]", x)) for at, x in enumerate(data) if x is not None
+        )
+        weight = weights[0] if weights else None
         self._check(params, design, targets, weight, _added(data))
         blocks = blocks_of(data, design)
         l2 = named.get("l2reg")
+        if self.l2 and not (np.shape(arguments.array(str(self), "l2reg", l2)) == () and _is_real(l2)):
+            raise ShapeError(f"{self}: l2reg must be a number, got {arguments.described(l2)}; write 0.1")
         return Linear(self.loss, design, targets, weight, l2, self.intercept, blocks, number_of(data, design))
 
     def check_targets(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -113,38 +120,48 @@ class LinearObjective:
 
     def init(self, num_features: int, num_outputs: int | None = None, dtype: Any = jnp.float32) -> Any:
         """Parameters of zeros: ``(d,)``, or ``(d, k)`` for k classes or outputs, with an intercept if there is one."""
-        shape = (num_features,) if num_outputs is None else (num_features, num_outputs)
+        shape = (arguments.count("LinearObjective.init", "num_features", num_features, least=0),)
+        if num_outputs is not None:
+            shape += (arguments.count("LinearObjective.init", "num_outputs", num_outputs),)
+        if not isinstance(dtype, (type, np.dtype, str)) or not _is_floating(dtype):
+            got = arguments.described(dtype)
+            raise TypeError(f"LinearObjective.init: dtype must be a floating dtype, got {got}; write jnp.float32")
         coef = jnp.zeros(shape, dtype)
         return (coef, jnp.zeros(shape[1:], dtype)) if self.intercept else coef
 
     def _check(self, params: Any, design: jax.Array, targets: jax.Array, weight: jax.Array | None, added: str) -> None:
+        if design.ndim != 2:
+            raise ShapeError(f"{self}: data: X must be (n, d), got {design.shape}")
         if not design.shape[0]:
-            raise DataError(f"{self}: X must have at least one row, got {design.shape}")
+            raise DataError(f"{self}: data: X must have at least one row, got {design.shape}")
         if self.intercept and not (isinstance(params, tuple) and len(params) == 2):
             raise ShapeError(f"{self}: params must be a pair (coef, intercept); write fun.init({_shapes(design)})")
         coef: Any = params[0] if self.intercept else params
-        shape = jnp.shape(coef)
-        if design.ndim != 2 or shape[:1] != design.shape[1:] or len(shape) not in (1, 2):
+        shape = jnp.shape(coef) if jax.tree.structure(coef).num_nodes == 1 else ()
+        if shape[:1] != design.shape[1:] or len(shape) not in (1, 2) or not _is_real(coef):
             raise ShapeError(
-                f"{self}: X must be (n, d) and coefficients (d,) or (d, k), got {design.shape}{added} and {shape}"
+                f"{self}: for X (n, d), params must be coefficients (d,) or (d, k), got {design.shape}{added} and "
+                f"{shape}"
             )
         if self.intercept and jnp.shape(params[1]) != shape[1:]:
             raise ShapeError(
-                f"{self}: intercept must be {shape[1:]} for coefficients {shape}, got {jnp.shape(params[1])}; write "
-                f"fun.init({_shapes(design)})"
+                f"{self}: params: intercept must be {shape[1:]} for coefficients {shape}, got {jnp.shape(params[1])}; "
+                f"write fun.init({_shapes(design)})"
             )
         if self.loss.single and len(shape) != 1:
-            raise ShapeError(f"{self}: coefficients must be (d,), one output, got {shape}; write one fit per output")
+            raise ShapeError(
+                f"{self}: params: coefficients must be (d,), one output, got {shape}; write one fit per output"
+            )
         if self.loss.classes and len(shape) != 2:
-            raise ShapeError(f"{self}: coefficients must be (d, k) with an output per class, got {shape}")
+            raise ShapeError(f"{self}: params: coefficients must be (d, k) with an output per class, got {shape}")
         expected = shape[1:] if not self.loss.classes else ()
         if targets.shape != (design.shape[0], *expected):
             raise ShapeError(
-                f"{self}: y must be {(design.shape[0], *expected)} for X {design.shape}{added} and coefficients "
+                f"{self}: data: y must be {(design.shape[0], *expected)} for X {design.shape}{added} and coefficients "
                 f"{shape}, got {targets.shape}"
             )
         if weight is not None and weight.shape != design.shape[:1]:
-            raise ShapeError(f"{self}: weight must be {design.shape[:1]}, one per row of X, got {weight.shape}")
+            raise ShapeError(f"{self}: data: weight must be {design.shape[:1]}, one per row of X, got {weight.shape}")
 
     def __reduce__(self) -> Any:
         return functools.partial(glm, intercept=self.intercept, l2=self.l2), (self.loss.name,)
@@ -152,6 +169,17 @@ class LinearObjective:
     def __repr__(self) -> str:
         options = [name for name in ("intercept", "l2") if getattr(self, name)]
         return f"glm({', '.join([repr(self.loss.name), *(f'{name}=True' for name in options)])})"
+
+
+def _is_real(x: Any) -> bool:
+    return not jnp.issubdtype(jnp.result_type(x), jnp.complexfloating)
+
+
+def _is_floating(dtype: Any) -> bool:
+    try:
+        return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except (TypeError, ValueError):
+        return False
 
 
 def _shapes(design: jax.Array) -> str:
@@ -189,8 +217,9 @@ def glm(loss: LossName, *, intercept: bool = False, l2: bool = False) -> LinearO
         >>> fun(fun.init(2), 0.1, (X, y))
         Array(1., dtype=float32)
     """
-    if loss not in _LOSSES:
-        raise ValueError(f"glm: loss must be one of {sorted(_LOSSES)}, got {loss!r}; write glm('logistic')")
+    arguments.one_of("glm", "loss", loss, tuple(_LOSSES))
+    arguments.flag("glm", "intercept", intercept)
+    arguments.flag("glm", "l2", l2)
     return LinearObjective(_LOSSES[loss], intercept=intercept, l2=l2)
 
 

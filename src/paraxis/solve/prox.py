@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._calls import arguments
 from paraxis._calls.errors import DataError, ShapeError
 from paraxis._core import arrays
 
@@ -31,6 +32,7 @@ def none(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     return x
 
 
+@arguments.named()
 def l1(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """The penalty ``strength * sum(abs(x))``: what is smaller than the strength becomes zero, all else moves by it.
 
@@ -50,12 +52,13 @@ def l1(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     Source: Donoho and Johnstone 1994 (soft thresholding).
     """
 
-    def leaf(x: jax.Array, strength: jax.Array) -> jax.Array:
+    def leaf(x: jax.Array, strength: jax.Array, scaling: Any) -> jax.Array:
         return _soft(x, strength * scaling)
 
-    return _by_leaf("l1", leaf, x, _or_one(hyperparams))
+    return _by_leaf("l1", leaf, x, _or_one(hyperparams), scaling)
 
 
+@arguments.named()
 def elastic_net(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """The penalty ``l1 * sum(abs(x)) + l2 / 2 * sum(x**2)``.
 
@@ -76,12 +79,13 @@ def elastic_net(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """
     strength, shrinkage = _pair("elastic_net", "(l1, l2)", (1.0, 1.0) if hyperparams is None else hyperparams)
 
-    def leaf(x: jax.Array, shrinkage: jax.Array) -> jax.Array:
+    def leaf(x: jax.Array, shrinkage: jax.Array, scaling: Any) -> jax.Array:
         return x / (1 + shrinkage * scaling)
 
-    return _by_leaf("elastic_net", leaf, l1(x, strength, scaling), shrinkage)
+    return _by_leaf("elastic_net", leaf, l1(x, strength, scaling), shrinkage, scaling)
 
 
+@arguments.named()
 def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """The group lasso, ``strength`` times the sum of the groups' Euclidean norms: a group becomes zero as a whole.
 
@@ -105,15 +109,16 @@ def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     Source: Yuan and Lin 2006.
     """
 
-    def leaf(x: jax.Array, strength: jax.Array) -> jax.Array:
+    def leaf(x: jax.Array, strength: jax.Array, scaling: Any) -> jax.Array:
         axes = tuple(range(1 if x.ndim > 1 else 0, x.ndim))
         square = jnp.sum(x**2, axes, keepdims=True)
         size = jnp.sqrt(jnp.where(square > 0, square, 1))  # the derivative at zero is finite
         return jnp.where(square > 0, jnp.maximum(1 - strength * scaling / size, 0), 0) * x
 
-    return _by_leaf("group", leaf, x, _or_one(hyperparams))
+    return _by_leaf("group", leaf, x, _or_one(hyperparams), scaling)
 
 
+@arguments.named()
 def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """Bounds: each number moves to the nearest that is allowed.
 
@@ -133,9 +138,10 @@ def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     Source: Parikh and Boyd 2014, section 6.2.4.
     """
     lower, upper = _pair("box", "(lower, upper)", (0.0, 1.0) if hyperparams is None else hyperparams)
-    return _by_leaf("box", jnp.minimum, _by_leaf("box", jnp.maximum, x, lower), upper)
+    return _by_leaf("box", _at_most, _by_leaf("box", _at_least, x, lower), upper)
 
 
+@arguments.named()
 def non_negative(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """No negative numbers: these become zero. ``hyperparams`` and ``scaling`` are without effect.
 
@@ -146,9 +152,10 @@ def non_negative(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
     Source: Parikh and Boyd 2014, section 6.2.4.
     """
-    return _by_leaf("non_negative", jnp.maximum, x, 0.0)
+    return _by_leaf("non_negative", _at_least, x, 0.0)
 
 
+@arguments.named()
 def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """Each vector along the last axis: to the nearest without negative numbers and with the given sum.
 
@@ -168,7 +175,7 @@ def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     Source: Held, Wolfe and Crowder 1974; Duchi et al. 2008, figure 1 (by sorting).
     """
 
-    def leaf(x: jax.Array, total: jax.Array) -> jax.Array:
+    def leaf(x: jax.Array, total: jax.Array, scaling: Any) -> jax.Array:
         if not x.ndim:
             raise ShapeError("prox.simplex: each leaf of x must be a vector (..., d), got a number; write x[None]")
         x = x - jnp.max(x, -1, keepdims=True)  # changes no result, and leaves the digits where they count
@@ -198,6 +205,7 @@ def first(operator: Prox) -> Prox:
         >>> px.solve.prox.first(px.solve.prox.l1)((jnp.array([3.0, -0.5]), jnp.array(0.5)), 1.0)
         (Array([2., 0.], dtype=float32), Array(0.5, dtype=float32, weak_type=True))
     """
+    arguments.function("prox.first", "operator", operator, "prox.first(prox.l1)")
     return _First(operator)
 
 
@@ -272,6 +280,14 @@ def _is_known(values: Any) -> bool:
     )
 
 
+def _at_least(x: jax.Array, bound: jax.Array, scaling: Any) -> jax.Array:
+    return jnp.maximum(x, bound)
+
+
+def _at_most(x: jax.Array, bound: jax.Array, scaling: Any) -> jax.Array:
+    return jnp.minimum(x, bound)
+
+
 def _soft(x: jax.Array, threshold: Any) -> jax.Array:
     return x - jnp.clip(x, -threshold, threshold)
 
@@ -286,13 +302,18 @@ def _pair(who: str, names: str, hyperparams: Any) -> Any:
     return hyperparams
 
 
-def _by_leaf(who: str, operator: Callable[[jax.Array, Any], jax.Array], x: Any, hyper: Any) -> Any:
+def _by_leaf(who: str, operator: Callable[..., jax.Array], x: Any, hyper: Any, scaling: Any = 1.0) -> Any:
     """The operator on each leaf, with the part of ``hyper`` that stands above it."""
+    who = f"prox.{who}"
+    for name, given in (("x", x), ("hyperparams", hyper), ("scaling", scaling)):
+        _require_numbers(who, name, given)
 
     def below(number: Any, part: Any) -> Any:
         def leaf(value: Any) -> jax.Array:
             value = jnp.asarray(value)
-            return operator(value, jnp.asarray(number, value.dtype)).astype(value.dtype)
+            for name, factor in (("hyperparams", number), ("scaling", scaling)):
+                _require_fits(who, name, factor, value)
+            return operator(value, jnp.asarray(number, value.dtype), scaling).astype(value.dtype)
 
         return jax.tree.map(leaf, part)
 
@@ -300,7 +321,32 @@ def _by_leaf(who: str, operator: Callable[[jax.Array, Any], jax.Array], x: Any, 
         jax.tree.structure(hyper).flatten_up_to(x)
     except ValueError as error:
         raise ShapeError(
-            f"prox.{who}: hyperparams must be a number or a tree that is a prefix of x, got "
+            f"{who}: hyperparams must be a number or a tree that is a prefix of x, got "
             f"{jax.tree.structure(hyper)} for {jax.tree.structure(x)}; write one number for all leaves"
         ) from error
     return jax.tree.map(below, hyper, x)
+
+
+def _require_numbers(who: str, name: str, given: Any) -> None:
+    arguments.arrays(who, name, given)
+    if not jax.tree.leaves(given):
+        raise ShapeError(f"{who}: {name} must hold at least one array, got {given!r}")
+    for at, leaf in jax.tree_util.tree_leaves_with_path(given):
+        dtype = jnp.result_type(leaf)
+        expected = "floats" if name == "x" else "real numbers"
+        fits = jnp.issubdtype(dtype, jnp.floating) or (name != "x" and getattr(dtype, "kind", None) in ("b", "i", "u"))
+        if not fits:
+            raise DataError(
+                f"{who}: {name}{jax.tree_util.keystr(at)} must be {expected}, got {dtype}; write jnp.asarray(…, float)"
+            )
+
+
+def _require_fits(who: str, name: str, number: Any, x: jax.Array) -> None:
+    """Check that it broadcasts against the array, whose shape the result has."""
+    shape = np.shape(number) if jax.tree.structure(number).num_nodes == 1 else None
+    pairs = zip(reversed(shape or ()), reversed(x.shape), strict=False)
+    if shape is None or len(shape) > x.ndim or any(n not in (1, m) for n, m in pairs):
+        raise ShapeError(
+            f"{who}: {name} must be a number, or an array that broadcasts against x {x.shape}, got "
+            f"{arguments.described(number)}; write {name}=1.0"
+        )

@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import DataError
+from paraxis._calls.errors import DataError, ParaxisError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve._solution import Interrupted
@@ -71,6 +71,23 @@ class Path(NamedTuple):
     intercept: np.ndarray
     n_iter: np.ndarray
     status: list[str]
+
+
+def refused(who: str, argument: str, expected: str, error: Exception) -> Exception:
+    """An error of scikit-learn's or NumPy's, with the name of the argument that it is about."""
+    kind = TypeError if isinstance(error, TypeError) else DataError
+    return kind(f"{who}: {argument} must be {expected}: {error}")
+
+
+def as_numbers(x: np.ndarray) -> np.ndarray:
+    """The same if it holds real numbers; objects that are numbers as such.
+
+    Raises:
+        TypeError: if it holds others.
+    """
+    if x.dtype.kind not in "biufO":
+        raise TypeError(f"these are {x.dtype}, and no numbers")
+    return x.astype(np.float64) if x.dtype.kind == "O" else x
 
 
 class LinearModel(BaseEstimator, abc.ABC):
@@ -180,8 +197,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         return copy.copy(self)._path(X, y, strengths, sample_weight)
 
     def _path(self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any) -> Path:
-        grid = np.asarray(strengths, np.float64)
-        order = self._from_strong(grid)
+        grid, order = self._from_strong("strengths", strengths)
         X, y, weight = self._checked(X, y, sample_weight)
         weight = self._weighted(y, weight)
         posed = self._posed(y, weight, X.dtype)
@@ -213,47 +229,81 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _linear(self, X: Any) -> np.ndarray:
         """``X @ coef + intercept``, ``(n,)`` or ``(n, k)``."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=_FLOATS)
+        try:
+            X = validate_data(self, X, reset=False, dtype=_FLOATS)
+        except Exception as error:
+            raise refused(self._who, "X", f"numbers (n, {self.n_features_in_})", error) from error
         return X @ self.coef_.T + self.intercept_
 
     def _strength(self) -> float:
         return getattr(self, self.strength_name)
 
-    def _from_strong(self, grid: np.ndarray) -> list[int]:
-        if grid.ndim != 1 or not len(grid):
+    def _from_strong(self, argument: str, strengths: Any) -> tuple[np.ndarray, list[int]]:
+        """The grid as an array, and its places in the order in which they are solved for."""
+        given = arguments.host_array(self._who, argument, strengths)
+        if given.dtype.kind not in "iuf":
+            got = arguments.described(given)
+            raise ValueError(f"{self._who}: {argument} must be real numbers, got {got}; write [0.1, 1, 10]")
+        if given.ndim != 1 or not len(given):
             raise ValueError(
-                f"{self._who}: the grid must be numbers (num,), got shape {grid.shape}; write [0.1, 1, 10]"
+                f"{self._who}: the grid must be numbers (num,), got shape {given.shape}; write [0.1, 1, 10] for "
+                f"{argument}"
             )
+        grid = given.astype(np.float64)
         wrong = ~(grid >= 0) | np.isinf(grid) if self.strong_is_large else ~(grid > 0)
         if wrong.any():
             expected = "not negative and finite" if self.strong_is_large else "positive"
             raise ValueError(
                 f"{self._who}: {self.strength_name} must be {expected}, got {grid[wrong][0]:g} in the grid; write "
-                "[0.1, 1, 10]"
+                f"[0.1, 1, 10] for {argument}"
             )
         order = np.argsort(grid, kind="stable")
-        return [int(i) for i in (order[::-1] if self.strong_is_large else order)]
+        return grid, [int(i) for i in (order[::-1] if self.strong_is_large else order)]
 
     def _checked(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         for name in ("fit_intercept", "warm_start"):
             arguments.flag(self._who, name, getattr(self, name))
-        if not (callable(self.verbose) or isinstance(self.verbose, (bool, np.bool_))):
+        if isinstance(self.verbose, (bool, np.bool_)) or callable(self.verbose):
+            checks.watch(self._who, self.verbose)
+        else:
             arguments.count(self._who, "verbose", self.verbose, least=0, write="verbose=1")
         checks.positive(self, "tol")
         checks.count(self, "max_iter")
         if self.devices is not None:
             checks.whole(self, "devices")
-        X, y = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
-        y = self._checked_targets(y)
+        X, y = self._checked_data(X, y)
         checks.one_of(self._who, "solver", self.solver, self._solvers())
         return X, y, self._checked_weight(X, sample_weight)
+
+    def _checked_data(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and targets as scikit-learn checks them; what it refuses is named."""
+        self._checked_options()
+        try:
+            found = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
+            return found[0], self._checked_targets(found[1])
+        except ParaxisError:
+            raise
+        except Exception as error:
+            try:
+                check_array(X, dtype=_FLOATS)
+            except Exception:
+                raise refused(self._who, "X", "numbers (n, d)", error) from error
+            raise refused(self._who, "y", "targets, one per row of X", error) from error
+
+    def _checked_options(self) -> None:
+        """Check what is particular to it of its options."""
 
     def _checked_weight(self, X: np.ndarray, sample_weight: Any) -> np.ndarray:
         if sample_weight is None:
             return np.ones(len(X), X.dtype)
-        if np.isscalar(sample_weight):
-            sample_weight = np.full(len(X), sample_weight, X.dtype)
-        weight = check_array(sample_weight, ensure_2d=False, dtype=_FLOATS, input_name="sample_weight").astype(X.dtype)
+        if arguments.is_number(sample_weight):
+            sample_weight = np.full(len(X), float(sample_weight), X.dtype)
+        try:
+            as_numbers(np.asarray(sample_weight))
+            weight = check_array(sample_weight, ensure_2d=False, dtype=_FLOATS, input_name="sample_weight")
+        except Exception as error:
+            raise refused(self._who, "sample_weight", "numbers (n,)", error) from error
+        weight = weight.astype(X.dtype)
         if weight.shape != X.shape[:1]:
             raise DataError(f"{self._who}: sample_weight must be {X.shape[:1]}, one per row of X, got {weight.shape}")
         if np.any(weight < 0) or not np.any(weight > 0):

@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
 
+from paraxis._calls import arguments
 from paraxis._calls.errors import DataError
 from paraxis.solve.estimators import _fitting as fitting
 from paraxis.solve.estimators._base import LinearModel, Posed
@@ -66,8 +67,7 @@ def cross_validate_path(
         (0.001, (2, 4))
     """
     model = _unfitted(estimator)
-    strengths = np.asarray(grid, np.float64)
-    order = model._from_strong(strengths)
+    strengths, order = model._from_strong("grid", grid)
     X_all, targets, weight = model._checked(X, y, sample_weight)
     posed = model._posed(targets, model._weighted(targets, weight), X_all.dtype)
     splits = _splits(model, folds, X_all, targets)
@@ -110,8 +110,20 @@ def _unfitted(estimator: _Model) -> _Model:
 
 
 def _splits(model: LinearModel, folds: Any, X: np.ndarray, targets: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    splitter: Any = check_cv(folds, targets, classifier=is_classifier(model))
-    return list(splitter.split(X, targets))
+    try:
+        splitter: Any = check_cv(folds, targets, classifier=is_classifier(model))
+        splits = [(train, test) for train, test in splitter.split(X, targets)]
+        for fold in splits:
+            for rows in fold:
+                X[rows]  # they are numbers of rows, or a mask
+        if not splits:
+            raise DataError("there is none")
+        return splits
+    except Exception as error:
+        raise DataError(
+            f"cross_validate_path: folds must be a number from 2 to that of the rows, or a splitter of scikit-learn, "
+            f"got {arguments.described(folds)}: {error}"
+        ) from error
 
 
 def _held_out(model: LinearModel, targets: np.ndarray, weight: np.ndarray, train: np.ndarray) -> np.ndarray:

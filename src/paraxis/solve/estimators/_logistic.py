@@ -1,6 +1,7 @@
 """Logistic regression: one output for two classes, a softmax for more."""
 
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
+from paraxis._calls import arguments
 from paraxis._calls.errors import DataError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
@@ -102,11 +104,13 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         z = self.decision_function(X)
         return -np.stack([np.logaddexp(0, z), np.logaddexp(0, -z)], 1) if z.ndim == 1 else log_softmax(z, axis=1)
 
-    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+    def _checked_options(self) -> None:
         checks.positive(self, "C")
-        checks.number(self, "l1_ratio")
-        if not 0 <= self.l1_ratio <= 1:
-            raise ValueError(f"{self._who}: l1_ratio must be from 0 to 1, got {self.l1_ratio!r}; write l1_ratio=0.5")
+        checks.share(self, "l1_ratio")
+        if not isinstance(self.class_weight, (Mapping, NoneType)):
+            checks.one_of(self._who, "class_weight", self.class_weight, ("balanced", None))
+
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
         self.classes_ = np.unique(y)
@@ -122,7 +126,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         if self.class_weight is None:
             return weight
         with np.errstate(divide="ignore"):
-            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y, sample_weight=weight)
+            factors = self._class_factors(y, weight)
         if self.class_weight == "balanced":
             factors = np.where(np.isfinite(factors), factors, 0)  # of a class whose rows have the weight 0
         if (
@@ -135,6 +139,15 @@ class LogisticRegression(ClassifierMixin, LinearModel):
                 f"{self.class_weight!r}; write class_weight='balanced'"
             )
         return (weight * factors[np.searchsorted(self.classes_, y)]).astype(weight.dtype)
+
+    def _class_factors(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        try:
+            return compute_class_weight(self.class_weight, classes=self.classes_, y=y, sample_weight=weight)
+        except Exception as error:
+            raise DataError(
+                f"{self._who}: class_weight must be 'balanced' or numbers by class, {self.classes_.tolist()}, got "
+                f"{arguments.described(self.class_weight)}: {error}"
+            ) from error
 
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
         number = np.searchsorted(self.classes_, y).astype(np.int32)

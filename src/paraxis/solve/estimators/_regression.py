@@ -11,7 +11,7 @@ from sklearn.utils.validation import column_or_1d
 from paraxis._calls.errors import DataError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
-from paraxis.solve.estimators._base import LinearModel, Posed
+from paraxis.solve.estimators._base import LinearModel, Posed, as_numbers, refused
 from paraxis.solve.estimators._fitting import Penalty
 from paraxis.solve.estimators._unbounded import FAR, is_unbounded
 
@@ -26,11 +26,13 @@ class Regression(RegressorMixin, LinearModel, abc.ABC):
         """The predicted targets, ``(n,)`` or ``(n, k)``."""
         return self._linear(X)
 
-    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+    def _checked_options(self) -> None:
         checks.number(self, "alpha")
         if not 0 <= self.alpha < np.inf:
             raise ValueError(f"{self._who}: alpha must be a number, not negative, got {self.alpha!r}; write alpha=1.0")
-        return column_or_1d(y, warn=True)
+
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        return as_numbers(column_or_1d(y, warn=True))
 
 
 class LeastSquares(Regression, abc.ABC):
@@ -112,7 +114,7 @@ class Ridge(LeastSquares):
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
         several = y.ndim == 2 and y.shape[1] > 1
         checked = super()._checked_targets(y[:, 0] if y.ndim == 2 else y)
-        return y if several else checked
+        return as_numbers(y) if several else checked
 
     def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
         return Penalty(0.0, strength / (total * (posed.num_outputs or 1)))  # the loss is a mean over the outputs, too
@@ -174,7 +176,12 @@ class PoissonRegressor(Regression):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """D², the part of the Poisson deviance that is explained; 1 is best."""
-        return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))
+        mean = self.predict(X)
+        weight = self._checked_weight(mean, sample_weight)
+        try:
+            return float(d2_tweedie_score(as_numbers(np.asarray(y)), mean, sample_weight=weight, power=1))
+        except Exception as error:
+            raise refused(self._who, "y", f"counts {mean.shape}", error) from error
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

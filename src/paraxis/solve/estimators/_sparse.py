@@ -3,8 +3,6 @@
 import abc
 import dataclasses
 
-import numpy as np
-
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import Posed
@@ -78,11 +76,9 @@ class ElasticNet(_Sparse):
         self.solver = solver
         self.verbose = verbose
 
-    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        checks.number(self, "l1_ratio")
-        if not 0 <= self.l1_ratio <= 1:
-            raise ValueError(f"{self._who}: l1_ratio must be from 0 to 1, got {self.l1_ratio!r}; write l1_ratio=0.5")
-        return super()._checked_targets(y)
+    def _checked_options(self) -> None:
+        super()._checked_options()
+        checks.share(self, "l1_ratio")
 
     def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
         # On targets divided by their scale, the mean of squares is less by its square, and |coef|₁ by the scale.
