@@ -30,10 +30,13 @@ def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
         (["-m", "timeit", "-n", "2"], "-n is missing, the number of processes, before the script"),
         (["-n"], "'-n' requires an argument"),
         (["-n", "2"], "there is no script to launch; write: paraxis launch -n 2 train.py"),
-        (["-n", "0", "train.py"], "-n 0 must be an integer of at least 1; write -n 2"),
+        (["-n", "0", "train.py"], "num_processes must be an integer of at least 1, got 0; write -n 2"),
         (["-n", "many", "train.py"], "Invalid value for '-n': Input should be a valid integer"),
-        (["-n", "2", "--devices", "0", "train.py"], "--devices 0 must be an integer of at least 1"),
-        (["-n", "2", "--restarts", "-1", "train.py"], "--restarts -1 must be an integer of at least 0"),
+        (
+            ["-n", "2", "--devices", "0", "train.py"],
+            "devices must be an integer of at least 1, got 0; write --dev",
+        ),
+        (["-n", "2", "--restarts", "-1", "train.py"], "restarts must be an integer of at least 0, got -1"),
         (
             ["-n", "2", "--restart", "2", __file__],
             "launch has no option --restart; did you mean --restarts? It has -n, ",
@@ -42,8 +45,14 @@ def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
         (["-n", "2", "--epochs", "2", __file__], "launch has no option --epochs. It has -n, "),
         (["-n", "2", "-x", __file__], "launch has no option -x. It has -n, -m, --devices, --restarts, --grace, --stuc"),
         (["-n", "2", "--grace", "0", __file__], "must be a finite number of seconds above 0"),
-        (["-n", "2", "--stuck-after", "-1", __file__], "--stuck-after -1.0 must be a finite number of seconds"),
-        (["-n", "2", "--stuck-after", "inf", __file__], "--stuck-after inf must be a finite number of seconds"),
+        (
+            ["-n", "2", "--stuck-after", "-1", __file__],
+            "stuck_after must be a finite number of seconds of at least 0",
+        ),
+        (
+            ["-n", "2", "--stuck-after", "inf", __file__],
+            "stuck_after must be a finite number of seconds of at least 0",
+        ),
         (["-n", "2", "nowhere.py"], "there is no file nowhere.py"),
         (["-n", "2", "-m", "no_such_module"], "there is no module no_such_module"),
     ],

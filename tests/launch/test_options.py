@@ -13,24 +13,26 @@ from paraxis.launch import Options
 @pytest.mark.parametrize(
     ("wishes", "message"),
     [
-        ({"num_processes": 0}, "-n 0 must be an integer of at least 1; write -n 2"),
-        ({"devices": 0}, "--devices 0 must be an integer of at least 1; write --devices 1"),
-        ({"restarts": -1}, "--restarts -1 must be an integer of at least 0; write"),
         *(
-            ({"grace": x}, f"--grace {x} must be a finite number of seconds above 0; write --grace 30")
-            for x in (0.0, float("inf"), float("nan"), 10**400)
+            ({"num_processes": x}, f"num_processes must be an integer of at least 1, got {x!r}; write -n 2, or num")
+            for x in (0, 1.5, "2")
         ),
+        *(({"devices": x}, f"devices must be an integer of at least 1, got {x!r}; write --dev") for x in (0, "two")),
+        *(({"restarts": x}, f"restarts must be an integer of at least 0, got {x!r}; write --res") for x in (-1, None)),
         *(
-            ({"stuck_after": x}, f"--stuck-after {x} must be a finite number of seconds; write --stuck-after 1800, or")
-            for x in (-1.0, float("inf"), float("nan"))
+            (
+                {"grace": x},
+                f"grace must be a finite number of seconds above 0, got {x!r}; write --grace 30, or",
+            )
+            for x in (0.0, float("inf"), float("nan"), "abc", True)
         ),
+        ({"grace": 10**400}, "grace must be a finite number of seconds above 0, got 1000"),
         *(
-            ({name: x}, f"launch.Options: {name} must be a whole number, got {x!r}; write {name}=2")
-            for name, x in (("num_processes", 1.5), ("num_processes", "2"), ("devices", "two"), ("restarts", None))
-        ),
-        *(
-            ({name: x}, f"launch.Options: {name} must be seconds, got {x!r}; write {name}=30")
-            for name, x in (("grace", "abc"), ("grace", True), ("stuck_after", None))
+            (
+                {"stuck_after": x},
+                f"stuck_after must be a finite number of seconds of at least 0, got {x}; write --stu",
+            )
+            for x in (-1.0, float("inf"), float("nan"), None)
         ),
         ({"target": "nowhere.py"}, "there is no file nowhere.py; write: paraxis launch -n 2 train.py"),
         ({"target": "no_such.module", "module": True}, "there is no module no_such.module; write: paraxis launch"),

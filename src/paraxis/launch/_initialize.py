@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import math
 import os
 import socket
@@ -12,10 +13,10 @@ from typing import Any
 
 import jax
 
+from paraxis._calls import arguments
 from paraxis._calls.errors import ProcessError
 from paraxis._core import jax_api
 from paraxis.launch import _run, _variables, _watchdog
-from paraxis.launch._seconds import seconds_of
 from paraxis.launch._variables import Place
 
 _JOIN_TIMEOUT, _JOIN_TIMEOUT_OF_CLUSTERS = 60.0, 300.0
@@ -105,20 +106,16 @@ def initialize(
 
 def _check(cluster: Any, join_timeout: Any, stuck_after: Any) -> None:
     if cluster is not None and not (isinstance(cluster, str) and cluster):
+        got = arguments.described(cluster)
         raise ProcessError(
-            f"px.initialize: cluster must be the name of a way to find processes, got {cluster!r}; write "
+            f"px.initialize: cluster must be the name of a way to find processes, got {got}; write "
             f"cluster='slurm', or leave it out"
         )
-    if join_timeout is not None and not seconds_of(join_timeout):
-        raise ProcessError(
-            f"px.initialize: join_timeout must be a finite number of seconds above 0, got {join_timeout!r}; write "
-            f"join_timeout=60"
-        )
-    if stuck_after is not None and seconds_of(stuck_after) is None:
-        raise ProcessError(
-            f"px.initialize: stuck_after must be a finite number of seconds, or 0 for never, got {stuck_after!r}; "
-            f"write stuck_after=1800"
-        )
+    of_time = functools.partial(arguments.number, "px.initialize", finite=True, unit="seconds", error=ProcessError)
+    if join_timeout is not None:
+        of_time("join_timeout", join_timeout, above=0, write="join_timeout=60")
+    if stuck_after is not None:
+        of_time("stuck_after", stuck_after, least=0, write="stuck_after=1800, or 0 for never")
 
 
 def _initialize(cluster: str | None, join_timeout: float | None, stuck_after: float | None) -> Processes:

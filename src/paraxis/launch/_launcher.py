@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+from paraxis._calls import arguments
+from paraxis._calls.errors import ProcessError
 from paraxis.launch import _reasons
 from paraxis.launch._options import Options
 from paraxis.launch._output import Screen
@@ -43,6 +45,9 @@ def launch(options: Options) -> int:
         first for its own reason, 128 + the signal if it was ended by one. 74 if all is well but for the output, which
         could not be written, as on a full disk; where nobody reads any more, that is only said.
 
+    Raises:
+        ProcessError: if ``options`` are none.
+
     Communicates: nothing itself; see :func:`paraxis.initialize`.
 
     Example:
@@ -54,6 +59,9 @@ def launch(options: Options) -> int:
         [0] hello from 0
         0
     """
+    if not isinstance(options, Options):
+        got = arguments.described(options)
+        raise ProcessError(f"launch: options must be a launch.Options, got {got}; write launch(Options(2, 'train.py'))")
     screen = Screen()
     with _signals() as received:
         attempt = 0

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from paraxis._calls import arguments, integers
+from paraxis._calls import arguments
 from paraxis._calls.errors import ProcessError
-from paraxis.launch._seconds import seconds_of
 
 _PYTHON = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
@@ -56,34 +55,34 @@ class Options:
                 f"launch.Options: arguments must be a list of text, got {got}; write arguments=['--fast']"
             )
         arguments.flag("launch.Options", "module", self.module)
-        for name in ("num_processes", "restarts", "devices"):
-            value = getattr(self, name)
-            if not (value is None and name == "devices") and integers.at_least(-math.inf, value) is None:
-                got = arguments.described(value)
-                raise ProcessError(f"launch.Options: {name} must be a whole number, got {got}; write {name}=2")
-        for name in ("grace", "stuck_after"):
-            if not arguments.is_number(getattr(self, name)):
-                got = arguments.described(getattr(self, name))
-                raise ProcessError(f"launch.Options: {name} must be seconds, got {got}; write {name}=30")
-        if self.num_processes < 1:
-            raise ProcessError(f"-n {self.num_processes} must be an integer of at least 1; write -n 2")
-        if self.devices is not None and self.devices < 1:
-            raise ProcessError(
-                f"--devices {self.devices} must be an integer of at least 1; write --devices 1, or leave it out"
-            )
-        if self.restarts < 0:
-            raise ProcessError(f"--restarts {self.restarts} must be an integer of at least 0; write --restarts 3")
-        if not seconds_of(self.grace):
-            raise ProcessError(f"--grace {self.grace} must be a finite number of seconds above 0; write --grace 30")
-        if seconds_of(self.stuck_after) is None:
-            raise ProcessError(
-                f"--stuck-after {self.stuck_after} must be a finite number of seconds; write --stuck-after 1800, or "
-                f"--stuck-after 0 for never"
-            )
+        self._count("num_processes", 1, "-n 2, or num_processes=2")
+        if self.devices is not None:
+            self._count("devices", 1, "--devices 1, or devices=1, or leave it out")
+        self._count("restarts", 0, "--restarts 3, or restarts=3")
+        self._seconds("grace", 0, "--grace 30, or grace=30")
+        self._seconds("stuck_after", None, "--stuck-after 1800, or stuck_after=1800, or 0 for never")
         if self.module:
             self._require_module()
         else:
             self._require_script()
+
+    def _count(self, name: str, least: int, write: str) -> None:
+        value = getattr(self, name)
+        arguments.count("launch.Options", name, value, least=least, write=write, error=ProcessError)
+
+    def _seconds(self, name: str, above: float | None, write: str) -> None:
+        value, least = getattr(self, name), -math.inf if above is not None else 0
+        arguments.number(
+            "launch.Options",
+            name,
+            value,
+            least=least,
+            above=above,
+            finite=True,
+            unit="seconds",
+            write=write,
+            error=ProcessError,
+        )
 
     def _require_script(self) -> None:
         path, write = Path(self.target), f"write: paraxis launch -n {self.num_processes}"

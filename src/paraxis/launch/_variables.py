@@ -6,12 +6,12 @@ the obvious name, is none of them: XLA takes it as its number of threads.
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from typing import Self
 
 from paraxis._calls.errors import ProcessError
-from paraxis.launch._seconds import seconds_of
 
 COORDINATOR = "PARAXIS_COORDINATOR"
 NUM_PROCESSES = "PARAXIS_NUM_PROCESSES"
@@ -109,6 +109,6 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
 
 def _seconds(variables: Mapping[str, str], name: str) -> float:
     with contextlib.suppress(ValueError):
-        if (seconds := seconds_of(float(variables[name]))) is not None:
+        if 0 <= (seconds := float(variables[name])) < math.inf:
             return seconds
     raise ProcessError(f"{name}={variables[name]!r} must be a finite number of seconds; write, say, {name}=60")
