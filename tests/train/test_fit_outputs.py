@@ -205,6 +205,24 @@ def test_a_file_that_is_no_log_stays_as_it_is(tmp_path: Path) -> None:
         assert file.read_bytes() == content
 
 
+def test_a_run_that_fails_before_its_first_step_leaves_no_file_that_it_made(tmp_path: Path) -> None:
+    def fails(state: Any, batch: Any) -> Any:
+        raise ValueError("no step")
+
+    places: dict[str, Any] = {"log": tmp_path / "log.jsonl", "tensorboard": tmp_path / "board"}
+    for run in (
+        lambda: px.fit(start(), step, lambda: None, steps=1, progress=False, **places),
+        lambda: px.fit(start(), fails, data(), steps=1, progress=False, **places),
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            run()
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    px.fit(start(), step, data(), steps=1, progress=False, **places)
+    with pytest.raises(ValueError, match="no step"):
+        px.fit(start(), fails, data(), steps=1, progress=False, **places)
+    assert places["log"].is_file()  # an older run's
+
+
 @pytest.mark.parametrize("argument", ["log", "plot", "tensorboard"])
 @pytest.mark.parametrize("value", [5, b"place.png", "a\0b.png", "~nobody-of-that-name/place.png", ["a.png"], 1.5])
 def test_a_place_that_is_no_path_is_named(argument: str, value: Any) -> None:

@@ -177,13 +177,13 @@ def test_a_state_is_a_pytree_of_arrays_with_readable_paths() -> None:
         ),
         (
             lambda: px.TrainState.create({"n": {"k": 3}}, SGD),
-            r"params\['n'\]\['k'\] is int64, but what is trained is floating",
+            r"model\['n'\]\['k'\] is int64, but what is trained is floating",
         ),
-        (lambda: px.TrainState.create({"n": np.ones(3, bool)}, SGD), r"params\['n'\] is bool, but .* mutable=…"),
-        (lambda: px.TrainState.create({"n": "w"}, SGD), r"params\['n'\] is <U1, but what is trained is floating"),
+        (lambda: px.TrainState.create({"n": np.ones(3, bool)}, SGD), r"model\['n'\] is bool, but .* mutable=…"),
+        (lambda: px.TrainState.create({"n": "w"}, SGD), r"model\['n'\] is <U1, but what is trained is floating"),
         (
             lambda: px.TrainState.create(IntegerParam(), SGD),
-            r"params\['k'\] is int32.* no nnx.Param, such as nnx.Variable",
+            r"model\['k'\] is int32.* no nnx.Param, such as nnx.Variable",
         ),
         (
             lambda: px.TrainState.create(plain_params(), SGD, key=0),
@@ -387,6 +387,13 @@ def test_means_add_up_and_of_nothing_there_is_none() -> None:
     assert float(px.Mean(6.0, 3.0) + px.Mean(0.0, 1.0)) == 1.5
     assert f"{px.Mean(1.0, 4.0):.3f}" == "0.250"
     assert np.isnan(float(px.Mean(0.0, 0.0)))
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("value", [None, 2.0])
+def test_a_mean_of_no_weight_that_can_be_is_refused(weight: float, value: float | None) -> None:
+    with pytest.raises(ValueError, match=f"px.Mean: weight must be the sum of the weights, at least 0, got {weight}"):
+        float(px.Mean(6.0, weight, value))
 
 
 def test_a_mean_is_shown_as_its_value_and_of_how_much() -> None:

@@ -64,7 +64,7 @@ def axis_of(what: str, axis: Any) -> Axis:
     Raises:
         AxisError: if it is none, or its elements are to run in turns.
     """
-    found = Axis(axis, 1) if isinstance(axis, str) else axis
+    found = Axis(axis, 1) if isinstance(axis, str) and axis else axis
     if not isinstance(found, Axis) or found.at_once is not None:
         got = arguments.described(axis)
         raise AxisError(

@@ -24,7 +24,8 @@ class Keeping:
         is_pair = isinstance(best, (tuple, list)) and len(best) == 2 and all(isinstance(part, str) for part in best)
         if best is not None and not (is_pair and best[1] in {"min", "max"}):
             raise DataError(
-                f"Checkpoints: best must be a number of the notes and which one is best, got {best!r}; "
+                f"Checkpoints: best must be a number of the notes and which one is best, got "
+                f"{arguments.described(best)}; "
                 f"write best=('loss', 'min') or best=('accuracy', 'max')"
             )
 

@@ -105,11 +105,10 @@ class Evaluate:
 def _checked_every(every: Any) -> int | Literal["epoch"]:
     if isinstance(every, str) and every == "epoch":
         return "epoch"
-    number = integers.at_least(1, every)
-    if number is None:
+    if integers.at_least(1, every) is None:
         got = arguments.described(every)
         raise DataError(f"px.Evaluate: every must be 'epoch' or a number of steps, got {got}; write every=100")
-    return number
+    return arguments.count("px.Evaluate", "every", every, write="every=100", error=DataError)
 
 
 def evaluations_of(evaluate: Any) -> tuple[Evaluate, ...]:

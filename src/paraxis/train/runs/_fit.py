@@ -96,7 +96,8 @@ def fit(
             ``on_start``, ``on_step``, ``on_epoch``, ``on_evaluate``, ``on_checkpoint`` and ``on_end``, called with
             such events; or a list of these. With several processes, each calls its own.
         log: path of a file of JSON lines: one at the start, one for each step, epoch and evaluation. An older log is
-            replaced, another file is not; when a run goes on, its log is cut where that does.
+            replaced, another file is not; when a run goes on, its log is cut where that does. A run that fails before
+            its first step leaves no new file.
         log_every: how many steps lie between those that are logged.
         tensorboard: path of a directory of event files; needs tensorboardX.
         plot: path of a picture of the curves, a PNG, drawn at the end; needs matplotlib.
@@ -190,7 +191,7 @@ def fit(
         for change in beginning.changed if first else ():
             # It may be what was meant, and it may be a slip: so it is said to who wants no progress, too.
             (print_line if progress is False else display.say)(f"px.fit: {change}")
-        with _watched(), processes.StopSignal() as stop:
+        with _watched(), _nothing_is_left_of_no_step(loop, reporters), processes.StopSignal() as stop:
             signal = loop.run(stop)
         if loop.watch.reason is not None:
             display.say(f"px.fit: ended after step {loop.num_steps}: {loop.watch.reason}")
@@ -364,6 +365,20 @@ def _watched() -> Iterator[None]:
         yield
     finally:
         processes.end_progress()
+
+
+@contextlib.contextmanager
+def _nothing_is_left_of_no_step(loop: Loop, reporters: list[Reporter]) -> Iterator[None]:
+    """A run that fails before its first step takes back the files that were made for it."""
+    start = loop.num_steps
+    try:
+        yield
+    except BaseException:
+        if loop.num_steps == start:
+            for reporter in reporters:
+                if isinstance(reporter, (Log, TensorBoard)):
+                    reporter.withdraw()
+        raise
 
 
 def _farewell(signal: str, step: int, checkpoints: "Checkpoints | None", *, is_saved: bool) -> str:

@@ -38,6 +38,7 @@ class Growing:
         self._num_lost = 0
         self._flushed = time.monotonic()
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._is_new = not os.path.lexists(path)
         self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             _hold(self.handle, path)
@@ -100,6 +101,12 @@ class Growing:
                 f"lost",
                 stacklevel=2,
             )
+
+    def withdraw(self) -> None:
+        """Close it, and remove it if it was made for this run."""
+        if self.handle >= 0 and self._is_new:
+            self._path.unlink(missing_ok=True)
+        self.drop()
 
     def drop(self) -> None:
         """Close it as it is."""

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from paraxis._calls import arguments
 from paraxis._calls.errors import ShapeError
 from paraxis.train.steps._mean import Mean
 
@@ -64,8 +65,9 @@ class History:
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """The steps at which a metric is known, and its values, both ``(num_points,)``.
 
-        Of ``"loss"`` those of ``steps``, of ``"test/loss"`` those of each evaluation.
+        Of ``"loss"`` those of ``steps``, of ``"test/loss"`` those of each evaluation; of an unknown name, none.
         """
+        arguments.text("History.curve", "metric", metric, "history.curve('loss')")
         found = [(r.step, r.metrics[metric]) for r in (*self.steps, *self.evaluations) if metric in r.metrics]
         return np.array([step for step, _ in found], np.int64), np.array([value for _, value in found], np.float64)
 

@@ -58,6 +58,10 @@ class Log:
         """Have all lines on the disk."""
         self._file.flush(to_disk=True)
 
+    def withdraw(self) -> None:
+        """As if there had been no run, if the file was made for it."""
+        self._file.withdraw()
+
     def close(self) -> None:
         """No more lines."""
         self._file.close()
@@ -150,6 +154,10 @@ class TensorBoard:
     def flush(self) -> None:
         """Have all points on the disk."""
         self._file.flush(to_disk=True)
+
+    def withdraw(self) -> None:
+        """As if there had been no run, if the file was made for it."""
+        self._file.withdraw()
 
     def close(self) -> None:
         """No more points."""

@@ -25,7 +25,7 @@ def is_nonfinite(metrics: Mapping[str, Mean], state: Any) -> bool:
     """Whether a step's loss or gradient, which were fetched, is not finite."""
     for name in NAMES:
         mean = metrics.get(name)
-        if mean is None or (math.isfinite(mean.total) and math.isfinite(mean.value or 0.0)):
+        if mean is None or all(map(math.isfinite, (mean.total, mean.weight, mean.value or 0.0))):
             continue
         # A sum may be too large where the mean is not; then the step knows.
         if mean.value is None or not math.isfinite(mean.value) or not _is_ok(state):

@@ -1,6 +1,7 @@
 """Means that are still exact when they are put together from parts."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -22,6 +23,9 @@ class Mean:
         weight: ``()``, sum of the weights: how many rows, or tokens, there were.
         value: ``()``, the mean itself where it is known without the rounding of a product and a quotient.
 
+    Raises:
+        ValueError: by ``float(mean)``, if the weights' sum is negative or not finite; TypeError: if one is no number.
+
     Communicates: nothing; ``float(mean)`` waits for the devices.
 
     Example:
@@ -40,15 +44,19 @@ class Mean:
         return Mean(self.total + other.total, self.weight + other.weight)
 
     def __float__(self) -> float:
+        total, weight = _number("total", self.total), _number("weight", self.weight)
+        if not 0 <= weight < math.inf:
+            raise ValueError(
+                f"px.Mean: weight must be the sum of the weights, at least 0, got {weight}; write px.Mean(6.0, 3.0)"
+            )
         if self.value is not None:
             return _number("value", self.value)
-        weight = _number("weight", self.weight)
-        return _number("total", self.total) / weight if weight else float("nan")
+        return total / weight if weight else math.nan
 
     def __repr__(self) -> str:
         try:
             return f"Mean({float(self):.6g}, of {float(self.weight):.6g})"
-        except TypeError:  # traced, or shapes
+        except (TypeError, ValueError):  # traced, or shapes, or no mean
             return f"Mean(total={self.total!r}, weight={self.weight!r}, value={self.value!r})"
 
     def __format__(self, spec: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from paraxis._calls import arguments
 from paraxis._calls.errors import ShapeError, StateError
 from paraxis._core import arrays
 from paraxis._core.placing import Placement
@@ -23,9 +24,10 @@ def check(shard: Any) -> None:
     Raises:
         StateError: saying what to write.
     """
-    if shard is not None and shard != "params" and not callable(shard):
+    if shard is not None and not (isinstance(shard, str) and shard == "params") and not callable(shard):
+        got = arguments.described(shard)
         raise StateError(
-            f"train_step: shard must be None, 'params', or a rule of a parameter's name and array, got {shard!r}; "
+            f"train_step: shard must be None, 'params', or a rule of a parameter's name and array, got {got}; "
             f"write shard='params', or shard=lambda name, x: 0 if name.endswith('kernel') else None"
         )
 
