@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.core import Tracer
 
 import paraxis
@@ -150,7 +149,7 @@ def flaw(error: BaseException | None, accepted: bool, named: Sequence[str]) -> s
         return f"it ends in somebody else's {type(error).__module__}.{type(error).__name__}"
     if accepted:  # as good as right: what does not fit is said by whoever met it
         return None
-    words = str(error)
+    words = "\n".join([str(error), *getattr(error, "__notes__", ())])
     if not any(re.search(rf"(?<!\w){re.escape(str(word))}(?!\w)", words) for word in named):
         return f"the error does not name {' or '.join(named)}"
     if not _EXPECTATION.search(words):
@@ -159,8 +158,8 @@ def flaw(error: BaseException | None, accepted: bool, named: Sequence[str]) -> s
 
 
 _EXPECTATION = re.compile(
-    r"\b(must|expected|write|pass|bind|give|needs?|takes?|missing|is not|no|cannot|such as|starts with|say|there are"
-    r"|unexpected keyword|multiple values)\b",
+    r"\b(must|expected|write|pass|bind|give|needs?|requires?|takes?|missing|is not|no|cannot|such as|starts with|say"
+    r"|there are|unexpected keyword|multiple values)\b",
     re.IGNORECASE,
 )
 
@@ -269,8 +268,3 @@ def flaws(call: Call, number: int, folder: Path) -> dict[str, str]:
             found[label] = wrong
     run(call, {name: value for name, (value, _) in call.arguments().items()})
     return found
-
-
-def every_day_and_at_night() -> Any:
-    """The numbers of wrong calls, as a parameter of a test."""
-    return pytest.mark.parametrize("number", [EVERY_DAY, pytest.param(AT_NIGHT, marks=pytest.mark.slow)])

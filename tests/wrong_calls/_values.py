@@ -152,6 +152,8 @@ def number(least: float = -math.inf, most: float = math.inf, *, above: float = -
     """A real number, also an array of one."""
 
     def accepts(x: Any) -> bool:
+        if type(x) is int:
+            return least <= x <= most and x > above
         if isinstance(x, (bool, np.bool_)) or np.shape(x) != () or not np.issubdtype(np.result_type(x), np.number):
             return False
         return not np.iscomplexobj(x) and least <= float(x) <= most and float(x) > above

@@ -1,15 +1,14 @@
-"""Wrong calls of assertions, and of what starts processes: each is refused by an error that names the argument."""
+"""Calls of assertions, and of what starts processes."""
 
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import paraxis as px
 from paraxis import explain, launch, testing
 from tests.wrong_calls import _functions as own
-from tests.wrong_calls._calls import Call, every_day_and_at_night, flaws
+from tests.wrong_calls._calls import Call
 from tests.wrong_calls._values import (
     count,
     either,
@@ -27,6 +26,7 @@ from tests.wrong_calls._values import (
 
 ROWS = px.Axis("rows", 8)
 HERE = __file__
+NOTHING = str(Path(__file__).parents[1] / "_nothing.py")
 COUNTS = {
     name: (0, optional(count(0)))
     for name in [
@@ -71,7 +71,7 @@ CALLS = [
         "px.initialize",
         px.initialize,
         lambda: {
-            "cluster": (None, none),
+            "cluster": (None, optional(text)),
             "join_timeout": (None, optional(number(above=0))),
             "stuck_after": (None, optional(number(0))),
         },
@@ -90,11 +90,9 @@ CALLS = [
             "stuck_after": (0.0, number(0, 1e300)),
         },
     ),
+    Call(
+        "launch.launch",
+        launch.launch,
+        lambda: {"options": (launch.Options(1, NOTHING, grace=1), instance(launch.Options))},
+    ),
 ]
-
-
-@every_day_and_at_night()
-@pytest.mark.parametrize("call", CALLS, ids=repr)
-def test_wrong_calls_are_refused_by_name(call: Call, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    assert flaws(call, number, tmp_path) == {}

@@ -1,0 +1,1 @@
+"""A script that does nothing, to be launched."""

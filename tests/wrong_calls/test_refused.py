@@ -1,0 +1,67 @@
+"""Wrong calls of every public name are refused by an error that names the argument, and there is a table for each."""
+
+import types
+from pathlib import Path
+
+import pytest
+
+import paraxis as px
+from tests.wrong_calls import _public
+from tests.wrong_calls._calls import AT_NIGHT, EVERY_DAY, Call, flaws
+from tests.wrong_calls.tables import core, ensembles, estimators, solve, tools, train, transforms
+
+TABLES = (core, transforms, ensembles, solve, estimators, train, tools)
+CALLS = [
+    pytest.param(call, id=f"{table.__name__.rpartition('.')[2]}-{call}") for table in TABLES for call in table.CALLS
+]
+WITHOUT = {
+    "made by our functions, and read": (
+        *("ensembles.Ensemble", "ensembles.Epoch", "ensembles.History", "ensembles.Reliability", "ensembles.Scores"),
+        *("explain.Communication", "launch.Processes", "objective.LinearObjective", "px.Gradients", "px.Variables"),
+        *("solve.CrossValidated", "solve.LBFGSState", "solve.NewtonCGState", "solve.OptStep", "solve.Path"),
+        *("solve.ProximalGradientState", "solve.Rows", "solve.Status", "train.Batch", "train.Fitted", "train.History"),
+        *("train.Loader", "train.Record", "train.Restored", "train.TrainState"),
+    ),
+    "a record of what happened, of which all values are right": ("px.Event", "solve.Iteration"),
+    "asked by our own loops, in each step": ("Batch.turn", "Evaluate.is_due", "Rows.with_arrays"),
+}
+
+
+@pytest.mark.parametrize("number", [EVERY_DAY, pytest.param(AT_NIGHT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("call", CALLS)
+def test_wrong_calls_are_refused_by_name(call: Call, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    found = flaws(call, number, tmp_path)
+    assert not found, "\n".join(f"{label}: {flaw}" for label, flaw in found.items())
+
+
+def test_every_public_name_has_a_table_or_a_reason_why_it_needs_none():
+    names, tabled = _public.callables(_public.ROOMS), {call.values[0].name for call in CALLS}
+    without = [name for group in WITHOUT.values() for name in group]
+    assert _public.untabled(names, tabled, without) == set()
+    assert set(without) <= set(names) - tabled, "a name that has a table, or is gone, needs no reason"
+
+
+def test_a_public_name_without_a_table_is_found():
+    class Made:
+        def __init__(self, size: int) -> None:
+            del size
+
+        def method(self, x: int) -> None:
+            del x
+
+        def of_nothing(self) -> None:
+            pass
+
+    class Below(Made):
+        pass
+
+    Made.__module__ = Below.__module__ = Made.method.__module__ = "paraxis.room"
+    room = types.ModuleType("paraxis.room")
+    vars(room).update(
+        Made=Made, Below=Below, fn=lambda x: x, Error=px.AxisError, __all__=["Made", "Below", "fn", "Error"]
+    )
+    names = _public.callables({"room": room})
+    assert set(names) == {"room.Made", "room.Below", "room.fn", "Made.method", "Below.method"}
+    assert _public.untabled(names, ["room.Made", "room.fn"], ["room.Below"]) == {"Made.method", "Below.method"}
+    assert _public.untabled(names, ["room.fn", "Below.method", "another"], ["room.Made", "room.Below"]) == set()
