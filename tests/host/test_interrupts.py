@@ -32,6 +32,15 @@ def test_a_second_one_takes_effect_at_once_and_one_that_nobody_asked_for_at_the_
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_within_another_one_the_same_is_asked_for() -> None:
+    with interrupts.asked_for() as outer:
+        signal.raise_signal(signal.SIGINT)
+        with interrupts.asked_for() as inner:
+            assert inner()
+        assert outer()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_another_handler_and_another_thread_are_left_alone() -> None:
     found = []
 

@@ -97,3 +97,74 @@ def test_an_estimator_that_was_interrupted_is_as_it_was_and_gives_a_fitted_copy(
     assert copy.predict(x).shape == (60,)
     assert copy.score(x, y) > 0.5
     assert copy.status_ in (Status.INTERRUPTED.words, Status.CONVERGED.words)
+
+
+def _interrupting(at: int) -> Any:
+    """Ctrl-C, once a run has made so many iterations."""
+    return lambda one: os.kill(os.getpid(), signal.SIGINT) if one.iter_num == at else None
+
+
+def _interrupted(call: Any) -> Any:
+    with pytest.raises(px.solve.Interrupted) as caught:
+        call()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert caught.value.state is not None
+    return caught.value
+
+
+def _wide() -> tuple[np.ndarray, np.ndarray]:
+    """More columns than a working set begins with, so that there are several."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 400))
+    return x, x[:, :40] @ rng.normal(size=40) + 3 + rng.normal(size=200)
+
+
+def test_by_working_sets_too() -> None:
+    x, y = _wide()
+    model = px.solve.Lasso(alpha=1e-3, devices=1, verbose=_interrupting(1))
+    copy = _interrupted(lambda: model.fit(x, y)).estimator
+    assert not hasattr(model, "coef_")
+    assert copy.status_ == Status.INTERRUPTED.words
+    assert copy.n_iter_ == 1
+    assert copy.score(x, y) > 0.5
+
+
+def test_of_a_path_what_was_found_is_told_in_the_order_of_the_grid() -> None:
+    x, y = _wide()
+    seen: list[int] = []
+
+    def watch(one: px.solve.Iteration) -> None:
+        seen.append(one.iter_num)
+        if seen.count(1) == 2:  # in the second run
+            os.kill(os.getpid(), signal.SIGINT)
+            seen.clear()
+
+    model = px.solve.Lasso(alpha=7.0, devices=1, verbose=watch)
+    stopped = _interrupted(lambda: model.path(x, y, [1e-3, 0.5, 1e-4]))
+    np.testing.assert_array_equal(stopped.found.strengths, [1e-3, 0.5])
+    assert stopped.found.status == [Status.INTERRUPTED.words, Status.CONVERGED.words]
+    np.testing.assert_array_equal(stopped.found.coef[0], stopped.estimator.coef_)
+    assert stopped.estimator.alpha == 1e-3
+    assert model.alpha == 7.0
+    assert not hasattr(model, "coef_")
+
+
+@pytest.mark.parametrize("begun", [1, 2])
+def test_of_a_cross_validation_the_strengths_that_were_scored_and_a_model_are_told(begun: int) -> None:
+    x, y = labelled(60, 4, 3)
+    runs = 0
+
+    def watch(one: px.solve.Iteration) -> None:
+        nonlocal runs
+        runs += one.iter_num == 1
+        if runs > 3 * (begun - 1) and one.iter_num == 2:  # of a strength, one per fold
+            os.kill(os.getpid(), signal.SIGINT)
+
+    model = px.solve.LogisticRegression(devices=2, verbose=watch)
+    stopped = _interrupted(lambda: px.solve.cross_validate_path(model, x, y, [10.0, 0.1], folds=3))
+    assert stopped.found.scores.shape == (begun - 1, 3)
+    np.testing.assert_array_equal(stopped.found.strengths, [0.1][: begun - 1])
+    assert stopped.found.best == 0.1
+    assert stopped.estimator.C == 0.1
+    assert stopped.estimator is stopped.found.estimator
+    assert stopped.estimator.score(x, y) > 0.5

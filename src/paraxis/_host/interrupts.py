@@ -30,41 +30,51 @@ def deferred() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
+class _Noted:
+    """A handler that notes the first Ctrl-C, for whoever asks; a second one is a ``KeyboardInterrupt``."""
+
+    def __init__(self) -> None:
+        self.pending = self.told = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.pending:
+            signal.default_int_handler(number, frame)
+        self.pending = True
+
+    def asked(self) -> bool:
+        self.told = self.pending
+        return self.told
+
+
 def can_be_asked_for() -> bool:
     """Whether :func:`asked_for` changes anything here: in the main thread, where Ctrl-C does what Python does with it.
 
     Whoever has put another handler there has decided what it is to do.
     """
-    ours = threading.current_thread() is threading.main_thread()
-    return ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    handler = signal.getsignal(signal.SIGINT)
+    ours = handler is signal.default_int_handler or isinstance(handler, _Noted)
+    return ours and threading.current_thread() is threading.main_thread()
 
 
 @contextlib.contextmanager
 def asked_for() -> Iterator[Callable[[], bool]]:
     """Within, Ctrl-C is noted, and who computes asks whether there was one; a second one is a ``KeyboardInterrupt``.
 
-    One that nobody has asked for takes effect at the end.
+    One that nobody has asked for takes effect at the end. Within another one, the same is asked for, to whose end it
+    lasts.
     """
     if not can_be_asked_for():
         yield lambda: False
         return
-    pending = told = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal pending
-        if pending:
-            signal.default_int_handler(number, frame)
-        pending = True
-
-    def asked() -> bool:
-        nonlocal told
-        told = pending
-        return told
-
-    signal.signal(signal.SIGINT, note)
+    outer = signal.getsignal(signal.SIGINT)
+    if isinstance(outer, _Noted):
+        yield outer.asked
+        return
+    noted = _Noted()
+    signal.signal(signal.SIGINT, noted)
     try:
-        yield asked
+        yield noted.asked
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if pending and not told:
+        if noted.pending and not noted.told:
             signal.raise_signal(signal.SIGINT)

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import jax
@@ -21,7 +22,7 @@ from paraxis.solve._memory import Memory
 from paraxis.solve._problem import Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import RULES, Found, Options, Rule, search
-from paraxis.solve._solution import OptStep, Solve, differentiable
+from paraxis.solve._solution import OptStep, Solve, differentiable, in_stages
 from paraxis.solve._solver import SmoothSolver
 from paraxis.solve._status import Status
 
@@ -281,27 +282,31 @@ class LBFGS(SmoothSolver):
 
     def _solved(self, params: Any, arguments: Any, prepared: None) -> OptStep:
         """Some iterations with the rows' curvatures at the start, and the others with those found by then."""
-        problem = self._problem(params, *arguments)
-        matrix = gram.asked_for(problem, params, self._precondition)
+        matrix = gram.asked_for(self._problem(params, *arguments), params, self._precondition)
         step = OptStep(params, self._started(params, arguments, matrix))
-        if not isinstance(problem, Linear) or matrix is None:
+        pauses = self._pauses(params, arguments, matrix)
+        if arrays.is_traced((step, arguments)):  # then the program has one matrix more, not many
+            for pause in itertools.islice(pauses, 1):
+                step = self._iterated(step, arguments, pause)
+                running = step.state.status == Status.RUNNING
+                step = jax.lax.cond(running, lambda step: self._renewed(step, arguments), lambda step: step, step)
             return self._iterated(step, arguments, self.maxiter)
-        pause = gram.refresh_after(problem)
-        if arrays.is_traced((step.state.status, problem.design)):  # then the program has one matrix more, not many
-            step = self._iterated(step, arguments, min(pause, self.maxiter))
-            running = step.state.status == Status.RUNNING
-            step = jax.lax.cond(running, lambda: self._conditioned(problem, step), lambda: step)
-            return self._iterated(step, arguments, self.maxiter)
-        while pause < self.maxiter:
-            step = self._iterated(step, arguments, pause)
-            if step.state.status != Status.RUNNING:
-                return step
-            step = self._conditioned(problem, step)
-            pause *= _LONGER
-        return self._iterated(step, arguments, self.maxiter)
+        return in_stages(self._iterated, self._renewed, step, arguments, pauses, self.maxiter)
 
-    def _conditioned(self, problem: Linear, step: OptStep) -> OptStep:
-        """The same place, with the Gram matrix that is right there and no memory of how it was elsewhere."""
+    def _pauses(self, params: Any, arguments: Any, prepared: jax.Array | None) -> Iterator[int]:
+        if prepared is None:
+            return
+        problem = self._problem(params, *arguments)
+        assert isinstance(problem, Linear)
+        pause = gram.refresh_after(problem)
+        while pause < self.maxiter:
+            yield pause
+            pause *= _LONGER
+
+    def _renewed(self, step: OptStep, arguments: Any) -> OptStep:
+        """With the Gram matrix that is right there, and no memory of how it was elsewhere."""
+        problem = self._problem(step.params, *arguments)
+        assert isinstance(problem, Linear)
         matrix = gram.prepared(problem, step.params)
         memory = memories.forget(_memory(step.state), self._first_scale(matrix, step.state.error))
         changes = {"rho_history": memory.rho, "gamma": memory.gamma, "num_pairs": memory.num_pairs}

@@ -178,7 +178,8 @@ class Linear(Problem):
             dz, found = self._of_blocks(bent, direction, tuple(point.cache))
             return self._with_penalty(found, direction), dz
 
-        return product, jnp.zeros_like(point.cache.z)
+        # Zeros that lie as the predictions do: else programs that take either are compiled for both.
+        return product, self._of_blocks(lambda _, __, z: (jnp.zeros_like(z), ()), (), point.cache.z)[0]
 
     def refreshed(self, point: Point) -> Point:
         """The same point with its predictions computed anew: steps added up leave rounding behind. One pass."""

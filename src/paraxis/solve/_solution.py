@@ -5,10 +5,11 @@ that led there (Blondel et al., "Efficient and modular implicit differentiation"
 depend on the solver, costs a linear solve, and keeps nothing of the iterations.
 """
 
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +43,9 @@ class Interrupted(KeyboardInterrupt):
     Attributes:
         params: the best parameters so far.
         state: the solver's state, whose ``status`` is ``INTERRUPTED``.
-        estimator: a copy of the estimator that was being fitted, with these parameters; ``None`` if there is none.
+        estimator: a copy of the estimator that was being fitted, as far as it came; ``None`` if there is none.
+        found: of an estimator's ``path``, the :class:`Path` as far as it came; of :func:`cross_validate_path`, the
+            :class:`CrossValidated`, of the strengths that were scored; else ``None``.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -55,14 +58,16 @@ class Interrupted(KeyboardInterrupt):
         'the error is as small as tol asks'
     """
 
-    def __init__(self, params: Any, state: Any, estimator: Any = None) -> None:
+    estimator: Any = None
+    found: Any = None
+
+    def __init__(self, params: Any, state: Any) -> None:
         super().__init__(
             "the run was ended by Ctrl-C; what was found so far is in the exception: "
             "except px.solve.Interrupted as stopped: stopped.params"
         )
         self.params = params
         self.state = state
-        self.estimator = estimator
 
 
 Solve = Callable[[Any, Any, Any], OptStep]
@@ -76,6 +81,61 @@ Confirm = Callable[[OptStep, Any], OptStep]
 """Where a run says it converged, and ``(args, kwargs)`` → the same place, which may turn out to be no solution."""
 
 
+def in_stages(
+    iterated: Callable[[OptStep, Any, int], OptStep],
+    renewed: Callable[[OptStep, Any], OptStep],
+    step: OptStep,
+    arguments: Any,
+    pauses: Iterable[int],
+    maxiter: int,
+) -> OptStep:
+    """Iterate until the solver stops; after so many iterations as ``pauses`` tell, what it has prepared is renewed.
+
+    Raises:
+        Interrupted: after Ctrl-C.
+    """
+    with attended(step, arguments) as passed:
+        step = _together(step)
+        for pause in pauses:
+            step = iterated(step, arguments, pause)
+            if not _is_running(step):
+                return passed(step)
+            step = _together(renewed(step, arguments))
+        return passed(iterated(step, arguments, maxiter))
+
+
+def _together(step: OptStep) -> OptStep:
+    """The same with all of it on the devices that the first values lie on, as iterations leave it.
+
+    For each other way to lie, the iterations would be compiled once more.
+    """
+    beside = step.state.error
+    if arrays.is_traced(step) or not isinstance(beside, jax.Array):
+        return step
+    devices = beside.sharding.device_set
+    if len(devices) == 1:
+        return step
+
+    def there(x: Any) -> Any:
+        lies = isinstance(x, jax.Array) and x.sharding.device_set == devices
+        return x if lies else arrays.whole_beside(jnp.asarray(x), beside)
+
+    return jax.tree.map(there, step)
+
+
+@contextlib.contextmanager
+def attended(*operands: Any) -> Iterator[Callable[[OptStep], OptStep]]:
+    """Within, Ctrl-C waits until it is asked for: by the function yielded, which returns its step if there was none.
+
+    That raises ``Interrupted`` if there was one. A run that is traced, or in several processes, is not ended.
+    """
+    if _has_to_be_whole(operands):
+        yield lambda step: step
+        return
+    with interrupts.asked_for() as asked:
+        yield functools.partial(_unless, asked)
+
+
 class Iterated:
     """Update until the solver stops, or has made so many iterations in all; compiled as one program.
 
@@ -86,37 +146,54 @@ class Iterated:
     Args:
         update: one iteration, ``(params, state, *args, **kwargs)`` → the next.
         confirm: judges a solution anew.
+        over: of several runs side by side, as the first dimension of all in a step, those arguments that have such a
+            dimension, as ``in_axes`` of ``jax.vmap``.
     """
 
-    def __init__(self, update: Callable[..., OptStep], confirm: Confirm) -> None:
-        self._program = Traced(functools.partial(_part, update, confirm))
+    def __init__(self, update: Callable[..., OptStep], confirm: Confirm, *, over: Any = None) -> None:
+        part: Any = functools.partial(_part, update, confirm)
+        self._program = Traced(part if over is None else jax.vmap(part, (0, 0, over, None)))
         self._seconds: dict[Any, float] = {}  # an iteration takes, by the types of the arguments
 
     def __call__(self, step: OptStep, arguments: Any, limit: int) -> OptStep:
-        none = np.zeros((), np.int32)
-        whole = jax.process_count() > 1 or jax_api.is_tracing() or arrays.is_traced((step, arguments))
-        if whole or not interrupts.can_be_asked_for():
+        none = np.zeros(jnp.shape(step.state.status), np.int32)
+        if _has_to_be_whole((step, arguments)) or not interrupts.can_be_asked_for():
             return self._program(step, none, arguments, np.int32(limit))[0]
-        with interrupts.asked_for() as asked:
-            return self._in_parts(asked, step, none, arguments, limit)
+        with attended() as passed:
+            return self._in_parts(passed, step, none, arguments, limit)
 
-    def _in_parts(self, asked: Callable[[], bool], step: OptStep, refuted: Any, arguments: Any, limit: int) -> OptStep:
+    def _in_parts(
+        self, passed: Callable[[OptStep], OptStep], step: OptStep, refuted: Any, arguments: Any, limit: int
+    ) -> OptStep:
         types = _types((step, arguments))
-        done, first = int(step.state.iter_num), types not in self._seconds
+        done, first = _count(step), types not in self._seconds
         while True:
             seconds = self._seconds.get(types)
             until = min(limit, done + (1 if seconds is None else max(1, int(_PART / max(seconds, 1e-9)))))
             began = time.perf_counter()
             step, refuted = self._program(step, refuted, arguments, np.int32(until))
             if until == limit and seconds is not None:  # which is not waited for
-                return _unless(asked, step)
-            before, done = done, int(step.state.iter_num)
+                return passed(step)
+            before, done = done, _count(step)
             if done > before and not first:
                 self._seconds[types] = (time.perf_counter() - began) / (done - before)
             first = False  # that one was compiled
-            if done >= limit or step.state.status != Status.RUNNING:
-                return _unless(asked, step)
-            _unless(asked, step)
+            passed(step)
+            if done >= limit or not _is_running(step):
+                return step
+            refuted = np.asarray(refuted)  # as it began, or the program would be compiled for it once more
+
+
+def _has_to_be_whole(operands: Any) -> bool:
+    return jax.process_count() > 1 or jax_api.is_tracing() or arrays.is_traced(operands)
+
+
+def _count(step: OptStep) -> int:
+    return int(np.asarray(step.state.iter_num).max())
+
+
+def _is_running(step: OptStep) -> bool:
+    return bool(np.any(np.asarray(step.state.status) == Status.RUNNING))
 
 
 def _unless(asked: Callable[[], bool], step: OptStep) -> OptStep:
@@ -128,9 +205,8 @@ def _unless(asked: Callable[[], bool], step: OptStep) -> OptStep:
     if not asked():
         return step
     params, state = step
-    if state.status == Status.RUNNING:
-        state = dataclasses.replace(state, status=jnp.full_like(state.status, Status.INTERRUPTED))
-    raise Interrupted(params, state)
+    ended = jnp.where(jnp.asarray(state.status) == Status.RUNNING, Status.INTERRUPTED, state.status)
+    raise Interrupted(params, dataclasses.replace(state, status=ended.astype(jnp.int32)))
 
 
 def _types(tree: Any) -> Any:

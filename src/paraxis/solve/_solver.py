@@ -2,7 +2,7 @@
 
 import abc
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Self
 
 import jax
@@ -13,8 +13,10 @@ from paraxis.solve import _checks as checks
 from paraxis.solve import _functions as functions
 from paraxis.solve import _gram as gram
 from paraxis.solve import _progress as progress
+from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Problem
-from paraxis.solve._solution import Iterated, OptStep
+from paraxis.solve._solution import Iterated, OptStep, in_stages
+from paraxis.solve._status import Status
 from paraxis.solve.objective import LinearObjective
 
 
@@ -83,7 +85,20 @@ class Solver(abc.ABC):
 
     def _solved(self, params: Any, arguments: Any, prepared: Any) -> OptStep:
         """A whole run, from the start."""
-        return self._iterated(OptStep(params, self._started(params, arguments, prepared)), arguments, self.maxiter)
+        step = OptStep(params, self._started(params, arguments, prepared))
+        return in_stages(self._iterated, self._renewed, step, arguments, (), self.maxiter)
+
+    def _prepared(self, params: Any, args: Any, kwargs: Any) -> Any:
+        """What is computed once, before the first iteration."""
+        return None
+
+    def _pauses(self, params: Any, arguments: Any, prepared: Any) -> Iterable[int]:
+        """After how many iterations what is prepared is to be renewed."""
+        return ()
+
+    def _renewed(self, step: OptStep, arguments: Any) -> OptStep:
+        """The same place, with what is prepared as it is right there."""
+        return step
 
     def _problem(self, params: Any, args: Any, kwargs: Any) -> Problem:
         return functions.problem_of(self.fun, self.value_and_grad, self.has_aux, params, args, kwargs)
@@ -104,3 +119,45 @@ class SmoothSolver(Solver):
     def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
         problem = self._problem(step.params, *arguments)
         return OptStep(step.params, progress.confirmed(problem, *step, tol=self.tol, maxiter=self.maxiter))
+
+
+class SideBySide:
+    """Several runs of a solver at once, as ``vmap`` of it would make them, but that Ctrl-C ends them.
+
+    Args:
+        solver: of a linear model.
+        arguments: of what each run has of its own, and of what all share, what ``run`` is given.
+    """
+
+    def __init__(self, solver: Solver, arguments: Callable[[Any, Any], tuple[Any, ...]]) -> None:
+        bare = solver._bare
+
+        def start(params: Any, own: Any, shared: Any) -> Any:
+            args = arguments(own, shared)
+            return bare._start(params, (args, {}), bare._prepared(params, args, {}))
+
+        def update(params: Any, state: Any, own: Any, shared: Any) -> OptStep:
+            return bare._iteration(params, state, *arguments(own, shared))
+
+        def confirm(step: OptStep, both: Any) -> OptStep:
+            return bare._confirmed(step, (arguments(*both[0]), {}))
+
+        def renew(step: OptStep, both: Any) -> OptStep:
+            renewed = bare._renewed(step, (arguments(*both[0]), {}))
+            return trees.choose(step.state.status == Status.RUNNING, renewed, step)
+
+        over = ((0, None), None)
+        self._bare, self._arguments = bare, arguments
+        self._started = Traced(jax.vmap(start, (0, 0, None)))
+        self._renewed = Traced(jax.vmap(renew, (0, over)))
+        self._iterated = Iterated(update, confirm, over=over)
+
+    def run(self, params: Any, own: Any, shared: Any) -> OptStep:
+        """As the solver's own ``run``, of parameters and arguments that have a first dimension for the runs."""
+        state = self._started(params, own, shared)
+        prepared, pauses = getattr(state, "preconditioner", None), ()
+        if prepared is not None:
+            first, of_first = jax.tree.map(lambda x: x[0], (params, own))
+            pauses = self._bare._pauses(first, (self._arguments(of_first, shared), {}), prepared)
+        both = ((own, shared), {})
+        return in_stages(self._iterated, self._renewed, OptStep(params, state), both, pauses, self._bare.maxiter)

@@ -27,7 +27,7 @@ from paraxis.solve._problem import Point
 from paraxis.solve._progress import Progress
 from paraxis.solve._rows import Rows
 from paraxis.solve._search import noise
-from paraxis.solve._solution import OptStep
+from paraxis.solve._solution import OptStep, attended
 from paraxis.solve._status import Status
 from paraxis.solve.objective import ridge
 
@@ -111,19 +111,25 @@ class WorkingSet:
         return arrays.on_auto_mesh(self._solved, init_params, l1, l2, data)
 
     def _solved(self, params: Any, l1: Any, l2: Any, data: Rows) -> OptStep:
+        with attended() as passed:
+            return self._advanced_to_the_end(passed, params, l1, l2, data)
+
+    def _advanced_to_the_end(self, passed: Callable[[OptStep], OptStep], *operands: Any) -> OptStep:
+        params, l1, l2, data = operands
         l1, l2, tol = (np.asarray(x, params.dtype) for x in (l1, l2, self.tol))
         begin = _begun if len(params) > _SMALLEST else _begun_with_all
         state = arrays.ready(begin(params, l1, l2, tol, data))
         if self.verbose and int(state.iter_num):
             progress.say(state, self.verbose)
         while int(state.status) == Status.RUNNING and int(state.iter_num) < self.maxiter:
+            passed(OptStep(state.params, state))
             size, fresh = _sizes(int(state.num_used), int(state.num_missing), len(state.held.chosen), *data.X.shape)
             state = arrays.ready(_advanced(state, l1, l2, tol, data, size, fresh))
             if self.verbose:
                 progress.say(state, self.verbose)
         if int(state.status) == Status.RUNNING:
             state = dataclasses.replace(state, status=jnp.asarray(int(Status.ITERATION_LIMIT), jnp.int32))
-        return OptStep(state.params, state)
+        return passed(OptStep(state.params, state))
 
 
 def _sizes(used: int, missing: int, size: int, num_rows: int, num_features: int) -> tuple[int, int]:

@@ -48,6 +48,7 @@ def run_fit(options: FitOptions, console: Console) -> None:
 
     Raises:
         CommandError: if the file or an option cannot be used; then nothing is written.
+        StoppedError: after Ctrl-C; if the solver was at work by then, what it had found is written.
     """
     place = initialize()
     if place.process:  # the first of several processes shows, and writes, for all
@@ -76,9 +77,10 @@ def run_fit(options: FitOptions, console: Console) -> None:
         X = recipe.design(train_table).astype(np.float32 if options.float32 else np.float64)
 
         started = time.perf_counter()
-        strength = _strength(options, solver, X, y, console)
-        with Live(console, f"fitting to {len(X):,} rows", value_name(solver.smooth)) as live:
-            solved = solve(solver, strength, X, y, live)
+        strength, solved = _strength(options, solver, X, y, console)
+        if solved is None:
+            with Live(console, f"fitting to {len(X):,} rows", value_name(solver.smooth)) as live:
+                solved = solve(solver, strength, X, y, live)
         seconds = time.perf_counter() - started
 
         about = {
@@ -107,9 +109,14 @@ def run_fit(options: FitOptions, console: Console) -> None:
     console.print(grids.coefficients_grid(model))
     if solved.status == Status.UNBOUNDED.words:
         note(f"{solved.status}; {_penalised(options)}")
-    elif not solved.converged:
+    elif not solved.converged and solved.error is None:
         note(f"the solver stopped early: {solved.status}")
     console.print(f"Written to {options.out}: coefficients.csv, fit.png, model.npz", markup=False, highlight=False)
+    if solved.error is not None:
+        raise StoppedError(
+            f"interrupted; what was found so far is saved in --out {options.out}: its error is {solved.error:.2g}, and "
+            f"{solver.tolerance(X):g} is that of a solution"
+        )
 
 
 @contextlib.contextmanager
@@ -216,16 +223,18 @@ def _penalised(options: FitOptions) -> str:
     return "write --strength 0.1" if options.strengths is None else "write --strengths 0.01,0.1,1"
 
 
-def _strength(options: FitOptions, solver: Solver, X: np.ndarray, y: np.ndarray, console: Console) -> float:
+def _strength(
+    options: FitOptions, solver: Solver, X: np.ndarray, y: np.ndarray, console: Console
+) -> tuple[float, Solved | None]:
+    """The strength to fit with; and, where Ctrl-C ended the choice among several, the model so far."""
     if options.strengths is None:
         usual = 0.0 if options.penalty == "none" else 1 / len(X)
-        return usual if options.strength is None else options.strength
+        return usual if options.strength is None else options.strength, None
     grid = options.strengths
     with console.status(f"cross-validation: {len(grid)} strengths, {options.folds} folds at once"):
-        scores = validate(solver, grid, options.folds, X, y)
-    best = float(grid[scores.mean(1).argmax()])
-    console.print(grids.strengths_grid(SCORES[solver.objective], grid, scores, best))
-    return best
+        found = validate(solver, grid, options.folds, X, y)
+    console.print(grids.strengths_grid(SCORES[solver.objective], found.strengths, found.scores, found.best))
+    return found.best, found.solved
 
 
 def _summary(

@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from paraxis.cli._errors import CommandError
-from paraxis.solve import Iteration, Status
+from paraxis.solve import Interrupted, Iteration, Status
 from paraxis.solve import estimators as est
 
 SCORES = {"logistic": "accuracy", "squared": "R²", "poisson": "D²"}
@@ -52,12 +52,15 @@ class Solver:
             return 1 / (strength * num_rows) if strength else float("inf")
         return strength * num_rows if self.objective == "squared" and self.smooth else strength
 
+    def tolerance(self, X: np.ndarray) -> float:
+        """The error of a solution."""
+        return _TOL[X.dtype] if self.tol is None else self.tol
+
     def estimator(self, strength: float, X: np.ndarray, watch: Any) -> Any:
         """The estimator, not fitted."""
         value = self.native(strength, len(X))
-        tol = _TOL[X.dtype] if self.tol is None else self.tol
         options: dict[str, Any] = {
-            "tol": tol, "max_iter": self.max_iterations, "devices": self.num_devices, "verbose": watch
+            "tol": self.tolerance(X), "max_iter": self.max_iterations, "devices": self.num_devices, "verbose": watch
         }  # fmt: skip
         if self.objective == "logistic":
             return est.LogisticRegression(value, l1_ratio=self.ratio, **options)
@@ -78,6 +81,7 @@ class Solved:
         converged: whether the test for a solution was passed.
         history: the iterations in order.
         data_passes: how often the data were read, with the test at the end.
+        error: what the tolerance is compared with, where Ctrl-C ended the run; else ``None``.
     """
 
     coef: np.ndarray
@@ -86,10 +90,11 @@ class Solved:
     converged: bool
     history: list[Iteration]
     data_passes: int
+    error: float | None = None
 
 
 def solve(solver: Solver, strength: float, X: np.ndarray, y: np.ndarray, watch: Any) -> Solved:
-    """Fit to all rows; ``watch`` is called with each iteration.
+    """Fit to all rows; ``watch`` is called with each iteration. Where Ctrl-C ends the run, what was found until then.
 
     Raises:
         CommandError: if no finite coefficients are found.
@@ -100,24 +105,65 @@ def solve(solver: Solver, strength: float, X: np.ndarray, y: np.ndarray, watch: 
         history.append(iteration)
         watch(iteration)
 
-    targets, origin, scale = _standardised(solver, y)
+    targets, _, _ = _standardised(solver, y)
+    error = None
     with _quiet():
-        model = solver.estimator(strength, X, seen).fit(X, targets)
+        try:
+            model = solver.estimator(strength, X, seen).fit(X, targets)
+        except Interrupted as stopped:
+            model, error = stopped.estimator, _largest_error(stopped)
+    history.sort(key=lambda iteration: iteration.iter_num)
+    return _solved(solver, model, y, history, error)
+
+
+@dataclasses.dataclass(frozen=True)
+class Validated:
+    """What cross-validation found.
+
+    Args:
+        strengths: those that have scores.
+        scores: of the rows that each fold holds out, ``(num_strengths, folds)``.
+        best: the strength with the best mean score; if there is none yet, the one that was solved for.
+        solved: where Ctrl-C ended it, the model so far with that strength; else ``None``.
+    """
+
+    strengths: np.ndarray
+    scores: np.ndarray
+    best: float
+    solved: Solved | None
+
+
+def validate(solver: Solver, strengths: Sequence[float], folds: int, X: np.ndarray, y: np.ndarray) -> Validated:
+    """Score strengths by the rows that each fold holds out.
+
+    Raises:
+        CommandError: if Ctrl-C ended it before coefficients were finite.
+    """
+    targets, _, _ = _standardised(solver, y)
+    ours = {solver.native(strength, len(X)): strength for strength in strengths}
+    solved = None
+    with _quiet():
+        try:
+            found = est.cross_validate_path(solver.estimator(strengths[0], X, 0), X, targets, [*ours], folds)
+        except Interrupted as stopped:
+            found = stopped.found
+            solved = _solved(solver, stopped.estimator, y, [], _largest_error(stopped))
+    told = np.array([ours[strength] for strength in found.strengths.tolist()])
+    return Validated(told, found.scores, ours[found.best], solved)
+
+
+def _largest_error(stopped: Interrupted) -> float:
+    return float(np.max(np.asarray(stopped.state.error)))
+
+
+def _solved(solver: Solver, model: Any, y: np.ndarray, history: list[Iteration], error: float | None) -> Solved:
+    _, origin, scale = _standardised(solver, y)
     coef = np.atleast_2d(np.asarray(model.coef_, np.float64)) * scale
     intercept = np.atleast_1d(np.asarray(model.intercept_, np.float64)) * scale + origin
     if not (np.isfinite(coef).all() and np.isfinite(intercept).all()):
         raise CommandError(f"the fit gave no finite coefficients: {model.status_}; write --strength 1, or another one")
-    history.sort(key=lambda iteration: iteration.iter_num)
     converged = model.status_ == Status.CONVERGED.words
-    return Solved(coef, intercept, model.status_, converged, history, int(model.data_passes_))
-
-
-def validate(solver: Solver, strengths: Sequence[float], folds: int, X: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Scores of the rows that each fold holds out, ``(num_strengths, folds)``."""
-    targets, _, _ = _standardised(solver, y)
-    grid = [solver.native(strength, len(X)) for strength in strengths]
-    with _quiet():
-        return est.cross_validate_path(solver.estimator(strengths[0], X, 0), X, targets, grid, folds).scores
+    return Solved(coef, intercept, model.status_, converged, history, int(model.data_passes_), error)
 
 
 def _standardised(solver: Solver, y: np.ndarray) -> tuple[np.ndarray, float, float]:

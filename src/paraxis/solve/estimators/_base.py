@@ -20,7 +20,7 @@ from paraxis._calls import arguments
 from paraxis._calls.errors import DataError, ParaxisError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
-from paraxis.solve._solution import Interrupted
+from paraxis.solve._solution import Interrupted, attended
 from paraxis.solve._status import Status
 from paraxis.solve.estimators import _fitting as fitting
 from paraxis.solve.estimators._fitting import Method, Penalty, Placed, Plan, Solution
@@ -193,6 +193,8 @@ class LinearModel(BaseEstimator, abc.ABC):
 
         Raises:
             ValueError: if the data, an option or a strength cannot be used; says why.
+            Interrupted: after Ctrl-C; its ``found`` is the path as far as it came, its ``estimator`` a copy that is
+                fitted with the strength that the path was at.
         """
         return copy.copy(self)._path(X, y, strengths, sample_weight)
 
@@ -202,18 +204,31 @@ class LinearModel(BaseEstimator, abc.ABC):
         weight = self._weighted(y, weight)
         posed = self._posed(y, weight, X.dtype)
         found: dict[int, Solution] = {}
-        with fitting.surroundings(X.dtype, self.devices):
+
+        def described() -> Path:
+            there = sorted(found)
+            coef, intercept = zip(*(self._described(found[i].params, posed, placed.means) for i in there), strict=True)
+            counts = np.array([int(found[i].iter_num) for i in there])
+            words = [Status(int(found[i].status)).words for i in there]
+            return Path(grid[there], np.stack(coef), np.stack(intercept), counts, words)
+
+        with fitting.surroundings(X.dtype, self.devices), attended():
             placed = self._place(X, posed)
             params = self._zeros(posed, X.shape[1], X.dtype)
             for index in order:
-                found[index] = self._solved(float(grid[index]), params, posed, placed)
+                try:
+                    found[index] = self._solved(float(grid[index]), params, posed, placed)
+                except Interrupted as stopped:
+                    found[index] = fitting.solution_of(stopped)
+                    setattr(self, self.strength_name, float(grid[index]))
+                    stopped.found, stopped.estimator = described(), self._taking(found[index], posed, placed)
+                    raise
                 params = found[index].params
-        ordered = [found[i] for i in range(len(grid))]
-        coef, intercept = zip(*(self._described(f.params, posed, placed.means) for f in ordered), strict=True)
-        judged = [self._judged(*one, X, y, weight) for one in zip(ordered, grid.tolist(), coef, intercept, strict=True)]
-        self._warn(*judged)
-        counts = np.array([int(f.iter_num) for f in ordered])
-        return Path(grid, np.stack(coef), np.stack(intercept), counts, [Status(int(f.status)).words for f in judged])
+        path = described()
+        for i, strength in enumerate(grid.tolist()):
+            found[i] = self._judged(found[i], strength, path.coef[i], path.intercept[i], X, y, weight)
+        self._warn(*(found[i] for i in range(len(grid))))
+        return described()
 
     @contextlib.contextmanager
     def _as_it_was_if_this_fails(self) -> Iterator[None]:

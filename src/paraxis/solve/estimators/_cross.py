@@ -4,6 +4,7 @@ A fold is a set of weights, zero on the rows that it holds out. So X lies on the
 folds; each iteration of all folds reads it together, and the exchanges of all folds are one.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -14,9 +15,11 @@ from sklearn.model_selection import check_cv
 
 from paraxis._calls import arguments
 from paraxis._calls.errors import DataError
+from paraxis.solve._solution import Interrupted, attended
+from paraxis.solve._status import Status
 from paraxis.solve.estimators import _fitting as fitting
 from paraxis.solve.estimators._base import LinearModel, Posed
-from paraxis.solve.estimators._fitting import Penalty
+from paraxis.solve.estimators._fitting import Penalty, Solution
 
 _Model = TypeVar("_Model", bound=LinearModel)
 
@@ -56,6 +59,10 @@ def cross_validate_path(
         DataError: if a fold cannot be scored.
         ValueError: if the data, an option or a strength cannot be used; says why.
         TypeError: if the estimator is another one.
+        Interrupted: after Ctrl-C. Its ``found`` has the scores of the strengths whose folds were all solved by then,
+            and ``best`` of these; if there are none yet, of the one that was being solved. The estimator there is the
+            mean of the folds' models with that strength, which costs no more than they do on average, or the one that
+            was being fitted to all rows.
 
     Communicates: as one fit does, with messages ``folds`` times as long.
 
@@ -76,16 +83,33 @@ def cross_validate_path(
             raise DataError(f"cross_validate_path: fold {fold} holds out no row of positive weight; write folds=5")
     weights = np.stack([_held_out(model, targets, weight, train) for train, _ in splits])
     totals = weights.sum(1, dtype=np.float64)
-    scores = np.empty((len(strengths), len(splits)))
-    with fitting.surroundings(X_all.dtype, model.devices):
+    scores = np.full((len(strengths), len(splits)), np.nan)
+    found: dict[int, Solution] = {}
+
+    def scored() -> CrossValidated[_Model]:
+        """As far as it came, with the mean of the folds' models for an estimator."""
+        there = [i for i in sorted(found) if np.isfinite(scores[i]).all()]
+        best = there[int(scores[there].mean(1).argmax())] if there else [*found][-1]
+        fitted = copy.copy(model).set_params(**{model.strength_name: float(strengths[best])})
+        return CrossValidated(
+            strengths[there], scores[there], float(strengths[best]), fitted._taking(_mean(found[best]), posed, placed)
+        )
+
+    with fitting.surroundings(X_all.dtype, model.devices), attended():
         placed = fitting.place_folds(X_all, posed.targets, weights, model.devices, centre=posed.centre)
         start = model._zeros(posed, X_all.shape[1], X_all.dtype)
         params = jax.tree.map(lambda x: np.repeat(x[None], len(splits), 0), start)
         for index in order:
             penalty = _penalties(model, float(strengths[index]), totals, posed)
-            found, z = fitting.solve_folds(model._plan(posed), params, penalty, placed.data)
-            model._warn(found)
-            params = found.params
+            try:
+                found[index], z = fitting.solve_folds(model._plan(posed), params, penalty, placed.data)
+            except Interrupted as stopped:
+                found[index] = fitting.solution_of(stopped)
+                stopped.found = scored()
+                stopped.estimator = stopped.found.estimator
+                raise
+            model._warn(found[index])
+            params = found[index].params
             scores[index] = [
                 model._score(_original(z[fold][..., : len(X_all)], posed)[test], targets[test], weight[test])
                 for fold, (_, test) in enumerate(splits)
@@ -97,7 +121,19 @@ def cross_validate_path(
         )
     best = float(strengths[scores.mean(1).argmax()])
     chosen = _unfitted(estimator).set_params(**{model.strength_name: best})
-    return CrossValidated(strengths, scores, best, chosen.fit(X, y, sample_weight))
+    try:
+        return CrossValidated(strengths, scores, best, chosen.fit(X, y, sample_weight))
+    except Interrupted as stopped:
+        stopped.found = CrossValidated(strengths, scores, best, stopped.estimator)
+        raise
+
+
+def _mean(found: Solution) -> Solution:
+    """Of the folds."""
+    params = jax.tree.map(lambda x: x.mean(0), found.params)
+    return Solution(
+        params, found.iter_num.max(), np.asarray(Status.INTERRUPTED), found.error.max(), found.data_passes.max()
+    )
 
 
 def _unfitted(estimator: _Model) -> _Model:

@@ -23,7 +23,8 @@ from paraxis.solve._newton import NewtonCG
 from paraxis.solve._progress import Iteration, Watch
 from paraxis.solve._proximal import ProximalGradient
 from paraxis.solve._rows import Rows, rows
-from paraxis.solve._solution import Interrupted
+from paraxis.solve._solution import Interrupted, OptStep, attended
+from paraxis.solve._solver import SideBySide
 from paraxis.solve._working_set import WorkingSet
 from paraxis.solve.objective import LinearObjective, LossName, glm
 
@@ -105,22 +106,33 @@ def place_folds(X: np.ndarray, y: np.ndarray, weights: np.ndarray, devices: int 
 
 
 def solve(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> Solution:
-    """Minimise from ``init``. Compiles once for a plan and the shapes of the data."""
+    """Minimise from ``init``. Compiles once for a plan and the shapes of the data.
+
+    Raises:
+        Interrupted: after Ctrl-C, with parameters in the form of ``init``.
+    """
     penalty = Penalty(*(np.asarray(x, data.X.dtype) for x in penalty))
     if plan.method == "working-set":
         if penalty.l1 > 0:
-            return _solution(_by_working_sets(plan, init, penalty, data))
+            return _by_working_sets(plan, init, penalty, data)
         plan = dataclasses.replace(plan, method="lbfgs")
-    with _seated(plan) as plan:
-        return _solution(_run(solver(plan), init, penalty, data))
+    with _seated(plan) as plan, attended() as passed:
+        step = solver(plan).run(init, *_arguments(plan, penalty, data))
+        found = _solution(step)
+        passed(step)
+    return found
 
 
-def _by_working_sets(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> Any:
-    """As :func:`_run`, for targets and columns whose means are zero if there is an intercept: then that is zero."""
+def _by_working_sets(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> Solution:
+    """As :func:`solve`, for targets and columns whose means are zero if there is an intercept: then that is zero."""
     coef, *intercept = init if plan.intercept else (init,)
-    found, state = WorkingSet(plan.max_iter, plan.tol, plan.verbose).run(coef, *penalty, data)
-    params = (found, *map(np.zeros_like, intercept)) if plan.intercept else found
-    return params, state.iter_num, state.status, state.error, state.data_passes
+    zeros = tuple(map(np.zeros_like, intercept))
+    try:
+        found, state = WorkingSet(plan.max_iter, plan.tol, plan.verbose).run(coef, *penalty, data)
+    except Interrupted as stopped:
+        stopped.params = (stopped.params, *zeros) if plan.intercept else stopped.params
+        raise
+    return _solution(OptStep((found, *zeros) if plan.intercept else found, state))
 
 
 def solve_folds(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> tuple[Solution, np.ndarray]:
@@ -138,9 +150,17 @@ def solve_folds(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> tuple[So
     if plan.method == "working-set":  # each fold has one of its own
         plan = dataclasses.replace(plan, method="proximal-gradient")
     penalty = Penalty(*(np.asarray(x, data.X.dtype) for x in penalty))
-    with _seated(plan) as plan:
-        *found, predictions = arrays.on_auto_mesh(_folded(plan), init, penalty, data)
-        return _solution(found), arrays.on_host(predictions)
+    with _seated(plan) as plan, attended() as passed:
+        step, predictions = arrays.on_auto_mesh(functools.partial(_solved_folds, plan), init, penalty, data)
+        found = _solution(step), arrays.on_host(predictions)
+        passed(step)
+    return found
+
+
+def _solved_folds(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> tuple[OptStep, jax.Array]:
+    weight, shared = data.weight, data.with_arrays(weight=None)
+    step = _folds(plan).run(init, (penalty, weight), shared)
+    return step, _fold_predictions(plan)(step.params, (penalty, weight), shared)
 
 
 class _Seat:
@@ -187,34 +207,37 @@ def solver(plan: Plan) -> LBFGS | NewtonCG | ProximalGradient:
 
 def solution_of(stopped: Interrupted) -> Solution:
     """What a run had found when it was interrupted."""
-    return _solution((stopped.params, *_told(stopped.state)))
+    return _solution(OptStep(stopped.params, stopped.state))
 
 
-def _run(chosen: Any, init: Any, penalty: Penalty, data: Rows) -> Any:
-    args = (penalty.l1, penalty.l2) if isinstance(chosen, ProximalGradient) else (penalty.l2,)
-    params, state = chosen.run(init, *args, data)
-    return params, *_told(state)
-
-
-def _told(state: Any) -> Any:
-    return state.iter_num, state.status, state.error, state.data_passes
+def _arguments(plan: Plan, penalty: Penalty, data: Rows) -> tuple[Any, ...]:
+    """What the plan's solver is given besides parameters."""
+    return (*penalty, data) if plan.method == "proximal-gradient" else (penalty.l2, data)
 
 
 @functools.lru_cache(maxsize=128)
-def _folded(plan: Plan) -> Callable[..., Any]:
-    def all_folds(init: Any, penalty: Penalty, data: Rows) -> Any:
-        def one(init: Any, penalty: Penalty, weight: jax.Array) -> Any:
-            fold = data.with_arrays(weight=weight)
-            found = _run(solver(plan), init, penalty, fold)
-            return *found, plan.objective.problem(found[0], penalty.l2, fold).predictions(found[0])
-
-        return jax.vmap(one)(init, penalty, data.weight)
-
-    return jax.jit(all_folds)
+def _folds(plan: Plan) -> SideBySide:
+    """The solver for a plan, over folds that have ``(penalty, weight)`` of their own."""
+    return SideBySide(solver(plan), functools.partial(_of_fold, plan))
 
 
-def _solution(found: Any) -> Solution:
-    return Solution(*jax.tree.map(np.asarray, tuple(found)))
+@functools.lru_cache(maxsize=128)
+def _fold_predictions(plan: Plan) -> Callable[..., jax.Array]:
+    def of_one(params: Any, own: Any, shared: Rows) -> jax.Array:
+        return plan.objective.problem(params, own[0].l2, _of_fold(plan, own, shared)[-1]).predictions(params)
+
+    return jax.jit(jax.vmap(of_one, (0, 0, None)))
+
+
+def _of_fold(plan: Plan, own: Any, shared: Rows) -> tuple[Any, ...]:
+    penalty, weight = own
+    return _arguments(plan, penalty, shared.with_arrays(weight=weight))
+
+
+def _solution(step: OptStep) -> Solution:
+    params, state = step
+    told = (state.iter_num, state.status, state.error, state.data_passes)
+    return Solution(*jax.tree.map(np.asarray, (params, *told)))
 
 
 def _few_sizes(X: np.ndarray, y: np.ndarray, weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
