@@ -64,6 +64,48 @@ def test_classes_that_can_be_told_apart_have_no_finite_solution(seed: int) -> No
     assert (model.status_ == WORDS) == separates(X[3:], np.where(y, 1, -1)[3:], np.zeros(len(y) - 3, bool))
 
 
+def some_apart(X: np.ndarray, y: np.ndarray) -> bool:
+    """Whether in some direction no row's class loses ground to another one, and some row's class gains some."""
+    n, k = len(X), int(y.max()) + 1
+    pairs = np.zeros((n, k, k))  # each row, each other class, and the factor of each class's prediction in their lead
+    pairs[np.arange(n), :, y] += 1
+    pairs[:, np.arange(k), np.arange(k)] -= 1
+    A = np.einsum("nd,njk->njkd", np.column_stack([X, np.ones(n)]), pairs).reshape(n * k, -1)
+    found = linprog(-A.sum(0), A_ub=-A, b_ub=np.zeros(len(A)), bounds=(-1, 1))
+    return bool(-found.fun > 1e-6)
+
+
+def several_classes(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """One apart from others that are mixed, or apart but for ties; all apart; pairs that are mixed, apart; none."""
+    rng = np.random.default_rng(seed)
+    kind = seed % 5
+    y = np.arange(120) % 5
+    X = rng.normal(size=(len(y), 3))
+    if kind == 0:
+        X[:, 0] += 12 * (y == 0)
+    if kind == 1:
+        X[:, 2] = (y == 0) * rng.integers(0, 2, len(y))
+    if kind == 2:
+        X[:, 0] += 12 * y
+    if kind == 3:
+        X[:, 0] += 12 * (y // 2)
+    if seed % 2:
+        X = X * [1e3, 1e-2, 1] + [50, 0, -3]
+    return np.column_stack([X, X[:, 0] - X[:, 1], np.zeros(len(y))]), y
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("seed", range(50))
+def test_several_classes_of_which_some_can_be_told_apart_have_no_finite_solution(seed: int) -> None:
+    X, y = several_classes(seed)
+    model = px.solve.LogisticRegression(C=np.inf, devices=1)
+    expected = some_apart(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(X, y)
+    assert (model.status_ == WORDS) == expected == (seed % 5 < 4)
+
+
 @pytest.mark.parametrize("empty", [True, False])
 def test_counts_of_a_group_that_has_none_have_no_finite_solution(empty: bool) -> None:
     rng = np.random.default_rng(0)

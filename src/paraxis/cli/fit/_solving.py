@@ -127,7 +127,7 @@ class Validated:
         solved: where Ctrl-C ended it, the model so far with that strength; else ``None``.
     """
 
-    strengths: np.ndarray
+    strengths: list[float]
     scores: np.ndarray
     best: float
     solved: Solved | None
@@ -148,7 +148,7 @@ def validate(solver: Solver, strengths: Sequence[float], folds: int, X: np.ndarr
         except Interrupted as stopped:
             found = stopped.found
             solved = _solved(solver, stopped.estimator, y, [], _largest_error(stopped))
-    told = np.array([ours[strength] for strength in found.strengths.tolist()])
+    told = [ours[strength] for strength in found.strengths.tolist()]
     return Validated(told, found.scores, ours[found.best], solved)
 
 

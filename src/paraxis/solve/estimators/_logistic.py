@@ -18,7 +18,7 @@ from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import LinearModel, Posed
 from paraxis.solve.estimators._fitting import Penalty
-from paraxis.solve.estimators._unbounded import FAR, is_unbounded
+from paraxis.solve.estimators._unbounded import FAR, is_unbounded, is_unbounded_for_classes
 
 
 class LogisticRegression(ClassifierMixin, LinearModel):
@@ -28,8 +28,8 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     ``l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2`` in general. The intercept goes free.
 
     Args:
-        C: the inverse of the penalty's strength, positive; ``inf`` for none, and then classes that can be told apart
-            without a mistake have no finite solution, as a warning and ``status_`` tell.
+        C: the inverse of the penalty's strength, positive; ``inf`` for none, and then classes of which some can be told
+            apart without a mistake have no finite solution, as a warning and ``status_`` tell.
         l1_ratio: from 0 to 1; more than 0 makes coefficients zero.
         fit_intercept: whether there is an intercept.
         class_weight: factors of the weights by class, or ``"balanced"``: inversely to the classes' frequencies.
@@ -164,14 +164,10 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         return self.l1_ratio > 0
 
     def _is_unbounded(self, params: np.ndarray, X: np.ndarray, y: np.ndarray) -> bool:
-        z = X @ params.T
         if len(params) == 1:
             better = np.where(y == self.classes_[1], 1.0, -1.0)
-            return is_unbounded(X, params[0], better * z[:, 0] < FAR, better)
-        number = np.searchsorted(self.classes_, y)
-        own = z[np.arange(len(z)), number]
-        z[np.arange(len(z)), number] = -np.inf
-        return bool((own > z.max(1)).all())  # they can be told apart without a mistake
+            return is_unbounded(X, params[0], better * (X @ params[0]) < FAR, better)
+        return is_unbounded_for_classes(X, params, np.searchsorted(self.classes_, y))
 
     def _decided(self, z: np.ndarray) -> np.ndarray:
         return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(1)]
