@@ -18,7 +18,7 @@ import numpy as np
 
 from paraxis._calls import arguments
 from paraxis._calls.errors import CollectiveError
-from paraxis._core import jax_api, layout, primitives, scope
+from paraxis._core import jax_api, layout, models, primitives, scope
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
 
@@ -47,7 +47,7 @@ def psum(x: Any, axis: Axis | str) -> Any:
         >>> px.map_fn(lambda x: x / px.psum(x, rows), jnp.array([1.0, 1.0, 2.0]), rows)
         Array([0.25, 0.25, 0.5 ], dtype=float32)
     """
-    return jax.lax.psum(_values("psum", x), scope.mapped_axis("psum", axis).name)
+    return _exchanged("psum", x, axis)
 
 
 @arguments.named()
@@ -62,7 +62,7 @@ def pmean(x: Any, axis: Axis | str) -> Any:
         >>> px.map_fn(lambda x: px.pmean(x, rows), jnp.array([1.0, 2.0, 6.0]), rows)
         Array([3., 3., 3.], dtype=float32)
     """
-    return jax.lax.pmean(_values("pmean", x), scope.mapped_axis("pmean", axis).name)
+    return _exchanged("pmean", x, axis)
 
 
 @arguments.named()
@@ -79,7 +79,7 @@ def pmax(x: Any, axis: Axis | str) -> Any:
         >>> px.map_fn(lambda x: px.pmax(x, rows), jnp.array([1, 7, 3]), rows)
         Array([7, 7, 7], dtype=int32)
     """
-    return jax.lax.pmax(_values("pmax", x), scope.mapped_axis("pmax", axis).name)
+    return _exchanged("pmax", x, axis)
 
 
 @arguments.named()
@@ -94,7 +94,7 @@ def pmin(x: Any, axis: Axis | str) -> Any:
         >>> px.map_fn(lambda x: px.pmin(x, rows), jnp.array([1, 7, 3]), rows)
         Array([1, 1, 1], dtype=int32)
     """
-    return jax.lax.pmin(_values("pmin", x), scope.mapped_axis("pmin", axis).name)
+    return _exchanged("pmin", x, axis)
 
 
 @arguments.named()
@@ -109,7 +109,7 @@ def all_gather(x: Any, axis: Axis | str) -> Any:
         >>> px.map_fn(lambda x: px.all_gather(x, rows), jnp.array([1, 2, 3]), rows)[0]
         Array([1, 2, 3], dtype=int32)
     """
-    return jax.lax.all_gather(_values("all_gather", x), scope.mapped_axis("all_gather", axis).name)
+    return _exchanged("all_gather", x, axis)
 
 
 @arguments.named()
@@ -138,10 +138,12 @@ def axis_size(axis: Axis | str) -> int:
     return scope.mapped_axis("axis_size", axis).size
 
 
-def _values(collective: str, x: Any) -> Any:
-    """What is given, if JAX can compute with it. Python's numbers stay such: their sum is known without a program."""
+def _exchanged(collective: str, x: Any, axis: Axis | str) -> Any:
+    """JAX's collective of that name. Python's numbers stay such: their sum is known without a program."""
+    x = models.sealed(x)
     arguments.arrays(collective, "x", x)
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool) else leaf, x)
+    x = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool) else leaf, x)
+    return models.opened(getattr(jax.lax, collective)(x, scope.mapped_axis(collective, axis).name))
 
 
 # --- what a device runs ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from paraxis._calls import arguments
 from paraxis._calls.errors import ShapeError
-from paraxis._core import arrays, layout, origins, placing, primitives, scope, summing, tree
+from paraxis._core import arrays, layout, models, origins, placing, primitives, scope, summing, tree
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
 
@@ -69,7 +69,7 @@ def reduce_mean(x: Any, axis: Axis | str | None = None, *, where: Any = None) ->
         total = reduction.sum(leaf, _floating)
         return (total / jnp.asarray(count, total.dtype)).astype(_mean_dtype(leaf))
 
-    return jax.tree.map(mean, reduction.x)
+    return reduction.of_leaves(mean)
 
 
 @arguments.named()
@@ -105,7 +105,7 @@ def reduce_weighted_mean(x: Any, w: Any, axis: Axis | str | None = None, *, wher
         dtype = jnp.promote_types(mean_dtype, sums.dtype) if jnp.iscomplexobj(sums) else mean_dtype
         return jnp.where(empty, 0, sums / jnp.where(empty, 1, total)).astype(dtype)
 
-    return jax.tree.map(mean, reduction.x, reduction.weights(w))
+    return reduction.of_leaves(mean, reduction.weights(w))
 
 
 @arguments.named()
@@ -190,7 +190,7 @@ class _Reduction:
         self.verb = verb
         self.axis = scope.resolve(verb, axis)
         self.placement: Placement = placing.place(self.axis)
-        self.x = tree.placed(verb, "x", x, self.axis)
+        self.x = tree.placed(verb, "x", models.sealed(x), self.axis)
         self._require_numbers("x", self.x)
         self.where = self._mask(where)
 
@@ -206,7 +206,11 @@ class _Reduction:
                 result = self._reduced(kind, rows)
             return result.astype(_result_dtype(kind, leaf))
 
-        return jax.tree.map(one, self.x)
+        return self.of_leaves(one)
+
+    def of_leaves(self, one: Callable[..., jax.Array], *more: Any) -> Any:
+        """A tree like what is reduced, each leaf made of its own, and of those of trees of the same structure."""
+        return models.opened(jax.tree.map(one, self.x, *more))
 
     def sum(
         self,
@@ -227,7 +231,7 @@ class _Reduction:
 
     def weights(self, w: Any) -> Any:
         """One weight leaf per leaf of ``x``."""
-        w = tree.placed(self.verb, "w", w, self.axis)
+        w = tree.placed(self.verb, "w", models.sealed(w), self.axis)
         self._require_numbers("w", w)
         structure = jax.tree.structure(self.x)
         if jax.tree.structure(w) != structure:

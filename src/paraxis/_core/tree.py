@@ -25,7 +25,8 @@ def arrays(verb: str, argument: str, tree: Any) -> Any:
         except (TypeError, ValueError) as error:
             raise ShapeError(
                 f"{verb}: {name(argument, path)} is a {type(leaf).__name__}, not an array. Pass arrays only; "
-                f"what is not an array belongs in a closure: px.map_fn(lambda x: fn(x, option), …)"
+                f"what is not an array belongs in a closure: px.map_fn(lambda x: fn(x, option), …); or in a model, a "
+                f"pytree whose class has a method __call__"
             ) from error
 
     return jax.tree_util.tree_map_with_path(one, tree)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from paraxis._calls import arguments
-from paraxis._core import arrays, dispatch, jax_api, layout, lowerings, maps, origins, placing, scope, tree
+from paraxis._core import arrays, dispatch, jax_api, layout, lowerings, maps, models, origins, placing, scope, tree
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement
@@ -47,7 +47,7 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
         leaf = arrays.settle(leaf, placement, rows=False) if placement.is_said else leaf
         return origins.remember(layout.copies(leaf, placement), origins.Shared(leaf))
 
-    return jax.tree.map(one, tree.arrays("broadcast", "x", x))
+    return models.opened(jax.tree.map(one, tree.arrays("broadcast", "x", models.sealed(x))))
 
 
 @arguments.named()
@@ -87,6 +87,13 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
     """
     arguments.function("map_fn", "fn", fn, "px.map_fn(lambda x: …, args, axis)")
     lowerings.check("map_fn", lowering)
+    return models.opened(map_sealed(models.of_opened(fn), models.sealed(args), axis, lowering=lowering))
+
+
+def map_sealed(
+    fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *, lowering: Lowering = "auto"
+) -> Any:
+    """:func:`map_fn` for trees whose models are sealed, in the function as well."""
     resolved = scope.resolve("map_fn", axis)
     placement = placing.place(resolved)
     args = tree.placed("map_fn", "args", args, resolved)
@@ -145,7 +152,7 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
             return layout.constrain(leaf, placement) if placement.is_explicit and _divides(placement) else leaf
         return leaf if target is None else arrays.put(leaf, target)
 
-    return jax.tree.map(one, tree.placed("scatter", "x", x, resolved))
+    return models.opened(jax.tree.map(one, tree.placed("scatter", "x", models.sealed(x), resolved)))
 
 
 @arguments.named()
@@ -178,4 +185,4 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
             return layout.constrain(leaf, placement, rows=False) if placement.is_explicit else leaf
         return arrays.on_host(leaf)
 
-    return jax.tree.map(one, tree.placed("gather", "x", x, resolved))
+    return models.opened(jax.tree.map(one, tree.placed("gather", "x", models.sealed(x), resolved)))

@@ -44,8 +44,9 @@ def ensemble(
 ) -> "Ensemble":
     """Make an ensemble of any size on any number of devices from a function that makes one member.
 
-    A member is what ``make`` returns: parameters, a Linen ``TrainState``, an NNX module, or a tuple such as ``(net,
-    opt)`` or ``(params, opt_state)``, of which the first part is the model. Functions of a member, such as a train
+    A member is what ``make`` returns: parameters, a Linen ``TrainState``, an NNX module, a pytree that can be called,
+    such as an Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, of which the first part is
+    the model. Functions of a member, such as a train
     step, are given its parts first. Each member is made with its own key, by its number, so that it is the same
     whatever the devices and however many others there are; the axis of the members is *mapped*. ``make`` is compiled,
     anew at each call of this.
@@ -56,7 +57,8 @@ def ensemble(
         key: one key, or a whole number as seed.
         *args: further arguments of ``make``, arrays ``(size, ...)``: each member's own, such as learning rates.
         apply: ``apply(model, *inputs)`` → what a model gives. Default: an NNX module is called, in ``eval()`` mode; a
-            train state's ``apply_fn`` is applied to its ``params``.
+            train state's ``apply_fn`` is applied to its ``params``; a pytree that can be called is. Layers of Equinox
+            are in inference mode, and take one row each: ``apply=lambda model, x: jax.vmap(model)(x)``.
         mesh: the mesh to lay the members over; default: all devices, or the mesh in force, as for :class:`Axis`.
         over: its axis or axes; default: the one called ``name``.
         at_once: at most this many members per device under way. Bounds the memory that their work takes.

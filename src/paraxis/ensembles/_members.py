@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from paraxis._calls.errors import StateError
-from paraxis._core import tree
+from paraxis._core import models, tree
 
 Apply = Callable[..., Any]
 """``apply(model, *inputs)``: what a model gives for its inputs."""
@@ -53,16 +53,19 @@ class Form(abc.ABC):
 
 
 class TreeForm(Form):
-    """Pytrees of arrays, which steps take and return: parameters, a train state, a tuple of these."""
+    """Pytrees, which steps take and return: parameters, a train state, a callable model, a tuple of these.
+
+    What is fixed in models, which are pytrees of arrays and functions, is part of a state's structure.
+    """
 
     def state(self, parts: tuple[Any, ...]) -> Any:
-        return strong(tree.arrays("ensemble", "make(key)", parts))
+        return strong(tree.arrays("ensemble", "make(key)", models.sealed(parts)))
 
     def parts(self, state: Any) -> tuple[Any, ...]:
-        return state
+        return models.opened(state)
 
     def stepped(self, step: Callable[..., Any], state: Any, args: Sequence[Any]) -> tuple[Any, Any]:
-        result = step(*state, *args)
+        result = models.sealed(step(*self.parts(state), *args))
         whole = state if self.is_tuple else state[0]
         expected = jax.tree.structure(whole)
         if jax.tree.structure(result) == expected:
@@ -70,6 +73,12 @@ class TreeForm(Form):
         elif isinstance(result, tuple) and len(result) == 2 and jax.tree.structure(result[0]) == expected:
             new, out = result
         else:
+            fixed = models.changed(whole, result) or (isinstance(result, tuple) and models.changed(whole, result[0]))
+            if fixed:
+                raise StateError(
+                    f"ensemble.train: step changed what is fixed in its member: {fixed}; only its arrays change from "
+                    f"step to step. Set it in make, or make it an array"
+                )
             kind = "a tuple like the member" if self.is_tuple else f"the new state, {_outline(whole)},"
             raise StateError(
                 f"ensemble.train: step must return the new state, with the structure of the old one, or a pair of it "
@@ -81,11 +90,13 @@ class TreeForm(Form):
         return new, out
 
     def applied(self, apply: Apply | None, state: Any, args: Sequence[Any]) -> Any:
-        model = state[0]
+        model = models.evaluating(self.parts(state)[0])
         if apply is not None:
             return apply(model, *args)
         if hasattr(model, "apply_fn") and hasattr(model, "params"):
             return model.apply_fn({"params": model.params}, *args)
+        if callable(model):
+            return model(*args)
         raise StateError(
             f"ensemble: a {type(model).__name__} does not say how it is applied; write "
             f"px.ensemble(make, …, apply=lambda model, x: …), or give apply= to predict"

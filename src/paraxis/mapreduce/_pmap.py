@@ -10,7 +10,7 @@ import numpy as np
 
 from paraxis._calls import arguments, integers
 from paraxis._calls.errors import AxisError, ParaxisError, ShapeError
-from paraxis._core import jax_api, placing, scope, tree, verbs
+from paraxis._core import jax_api, models, placing, scope, tree, verbs
 from paraxis._core.axis import Axis
 
 
@@ -77,25 +77,33 @@ def pmap(
             rest = iter(positional)
             return fn(*(arg if i in static else next(rest) for i, arg in enumerate(args)), **named)
 
-        result = verbs.map_fn(element, (leading, kwargs), axis)
+        result = verbs.map_sealed(models.of_opened(element), (leading, kwargs), axis)
         return _with_out_axes(out_axes, result)
+
+    def sealed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return tuple(x if i in static else models.sealed(x) for i, x in enumerate(args)), models.sealed(kwargs)
 
     compiled = jax.jit(mapped, static_argnums=static, donate_argnums=donated)
 
     @arguments.named()
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = sealed(args, kwargs)
         try:
-            return compiled(*args, **kwargs)
+            return models.opened(compiled(*args, **kwargs))
         except ParaxisError:
             raise
         except ValueError:
             moved = _released((args, kwargs))
             if moved is None:
                 raise
-            return compiled(*moved[0], **moved[1])
+            return models.opened(compiled(*moved[0], **moved[1]))
 
-    call.lower = compiled.lower  # pyright: ignore[reportFunctionMemberAccess]
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = sealed(args, kwargs)
+        return compiled.lower(*args, **kwargs)
+
+    call.lower = lower  # pyright: ignore[reportFunctionMemberAccess]
     return call
 
 

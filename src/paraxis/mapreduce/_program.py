@@ -13,7 +13,7 @@ import numpy as np
 
 from paraxis._calls import arguments
 from paraxis._calls.errors import AxisError, ParaxisError
-from paraxis._core import arrays, placing, programs, scope
+from paraxis._core import arrays, models, placing, programs, scope
 from paraxis._core.axis import Axis
 
 
@@ -98,20 +98,20 @@ class Program:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         declared = share_out(self.axes)
         inner = dataclasses.replace(scope.current(), declared=declared)
-        leaves, structure = jax.tree.flatten((args, kwargs))
+        leaves, structure = jax.tree.flatten(models.sealed((args, kwargs)))
         is_traced = [_is_traced(leaf) for leaf in leaves]
 
         def run(*traced: Any) -> Any:
             given = iter(traced)
             whole = [next(given) if moves else leaf for leaf, moves in zip(leaves, is_traced, strict=True)]
-            args, kwargs = jax.tree.unflatten(structure, whole)
+            args, kwargs = models.opened(jax.tree.unflatten(structure, whole))
             with scope.entered(inner):
-                return self._fn(*args, **kwargs)
+                return models.sealed(self._fn(*args, **kwargs))
 
         vars(run)["__wrapped__"] = self._fn  # JAX's errors then name the user's function, and not this one
         placement = placing.place(declared[0])
         traced = [leaf for leaf, moves in zip(leaves, is_traced, strict=True) if moves]
-        return programs.run(run, [arrays.settle(leaf, placement, rows=False) for leaf in traced])
+        return models.opened(programs.run(run, [arrays.settle(leaf, placement, rows=False) for leaf in traced]))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)

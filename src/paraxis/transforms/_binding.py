@@ -16,7 +16,7 @@ from flax import nnx
 from flax.nnx import Variable
 
 from paraxis._calls.errors import StateError
-from paraxis._core import jax_api
+from paraxis._core import jax_api, models
 from paraxis._modules import graphs, naming, reads
 from paraxis.transforms import _frames, _metrics, _randomness
 
@@ -94,10 +94,17 @@ class Binding:
 
 
 class Bound:
-    """The modules of one wrapped function."""
+    """The modules of one wrapped function.
+
+    Args:
+        modules: NNX modules and what holds them; and pytrees that can be called, which in ``self.modules`` are sealed.
+        transform: who asks, for errors.
+    """
 
     def __init__(self, modules: tuple[Any, ...], transform: str) -> None:
-        self.modules = modules
+        self.given = modules
+        self._pytrees = [(x, _parts(x)) for x in models.found_in(modules)]
+        self.modules = tuple(map(models.sealed, modules))
         self._transform = transform
         self._compiled: dict[Any, Any] = {}
         self._bindings: list[Binding] = []
@@ -105,12 +112,24 @@ class Bound:
 
     def current(self) -> Binding:
         """The binding for the structure that the modules have now."""
+        if self._pytrees:
+            self._look_again()
         for place, binding in enumerate(self._bindings):
             if binding.is_fresh():
                 if place:
                     self._bindings = [binding, *(b for b in self._bindings if b is not binding)]
                 return binding
         return self._bind()
+
+    def _look_again(self) -> None:
+        """Take pytrees apart anew whose parts are others now: their class may allow it."""
+        now = [(x, _parts(x)) for x, _ in self._pytrees]
+        pairs = zip(self._pytrees, now, strict=True)
+        if any(not _same(old, new) or then != rest for (_, (old, then)), (_, (new, rest)) in pairs):
+            self._pytrees, self._bindings = now, []
+            self.modules = tuple(map(models.sealed, self.given))
+            if any(isinstance(x, tuple) for x in self.given):  # a wrapped function's, which it reads by itself
+                self._compiled.clear()
 
     def _bind(self) -> Binding:
         binding = Binding(self.modules, self._transform)
@@ -129,6 +148,10 @@ class Bound:
             except TypeError:  # a static attribute that cannot be hashed: nothing to remember it by
                 binding.compiled = compile()
         return binding.compiled
+
+
+def _parts(pytree: Any) -> tuple[list[Any], Any]:
+    return jax.tree.flatten(pytree)
 
 
 _apply: Any = operator.call

@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 
 from paraxis._calls.errors import StateError
+from paraxis._core import models
 from paraxis._modules import captured, graphs
 from paraxis.transforms import _frames
 from paraxis.transforms._binding import Binding
@@ -40,11 +41,11 @@ def run(
         body: what to call.
         binding: the structure of its modules.
         state: values of their variables and arrays.
-        args: further arguments.
+        args: further arguments, sealed.
         kwargs: likewise.
 
     Returns:
-        What it returned, and the new values of the variables that it wrote, by their number.
+        What it returned, sealed, and the new values of the variables that it wrote, by their number.
 
     Raises:
         StateError: if it changed anything but values of variables, was given a module among its arguments, or used
@@ -59,7 +60,8 @@ def run(
     held = [jax.tree.leaves(value) for value in values]
     inner = {id(v): w for v, w in zip(binding.variables(), graph.variables, strict=True)}
     with _frames.entered(_frames.Frame(body.transform, inner, body.sealed)):
-        result = captured.run(body.guard, body.fn, (*body.pass_on(modules), *args), kwargs)
+        args, kwargs = models.opened((args, kwargs))
+        result = models.sealed(captured.run(body.guard, body.fn, (*body.pass_on(modules), *args), kwargs))
     for variable, old, name in zip(graph.variables, metadata, binding.names, strict=True):
         if variable.get_metadata() != old:
             raise StateError(

@@ -9,7 +9,7 @@ from flax.nnx import Variable
 
 from paraxis._calls import arguments
 from paraxis._calls.errors import StateError
-from paraxis._core import jax_api
+from paraxis._core import jax_api, models
 from paraxis._modules import graphs
 from paraxis.transforms._binding import Binding, write_all
 from paraxis.transforms._statics import Statics
@@ -50,7 +50,7 @@ class Compiled(Wrapped):
         if moved:  # inside another trace only this run uses them where they were moved to
             new = {i: x for i, x in moved.items() if not isinstance(x, jax_api.Tracer)} | new
         write_all(binding, variables, new, type(self).__name__)
-        return self._finished(variables, result)
+        return models.opened(self._finished(variables, result))
 
     @arguments.named()
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,6 +75,7 @@ class Compiled(Wrapped):
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self._statics:
             self._statics.check(args, kwargs)
+        args, kwargs = self._statics.sealed(args, kwargs)
         binding = self._bound.current()
         variables = binding.variables()
         program = binding.compiled or self._bound.compiled(binding, self._compile)

@@ -11,6 +11,7 @@ from flax import nnx
 
 from paraxis._calls import arguments
 from paraxis._calls.errors import ShapeError, StateError
+from paraxis._core import models
 from paraxis._modules import graphs
 from paraxis.transforms import _body
 from paraxis.transforms._binding import Binding, Bound, write_all
@@ -69,13 +70,15 @@ class GradValues(Wrapped):
     @arguments.named()
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Gradients and values at ``f(*modules, *args, **kwargs)``."""
+        args, kwargs = models.sealed((args, kwargs))
         binding = self._bound.current()
         chosen = _chosen("GradValues", binding, self._wrt, range(len(binding.graph.variables)))
         positions = _positions("GradValues", self._argnums, len(args))
         if not chosen and not positions:
             raise StateError(
                 f"GradValues: nothing to differentiate with respect to: wrt={self._wrt!r} picks no variable of "
-                f"{', '.join(type(m).__name__ for m in self.modules) or 'no module'}; write wrt=nnx.Param, argnums=0"
+                f"{', '.join(type(m).__name__ for m in self.modules) or 'no module'}; write wrt=nnx.Param, argnums=0. "
+                f"A model that is a pytree has no variables: write px.value_and_grad(f)(model, …)"
             )
         for p in positions:
             _require_floats("GradValues", f"args[{p}]", args[p])
@@ -213,6 +216,7 @@ def _unbound(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> tuple[Any, Any]:
+    args, kwargs = models.sealed((args, kwargs))
     positions = _positions(transform, argnums, len(args))
     modules = {p: arg for p, arg in enumerate(args) if graphs.holds_modules(arg)}
     named = {name: x for name, x in kwargs.items() if graphs.holds_modules(x)}
@@ -280,22 +284,23 @@ def _differentiate(
     """
     variables = binding.variables()
     values, arrays = graphs.state(variables, binding.graph)
+    parts = [models.split(args[p]) for p in positions]
 
     def loss(ours: Sequence[Any], theirs: Sequence[Any]) -> tuple[Any, Any]:
         here, given = list(values), list(args)
         for i, value in zip(chosen, ours, strict=True):
             here[i] = value
-        for p, arg in zip(positions, theirs, strict=True):
-            given[p] = arg
+        for p, params, (_, others, rest) in zip(positions, theirs, parts, strict=True):
+            given[p] = rest.joined(params, others)
         result, new = _body.run(body, binding, (here, arrays), given, kwargs)
         value = loss_of(result)
         _require_scalar(body.transform, value)
         return value, (result, new)
 
-    differentiable = [values[i] for i in chosen], [args[p] for p in positions]
+    differentiable = [values[i] for i in chosen], [params for params, _, _ in parts]
     gradients, (result, new) = jax.grad(loss, argnums=(0, 1), has_aux=True)(*differentiable)
     write_all(binding, variables, new, body.transform)
-    return result, dict(zip(chosen, gradients[0], strict=True)), gradients[1]
+    return models.opened(result), dict(zip(chosen, gradients[0], strict=True)), gradients[1]
 
 
 def _chosen(transform: str, binding: Binding, wrt: Choice | None, indices: Sequence[int]) -> list[int]:
@@ -325,7 +330,7 @@ def _positions(transform: str, argnums: int | Sequence[int] | None, num_args: in
 
 
 def _require_floats(transform: str, name: str, given: Any) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(given):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(models.split(given)[0]):
         if isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int)) and not _is_inexact(leaf):
             raise StateError(
                 f"{transform}: {name}{jax.tree_util.keystr(path)} is {arguments.described(leaf)}, which has no "

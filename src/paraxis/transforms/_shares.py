@@ -66,8 +66,8 @@ class Call:
         shared = ([None if i in of_streams else v for i, v in enumerate(values)], arrays)
         keys = _randomness.element_keys(values, streams, self._axis.size)
         rows = [self._shares(x, at) for x, at in zip(self._batch.rows, self._batch.axes, strict=True)]
-        whole = verbs.broadcast((shared, self._batch.whole, self._kwargs), self._axis)
-        new, result = verbs.map_fn(self._on_device, (whole, keys, rows), self._axis)
+        whole = verbs.broadcast((shared, self._batch.whole, jax.tree.leaves(self._kwargs)), self._axis)
+        new, result = verbs.map_sealed(self._on_device, (whole, keys, rows), self._axis)
         merged = self._merged(values, new)
         new = {i: merged[i] if i in merged else self._combined(i, stacked) for i, stacked in new.items()}
         return new | _randomness.advanced(values, self._drawn), self._reduced(result)
@@ -149,7 +149,8 @@ class Call:
         self._carries = {i: any(jax.tree.leaves(x)) for i, x in new.items() if i in self._known}
 
     def _traced(self, whole: Any, keys: Any, rows: Any) -> tuple[dict[int, Any], Any]:
-        (values, arrays), given, kwargs = whole
+        (values, arrays), given, named = whole
+        kwargs = jax.tree.unflatten(jax.tree.structure(self._kwargs), named)
         state = (_randomness.with_keys(values, self._binding.streams, keys), arrays)
         dynamic = iter(self._batch.put_together(rows, given))
         args = [self._static_args[p] if p in self._static_args else next(dynamic) for p in range(self._num_args)]

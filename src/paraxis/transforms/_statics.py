@@ -9,6 +9,7 @@ import numpy as np
 
 from paraxis._calls import arguments
 from paraxis._calls.errors import StateError
+from paraxis._core import models
 
 
 class Statics:
@@ -48,6 +49,11 @@ class Statics:
                     f"{self._transform}: static argument {name} is a {type(x).__name__}, which has no hash; pass a "
                     f"number, a string or a tuple, or take it out of static_argnums"
                 ) from error
+
+    def sealed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """The arguments, those sealed that are not static."""
+        moved = [x if p in self.positions else models.sealed(x) for p, x in enumerate(args)]
+        return moved, {name: x if name in self.names else models.sealed(x) for name, x in kwargs.items()}
 
     def explain(self, args: Sequence[Any], kwargs: dict[str, Any], error: TypeError) -> None:
         """Say so if an argument that is no array, and not static either, is what a call failed for."""

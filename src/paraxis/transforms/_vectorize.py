@@ -9,7 +9,7 @@ from flax import nnx
 
 from paraxis._calls import arguments
 from paraxis._calls.errors import ShapeError, StateError
-from paraxis._core import replicas
+from paraxis._core import models, replicas
 from paraxis._modules import graphs
 from paraxis.transforms import _batches, _body, _randomness, _sync
 from paraxis.transforms._binding import Binding, write_all
@@ -68,6 +68,7 @@ class Vectorize(Wrapped):
     @arguments.named()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """``f(*modules, *row, **kwargs)`` for every row."""
+        args, kwargs = models.sealed((args, kwargs))
         _body.refuse_modules("Vectorize", args, kwargs)
         batch = _batches.split("Vectorize", self._batch_axis, args)
         _batches.refuse_keys("Vectorize", self._batch_axis, args, kwargs)
@@ -108,7 +109,7 @@ class Vectorize(Wrapped):
             for i, stacked in new.items()
         }
         write_all(binding, variables, kept | _randomness.advanced(values, drawn), "Vectorize")
-        return result
+        return models.opened(result)
 
     def _rule(self, binding: Binding, number: int) -> _sync.Rule | None:
         return _sync.rule_of("Vectorize", binding.names[number], binding.graph.variables[number], self._sync)

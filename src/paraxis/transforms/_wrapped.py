@@ -8,6 +8,7 @@ from typing import Any, Self
 import jax
 
 from paraxis._calls.errors import StateError
+from paraxis._core import models
 from paraxis._modules import captured, graphs
 from paraxis.transforms._binding import Bound
 from paraxis.transforms._body import Body
@@ -56,7 +57,7 @@ class Wrapped(graphs.Holder):
     @property
     def modules(self) -> tuple[Any, ...]:
         """The modules that are bound, those of wrapped functions among them as well."""
-        return tuple(m for module in self._bound.modules for m in (module if isinstance(module, tuple) else (module,)))
+        return tuple(m for module in self._bound.given for m in (module if isinstance(module, tuple) else (module,)))
 
     def __reduce__(self) -> Any:
         """A copy is wrapped anew: a shallow one has the same modules, a deep or a pickled one copies of them."""
@@ -72,7 +73,8 @@ class Wrapped(graphs.Holder):
     def _pass_on(self, modules: Sequence[Any]) -> list[Any]:
         """The function's first arguments: a module of this run; a wrapped function finds its variables itself."""
         kept = (Wrapped, Frozen)
-        return [own if isinstance(own, kept) else new for own, new in zip(self._given, modules, strict=True)]
+        own_or_new = zip(self._given, modules, strict=True)
+        return [own if isinstance(own, kept) else models.opened(new) for own, new in own_or_new]
 
     def _parameters(self) -> list[str]:
         """The names of the positional parameters after the modules."""
@@ -97,11 +99,16 @@ def _made(kind: type[Wrapped], args: Sequence[Any], options: dict[str, Any]) -> 
 
 def _target(f: Any, modules: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function to call and what it is called with first."""
-    if isinstance(f, types.MethodType) and graphs.is_module(f.__self__):
+    if isinstance(f, types.MethodType) and _is_bindable(f.__self__):
         return f.__func__, (f.__self__, *modules)
-    if graphs.is_module(f) or isinstance(f, (Wrapped, Frozen)):
+    if _is_bindable(f) or isinstance(f, (Wrapped, Frozen)):
         return _call, (f, *modules)
     return f, modules
+
+
+def _is_bindable(x: Any) -> bool:
+    """Whether an object has values of its own: an NNX module, or a pytree that can be called."""
+    return graphs.is_module(x) or models.is_model(x)
 
 
 def _signature(fn: Callable[..., Any], given: Sequence[Any]) -> inspect.Signature | None:
@@ -129,14 +136,15 @@ def _cure(transform: str) -> Callable[[str], str]:
 
 def _contents(given: Any) -> Any:
     if isinstance(given, Wrapped):
-        return given._bound.modules
+        return given._bound.given
     return () if isinstance(given, Frozen) else given
 
 
 def _require_module(transform: str, position: int, module: Any) -> None:
-    if isinstance(module, (Wrapped, Frozen)) or graphs.holds_modules(module):
+    if isinstance(module, (Wrapped, Frozen)) or graphs.holds_modules(module) or models.is_model(module):
         return
     raise StateError(
-        f"{transform}: modules[{position}] is a {type(module).__name__} without variables. Bind modules only, "
-        f"px.{transform}(f, net, …), and give plain arrays when calling: f(net, params, x)"
+        f"{transform}: modules[{position}] is a {type(module).__name__} without variables. Bind modules only, NNX "
+        f"modules or pytrees that can be called: px.{transform}(f, net, …). Give plain arrays when calling: "
+        f"f(net, params, x)"
     )

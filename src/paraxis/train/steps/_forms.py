@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import jax
 
+from paraxis._core import models
+
 Mode = Literal["train", "eval", "as made"]
 Made = tuple[Any, Callable[[], Any]]
 """A model, and a function that gives its mutable state after it was used."""
@@ -69,6 +71,31 @@ class PlainForm(Form):
     @property
     def identity(self) -> Any:
         return ()
+
+
+class PytreeForm(Form):
+    """Models that are pytrees, such as Equinox modules, or a tree of them.
+
+    Their floating arrays are parameters. Their other arrays are mutable to the state, though no step changes them.
+    """
+
+    kind = "pytree"
+    cure_of_integers = (
+        "write it with a point or as jnp.asarray(…, jnp.float32) if it is to be trained; else keep it in the model, or "
+        "give it in the batch"
+    )
+
+    def __init__(self, rest: models.Rest) -> None:
+        self._rest = rest
+
+    def make(self, params: Any, mutable: Any, key: jax.Array | None, mode: Mode) -> Made:
+        others = mutable if self._rest.has_others else None
+        model = self._rest.joined(params, others)
+        return models.evaluating(model) if mode == "eval" else model, lambda: mutable
+
+    @property
+    def identity(self) -> Any:
+        return self._rest
 
 
 @dataclasses.dataclass(frozen=True)

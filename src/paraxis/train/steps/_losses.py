@@ -195,6 +195,9 @@ def _notes(error: Exception, model: Any, rows: Any) -> Iterator[str]:
         mode = "; it is in train() or eval() mode already: write model(x)" if is_mode else ""
         names = ", ".join(inspect.signature(type(module).__call__).parameters)
         yield f"calls its model otherwise than it is defined: __call__({names}){mode}"
+    if isinstance(error, TypeError) and text.startswith(f"{type(model).__name__!r} object is not"):
+        what = f"parameters, {_contents(model)}" if isinstance(model, Mapping) else type(model).__name__
+        yield f"was given as its model what the state was made from: the {what}"
     kind = type(rows).__name__
     if isinstance(error, KeyError) or text.startswith((f"{kind} indices must be", f"{kind!r} object has no attribute")):
         params = f", and the parameters, {_contents(model)}" if isinstance(model, Mapping) else ""

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls.errors import StateError
-from paraxis._core import tree
+from paraxis._core import models, tree
 from paraxis.train.steps import _linen, _nnx
-from paraxis.train.steps._forms import Form, PlainForm
+from paraxis.train.steps._forms import Form, PlainForm, PytreeForm
 
 
 def taken_apart(model: Any, key: Any, sample: Any) -> tuple[Form, Any, Any]:
@@ -27,13 +27,28 @@ def taken_apart(model: Any, key: Any, sample: Any) -> tuple[Form, Any, Any]:
         return _nnx.nnx(model)
     if isinstance(model, _module_class("linen")):
         return _linen.linen(model, key, sample)
+    if models.found_in(model):
+        return _pytree(model)
     if not jax.tree.leaves(model) or callable(model):
         raise StateError(
-            f"TrainState.create: model must be an NNX or Linen module, or a pytree of parameters, got "
-            f"{type(model).__name__} without arrays; write px.TrainState.create(params, optimizer)"
+            f"TrainState.create: model must be an NNX or Linen module, a pytree that can be called, such as an Equinox "
+            f"module, or a pytree of parameters, got {type(model).__name__} without arrays; write "
+            f"px.TrainState.create(params, optimizer)"
         )
     _refuse_unseen_variables(model)
     return PlainForm(), model, None
+
+
+def _pytree(model: Any) -> tuple[Form, Any, Any]:
+    """The form of models that are pytrees, their floating arrays, and their others."""
+    _refuse_unseen_variables(model)
+    params, others, rest = models.split(model)
+    if not jax.tree.leaves(params):
+        raise StateError(
+            f"TrainState.create: {type(model).__name__} has no floating arrays; there is nothing to train. Make its "
+            f"parameters arrays: self.w = jnp.zeros(3), and their fields not static"
+        )
+    return PytreeForm(rest), params, others if rest.has_others else None
 
 
 _LINEN_COLLECTIONS = {"batch_stats", "cache", "intermediates"}
@@ -92,6 +107,11 @@ def require_floating(params: Any, form: Form) -> None:
     """
     for path, x in jax.tree_util.tree_leaves_with_path(params):
         dtype = getattr(x, "dtype", None) or np.asarray(x).dtype
+        if dtype.kind in "OUS":
+            raise StateError(
+                f"TrainState.create: {tree.name('params', path)} is a {type(x).__name__}, not an array. A model that "
+                f"keeps such things can be called: give its class a method __call__; or leave it out of the pytree"
+            )
         if jnp.issubdtype(dtype, jnp.inexact):
             continue
         raise StateError(

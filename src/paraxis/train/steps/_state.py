@@ -22,10 +22,11 @@ class TrainState:
 
     Attributes:
         step: int32 ``()``, number of steps taken.
-        params: the parameters: of an NNX or Linen module, dicts nested as it is.
+        params: the parameters: of an NNX or Linen module, dicts nested as it is; of a model that is a pytree, one like
+            it with ``None`` for all but its floating arrays.
         opt_state: the optimiser's state.
         mutable: what else changes: an NNX module's other variables (running statistics, random streams), a Linen
-            module's other collections, a plain function's own; or ``None``.
+            module's other collections, a plain function's own; or ``None``. Of a pytree its other arrays, which stay.
         key: the random key that steps make theirs from, ``fold_in(key, step)``; it does not change. Or ``None``.
         ema: exponential moving average of the parameters, or ``None``.
         extra: anything of yours that is to be kept and saved with it; steps leave it as it is.
@@ -66,7 +67,8 @@ class TrainState:
         """A state at step 0. It has arrays of its own; the model that it is made from stays as it is.
 
         Args:
-            model: an NNX module; a Linen module; or the parameters, a pytree of floating arrays.
+            model: an NNX module; a Linen module; a pytree that can be called, such as an Equinox module, whose floating
+                arrays are trained, or a tree of such; or the parameters, a pytree of floating arrays.
             optimizer: an optax optimiser.
             key: one random key: for a Linen module, and for loss functions that take ``key`` or ``row_keys``. An NNX
                 module brings its random streams.
@@ -117,8 +119,8 @@ class TrainState:
         )
 
     def model(self, *, ema: bool = False) -> Any:
-        """The model, with copies of the arrays: an NNX module, a callable Linen module with its variables, or the
-        parameters. With several processes, each has all of it on a device of its own.
+        """The model, with copies of the arrays: an NNX module, a callable Linen module with its variables, the pytree
+        that it was made from, or the parameters. With several processes, each has all of it on a device of its own.
 
         Args:
             ema: with the averaged parameters.

@@ -1,0 +1,190 @@
+"""Models that are pytrees, such as Equinox modules and registered classes with ``__call__``: what is fixed in them.
+
+Some leaves of such a model are arrays; the others, its functions, text and numbers, say how it computes, and JAX takes
+none of them. So a front end *seals* what it is given: each fixed leaf moves into the structure, where it is compared
+and hashed. Only arrays pass through JAX. What a user's function is given, and what a caller gets, is *opened* again.
+A tree without models is what it was: its numbers are arrays.
+"""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+
+
+@jax.tree_util.register_static
+class Fixed:
+    """A leaf that is part of the structure: equal to another if it is the same, or has the same type and value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Fixed):
+            return NotImplemented
+        a, b = self.value, other.value
+        # The text of numbers tells 0.0 from -0.0.
+        return a is b or (type(a) is type(b) and bool(a == b) and (not isinstance(a, float) or repr(a) == repr(b)))
+
+    def __hash__(self) -> int:
+        try:
+            return hash(self.value)
+        except TypeError:  # such objects are equal if they say so; their type is all that is known to stay
+            return hash(type(self.value))
+
+    def __repr__(self) -> str:
+        return f"Fixed({self.value!r})"
+
+
+def is_model(x: Any) -> bool:
+    """Whether an object is a pytree that can be called, or an Equinox module; NNX modules are none."""
+    if isinstance(x, _ARRAYS) or not (callable(x) or isinstance(x, _classes("equinox", "Module"))):
+        return False
+    return not jax.tree_util.all_leaves([x]) and not _is_nnx(x)
+
+
+def _is_nnx(x: Any) -> bool:
+    """Whether an object is a module or a variable of NNX: written in place, so it must stay the one it is."""
+    return isinstance(x, _classes("flax.nnx", "Pytree", "Variable"))
+
+
+def _classes(library: str, *names: str) -> tuple[type, ...]:
+    """Of a library that is loaded; else nothing is made of them."""
+    loaded = sys.modules.get(library)
+    return tuple(getattr(loaded, name) for name in names if hasattr(loaded, name))
+
+
+def found_in(tree: Any) -> list[Any]:
+    """The outermost models of a tree."""
+    return [part for part in jax.tree.leaves(tree, is_leaf=_is_either) if is_model(part)]
+
+
+def _is_either(x: Any) -> bool:
+    return is_model(x) or _is_nnx(x)
+
+
+def sealed(tree: Any) -> Any:
+    """The same tree with what is fixed in its models made part of the structure. One without such is given back."""
+    if isinstance(tree, _ARRAYS) or all(isinstance(leaf, _ARRAYS) for leaf in jax.tree.leaves(tree)):
+        return tree
+    parts, structure = jax.tree.flatten(tree, is_leaf=_is_either)
+    if not any(map(is_model, parts)):
+        return tree
+    return jax.tree.unflatten(structure, [_sealed(part) if is_model(part) else part for part in parts])
+
+
+def _sealed(model: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, _ARRAYS) else Fixed(leaf), model)
+
+
+def opened(tree: Any) -> Any:
+    """The tree that was :func:`sealed`."""
+    return tree if isinstance(tree, _ARRAYS) else _without_seals(tree, lambda fixed: fixed.value)
+
+
+def _without_seals(tree: Any, replaced: Callable[[Fixed], Any]) -> Any:
+    parts, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, Fixed) or _is_nnx(x))
+    if not any(map(_is_fixed, parts)):
+        return tree
+    return jax.tree.unflatten(structure, [replaced(part) if _is_fixed(part) else part for part in parts])
+
+
+def _is_fixed(x: Any) -> bool:
+    return isinstance(x, Fixed)
+
+
+def of_opened(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of sealed arguments: it opens them, and seals what it returns."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = opened((args, kwargs))
+        return sealed(fn(*args, **kwargs))
+
+    return functools.update_wrapper(run, fn, updated=())
+
+
+def changed(before: Any, after: Any) -> str | None:
+    """Where sealed trees that are alike otherwise differ in what is fixed, and how; ``None``: they do not."""
+    flat = [jax.tree_util.tree_flatten_with_path(x, is_leaf=_is_fixed) for x in (before, after)]
+    if flat[0][1] != flat[1][1]:
+        return None
+    for (path, was), (_, now) in zip(flat[0][0], flat[1][0], strict=True):
+        if _is_fixed(was) and was != now:
+            got = repr(now.value) if _is_fixed(now) else f"an array {now.dtype}{list(now.shape)}"
+            return f"{jax.tree_util.keystr(path)} was {was.value!r} and is {got}"
+    return None
+
+
+# --- what is trained -------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Rest:
+    """A tree without what is trained: its structure, with what is fixed, and which of its arrays are missing."""
+
+    structure: Any
+    trained: tuple[bool, ...]
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there are arrays that are not trained."""
+        return not all(self.trained)
+
+    def joined(self, params: Any, others: Any) -> Any:
+        """The tree, opened, with these arrays."""
+        ours, theirs = iter(jax.tree.leaves(params)), iter(jax.tree.leaves(others))
+        leaves = [next(ours if is_trained else theirs) for is_trained in self.trained]
+        return opened(jax.tree.unflatten(self.structure, leaves))
+
+
+def split(tree: Any) -> tuple[Any, Any, Rest]:
+    """Take apart what is trained, other arrays, and the rest.
+
+    Of models, floating arrays are trained; of a tree around them, all leaves.
+
+    Returns:
+        Two trees like the one given, with ``None`` in place of what is not theirs; and what joins them.
+    """
+    leaves, structure = jax.tree.flatten(sealed(tree))
+    inside = jax.tree.leaves(jax.tree.map(_inside, tree, is_leaf=is_model))
+    trained = tuple(not within or is_floating(x) for x, within in zip(leaves, inside, strict=True))
+    params = [x if ours else None for x, ours in zip(leaves, trained, strict=True)]
+    others = [None if ours else x for x, ours in zip(leaves, trained, strict=True)]
+    return *(_holed(jax.tree.unflatten(structure, x)) for x in (params, others)), Rest(structure, trained)
+
+
+def _inside(part: Any) -> Any:
+    """For each array, whether it is part of a model."""
+    return [True for leaf in jax.tree.leaves(part) if isinstance(leaf, _ARRAYS)] if is_model(part) else False
+
+
+def _holed(tree: Any) -> Any:
+    return _without_seals(tree, lambda fixed: None)
+
+
+def is_floating(x: Any) -> bool:
+    """Whether an array has a derivative: it is of floats, or complex."""
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+# --- modes -----------------------------------------------------------------------------------------------------------
+
+
+def evaluating(tree: Any) -> Any:
+    """The same with each fixed ``inference`` of its models true: Equinox's way to say that nothing is trained now."""
+
+    def one(path: Any, leaf: Any) -> Any:
+        name = getattr(path[-1], "name", None) if path else None
+        return True if name == "inference" and isinstance(leaf, bool) else leaf
+
+    def whole(part: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(one, part) if is_model(part) else part
+
+    return jax.tree.map(whole, tree, is_leaf=is_model)
