@@ -21,7 +21,7 @@ help:
 	@echo 'make faults     for nights: kills, full disks and failing processes; docs/reliability.md gets the table'
 	@echo 'make install    $(VENV) with everything that tests, examples, benchmarks and documentation need'
 	@echo 'make bench      every benchmark in turn'
-	@echo 'make lint       ruff, pyright, import contract'
+	@echo 'make lint       ruff, pyright, import contract, and what type checkers say of users'\'' code'
 	@echo 'make docs       the documentation, into site/, and what is wrong with it'
 	@echo 'make clean      remove $(VENV) and everything built'
 
@@ -61,13 +61,14 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m tests.architecture.layers
+	$(BIN)/python -m tests.types
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python -m tests.docs.site site
 
 clean:
-	rm -rf $(VENV) site build dist out .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site build dist out .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # The demo needs a fraction of what development needs, so it has a stamp of its own.
 $(VENV)/.demo: $(SOURCES) | $(BIN)/python

@@ -174,22 +174,24 @@ _ROOMS = {
 _EXTRAS = {"ensembles": "nnx", "train": "train", "transforms": "nnx"}
 
 
-def __getattr__(name: str) -> typing.Any:
-    if name not in _ROOMS:
-        raise AttributeError(f"module 'paraxis' has no attribute {name!r}")
-    room = _ROOMS[name]
-    try:
-        module = importlib.import_module(f"paraxis.{room}")
-        value = module if name == room else getattr(module, name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("paraxis"):
-            raise
-        raise ModuleNotFoundError(
-            f"px.{name} needs {error.name}, which is not installed; write pip install 'paraxis[{_EXTRAS[room]}]'",
-            name=error.name,
-        ) from error
-    globals()[name] = value
-    return value
+if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported above is a mistake
+
+    def __getattr__(name):
+        if name not in _ROOMS:
+            raise AttributeError(f"module 'paraxis' has no attribute {name!r}")
+        room = _ROOMS[name]
+        try:
+            module = importlib.import_module(f"paraxis.{room}")
+            value = module if name == room else getattr(module, name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("paraxis"):
+                raise
+            raise ModuleNotFoundError(
+                f"px.{name} needs {error.name}, which is not installed; write pip install 'paraxis[{_EXTRAS[room]}]'",
+                name=error.name,
+            ) from error
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

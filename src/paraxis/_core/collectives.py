@@ -10,7 +10,7 @@ Derivatives are those of ``jax.vmap``: the transpose of a sum over all elements 
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,11 @@ from paraxis._core.placing import Placement
 
 # --- what a body writes ------------------------------------------------------------------------------------------
 
+_Tree = TypeVar("_Tree")
+
 
 @arguments.named()
-def psum(x: Any, axis: Axis | str) -> Any:
+def psum(x: _Tree, axis: Axis | str) -> _Tree:
     """Sum over all elements of an axis; every element gets it.
 
     Args:
@@ -51,7 +53,7 @@ def psum(x: Any, axis: Axis | str) -> Any:
 
 
 @arguments.named()
-def pmean(x: Any, axis: Axis | str) -> Any:
+def pmean(x: _Tree, axis: Axis | str) -> _Tree:
     """Mean over all elements of an axis; every element gets it. See :func:`psum`.
 
     Communicates: one all-reduce the size of ``x``.
@@ -66,7 +68,7 @@ def pmean(x: Any, axis: Axis | str) -> Any:
 
 
 @arguments.named()
-def pmax(x: Any, axis: Axis | str) -> Any:
+def pmax(x: _Tree, axis: Axis | str) -> _Tree:
     """Largest value over all elements of an axis; every element gets it. See :func:`psum`.
 
     Like ``jax.lax.pmax`` it has no derivative; reduce after the map, with ``px.reduce_max``, for one.
@@ -83,7 +85,7 @@ def pmax(x: Any, axis: Axis | str) -> Any:
 
 
 @arguments.named()
-def pmin(x: Any, axis: Axis | str) -> Any:
+def pmin(x: _Tree, axis: Axis | str) -> _Tree:
     """Smallest value over all elements of an axis; every element gets it. See :func:`pmax`.
 
     Communicates: one all-reduce the size of ``x``.
@@ -98,7 +100,7 @@ def pmin(x: Any, axis: Axis | str) -> Any:
 
 
 @arguments.named()
-def all_gather(x: Any, axis: Axis | str) -> Any:
+def all_gather(x: _Tree, axis: Axis | str) -> _Tree:
     """Every element gets the values of all, in order: ``(...)`` → ``(size, ...)``. See :func:`psum`.
 
     Communicates: one all-gather the size of ``size`` times ``x``.

@@ -6,7 +6,7 @@ masked out reaches the answer or its derivative. Half-precision sums are taken i
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,11 @@ from paraxis._core import arrays, layout, models, origins, placing, primitives, 
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
 
+_Tree = TypeVar("_Tree")
+
 
 @arguments.named()
-def reduce_sum(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+def reduce_sum(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Sum over the elements of an axis: placed → shared.
 
     Args:
@@ -47,7 +49,7 @@ def reduce_sum(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> 
 
 
 @arguments.named()
-def reduce_mean(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+def reduce_mean(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Mean over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
     Returns:
@@ -73,7 +75,7 @@ def reduce_mean(x: Any, axis: Axis | str | None = None, *, where: Any = None) ->
 
 
 @arguments.named()
-def reduce_weighted_mean(x: Any, w: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+def reduce_weighted_mean(x: _Tree, w: Any, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Weighted mean over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
     Args:
@@ -109,7 +111,7 @@ def reduce_weighted_mean(x: Any, w: Any, axis: Axis | str | None = None, *, wher
 
 
 @arguments.named()
-def reduce_max(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+def reduce_max(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Largest value over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
     Elements that tie share the derivative equally. All of ``where`` ``False``: the smallest value of the dtype
@@ -126,7 +128,7 @@ def reduce_max(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> 
 
 
 @arguments.named()
-def reduce_min(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+def reduce_min(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Smallest value over the elements of an axis: placed → shared. See :func:`reduce_max`.
 
     Communicates: one all-reduce the size of the result.
@@ -140,7 +142,7 @@ def reduce_min(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> 
 
 
 @arguments.named()
-def reduce_prod(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+def reduce_prod(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Product over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
     All of ``where`` ``False``: one.
@@ -156,7 +158,7 @@ def reduce_prod(x: Any, axis: Axis | str | None = None, *, where: Any = None) ->
 
 
 @arguments.named()
-def reduce_any(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+def reduce_any(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Whether any element of an axis is true: placed → shared, booleans. See :func:`reduce_sum`.
 
     Communicates: one all-reduce the size of the result.
@@ -170,7 +172,7 @@ def reduce_any(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> 
 
 
 @arguments.named()
-def reduce_all(x: Any, axis: Axis | str | None = None, *, where: Any = None) -> Any:
+def reduce_all(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Whether all elements of an axis are true: placed → shared, booleans. See :func:`reduce_sum`.
 
     Communicates: one all-reduce the size of the result.

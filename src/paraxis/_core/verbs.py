@@ -1,9 +1,10 @@
 """The verbs that place, map and fetch values. Reductions are in ``reductions.py``."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
+import numpy as np
 
 from paraxis._calls import arguments
 from paraxis._core import arrays, dispatch, jax_api, layout, lowerings, maps, models, origins, placing, scope, tree
@@ -11,7 +12,16 @@ from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement
 
+_Tree = TypeVar("_Tree")
+_R = TypeVar("_R")
+Host = np.ndarray | np.generic | bool | int | float | complex
+"""What becomes an array of JAX's."""
 
+
+@overload
+def broadcast(x: Host, axis: Axis | str | None = None) -> jax.Array: ...
+@overload
+def broadcast(x: _Tree, axis: Axis | str | None = None) -> _Tree: ...
 @arguments.named()
 def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     """Give every element of an axis the same value: shared → placed.
@@ -22,7 +32,7 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     on its device if a mesh was said.
 
     Args:
-        x: pytree of arrays, ``(...)``.
+        x: pytree of arrays, ``(...)``; or a model, such as an Equinox module, of which what is no array stays as it is.
         axis: the axis; its name, or nothing, inside a program.
 
     Returns:
@@ -51,7 +61,7 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
 
 
 @arguments.named()
-def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *, lowering: Lowering = "auto") -> Any:
+def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, lowering: Lowering = "auto") -> _R:
     """Apply a function to every element of an axis: placed → placed.
 
     Elements are laid out in blocks over the axis's devices, as many to each; sizes that do not divide are padded
@@ -63,7 +73,7 @@ def map_fn(fn: Callable[..., Any], args: Any, axis: Axis | str | None = None, *,
         fn: the function of one element. It is traced at each call, and what was compiled for another of the same
             structure is found again; ``jax.jit`` around the call is how to trace once.
         args: what it is given: a tuple is unpacked into several arguments, anything else is a single one. Pytrees
-            of arrays ``(size, ...)``, any dtype.
+            of arrays ``(size, ...)``, any dtype; or models that hold such.
         axis: the axis; its name, or nothing, inside a program.
         lowering: how a device runs its several elements: ``"vmap"`` (vectorised), ``"unroll"`` (one after the
             other in one program), ``"dispatch"`` (one executable, called for each; concrete values only) or
@@ -119,6 +129,10 @@ def _divides(placement: Placement) -> bool:
     return placement.size % placement.num_devices == 0
 
 
+@overload
+def scatter(x: Host, axis: Axis | str | None = None) -> jax.Array: ...
+@overload
+def scatter(x: _Tree, axis: Axis | str | None = None) -> _Tree: ...
 @arguments.named()
 def scatter(x: Any, axis: Axis | str | None = None) -> Any:
     """Lay a host value out over the devices of an axis: host → placed.
@@ -155,6 +169,10 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
     return models.opened(jax.tree.map(one, tree.placed("scatter", "x", models.sealed(x), resolved)))
 
 
+@overload
+def gather(x: jax.Array | np.ndarray, axis: Axis | str | None = None) -> np.ndarray: ...
+@overload
+def gather(x: Any, axis: Axis | str | None = None) -> Any: ...
 @arguments.named()
 def gather(x: Any, axis: Axis | str | None = None) -> Any:
     """Fetch a placed value: placed → host.

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,12 @@ from paraxis._calls.errors import AxisError, ParaxisError, ShapeError
 from paraxis._core import jax_api, models, placing, scope, tree, verbs
 from paraxis._core.axis import Axis
 
+_R = TypeVar("_R")
+
 
 @arguments.named()
 def pmap(
-    fn: Callable[..., Any],
+    fn: Callable[..., _R],
     axis_name: str | None = None,
     *,
     in_axes: Any = 0,
@@ -24,7 +26,7 @@ def pmap(
     static_broadcasted_argnums: int | Sequence[int] = (),
     donate_argnums: int | Sequence[int] = (),
     axis_size: int | None = None,
-) -> Callable[..., Any]:
+) -> Callable[..., _R]:
     """Map a function over an axis of its arguments, on all devices: ``jax.pmap`` without its limit.
 
     Up to the number of devices each element has one to itself; beyond it, devices run several. Collectives in the

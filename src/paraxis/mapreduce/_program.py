@@ -6,7 +6,7 @@ It reduces to the core in one step: while the function is traced, its axes are t
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, SupportsIndex
+from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, TypeVar, overload
 
 import jax
 import numpy as np
@@ -16,11 +16,15 @@ from paraxis._calls.errors import AxisError, ParaxisError
 from paraxis._core import arrays, models, placing, programs, scope
 from paraxis._core.axis import Axis
 
+_P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
+_R = TypeVar("_R")
+
 
 @arguments.named(placement="placements")
 def program(
     placements: Mapping[str, SupportsIndex | Axis] | None = None, **axes: SupportsIndex | Axis
-) -> Callable[[Callable[..., Any]], "Program"]:
+) -> Callable[[Callable[_P, _R]], "Program[_P, _R]"]:
     """Declare the axes of a function, so that the verbs inside it may leave them out or name them.
 
     Args:
@@ -62,14 +66,14 @@ def program(
     made = tuple(_axis(name, size) for name, size in declared.items())
 
     @arguments.named()
-    def decorate(fn: Callable[..., Any]) -> "Program":
+    def decorate(fn: Callable[_P, _R]) -> "Program[_P, _R]":
         arguments.function("program", "fn", fn, "@px.program(clients=8) before a function")
         return Program(fn, made)
 
     return decorate
 
 
-class Program:
+class Program(Generic[_P, _R]):
     """A function whose axes are declared; made by :func:`program`.
 
     It is an ordinary JAX function: it may be called, jitted, differentiated, vmapped, nested, and run from any
@@ -78,12 +82,12 @@ class Program:
     ``jax.jit`` around it to trace once per shape.
     """
 
-    def __init__(self, fn: Callable[..., Any], axes: tuple[Axis, ...]) -> None:
+    def __init__(self, fn: Callable[_P, _R], axes: tuple[Axis, ...]) -> None:
         functools.update_wrapper(self, fn)
         self.axes = axes
-        self._fn = fn
+        self._fn: Callable[..., _R] = fn
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return self._run(args, kwargs)
         except ParaxisError:
@@ -113,6 +117,10 @@ class Program:
         traced = [leaf for leaf, moves in zip(leaves, is_traced, strict=True) if moves]
         return models.opened(programs.run(run, [arrays.settle(leaf, placement, rows=False) for leaf in traced]))
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Self: ...
+    @overload
+    def __get__(self: "Program[Concatenate[Any, _Q], _R]", instance: object, owner: Any = None) -> Callable[_Q, _R]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 

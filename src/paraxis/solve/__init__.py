@@ -64,20 +64,22 @@ _ESTIMATORS = {
 }
 
 
-def __getattr__(name: str) -> typing.Any:
-    if name not in _ESTIMATORS:
-        raise AttributeError(f"module 'paraxis.solve' has no attribute {name!r}")
-    try:
-        value = getattr(importlib.import_module("paraxis.solve.estimators"), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("paraxis"):
-            raise
-        raise ModuleNotFoundError(
-            f"px.solve.{name} needs {error.name}, which is not installed; write pip install 'paraxis[solve]'",
-            name=error.name,
-        ) from error
-    globals()[name] = value
-    return value
+if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported above is a mistake
+
+    def __getattr__(name):
+        if name not in _ESTIMATORS:
+            raise AttributeError(f"module 'paraxis.solve' has no attribute {name!r}")
+        try:
+            value = getattr(importlib.import_module("paraxis.solve.estimators"), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("paraxis"):
+                raise
+            raise ModuleNotFoundError(
+                f"px.solve.{name} needs {error.name}, which is not installed; write pip install 'paraxis[solve]'",
+                name=error.name,
+            ) from error
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -38,10 +38,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> typing.Any:
-    """Checkpoints are loaded when they are first used: Orbax takes a second or two."""
-    if name not in ("Checkpoints", "Restored"):
-        raise AttributeError(f"module 'paraxis.train' has no attribute {name!r}")
-    from paraxis.train.checkpoints import _checkpoints
+if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported above is a mistake
 
-    return getattr(_checkpoints, name)
+    def __getattr__(name):
+        """Checkpoints are loaded when they are first used: Orbax takes a second or two."""
+        if name not in ("Checkpoints", "Restored"):
+            raise AttributeError(f"module 'paraxis.train' has no attribute {name!r}")
+        from paraxis.train.checkpoints import _checkpoints
+
+        return getattr(_checkpoints, name)

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypedDict, TypeVar
 
 import jax
 from flax.nnx import Variable
@@ -15,10 +15,20 @@ from paraxis.transforms._binding import Binding, write_all
 from paraxis.transforms._statics import Statics
 from paraxis.transforms._wrapped import Wrapped
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R", covariant=True)
 State = tuple[Sequence[Any], Sequence[Any]]
 
 
-class Compiled(Wrapped):
+class CompiledOptions(TypedDict, total=False):
+    """The options of all that is compiled, for type checkers."""
+
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Sequence[str]
+    donate: bool
+
+
+class Compiled(Wrapped[_P, _R], Generic[_P, _R]):
     """Base of the wrapped functions that are compiled."""
 
     sealed = True
@@ -39,13 +49,13 @@ class Compiled(Wrapped):
         self._donate = donate
 
     @arguments.named()
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Call the function; write back what it wrote."""
-        binding, variables, program, state, moved, args, kwargs = self._ready(args, kwargs)
+        binding, variables, program, state, moved, given, named = self._ready(args, kwargs)
         try:
-            new, result = program(state, args, kwargs)
+            new, result = program(state, given, named)
         except TypeError as error:
-            self._statics.explain(args, kwargs, error)
+            self._statics.explain(given, named, error)
             raise
         if moved:  # inside another trace only this run uses them where they were moved to
             new = {i: x for i, x in moved.items() if not isinstance(x, jax_api.Tracer)} | new
@@ -53,10 +63,10 @@ class Compiled(Wrapped):
         return models.opened(self._finished(variables, result))
 
     @arguments.named()
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> Any:
         """The program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
-        _, _, program, state, _, args, kwargs = self._ready(args, kwargs)
-        return program.jitted.lower(*state, *args, **kwargs)
+        _, _, program, state, _, given, named = self._ready(args, kwargs)
+        return program.jitted.lower(*state, *given, **named)
 
     @abc.abstractmethod
     def _run(self, binding: Binding, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,23 @@ from paraxis.transforms import _body
 from paraxis.transforms._binding import Binding, Bound, write_all
 from paraxis.transforms._body import Body
 from paraxis.transforms._variables import Choice, Gradients, chooser
-from paraxis.transforms._wrapped import Wrapped
+from paraxis.transforms._wrapped import Of1, Of2, Of3, Wrapped
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R", covariant=True)
+_Value = TypeVar("_Value")
+_First = TypeVar("_First")
+_Module = TypeVar("_Module", bound=nnx.Pytree)
 
 
-class GradValues(Wrapped):
+class _Options(TypedDict, total=False):
+    """For type checkers."""
+
+    wrt: Choice | None
+    argnums: int | Sequence[int] | None
+
+
+class GradValues(Wrapped[_P, _R], Generic[_P, _R]):
     """Gradients and values of a loss that works on modules: ``gradients, values = px.GradValues(loss, net)(x, y)``.
 
     State that the loss writes (BatchNorm's statistics, counters, random streams) is written once, after it has
@@ -53,6 +66,16 @@ class GradValues(Wrapped):
         [(4,), (3, 4)]
     """
 
+    @overload
+    def __init__(self, f: Callable[_P, _R], /, **options: Unpack[_Options]) -> None: ...
+    @overload
+    def __init__(self, f: Of1[_P, _R], m0: Any, /, **options: Unpack[_Options]) -> None: ...
+    @overload
+    def __init__(self, f: Of2[_P, _R], m0: Any, m1: Any, /, **options: Unpack[_Options]) -> None: ...
+    @overload
+    def __init__(self, f: Of3[_P, _R], m0: Any, m1: Any, m2: Any, /, **options: Unpack[_Options]) -> None: ...
+    @overload
+    def __init__(self: "GradValues[..., Any]", f: Any, /, *modules: Any, **options: Unpack[_Options]) -> None: ...
     @arguments.named()
     def __init__(
         self,
@@ -68,12 +91,12 @@ class GradValues(Wrapped):
         self._wrt, self._argnums = wrt, argnums
 
     @arguments.named()
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> tuple[Any, _R]:
         """Gradients and values at ``f(*modules, *args, **kwargs)``."""
-        args, kwargs = models.sealed((args, kwargs))
+        given, named = models.sealed((args, kwargs))
         binding = self._bound.current()
         chosen = _chosen("GradValues", binding, self._wrt, range(len(binding.graph.variables)))
-        positions = _positions("GradValues", self._argnums, len(args))
+        positions = _positions("GradValues", self._argnums, len(given))
         if not chosen and not positions:
             raise StateError(
                 f"GradValues: nothing to differentiate with respect to: wrt={self._wrt!r} picks no variable of "
@@ -81,15 +104,27 @@ class GradValues(Wrapped):
                 f"A model that is a pytree has no variables: write px.value_and_grad(f)(model, …)"
             )
         for p in positions:
-            _require_floats("GradValues", f"args[{p}]", args[p])
-        result, gradients, of_args = _differentiate(self._body, binding, chosen, positions, args, kwargs, _first)
-        named = Gradients({binding.names[i]: g for i, g in gradients.items()})
+            _require_floats("GradValues", f"args[{p}]", given[p])
+        result, gradients, of_args = _differentiate(self._body, binding, chosen, positions, given, named, _first)
+        found = Gradients({binding.names[i]: g for i, g in gradients.items()})
         if self._argnums is None:
-            return named, result
+            return found, result
         inputs = of_args[0] if isinstance(self._argnums, int) else tuple(of_args)
-        return (named, inputs) if chosen else inputs, result
+        return (found, inputs) if chosen else inputs, result
 
 
+@overload
+def value_and_grad(
+    f: Callable[Concatenate[_Module, _P], _Value], *, wrt: Choice = nnx.Param, has_aux: bool = False
+) -> Callable[Concatenate[_Module, _P], tuple[_Value, Gradients]]: ...
+@overload
+def value_and_grad(
+    f: Callable[Concatenate[_First, _P], _Value], *, wrt: Choice = nnx.Param, has_aux: bool = False
+) -> Callable[Concatenate[_First, _P], tuple[_Value, _First]]: ...
+@overload
+def value_and_grad(
+    f: Callable[_P, _Value], argnums: int | Sequence[int] = 0, *, wrt: Choice = nnx.Param, has_aux: bool = False
+) -> Callable[_P, tuple[_Value, Any]]: ...
 @arguments.named()
 def value_and_grad(
     f: Callable[..., Any],
@@ -101,8 +136,9 @@ def value_and_grad(
     """``jax.value_and_grad`` for functions of modules and pytrees, in its order: ``(value, gradients)``.
 
     Nothing is bound: modules are arguments, anywhere. The gradient of a module is a collection of its chosen
-    variables' gradients, in the order of ``px.variables``; that of a pytree is a tree like it. State that ``f``
-    writes to any of the modules is kept, after it has succeeded.
+    variables' gradients, in the order of ``px.variables``; that of a pytree is a tree like it; of one that can be
+    called, such as an Equinox module, with ``None`` for all but its floating arrays. State that ``f`` writes to any of
+    the modules is kept, after it has succeeded.
 
     Args:
         f: a function that gives a float scalar, or with ``has_aux`` a pair whose first entry is one.
@@ -138,6 +174,18 @@ def value_and_grad(
     return _named("value_and_grad", call, f, argnums, wrt)
 
 
+@overload
+def grad(
+    f: Callable[Concatenate[_Module, _P], Any], *, wrt: Choice = nnx.Param
+) -> Callable[Concatenate[_Module, _P], Gradients]: ...
+@overload
+def grad(
+    f: Callable[Concatenate[_First, _P], Any], *, wrt: Choice = nnx.Param
+) -> Callable[Concatenate[_First, _P], _First]: ...
+@overload
+def grad(
+    f: Callable[_P, Any], argnums: int | Sequence[int] = 0, *, wrt: Choice = nnx.Param, has_aux: bool = False
+) -> Callable[_P, Any]: ...
 @arguments.named()
 def grad(
     f: Callable[..., Any],

@@ -1,15 +1,19 @@
 """``Jit``: a function of modules, compiled, with their variables threaded through."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from paraxis._calls import arguments
 from paraxis.transforms import _body
 from paraxis.transforms._binding import Binding
-from paraxis.transforms._compiled import Compiled, State
+from paraxis.transforms._compiled import Compiled, CompiledOptions, State
+from paraxis.transforms._wrapped import Of1, Of2, Of3
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R", covariant=True)
 
 
-class Jit(Compiled):
+class Jit(Compiled[_P, _R], Generic[_P, _R]):
     """Compile a function that works on modules: ``jax.jit`` with their variables threaded through.
 
     The modules are bound once and passed first: ``px.Jit(f, net, opt)(x)`` calls ``f(net, opt, x)``;
@@ -21,7 +25,7 @@ class Jit(Compiled):
     Args:
         f: a function of modules and further arguments; or a module, or a method of one.
         *modules: NNX modules, optimisers, ``nnx.Rngs``, variables, containers of these, or functions that were
-            wrapped already.
+            wrapped already; and pytrees that can be called, such as Equinox modules, to which nothing is written back.
         static_argnums: positions, counted after the modules, of arguments that are compile-time constants (hashable).
         static_argnames: their names.
         donate: let the compiler reuse the variables' memory. Arrays taken out of them before are gone after, and
@@ -47,6 +51,16 @@ class Jit(Compiled):
         True
     """
 
+    @overload
+    def __init__(self, f: Callable[_P, _R], /, **options: Unpack[CompiledOptions]) -> None: ...
+    @overload
+    def __init__(self, f: Of1[_P, _R], m0: Any, /, **options: Unpack[CompiledOptions]) -> None: ...
+    @overload
+    def __init__(self, f: Of2[_P, _R], m0: Any, m1: Any, /, **options: Unpack[CompiledOptions]) -> None: ...
+    @overload
+    def __init__(self, f: Of3[_P, _R], m0: Any, m1: Any, m2: Any, /, **options: Unpack[CompiledOptions]) -> None: ...
+    @overload
+    def __init__(self: "Jit[..., Any]", f: Any, /, *modules: Any, **options: Unpack[CompiledOptions]) -> None: ...
     @arguments.named()
     def __init__(
         self,

@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 from flax.nnx import Variable
@@ -15,11 +15,28 @@ from paraxis._core.axis import Axis
 from paraxis._modules import graphs
 from paraxis.transforms import _batches, _results, _sync
 from paraxis.transforms._binding import Binding
-from paraxis.transforms._compiled import Compiled, State
+from paraxis.transforms._compiled import Compiled, CompiledOptions, State
 from paraxis.transforms._shares import Call, Plan
+from paraxis.transforms._wrapped import Of1, Of2, Of3
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R", covariant=True)
 
 
-class Parallel(Compiled):
+class _Options(CompiledOptions, total=False):
+    """For type checkers."""
+
+    reduce: Any
+    batch_axis: _batches.Axes
+    axis_name: str
+    sync: Mapping[Any, _sync.Rule | None] | None
+    sync_batch_norm: bool
+    check: bool
+    mesh: Any
+    over: str | tuple[str, ...] | None
+
+
+class Parallel(Compiled[_P, _R], Generic[_P, _R]):
     """Split a batch over the devices and run the function on each share; compiled, with modules' variables threaded.
 
     The axis is *mapped*: an element of it is a device's share of the rows, and sees the others by collectives only.
@@ -81,6 +98,16 @@ class Parallel(Compiled):
         True
     """
 
+    @overload
+    def __init__(self, f: Callable[_P, _R], /, **options: Unpack[_Options]) -> None: ...
+    @overload
+    def __init__(self, f: Of1[_P, _R], m0: Any, /, **options: Unpack[_Options]) -> None: ...
+    @overload
+    def __init__(self, f: Of2[_P, _R], m0: Any, m1: Any, /, **options: Unpack[_Options]) -> None: ...
+    @overload
+    def __init__(self, f: Of3[_P, _R], m0: Any, m1: Any, m2: Any, /, **options: Unpack[_Options]) -> None: ...
+    @overload
+    def __init__(self: "Parallel[..., Any]", f: Any, /, *modules: Any, **options: Unpack[_Options]) -> None: ...
     @arguments.named()
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """``Vectorize``: the function of one row, run on all rows of a batch."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,20 @@ from paraxis._core import models, replicas
 from paraxis._modules import graphs
 from paraxis.transforms import _batches, _body, _randomness, _sync
 from paraxis.transforms._binding import Binding, write_all
-from paraxis.transforms._wrapped import Wrapped
+from paraxis.transforms._wrapped import Of1, Of2, Of3, Wrapped
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R", covariant=True)
 
 
-class Vectorize(Wrapped):
+class _Options(TypedDict, total=False):
+    """For type checkers."""
+
+    batch_axis: _batches.Axes
+    sync: Mapping[Any, _sync.Rule | None] | None
+
+
+class Vectorize(Wrapped[_P, _R], Generic[_P, _R]):
     """Apply a function of one row to a batch: ``jax.vmap`` with modules' variables and randomness threaded through.
 
     All rows see the same variables. Each has random streams of its own, made from its number; the modules' streams
@@ -52,6 +62,16 @@ class Vectorize(Wrapped):
         5
     """
 
+    @overload
+    def __init__(self, f: Callable[_P, _R], /, **options: Unpack[_Options]) -> None: ...
+    @overload
+    def __init__(self, f: Of1[_P, _R], m0: Any, /, **options: Unpack[_Options]) -> None: ...
+    @overload
+    def __init__(self, f: Of2[_P, _R], m0: Any, m1: Any, /, **options: Unpack[_Options]) -> None: ...
+    @overload
+    def __init__(self, f: Of3[_P, _R], m0: Any, m1: Any, m2: Any, /, **options: Unpack[_Options]) -> None: ...
+    @overload
+    def __init__(self: "Vectorize[..., Any]", f: Any, /, *modules: Any, **options: Unpack[_Options]) -> None: ...
     @arguments.named()
     def __init__(
         self,
@@ -66,12 +86,12 @@ class Vectorize(Wrapped):
         self._sync = _sync.checked("Vectorize", sync, self._bound.current().names)
 
     @arguments.named()
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """``f(*modules, *row, **kwargs)`` for every row."""
-        args, kwargs = models.sealed((args, kwargs))
-        _body.refuse_modules("Vectorize", args, kwargs)
-        batch = _batches.split("Vectorize", self._batch_axis, args)
-        _batches.refuse_keys("Vectorize", self._batch_axis, args, kwargs)
+        given, named = models.sealed((args, kwargs))
+        _body.refuse_modules("Vectorize", given, named)
+        batch = _batches.split("Vectorize", self._batch_axis, given)
+        _batches.refuse_keys("Vectorize", self._batch_axis, given, named)
         if batch.size is None:
             raise ShapeError(
                 f"Vectorize: no argument has a batch axis (batch_axis={self._batch_axis!r}), so the number of rows is "
@@ -86,7 +106,7 @@ class Vectorize(Wrapped):
 
         def row(index: jax.Array, keys: list[jax.Array], rows: list[Any]) -> Any:
             state = (_randomness.with_keys(values, binding.streams, keys), arrays)
-            result, new = _body.run(self._body, binding, state, batch.put_together(rows, batch.whole), kwargs)
+            result, new = _body.run(self._body, binding, state, batch.put_together(rows, batch.whole), named)
             drawn[:] = _randomness.drawn_from("Vectorize", binding.streams, new, binding.names)
             return result, replicas.watched(new, index, differs.extend)
 

@@ -3,7 +3,7 @@
 import inspect
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import jax
 
@@ -18,7 +18,15 @@ from paraxis.transforms._statics import named, positional
 _JITTED = type(jax.jit(lambda: None))
 
 
-class Wrapped(graphs.Holder):
+_P = ParamSpec("_P")
+_R = TypeVar("_R", covariant=True)
+Of1 = Callable[Concatenate[Any, _P], _R]
+Of2 = Callable[Concatenate[Any, Any, _P], _R]
+Of3 = Callable[Concatenate[Any, Any, Any, _P], _R]
+"""Functions of so many modules, and of what a wrapped function is called with."""
+
+
+class Wrapped(graphs.Holder, Generic[_P, _R]):
     """Base of the wrapped functions. It holds modules, not values: these stay where they are, in the modules."""
 
     sealed = False

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 
@@ -29,8 +29,11 @@ if TYPE_CHECKING:  # it loads Orbax
     from paraxis.train.checkpoints._checkpoints import Checkpoints
 
 
+_State = TypeVar("_State")
+
+
 @dataclasses.dataclass(frozen=True)
-class Fitted:
+class Fitted(Generic[_State]):
     """What a run came to.
 
     Attributes:
@@ -40,7 +43,7 @@ class Fitted:
         best: the best record of what ``stop_early`` watches, if there is one.
     """
 
-    state: Any
+    state: _State
     history: History
     stopped: str | None
     best: Record | None
@@ -48,7 +51,7 @@ class Fitted:
 
 @arguments.named(evaluation="evaluate", checkpoints="checkpoint", num_epochs="epochs", num_steps="steps")
 def fit(
-    state: Any,
+    state: _State,
     step: Callable[[Any, Any], Any],
     data: Any,
     *,
@@ -64,7 +67,7 @@ def fit(
     progress: bool | None = None,
     stop_early: StopEarly | None = None,
     donate: bool = False,
-) -> Fitted:
+) -> Fitted[_State]:
     """Train: step after step over batches of data, until there have been so many epochs or steps.
 
     The devices do not wait for the host: the metrics of a step are fetched when four later ones are under way. What

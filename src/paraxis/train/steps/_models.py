@@ -109,7 +109,7 @@ def require_floating(params: Any, form: Form) -> None:
         dtype = getattr(x, "dtype", None) or np.asarray(x).dtype
         if dtype.kind in "OUS":
             raise StateError(
-                f"TrainState.create: {tree.name('params', path)} is a {type(x).__name__}, not an array. A model that "
+                f"TrainState.create: {tree.name('model', path)} is a {type(x).__name__}, not an array. A model that "
                 f"keeps such things can be called: give its class a method __call__; or leave it out of the pytree"
             )
         if jnp.issubdtype(dtype, jnp.inexact):

@@ -1,0 +1,91 @@
+"""A user's code without mistakes: type checkers know what each call gives, and say nothing."""
+
+from typing import assert_type
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import paraxis as px
+
+x, host = jnp.ones((8, 3)), np.ones((8, 3))
+clients = px.Axis("clients", 8)
+
+
+# --- verbs and programs ---------------------------------------------------------------------------------------------
+
+
+def of_one(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.sum(w * x)
+
+
+assert_type(px.broadcast(2.0, clients), jax.Array)
+assert_type(px.scatter(host, clients), jax.Array)
+assert_type(px.broadcast({"w": x}, clients), dict[str, jax.Array])
+assert_type(px.map_fn(of_one, (px.broadcast(x[0], clients), host), clients), jax.Array)
+assert_type(px.map_fn(lambda x: jnp.sin(x), x, clients, lowering="unroll"), jax.Array)
+assert_type(px.reduce_mean(x, clients, where=x[:, 0] > 0), jax.Array)
+assert_type(px.reduce_weighted_mean({"w": x}, x[:, 0], clients), dict[str, jax.Array])
+assert_type(px.gather(x, clients), np.ndarray)
+assert_type(px.keys(jax.random.key(0), clients), jax.Array)
+assert_type(px.pmap(of_one, "clients", in_axes=(None, 0))(x[0], x), jax.Array)
+
+
+@px.program(clients=8)
+def loss(w: jax.Array, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
+    losses = px.map_fn(of_one, (px.broadcast(w), x))
+    return scale * px.reduce_mean(losses)
+
+
+assert_type(loss(x[0], x), jax.Array)
+assert_type(loss(x[0], x=x, scale=2.0), jax.Array)
+gradient = jax.grad(loss)(x[0], x)
+
+
+class Clients:
+    @px.program(clients=8)
+    def mean(self, x: jax.Array) -> jax.Array:
+        return px.reduce_mean(x)
+
+
+assert_type(Clients().mean(x), jax.Array)
+
+
+# --- modules --------------------------------------------------------------------------------------------------------
+
+
+def error(net: nnx.Linear, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.mean((net(x) - y) ** 2)
+
+
+net = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+assert_type(px.Jit(error, net)(x, y=x), jax.Array)
+assert_type(px.Parallel(error, net, reduce="mean")(x, x), jax.Array)
+assert_type(px.Vectorize(error, net, batch_axis=(0, None))(x, x), jax.Array)
+assert_type(px.Jit(net)(x), jax.Array)
+assert_type(px.GradValues(error, net)(x, x)[1], jax.Array)
+value, gradients = px.value_and_grad(error)(net, x, x)
+assert_type(value, jax.Array)
+assert_type(gradients, px.Gradients)
+assert_type(px.grad(of_one)(x[0], x[0]), jax.Array)
+
+
+# --- training and ensembles -----------------------------------------------------------------------------------------
+
+
+def batch_loss(model: nnx.Linear, batch: dict[str, jax.Array]) -> jax.Array:
+    return error(model, batch["x"], batch["y"])
+
+
+state = px.TrainState.create(net, optax.adam(1e-3))
+step = px.train_step(batch_loss, clip=1.0)
+state, metrics = step(state, {"x": x, "y": x})
+assert_type(state, px.TrainState)
+assert_type(metrics["loss"], px.Mean)
+assert_type(px.fit(state, step, [{"x": x}], epochs=1).state, px.TrainState)
+ens = px.ensemble(lambda key: jax.random.normal(key, (3,)), 4, 0, apply=lambda w, x: x @ w)
+assert_type(ens, px.Ensemble)
+assert_type(len(ens), int)
+assert_type(px.solve.LBFGS(lambda w: jnp.sum(w**2), maxiter=3).maxiter, int)

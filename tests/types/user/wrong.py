@@ -1,0 +1,62 @@
+"""A user's mistakes, each on a line of its own that ends in ``# wrong``: both type checkers must complain there."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import paraxis as px
+
+x = jnp.ones((8, 3))
+clients = px.Axis("clients", 8)
+
+px.brodcast(x, clients)  # wrong
+px.Paralell  # wrong
+px.Axis("clients", 8, at_onse=2)  # wrong
+px.Axis("clients", "8")  # wrong
+px.map_fn(jnp.sin, x, clients, lowering="vmapped")  # wrong
+px.reduce_mean(x, clients, were=x[:, 0] > 0)  # wrong
+px.reduce_mean(x, 8)  # wrong
+px.pmap(jnp.sin, axisname="clients")  # wrong
+px.reduce_mean(x, clients).shap  # wrong
+
+
+@px.program(clients=8)
+def loss(w: jax.Array, x: jax.Array, *, scale: float = 1.0) -> jax.Array:
+    return scale * px.reduce_mean(px.map_fn(lambda w, x: jnp.sum(w * x), (px.broadcast(w), x)))
+
+
+loss(x[0])  # wrong
+loss("w", x)  # wrong
+loss(x[0], x, scal=2.0)  # wrong
+loss(x[0], x).shap  # wrong
+
+
+class Clients:
+    @px.program(clients=8)
+    def mean(self, x: jax.Array) -> jax.Array:
+        return px.reduce_mean(x)
+
+
+Clients().mean(x, x)  # wrong
+
+
+def error(net: nnx.Linear, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.mean((net(x) - y) ** 2)
+
+
+net = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+px.Jit(error, net)(x)  # wrong
+px.Jit(error, net, donat=True)  # wrong
+px.Parallel(error, net, reduce="mean")(x, x).shap  # wrong
+px.Vectorize(error, net, batch_axes=0)  # wrong
+px.GradValues(error, net)(x, x, x)  # wrong
+px.value_and_grad(error)(net, x)  # wrong
+px.value_and_grad(error, hasaux=True)  # wrong
+
+state = px.TrainState.create(net, optax.adam(1e-3), emma=0.9)  # wrong
+px.train_step(lambda model, batch: model(batch), guards=False)  # wrong
+px.fit(state, epoch=3)  # wrong
+px.ensemble(lambda key: jax.random.normal(key, (3,)), 4, 0, lowering="vmapped")  # wrong
+px.solve.LBFGS(lambda w: jnp.sum(w**2), max_iter=3)  # wrong
+px.solve.LBGFS  # wrong
