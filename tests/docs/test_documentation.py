@@ -19,7 +19,7 @@ FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = {str(path.relative_to(ROOT)): path for path in FILES if "\n```python" in path.read_text("utf-8")}
 # Those that fit or train much are of the night; but every page is run on the newest JAX, and so before anything lands.
 LONG = {"README.md"}
-LONG |= {f"docs/{page}.md" for page in ("ensembles", "migration", "processes", "solvers", "training")}
+LONG |= {f"docs/{page}.md" for page in ("ensembles", "equinox", "migration", "processes", "solvers", "training")}
 LONG |= {f"docs/howto/{page}.md" for page in ("derivatives", "federated")}
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
