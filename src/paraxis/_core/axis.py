@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 
 from paraxis._calls import arguments
 from paraxis._calls.errors import AxisError
+from paraxis._core import html
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -88,6 +89,10 @@ class Axis:
         if self.at_once is not None:
             parts.append(f"at_once={self.at_once}")
         return f"Axis({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        """Return the elements on their devices, for notebooks."""
+        return html.shown(self)
 
 
 def _positive(axis: Axis, argument: str, value: Any) -> int:

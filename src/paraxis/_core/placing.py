@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from paraxis._calls.errors import AxisError
-from paraxis._core import jax_api, scope
+from paraxis._core import html, jax_api, scope
 from paraxis._core.axis import Axis
 
 DEVICES = "paraxis_devices"
@@ -130,6 +130,25 @@ def place(axis: Axis) -> Placement:
             f"px.Axis({axis.name!r}, {axis.size}, mesh=mesh)"
         )
     return Placement(axis, mesh, (axis.name,)) if mesh.size > 1 else Placement(axis, None, ())
+
+
+@html.shown.register
+def _axis_shown(axis: Axis) -> str:
+    return html.card(axis, drawn_here(axis))
+
+
+def drawn_here(axis: Axis) -> str:
+    """Return a drawing of an axis's elements on the devices where they would lie here and now, as HTML."""
+    try:
+        return drawn(place(axis))
+    except AxisError as error:
+        return html.note(str(error))
+
+
+def drawn(placement: Placement) -> str:
+    """Return a drawing of elements where they lie, as HTML."""
+    turns = html.note(f"in {placement.num_chunks} turns of {placement.chunk}") if placement.num_chunks > 1 else ""
+    return html.elements(placement.size, placement.num_devices, placement.num_local) + turns
 
 
 def _place_inside(axis: Axis, context: AbstractMesh) -> Placement:

@@ -12,7 +12,7 @@ import numpy as np
 
 from paraxis._calls import arguments, integers
 from paraxis._calls.errors import ParaxisError, ShapeError, StateError
-from paraxis._core import placing, random, tree
+from paraxis._core import html, placing, random, tree
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._host import processes
@@ -160,6 +160,14 @@ class Ensemble:
         place = f"on {self._population.placement.num_devices} devices"
         return f"Ensemble({len(self)} {self.axis.name} of {count:,} numbers, {place})"
 
+    def _repr_html_(self) -> str:
+        """Return the members on their devices, and what a member is, for notebooks."""
+        parts = self._state.struct()
+        only_one = isinstance(parts, tuple) and len(parts) == 1
+        leaves = jax.tree_util.tree_leaves_with_path(parts[0] if only_one else parts)
+        rows = [(jax.tree_util.keystr(path) or "itself", leaf.shape, leaf.dtype) for path, leaf in leaves]
+        return html.card(self, placing.drawn(self._state.placement), html.table(("a member's", "shape", "dtype"), rows))
+
     @_on_own_devices
     def stacked(self) -> Any:
         """All members as one: what ``make`` returned, with leaves ``(size, ...)``, for ``px.map_fn`` and ``jax.vmap``.
@@ -289,7 +297,8 @@ class Ensemble:
             validation: its further arguments.
             patience: stop a member that has not improved for so many epochs, and give every member back the state
                 with which it did best.
-            progress: ``True`` shows a bar (needs the extra ``cli``); a function is called with an ``Epoch``.
+            progress: ``True`` shows a bar, which needs the extra ``cli`` outside of notebooks; a function is called
+                with an ``Epoch``.
 
         Returns:
             A :class:`History`.

@@ -8,6 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from paraxis._core import html
+from paraxis._host import notebook
+
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
@@ -57,17 +60,29 @@ class History:
     failed: tuple[int, ...]
     scanned: bool
 
+    def _repr_html_(self) -> str:
+        """Return a line for each epoch, and the curves of the members' mean, for notebooks."""
+        means = {name: _mean_of_finite(np.asarray(values, float)) for name, values in _by_epoch(self).items()}
+        numbers = range(1, 1 + max(map(len, means.values()), default=0))
+        rows = [(number, *(f"{x[number - 1]:.4g}" for x in means.values())) for number in numbers]
+        facts = {"members": len(self.stopped), "stopped": int((self.stopped >= 0).sum()), "failed": self.failed or None}
+        curves = html.curves({name: (list(numbers), x.tolist()) for name, x in means.items()})
+        title = f"History({len(rows)} epochs)"
+        return html.titled(title, html.facts(facts), html.table(("epoch", *means), rows), curves)
+
 
 Show = Callable[[Epoch], None]
 
 
 @contextlib.contextmanager
 def shown(progress: bool | Show, num_epochs: int) -> Iterator[Show]:
-    """What to call after each epoch: nothing, the user's own function, or a bar on the terminal."""
+    """What to call after each epoch: nothing, the user's own function, or a bar in the notebook or on the terminal."""
     if callable(progress):
         yield progress
     elif not progress:
         yield lambda epoch: None
+    elif (area := notebook.area()) is not None:
+        yield _InNotebook(area)
     else:
         try:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -83,9 +98,39 @@ def shown(progress: bool | Show, num_epochs: int) -> Iterator[Show]:
             yield lambda epoch: bar.update(task, completed=epoch.number + 1, description=_described(epoch))
 
 
+class _InNotebook:
+    """A bar and a line below the cell; an epoch that follows fast on another waits until the next one, or the last."""
+
+    def __init__(self, area: notebook.Area) -> None:
+        self._area = area
+
+    def __call__(self, epoch: Epoch) -> None:
+        done = epoch.number + 1
+        if self._area.is_due or done == epoch.num_epochs or not epoch.active.any():
+            bar = html.progress(done, epoch.num_epochs)
+            self._area.show(f"<div>{bar} {html.escaped(epoch)}</div>", str(epoch))
+
+
+def _by_epoch(history: History) -> dict[str, Any]:
+    """What there is of each epoch and member, ``(num_epochs, size)``: the step's first result, and the validation."""
+    first = _first(history.outputs, 2)
+    both = {"step": first, "validation": history.validation}
+    return {name: values for name, values in both.items() if values is not None}
+
+
+def _mean_of_finite(x: np.ndarray) -> np.ndarray:
+    """Over the members that have a finite value; NaN where none has one."""
+    there = np.isfinite(x)
+    return np.where(there, x, 0).sum(1) / np.where(there.any(1), there.sum(1), np.nan)
+
+
+def _first(outputs: Any, ndim: int) -> Any:
+    return next((leaf for leaf in jax.tree.leaves(outputs) if np.ndim(leaf) == ndim), None)
+
+
 def _described(epoch: Epoch) -> str:
     texts = []
-    first = next(iter(leaf for leaf in jax.tree.leaves(epoch.outputs) if np.ndim(leaf) == 1), None)
+    first = _first(epoch.outputs, 1)
     for name, values in (("step", first), ("validation", epoch.validation)):
         if values is not None:
             x = np.asarray(values, float)

@@ -13,7 +13,7 @@ import numpy as np
 
 from paraxis._calls import arguments
 from paraxis._calls.errors import AxisError, ParaxisError
-from paraxis._core import arrays, models, placing, programs, scope
+from paraxis._core import arrays, html, models, placing, programs, scope
 from paraxis._core.axis import Axis
 
 _P = ParamSpec("_P")
@@ -127,6 +127,12 @@ class Program(Generic[_P, _R]):
     def __repr__(self) -> str:
         where = ", ".join(_where(axis) for axis in share_out(self.axes))
         return f"<program {getattr(self._fn, '__name__', 'fn')}: {where}>"
+
+    def _repr_html_(self) -> str:
+        """Return the elements of each axis on their devices, for notebooks."""
+        axes = share_out(self.axes)
+        named = (html.note(axis.name) if len(axes) > 1 else "" for axis in axes)
+        return html.card(self, *(name + placing.drawn_here(axis) for name, axis in zip(named, axes, strict=True)))
 
 
 def _is_traced(leaf: Any) -> bool:

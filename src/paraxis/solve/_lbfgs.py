@@ -91,6 +91,10 @@ class LBFGSState:
     def __repr__(self) -> str:
         return progress.shown(self)
 
+    def _repr_html_(self) -> str:
+        """Return what one looks for in it, for notebooks."""
+        return progress.shown_as_html(self)
+
 
 @checks.with_options_of_jaxopt
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls.errors import ShapeError
-from paraxis._core import arrays
+from paraxis._core import arrays, html
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Point, Problem
 from paraxis.solve._search import noise
@@ -122,13 +122,39 @@ def words(state: Any) -> str:
 def shown(state: Any) -> str:
     """A state on one line: what one looks for in it, not all its arrays."""
     name = type(state).__name__
-    if arrays.is_traced(state.status) or not isinstance(state.status, jax.Array) or state.status.ndim:
+    if not _is_of_one(state):
         return f"{name}(… {getattr(state.status, 'shape', '')})"
     return (
         f"{name}({Status(int(state.status)).name}, iter_num={int(state.iter_num)}, value={float(state.value):.8g}, "
         f"error={float(state.error):.3g}, stepsize={float(state.stepsize):.3g}, "
         f"data_passes={int(state.data_passes)}, …)"
     )
+
+
+def shown_as_html(state: Any) -> str:
+    """A state as a table: why the solver stopped, in words, and the numbers of :func:`shown`."""
+    name = type(state).__name__
+    if not _is_of_one(state):
+        return html.card(state)
+    return html.titled(
+        f"{name}: {Status(int(state.status)).name}",
+        html.facts(
+            {
+                "reason": words(state),
+                "iterations": int(state.iter_num),
+                "value": f"{float(state.value):.8g}",
+                "error": f"{float(state.error):.3g}",
+                "stepsize": f"{float(state.stepsize):.3g}",
+                "data passes": int(state.data_passes),
+            }
+        ),
+    )
+
+
+def _is_of_one(state: Any) -> bool:
+    """Whether it has values, and is not that of a batch of problems."""
+    status = state.status
+    return not arrays.is_traced(status) and isinstance(status, jax.Array) and not status.ndim
 
 
 class Iteration(NamedTuple):

@@ -101,6 +101,10 @@ class ProximalGradientState:
     def __repr__(self) -> str:
         return progress.shown(self)
 
+    def _repr_html_(self) -> str:
+        """Return what one looks for in it, for notebooks."""
+        return progress.shown_as_html(self)
+
 
 class _Step(NamedTuple):
     """A step from the velocity, and how the search for it goes."""

@@ -17,7 +17,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, jax_api
+from paraxis._core import arrays, html, jax_api
 from paraxis._core.programs import Traced
 from paraxis._host import interrupts
 from paraxis.solve import _trees as trees
@@ -32,6 +32,13 @@ class OptStep(NamedTuple):
 
     params: Any
     state: Any
+
+    def _repr_html_(self) -> str:
+        """Return the shapes of the parameters, and the state, for notebooks."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.params)
+        rows = [(f"params{jax.tree_util.keystr(path)}", jnp.shape(x), jnp.result_type(x)) for path, x in leaves]
+        shown = getattr(self.state, "_repr_html_", lambda: html.card(self.state))
+        return html.titled("OptStep", html.table(("", "shape", "dtype"), rows), shown())
 
 
 class Interrupted(KeyboardInterrupt):

@@ -8,16 +8,18 @@ import contextlib
 import copy
 import dataclasses
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+from sklearn import get_config
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from paraxis._calls import arguments
 from paraxis._calls.errors import DataError, ParaxisError
+from paraxis._core import html
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve._solution import Interrupted, attended
@@ -108,6 +110,20 @@ class LinearModel(BaseEstimator, abc.ABC):
     devices: int | None
     solver: str
     verbose: int | Watch
+
+    @property
+    def _repr_html_(self) -> Callable[[], str]:
+        return self._as_html
+
+    def _as_html(self) -> str:
+        """Return what was found, for notebooks; what scikit-learn shows there are the parameters only."""
+        found = {name: _told(x) for name, x in vars(self).items() if name.endswith("_") and not name.startswith("_")}
+        return html.card(self, html.facts(found) if found else html.note("not fitted"))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """Return both forms, or the text if that is what ``sklearn.set_config`` says."""
+        text = {"text/plain": repr(self)}
+        return text if get_config()["display"] == "text" else {**text, "text/html": self._as_html()}
 
     @abc.abstractmethod
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
@@ -417,3 +433,12 @@ class LinearModel(BaseEstimator, abc.ABC):
     @property
     def _who(self) -> str:
         return type(self).__name__
+
+
+def _told(value: Any) -> str:
+    """Return a short value as it is, of a long array its shape and dtype, and of another long one its kind."""
+    is_long = value.size > 12 if isinstance(value, np.ndarray) else len(str(value)) > 200
+    if not isinstance(value, np.ndarray):
+        return type(value).__name__ if is_long else str(value)
+    described = f"{value.dtype} {value.shape}"
+    return described if is_long or value.ndim != 1 else f"{described}: {np.array2string(value, precision=6)}"

@@ -1,17 +1,21 @@
-"""How a run is shown: a line that changes on a terminal, lines now and then elsewhere. By time, not by step."""
+"""How a run is shown: what changes in a notebook or on a terminal, lines now and then elsewhere. By time, not step."""
 
 import abc
+import collections
 import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from paraxis._core import html
+from paraxis._host import notebook
 from paraxis.train.runs._events import Event
 
 _REFRESH_SECONDS = 0.25
 _FIRST_LINE_SECONDS = 2.0
 _MOST_LINE_SECONDS = 60.0
+_MOST_SAID = 20
 
 
 class Status:
@@ -204,6 +208,43 @@ class Live(Display):
             )
 
 
+class InNotebook(Display):
+    """An area below the cell: a bar, what came out last, and the last lines that were said."""
+
+    def __init__(self, status: Status, area: notebook.Area, clock: Callable[[], float]) -> None:
+        self._status = status
+        self._area = area
+        self._clock = clock
+        self._start = clock()
+        self._said: collections.deque[str] = collections.deque(maxlen=_MOST_SAID)
+        self._show()
+
+    def __call__(self, event: Event) -> None:
+        """Change what is shown if it is time."""
+        self._status(event)
+        if event.kind == "evaluate":
+            self.say(f"{self._status.place()}  {_numbers(event.metrics)}")
+        elif event.kind == "end" or (event.kind == "step" and self._area.is_due):
+            self._show()
+
+    def say(self, text: str) -> None:
+        """Keep a line below."""
+        self._said.append(text)
+        self._show()
+
+    def close(self) -> None:
+        """What is shown last, stays."""
+
+    def _show(self) -> None:
+        status = self._status
+        status.pace()
+        parts = [status.place(), status.numbers(), status.rate(), _duration(self._clock() - self._start)]
+        line = "  ".join(filter(None, parts))
+        said = "".join(f"<div>{html.escaped(text)}</div>" for text in self._said)
+        bar = html.progress(status.step, status.total)
+        self._area.show(f"<div><div>{bar} {html.escaped(line)}</div>{said}</div>", "\n".join([line, *self._said]))
+
+
 class Nothing(Display):
     """Shows nothing."""
 
@@ -224,15 +265,17 @@ def print_line(text: str, stream: TextIO | None = None) -> None:
 
 
 def display_for(progress: bool | None, start: int, total: int | None, epochs: int | None) -> Display:
-    """A live line on a terminal, and lines elsewhere; or nothing.
+    """A live area in a notebook, a live line on a terminal, and lines elsewhere; or nothing.
 
     Raises:
-        ModuleNotFoundError: if ``progress`` is True, and rich is missing.
+        ModuleNotFoundError: if ``progress`` is True, and rich is missing where it is needed.
     """
     if progress is False:
         return Nothing()
     clock = time.monotonic
     status = Status(start, total, epochs, clock)
+    if (area := notebook.area()) is not None:
+        return InNotebook(status, area, clock)
     console = _console(progress)
     return Lines(status, sys.stderr, clock) if console is None else Live(status, console, clock)
 
@@ -251,4 +294,4 @@ def _console(progress: bool | None) -> Any:
     console = Console(stderr=True)
     # Rich takes FORCE_COLOR, which many set for logs, for a terminal; and elsewhere it cuts lines at 80 columns.
     is_terminal = sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal
-    return console if is_terminal or console.is_jupyter else None
+    return console if is_terminal else None

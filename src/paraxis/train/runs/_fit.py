@@ -12,6 +12,7 @@ import jax
 
 from paraxis._calls import arguments
 from paraxis._calls.errors import DataError, StateError
+from paraxis._core import html
 from paraxis._host import processes
 from paraxis.train.checkpoints import _records
 from paraxis.train.runs import _plots, _resume
@@ -47,6 +48,14 @@ class Fitted(Generic[_State]):
     history: History
     stopped: str | None
     best: Record | None
+
+    def _repr_html_(self) -> str:
+        """Return the state, why the run ended, and its history, for notebooks."""
+        best = self.best and f"step {self.best.step}: " + ", ".join(
+            f"{k} {v:.4g}" for k, v in self.best.metrics.items()
+        )
+        told = {"state": repr(self.state), "stopped": self.stopped, "best": best}
+        return html.titled("Fitted", html.facts(told), self.history._repr_html_())
 
 
 @arguments.named(evaluation="evaluate", checkpoints="checkpoint", num_epochs="epochs", num_steps="steps")
@@ -104,9 +113,9 @@ def fit(
         log_every: how many steps lie between those that are logged.
         tensorboard: path of a directory of event files; needs tensorboardX.
         plot: path of a picture of the curves, a PNG, drawn at the end; needs matplotlib.
-        progress: ``None``: a live line on a terminal, if rich is installed; elsewhere a line now and then. ``True``:
-            likewise, but rich must be there. ``False``: nothing, but for a line where there is nothing left to do, or
-            where a signal ends the run. On standard error, by the first process.
+        progress: ``None``: a live area in a notebook; a live line on a terminal, if rich is installed; elsewhere a line
+            now and then. ``True``: likewise, but on a terminal rich must be there. ``False``: nothing, but for a line
+            where there is nothing left to do, or where a signal ends the run. On standard error, by the first process.
         stop_early: when to end the run before its last step.
         donate: give the memory of ``state`` to the first step, instead of a copy.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from paraxis._calls import arguments
 from paraxis._calls.errors import ShapeError
+from paraxis._core import html
 from paraxis.train.steps._mean import Mean
 
 Sums = dict[str, tuple[float, float]]
@@ -81,21 +82,38 @@ class History:
 
         Without any of these, the last of ``steps``. Epochs are counted from 1, as steps are.
         """
-        records = sorted((*self.epochs, *self.evaluations), key=lambda r: r.step) or self.steps[-1:]
-        lines: dict[int, dict[str, float]] = {}
-        for record in records:
-            lines.setdefault(record.step, {"step": record.step, "epoch": record.epoch + 1}).update(record.metrics)
-        names = list(dict.fromkeys(["step", "epoch", *(name for r in records for name in _in_order(r.metrics))]))
-        cells = [names, *([_cell(line.get(name)) for name in names] for line in lines.values())]
+        cells = self._cells()
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         return "\n".join(
             "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells
         )
 
+    def _repr_html_(self) -> str:
+        """Return the same table, and the curves of the losses, for notebooks."""
+        header, *rows = self._cells()
+        records = (*self.steps[-1:], *self.evaluations)
+        names = dict.fromkeys(name for r in records for name in _in_order(r.metrics) if _is_loss(name))
+        points = {name: self.curve(name) for name in names}
+        return html.card(
+            self, html.table(header, rows), html.curves({k: (x.tolist(), y.tolist()) for k, (x, y) in points.items()})
+        )
+
+    def _cells(self) -> list[list[str]]:
+        records = sorted((*self.epochs, *self.evaluations), key=lambda r: r.step) or self.steps[-1:]
+        lines: dict[int, dict[str, float]] = {}
+        for record in records:
+            lines.setdefault(record.step, {"step": record.step, "epoch": record.epoch + 1}).update(record.metrics)
+        names = list(dict.fromkeys(["step", "epoch", *(name for r in records for name in _in_order(r.metrics))]))
+        return [names, *([_cell(line.get(name)) for name in names] for line in lines.values())]
+
 
 def _in_order(metrics: Mapping[str, float]) -> list[str]:
     """The loss first; then by name."""
-    return sorted(metrics, key=lambda name: (name.rpartition("/")[2] != "loss", name))
+    return sorted(metrics, key=lambda name: (not _is_loss(name), name))
+
+
+def _is_loss(name: str) -> bool:
+    return name.rpartition("/")[2] == "loss"
 
 
 def _cell(value: float | None) -> str:

@@ -1,0 +1,218 @@
+"""What values look like in a notebook: well-formed HTML that says what their repr does, whatever things are called."""
+
+import re
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import paraxis as px
+from paraxis.solve import LogisticRegression
+from paraxis.train import History, Record
+from tests._support import axis_on
+
+pytestmark = pytest.mark.newest
+
+HOSTILE = '<b id="x">&amp;</b>'
+VOID = {"br", "hr", "img", "input", "meta", "link"}
+
+
+class Checker(HTMLParser):
+    """Reads HTML in which each element is closed, in order, and nothing is run, fetched or styled for the page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attrs]
+        assert tag not in {"script", "style", "link", "b", "iframe"}, tag
+        assert len(set(names)) == len(names), names
+        assert not [name for name in names if name.startswith("on") or name in {"href", "src", "id", "class"}], names
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += f"{data} "
+
+
+def read(html: str) -> Checker:
+    checker = Checker()
+    checker.feed(html)
+    checker.close()
+    assert checker.open == []
+    assert not re.search(r"#[0-9a-f]{6}", "".join(str(a.get("style")) for t, a in checker.seen if t != "span"))
+    return checker
+
+
+def form(value: Any) -> Checker:
+    return read(value._repr_html_())
+
+
+def history(name: str = "loss") -> History:
+    steps = tuple(Record(k, 0, {name: 1.0 / k}) for k in range(1, 9))
+    evaluations = (Record(4, 0, {f"test/{name}": 0.5}), Record(8, 0, {f"test/{name}": float("nan")}))
+    return History(steps, 1, (Record(8, 0, {name: 0.25}),), evaluations)
+
+
+def program() -> Any:
+    def loss(x: Any) -> Any:
+        return x
+
+    loss.__name__ = HOSTILE
+    return px.program({HOSTILE: 3, "clients": 5})(loss)
+
+
+def ensemble() -> px.Ensemble:
+    return px.ensemble(lambda key: {HOSTILE: jnp.ones((4, 3))}, 10, 0, name=HOSTILE)
+
+
+def fitted() -> px.Fitted:
+    state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+    return px.Fitted(state, history(), HOSTILE, Record(4, 0, {HOSTILE: 0.5}))
+
+
+def minimum() -> Any:
+    return px.solve.LBFGS(lambda p: jnp.sum((p[HOSTILE] - 1) ** 2)).run({HOSTILE: jnp.zeros(3)})
+
+
+def classifier() -> LogisticRegression:
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    return LogisticRegression(C=2.0).fit(x, np.where(x[:, 0] > 0, HOSTILE, "other"))
+
+
+# A value, and what its form has to say besides its name.
+VALUES: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "Axis": (lambda: px.Axis(HOSTILE, 10), ["Axis(", "10", "device 7"]),
+    "Program": (program, ["program", "clients=5 on 2 devices (3 each)"]),
+    "Ensemble": (ensemble, ["of 12 numbers, on 8 devices", "(4, 3)", "float32"]),
+    "History": (lambda: history(f"{HOSTILE}/loss"), ["History(8 steps, 1 epochs, 2 evaluations)", "0.25", "nan"]),
+    "Fitted": (fitted, ["params=3 float32", "step 4: ", "History(8 steps"]),
+    "OptStep": (minimum, ["(3,)", "LBFGSState: CONVERGED", "the error is as small as tol asks"]),
+    "LogisticRegression": (classifier, ["LogisticRegression(C=2.0)", "(1, 3)", "the error is as small as tol asks"]),
+}
+
+
+@pytest.fixture(autouse=True)
+def without_what_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("matplotlib", "matplotlib.figure", "IPython", "rich"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_form_is_well_formed_and_says_what_it_is_of(name: str) -> None:
+    make, said = VALUES[name]
+    seen = form(make())
+    # In each, something that a user named has markup for its name.
+    assert HOSTILE in seen.text
+    for text in said:
+        assert text in seen.text, text
+
+
+@pytest.mark.parametrize("name", ["Axis", "Program", "Ensemble", "History", "LogisticRegression"])
+def test_the_heading_is_the_repr(name: str) -> None:
+    value = VALUES[name][0]()
+    assert repr(value) in form(value).text
+
+
+@pytest.mark.parametrize(
+    ("devices", "size", "held"),
+    [(8, 10, [2, 2, 2, 2, 2, 0, 0, 0]), (3, 13, [5, 5, 3]), (1, 3, [3]), (8, 8, [1] * 8), (2, 1, [1, 0])],
+)
+def test_the_drawing_has_each_element_on_its_device(devices: int, size: int, held: list[int]) -> None:
+    axis = axis_on(devices, size)
+    seen = form(axis)
+    boxes = sorted(float(a["x"] or "") for tag, a in seen.seen if tag == "rect")
+    dots = [float(a["cx"] or "") for tag, a in seen.seen if tag == "circle" and a["fill"] != "none"]
+    assert [sum(left < dot < left + 66 for dot in dots) for left in boxes] == held
+    # It is where the verbs put them: each device's rows, copies left out.
+    placed = px.scatter(np.arange(size), axis) if size % devices == 0 else None
+    if placed is not None:
+        assert sorted(len(np.asarray(shard.data)) for shard in placed.addressable_shards) == sorted(held)
+
+
+def test_what_is_large_is_shown_in_part() -> None:
+    records = tuple(Record(k, k, {"loss": 1.0 / (k + 1)}) for k in range(20_000))
+    assert len(History((), 1, records, records)._repr_html_()) < 30_000
+    assert "19,960 more" in form(History((), 1, records, ())).text
+    assert "125,000" in form(px.Axis("clients", 1_000_000)).text
+
+
+def test_an_axis_that_cannot_be_placed_says_why() -> None:
+    with jax.set_mesh(Mesh(np.array(jax.devices()[:2]), ("data",))):
+        seen = form(px.Axis("clients", 4))
+    assert "Axis('clients', 4)" in seen.text
+    assert "has no axis 'clients'" in seen.text
+
+
+def test_turns_are_told() -> None:
+    assert "in 2 turns of 3" in form(axis_on(2, 12, at_once=3)).text
+
+
+def test_curves_leave_out_what_is_not_finite() -> None:
+    def lines(*losses: float) -> list[int]:
+        seen = form(History(tuple(Record(k, 0, {"loss": x}) for k, x in enumerate(losses)), 1, (), ()))
+        return [len((a["points"] or "").split()) for tag, a in seen.seen if tag == "polyline"]
+
+    assert lines(3.0, float("nan"), 2.0, float("inf"), 1.0) == [3]
+    assert lines(1.0, 1.0) == [2]
+    assert lines(1.0) == []
+    assert lines(float("nan"), float("nan")) == []
+    assert lines() == []
+
+
+def test_a_history_of_members_has_the_mean_of_those_that_are_finite() -> None:
+    outputs = np.array([[1.0, np.nan, 3.0], [0.5, np.inf, 0.5], [np.nan] * 3])
+    stopped, validation = np.array([-1, 0, -1]), np.array([[4.0, 4.0, 7.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
+    seen = form(px.ensembles.History(outputs, validation, None, stopped, (1,), scanned=False))
+    assert re.search(r"epoch\s+step\s+validation\s+1\s+2\s+5\s+2\s+0.5\s+1\s+3\s+nan\s+2", seen.text)
+    assert re.search(r"members\s+3\s+stopped\s+1\s+failed\s+\(1,\)", seen.text)
+
+
+def test_a_state_that_has_no_numbers_yet_has_a_form() -> None:
+    forms: list[str] = []
+
+    def run(x: Any) -> Any:
+        step = px.solve.LBFGS(lambda p: jnp.sum((p - 1) ** 2)).run(x)
+        forms.append(step._repr_html_())
+        return step
+
+    jax.eval_shape(run, jnp.zeros(3))
+    assert "LBFGSState(…" in read(forms[0]).text
+
+
+def test_an_estimator_that_is_not_fitted_says_so() -> None:
+    assert "not fitted" in form(LogisticRegression()).text
+
+
+def test_an_estimator_listens_to_how_scikit_learn_shows() -> None:
+    import sklearn
+
+    estimator = LogisticRegression()
+    both = estimator._repr_mimebundle_()
+    assert both == {"text/plain": repr(estimator), "text/html": estimator._repr_html_()}
+    with sklearn.config_context(display="text"):
+        assert estimator._repr_mimebundle_() == {"text/plain": repr(estimator)}
+
+
+def test_the_checker_finds_what_is_wrong() -> None:
+    for wrong in ("<div>", "<div><p></div></p>", "<script></script>", '<p onclick="x"></p>', '<img src="x">', HOSTILE):
+        with pytest.raises((AssertionError, IndexError)):
+            read(wrong)

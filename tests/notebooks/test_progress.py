@@ -1,0 +1,105 @@
+"""What a run shows in a notebook while it goes on: one area that changes, by IPython's display and nothing else."""
+
+import sys
+import types
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+
+pytestmark = pytest.mark.newest
+
+
+class Kernel:
+    """In the place of IPython in a notebook: keeps every form that each area has had."""
+
+    def __init__(self) -> None:
+        self.areas: list[list[dict[str, str]]] = []
+        self.kernel: object | None = object()
+        self.display = types.SimpleNamespace(display=self._display)
+
+    def get_ipython(self) -> "Kernel":
+        return self
+
+    def _display(self, form: dict[str, str], *, raw: bool, display_id: bool) -> Any:
+        assert (raw, display_id) == (True, True)
+        forms = [form]
+        self.areas.append(forms)
+
+        def update(form: dict[str, str], *, raw: bool) -> None:
+            assert raw
+            forms.append(form)
+
+        return types.SimpleNamespace(update=update)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    found = Kernel()
+    for name, module in {"IPython": found, "rich": None, "rich.console": None, "rich.progress": None}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return found
+
+
+class State(NamedTuple):
+    step: int
+
+
+def step(state: State, batch: Any) -> tuple[State, dict[str, float]]:
+    return State(state.step + 1), {"loss": 1.0 / (state.step + 1)}
+
+
+@pytest.mark.parametrize("progress", [None, True])
+def test_a_run_shows_one_area_that_changes(
+    kernel: Kernel, capfd: pytest.CaptureFixture[str], progress: bool | None
+) -> None:
+    test = px.Evaluate(lambda state, batch: {"<b>": 0.25}, [0])
+    px.fit(State(0), step, [np.zeros(4)] * 5, epochs=2, evaluate=test, progress=progress)
+    (forms,) = kernel.areas
+    assert forms[0]["text/plain"].startswith("step 0 of 10")
+    assert forms[-1]["text/plain"].startswith("step 10 of 10, epoch 2 of 2  loss 0.1")
+    assert "step 5 of 10, epoch 1 of 2  test/<b> 0.25" in forms[-1]["text/plain"]
+    assert '<progress value="10" max="10">' in forms[-1]["text/html"]
+    assert "test/&lt;b&gt; 0.25" in forms[-1]["text/html"]
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_a_long_run_shows_a_form_a_quarter_of_a_second(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def later(event: px.Event) -> None:
+        now[0] += 0.01 * (event.kind == "step")
+
+    px.fit(State(0), step, [np.zeros(4)] * 1000, epochs=1, callbacks=later)
+    assert 35 <= len(kernel.areas[0]) <= 45
+
+
+def test_many_evaluations_do_not_grow_it_without_end(kernel: Kernel) -> None:
+    test = px.Evaluate(lambda state, batch: {"loss": 0.25}, [0], every=1)
+    px.fit(State(0), step, [np.zeros(4)] * 200, epochs=1, evaluate=test)
+    assert len(kernel.areas[0][-1]["text/html"]) < 3000
+
+
+def test_nothing_is_shown_where_that_is_asked_for(kernel: Kernel) -> None:
+    px.fit(State(0), step, [np.zeros(4)], epochs=1, progress=False)
+    assert kernel.areas == []
+
+
+def test_ipython_on_a_terminal_is_no_notebook(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:
+    kernel.kernel = None
+    px.fit(State(0), step, [np.zeros(4)] * 5, epochs=1)
+    assert kernel.areas == []
+    assert "step 5 of 5" in capfd.readouterr().err
+
+
+def test_an_ensemble_shows_its_epochs(kernel: Kernel) -> None:
+    ens = px.ensemble(lambda key: jnp.ones(()), 3, 0)
+    ens.fit(lambda w, x: (w, jnp.mean(x) * w), (jnp.ones(8),), batch_size=4, num_epochs=3, key=0, progress=True)
+    (forms,) = kernel.areas
+    assert forms[-1]["text/plain"] == "epoch 3 of 3: step 1 (1 to 1), 3 of 3 active"
+    assert '<progress value="3" max="3">' in forms[-1]["text/html"]
