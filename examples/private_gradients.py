@@ -16,7 +16,7 @@ Typical output, ``--devices 8``::
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import _setting
@@ -78,9 +78,18 @@ def step(
 
 
 def train(
-    num_steps: int, noise: float, x: np.ndarray, labels: np.ndarray, *, parallel: bool = False
+    num_steps: int,
+    noise: float,
+    x: np.ndarray,
+    labels: np.ndarray,
+    *,
+    parallel: bool = False,
+    watch: Callable[[int, nnx.Sequential], None] = lambda num_steps, net: None,
 ) -> tuple[nnx.Sequential, float, float]:
-    """A model after so many steps on random batches, and the largest norms before and after clipping."""
+    """A model after so many steps on random batches, and the largest norms before and after clipping.
+
+    ``watch`` is called after every tenth step.
+    """
     net = classifier()
     opt = px.Optimizer(net, optax.sgd, momentum=0.9)
     per_example = px.Vectorize(clipped_gradient, net)
@@ -94,6 +103,8 @@ def train(
         rows = batches.choice(len(x), BATCH, replace=False)
         norms = take(x[rows], labels[rows], jax.random.fold_in(key, i), noise)
         largest = np.maximum(largest, np.max(np.stack([*map(np.asarray, norms)]), axis=1))
+        if (i + 1) % 10 == 0:
+            watch(i + 1, net)
     return net, float(largest[0]), float(largest[1])
 
 
@@ -109,16 +120,20 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     num_steps = 40 if chosen.quick else 300
     data = _setting.digits(1, by_label=False)
     x, labels = data.x[0], data.y[0]
-    rows = []
+    rows: list[tuple[float, float, float, float]] = []
+    curves: dict[str, dict[int, float]] = {}
     for noise in (0.0, 1.0, 4.0):
-        net, before, after = train(num_steps, noise, x, labels, parallel=True)
-        accuracy = float(np.mean(np.argmax(np.asarray(net(data.test_x)), -1) == data.test_y))
-        rows.append((noise, accuracy, before, after))
+        curve = curves[f"noise {noise:g} times the norm"] = {}
+
+        def note(num_steps: int, net: nnx.Sequential, curve: dict[int, float] = curve) -> None:
+            curve[num_steps] = float(np.mean(np.argmax(np.asarray(net(data.test_x)), -1) == data.test_y))
+
+        _, before, after = train(num_steps, noise, x, labels, parallel=True, watch=note)
+        rows.append((noise, curve[num_steps], before, after))
     _setting.table(["noise", "held-out accuracy", "largest norm", "largest clipped norm"], rows)
     apart = difference(10, x, labels)
     print(f"largest difference between one device and all: {apart:.1e} after 10 steps on {jax.device_count()} devices")
-    curve = {int(noise): accuracy for noise, accuracy, _, _ in rows}
-    _setting.plot(chosen.plot, {"digits": curve}, "noise, in units of the norm", "held-out accuracy")
+    _setting.plot(chosen.plot, curves, "step", "held-out accuracy")
     return {"rows": rows, "difference": apart}
 
 
