@@ -238,7 +238,7 @@ class InNotebook(Display):
     def _show(self) -> None:
         status = self._status
         status.pace()
-        parts = [status.place(), status.numbers(), status.rate(), _duration(self._clock() - self._start)]
+        parts = [status.place(), status.numbers(), status.rate(), f"{_duration(self._clock() - self._start)} elapsed"]
         line = "  ".join(filter(None, parts))
         said = "".join(f"<div>{html.escaped(text)}</div>" for text in self._said)
         bar = html.progress(status.step, status.total)

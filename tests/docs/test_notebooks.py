@@ -1,0 +1,117 @@
+"""The notebooks: stored without output, run on the newest JAX too, and shown on the site with what came out.
+
+`make docs` executes each in a kernel of its own, and fails with a cell that does; so nothing here does that again.
+"""
+
+import base64
+import importlib.util
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
+
+
+def _pages() -> Any:
+    spec = importlib.util.spec_from_file_location("notebook_pages", ROOT / "docs" / "notebook_pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+pages = _pages()
+
+
+def stored_results(text: str) -> list[str]:
+    """Return what a stored notebook has that only running it gives: outputs, counts, and notes of programs."""
+    notebook = json.loads(text)
+    found = [f"metadata: {name}" for name in notebook["metadata"] if name not in {"kernelspec", "language_info"}]
+    for number, cell in enumerate(notebook["cells"], 1):
+        found += [f"cell {number}: {name}" for name in ("outputs", "execution_count", "metadata") if cell.get(name)]
+    return found
+
+
+def notebook_of(*sources: str) -> Any:
+    cells = [nbformat.v4.new_code_cell(source, id=f"cell-{number}") for number, source in enumerate(sources)]
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Title\n\nText.", id="title"), *cells])
+
+
+def test_there_are_five() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["ensembles", "mapreduce", "solvers", "training", "transforms"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_without_output(path: Path) -> None:
+    assert stored_results(path.read_text("utf-8")) == []
+    assert path.stat().st_size < 12_000
+    nbformat.validate(nbformat.read(path, as_version=4))
+
+
+def test_a_stored_result_is_found() -> None:
+    notebook = notebook_of("1 + 1", "2 + 2")
+    assert stored_results(nbformat.writes(notebook)) == []
+    notebook.cells[1].execution_count = 7
+    notebook.cells[2].outputs = [nbformat.v4.new_output("stream", text="4")]
+    notebook.cells[2].metadata["execution"] = {"iopub.status.busy": "2026"}
+    notebook.metadata["widgets"] = {"state": 1}
+    assert stored_results(nbformat.writes(notebook)) == [
+        "metadata: widgets",
+        "cell 2: execution_count",
+        "cell 3: outputs",
+        "cell 3: metadata",
+    ]
+
+
+@pytest.mark.page
+@pytest.mark.slow  # of every day, `make docs` runs them; this is for the newest JAX
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    namespace = types.ModuleType("notebook").__dict__
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            exec(compile(cell.source, f"{path.name}:{cell.id}", "exec"), namespace)
+    plt.close("all")
+
+
+def test_a_cell_that_fails_fails_the_build(tmp_path: Path) -> None:
+    path = tmp_path / "broken.ipynb"
+    nbformat.write(notebook_of("print('before')", "1 / 0"), path)
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match=r"1 / 0[^$]*ZeroDivisionError"):
+        pages.execute(path)
+
+
+def test_outputs_become_markdown() -> None:
+    notebook = notebook_of("print(1)", "form", "figure", "2 + 2", "s = '```'")
+    picture = base64.b64encode(b"a picture").decode()
+    html = {"text/html": "<p>form</p>", "text/plain": "Form"}
+    for cell, output in zip(
+        notebook.cells[1:5],
+        (
+            nbformat.v4.new_output("stream", text="\x1b[31m1\x1b[0m\n"),
+            nbformat.v4.new_output("display_data", data=html),
+            nbformat.v4.new_output("display_data", data={"image/png": picture, "text/plain": "<Figure>"}),
+            nbformat.v4.new_output("execute_result", data={"text/plain": "4"}, execution_count=4),
+        ),
+        strict=True,
+    ):
+        cell.outputs = [output]
+    pictures: dict[str, bytes] = {}
+    page = pages.page(notebook, "some", pictures.__setitem__)
+    assert page.startswith("# Title\n\n[Download this notebook](some.ipynb)")
+    assert '```python\nprint(1)\n```\n\n<div class="px-output" markdown>\n\n```text\n1\n```\n\n</div>\n' in page
+    assert '```python\nform\n```\n\n<div class="px-output"><p>form</p></div>\n' in page
+    ((name, content),) = pictures.items()
+    assert content == b"a picture"
+    assert f"```python\nfigure\n```\n\n![What the code above draws]({name})" in page
+    assert "```text\n4\n```\n\n</div>\n" in page
+    assert "````python\ns = '```'\n````" in page
