@@ -65,7 +65,8 @@ def execute(path: Path) -> Any:
             resources={"metadata": {"path": folder}},
             extra_arguments=["--log-level=ERROR"],
         )
-        client.execute(env={**os.environ, **_ENVIRONMENT, "JAX_COMPILATION_CACHE_DIR": folder, "IPYTHONDIR": folder})
+        inherited = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}  # it draws inline
+        client.execute(env={**inherited, **_ENVIRONMENT, "JAX_COMPILATION_CACHE_DIR": folder, "IPYTHONDIR": folder})
     return notebook
 
 

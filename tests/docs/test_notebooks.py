@@ -50,7 +50,7 @@ def test_there_are_five() -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stored_without_output(path: Path) -> None:
-    assert stored_results(path.read_text("utf-8")) == []
+    assert stored_results(path.read_text("utf-8")) == [], "in Jupyter: Edit, Clear Outputs of All Cells; then save"
     assert path.stat().st_size < 12_000
     nbformat.validate(nbformat.read(path, as_version=4))
 

@@ -43,6 +43,22 @@ def test_the_search_finds(site: Path, word: str) -> None:
     assert [page["location"] for page in index["docs"] if word.lower() in (page["title"] + page["text"]).lower()]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ensembles", "mapreduce", "solvers", "training", "transforms"])
+def test_a_notebook_is_shown_with_what_came_out(site: Path, name: str) -> None:
+    text = (site / "notebooks" / f"{name}.html").read_text("utf-8")
+    found = [element for element in checks.parse(text).within() if "px-output" in element.classes]
+    assert [element for element in found if any(child.tag == "pre" for child in element.within())]
+    if name != "transforms":
+        assert [element for element in found if any(child.tag in {"svg", "table"} for child in element.within())]
+    if name in {"ensembles", "training"}:  # what changed while the cell ran, as it was at the end
+        bars = [child.attributes for element in found for child in element.within() if child.tag == "progress"]
+        assert bars
+        assert all(bar["value"] == bar["max"] for bar in bars)
+    assert re.search(rf'<img[^>]* src="{name}-\d+-\d+\.png"', text)
+    assert (site / "notebooks" / f"{name}.ipynb").exists()
+
+
 def test_the_figures_of_the_front_page_are_those_of_the_benchmarks() -> None:
     rows = (ROOT / "benchmarks" / "README.md").read_text("utf-8").splitlines()
     shown = re.findall(
