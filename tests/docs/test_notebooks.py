@@ -10,9 +10,9 @@ import types
 from pathlib import Path
 from typing import Any
 
-import nbclient
 import nbformat
 import pytest
+from nbclient.exceptions import CellExecutionError
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
@@ -86,7 +86,7 @@ def test_a_notebook_runs(path: Path) -> None:
 def test_a_cell_that_fails_fails_the_build(tmp_path: Path) -> None:
     path = tmp_path / "broken.ipynb"
     nbformat.write(notebook_of("print('before')", "1 / 0"), path)
-    with pytest.raises(nbclient.exceptions.CellExecutionError, match=r"1 / 0[^$]*ZeroDivisionError"):
+    with pytest.raises(CellExecutionError, match=r"1 / 0[^$]*ZeroDivisionError"):
         pages.execute(path)
 
 

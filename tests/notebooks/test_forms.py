@@ -94,8 +94,11 @@ def minimum() -> Any:
 
 
 def classifier() -> LogisticRegression:
-    x = np.random.default_rng(0).normal(size=(40, 3))
-    return LogisticRegression(C=2.0).fit(x, np.where(x[:, 0] > 0, HOSTILE, "other"))
+    """As a fit leaves it; the form of one that was fitted is looked at in the tests of estimators."""
+    model = LogisticRegression(C=2.0)
+    model.classes_, model.coef_ = np.array([HOSTILE, "other"]), np.ones((1, 3))
+    model.status_ = "the error is as small as tol asks"
+    return model
 
 
 # A value, and what its form has to say besides its name.

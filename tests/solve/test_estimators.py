@@ -1,6 +1,7 @@
 """The estimators compute what scikit-learn's do, in float64 to many digits, on any number of devices."""
 
 import itertools
+import re
 import subprocess
 import sys
 from typing import Any
@@ -148,6 +149,9 @@ def test_float32_stays_float32_and_is_near(case: str) -> None:
 def test_scikit_learns_attributes() -> None:
     found = on(1, CASES["three classes"][0]).fit(X, THREE, WEIGHT)
     expected = new(CASES["three classes"][1]).fit(X, THREE, WEIGHT)
+    assert {"classes_", "coef_", "n_iter_", found.status_} <= set(
+        re.findall("<t[hd][^>]*>([^<]*)", found._repr_html_())
+    )
     np.testing.assert_array_equal(found.classes_, expected.classes_)
     assert (found.coef_.shape, found.intercept_.shape) == (expected.coef_.shape, expected.intercept_.shape)
     assert found.n_features_in_ == 4
