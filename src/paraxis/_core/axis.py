@@ -5,9 +5,9 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from paraxis import _html as html
 from paraxis._calls import arguments
 from paraxis._calls.errors import AxisError
-from paraxis._core import html
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -14,8 +14,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
+from paraxis import _html as html
 from paraxis._calls.errors import AxisError
-from paraxis._core import html, jax_api, scope
+from paraxis._core import jax_api, scope
 from paraxis._core.axis import Axis
 
 DEVICES = "paraxis_devices"

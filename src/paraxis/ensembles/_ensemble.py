@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis import _html as html
 from paraxis._calls import arguments, integers
 from paraxis._calls.errors import ParaxisError, ShapeError, StateError
-from paraxis._core import html, placing, random, tree
+from paraxis._core import placing, random, tree
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._host import processes

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._core import html
+from paraxis import _html as html
 from paraxis._host import notebook
 
 

@@ -11,9 +11,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, Ty
 import jax
 import numpy as np
 
+from paraxis import _html as html
 from paraxis._calls import arguments
 from paraxis._calls.errors import AxisError, ParaxisError
-from paraxis._core import arrays, html, models, placing, programs, scope
+from paraxis._core import arrays, models, placing, programs, scope
 from paraxis._core.axis import Axis
 
 _P = ParamSpec("_P")

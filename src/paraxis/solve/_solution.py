@@ -17,7 +17,8 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, html, jax_api
+from paraxis import _html as html
+from paraxis._core import arrays, jax_api
 from paraxis._core.programs import Traced
 from paraxis._host import interrupts
 from paraxis.solve import _trees as trees

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from paraxis._core import html
+from paraxis import _html as html
 from paraxis._host import notebook
 from paraxis.train.runs._events import Event
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 
+from paraxis import _html as html
 from paraxis._calls import arguments
 from paraxis._calls.errors import DataError, StateError
-from paraxis._core import html
 from paraxis._host import processes
 from paraxis.train.checkpoints import _records
 from paraxis.train.runs import _plots, _resume

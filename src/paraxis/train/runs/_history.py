@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from paraxis import _html as html
 from paraxis._calls import arguments
 from paraxis._calls.errors import ShapeError
-from paraxis._core import html
 from paraxis.train.steps._mean import Mean
 
 Sums = dict[str, tuple[float, float]]
