@@ -135,7 +135,7 @@ def test_a_directory_that_cannot_be_made_gets_one_line(capsys: pytest.CaptureFix
     assert err == f"paraxis: --out {occupied / 'plots'} cannot be written to: Not a directory\n"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("package", "extra"), [("typer", "cli"), ("rich", "cli"), ("matplotlib", "demo"), ("mlxtend", "demo")]
 )
@@ -146,7 +146,7 @@ def test_a_missing_package_gets_one_line(tmp_path: Path, package: str, extra: st
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("command", "package"),
     [("fit", "rich"), ("fit", "pyarrow"), ("fit", "sklearn"), ("fit", "matplotlib"), ("predict", "pyarrow")],
@@ -171,6 +171,7 @@ def test_help_loads_nothing_that_it_does_not_need() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_a_device_count_of_the_users_own_is_kept(tmp_path: Path) -> None:
     flags = "--xla_force_host_platform_device_count=1"
     done = run("demo", "--devices", "3", "--out", str(tmp_path), XLA_FLAGS=flags)
@@ -179,6 +180,7 @@ def test_a_device_count_of_the_users_own_is_kept(tmp_path: Path) -> None:
     assert done.stderr == f"paraxis: --devices 3 is more than the 1 there are (cpu); {limit}\n"
 
 
+@pytest.mark.slow
 def test_a_platform_that_is_not_there_gets_one_line(tmp_path: Path) -> None:
     done = run("demo", "--out", str(tmp_path), JAX_PLATFORMS="nothing")
     assert done.returncode == 2

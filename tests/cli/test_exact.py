@@ -36,7 +36,7 @@ def table(kind: str, seed: int) -> dict[str, list[Any]]:
 CASES = [(kind, suffix) for kind in LABELS for suffix in WRITERS]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "suffix"), CASES)
 def test_labels_are_predicted_as_they_were_written(
     kind: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -112,6 +112,7 @@ def test_integers_that_are_one_number_are_refused(tmp_path: Path, capsys: pytest
     assert "the target 'y' holds labels from 2^53 on as float64, which does not tell all of them apart; store" in err
 
 
+@pytest.mark.slow
 def test_what_was_taken_for_missing_or_for_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     data: dict[str, Any] = {
@@ -139,6 +140,7 @@ def test_what_was_taken_for_missing_or_for_text_is_told(tmp_path: Path, capsys: 
     assert "not seen" not in text
 
 
+@pytest.mark.slow
 def test_nothing_that_a_terminal_obeys_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b]0;title\x07"
     data = {f"u{evil}": range(30), "t": [evil, "b", "c"] * 10, "y": [0.5, 1, 4] * 10}

@@ -156,6 +156,7 @@ def passes(file: Path) -> int:
     return model.fit(X, DATA["bought"][train]).data_passes_
 
 
+@pytest.mark.slow
 def test_a_report_tells_what_was_done(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(file, {**DATA, "constant": [1] * NUM_ROWS})
     out = tmp_path / "new" / "out"

@@ -49,6 +49,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, data: Path, out:
     return err
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("linked", [False, True])
 def test_the_data_are_not_replaced(
     linked: bool, fitted: dict[str, bytes], file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -140,6 +141,7 @@ def test_a_column_without_a_name_is_told_of(tmp_path: Path, capsys: pytest.Captu
         assert "left out             │ ''" in text
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ratio", [0, 0.5])
 def test_what_is_reported_is_called_the_smooth_part_if_it_is_no_more(
     ratio: float, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -16,6 +16,7 @@ from tests._damage import damaged
 from tests.cli._models import saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["logistic", "squared", "poisson"])
 def test_what_is_loaded_is_what_was_saved(objective: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "model.npz", objective)
@@ -43,6 +44,7 @@ def rewritten(path: Path, text: bytes | None = None, **others: Any) -> None:
     np.savez(path, **arrays)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["logistic", "squared", "integer"])
 def test_any_field_damaged_gets_one_line(kind: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "model.npz", kind)

@@ -66,6 +66,7 @@ def test_what_was_fitted_is_predicted_as_scikit_learn_does(tmp_path: Path, capsy
     assert f"Written to {out}: 60 predictions" in text
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_columns_are_found_by_name_in_any_order(
@@ -168,6 +169,7 @@ def test_missing_values_are_at_the_mean(
     np.testing.assert_allclose([float(row["prediction"]) for row in read(out)], [expected, expected], rtol=1e-12)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "classes", "dtype"), [("boolean", (False, True), "bool"), ("integer", (3, 5), "int64")]
 )
@@ -331,6 +333,7 @@ def test_a_failure_while_writing_leaves_the_old_predictions(
     assert everything(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_no_devices_are_started_and_nothing_heavy_is_loaded(tmp_path: Path) -> None:
     saved(tmp_path / "m" / "model.npz")
     file = write(tmp_path / "data.csv", ROWS)

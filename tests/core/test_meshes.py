@@ -30,7 +30,7 @@ def _on(axis):
     return loss
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("over", ["data", "model", ("data", "model"), ("model", "data")])
 @pytest.mark.parametrize("size", [8, 5])
@@ -47,6 +47,7 @@ def _expected(w, x):
     return np.asarray(value), jax.tree.map(np.asarray, gradient)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_mesh_of_its_own(kind):
     w, x = values(3, 4), values(7, 3, seed=1)
@@ -138,6 +139,7 @@ def test_a_body_with_a_shard_map_of_its_own(size):
         assert_close(np.asarray(jax.jit(jax.grad(total))(x)), np.asarray(2 * x))
 
 
+@pytest.mark.slow
 def test_nested_axes_that_each_want_all_devices():
     outer, inner = px.Axis("outer", 3), px.Axis("inner", 5)
     x = values(3, 5)

@@ -40,6 +40,7 @@ def test_derivatives_against_finite_differences(name: str) -> None:
     check_grads(jax.jit(FUNCTIONS[name](axis)), (values(2), values(3, 2)), order=2, rtol=0.05, atol=0.05, eps=1e-2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACED, ids=str)
 def test_products_with_zeros(placement: tuple[int, int]) -> None:
     """No zero, one, two: first and second derivatives as ``jnp.prod`` has them."""
@@ -75,6 +76,7 @@ def test_integers_and_booleans_have_no_derivative() -> None:
         assert y.shape == ()
 
 
+@pytest.mark.slow
 def test_a_function_of_complex_numbers() -> None:
     axis, x = axis_on(2, 5), values(5) + 1j * values(5, seed=1)
     here = jax.grad(lambda x: abs(px.reduce_sum(px.map_fn(lambda x: x**2, x, axis), axis)))(x)

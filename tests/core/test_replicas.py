@@ -83,6 +83,7 @@ def test_an_outer_vmap_does_not_answer() -> None:
         jax.vmap(lambda row: alike(lambda x, row: row + x, 2, batch_axis=(0, None))(jnp.arange(2), row))(rows)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [1, 2, 3, 8])
 def test_the_row_that_all_have_alike_and_its_derivatives(devices: int) -> None:
     x, w = values(devices, 5), values(5, seed=1)

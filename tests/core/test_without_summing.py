@@ -7,6 +7,7 @@ import paraxis as px
 from tests.core.test_summing import BODIES, _axis, _close, _rows, _weights
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["gradient of an MLP", "two local steps"])
 def test_without_the_pass_the_sums_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paraxis._core.summing.split", lambda *_: None)

@@ -17,10 +17,6 @@ import paraxis.train
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = {str(path.relative_to(ROOT)): path for path in FILES if "\n```python" in path.read_text("utf-8")}
-# Those that fit or train much are of the night; but every page is run on the newest JAX, and so before anything lands.
-LONG = {"README.md"}
-LONG |= {f"docs/{page}.md" for page in ("ensembles", "equinox", "migration", "processes", "solvers", "training")}
-LONG |= {f"docs/howto/{page}.md" for page in ("derivatives", "federated")}
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = [
@@ -64,15 +60,21 @@ def _compare(test: doctest.DocTest) -> None:
 
 
 @pytest.mark.page
-@pytest.mark.parametrize(
-    "path", [pytest.param(path, marks=[pytest.mark.slow] * (name in LONG), id=name) for name, path in PAGES.items()]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PAGES.values(), ids=PAGES)
 def test_every_block_of_a_page_runs(path):
     text = path.read_text("utf-8")
     assert text.count("\n```python") == run_page(text, str(path))
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Pages, and the examples of solvers, which take longest to compile, are of the night; but all of these are run on the
+# newest JAX, and so before anything lands.
+OF_THE_NIGHT = [pytest.mark.slow, pytest.mark.page]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=OF_THE_NIGHT if name.startswith("paraxis.solve.") else []) for name in NAMES]
+)
 def test_the_examples_of_a_docstring_print_what_they_say(name):
     for test in doctest.DocTestFinder(recurse=False).find(NAMES[name], name, globs={}):
         _compare(test)

@@ -39,7 +39,7 @@ def only(programs: list[Communication]) -> Communication:
     return found
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize(("size", "devices"), PLACES)
 def test_a_train_step_communicates_nothing(size: int, devices: int, lowering: Any) -> None:
@@ -59,7 +59,7 @@ def test_a_train_step_of_other_kinds_communicates_nothing(name: str, lowering: A
     assert of_step(ens, KINDS[name].step, X, Y).total_count == 0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize(("size", "devices"), PLACES)
 def test_an_average_is_one_all_reduce_of_its_own_size(size: int, devices: int, lowering: Any) -> None:

@@ -168,6 +168,7 @@ def make_line(key: jax.Array) -> jax.Array:
 LINE = (np.asarray(values(12)),)
 
 
+@pytest.mark.slow
 def test_a_member_that_fails_is_reported_once_with_its_index() -> None:
     ens = px.ensemble(make_line, 4, 0, mesh=MESH, apply=lambda w, x: (w * x).sum(0))
     rates = (jnp.array([0.1, 0.1, jnp.inf, 0.1]),)

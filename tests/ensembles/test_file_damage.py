@@ -47,6 +47,7 @@ def arrays_of(path: Path) -> dict[str, Any]:
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_record_with_any_field_damaged_is_an_error_that_names_it(ens: px.Ensemble, place: Path) -> None:
     path = place / "paraxis.json"
     whole = json.loads(path.read_text())
@@ -133,6 +134,7 @@ def peak_of_refusing(path: Path) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["0", "1", "2", "paraxis"])
 def test_a_small_file_that_unpacks_to_a_large_one_takes_no_memory(name: str, place: Path) -> None:
     path = place / "member-001.npz"

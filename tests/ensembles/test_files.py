@@ -98,6 +98,7 @@ KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[[Any], A
 X, Y = values(5, 3), values(5, seed=1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_read_is_what_was_written_and_training_goes_on(kind: str, tmp_path: Path) -> None:
     make, step, content = KINDS[kind]
@@ -121,6 +122,7 @@ def test_what_is_read_is_what_was_written_and_training_goes_on(kind: str, tmp_pa
         assert_close(again.train(step, X, Y), ens.train(step, X, Y), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [8, 3, 1])
 def test_members_are_read_onto_the_devices_there_are(devices: int, tmp_path: Path) -> None:
@@ -171,6 +173,7 @@ def error_or_bits(make: Callable[..., Any], path: Path) -> Any:
         return str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flip", [1, pytest.param(64, marks=pytest.mark.slow), pytest.param(255, marks=pytest.mark.slow)]
 )

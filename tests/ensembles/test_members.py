@@ -65,6 +65,7 @@ def test_what_is_no_number_is_refused() -> None:
             some()[index]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", ["vmap", "dispatch"])
 def test_slices_and_lists_pick_ensembles(lowering: Any) -> None:
@@ -188,6 +189,7 @@ def test_a_picked_train_state_is_trained_as_any_other() -> None:
     assert int(state.step) == int(ens[1].step) == 2
 
 
+@pytest.mark.slow
 def test_a_part_of_an_ensemble_goes_on_training_by_itself() -> None:
     tx = optax.sgd(0.1, momentum=0.9)
 

@@ -11,6 +11,7 @@ from paraxis.ensembles import _resident as resident
 from tests._support import assert_close, axis_on, values
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("devices", "size"), [(1, 3), (8, 10)])
 def test_means_and_moments_with_weights_are_numpys(devices: int, size: int) -> None:
     placement = placing.place(axis_on(devices, size))

@@ -83,6 +83,7 @@ def test_a_member_does_not_depend_on_how_many_others_there_are() -> None:
         jax.tree.map(np.testing.assert_array_equal, few[index], many[index])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
 def test_on_an_explicit_mesh_all_is_the_same(lowering: Any) -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("members",), axis_types=(AxisType.Explicit,))

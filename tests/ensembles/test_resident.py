@@ -38,7 +38,7 @@ def same(row: Any) -> Any:
     return row
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("devices", "size"), PLACES)
 @pytest.mark.parametrize("at_once", [None, 2])
 def test_together_and_apart_are_the_same_rows(devices: int, size: int, at_once: int | None) -> None:
@@ -74,6 +74,7 @@ def test_each_member_is_where_its_block_is(devices: int, size: int, at_once: int
             assert max(len(x.sharding.device_set) for x in found) == devices
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", ["vmap", "dispatch"])
 def test_a_row_is_free_of_the_mesh(lowering: Any) -> None:
     tree = tree_of(7)
@@ -149,6 +150,7 @@ def test_an_average_is_float32_at_least() -> None:
     assert {leaf.dtype.name for leaf in jax.tree.leaves(ens.predict(average="mean"))} == {"float32"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_an_explicit_mesh(lowering: Any) -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("members",), axis_types=(AxisType.Explicit,))

@@ -105,6 +105,7 @@ def test_the_brier_score_of_two_classes_is_twice_that_of_one() -> None:
     np.testing.assert_allclose(brier_score(p, y), 2 * sklearn.metrics.brier_score_loss(y, p[:, 1]), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("num_bins", [1, 15, 100])
 def test_reliability_is_the_mean_of_each_bin(num_bins: int) -> None:
@@ -155,6 +156,7 @@ def test_one_label_of_probability_zero_makes_the_likelihood_infinite() -> None:
     assert float(nll(np.array([[0.5, 0.5], [1.0, 0.0]]), np.array([0, 1]))) == math.inf
 
 
+@pytest.mark.slow
 def test_labels_drawn_from_the_probabilities_are_calibrated_and_others_are_not() -> None:
     p = predictions(20_000, 5)
     draws = np.random.default_rng(2).uniform(size=(20_000, 1))
@@ -193,6 +195,7 @@ def test_members_that_are_the_same_have_nothing_to_disagree_about() -> None:
     np.testing.assert_allclose(information, 0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_members_that_are_sure_of_different_classes_disagree_about_all() -> None:
     p = np.broadcast_to(np.eye(3, dtype=np.float32)[:, None], (3, 5, 3))
     assert float(disagreement(p)) == 1
@@ -219,6 +222,7 @@ def test_evaluate_scores_the_mean_of_the_members() -> None:
     )
 
 
+@pytest.mark.slow
 def test_scores_do_not_depend_on_where_the_predictions_are() -> None:
     p, y = predictions(8, 16, 4), labels_for(16, 4)
     expected = evaluate(p, y)

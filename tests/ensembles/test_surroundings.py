@@ -26,6 +26,7 @@ def step(w: jax.Array, x: jax.Array) -> Any:
 X = jnp.arange(20.0).reshape(5, 4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", ["auto", "dispatch"])
 @pytest.mark.parametrize("size", [8, 5])
 def test_a_mesh_in_force_or_another_one_changes_nothing(size: int, lowering: Any) -> None:
@@ -43,6 +44,7 @@ def test_a_mesh_in_force_or_another_one_changes_nothing(size: int, lowering: Any
     np.testing.assert_allclose(mean, np.asarray(X) @ weights.mean(0) * 2.25, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_data_that_was_used_is_let_go() -> None:
     ens = px.ensemble(make, 3, 0, apply=apply)
 
@@ -57,6 +59,7 @@ def test_data_that_was_used_is_let_go() -> None:
     assert live() == before
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", ["vmap", "dispatch"])
 def test_a_compiled_prediction_keeps_the_members_it_was_traced_with(lowering: Any) -> None:
     ens = px.ensemble(make, 3, 0, apply=apply, lowering=lowering)
@@ -72,6 +75,7 @@ def test_a_compiled_prediction_keeps_the_members_it_was_traced_with(lowering: An
     np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_members_are_the_same_however_many_there_are_with_any_kind_of_key() -> None:
     for kind in ("threefry2x32", "rbg"):
         key = jax.random.key(0, impl=kind)

@@ -52,6 +52,7 @@ def test_the_temperature_is_the_one_of_least_loss(n: int, classes: int, sharpnes
         np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sharpness", [0.5, 1.0, 4.0])
 def test_the_power_that_probabilities_were_raised_to_is_found(sharpness: float) -> None:
     p, y = labelled(20_000, 5, sharpness)
@@ -98,6 +99,7 @@ def test_zero_probabilities_count_as_the_smallest_normal_float32() -> None:
     assert math.isinf(float(nll(p, y)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 4, 3)])
 def test_applying_a_temperature_divides_the_logarithms(shape: tuple[int, ...]) -> None:
     p = scipy.special.softmax(np.random.default_rng(0).normal(size=shape), axis=-1).astype(np.float32)

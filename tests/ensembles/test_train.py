@@ -77,6 +77,7 @@ CASES: dict[str, tuple[Step, tuple[Any, ...], Any, Step, tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_arguments_are_shared_or_each_members_own(name: str) -> None:
     fn, args, in_axes, alone, rows = CASES[name]
@@ -123,6 +124,7 @@ def test_the_new_state_alone_may_be_returned() -> None:
     assert_close(pair.train(lambda w, n: ((w, n), n)), jnp.ones(SIZE, "int32"))
 
 
+@pytest.mark.slow
 def test_a_sweep_over_learning_rates_with_inject_hyperparams() -> None:
     rates = jnp.array([0.0, 0.01, 0.03, 0.1, 0.3])
     adam: Any = optax.inject_hyperparams(optax.adam)
@@ -185,6 +187,7 @@ def test_the_axis_is_called_as_asked() -> None:
     assert_close(ens.stacked(), W - W.mean(0))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
 @pytest.mark.parametrize("donate", [True, False])
 def test_the_old_state_is_given_away_only_if_donated(donate: bool, lowering: Any) -> None:

@@ -159,6 +159,7 @@ CASES: dict[str, Case] = {
 }
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_refused_and_the_members_stay_as_they_were(name: str) -> None:
     make, step, args, in_axes, error, message = CASES[name]

@@ -36,6 +36,7 @@ def test_kills_are_shared_out(number: int, expected: list[int]) -> None:
     assert faults.shares(number, faults.KILLS) == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("body", "status", "tried", "outcome"),
     [

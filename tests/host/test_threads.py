@@ -52,6 +52,7 @@ def test_programs_of_different_sizes_at_once() -> None:
         list(pool.map(work, range(NUM_THREADS)))
 
 
+@pytest.mark.slow
 def test_verbs_on_different_devices_at_once() -> None:
     def work(thread: int) -> None:
         for turn in range(3):

@@ -22,6 +22,7 @@ FAILURES = {
 FAST = ("raises", "is-killed")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("what", "who", "status", "message"),
     [pytest.param(*case, id=name, marks=[] if name in FAST else pytest.mark.slow) for name, case in FAILURES.items()],
@@ -147,6 +148,7 @@ def test_a_rank_that_never_comes_is_named(launched: Launch, tmp_path: Path) -> N
     assert out == "[1] somewhere else\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "instead", ["sys.exit()", pytest.param("sys.stdout.flush(); __import__('os')._exit(0)", marks=pytest.mark.slow)]
 )

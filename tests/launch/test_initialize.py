@@ -275,6 +275,7 @@ def ends(started: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     return [(process.returncode, *output) for process, output in zip(started, outputs, strict=True)]
 
 
+@pytest.mark.slow
 def test_without_a_launcher_an_exception_ends_all_at_once() -> None:
     """JAX alone would have each wait for the other until its shutdown times out, after 300 s."""
     coordinator = f"127.0.0.1:{free_port()}"

@@ -208,6 +208,7 @@ def test_a_stream_of_text_alone_will_do(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert stream.getvalue() == "[0] a line\n" + "".join(f"paraxis launch: {line}\n" for line in said)
 
 
+@pytest.mark.slow
 def test_training_goes_on_when_nobody_reads_any_more(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -76,6 +76,7 @@ def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
     assert "a second SIGINT" in run.error
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_save_yet_end_at_the_signal(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import time\nprint('here', flush=True)\ntime.sleep(100)\n")

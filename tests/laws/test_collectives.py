@@ -52,6 +52,7 @@ def _score(y: Any) -> jax.Array:
     return sum(((jnp.sin(leaf) * (1 + i)).sum() for i, leaf in enumerate(floats)), jnp.zeros(()))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_every_collective_and_its_derivative(placement: tuple[int, int]) -> None:
     axis = axis_on(*placement, name=NAME)
@@ -133,6 +134,7 @@ def _in_loops(x: jax.Array) -> Any:
     return scanned, looped, called, saved, taken, chosen, inner
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_inside_loops_branches_and_calls(placement: tuple[int, int]) -> None:
     axis, x = axis_on(*placement), values(placement[1], 2)
@@ -159,6 +161,7 @@ def test_while_loop_whose_end_all_elements_agree_on() -> None:
         assert_close(px.map_fn(body, x, axis_on(devices, 10)), (np.full(10, turns), y))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 3), (8, 10)], ids=str)
 def test_gradient_taken_inside_the_body(placement: tuple[int, int]) -> None:
     """Each element differentiates its own loss, which hears of the others: scaled as under ``vmap``."""
@@ -175,6 +178,7 @@ def test_gradient_taken_inside_the_body(placement: tuple[int, int]) -> None:
     assert_close(here, jax.vmap(step, in_axes=(None, 0), axis_name=NAME)(x[0], x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "uint8", "float16", "bfloat16", "complex64"])
 def test_dtypes(dtype: str) -> None:
     axis, x = axis_on(2, 5), jnp.asarray([3, 0, 2, 1, 4]).astype(dtype)

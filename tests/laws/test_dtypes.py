@@ -27,7 +27,7 @@ def numbers(dtype: str) -> jax.Array:
     return jnp.asarray(np.array([[3, 0], [1, 1], [2, 0], [1, 2], [4, 0]])).astype(dtype)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [8, *at_night([2], 1)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(dtype: str, devices: int) -> None:
@@ -52,6 +52,7 @@ def test_half_precision_is_summed_in_single(dtype: str) -> None:
     assert px.reduce_sum(jnp.ones(4096, dtype), axis).dtype == dtype
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
 def test_gradients_keep_the_dtype(dtype: str) -> None:
     axis, x = axis_on(2, 5), numbers(dtype) + 1
@@ -78,7 +79,7 @@ def test_float64() -> None:
         np.testing.assert_allclose(gradient, expected, rtol=1e-13)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey], ids=["typed", "raw"])
 @pytest.mark.parametrize("size", [3, 8, 10])
 def test_keys(make: Callable[[int], jax.Array], size: int) -> None:
@@ -120,6 +121,7 @@ def test_empty_trees() -> None:
     assert_close(got, ({"w": None}, x, None))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [1, 8, *at_night([2], 1)])
 def test_arrays_without_elements(devices: int) -> None:
     axis, x = axis_on(devices, 3), jnp.zeros((3, 0, 2))

@@ -87,6 +87,7 @@ def of_transform(mark: Mark) -> None:
     px.Parallel(px.GradValues(loss, net), reduce="mean")(X[:8])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("use", [of_solver, of_gradient, of_ensemble, of_step, of_transform])
 def test_functions_and_what_they_hold_are_let_go(use: Callable[[Mark], None]) -> None:
     marks = [Mark() for _ in range(3)]
@@ -119,6 +120,7 @@ def test_a_step_keeps_programs_for_the_optimisers_used_last() -> None:
     assert use(6) <= more
 
 
+@pytest.mark.slow
 def test_a_gradient_of_a_solution_is_that_of_its_own_function() -> None:
     """Programs that do the same may have other derivatives: a rule of the user's is not found by structure."""
     found = []

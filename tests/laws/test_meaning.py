@@ -326,6 +326,7 @@ def test_a_broadcast_value_outside_of_programs_is_bound_to_no_devices() -> None:
 # --- what JAX asks of a primitive -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_programs_pass_the_checks_of_jax(placement: tuple[int, int]) -> None:
     axis, x = axis_on(*placement), values(placement[1], 2)
@@ -366,7 +367,7 @@ def test_operands_that_nobody_reads_are_left_where_they_are() -> None:
 RAGGED = [(1, 3), (8, 9), (8, 13), (2, 5)]  # an idle device, and one with some elements only
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("at_once", [None, 1])
 @pytest.mark.parametrize("placement", RAGGED, ids=str)
 def test_padding_is_safe_where_a_device_is_idle_and_another_is_not_full(
@@ -385,6 +386,7 @@ def test_padding_is_safe_where_a_device_is_idle_and_another_is_not_full(
         assert_close(jax.jit(jax.grad(loss))(1.5), slope, rtol=1e-4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("at_once", [None, 2])
 def test_branches_that_differ_between_elements_have_a_derivative(at_once: int | None) -> None:
     axis, x = axis_on(2, 7, at_once=at_once), np.linspace(1, 2, 7, dtype=np.float32)

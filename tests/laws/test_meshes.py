@@ -46,6 +46,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [3, 8, 10])
 @pytest.mark.parametrize("given", [True, False], ids=["mesh given", "mesh set"])
@@ -59,7 +60,7 @@ def test_over_one_or_several_axes_of_a_mesh(kind: str, size: int, given: bool) -
             assert_close(jax.tree.map(np.asarray, gradient(w, x)), jax.tree.map(np.asarray, expected), rtol=1e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [7, 8])
 def test_the_mesh_axis_of_the_same_name(kind: str, size: int) -> None:
     w, x, axis = values(2), values(size, 2), px.Axis("rows", size)
@@ -69,6 +70,7 @@ def test_the_mesh_axis_of_the_same_name(kind: str, size: int) -> None:
     assert_close((got, eager), (plain_loss(w, x),) * 2)
 
 
+@pytest.mark.slow
 def test_meshes_of_make_mesh() -> None:
     """``jax.make_mesh`` makes Explicit axes unless told otherwise; data laid out over them are taken as they are."""
     w, x, axis = values(2), values(8, 2), px.Axis("rows", 8)
@@ -112,6 +114,7 @@ def test_a_body_that_lays_a_weight_over_another_axis(size: int) -> None:
     assert_close(got, jax.value_and_grad(lambda w: jnp.tanh(x @ w).sum(1).mean())(w), rtol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [4, 7])
 def test_a_body_with_a_shard_map_of_its_own(kind: str, size: int) -> None:
     mesh, axis = mesh_of(kind, data=2, model=4), px.Axis("rows", size, over="data")
@@ -163,6 +166,7 @@ NESTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", NESTED.values(), ids=list(NESTED))
 @pytest.mark.parametrize("sizes", [(4, 8), (3, 5)], ids=str)
@@ -174,7 +178,7 @@ def test_nested_axes_and_gradients_through_both(shape: dict[str, int] | None, si
     assert_close(got, jax.value_and_grad(plain_nested_loss, argnums=(0, 1))(w, x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", [(4, 8), (3, 5)], ids=str)
 def test_nested_axes_on_a_mesh_that_is_set(kind: str, sizes: tuple[int, int]) -> None:
     w, x = values(2), values(*sizes, 2)
@@ -204,7 +208,7 @@ def _exchange_with_other_pods(pods: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", [(3, 5), (4, 8)], ids=str)
 def test_exchange_along_the_outer_axis_from_a_nested_body(kind: str, sizes: tuple[int, int]) -> None:
     """The mesh axes have the names of ours, and other sizes."""

@@ -59,6 +59,7 @@ AXES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], dict
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 9, 20])
 def test_axes_of_arguments_and_results(size: int) -> None:
@@ -87,6 +88,7 @@ def _exchange(x: jax.Array, *, size: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [1, 3, 8, 12])
 def test_all_collectives_by_name(size: int) -> None:
     fn, x = functools.partial(_exchange, size=size), values(size, size, 2)
@@ -102,6 +104,7 @@ def _train_step(w: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, ja
     return w - 0.1 * lax.pmean(gradient, "batch"), lax.pmean(loss, "batch")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [2, 8, 9])
 def test_a_training_step(size: int) -> None:
     x, y = values(size, 4, 3), values(size, 4)
@@ -156,6 +159,7 @@ def test_axis_size() -> None:
     assert_close(host(px.pmap(lambda: jnp.ones(2), axis_size=3)()), jnp.ones((3, 2)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", [(2, 4), (3, 5)], ids=str)
 def test_nested(sizes: tuple[int, int]) -> None:
     def fn(x: jax.Array) -> Any:

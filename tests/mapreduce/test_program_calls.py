@@ -77,6 +77,7 @@ def test_no_arguments():
     assert px.program(clients=3)(lambda: px.reduce_sum(px.broadcast(2.0)))() == 6
 
 
+@pytest.mark.slow
 def test_random_keys_new_and_old():
     @px.program(clients=3)
     def fn(key):
@@ -208,6 +209,7 @@ def test_transformations(transformation, model_and_data):
     assert_close(transformation(ours)(*model_and_data), transformation(by_vmap)(*model_and_data))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("transformation", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_partial_participation(transformation, model_and_data):
     """Clients that are masked out never matter, not even with NaN in their data."""
@@ -228,6 +230,7 @@ def test_partial_application(model_and_data):
     assert_close(functools.partial(ours, data=data)(model), by_vmap(model, data))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("axes", [{"rows": 8}, {"one": 1, "rows": 8}], ids=str)
 def test_the_result_is_there_before_its_derivative_is_begun(axes: dict[str, int]) -> None:
     """Two programs with collectives in flight can wait for each other for ever on CPU."""

@@ -49,6 +49,7 @@ def test_what_cannot_be_fitted_is_said(call: Callable[[], Any], error: type[Exce
         call()
 
 
+@pytest.mark.slow
 def test_a_fit_that_fails_leaves_the_estimator_as_it_was() -> None:
     model = px.solve.LogisticRegression().fit(X, Y)
     before = {name: np.array(value) for name, value in vars(model).items()}
@@ -61,6 +62,7 @@ def test_a_fit_that_fails_leaves_the_estimator_as_it_was() -> None:
         np.testing.assert_array_equal(np.array(vars(model)[name]), value, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("devices", [None, 2])
@@ -71,6 +73,7 @@ def test_a_mesh_that_is_set_may_have_any_names(kind: AxisType, devices: int | No
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fun", "targets"),
     [
@@ -147,6 +150,7 @@ def test_a_parameter_of_the_wrong_type_is_said(model: Any, text: str) -> None:
         model.fit(X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [px.solve.LBFGS, px.solve.NewtonCG, px.solve.GradientDescent])
 def test_solvers_can_be_pickled_after_a_run(kind: Any) -> None:
@@ -157,6 +161,7 @@ def test_solvers_can_be_pickled_after_a_run(kind: Any) -> None:
     np.testing.assert_array_equal(params, again)
 
 
+@pytest.mark.slow
 def test_a_state_is_shown_on_a_line_and_a_batch_has_no_single_reason() -> None:
     data = jnp.asarray(X, "float32"), jnp.asarray(Y)
     solver = px.solve.LBFGS(objective.glm("logistic", l2=True))

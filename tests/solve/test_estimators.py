@@ -136,6 +136,7 @@ def test_devices_never_change_the_answer(case: str, devices: int) -> None:
     assert_same_fit(on(devices, ours).fit(X, y, WEIGHT), on(1, ours).fit(X, y, WEIGHT), 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_float32_stays_float32_and_is_near(case: str) -> None:
@@ -177,6 +178,7 @@ def test_a_second_fit_compiles_nothing(caplog: pytest.LogCaptureFixture) -> None
     assert "Compiling" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_cut_short_says_so() -> None:
     with pytest.warns(ConvergenceWarning, match=r"LogisticRegression after 3 iterations.*limit of iterations.*=6\)"):
         model = solve.LogisticRegression(max_iter=3, devices=1).fit(X, THREE)

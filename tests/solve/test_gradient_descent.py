@@ -46,6 +46,7 @@ def test_it_finds_the_minimum_that_scipy_finds(acceleration: bool) -> None:
     np.testing.assert_allclose(state.value, _logistic(np.asarray(params), 0.05, X, LABELS, np), rtol=1e-12)
 
 
+@pytest.mark.slow
 @in_float64
 def test_a_linear_model_reads_its_data_less_often_and_ends_at_the_same_minimum() -> None:
     fun = objective.glm("logistic", l2=True)
@@ -112,6 +113,7 @@ def test_trees_aux_and_gradients_that_come_along() -> None:
     np.testing.assert_allclose(state.aux["twice"], 2 * params["a"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [8, *at_night([1, 3], 2)])
 def test_rows_on_any_devices_lead_to_the_same_minimum(num_devices: int) -> None:
     data = px.solve.rows(X.astype("float32"), LABELS.astype("float32"), axis=axis_on(num_devices, len(X)))
@@ -120,6 +122,7 @@ def test_rows_on_any_devices_lead_to_the_same_minimum(num_devices: int) -> None:
     np.testing.assert_allclose(params, _minimum(0.05), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_diverges_is_said_to_be_not_finite_and_what_cannot_descend_to_have_failed() -> None:
     _, state = GradientDescent(lambda p: jnp.sum(p**4), stepsize=10.0).run(jnp.ones(2))
     assert state.status == Status.NOT_FINITE

@@ -126,6 +126,7 @@ class _ByAttribute:
         return self(x)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "close", [_by_cell, _by_default, _by_partial, _by_nested, _ByAttribute, lambda at: _ByAttribute(at).method],

@@ -55,6 +55,7 @@ def test_ctrl_c_ends_a_run_within_two_seconds_with_what_was_found(name: str) -> 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_run_change_no_bit() -> None:
     x, y = labelled(60, 4, 3)
     data = px.solve.rows(x.astype("float32"), y)
@@ -85,6 +86,7 @@ def test_a_handler_of_the_users_is_called_and_the_run_goes_on() -> None:
     assert seen
 
 
+@pytest.mark.slow
 def test_an_estimator_that_was_interrupted_is_as_it_was_and_gives_a_fitted_copy() -> None:
     x, y = labelled(60, 4, 3)
     model = px.solve.LogisticRegression(

@@ -55,6 +55,7 @@ def test_a_run_may_begin_with_what_another_one_returned() -> None:
     np.testing.assert_array_equal(params, found.params)
 
 
+@pytest.mark.slow
 def test_wider_data_than_parameters_leave_the_parameters_dtype() -> None:
     x, y = np.eye(3), np.array([1.0, 2.0, 3.0])
 

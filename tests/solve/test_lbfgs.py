@@ -33,7 +33,7 @@ def _slope(fun: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
     return np.array([fun(x + e).imag / 1e-30 for e in eye])
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", CLASSICS)
 @in_float64
@@ -51,7 +51,7 @@ def test_it_finds_a_minimum_that_is_known(name: str, rule: Rule) -> None:
         assert int(state.iter_num) <= 400, f"{where}: {int(state.iter_num)} iterations"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CLASSICS)
 @in_float64
 def test_it_finds_what_scipy_finds(name: str) -> None:
@@ -154,6 +154,7 @@ class Pair(NamedTuple):
     b: Any
 
 
+@pytest.mark.slow
 @in_float64
 def test_any_pytree_is_a_vector() -> None:
     trees: dict[str, tuple[Any, Callable[[Any], Any]]] = {
@@ -169,6 +170,7 @@ def test_any_pytree_is_a_vector() -> None:
         assert int(state.iter_num) == int(end.iter_num), name
 
 
+@pytest.mark.slow
 @in_float64
 def test_arguments_aux_and_gradients_of_ones_own() -> None:
     def shifted(x: jax.Array, by: Any, *, scale: float) -> Any:
@@ -196,6 +198,7 @@ def test_arguments_aux_and_gradients_of_ones_own() -> None:
             assert int(state.aux["count"]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @in_float64
@@ -227,6 +230,7 @@ def test_a_loop_of_updates_is_a_run_and_traced_once(rule: Rule) -> None:
     assert_close(again, update(begin, solver.init_state(begin)), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @in_float64
 def test_a_batch_of_runs_is_a_loop_of_runs() -> None:
     def fun(x: jax.Array, steep: Any) -> jax.Array:
@@ -244,6 +248,7 @@ def test_a_batch_of_runs_is_a_loop_of_runs() -> None:
         assert int(state.num_fun_eval[i]) == int(end.num_fun_eval)
 
 
+@pytest.mark.slow
 @in_float64
 def test_the_state_has_jaxopts_names_and_shapes() -> None:
     def fun(p: Any) -> Any:

@@ -14,6 +14,7 @@ from tests.solve._problems import CLASSICS, RULES, Rule, in_float64, labelled, r
 START = jnp.array([-1.2, 1.0], "float32")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_converged_means_that_the_gradient_is_small(rule: Rule) -> None:
     params, state = px.solve.LBFGS(rosenbrock, linesearch=rule, tol=1e-3).run(START)
@@ -59,6 +60,7 @@ def test_a_gradient_of_the_wrong_sign_fails_the_search(rule: Rule) -> None:
     assert float(state.value) == 10
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_gradient_with_a_wrong_part_is_not_a_solution(rule: Rule) -> None:
     def wrong(x: jax.Array) -> Any:
@@ -69,6 +71,7 @@ def test_a_gradient_with_a_wrong_part_is_not_a_solution(rule: Rule) -> None:
     assert float(state.value) <= 13
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fun", "start"),
     [
@@ -97,6 +100,7 @@ def test_fixed_steps_that_diverge_are_said() -> None:
     assert int(state.status) == Status.NOT_FINITE
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_no_minimum_is_no_success(rule: Rule) -> None:
@@ -105,6 +109,7 @@ def test_no_minimum_is_no_success(rule: Rule) -> None:
         assert int(state.status) not in (Status.CONVERGED, Status.RUNNING)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["Wood", "condition 1e4"])
 def test_what_float32_cannot_do_is_not_claimed(name: str, rule: Rule) -> None:
@@ -125,6 +130,7 @@ def _float64_gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray, l2: float) ->
     return x.T @ p / len(y) + l2 * w
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("precondition", [None, "auto"])
@@ -150,6 +156,7 @@ def test_near_convergence_in_float32_success_is_true(spread: float, precondition
         assert int(state.iter_num) <= (100 if precondition or not spread else 3500), where
 
 
+@pytest.mark.slow
 @in_float64
 def test_a_status_is_of_each_problem_of_a_batch() -> None:
     def fun(x: jax.Array, sign: jax.Array) -> jax.Array:

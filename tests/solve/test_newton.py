@@ -161,6 +161,7 @@ def test_a_batch_of_runs_is_a_loop_of_runs() -> None:
                 assert int(getattr(state, count)[i]) == int(getattr(end, count)), count
 
 
+@pytest.mark.slow
 def test_a_status_is_reached_by_what_it_says() -> None:
     state = px.solve.NewtonCG(rosenbrock).run(jnp.ones(2)).state
     assert (int(state.status), int(state.iter_num), int(state.num_cg_iter)) == (Status.CONVERGED, 0, 0)
@@ -174,6 +175,7 @@ def test_a_status_is_reached_by_what_it_says() -> None:
         assert int(state.status) not in (Status.CONVERGED, Status.RUNNING), state
 
 
+@pytest.mark.slow
 def test_a_gradient_of_the_wrong_sign_fails_the_search() -> None:
     for power in (2, 4):
         solver = px.solve.NewtonCG(
@@ -185,7 +187,7 @@ def test_a_gradient_of_the_wrong_sign_fails_the_search() -> None:
         np.testing.assert_array_equal(params, [3, 1])  # nothing worse is accepted
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("loss", ["softmax", "poisson"])
 def test_an_update_has_at_most_three_all_reduces_and_gathers_nothing(loss: str, kind: AxisType) -> None:
@@ -216,6 +218,7 @@ def test_the_rows_are_read_once_per_iteration_and_twice_per_product(kind: str, p
     assert int(end.data_passes) == 2 + int(end.iter_num) + 2 * int(end.num_cg_iter) + 2  # the last two confirm it
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["poisson", "softmax"])
 @in_float64
@@ -229,7 +232,7 @@ def test_a_gram_matrix_saves_products_where_columns_differ_in_scale(kind: str) -
     assert int(ends["gram"].state.num_cg_iter) < int(ends[None].state.num_cg_iter)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", SMOOTH)
 def test_estimators_fit_as_scikit_learns(case: str) -> None:
     ours, theirs, y = CASES[case]

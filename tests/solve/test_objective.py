@@ -80,6 +80,7 @@ def test_values_are_numpys(loss: LossName, intercept: bool) -> None:
     assert float(plain(params, (x, y, None))) == float(plain(params, (x, y)))
 
 
+@pytest.mark.slow
 @in_float64
 def test_values_are_those_of_jaxopts_namesakes() -> None:
     theirs = _jaxopt_objective()

@@ -55,6 +55,7 @@ def test_an_operator_minimises_what_defines_it(name: str, shape: tuple[int, ...]
     np.testing.assert_allclose(found.ravel(), best.x, atol=1e-4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(1,), (2,), (7,), (3, 5)])
 @in_float64
 def test_the_simplex_is_met_where_quadratic_programming_meets_it(shape: tuple[int, ...]) -> None:
@@ -69,6 +70,7 @@ def test_the_simplex_is_met_where_quadratic_programming_meets_it(shape: tuple[in
         np.testing.assert_allclose(got, np.maximum(row - tau, 0), atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_simplex_takes_ties_and_extremes() -> None:
     np.testing.assert_allclose(prox.simplex(jnp.zeros(4)), np.full(4, 0.25))
     np.testing.assert_allclose(prox.simplex(jnp.array([1e8, -1e8, 3.0])), [1, 0, 0])

@@ -36,7 +36,7 @@ def _half_mean_square(params: Any, data: Any) -> jax.Array:
     return 0.5 * jnp.mean((data[0] @ params - data[1]) ** 2)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fun", [objective.least_squares, _half_mean_square])
 @pytest.mark.parametrize("acceleration", [True, False])
 @in_float64
@@ -50,6 +50,7 @@ def test_the_lasso_is_that_of_scikit_learn(fun: Callable[..., Any], acceleration
     np.testing.assert_allclose(state.value, 0.5 * np.mean((X @ params - Y) ** 2), rtol=1e-10)
 
 
+@pytest.mark.slow
 @in_float64
 def test_the_elastic_net_with_an_intercept_is_that_of_scikit_learn() -> None:
     oracle = ElasticNet(alpha=0.1, l1_ratio=0.4, tol=1e-14, max_iter=100000).fit(X, Y + 5)
@@ -71,6 +72,7 @@ def test_the_group_lasso_is_that_of_scikit_learn() -> None:
     assert np.any(np.all(np.asarray(params) == 0, 1))
 
 
+@pytest.mark.slow
 @in_float64
 def test_bounds_are_met_as_scipy_meets_them() -> None:
     bounded = ProximalGradient(objective.least_squares, prox.box, tol=1e-11, maxiter=5000)
@@ -81,6 +83,7 @@ def test_bounds_are_met_as_scipy_meets_them() -> None:
     np.testing.assert_allclose(params, scipy.optimize.nnls(X, Y)[0], atol=1e-7)
 
 
+@pytest.mark.slow
 @in_float64
 def test_a_function_that_is_no_linear_model_is_bounded_as_by_l_bfgs_b() -> None:
     def rosenbrock(p: Any) -> Any:
@@ -133,7 +136,7 @@ def test_it_ends_where_jaxopt_ends_on_classes() -> None:
     np.testing.assert_allclose(params, theirs.params, atol=1e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
 @pytest.mark.parametrize("constraint", ["l1", "box"])
 def test_rows_on_any_devices_lead_to_the_same_optimum(num_devices: int, constraint: str) -> None:
@@ -150,6 +153,7 @@ def test_rows_on_any_devices_lead_to_the_same_optimum(num_devices: int, constrai
     np.testing.assert_allclose(params, oracle, atol=2e-4)
 
 
+@pytest.mark.slow
 @in_float64
 def test_a_batch_of_strengths_is_solved_as_one_by_one() -> None:
     strengths = jnp.array([0.01, 0.05, 0.3, 10.0])
@@ -161,6 +165,7 @@ def test_a_batch_of_strengths_is_solved_as_one_by_one() -> None:
     assert len(set(state.iter_num.tolist())) > 1
 
 
+@pytest.mark.slow
 @in_float64
 def test_passes_over_the_data_are_those_that_are_counted() -> None:
     solver = ProximalGradient(objective.least_squares, prox.l1, tol=1e-10)
@@ -186,6 +191,7 @@ def test_an_update_sums_over_the_devices_twice_and_gathers_nothing() -> None:
     assert "all-gather" not in program
 
 
+@pytest.mark.slow
 def test_float32_ends_at_the_solution_and_says_when_it_can_do_no_more() -> None:
     data = (jnp.asarray(X, "float32"), jnp.asarray(Y, "float32"))
     params, state = ProximalGradient(objective.least_squares, prox.l1, tol=2e-6).run(
@@ -263,6 +269,7 @@ def test_the_derivative_keeps_its_digits_in_float32_on_a_large_scale() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @in_float64
 def test_what_function_and_operator_close_over_is_differentiated() -> None:
     def solved(strength: Any) -> Any:
@@ -278,6 +285,7 @@ def test_what_function_and_operator_close_over_is_differentiated() -> None:
     np.testing.assert_allclose(jax.grad(solved)(0.05), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @in_float64
 def test_updates_one_by_one_are_the_run() -> None:
     solver = ProximalGradient(objective.least_squares, prox.l1, tol=1e-9)
@@ -349,6 +357,7 @@ def test_a_strength_in_place_of_an_operator_is_named() -> None:
         ProximalGradient(_half_mean_square, 0.1)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 def test_a_solution_in_float32_is_one_by_numpy_or_is_not_called_one() -> None:
     rng = np.random.default_rng(0)
     x = (rng.normal(size=(400, 3)) * [1, 1e-1, 1e-2]).astype("float32")

@@ -174,6 +174,7 @@ def test_decrease_is_as_much_as_was_asked_for() -> None:
             assert decrease >= 0.4 * stepsize * slope - 1e-12, f"{rule}, curvature {curvature}: {stepsize}"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", RULES)
 @in_float64
 def test_few_trials_are_enough(rule: Rule) -> None:
@@ -181,7 +182,7 @@ def test_few_trials_are_enough(rule: Rule) -> None:
         assert _smooth_searcher(rule)(fun, first).num_trials <= 15, fun.__name__
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("beyond", [np.nan, np.inf, -np.inf])
 @in_float64
@@ -197,6 +198,7 @@ def test_a_function_that_ends_is_searched_where_it_is_finite(beyond: float, rule
         assert found.value < 1e-4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", RULES)
 def test_where_values_are_noise_slopes_decide_in_float32(rule: Rule) -> None:
     def flat(s: jax.Array) -> jax.Array:
@@ -214,6 +216,7 @@ def test_where_values_are_noise_slopes_decide_in_float32(rule: Rule) -> None:
             assert abs(slope) <= 0.1 * abs(slope0) * (1 + 1e-5), first
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @in_float64
 def test_a_search_without_success_stays_where_it_was(rule: Rule) -> None:
@@ -228,6 +231,7 @@ def test_a_search_without_success_stays_where_it_was(rule: Rule) -> None:
         assert found.num_trials == trials
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @in_float64
 def test_a_search_that_runs_out_of_trials_returns_the_best_of_them(rule: Rule) -> None:
@@ -241,6 +245,7 @@ def test_a_search_that_runs_out_of_trials_returns_the_best_of_them(rule: Rule) -
             assert value < _by_numpy(fun, 0.0)[0] or found.failed
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @in_float64
 def test_no_step_is_longer_than_the_longest(rule: Rule) -> None:
@@ -254,6 +259,7 @@ def test_no_step_is_longer_than_the_longest(rule: Rule) -> None:
             assert found.stepsize == 7
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", ["zoom", "hager-zhang"])
 @in_float64
 def test_a_known_curvature_finds_the_minimum_of_a_parabola_at_once(rule: Rule) -> None:

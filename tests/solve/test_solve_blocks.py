@@ -81,6 +81,7 @@ def test_an_objective_and_its_gradient_are_made_of_maps(devices: int) -> None:
         assert not any(eqn.primitive.name == "dot_general" for eqn in outside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOLVERS)
 def test_blocks_cost_and_communicate_what_the_compiler_would_of_the_same_rows(name: str) -> None:
     solver = SOLVERS[name](SOFTMAX)
@@ -119,6 +120,7 @@ def _drawn(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, x @ rng.normal(size=3) + rng.normal(size=size), rng.uniform(0.5, 2, size)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize(("devices", "size"), [(1, 19), (8, 19), (8, 24)])
 @in_float64
@@ -130,6 +132,7 @@ def test_solutions_are_those_of_the_normal_equations(name: str, devices: int, si
     np.testing.assert_allclose([*coef, bias], _ridge(x, y, weight, L2), rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 8])
 @in_float64
 def test_solutions_have_the_derivatives_of_the_normal_equations(devices: int) -> None:
@@ -157,6 +160,7 @@ def test_solutions_have_the_derivatives_of_the_normal_equations(devices: int) ->
         np.testing.assert_allclose(found, (up - down) / (2 * step), rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 @in_float64
 def test_rows_over_one_axis_of_a_mesh_and_over_two() -> None:
     x, y, weight = _drawn(19)

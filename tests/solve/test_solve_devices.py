@@ -72,6 +72,7 @@ def _optimum(name: str, size: int) -> tuple[Any, float]:
 
 # A run takes seconds to compile for each function, number of devices and kind of mesh. Among the rows of every day is
 # each function, kind and rule, but not each with all others.
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "size", "devices"),
@@ -114,6 +115,7 @@ def test_any_number_of_devices_finds_the_same_in_float64(name: str, devices: tup
 KINDS = (AxisType.Auto, AxisType.Explicit)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "kind"),
@@ -142,6 +144,7 @@ def test_rows_that_the_user_put_on_a_mesh(name: str, kind: AxisType) -> None:
     np.testing.assert_allclose(float(state.value), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_function_of_rows_on_a_mesh(kind: AxisType) -> None:
@@ -179,6 +182,7 @@ def test_all_reduces_of_tuples_are_counted() -> None:
     assert (_instructions(text, "all-reduce"), _instructions(text, "all-gather")) == (3, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "weighted", "kind"),
@@ -199,6 +203,7 @@ def test_a_step_has_two_all_reduces_and_gathers_nothing(name: str, weighted: boo
         assert _instructions(text, operation) == 0, operation
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "rule", "precondition"),
@@ -227,6 +232,7 @@ def _products_with(shape: tuple[int, ...], text: str) -> int:
     return len(re.findall(rf"dot_general.*tensor<{'x'.join(map(str, shape))}xf32>", text))
 
 
+@pytest.mark.slow
 def test_a_program_reads_the_rows_in_two_products() -> None:
     x, y = labelled(37, 5, 3)
     data, start = (jnp.asarray(x, "float32"), jnp.asarray(y)), jnp.zeros((5, 3))
@@ -236,6 +242,7 @@ def test_a_program_reads_the_rows_in_two_products() -> None:
     assert _products_with((37, 5), text) == 3
 
 
+@pytest.mark.slow
 def test_one_trace_per_shape() -> None:
     start, x, y = _data("softmax with intercept", 37, "float32")
     solver = px.solve.LBFGS(objective.l2_multiclass_logreg_with_intercept)

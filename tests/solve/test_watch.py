@@ -24,6 +24,7 @@ def solvers() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", solvers())
 def test_each_iteration_is_told_in_pythons_numbers(name: str) -> None:
     solver, hyperparams = solvers()[name]
@@ -60,6 +61,7 @@ def test_a_fit_that_another_function_watches_is_not_compiled_anew() -> None:
     assert len(seen["one"]) == 2 * model.n_iter_
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [1, 3])
 def test_an_estimator_tells_once_whatever_the_devices(devices: int) -> None:
     seen: list[px.solve.Iteration] = []

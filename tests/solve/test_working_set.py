@@ -58,6 +58,7 @@ def test_no_coefficient_can_move(num_columns: int, kinds: tuple[str, ...], parts
         assert violation < 1e-5, (kind, part, ratio, violation, model.status_)
 
 
+@pytest.mark.slow
 def test_the_number_of_devices_and_the_solver_change_nothing() -> None:
     X = _columns("correlated", 100, 40)
     y = X[:, 0] + RNG.standard_normal(100)
@@ -86,6 +87,7 @@ def test_the_bound_of_the_error_is_kept() -> None:
         assert value(model.coef_) - least < tol
 
 
+@pytest.mark.slow
 def test_nothing_is_chosen_above_the_largest_strength_and_zero_strength_is_least_squares() -> None:
     X = _columns("plain", 100, 40)
     y = X[:, 0] + 0.1 * RNG.standard_normal(100)
@@ -95,6 +97,7 @@ def test_nothing_is_chosen_above_the_largest_strength_and_zero_strength_is_least
     np.testing.assert_allclose(path.coef[2], oracle.LinearRegression().fit(X, y).coef_, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_float32_ends_when_it_can_do_no_more_without_a_warning() -> None:
     X = _columns("correlated", 100, 40).astype(np.float32)
     y = X[:, 0] + RNG.standard_normal(100).astype(np.float32)

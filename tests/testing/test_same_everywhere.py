@@ -16,6 +16,7 @@ def _mean(w, x):
     return px.reduce_mean(px.map_fn(lambda w, x: {"a": w * x, "b": x.sum()}, (px.broadcast(w), x)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fn", [_mean, jax.jit(_mean), jax.grad(lambda w, x: _mean(w, x)["a"].sum())])
 def test_programs_pass(fn):
     assert_same_everywhere(fn, 2.0, X)

@@ -240,6 +240,7 @@ px.Checkpoints(sys.argv[1], asynchronous=False).save(5, {"x": 5})
 """
 
 
+@pytest.mark.slow
 def test_at_the_end_of_with_another_process_may_save(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TAKER, str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "XLA_FLAGS": ""}

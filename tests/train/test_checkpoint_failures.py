@@ -199,6 +199,7 @@ px.Checkpoints({path!r}).save(3, {{"w": np.arange(100_000)}})
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_without_waiting_has_saved(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "XLA_FLAGS": ""}
     done = subprocess.run(

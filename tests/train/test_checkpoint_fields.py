@@ -103,6 +103,7 @@ def test_a_python_value_of_another_type_is_noticed(other: Any, place: Path) -> N
             px.Checkpoints(place).restore(tree(0), 12)
 
 
+@pytest.mark.slow
 def test_the_surroundings_are_told_as_far_as_they_are_read(place: Path) -> None:
     path = place / "12" / "paraxis.json"
     record = json.loads(json.loads(path.read_text())["record"])

@@ -43,6 +43,7 @@ def assert_whole(path: Path, step: int, state_of: int) -> None:
     assert len(checkpoints.steps) <= NUM_SAVED + 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("point", "step", "state_of"), POINTS)
 def test_killed_inside_a_save(tmp_path: Path, point: str, step: int, state_of: int) -> None:
     with writer(tmp_path, point) as process:

@@ -235,6 +235,7 @@ def test_what_is_kept(tmp_path: Path, options: dict[str, Any], expected: tuple[i
     assert steps_after(tmp_path, [1, 2, 3, 4, 5, 6], losses, **options) == expected
 
 
+@pytest.mark.slow
 def test_small_arrays_are_written_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: dict[str, int] = {}
     save = ocp.save_checkpointables_async

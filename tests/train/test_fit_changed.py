@@ -153,6 +153,7 @@ def main(directory: str) -> None:
     print(json.dumps(described(Path(directory), **options)))  # noqa: T201
 
 
+@pytest.mark.slow
 def test_it_is_the_same_in_every_process_and_has_no_addresses(tmp_path: Path) -> None:
     texts = []
     for number, seed in enumerate(("0", "12345")):

@@ -54,6 +54,7 @@ def test_each_part_that_came_out_otherwise_is_named() -> None:
         assert differences({name: x for name, x in whole.items() if name != part}, whole) == [part]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_told_to_stop_it_saves_and_ends_well(which: signal.Signals, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"

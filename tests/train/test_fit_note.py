@@ -34,6 +34,7 @@ NUM_PARTS = 20
 FREE = ("['next'][3]", "shown", "stop early", "due", "groups", "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, NUM_PARTS))])
 def test_a_damaged_note_is_noticed_and_the_run_goes_on_from_the_checkpoint_before(part: int, tmp_path: Path) -> None:
     expected = run(tmp_path / "at once", 6)

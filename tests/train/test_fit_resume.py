@@ -165,6 +165,7 @@ def test_another_model_is_refused_and_nothing_is_touched(tmp_path: Path) -> None
     assert note.endswith(f"To begin there with what agrees, and the optimiser anew, write before it: {line}")
 
 
+@pytest.mark.slow
 def test_another_model_begins_as_advised_with_what_agrees_and_is_trained(tmp_path: Path) -> None:
     part = px.fit(start(), step, data(), epochs=3, checkpoint=tmp_path, progress=False)
     state = px.TrainState.create({**start().params, "c": jnp.ones(2)}, optimizer(), key=jax.random.key(7), ema=0.5)
@@ -386,7 +387,7 @@ def evaluated(directory: Path, evaluations: Evaluations, **options: Any) -> px.F
     return px.fit(start(), step, data(), evaluate=evaluations(), checkpoint=checkpoints, **options)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("signal_at", "done"), [(1, 5), (2, 5), (3, 5), (5, 5), (8, 10), (13, 12), (15, 12), (17, 12), (18, 12)]
 )
@@ -408,6 +409,7 @@ def test_an_evaluation_that_a_signal_came_in_is_given_up_and_done_when_the_run_g
     assert by.restore(start()).notes["test/loss"] == first.history.evaluations[-1].metrics["test/loss"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("signal_at", [2, 4, 8, 11])
 def test_a_run_that_is_ended_early_by_what_is_evaluated_then_is_ended_after_a_signal_too(
     signal_at: int, tmp_path: Path

@@ -205,6 +205,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_program_ends_while_batches_are_read() -> None:
     done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -71,6 +71,7 @@ def test_bits_do_not_depend_on_the_number_of_devices_for_larger_models(name: str
     assert len(digests(name, places, reproducible=ANY)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_step_is_that_of_a_loop_written_by_hand_to_rounding(devices: int) -> None:
@@ -133,6 +134,7 @@ def test_running_statistics_are_the_mean_of_those_that_the_groups_leave() -> Non
     assert_near(state.mutable["norm"]["var"], 0.9 + 0.1 * var)
 
 
+@pytest.mark.slow
 def test_random_streams_go_on_once_a_step_and_keep_their_keys() -> None:
     state = px.TrainState.create(Net(norm=False), ADAM)
     streams = jax.tree.map(data, state.mutable["dropout"]["rngs"])
@@ -149,6 +151,7 @@ def counted(params: Any, batch: Any, mutable: Any) -> Any:
     return plain_loss(params, batch), new
 
 
+@pytest.mark.slow
 def test_of_mutable_state_that_is_not_floating_the_first_group_is_kept() -> None:
     mutable = {"rows": np.zeros((), "int32"), "same": np.float32(0.1), "seen": np.zeros((), bool)}
     state = px.TrainState.create(plain_params(), ADAM, mutable=mutable)
@@ -156,6 +159,7 @@ def test_of_mutable_state_that_is_not_floating_the_first_group_is_kept() -> None
     assert_same_bits(state.mutable, {"rows": np.int32(2), "same": np.float32(0.1), "seen": np.array(True)})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [16, 13])
 def test_rows_from_the_host_from_devices_and_from_a_loader_give_the_same_bits(number: int) -> None:
     source, place = rows(number), axis(2)
@@ -168,6 +172,7 @@ def test_rows_from_the_host_from_devices_and_from_a_loader_give_the_same_bits(nu
     assert len(found) == 1
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_other_devices_with_the_same_bits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def run(steps: int, devices: int, checkpoint: Path | None, groups: int = 8) -> str:
         place = axis(devices)

@@ -101,6 +101,7 @@ def counted(params: Any, batch: Any, mutable: Any) -> Any:
     return plain_loss(params, batch), {"rows": jnp.asarray(1)}, {"seen": seen}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("microbatches", [None, 5])
 def test_a_plain_function_has_mutable_state(microbatches: int | None) -> None:
     state = px.TrainState.create(plain_params(), ADAM, mutable={"seen": np.zeros((), "int32")})
@@ -193,6 +194,7 @@ def test_bfloat16_is_computed_with_and_nothing_is_kept_in_it() -> None:
     assert_near(float(metrics["grad_norm"]), norm, rtol=3e-2)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("devices", "microbatches"), [(1, None), (8, None), (8, 4)])
 def test_metrics_are_those_of_all_rows(devices: int, microbatches: int | None) -> None:
     def fn(params: Any, batch: Any) -> Any:

@@ -33,6 +33,7 @@ def images(number: int) -> dict[str, np.ndarray]:
     return {"x": np.ones((number, 6, 6, 1), "float32"), "y": np.ones(number, "float32")}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [16, 13])
 @pytest.mark.parametrize(("fn", "params", "data"), [(plain_loss, plain_params, rows), (conv_loss, conv_params, images)])
 def test_the_gradients_are_reduced_at_once(fn: Any, params: Any, data: Any, size: int) -> None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.newest
 GLOBAL_NET = nnx.Linear(3, 3, rngs=nnx.Rngs(5))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", [1, 3, 5, 9, 13])
 @pytest.mark.parametrize(
     "body",

@@ -130,6 +130,7 @@ def test_writes_come_back_exactly_once_and_nothing_else_is_replaced() -> None:
         assert net.layer.bias.get_value() is bias
 
 
+@pytest.mark.slow
 def test_state_of_layers_is_what_it_is_without_compiling() -> None:
     x = values(6, 3)
     for make in (Normed, Noisy):

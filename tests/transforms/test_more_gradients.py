@@ -131,6 +131,7 @@ class Averaged(nnx.Module):
 LINE = r"px\.grad\(f, argnums=1\)\(net, x\)"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("inner", [px.Jit, px.Parallel], ids=["Jit", "Parallel"])
 def test_state_written_under_a_derivative_of_an_input_shows_how_to_give_the_module(inner: Any) -> None:
     net = Averaged()

@@ -31,7 +31,7 @@ def _linear(net: Counter, x: jax.Array) -> jax.Array:
     return x @ net.layer.kernel.get_value() + net.layer.bias.get_value()
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("outer", WRAPPERS)
 @pytest.mark.parametrize("inner", WRAPPERS)
@@ -156,6 +156,7 @@ def test_gradients_of_each_row() -> None:
         assert net.calls.get_value() == n
 
 
+@pytest.mark.slow
 def test_second_derivatives() -> None:
     net, x = Counter(nnx.Rngs(0)), values(8, 3)
 
@@ -212,6 +213,7 @@ def test_a_replaced_variable_is_found_by_the_inner_function_when_shapes_change()
     assert net.calls.get_value() == 8
 
 
+@pytest.mark.slow
 def test_a_failure_after_an_inner_write_undoes_it() -> None:
     net, x = Counter(nnx.Rngs(0)), values(8, 3)
     for outer in (px.Jit, px.Parallel, px.Vectorize, px.GradValues):
@@ -269,7 +271,7 @@ def _gradients(loss: Callable[..., Any], net: Counter, x: jax.Array) -> list[jax
     return list(px.GradValues(loss, net)(x)[0])
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("frame", FRAMES)
 @pytest.mark.parametrize("inner", WRAPPERS)
 def test_a_function_wrapped_outside_is_differentiated_where_it_is_called(frame: str, inner: str) -> None:

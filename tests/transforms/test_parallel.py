@@ -35,6 +35,7 @@ def host(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", SOME_DEVICES)
 def test_a_module_gives_what_it_gives_on_one_device(devices: int) -> None:
     x, mesh = values(24, 3), mesh_of(devices)
@@ -49,6 +50,7 @@ def test_a_module_gives_what_it_gives_on_one_device(devices: int) -> None:
     assert_close(host(px.Parallel(lambda x: x * 2, mesh=mesh)(x)), x * 2)
 
 
+@pytest.mark.slow
 def test_the_shapes_of_eight_devices() -> None:
     net, x = nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), jax.nn.relu), values(96, 3)
     shapes = {"stack": (8, 12, 4), "first": (12, 4), "concat": (96, 4), "mean": (12, 4)}
@@ -99,6 +101,7 @@ def test_each_reduction_of_each_output(devices: int) -> None:
                 raise AssertionError(f"{name}, reduce={kind!r}: {error}") from error
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", REDUCTIONS)
 def test_each_reduction_on_an_explicit_mesh(kind: str) -> None:
     x, mesh = values(24, 3), mesh_of(8, kind=AxisType.Explicit)
@@ -163,6 +166,7 @@ def test_collectives_are_over_all_devices(devices: int) -> None:
 KINDS = [AxisType.Auto, AxisType.Explicit]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_mesh_that_is_given_or_set(kind: AxisType) -> None:
     x, expected = values(24, 3), mlp()(values(24, 3))
@@ -190,6 +194,7 @@ def test_an_axis_that_the_mesh_lacks_is_named() -> None:
         px.Parallel(net)(x)
 
 
+@pytest.mark.slow
 def test_one_module_on_one_mesh_after_another() -> None:
     net, x = mlp(), values(24, 3)
     expected = np.asarray(net(x))

@@ -77,6 +77,7 @@ def trained_by_hand(rule: optax.GradientTransformation, steps: int) -> tuple[Any
     return params, losses
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", DEVICES)
 def test_the_step_is_that_of_one_device(devices: int) -> None:
     expected, losses = trained_by_hand(optax.sgd(0.1, momentum=0.9), 5)
@@ -92,6 +93,7 @@ def test_the_step_is_that_of_one_device(devices: int) -> None:
         assert_close(np.asarray(ours[...]), np.asarray(theirs[...]), rtol=0, atol=1e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [1, 3, 8])
 def test_the_step_in_the_words_of_nnx_and_lax(devices: int) -> None:
     def step(net: MLP, opt: nnx.Optimizer, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -175,6 +177,7 @@ def ring_mean(x: jax.Array) -> jax.Array:
     return total / size
 
 
+@pytest.mark.slow
 def test_a_mean_by_hand_is_refused_unless_the_check_is_off() -> None:
     def step(net: MLP, opt: px.Optimizer, x: jax.Array, y: jax.Array, lr: float) -> None:
         gradients, _ = px.GradValues(loss, net)(x, y)
@@ -235,6 +238,7 @@ def test_memory_that_is_given_away() -> None:
         assert_close(np.asarray(kept(X)), np.asarray(plain(expected, X)), rtol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_it_communicates_what_a_step_by_hand_does(devices: int) -> None:
     rule, mesh = optax.sgd(0.1, momentum=0.9), mesh_of(devices)

@@ -288,7 +288,7 @@ def _changed(args: Sequence[Any], rows: Sequence[int | None], row: int) -> list[
     return changed
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(
     ("fn", "args", "rows", "expected"), [pytest.param(*case, id=name) for name, case in CASES.items()]
 )

@@ -67,6 +67,7 @@ def test_the_rules_on_eight_devices() -> None:
     assert averaged["v"].tolist() == [4.5, 5.5]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("devices", "kind"), [*((n, AxisType.Auto) for n in DEVICES), (8, AxisType.Explicit)], ids=str)
 def test_each_rule(devices: int, kind: AxisType) -> None:
     start = np.array([1.0, 2.0], "float32")
@@ -220,6 +221,7 @@ def loss(net: Normed, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]
     return ((out - y) ** 2).mean(), out
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", SOME_DEVICES)
 def test_synchronised_batch_norm_is_that_of_one_device(devices: int) -> None:
     def step(net: Normed, x: jax.Array, y: jax.Array) -> Any:
@@ -243,6 +245,7 @@ def test_synchronised_batch_norm_is_that_of_one_device(devices: int) -> None:
     assert_close(np.asarray(net(x)), np.asarray(alone(x)), rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", SOME_DEVICES)
 def test_each_device_and_each_call_has_its_own_mask(devices: int) -> None:
     drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
@@ -282,6 +285,7 @@ def test_streams_that_are_not_drawn_from_stay() -> None:
     assert (int(rngs.noise.count[...]), int(rngs.params.count[...])) == (1, 0)
 
 
+@pytest.mark.slow
 def test_an_exception_leaves_every_variable_as_it_was() -> None:
     net, noise = Counter(nnx.Rngs(0)), nnx.Rngs(1)
     fails: list[bool] = [False]
@@ -394,6 +398,7 @@ REACHED: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("way", REACHED)
 def test_batch_norm_is_synchronised_however_it_is_reached(way: str) -> None:
     x = (values(16, 3) - 1) * jnp.arange(1.0, 17.0)[:, None]  # shares that differ

@@ -180,6 +180,7 @@ USES_OF_THE_COUNT: dict[str, tuple[Callable[[], Any], Callable[..., Any], dict[s
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", USES_OF_THE_COUNT)
 def test_padding_is_refused_where_the_number_of_rows_is_used(case: str) -> None:
     make, body, options, expected = USES_OF_THE_COUNT[case]
