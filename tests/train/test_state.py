@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 from typing import Any, cast
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 from flax import linen, nnx
 
 import paraxis as px
-from tests.train._models import LinenNet, Net, assert_same_bits, loss, plain_loss, plain_params, rows
+from tests.train._models import FEATURES, LinenNet, Net, assert_same_bits, loss, plain_loss, plain_params, rows
 
 SGD = optax.sgd(0.1)
 
@@ -381,6 +382,16 @@ def test_a_state_and_rows_are_asked_for() -> None:
 def test_what_is_no_batch_is_refused(batch: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         px.train_step(plain_loss)(px.TrainState.create(plain_params(), SGD), batch)
+
+
+@pytest.mark.parametrize("options", [{}, {"reproducible": "any device count"}], ids=["a step", "a reproducible step"])
+def test_none_is_no_state_though_the_last_one_is_gone(options: dict[str, Any]) -> None:
+    step: Any = px.train_step(plain_loss, **options)
+    batch = {"x": np.ones((8, FEATURES), np.float32), "y": np.ones(8, np.float32)}
+    step(px.TrainState.create(plain_params(), SGD), batch)
+    gc.collect()
+    with pytest.raises(px.StateError, match=r"must be a px\.TrainState, got NoneType"):
+        step(None, batch)
 
 
 def test_means_add_up_and_of_nothing_there_is_none() -> None:

@@ -109,7 +109,7 @@ def fit(
             such events; or a list of these. With several processes, each calls its own.
         log: path of a file of JSON lines: one at the start, one for each step, epoch and evaluation. An older log is
             replaced, another file is not; when a run goes on, its log is cut where that does. A run that fails before
-            its first step leaves no new file.
+            its first step leaves an older log as it is, and makes none.
         log_every: how many steps lie between those that are logged.
         tensorboard: path of a directory of event files; needs tensorboardX.
         plot: path of a picture of the curves, a PNG, drawn at the end; needs matplotlib.

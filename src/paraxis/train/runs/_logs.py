@@ -23,7 +23,8 @@ class Log:
     """A file of JSON lines: one at the start, one for each step, epoch and evaluation.
 
     Args:
-        path: of the file. What it has of later steps than ``start`` goes; of a run that starts anew, all of it.
+        path: of the file. What it has of later steps than ``start`` goes once there is a step to note; of a run that
+            starts anew, all of it.
         start: how many steps have been done.
         facts: what is said in the first line.
         every: how many steps lie between those that have a line.
@@ -38,9 +39,11 @@ class Log:
             raise DataError(f"px.fit: log: {path} is a directory; name a file in it: log='{path / 'log.jsonl'}'")
         self._every = every
         self._file = Growing("log", path)
+        self._facts: dict[str, Any] | None = facts
         try:
-            if not self._begin(path, start):
-                self._add({"event": "start", **facts})
+            self._kept = self._length_kept(path, start)
+            if not self._file.is_regular or not path.stat().st_size:
+                self._begin()
             self._file.write_now()
         except BaseException:
             self._file.drop()
@@ -48,6 +51,8 @@ class Log:
 
     def __call__(self, event: Event) -> None:
         """Note an event, if it is of a kind that is noted."""
+        if event.kind in ("step", "epoch", "evaluate"):
+            self._begin()
         if event.kind == "step" and event.step % self._every == 0:
             self._add(_line(event) | {"rows": event.rows})
         elif event.kind in ("epoch", "evaluate"):
@@ -56,20 +61,33 @@ class Log:
 
     def flush(self) -> None:
         """Have all lines on the disk."""
+        self._begin()
         self._file.flush(to_disk=True)
 
     def withdraw(self) -> None:
-        """As if there had been no run, if the file was made for it."""
+        """As if there had been no run: an older log stays as it is, and a new file goes."""
+        self._facts = None
         self._file.withdraw()
 
     def close(self) -> None:
         """No more lines."""
+        self._begin()
         self._file.close()
 
-    def _begin(self, path: Path, start: int) -> bool:
-        """Drop what an older log has of later steps; whether its first line stays."""
+    def _begin(self) -> None:
+        """Drop what an older log has of later steps. Not before there is something else to say."""
+        if self._facts is None:
+            return
+        facts, self._facts = self._facts, None
+        if self._file.is_regular:
+            os.ftruncate(self._file.handle, self._kept)
+        if not self._kept:
+            self._add({"event": "start", **facts})
+
+    def _length_kept(self, path: Path, start: int) -> int:
+        """Bytes of an older log that are of the steps before."""
         if not self._file.is_regular:
-            return False
+            return 0
         with path.open("rb") as old:
             head = old.read(len(_MARK))
             if not (head.startswith(_MARK) or _MARK.startswith(head)):  # the first line may be half written
@@ -78,9 +96,7 @@ class Log:
                     f"log='{path.with_name(f'{path.stem}-2.jsonl')}'"
                 )
             old.seek(0)
-            kept = _length(old, start) if start else 0
-        os.ftruncate(self._file.handle, kept)
-        return kept > 0
+            return _length(old, start) if start else 0
 
     def _add(self, line: dict[str, Any]) -> None:
         line["time"] = round(time.time(), 3)

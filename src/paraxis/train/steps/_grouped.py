@@ -80,7 +80,7 @@ class GroupedStep:
         self, groups: Groups, devices: _rows.Devices, state: TrainState, batch: Batch
     ) -> tuple[TrainState, Metrics]:
         last, theirs, copies = self._last
-        if last() is not state or theirs is not groups:
+        if state is None or last() is not state or theirs is not groups:  # what is gone is None, too
             self._engine.require(state)
             state = self._engine.placed(devices, state)
             copies = groups.copies(state)

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from paraxis._calls import arguments
-from paraxis._core import jax_api
 
 
 @jax.tree_util.register_dataclass
@@ -64,10 +63,7 @@ class Mean:
 
 
 def _number(name: str, value: Any) -> float:
-    if (
-        not isinstance(value, jax_api.Tracer)
-        and not arguments.is_number(value)
-        and not isinstance(value, (bool, np.bool_))
-    ):
+    is_traced = arguments.is_traced(value) and value.shape == ()  # then JAX says what is wrong
+    if not (is_traced or arguments.is_number(value) or isinstance(value, (bool, np.bool_))):
         raise TypeError(f"px.Mean: {name} must be a number, got {arguments.described(value)}; write px.Mean(6.0, 3.0)")
     return float(value)

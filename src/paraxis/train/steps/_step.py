@@ -92,7 +92,7 @@ class TrainStep:
         devices = self._rows.here()
         laid_out = devices.laid_out(batch)
         last, theirs, run = self._last
-        if last() is not state or theirs is not devices:
+        if state is None or last() is not state or theirs is not devices:  # what is gone is None, too
             run, state = self._settled(devices, state)
         return devices, run, state, laid_out
 
