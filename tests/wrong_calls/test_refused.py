@@ -11,9 +11,7 @@ from tests.wrong_calls._calls import AT_NIGHT, EVERY_DAY, Call, flaws
 from tests.wrong_calls.tables import core, ensembles, estimators, solve, tools, train, transforms
 
 TABLES = (core, transforms, ensembles, solve, estimators, train, tools)
-CALLS = [
-    pytest.param(call, id=f"{table.__name__.rpartition('.')[2]}-{call}") for table in TABLES for call in table.CALLS
-]
+CALLS = {f"{table.__name__.rpartition('.')[2]}-{call}": call for table in TABLES for call in table.CALLS}
 WITHOUT = {
     "made by our functions, and read": (
         *("ensembles.Ensemble", "ensembles.Epoch", "ensembles.History", "ensembles.Reliability", "ensembles.Scores"),
@@ -28,7 +26,7 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("number", [EVERY_DAY, pytest.param(AT_NIGHT, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_wrong_calls_are_refused_by_name(call: Call, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     found = flaws(call, number, tmp_path)
@@ -36,7 +34,7 @@ def test_wrong_calls_are_refused_by_name(call: Call, number: int, tmp_path: Path
 
 
 def test_every_public_name_has_a_table_or_a_reason_why_it_needs_none():
-    names, tabled = _public.callables(_public.ROOMS), {call.values[0].name for call in CALLS}
+    names, tabled = _public.callables(_public.ROOMS), {call.name for call in CALLS.values()}
     without = [name for group in WITHOUT.values() for name in group]
     assert _public.untabled(names, tabled, without) == set()
     assert set(without) <= set(names) - tabled, "a name that has a table, or is gone, needs no reason"

@@ -344,7 +344,9 @@ def blamed(who: str, given: Mapping[str, Any], error: Exception) -> Exception | 
         leaves = [leaf for argument, value in given.items() for leaf in _leaves(who, argument, value)]
     except TypeError as told:
         return told
-    for name, leaf in leaves:
+    # Functions come last, and of them the last first: a call's own function is no array either.
+    functions = [pair for pair in reversed(leaves) if callable(pair[1])]
+    for name, leaf in [*(pair for pair in leaves if not callable(pair[1])), *functions]:
         reason = why_not(leaf, error)
         if reason is not None:
             return TypeError(f"{who}: {name} {reason}")

@@ -8,6 +8,7 @@ import operator
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments
@@ -160,7 +161,7 @@ def share(asks: Any, *names: str) -> None:
 
 
 def _is_floating(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype if hasattr(leaf, "dtype") else type(leaf), np.floating)
+    return jnp.issubdtype(leaf.dtype if hasattr(leaf, "dtype") else type(leaf), jnp.floating)
 
 
 def number(asks: Any, *names: str) -> None:
@@ -199,7 +200,7 @@ def whole(asks: Any, *names: str) -> None:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             got = arguments.described(value)
             raise ValueError(f"{_who(asks)}: {name} must be a whole number, got {got}; {_usual(asks, name)}")
-        if value > arguments.LARGEST:
+        if int(value) > arguments.LARGEST:
             most = f"{arguments.LARGEST:,}"
             raise ValueError(f"{_who(asks)}: {name} must be at most {most}, got {value}; {_usual(asks, name)}")
 

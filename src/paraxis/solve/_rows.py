@@ -183,24 +183,24 @@ def _can_weigh(weight: np.ndarray) -> bool:
 
 
 def _class_factors(y: np.ndarray, weight: np.ndarray, class_weight: Any) -> np.ndarray:
-    balanced = isinstance(class_weight, str) and class_weight == "balanced"
-    if not (balanced or isinstance(class_weight, Mapping)):
+    by_class: Mapping[Any, Any] | None = class_weight if isinstance(class_weight, Mapping) else None
+    if by_class is None and not (isinstance(class_weight, str) and class_weight == "balanced"):
         raise DataError(
             f"rows: class_weight must be 'balanced' or factors by class, got {arguments.described(class_weight)}; "
             "write class_weight={0: 1.0, 1: 2.0}"
         )
     classes, index = np.unique(y, return_inverse=True)
-    if balanced:
+    if by_class is None:
         totals = np.bincount(index, weight)
         return (weight.sum() / (len(classes) * np.where(totals > 0, totals, 1)))[index]
-    unknown = sorted(set(class_weight) - set(classes.tolist()), key=str)
+    unknown = sorted(set(by_class) - set(classes.tolist()), key=str)
     if unknown:
         raise DataError(f"rows: class_weight names {unknown}, but the classes of y are {classes.tolist()}; write these")
-    for c, factor in class_weight.items():
+    for c, factor in by_class.items():
         if not arguments.is_number(factor):
             got = arguments.described(factor)
             raise DataError(f"rows: class_weight[{c!r}] must be a number, got {got}; write class_weight={{{c!r}: 1.0}}")
-    factors = np.array([class_weight.get(c, 1.0) for c in classes.tolist()], float)
+    factors = np.array([by_class.get(c, 1.0) for c in classes.tolist()], float)
     if not np.all(np.isfinite(factors)) or np.any(factors < 0) or not np.any(weight * factors[index] > 0):
         raise DataError(
             "rows: class_weight must be finite, not negative, and positive for some row that counts, got "

@@ -208,7 +208,7 @@ CALLS = [
         lambda: {
             "total": (6.0, either(A_NUMBER, lambda v: v != v)),
             "weight": (3.0, either(number(0, 1e300), flag)),
-            "value": (None, optional(A_NUMBER)),
+            "value": (None, optional(either(A_NUMBER, lambda v: v != v))),
         },
         float,
     ),
@@ -220,7 +220,7 @@ CALLS = [
             "step": (step(), none),
             "data": ([ROWS], anything),
             "epochs": (1, count(1, 2)),
-            "evaluate": (None, none),
+            "evaluate": (None, one_of(None, ())),
             "checkpoint": (None, optional(path)),
             "callbacks": (own.seen, function),
             "log": ("log", optional(path)),

@@ -89,8 +89,18 @@ CALLS = [
         },
         call,
     ),
-    Call("Jit.lower", px.Jit(NET).lower, lambda: {"*x": (X, features)}),
-    Call("a Jit of somebody's module", px.Jit(LINEAR), lambda: {"*x": (X, features)}),
+    Call(
+        "Jit.lower",
+        px.Jit(NET).lower,
+        lambda: {"*x": (X, either(features, instance(jax.ShapeDtypeStruct)))},
+        left_out=("a tracer that escaped", "a deleted array"),  # nothing is run
+    ),
+    Call(
+        "a Jit of somebody's module",
+        px.Jit(LINEAR),
+        lambda: {"*x": (X, features)},
+        left_out=("None",),  # of which the module says what it likes
+    ),
     Call("GradValues.__call__", px.GradValues(own.net_loss, NET), lambda: {"*x": (X, features)}),
     Call(
         "px.grad",

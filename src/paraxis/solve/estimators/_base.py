@@ -310,7 +310,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         """Rows and targets as scikit-learn checks them; what it refuses is named."""
         self._checked_options()
         try:
-            found = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
+            found: Any = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
             return found[0], self._checked_targets(found[1])
         except ParaxisError:
             raise
