@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import paraxis as px
 
@@ -114,6 +115,42 @@ def test_a_number_that_a_loss_reads_of_its_module_is_described(
     monkeypatch.setitem(globals(), "SCALE", 3.0)
     px.fit(*made(), steps=2, checkpoint=tmp_path, progress=False)
     assert "px.fit: SCALE: was 1.0, is 3.0\n" in capfd.readouterr().err
+
+
+class _Net(nnx.Module):
+    def __init__(self, rate: float, power: int, activation: Callable[..., Any], rngs: nnx.Rngs) -> None:
+        self.linear = nnx.Linear(3, 1, rngs=rngs, kernel_init=nnx.initializers.normal(rate))
+        self.drop = nnx.List([nnx.Dropout(rate, rngs=rngs)])
+        self.power = power
+        self.activation = activation
+
+    def __call__(self, x: Any) -> Any:
+        return self.activation(self.drop[0](self.linear(x)))[:, 0] ** self.power
+
+
+def _loss_of_net(model: _Net, batch: Any) -> Any:
+    return (model(batch["x"]) - batch["y"]) ** 2
+
+
+def test_attributes_of_a_module_and_of_those_in_it_are_described(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    step, (_, _, data) = px.train_step(_loss_of_net), made()
+
+    def run(steps: int, *attributes: Any, evaluated: bool = False) -> list[str]:
+        net = _Net(*attributes, nnx.Rngs(0))
+        if evaluated:
+            net.eval()
+        px.fit(px.TrainState.create(net, adam()), step, data, steps=steps, checkpoint=tmp_path, progress=False)
+        return [line for line in capfd.readouterr().err.splitlines() if re.match(r"px.fit: \S+: was ", line)]
+
+    run(1, 0.1, 1, jnp.tanh)
+    assert run(2, 0.1, 1, jnp.tanh, evaluated=True) == []
+    assert run(3, 0.4, 2, jnp.sin) == [
+        "px.fit: rate: was 0.1, is 0.4",
+        "px.fit: activation: was jax: tanh, is jax: sin",
+        "px.fit: power: was 1, is 2",
+    ]
 
 
 def described(directory: Path, **options: Any) -> dict[str, str]:

@@ -151,6 +151,17 @@ def parts(container: Any) -> tuple[Any, ...]:
     return *children, fixed
 
 
+def settings(module: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The numbers, words and functions that are attributes of a module or of one in it, but not what initialises it."""
+    for path, node in nodes(module):
+        if not isinstance(node, nnx.Module):
+            continue
+        for name, value in sorted(vars(node).items()):
+            plain = isinstance(value, (bool, int, float, str)) or (callable(value) and not _is_node(value))
+            if plain and not name.startswith("_") and not name.endswith("_init"):
+                yield (*path, name), value
+
+
 def random_streams(modules: Any) -> Iterator[tuple[Any, Any]]:
     return ((path, node) for path, node in nodes(modules) if isinstance(node, nnx.RngStream))
 

@@ -40,6 +40,7 @@ _MOST_SAID = 20
 _LONGEST = 80
 _WHOLE = 1 << 20  # bytes of an array that are read whole
 _ROWS = 64
+_MODEL = "model"
 _LIBRARIES = ("optax", "flax", "equinox")
 _INSTALLED = tuple(
     {str(Path(os.__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -60,6 +61,7 @@ def describe(state: Any, step: Any, feed: Feed) -> Description:
         optimizer = state.recipe.optimizer
         things["optimizer"] = getattr(optimizer, "update", optimizer)
         things["ema"] = state.recipe.ema_decay
+        things |= {_MODEL: state.recipe.form.kind} | _settings(state)
     things |= feed.depends_on()
     found = {name: importlib.metadata.version(name) for name in _LIBRARIES if name in sys.modules}
     for name, thing in things.items():
@@ -69,6 +71,8 @@ def describe(state: Any, step: Any, feed: Feed) -> Description:
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
     """What is described otherwise now, a line for each thing."""
+    if _MODEL not in before:  # saved before models were described
+        now = {path: text for path, text in now.items() if not _is_part(path, _MODEL) and path != _MODEL}
     found = [path for path in {**before, **now} if before.get(path) != now.get(path)]
     # What came or went with something that is another now is not told by itself.
     paths = [p for p in found if (p in before and p in now) or not any(_is_part(p, other) for other in found)]
@@ -82,6 +86,15 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...
         lines.append(f"{name}: was {was}, is {is_now}")
     more = [f"and {len(lines) - _MOST_SAID} more things are not as they were"] if len(lines) > _MOST_SAID else []
     return (*lines[:_MOST_SAID], *more)
+
+
+def _settings(state: TrainState) -> dict[str, Any]:
+    """Of the model. Where it is gone, since a step was given the state, there is nothing to say."""
+    try:
+        found = state.recipe.form.settings(state.params, state.mutable)
+    except Exception:  # whatever a module of the user's does when it is put together
+        return {}
+    return {f"{_MODEL}.{path}": value for path, value in found.items()}
 
 
 def _is_part(path: str, whole: str) -> bool:

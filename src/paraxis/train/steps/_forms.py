@@ -32,6 +32,10 @@ class Form(abc.ABC):
     def make(self, params: Any, mutable: Any, key: jax.Array | None, mode: Mode) -> Made:
         """The model with these values, for one use."""
 
+    def settings(self, params: Any, mutable: Any) -> dict[str, Any]:
+        """What is fixed about the model besides its structure, by its path, where that is known, as it is to train."""
+        return {}
+
     @property
     @abc.abstractmethod
     def identity(self) -> Any:

@@ -34,6 +34,12 @@ class NNXForm(Form):
             model.train() if mode == "train" else model.eval()
         return model, lambda: self._after(graphs.take_apart((model,)), values)
 
+    def settings(self, params: Any, mutable: Any) -> dict[str, Any]:
+        from paraxis._modules import graphs
+
+        model, _ = self.make(params, mutable, None, "train")
+        return {".".join(map(str, path)): value for path, value in graphs.settings(model)}
+
     def _after(self, graph: Any, before: list[Any]) -> Any:
         from paraxis._modules import graphs
 
