@@ -18,7 +18,7 @@ import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-_SECONDS = 300  # of a cell
+_SECONDS = 300  # of a cell, and of a kernel to start, on a loaded machine
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _AT_ONCE = 2
 # Compiling takes most of the time. It is done once, as several cells may ask for the same, and faster, as in the tests.
@@ -60,6 +60,7 @@ def execute(path: Path) -> Any:
         client = nbclient.NotebookClient(
             notebook,
             timeout=_SECONDS,
+            startup_timeout=_SECONDS,
             kernel_name="python3",
             coalesce_streams=True,
             resources={"metadata": {"path": folder}},
