@@ -26,7 +26,7 @@ _R = TypeVar("_R")
 
 
 def described(value: Any) -> str:
-    """A value as an error shows it, on one line."""
+    """Return a value as an error shows it, on one line."""
     if isinstance(value, (jax.Array, np.ndarray)):
         return f"an array {value.dtype}{list(value.shape)}"
     if isinstance(value, types.ModuleType):
@@ -95,7 +95,7 @@ def count(
     write: str = "",
     error: type[Exception] = ValueError,
 ) -> int:
-    """The argument as an ``int``, if it is a whole number that is not less.
+    """Return the argument as an ``int``, if it is a whole number that is not less.
 
     Raises:
         ValueError: naming it; or the given error.
@@ -146,7 +146,7 @@ def _as_float(value: Any) -> float:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a real number, of Python, NumPy or JAX; booleans and tracers are none."""
+    """Return whether it is a real number, of Python, NumPy or JAX; booleans and tracers are none."""
     if isinstance(value, (bool, np.bool_)) or is_traced(value):
         return False
     if isinstance(value, (jax.Array, np.ndarray)):
@@ -156,7 +156,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether it is an array without values, of a function that JAX traces: nothing can be asked of its buffer."""
+    """Return whether it is an array without values, of a function that JAX traces: it has no buffer."""
     try:
         if isinstance(value, jax.Array):
             value.is_deleted()
@@ -166,7 +166,7 @@ def is_traced(value: Any) -> bool:
 
 
 def positions(who: str, argument: str, value: Any, error: type[Exception] = ValueError) -> tuple[int, ...]:
-    """The positions that an argument gives: a whole number from 0, or several.
+    """Return the positions that an argument gives: a whole number from 0, or several.
 
     Raises:
         ValueError: naming it; or the given error.
@@ -179,7 +179,7 @@ def positions(who: str, argument: str, value: Any, error: type[Exception] = Valu
 
 
 def names(who: str, argument: str, value: Any, error: type[Exception] = ValueError) -> tuple[str, ...]:
-    """The names that an argument gives: text, or several.
+    """Return the names that an argument gives: text, or several.
 
     Raises:
         ValueError: naming it; or the given error.
@@ -216,7 +216,7 @@ def _refuse(error: type[Exception], who: str, argument: str, expected: str, valu
 
 
 def array(who: str, argument: str, value: Any) -> Any:
-    """The argument, if it is one of JAX's arrays, also under ``jit``; else as NumPy's array. It holds numbers.
+    """Return the argument, if it is one of JAX's arrays, also under ``jit``; else as NumPy's array. It holds numbers.
 
     Raises:
         TypeError: naming it, if it is none.
@@ -235,7 +235,7 @@ def array(who: str, argument: str, value: Any) -> Any:
 
 
 def host_array(who: str, argument: str, value: Any) -> np.ndarray:
-    """The argument as NumPy's array of numbers, which must be known.
+    """Return the argument as NumPy's array of numbers, which must be known.
 
     Raises:
         TypeError: naming it, if it is none, or is traced.
@@ -273,7 +273,7 @@ def _leaves(who: str, argument: str, tree: Any) -> list[tuple[str, Any]]:
 
 
 def named(**other_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """A public function whose errors name its arguments, for what others' code says without a name.
+    """Return a public function whose errors name its arguments, for what others' code says without a name.
 
     A call that succeeds is not looked at. One that ends in another error than ours is told by the argument with which
     it does not fit the signature, or by the first leaf that JAX cannot take (see :func:`why_not`), if there is one. If
@@ -323,7 +323,7 @@ def _note(error: Exception, who: str, given: Mapping[str, Any]) -> None:
 
 
 def _who(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """How an error calls a function, or a method, by the class of the object whose it is."""
+    """Return how an error calls a function, or a method, by the class of the object whose it is."""
     path = fn.__qualname__.rpartition("<locals>.")[2] if "." in fn.__qualname__ else fn.__qualname__
     owner, _, method = path.rpartition(".")
     if not owner:
@@ -333,7 +333,7 @@ def _who(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
 
 
 def blamed(who: str, given: Mapping[str, Any], error: Exception) -> Exception | None:
-    """The error that names the argument because of which a call ended in one of JAX's or NumPy's; ``None``: none is.
+    """Return an error that names the argument at fault for one of JAX's or NumPy's; ``None``: no argument is.
 
     Args:
         who: what was called.
@@ -392,12 +392,12 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
 
 
 def _tells_of_deletion(error: Exception) -> bool:
-    """Whether an array was gone before, and not given away by the call that failed."""
+    """Return whether an array was gone before, and not given away by the call that failed."""
     return "deleted" in str(error) or "donated" in str(error)
 
 
 def _is_stale(tracer: jax.Array) -> bool:
-    """Whether the function that a tracer is of has been traced to its end, which an operation on it tells."""
+    """Return whether the function that a tracer is of has been traced to its end, which an operation on it tells."""
     try:
         jax.lax.expand_dims(tracer, (0,))
     except jax.errors.UnexpectedTracerError:
@@ -413,7 +413,7 @@ _NOT_USERS = {"jax", "jaxlib", "numpy", "flax", "optax", "paraxis"}
 
 
 def _is_of_libraries(error: Exception) -> bool:
-    """Whether an error was raised by JAX, NumPy or C code, and not by a function of the user's.
+    """Return whether an error was raised by JAX, NumPy or C code, and not by a function of the user's.
 
     JAX takes its own frames out of tracebacks: then the last one is ours.
     """

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def at_least(least: float, value: Any) -> int | None:
-    """A value as an int, if it is an integer that is not less; otherwise ``None``. Booleans are no numbers."""
+    """Return a value as an int, if it is an integer that is not less; otherwise ``None``. Booleans are no numbers."""
     try:
         number = operator.index(value)
     except (TypeError, RuntimeError):  # a deleted array

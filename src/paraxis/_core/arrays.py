@@ -16,7 +16,7 @@ from paraxis._core.placing import Placement
 
 
 def sharding(placement: Placement, *, rows: bool) -> NamedSharding | None:
-    """How a value lies on the devices: by rows if they divide, else whole on each. ``None``: nothing to say."""
+    """Return how a value lies on the devices: by rows if they divide, else whole on each. ``None``: nothing to say."""
     mesh = placing.concrete_mesh(placement)
     if not placement.mesh_axes or mesh is None:
         return None
@@ -24,20 +24,20 @@ def sharding(placement: Placement, *, rows: bool) -> NamedSharding | None:
 
 
 def block_sharding(placement: Placement) -> NamedSharding | None:
-    """How padded rows ``(num_padded, ...)`` lie on the devices. ``None``: on one."""
+    """Return how padded rows ``(num_padded, ...)`` lie on the devices. ``None``: on one."""
     mesh = placing.concrete_mesh(placement)
     return None if not placement.mesh_axes or mesh is None else NamedSharding(mesh, placement.spec)
 
 
 def in_blocks(x: Any, placement: Placement) -> jax.Array:
-    """Padded rows ``(num_padded, ...)`` from the host, in blocks over the devices."""
+    """Lay padded rows ``(num_padded, ...)`` from the host over the devices, in blocks."""
     target = block_sharding(placement)
     return jnp.asarray(x) if target is None else put(x, target)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def padded(tree: Any, placement: Placement) -> Any:
-    """Rows ``(size, ...)`` on devices → ``(num_padded, ...)``. They may be gathered for it, so it is done once."""
+    """Pad rows ``(size, ...)`` on devices to ``(num_padded, ...)``. They may be gathered for it, so it is done once."""
 
     def one(x: jax.Array) -> jax.Array:
         x = layout.constrain(x, placement, rows=False) if placement.is_explicit else x
@@ -61,7 +61,7 @@ def laid_out(tree: Any, placement: Placement) -> Any:
 
 
 def _own(rows: np.ndarray, placement: Placement) -> np.ndarray:
-    """Padded rows on the host that nobody else can change: devices may use them where they are."""
+    """Copy padded rows on the host so that nobody else can change them: devices may use them where they are."""
     found = layout.repeat_last(rows, placement.num_padded)
     return found.copy() if found is rows else found
 
@@ -82,7 +82,7 @@ def _lies(x: Any, target: NamedSharding) -> bool:
 
 
 def is_traced(tree: Any) -> bool:
-    """Whether there is a value in it that JAX is tracing."""
+    """Return whether there is a value in it that JAX is tracing."""
     return any(isinstance(leaf, jax_api.Tracer) for leaf in jax.tree.leaves(tree))
 
 
@@ -118,7 +118,7 @@ def on_auto_mesh(call: Callable[..., Any], *operands: Any) -> Any:
 
 
 def on_host(x: jax.Array) -> np.ndarray:
-    """A concrete array, also one of which other processes hold parts: then all must ask for it.
+    """Return a concrete array, also one of which other processes hold parts: then all must ask for it.
 
     Raises:
         DeviceError: if no part of it is on this process's devices.
@@ -147,7 +147,7 @@ def settle(x: Any, placement: Placement, *, rows: bool) -> Any:
 
 
 def some_rows(x: jax.Array, numbers: np.ndarray) -> jax.Array:
-    """Rows of a concrete array by their numbers, which ascend, on one device. Each device gives those that it holds."""
+    """Return rows of a concrete array by ascending numbers, on one device. Each device gives those that it holds."""
     if not x.is_fully_addressable:
         everywhere = NamedSharding(layout.named_sharding(x).mesh, P())
         return jnp.asarray(on_host(jax.jit(_rows_at, out_shardings=everywhere)(ready(x), numbers)))
@@ -176,7 +176,7 @@ def on_first_device(tree: Any) -> Any:
 
 
 def whole_beside(x: jax.Array, other: jax.Array) -> jax.Array:
-    """A copy of a concrete array on each device that another lies on.
+    """Return a copy of a concrete array on each device that another lies on.
 
     Communicates: if these are several processes', the first one's copy is sent to the others.
     """
@@ -191,7 +191,7 @@ def whole_beside(x: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def ready(tree: Any) -> Any:
-    """The same values; on CPU they are waited for, also inside ``grad``. For use before a program that communicates.
+    """Return the same values, on CPU when they are there, inside ``grad`` too: call it before what communicates.
 
     There a device that is done would hold a thread until the others come, and these may need it for what they are to
     come with: with work in flight and more devices than cores, all wait for ever.
@@ -202,12 +202,12 @@ def ready(tree: Any) -> Any:
 
 
 def whole_sharding(placement: Placement) -> NamedSharding | None:
-    """A value whole on every device of the mesh; ``None``: on the one there is."""
+    """Return a value whole on every device of the mesh; ``None``: on the one there is."""
     return sharding(placement, rows=False)
 
 
 def split_sharding(placement: Placement, name: str, ndim: int, entry: Any) -> NamedSharding:
-    """A value split over devices: along one dimension over the axis, or by a PartitionSpec of mesh axes.
+    """Return a value split over devices: along one dimension over the axis, or by a PartitionSpec of mesh axes.
 
     Raises:
         AxisError: if it names a dimension or a mesh axis that is not there.
@@ -245,7 +245,7 @@ def whole(values: Any) -> Any:
 
 
 def local(values: Any) -> Any:
-    """The same, on one device of this process.
+    """Return the same, on one device of this process.
 
     Communicates: as :func:`whole`.
     """
@@ -298,14 +298,14 @@ def put(x: Any, target: NamedSharding) -> jax.Array:
 
 
 def put_all(tree: Any, target: NamedSharding) -> Any:
-    """The same for each leaf; onto this process's devices together, which is faster."""
+    """Return the same for each leaf; onto this process's devices together, which is faster."""
     if target.is_fully_addressable:
         return jax.device_put(tree, target)
     return jax.tree.map(lambda x: put(x, target), tree)
 
 
 def free(tree: Any) -> Any:
-    """The same values on the default device, to be used with anything."""
+    """Return the same values on the default device, to be used with anything."""
 
     def one(leaf: jax.Array) -> jax.Array:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):

@@ -116,7 +116,7 @@ def all_gather(x: _Tree, axis: Axis | str) -> _Tree:
 
 @arguments.named()
 def axis_index(axis: Axis | str) -> jax.Array:
-    """Number of this element along the axis, an int32 scalar from 0 to ``size - 1``. Nothing is communicated.
+    """Return this element's number along the axis, an int32 scalar from 0 to ``size - 1``. Communicates nothing.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -129,7 +129,7 @@ def axis_index(axis: Axis | str) -> jax.Array:
 
 @arguments.named()
 def axis_size(axis: Axis | str) -> int:
-    """Number of elements of an axis being mapped here, a Python integer. Nothing is communicated.
+    """Return the number of elements of an axis being mapped here, a Python integer. Nothing is communicated.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -153,7 +153,7 @@ def _exchanged(collective: str, x: Any, axis: Axis | str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """How the elements of a logical axis reach each other from inside the body.
+    """The ways in which elements of a logical axis reach each other from inside the body.
 
     ``local`` names the elements of one device under ``vmap``, if there are several.
     """
@@ -193,7 +193,7 @@ class Exchange:
 
 
 def lifted(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis]) -> jax_api.ClosedJaxpr:
-    """The same body with the logical axes under names that no mesh axis has.
+    """Return the same body with the logical axes under names that no mesh axis has.
 
     A mesh axis may be called as a logical one, which has another size. Where a ``shard_map`` binds it, the name means
     the mesh axis; so a map nested in this one could neither be traced nor told apart from real exchange.
@@ -209,7 +209,7 @@ def lifted(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis]) -> jax_api.ClosedJ
 
 
 def differentiable(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis]) -> jax_api.ClosedJaxpr:
-    """The same body without exchanges of which JAX's own rule for the transpose fails: untiled ``all_to_all``."""
+    """Return the body without the exchanges that JAX fails to transpose: untiled ``all_to_all``."""
     if not jax_api.holds(body.jaxpr, "all_to_all"):
         return body
     known = {axis.name: axis.size for axis in mapped}
@@ -230,7 +230,7 @@ def differentiable(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis]) -> jax_api
 
 
 def sizes(mapped: Sequence[Axis]) -> dict[str, int]:
-    """The names by which a body, and those nested in it, mean logical axes; of equal ones the innermost counts."""
+    """Return the names by which a body and those nested in it mean logical axes; the innermost of equal ones counts."""
     return {name: axis.size for axis in mapped for name in (axis.name, _logical(axis.name))}
 
 
@@ -254,7 +254,7 @@ def _renamed(body: jax_api.ClosedJaxpr, args: Sequence[Any], names: Mapping[str,
 
 
 def used(jaxpr: jax_api.Jaxpr, placement: Placement) -> bool:
-    """Whether a lifted body exchanges values along an axis.
+    """Return whether a lifted body exchanges values along an axis.
 
     Raises:
         CollectiveError: if it does so by the name of a mesh axis that carries it, which would leave out the other
@@ -264,7 +264,7 @@ def used(jaxpr: jax_api.Jaxpr, placement: Placement) -> bool:
 
 
 def exchanges(jaxpr: jax_api.Jaxpr, placement: Placement, mapped: Sequence[Axis]) -> bool:
-    """The same of a body that is not lifted, in which the names of mapped axes hide those of mesh axes."""
+    """Return the same of a body that is not lifted, in which the names of mapped axes hide those of mesh axes."""
     logical = {axis.name for axis in mapped}
     hidden = [name for name in placement.mesh_axes if name not in logical]
     return _checked(jaxpr, placement, hidden, placement.axis.name)
@@ -282,17 +282,17 @@ def _checked(jaxpr: jax_api.Jaxpr, placement: Placement, refused: Sequence[str],
 
 
 def mentions(jaxpr: jax_api.Jaxpr, axis: Axis) -> bool:
-    """Whether a body, not lifted, exchanges values along an axis."""
+    """Return whether a body, not lifted, exchanges values along an axis."""
     return _mentions(jaxpr, frozenset([axis.name]))
 
 
 def named_in(eqn: jax_api.JaxprEqn, names: Set[str]) -> bool:
-    """Whether an equation, or one inside it, names one of the axes."""
+    """Return whether an equation, or one inside it, names one of the axes."""
     return not names.isdisjoint(_axes(eqn)) or any(_mentions(sub, frozenset(names)) for sub in jax_api.subjaxprs(eqn))
 
 
 def nests(eqn: jax_api.JaxprEqn) -> bool:
-    """Whether an equation, or one inside it, lays something out over a mesh."""
+    """Return whether an equation, or one inside it, lays something out over a mesh."""
     return eqn.primitive.name in ("px_map", "shard_map", "sharding_constraint", "reshard") or any(
         any(map(nests, sub.eqns)) for sub in jax_api.subjaxprs(eqn)
     )
@@ -306,7 +306,7 @@ def _mentions(jaxpr: jax_api.Jaxpr, names: frozenset[str]) -> bool:
 
 
 def _bound(eqn: jax_api.JaxprEqn) -> frozenset[str]:
-    """The names that mean another axis inside an equation's body."""
+    """Return the names that mean another axis inside an equation's body."""
     if eqn.primitive.name == "px_map":
         return frozenset([eqn.params["axis"]])
     return jax_api.bound_axes(eqn) if eqn.primitive.name == "shard_map" else frozenset()
@@ -334,7 +334,7 @@ def evaluate(jaxpr: jax_api.ClosedJaxpr, args: Sequence[Any], exchange: Exchange
 
 
 def _rebind(eqn: jax_api.JaxprEqn, operands: Sequence[Any], change: Callable[..., list[Any]]) -> Sequence[Any]:
-    """A loop, branch or call whose body communicates: the same, with its body run by ``change(body, args)``."""
+    """Return a loop, branch or call whose body communicates: the same, with its body run by ``change(body, args)``."""
     if eqn.primitive.name.startswith(("custom_jvp", "custom_vjp")):
         raise CollectiveError(
             f"a collective over a mapped axis stands inside a function with a derivative of its own "

@@ -7,7 +7,7 @@ from paraxis._core import jax_api
 
 
 def convolves(jaxpr: jax_api.Jaxpr) -> bool:
-    """Whether there is a convolution in it."""
+    """Return whether there is a convolution in it."""
     return any(
         eqn.primitive.name == "conv_general_dilated" or any(map(convolves, jax_api.subjaxprs(eqn)))
         for eqn in jaxpr.eqns

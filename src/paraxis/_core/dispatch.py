@@ -75,7 +75,7 @@ def require_alone(verb: str, placement: Placement) -> None:
 
 
 def executable(fn: Callable[..., Any], placement: Placement, *, donate: bool) -> Any:
-    """One element's function compiled; its first argument is given away if ``donate``."""
+    """Return one element's function compiled; its first argument is given away if ``donate``."""
     inner = scope.within(placement.axis)
 
     def run(*args: Any) -> Any:
@@ -119,7 +119,7 @@ def call(run: Callable[..., Any], own: Sequence[Rows], shared: Sequence[Sequence
 
 
 def _turn(turn: int, placement: Placement) -> Iterator[tuple[int, int]]:
-    """The device's and the element's number, for each device that has an element in this turn."""
+    """Yield the device's and the element's number, for each device that has an element in this turn."""
     for device in range(placement.num_devices):
         index = device * placement.num_local + turn
         if index < placement.size:
@@ -147,30 +147,30 @@ def split_blocks(tree: Any, placement: Placement) -> Rows:
 
 
 def on_devices(tree: Any, placement: Placement) -> list[Any]:
-    """What each device holds of a tree of arrays that lie over them: their blocks, or its copies."""
+    """Return what each device holds of a tree of arrays that lie over them: their blocks, or its copies."""
     leaves, structure = jax.tree.flatten(tree)
     held = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
     return [jax.tree.unflatten(structure, [shards[d] for shards in held]) for d in placing.devices(placement)]
 
 
 def stacked(rows: Rows, placement: Placement) -> Any:
-    """Rows → leaves ``(size, ...)``."""
+    """Cut rows to leaves ``(size, ...)``."""
     return jax.tree.map(lambda leaf: layout.unpad(leaf, placement), stacked_blocks(rows, placement))
 
 
 def stacked_blocks(rows: Rows, placement: Placement) -> Any:
-    """Rows → leaves ``(num_padded, ...)``."""
+    """Lay rows as leaves ``(num_padded, ...)``."""
     return joined([stack(block, placement.num_local) for block in blocks(rows, placement)], placement)
 
 
 def blocks(rows: Rows, placement: Placement) -> list[Rows]:
-    """Each device's elements; a device without any is sent the last one, to stand in."""
+    """Return each device's elements; a device without any is sent the last one, to stand in."""
     starts = range(0, placement.num_padded, placement.num_local)
     return [rows[start : start + placement.num_local] or rows[-1:] for start in starts]
 
 
 def joined(blocks: Sequence[Any], placement: Placement) -> Any:
-    """Each device's tree of leaves ``(n, ...)`` → one tree of leaves ``(num_devices * n, ...)`` over the devices."""
+    """Join each device's leaves ``(n, ...)`` to one tree of leaves ``(num_devices * n, ...)`` over the devices."""
     sharding = arrays.block_sharding(placement)
     if sharding is None or len(blocks) == 1:
         return blocks[0]
@@ -191,5 +191,5 @@ def _unstack(block: Any, count: int) -> Rows:
 
 @functools.partial(jax.jit, static_argnums=1)
 def stack(rows: Sequence[Any], size: int) -> Any:
-    """Rows on one device → leaves ``(size, ...)``, padded if there are fewer."""
+    """Return rows on one device → leaves ``(size, ...)``, padded if there are fewer."""
     return jax.tree.map(lambda *leaves: layout.repeat_last(jnp.stack(leaves), size), *rows)

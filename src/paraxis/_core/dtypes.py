@@ -9,7 +9,7 @@ import numpy as np
 
 
 def named(name: str) -> np.dtype:
-    """The dtype of numbers or booleans that has a name, JAX's own such as bfloat16 included.
+    """Return the dtype of numbers or booleans that has a name, JAX's own such as bfloat16 included.
 
     Raises:
         ValueError: if there is none.
@@ -25,7 +25,7 @@ def named(name: str) -> np.dtype:
 
 @functools.lru_cache(maxsize=64)
 def of_keys(impl: str) -> tuple[Any, tuple[int, ...], np.dtype]:
-    """The dtype of a kind of random keys; of the data of one key, the shape and the dtype.
+    """Return the dtype of a kind of random keys; of the data of one key, the shape and the dtype.
 
     Raises:
         ValueError: if there is no such kind.

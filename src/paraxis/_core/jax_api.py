@@ -120,7 +120,7 @@ def define_map(
     transpose: Callable[..., Sequence[Any]],
     batched: Callable[..., Any],
 ) -> Primitive:
-    """A primitive with any number of operands and results.
+    """Return a primitive with any number of operands and results.
 
     ``avals`` gives the results' avals and effects; ``implementation`` is lowered, ``evaluated`` called with concrete
     arrays. ``jvp(primals, live, tangents of these, **params)`` gives results, which of them have tangents, and these.
@@ -172,7 +172,7 @@ def define_map(
 
 
 def without_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
-    """The same jaxpr with its constants as first arguments, and the constants."""
+    """Return the same jaxpr with its constants as first arguments, and the constants."""
     if not closed.consts:
         return closed, []
     jaxpr = closed.jaxpr
@@ -182,7 +182,7 @@ def without_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
 
 def with_copies(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same jaxpr with copies of the NumPy arrays in it, which whoever made them may change."""
+    """Return the same jaxpr with copies of the NumPy arrays in it, which whoever made them may change."""
 
     def own(item: Any) -> Any:
         return np.array(item) if isinstance(item, np.ndarray) else item
@@ -195,7 +195,7 @@ def with_copies(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def without_unread(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[bool]]:
-    """The same jaxpr without the arguments that nothing reads, and which are left."""
+    """Return the same jaxpr without the arguments that nothing reads, and which are left."""
     jaxpr = closed.jaxpr
     read: set[Any] = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     read.update(v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal))
@@ -208,7 +208,7 @@ def without_unread(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[bool]]:
 
 
 def pruned(closed: ClosedJaxpr, outvars: Sequence[Any], *, effects: bool = True) -> ClosedJaxpr:
-    """A jaxpr of the same arguments for some of the values in it, with only what these, and its effects, need."""
+    """Return a jaxpr of the same arguments for some of its values, with only what these and its effects need."""
     needed = {v for v in outvars if not isinstance(v, Literal)}
     eqns = []
     for eqn in reversed(closed.jaxpr.eqns):
@@ -219,7 +219,7 @@ def pruned(closed: ClosedJaxpr, outvars: Sequence[Any], *, effects: bool = True)
 
 
 def trace(fn: Callable[..., Any], avals: Sequence[Any], axis_env: Mapping[str, int]) -> tuple[ClosedJaxpr, Any]:
-    """The jaxpr of ``fn(*avals)`` with named axes bound, and the structure of its result."""
+    """Return the jaxpr of ``fn(*avals)`` with named axes bound, and the structure of its result."""
     closed, shape = jax.make_jaxpr(fn, axis_env=list(axis_env.items()), return_shape=True)(*avals)
     return closed, jax.tree.structure(shape)
 
@@ -232,7 +232,7 @@ def bind(eqn: JaxprEqn, params: Mapping[str, Any], operands: Sequence[Any]) -> S
 
 
 def bound_axes(eqn: JaxprEqn) -> frozenset[str]:
-    """The mesh axes that have names inside a ``shard_map``'s body."""
+    """Return the mesh axes that have names inside a ``shard_map``'s body."""
     return frozenset(eqn.params["newly_manual_axes"])
 
 
@@ -242,7 +242,7 @@ def rebind_shard_map(
     operands: Sequence[Any],
     mesh: Any = None,
 ) -> Sequence[Any]:
-    """The same ``shard_map`` with its body run by ``change(body, args)``, while its mesh axes have names.
+    """Return the same ``shard_map`` with its body run by ``change(body, args)``, while its mesh axes have names.
 
     ``mesh``: the mesh in force here, if it is to take the place of the equation's own, of which it has all axes.
     """
@@ -291,13 +291,13 @@ def evaluate(
 
 
 def rebuilt(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> ClosedJaxpr:
-    """A jaxpr of the same arguments with other equations and results."""
+    """Return a jaxpr of the same arguments with other equations and results."""
     info = closed.jaxpr.debug_info._replace(result_paths=None)
     return ClosedJaxpr(closed.jaxpr.replace(eqns=list(eqns), outvars=list(outvars), debug_info=info), closed.consts)
 
 
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
-    """Each jaxpr among an equation's parameters (bodies of loops, branches, calls)."""
+    """Yield each jaxpr among an equation's parameters (bodies of loops, branches, calls)."""
     for value in eqn.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(item, ClosedJaxpr):
@@ -307,22 +307,22 @@ def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
 
 
 def holds(jaxpr: Jaxpr, name: str) -> bool:
-    """Whether an operation of this name is in a program."""
+    """Return whether an operation of this name is in a program."""
     return any(eqn.primitive.name == name or any(holds(sub, name) for sub in subjaxprs(eqn)) for eqn in jaxpr.eqns)
 
 
 def calls_back(jaxpr: Jaxpr) -> bool:
-    """Whether a program calls Python while it runs."""
+    """Return whether a program calls Python while it runs."""
     return any("callback" in eqn.primitive.name or any(map(calls_back, subjaxprs(eqn))) for eqn in jaxpr.eqns)
 
 
 def has_effects(jaxpr: Jaxpr) -> bool:
-    """Whether running a program does something besides giving results."""
+    """Return whether running a program does something besides giving results."""
     return any(not isinstance(effect, core.NamedAxisEffect) for effect in jaxpr.effects)
 
 
 def is_impure(jaxpr: Jaxpr) -> bool:
-    """Whether a program is given values by the outside world, which need not be the same for the same arguments."""
+    """Return whether the outside world gives a program values, which may differ for the same arguments."""
     return any(
         (eqn.primitive.name == "io_callback" and len(eqn.outvars) > 0) or any(map(is_impure, subjaxprs(eqn)))
         for eqn in jaxpr.eqns
@@ -330,7 +330,7 @@ def is_impure(jaxpr: Jaxpr) -> bool:
 
 
 def map_jaxprs(params: Mapping[str, Any], change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> dict[str, Any]:
-    """An equation's parameters with each jaxpr among them replaced by one of the same signature."""
+    """Return an equation's parameters with each jaxpr among them replaced by one of the same signature."""
 
     def one(item: Any) -> Any:
         if isinstance(item, ClosedJaxpr):
@@ -348,19 +348,19 @@ def map_jaxprs(params: Mapping[str, Any], change: Callable[[ClosedJaxpr], Closed
 
 
 def is_explicit(mesh: Any, names: Sequence[str]) -> bool:
-    """Whether any of the named mesh axes is of JAX's Explicit type, where shardings are part of types."""
+    """Return whether any of the named mesh axes is of JAX's Explicit type, where shardings are part of types."""
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     return any(types[name] == jax.sharding.AxisType.Explicit for name in names)
 
 
 def entered_devices() -> int:
-    """The number of devices of the mesh that ``with mesh:`` entered, which JAX has given up; 0: of none."""
+    """Return the number of devices of the mesh that ``with mesh:`` entered, which JAX has given up; 0: of none."""
     mesh = meshes.thread_resources.env.physical_mesh
     return 0 if mesh.empty else mesh.size
 
 
 def manual_axes(mesh: Any) -> tuple[str, ...]:
-    """The mesh axes that an enclosing ``shard_map`` has already taken."""
+    """Return the mesh axes that an enclosing ``shard_map`` has already taken."""
     return tuple(
         name
         for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
@@ -369,13 +369,13 @@ def manual_axes(mesh: Any) -> tuple[str, ...]:
 
 
 def sharding_spec(aval: Any) -> tuple[Any, ...]:
-    """The entries of an aval's sharding, one per dimension (all ``None`` unless the mesh is Explicit)."""
+    """Return the entries of an aval's sharding, one per dimension (all ``None`` unless the mesh is Explicit)."""
     spec = tuple(aval.sharding.spec)
     return spec + (None,) * (len(aval.shape) - len(spec))
 
 
 def struct(x: Any) -> jax.ShapeDtypeStruct:
-    """What an array looks like, for tracing a function of it."""
+    """Return what an array looks like, for tracing a function of it."""
     aval = jax.typeof(x)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
@@ -392,14 +392,14 @@ def typed_as(aval: Any, y: jax.Array) -> jax.Array:
 
 
 def weak(y: jax.Array) -> jax.Array:
-    """The same value, of a dtype that gives way to others, as that of a Python number does."""
+    """Return the same value, of a dtype that gives way to others, as that of a Python number does."""
     if jax.typeof(y).weak_type:
         return y
     return lax._convert_element_type(y, y.dtype, weak_type=True)  # pyright: ignore[reportReturnType]
 
 
 def typed_struct(x: Any) -> jax.ShapeDtypeStruct:
-    """The same with its sharding, where that is part of its type."""
+    """Return the same with its sharding, where that is part of its type."""
     aval = jax.typeof(x)
     mesh = aval.sharding.mesh
     typed = not mesh.empty and is_explicit(mesh, mesh.axis_names)
@@ -409,7 +409,7 @@ def typed_struct(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def element_struct(x: Any) -> jax.ShapeDtypeStruct:
-    """What one element of a placed array looks like: ``x[0]`` without computing it."""
+    """Return what one element of a placed array looks like: ``x[0]`` without computing it."""
     aval = jax.typeof(x)
     mesh = aval.sharding.mesh
     sharding = None
@@ -419,7 +419,7 @@ def element_struct(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def behind(x: Any) -> Any:
-    """The value that ``grad``, ``jvp`` and ``vmap`` compute with at once, if ``x`` stands for one; else ``None``.
+    """Return the value that ``grad``, ``jvp`` and ``vmap`` compute with, if ``x`` stands for one; else ``None``.
 
     There is none while a function is traced to be compiled.
     """
@@ -429,7 +429,7 @@ def behind(x: Any) -> Any:
 
 
 def coordination_client() -> Any | None:
-    """What talks to the coordinator of several processes; ``None`` if they were not initialised."""
+    """Return what talks to the coordinator of several processes; ``None`` if they were not initialised."""
     return distributed.global_state.client
 
 
@@ -454,36 +454,36 @@ def collect_at(address: str) -> None:
 
 
 def tells_of_preemption() -> bool:
-    """Whether JAX takes SIGTERM as the wish to stop, and tells all processes."""
+    """Return whether JAX takes SIGTERM as the wish to stop, and tells all processes."""
     return distributed.global_state.preemption_sync_manager is not None
 
 
 def reached_stop(call: int) -> bool:
-    """Whether this call is the one after which all processes stop. To be called in each, with 0, 1, 2 and so on."""
+    """Return whether all processes stop after this call. Each calls it with 0, 1, 2 and so on."""
     from jax.experimental import multihost_utils
 
     return multihost_utils.reached_preemption_sync_point(call)
 
 
 def gathered_from_processes(x: np.ndarray) -> np.ndarray:
-    """The arrays of all processes, ``(num_processes, ...)``, in each of them."""
+    """Return the arrays of all processes, ``(num_processes, ...)``, in each of them."""
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(x))
 
 
 def of_first_process(x: np.ndarray) -> np.ndarray:
-    """The first process's array, in each of them."""
+    """Return the first process's array, in each of them."""
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.broadcast_one_to_all(x))
 
 
 def is_tracing() -> bool:
-    """Whether JAX traces here, for ``jit``, ``grad``, ``vmap``, a loop: what is called is then not run, but noted."""
+    """Return whether JAX traces here, for ``jit``, ``grad``, ``vmap``, a loop: calls are noted instead of run."""
     return not core.trace_state_clean()
 
 
 def has_started() -> bool:
-    """Whether JAX has started its devices: what it reads from the environment then is settled."""
+    """Return whether JAX has started its devices: what it reads from the environment then is settled."""
     return xla_bridge.backends_are_initialized()

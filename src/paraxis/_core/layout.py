@@ -20,7 +20,7 @@ from paraxis._core.placing import Placement
 
 
 def repeat_last(rows: Any, num_padded: int) -> Any:
-    """Rows ``(n, ...)`` of an array on the host or on devices, the last one repeated until there are ``num_padded``."""
+    """Pad rows ``(n, ...)`` on the host or on devices: the last one is repeated until there are ``num_padded``."""
     extra = num_padded - rows.shape[0]
     if not extra:
         return rows
@@ -29,7 +29,7 @@ def repeat_last(rows: Any, num_padded: int) -> Any:
 
 
 def padded_weights(weights: np.ndarray, num_padded: int) -> np.ndarray:
-    """The weights ``(num_padded,)`` of such rows: what is no element has none."""
+    """Return the weights ``(num_padded,)`` of such rows: what is no element has none."""
     return np.pad(weights, (0, num_padded - len(weights)))
 
 
@@ -55,7 +55,7 @@ def run_per_device(body: Callable[..., Any], placement: Placement, operands: Seq
 
 
 def tells_in_type(x: jax.Array) -> bool:
-    """Whether the type of an array says how it lies, on an Explicit mesh."""
+    """Return whether the type of an array says how it lies, on an Explicit mesh."""
     mesh = jax.typeof(x).sharding.mesh
     return not mesh.empty and jax_api.is_explicit(mesh, mesh.axis_names)
 
@@ -196,6 +196,6 @@ def unpad(x: jax.Array, placement: Placement) -> jax.Array:
 
 
 def named_sharding(x: jax.Array) -> NamedSharding:
-    """How a concrete array lies on a mesh."""
+    """Return how a concrete array lies on a mesh."""
     assert isinstance(x.sharding, NamedSharding)
     return x.sharding

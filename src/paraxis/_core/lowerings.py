@@ -74,7 +74,7 @@ class TransposeOf(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Sides:
-    """Which of an element's arguments are ``shared``, and these, which are ``constant``; of the others it has a row."""
+    """An element's arguments: which are ``shared``, with their values ``constant``; of the others it has a row."""
 
     shared: tuple[bool, ...]
     constant: Sequence[jax.Array]
@@ -133,7 +133,7 @@ def run_transposed(
     leaves: Sequence[jax.Array],
     shared: Sequence[bool],
 ) -> list[jax.Array]:
-    """The transpose of a device's elements' linear function; ``structs`` are its linear arguments' for one element.
+    """Transpose a device's elements' linear function; ``structs`` are one element's linear arguments.
 
     The leaves are the known arguments and the cotangents of the results.
     """
@@ -191,7 +191,7 @@ def _whole(parts: jax.Array, placement: Placement) -> jax.Array:
 
 
 def sums_preferred(body: ClosedJaxpr, placement: Placement, lowering: Lowering, shared: Sequence[bool]) -> bool:
-    """Whether sums over elements are better taken by a map of their own, which runs the elements once more.
+    """Return whether sums over elements are better taken by a map of their own, which runs the elements once more.
 
     It costs less than the elements' results, or keeps none of them. What has effects is not run once more.
     """
@@ -205,19 +205,19 @@ def sums_preferred(body: ClosedJaxpr, placement: Placement, lowering: Lowering, 
 
 
 def _joined(leaves: Sequence[jax.Array], rows: Sequence[jax.Array], shared: Sequence[bool]) -> list[jax.Array]:
-    """All leaves, with other rows."""
+    """Return all leaves, with other rows."""
     ours = iter(rows)
     return [x if is_shared else next(ours) for x, is_shared in zip(leaves, shared, strict=True)]
 
 
 def _split(leaves: Sequence[jax.Array], shared: Sequence[bool]) -> tuple[list[jax.Array], _Sides]:
-    """The leaves that have rows, and how to make an element's arguments of its row of each."""
+    """Return the leaves that have rows, and how to make an element's arguments of its row of each."""
     constant = [x for x, is_shared in zip(leaves, shared, strict=True) if is_shared]
     return [x for x, is_shared in zip(leaves, shared, strict=True) if not is_shared], _Sides(tuple(shared), constant)
 
 
 def _several(one: Element, placement: Placement, lowering: Lowering, sides: _Sides) -> Turn:
-    """How the elements of one turn are run: rows ``(chunk, ...)`` → results ``(chunk, ...)``."""
+    """Return how the elements of one turn are run: rows ``(chunk, ...)`` → results ``(chunk, ...)``."""
     if one.communicates:
         return lambda rows, real: _in_step(one, placement, lowering, sides, rows)
 
@@ -237,7 +237,7 @@ def _several(one: Element, placement: Placement, lowering: Lowering, sides: _Sid
 
 
 def _act_apart(body: ClosedJaxpr, shared: Sequence[bool]) -> bool:
-    """Whether what acts, acts once per element under ``vmap`` too: with a row of its own, in no branch or loop."""
+    """Return whether effects happen once per element under ``vmap`` too: each has a row, in no branch or loop."""
     varying = {v for v, is_shared in zip(body.jaxpr.invars, shared, strict=True) if not is_shared}
     for eqn in body.jaxpr.eqns:
         varies = any(v in varying for v in eqn.invars if not isinstance(v, jax_api.Literal))

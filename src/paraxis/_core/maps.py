@@ -45,7 +45,7 @@ Recipe = TransposeOf | None
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class How:
-    """Where the elements of a map lie, how a device runs its own, and the axes that are being mapped in the body."""
+    """The place of a map's elements, the way a device runs its own, and the axes being mapped in the body."""
 
     placement: Placement
     lowering: Lowering
@@ -87,7 +87,7 @@ def bind(
     summed: Sequence[bool] | None = None,
     recipe: Recipe = None,
 ) -> list[jax.Array]:
-    """A map of a traced body: its flat results."""
+    """Return a map of a traced body: its flat results."""
     placement, jaxpr = how.placement, body.jaxpr
     operands = [*body.consts, *operands]
     shared = [*[True] * len(body.consts), *shared]
@@ -115,7 +115,7 @@ def traced(
     placement: Placement,
     lowering: Lowering = "auto",
 ) -> tuple[Body, How]:
-    """The body of a map of ``fn`` along an axis; ``operands`` are the leaves of its arguments.
+    """Return the body of a map of ``fn`` along an axis; ``operands`` are the leaves of its arguments.
 
     Raises:
         LoweringError, CollectiveError: as :func:`check_exchange`.
@@ -138,7 +138,7 @@ def traced(
 def map_and_sum(
     fn: Callable[[Any, Any], tuple[Any, Any]], shared: Any, placed: Any, placement: Placement
 ) -> tuple[Any, Any]:
-    """A map of which some results are kept and the others summed over the elements, by one primitive.
+    """Return a map of which some results are kept and the others summed over the elements, by one primitive.
 
     Args:
         fn: ``(shared, placed)`` of one element → what is kept of it, and what is summed.
@@ -161,7 +161,7 @@ def map_and_sum(
 
 
 def structs(operands: Sequence[Any], shared: Sequence[bool]) -> list[jax.ShapeDtypeStruct]:
-    """What one element sees of its operands."""
+    """Return what one element sees of its operands."""
     return [jax_api.typed_struct(x) if s else jax_api.element_struct(x) for x, s in zip(operands, shared, strict=True)]
 
 
@@ -177,7 +177,7 @@ def check_exchange(body: Body, how: How) -> None:
 
 
 def sums_preferred(body: Body, shared: Sequence[bool], how: How) -> bool:
-    """Whether sums over the elements are better taken by a map of their own."""
+    """Return whether sums over the elements are better taken by a map of their own."""
     return lowerings.sums_preferred(body.jaxpr, how.placement, how.lowering, [*[True] * len(body.consts), *shared])
 
 
@@ -216,7 +216,7 @@ def computed(
     recipe: Recipe,
     **_: Any,
 ) -> list[jax.Array]:
-    """The results, by the devices at hand."""
+    """Return the results, by the devices at hand."""
     placement = placing.as_here(how.placement)
     inner, names = scope.Scope((), how.mapped), collectives.sizes(how.mapped)
 
@@ -255,7 +255,7 @@ def computed(
 
 
 def _stays_within(body: ClosedJaxpr, how: How) -> bool:
-    """Whether a device's elements can be left out: they exchange nothing, among themselves or inside."""
+    """Return whether a device's elements can be left out: they exchange nothing, among themselves or inside."""
     if any(jnp.issubdtype(a.dtype, jax.dtypes.extended) for a in body.out_avals):  # PRNG keys have no zero
         return False
     names = {axis.name for axis in how.mapped} | set(how.placement.mesh.axis_names if how.placement.mesh else ())
@@ -289,7 +289,7 @@ def _kept(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def lies_over(jaxpr: jax_api.Jaxpr, name: str) -> bool:
-    """Whether the elements of a map in a program lie over a mesh axis of this name."""
+    """Return whether the elements of a map in a program lie over a mesh axis of this name."""
     return any(
         (eqn.primitive is map_p and name in eqn.params["how"].placement.mesh_axes)
         or any(lies_over(sub, name) for sub in jax_api.subjaxprs(eqn))
@@ -315,7 +315,7 @@ class _Derivative:
         return [jnp.issubdtype(a.dtype, jnp.inexact) for a in self.body.out_avals]
 
     def of_live(self, args: Sequence[Any]) -> Callable[..., tuple[list[Any], list[Any]]]:
-        """A function of the live arguments alone: the results that move, and those that do not."""
+        """Return a function of the live arguments alone: the results that move, and those that do not."""
         body = self.body
 
         def is_batched(eqn: jax_api.JaxprEqn) -> bool:  # has a rule for batches of its own, and no derivative
@@ -332,7 +332,7 @@ class _Derivative:
         return function
 
     def bind(self, fn: Callable[..., list[Any]], given: Sequence[tuple[Any, bool]], tangents: Sequence[Any]) -> Any:
-        """A map of what is given, and whether it is shared, and of the tangents."""
+        """Return a map of what is given, and whether it is shared, and of the tangents."""
         operands = [*(x for x, _ in given), *tangents]
         sides = [*(is_shared for _, is_shared in given), *_taken(self.shared, self.live)]
         return bind(Body.of(fn, structs(operands, sides), self.how), operands, sides, self.how, self._sums)
@@ -356,7 +356,7 @@ def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], 
 
 
 def _results_in_turns(of: _Derivative, primals: Sequence[Any], params: Any) -> list[jax.Array]:
-    """The results: of a rule of the user's those that it gives, since a derivative of these may be taken again."""
+    """Return the results; a rule of the user's gives its own, since their derivative may be taken again."""
     if not jax_api.holds(of.body.jaxpr, "custom_jvp_call"):
         return map_p.bind(*primals, **params)
 
@@ -377,7 +377,7 @@ def _merged(which: Sequence[bool], these: Sequence[Any], others: Sequence[Any]) 
 
 
 def _tangents_in_turns(of: _Derivative, primals: Sequence[Any], tangents: Sequence[Any]) -> list[jax.Array]:
-    """Nothing is kept: the body runs again, but for the effects that it has had."""
+    """Return nothing is kept: the body runs again, but for the effects that it has had."""
     again = dataclasses.replace(of, body=jax_api.pruned(of.body, of.body.jaxpr.outvars, effects=False))
     count = len(primals)
 
@@ -389,7 +389,7 @@ def _tangents_in_turns(of: _Derivative, primals: Sequence[Any], tangents: Sequen
 
 
 def _forward(of: _Derivative, primals: Sequence[Any]) -> tuple[list[jax.Array], list[tuple[Any, bool]], Any]:
-    """The results; what the derivative needs, and whether it is shared; and how that is put together."""
+    """Return the results; what the derivative needs, and whether it is shared; and how that is put together."""
     trees: list[Any] = []
 
     def forward(*args: Any) -> list[Any]:
@@ -416,7 +416,7 @@ def _taken(values: Sequence[Any], which: Sequence[bool]) -> list[Any]:
 def _residuals(
     traced: ClosedJaxpr, operands: Sequence[Any], shared: Sequence[bool], number: int, mapped: Sequence[Axis]
 ) -> tuple[ClosedJaxpr, list[tuple[Any, bool | None]]]:
-    """A forward body without the residuals that are no rows of its own, and all residuals.
+    """Return a forward body without the residuals that are no rows of its own, and all residuals.
 
     Those that are operands are the operands; those that depend on nothing that differs between elements are computed
     once, outside the map. For each: its value and whether it is shared; ``(None, None)``: a row of the map's results.
@@ -457,7 +457,7 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
 def _transpose(
     cts: Sequence[Any], live: Sequence[bool], operands: Sequence[Any], linear: Sequence[bool], **params: Any
 ) -> Any:
-    """The cotangents of the linear operands, which are given as shapes; ``cts`` are those of the ``live`` results."""
+    """Return the cotangents of the linear operands, which are given as shapes, from ``cts`` of the ``live`` results."""
     body, how, shared, summed = params["body"], params["how"], params["shared"], params["summed"]
     fn = jax_api.jaxpr_as_fun(body)
     given = [not is_linear for is_linear in linear]
@@ -483,7 +483,7 @@ def _transposed(
     ct_summed: tuple[bool, ...],
     how: How,
 ) -> list[jax.Array]:
-    """The transpose of a linear body: a map of known operands and cotangents; what was shared is summed."""
+    """Return the transpose of a linear body: a map of known operands and cotangents; what was shared is summed."""
     known, known_shared = [*linear.consts, *known], [*[True] * len(linear.consts), *known_shared]
     fn, count = jax_api.jaxpr_as_fun(linear.jaxpr), len(known)
     sought = [_struct(a) for a in linear.jaxpr.in_avals[count:]]
@@ -527,7 +527,7 @@ def _transposed_batched(
     params: Any,
     differ: Sequence[bool],
 ) -> list[jax.Array]:
-    """The transpose of the batched linear body; what turns out equal in all of the batch is taken from the first."""
+    """Transpose the batched linear body; what is equal in all of the batch is taken from the first."""
     how, shared, recipe = params["how"], params["shared"], params["recipe"]
     count = recipe.known
     in_axes = [None if d is None else 0 for d in dims[:count]]

@@ -44,14 +44,14 @@ class Fixed:
 
 
 def is_model(x: Any) -> bool:
-    """Whether an object is a pytree that can be called, or an Equinox module; NNX modules are none."""
+    """Return whether an object is a pytree that can be called, or an Equinox module; NNX modules are none."""
     if isinstance(x, _ARRAYS) or not (callable(x) or isinstance(x, _classes("equinox", "Module"))):
         return False
     return not jax.tree_util.all_leaves([x]) and not _is_nnx(x)
 
 
 def _is_nnx(x: Any) -> bool:
-    """Whether an object is a module or a variable of NNX: written in place, so it must stay the one it is."""
+    """Return whether an object is a module or a variable of NNX: written in place, so it must stay the one it is."""
     return isinstance(x, _classes("flax.nnx", "Pytree", "Variable"))
 
 
@@ -62,7 +62,7 @@ def _classes(library: str, *names: str) -> tuple[type, ...]:
 
 
 def found_in(tree: Any) -> list[Any]:
-    """The outermost models of a tree."""
+    """Return the outermost models of a tree."""
     return [part for part in jax.tree.leaves(tree, is_leaf=_is_either) if is_model(part)]
 
 
@@ -71,7 +71,7 @@ def _is_either(x: Any) -> bool:
 
 
 def sealed(tree: Any) -> Any:
-    """The same tree with what is fixed in its models made part of the structure. One without such is given back."""
+    """Return the tree with what is fixed in its models made part of its structure, or as it is if it has none."""
     if isinstance(tree, _ARRAYS) or all(isinstance(leaf, _ARRAYS) for leaf in jax.tree.leaves(tree)):
         return tree
     parts, structure = jax.tree.flatten(tree, is_leaf=_is_either)
@@ -85,7 +85,7 @@ def _sealed(model: Any) -> Any:
 
 
 def opened(tree: Any) -> Any:
-    """The tree that was :func:`sealed`."""
+    """Return the tree that was :func:`sealed`."""
     return tree if isinstance(tree, _ARRAYS) else _without_seals(tree, lambda fixed: fixed.value)
 
 
@@ -101,7 +101,7 @@ def _is_fixed(x: Any) -> bool:
 
 
 def of_opened(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of sealed arguments: it opens them, and seals what it returns."""
+    """Return the function of sealed arguments: it opens them, and seals what it returns."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = opened((args, kwargs))
@@ -111,7 +111,7 @@ def of_opened(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def changed(before: Any, after: Any) -> str | None:
-    """Where sealed trees that are alike otherwise differ in what is fixed, and how; ``None``: they do not."""
+    """Return where sealed trees that are alike otherwise differ in what is fixed, and how; ``None``: they do not."""
     flat = [jax.tree_util.tree_flatten_with_path(x, is_leaf=_is_fixed) for x in (before, after)]
     if flat[0][1] != flat[1][1]:
         return None
@@ -138,7 +138,7 @@ class Rest:
         return not all(self.trained)
 
     def joined(self, params: Any, others: Any) -> Any:
-        """The tree, opened, with these arrays."""
+        """Return the tree, opened, with these arrays."""
         ours, theirs = iter(jax.tree.leaves(params)), iter(jax.tree.leaves(others))
         leaves = [next(ours if is_trained else theirs) for is_trained in self.trained]
         return opened(jax.tree.unflatten(self.structure, leaves))
@@ -161,7 +161,7 @@ def split(tree: Any) -> tuple[Any, Any, Rest]:
 
 
 def _inside(part: Any) -> Any:
-    """For each array, whether it is part of a model."""
+    """Return for each array, whether it is part of a model."""
     return [True for leaf in jax.tree.leaves(part) if isinstance(leaf, _ARRAYS)] if is_model(part) else False
 
 
@@ -170,7 +170,7 @@ def _holed(tree: Any) -> Any:
 
 
 def is_floating(x: Any) -> bool:
-    """Whether an array has a derivative: it is of floats, or complex."""
+    """Return whether an array has a derivative: it is of floats, or complex."""
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
@@ -178,7 +178,7 @@ def is_floating(x: Any) -> bool:
 
 
 def evaluating(tree: Any) -> Any:
-    """The same with each fixed ``inference`` of its models true: Equinox's way to say that nothing is trained now."""
+    """Set each fixed ``inference`` of its models to true: Equinox's way to say that nothing is trained now."""
 
     def one(path: Any, leaf: Any) -> Any:
         name = getattr(path[-1], "name", None) if path else None

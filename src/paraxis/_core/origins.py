@@ -59,7 +59,7 @@ class Call:
         return maps.sums_preferred(self._body, self._given, self.how)
 
     def sums(self, term: Term, extras: Sequence[jax.Array]) -> list[jax.Array]:
-        """The sums of a term of each result; ``extras`` are rows, of which each element gets its own."""
+        """Return the sums of a term of each result; ``extras`` are rows, of which each element gets its own."""
         if jax_api.get_opaque_trace_state() != self._trace:  # in a loop's body, say: its values do not outlive it
             return self._map(term, extras)
         key = (term, *map(id, extras))

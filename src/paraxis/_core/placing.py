@@ -40,7 +40,7 @@ class Placement:
     turns: int | None = None
 
     def holding(self, size: int, *, turns: int | None = None) -> "Placement":
-        """The same place for another number of elements."""
+        """Return the same place for another number of elements."""
         return dataclasses.replace(self, axis=dataclasses.replace(self.axis, size=size), turns=turns)
 
     @property
@@ -202,7 +202,7 @@ AT_HAND = Placement(Axis("blocks", 1), None, ())
 
 
 def blocks(placement: Placement) -> Placement:
-    """A block of rows for each device of a placement; one at hand on one device, and where types say how rows lie."""
+    """Return a block of rows per device of a placement; one, as it is, where types say how rows lie."""
     mesh = concrete_mesh(placement)
     if mesh is None or placement.num_devices == 1 or placement.is_explicit:
         return AT_HAND
@@ -211,13 +211,13 @@ def blocks(placement: Placement) -> Placement:
 
 
 def can_be_entered(placement: Placement) -> bool:
-    """Whether a map can lie there here and now: not inside another map, nor where another mesh is in force."""
+    """Return whether a map can lie there here and now: not inside another map, nor where another mesh is in force."""
     context = jax.sharding.get_abstract_mesh()
     return not scope.current().mapped and (context.empty or abstract_mesh(placement) in (None, context))
 
 
 def as_here(placement: Placement) -> Placement:
-    """The same placement where the mesh that it is on has been entered: some of its axes are taken."""
+    """Return the same placement where the mesh that it is on has been entered: some of its axes are taken."""
     context = jax.sharding.get_abstract_mesh()
     if context.empty or not isinstance(placement.mesh, AbstractMesh):
         return placement
@@ -225,19 +225,19 @@ def as_here(placement: Placement) -> Placement:
 
 
 def names_in_force(name: str) -> tuple[str, ...] | None:
-    """What an axis of this name lies over if nobody says: all axes of the mesh in force, unless it has one for it."""
+    """Return the mesh axes that an axis lies over by default: the one of its name, else all of the mesh in force."""
     context = jax.sharding.get_abstract_mesh()
     return None if context.empty or {name, DEVICES} & set(context.axis_names) else tuple(context.axis_names)
 
 
 def devices_mesh(devices: Sequence[Any]) -> Mesh:
-    """A mesh to set for a while, on which every axis that leaves its place open lies over just these devices."""
+    """Return a mesh to set for a while, on which every axis that leaves its place open lies over just these devices."""
     return mesh_of(DEVICES, tuple(devices))
 
 
 @functools.lru_cache(maxsize=64)
 def mesh_of(name: str, devices: tuple[Any, ...]) -> Mesh:
-    """A mesh of one axis over these devices, the same one each time."""
+    """Return a mesh of one axis over these devices, the same one each time."""
     return Mesh(np.array(devices), (name,))
 
 
@@ -258,13 +258,13 @@ def shared_mesh(axes: tuple[tuple[str, int], ...], devices: tuple[Any, ...]) -> 
 
 
 def _splits(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as a product of so many factors."""
+    """Return all ways to write a number as a product of so many factors."""
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     return (split for split in itertools.product(divisors, repeat=parts) if math.prod(split) == number)
 
 
 def named_devices(placement: Placement) -> Any | None:
-    """A jaxpr that does nothing but name the mesh, for ``jit`` to find its devices by; ``None``: it knows them."""
+    """Return a jaxpr that only names the mesh, for ``jit`` to find its devices; ``None``: it knows them."""
     return _named_devices(placement.mesh, placement.mesh_axes) if isinstance(placement.mesh, Mesh) else None
 
 
@@ -278,7 +278,7 @@ def _named_devices(mesh: Mesh, names: tuple[str, ...]) -> Any:
 
 
 def abstract_mesh(placement: Placement) -> AbstractMesh | None:
-    """The mesh without its devices; ``None`` if there is none."""
+    """Return the mesh without its devices; ``None`` if there is none."""
     return placement.mesh.abstract_mesh if isinstance(placement.mesh, Mesh) else placement.mesh
 
 
@@ -293,7 +293,7 @@ def in_force(mesh: AbstractMesh | None) -> Iterator[None]:
 
 
 def concrete_mesh(placement: Placement) -> Mesh | None:
-    """The mesh with its devices; ``None`` where these are not known, or there is none."""
+    """Return the mesh with its devices; ``None`` where these are not known, or there is none."""
     return placement.mesh if isinstance(placement.mesh, Mesh) else mesh_in_force()
 
 
@@ -308,7 +308,7 @@ def without_context() -> Iterator[None]:
 
 
 def settled(axis: Axis) -> Axis:
-    """The same axis with the mesh that it lies on here and now, to lie there wherever it is used."""
+    """Return the same axis with the mesh that it lies on here and now, to lie there wherever it is used."""
     placement = place(axis)
     mesh = concrete_mesh(placement)
     if axis.mesh is not None or mesh is None or isinstance(placement.mesh, Mesh):
@@ -317,24 +317,24 @@ def settled(axis: Axis) -> Axis:
 
 
 def is_spread_alone(placement: Placement) -> bool:
-    """Whether the axis has all of its mesh to itself, so that one device, and no group of them, has each block."""
+    """Return whether the axis has its mesh to itself, so that each block is on one device and not on a group."""
     return placement.mesh is None or set(placement.mesh.axis_names) == set(placement.mesh_axes)
 
 
 def spans_processes(placement: Placement) -> bool:
-    """Whether some of its devices belong to other processes."""
+    """Return whether some of its devices belong to other processes."""
     mesh = concrete_mesh(placement)
     mine = jax.process_index() if mesh is not None else 0
     return mesh is not None and any(device.process_index != mine for device in mesh.devices.flat)
 
 
 def can_be_dispatched(placement: Placement) -> bool:
-    """Whether this process can call an executable for each element on the element's device."""
+    """Return whether this process can call an executable for each element on the element's device."""
     return is_spread_alone(placement) and not spans_processes(placement)
 
 
 def devices(placement: Placement) -> list[Any]:
-    """The devices in the order of their blocks, for an axis that has its mesh to itself."""
+    """Return the devices in the order of their blocks, for an axis that has its mesh to itself."""
     mesh = concrete_mesh(placement)
     if placement.mesh is None or mesh is None:
         return [jax.local_devices()[0]]
@@ -343,7 +343,7 @@ def devices(placement: Placement) -> list[Any]:
 
 
 def mesh_in_force() -> Mesh | None:
-    """The mesh that ``jax.set_mesh`` has set, with its devices; ``None``: there is none, or they are not known here."""
+    """Return the mesh that ``jax.set_mesh`` set, with its devices; ``None`` if there is none or they are unknown."""
     try:
         mesh = jax.sharding.get_mesh()
     except ValueError:  # under jit: devices are not known there, nor needed
@@ -352,7 +352,7 @@ def mesh_in_force() -> Mesh | None:
 
 
 def on_auto(placement: Placement) -> Placement:
-    """The same place on a mesh with its devices and with Auto axes only: the compiler splits what is computed."""
+    """Return the same place on a mesh with its devices and Auto axes only: the compiler splits what is computed."""
     mesh = concrete_mesh(placement) if placement.mesh_axes else None
     if mesh is None:
         return dataclasses.replace(placement, mesh=None, mesh_axes=())

@@ -41,7 +41,7 @@ class Laid:
         return "rows"
 
     def has(self, x: jax.Array) -> bool:
-        """Whether a concrete value lies on this mesh. One that is bound to no devices gives rows bound to none."""
+        """Return whether a concrete value lies on this mesh. One bound to no devices gives rows bound to none."""
         mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) and x.committed else None
         return mesh is not None and self.mesh in (mesh, mesh.abstract_mesh)
 
@@ -79,7 +79,7 @@ def reduce(kind: str, x: jax.Array, *, axis: str, size: int, padded: Rows | None
 
 
 def identity(kind: str, dtype: Any) -> Any:
-    """The element that a reduction does not notice."""
+    """Return the element that a reduction does not notice."""
     if kind in ("sum", "any"):
         return np.zeros((), dtype)
     if kind in ("prod", "all"):

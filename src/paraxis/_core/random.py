@@ -12,7 +12,7 @@ from paraxis._core.axis import Axis
 
 @arguments.named()
 def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
-    """One random key per element, made from the element's number alone: the same on any devices.
+    """Return one random key per element, made from the element's number alone: the same on any devices.
 
     The keys of the first ``n`` elements do not change when the axis grows.
 
@@ -41,7 +41,7 @@ def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
 
 
 def is_one_key(key: object) -> bool:
-    """Whether it is one random key, of the new kind or the old."""
+    """Return whether it is one random key, of the new kind or the old."""
     if not isinstance(key, (jax.Array, np.ndarray)):
         return False
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):

@@ -159,7 +159,7 @@ def reduce_prod(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) 
 
 @arguments.named()
 def reduce_any(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Whether any element of an axis is true: placed → shared, booleans. See :func:`reduce_sum`.
+    """Return whether any element of an axis is true: placed → shared, booleans. See :func:`reduce_sum`.
 
     Communicates: one all-reduce the size of the result.
 
@@ -173,7 +173,7 @@ def reduce_any(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
 
 @arguments.named()
 def reduce_all(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Whether all elements of an axis are true: placed → shared, booleans. See :func:`reduce_sum`.
+    """Return whether all elements of an axis are true: placed → shared, booleans. See :func:`reduce_sum`.
 
     Communicates: one all-reduce the size of the result.
 
@@ -211,7 +211,7 @@ class _Reduction:
         return self.of_leaves(one)
 
     def of_leaves(self, one: Callable[..., jax.Array], *more: Any) -> Any:
-        """A tree like what is reduced, each leaf made of its own, and of those of trees of the same structure."""
+        """Return a tree like what is reduced, each leaf made of its own and of those of trees of the same structure."""
         return models.opened(jax.tree.map(one, self.x, *more))
 
     def sum(
@@ -232,7 +232,7 @@ class _Reduction:
         return self._reduced("sum", term(self._rows(leaf), *map(self._rows, extras)))
 
     def weights(self, w: Any) -> Any:
-        """One weight leaf per leaf of ``x``."""
+        """Return one weight leaf per leaf of ``x``."""
         w = tree.placed(self.verb, "w", models.sealed(w), self.axis)
         self._require_numbers("w", w)
         structure = jax.tree.structure(self.x)
@@ -287,7 +287,7 @@ class _Reduction:
 
 @dataclasses.dataclass(frozen=True)
 class _Term:
-    """What is summed: each element's result, made ready, times its weight, if its mask says so."""
+    """A term of a sum: each element's result, made ready, times its weight, if its mask says so."""
 
     prepare: Callable[[jax.Array], jax.Array]
     masked: bool

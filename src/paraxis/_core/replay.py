@@ -48,7 +48,7 @@ def _bind(eqn: JaxprEqn, params: dict[str, Any], operands: Sequence[Any], mesh: 
 
 
 def _is_placed(eqn: JaxprEqn, mesh: AbstractMesh) -> bool:
-    """Whether an equation, or one inside it, says something about meshes."""
+    """Return whether an equation, or one inside it, says something about meshes."""
     if eqn.primitive.name in ("px_map", "shard_map") or any(isinstance(v, NamedSharding) for v in eqn.params.values()):
         return True
     inside = [inner for sub in jax_api.subjaxprs(eqn) for inner in sub.eqns]
@@ -56,7 +56,7 @@ def _is_placed(eqn: JaxprEqn, mesh: AbstractMesh) -> bool:
 
 
 def _was_elsewhere(eqn: JaxprEqn, mesh: AbstractMesh) -> bool:
-    """Whether an equation was traced with another mesh in force, or its types name one."""
+    """Return whether an equation was traced with another mesh in force, or its types name one."""
     named = [getattr(v.aval, "sharding", None) for v in (*eqn.invars, *eqn.outvars)]
     meshes = [eqn.ctx.cur_abstract_mesh, *(sharding.mesh for sharding in named if sharding is not None)]
     return any(not before.empty and before != mesh for before in meshes)

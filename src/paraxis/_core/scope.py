@@ -35,7 +35,7 @@ def current() -> Scope:
 
 
 def within(axis: Axis, mesh: AbstractMesh | None = None, names: tuple[str, ...] = ()) -> Scope:
-    """The scope of a body that is mapped along an axis, which lies over these axes of a mesh."""
+    """Return the scope of a body that is mapped along an axis, which lies over these axes of a mesh."""
     outer = current()
     return Scope(outer.declared, (*outer.mapped, axis), outer.mesh or mesh, (*outer.taken, *names))
 
@@ -50,7 +50,7 @@ def entered(scope: Scope) -> Iterator[None]:
 
 
 def resolve(verb: str, axis: Axis | str | None) -> Axis:
-    """The axis that a verb is to use.
+    """Return the axis that a verb is to use.
 
     Raises:
         ScopeError: if that cannot be told.
@@ -87,7 +87,7 @@ def resolve(verb: str, axis: Axis | str | None) -> Axis:
 
 
 def mapped_axis(collective: str, axis: Axis | str) -> Axis:
-    """The axis, whose body is being traced, that a collective is to combine along.
+    """Return the axis, whose body is being traced, that a collective is to combine along.
 
     Raises:
         CollectiveError: if no such axis is being mapped here.

@@ -41,7 +41,7 @@ class Recent(Generic[_T]):
 
 
 def key(value: Any) -> Hashable:
-    """The key of a jaxpr, or of a parameter that may hold some."""
+    """Return the key of a jaxpr, or of a parameter that may hold some."""
     if isinstance(value, ClosedJaxpr) and value.consts:
         return (_of_jaxpr(value.jaxpr), tuple(map(_of_constant, value.consts)))
     if isinstance(value, (ClosedJaxpr, Jaxpr)):

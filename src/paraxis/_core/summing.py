@@ -47,7 +47,7 @@ Factors = tuple[Factor, ...]
 
 
 def masked(mask: jax.Array | None, rows: jax.Array) -> jax.Array:
-    """Rows with zeros where the mask is ``False``; no mask: as they are."""
+    """Return rows with zeros where the mask is ``False``; no mask: as they are."""
     return rows if mask is None else jnp.where(per_row(mask, rows), rows, jnp.zeros((), rows.dtype))
 
 
@@ -56,7 +56,7 @@ def per_row(values: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def total(rows: jax.Array, real: jax.Array | None) -> jax.Array:
-    """The sum over real rows."""
+    """Return the sum over real rows."""
     if jnp.issubdtype(rows.dtype, jax.dtypes.extended):  # PRNG keys have no sum
         return jnp.zeros(())
     return jnp.sum(masked(real, rows), axis=0, dtype=rows.dtype)
@@ -76,7 +76,7 @@ class Split:
     summed: tuple[bool, ...]
 
     def sums(self, values: Sequence[jax.Array], count: int, real: jax.Array | None, *, merge: bool) -> list[jax.Array]:
-        """The results, summed over all real rows where they are to be, from the head's results for ``count`` rows.
+        """Return the results, those to be summed over all real rows, from the head's results for ``count`` rows.
 
         ``merge``: as :func:`in_merged_products` does.
         """
@@ -122,7 +122,7 @@ class Split:
 
 
 class _Rule(NamedTuple):
-    """What an equation needs to act on sums: operands as sums, times a factor of its own, and operands as they are."""
+    """An equation's way to act on sums: operands as sums, times a factor of its own, and operands as they are."""
 
     summed: Sequence[Any] = ()
     whole: Sequence[Any] = ()
@@ -186,7 +186,7 @@ def split(closed: ClosedJaxpr, depends: Sequence[bool], summed: Sequence[bool] |
 
 
 class _Rules:
-    """Which equations of a body can act on sums."""
+    """The equations of a body that can act on sums."""
 
     def __init__(self, jaxpr: jax_api.Jaxpr, depends: Sequence[bool]) -> None:
         self.varying = {v for v, differs in zip(jaxpr.invars, depends, strict=True) if differs}
@@ -198,7 +198,7 @@ class _Rules:
                 self._zeros.update(eqn.outvars)
 
     def of(self, eqn: JaxprEqn) -> _Rule | None:
-        """What an equation needs to act on sums. ``None``: it cannot."""
+        """Return what an equation needs to act on sums. ``None``: it cannot."""
         name, operands = eqn.primitive.name, _variables(eqn)
         differing = [v for v in operands if v in self.varying]
         equal = [v for v in operands if v not in self.varying]
@@ -227,7 +227,7 @@ class _Rules:
         return _Rule([value], [number], Factor(is_mask=False, variable=number))
 
     def _of_choice(self, eqn: JaxprEqn) -> _Rule | None:
-        """A choice between zero and a value, for the element as a whole."""
+        """Return a choice between zero and a value, for the element as a whole."""
         mask, *cases = eqn.invars
         if len(cases) != 2 or isinstance(mask, Literal) or mask not in self.varying or _rank(mask):
             return None
@@ -261,7 +261,7 @@ def _dtype(var: Any) -> Any:
 
 
 def _contract(eqn: JaxprEqn, left: jax.Array, right: jax.Array, *, merge: bool) -> jax.Array:
-    """The product of two elements' values, summed over the elements."""
+    """Return the product of two elements' values, summed over the elements."""
     (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
     contracted = tuple((0, *(d + 1 for d in dims)) for dims in (lc, rc))
     batched = tuple(tuple(d + 1 for d in dims) for dims in (lb, rb))
@@ -315,7 +315,7 @@ def _has(jaxpr: jax_api.Jaxpr, names: frozenset[str]) -> bool:
 
 
 def _inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same function without the boundaries of inner ``jit`` calls that hold a product."""
+    """Return the same function without the boundaries of inner ``jit`` calls that hold a product."""
     if not any(map(_is_call, closed.jaxpr.eqns)):
         return closed
     return jax_api.trace(lambda *args: jax_api.evaluate(closed, args, _is_call), closed.in_avals, {})[0]

@@ -11,7 +11,7 @@ from paraxis._core.axis import Axis
 
 
 def arrays(verb: str, argument: str, tree: Any) -> Any:
-    """The same tree with every leaf an array (Python numbers keep their weak type).
+    """Return the same tree with every leaf an array (Python numbers keep their weak type).
 
     Raises:
         ShapeError: if a leaf is not a number or an array.
@@ -33,7 +33,7 @@ def arrays(verb: str, argument: str, tree: Any) -> Any:
 
 
 def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
-    """The same tree with every leaf an array of shape ``(axis.size, ...)``.
+    """Return the same tree with every leaf an array of shape ``(axis.size, ...)``.
 
     Raises:
         ShapeError: naming the first leaf that is not.
@@ -86,10 +86,10 @@ def is_none(x: Any) -> bool:
 
 
 def spread(prefix: Any, tree: Any) -> Any:
-    """A prefix tree of entries, ``None`` among them, spread over the leaves of ``tree``."""
+    """Return a prefix tree of entries, ``None`` among them, spread over the leaves of ``tree``."""
     return jax.tree.map(lambda entry, sub: jax.tree.map(lambda _: entry, sub), prefix, tree, is_leaf=is_none)
 
 
 def name(argument: str, path: Any) -> str:
-    """How an error calls a leaf: ``args[0]['w']``."""
+    """Return how an error calls a leaf: ``args[0]['w']``."""
     return f"{argument}{jax.tree_util.keystr(path)}"

@@ -27,7 +27,7 @@ _HEADER = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What an array in a file is, apart from its numbers."""
+    """The dtype and shape of an array in a file, without its numbers."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Archive:
         return list(self._entries)
 
     def kind(self, name: str) -> Kind:
-        """What an array is; its numbers are not read."""
+        """Return what an array is; its numbers are not read."""
         if name not in self._kinds:
             entry = self._entry(name)
             try:
@@ -74,7 +74,7 @@ class Archive:
         return self._kinds[name]
 
     def read(self, name: str) -> np.ndarray:
-        """An array. Its bytes have the archive's checksum."""
+        """Return an array. Its bytes have the archive's checksum."""
         try:
             data = self._zip.read(self._entry(name))
         except Exception as error:
@@ -108,7 +108,7 @@ class Damaged(ValueError):  # noqa: N818  it says what a file is, and never leav
 
 
 def _kind(name: str, start: bytes, header: bytes, size: int) -> tuple[Kind, bool]:
-    """What an array is by the beginning of its bytes, of which there are so many."""
+    """Return what an array is by the beginning of its bytes, of which there are so many."""
     found = _HEADER.fullmatch(header)
     if start[: len(_MAGIC)] != _MAGIC or found is None:
         raise Damaged(f"its array {name!r} is none that np.savez makes of numbers")
@@ -123,6 +123,6 @@ def _kind(name: str, start: bytes, header: bytes, size: int) -> tuple[Kind, bool
 
 
 def _told(error: BaseException) -> BaseException:
-    """What reading an archive raises, as damage, where it says that."""
+    """Return what reading an archive raises, as damage, where it says that."""
     is_damage = isinstance(error, (*files.DAMAGED, struct.error, OverflowError, IndexError))
     return Damaged(str(error)) if is_damage and not isinstance(error, files.ABSENT) else error

@@ -31,7 +31,7 @@ ABSENT = (FileNotFoundError, IsADirectoryError, PermissionError)
 
 @contextlib.contextmanager
 def replaced(target: Path) -> Iterator[IO[bytes]]:
-    """A file to write to, which takes the place of ``target`` when the block is done; if that fails, it goes.
+    """Open a file that takes the place of ``target`` when the block is done; if the block fails, it goes.
 
     What was written is on the disk before an old file goes. Directories that lead to it are made. As with
     ``open(target, "w")``, a new file has the mode that the umask allows, an old one keeps its own, and where ``target``
@@ -62,7 +62,7 @@ def replaced(target: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def replaced_directory(target: Path, may_go: Callable[[Path], None] | None = None) -> Iterator[Path]:
-    """A directory to write to, which takes the place of ``target`` when the block is done; if that fails, it goes.
+    """Make a directory that takes the place of ``target`` when the block is done; if the block fails, it goes.
 
     A new one has the mode that the umask allows, an old one keeps its own. Where ``target`` is a link, what it leads to
     is replaced.
@@ -90,7 +90,7 @@ def replaced_directory(target: Path, may_go: Callable[[Path], None] | None = Non
 
 
 def contents(path: Path, most: int) -> bytes:
-    """The bytes of an ordinary file. Links are not followed, and pipes not waited for.
+    """Return the bytes of an ordinary file. Links are not followed, and pipes not waited for.
 
     Raises:
         OSError: if it cannot be read, or is something else, or has more bytes.
@@ -103,7 +103,7 @@ def contents(path: Path, most: int) -> bytes:
 
 
 def beginning(path: Path, most: int) -> bytes:
-    """The first bytes of an ordinary file, of whatever size, likewise.
+    """Return the first bytes of an ordinary file, of whatever size, likewise.
 
     Raises:
         OSError: if it cannot be read, or is something else.
@@ -113,7 +113,7 @@ def beginning(path: Path, most: int) -> bytes:
 
 
 def open_own(path: Path) -> int:
-    """A handle of a file that is made if need be, to be read and written. It is not a link, and stays as it is.
+    """Return a handle of a file that is made if need be, to be read and written. It is not a link, and stays as it is.
 
     Raises:
         OSError: if it cannot be made; ``FileExistsError``: if it is there and is not an ordinary file.
@@ -150,7 +150,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _beside(target: Path) -> Path:
-    """A new name for what will take a place."""
+    """Return a new name for what will take a place."""
     return target.with_name(f".{target.name[:40]}-{secrets.token_hex(8)}")
 
 

@@ -47,7 +47,7 @@ class _Noted:
 
 
 def can_be_asked_for() -> bool:
-    """Whether :func:`asked_for` changes anything here: in the main thread, where Ctrl-C does what Python does with it.
+    """Return whether :func:`asked_for` changes anything: in the main thread, with Python's own handler of Ctrl-C.
 
     Whoever has put another handler there has decided what it is to do.
     """

@@ -23,17 +23,17 @@ _BARRIER_TIMEOUT = 600.0
 
 
 def index() -> int:
-    """The number of this process, from 0. Starts JAX's devices."""
+    """Return the number of this process, from 0. Starts JAX's devices."""
     return jax.process_index()
 
 
 def count() -> int:
-    """How many processes there are. Starts JAX's devices."""
+    """Return how many processes there are. Starts JAX's devices."""
     return jax.process_count()
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes what is written once."""
+    """Return whether this is the process that writes what is written once."""
     return index() == 0
 
 
@@ -95,7 +95,7 @@ _LONGEST = 400
 
 
 def reports(text: str) -> dict[int, str]:
-    """What processes have to report, by their numbers: those whose text is not empty. All processes must call it.
+    """Return what processes report, by their numbers: each text that is not empty. All processes must call it.
 
     Args:
         text: of this process; of a long one, the first 400 bytes are told.
@@ -177,12 +177,12 @@ def end_progress() -> None:
 
 
 def last_progress() -> float | None:
-    """When the last step was done or the loop began, by ``time.monotonic()``; ``None``: no step is waited for."""
+    """Return when the last step ended or the loop began, by ``time.monotonic()``; ``None``: no step is awaited."""
     return _last_progress
 
 
 def awaits_first_step() -> bool:
-    """Whether the step that is waited for is the first. Asked before `last_progress`, it is never a later one."""
+    """Return whether the awaited step is the first. Asked before `last_progress`, it is never a later one."""
     return _awaits_first
 
 
@@ -228,7 +228,7 @@ class StopSignal:
             signal.signal(number, handler)
 
     def asked(self) -> str | None:
-        """The signal because of which to stop now, if any. To be called once a step or batch, in every process alike.
+        """Return the signal because of which to stop now, if any. Every process calls it once a step or batch.
 
         Communicates: nothing that is waited for; about 30 µs with several processes.
         """

@@ -172,7 +172,7 @@ def _wrong(value: Any, where: str, expected: str) -> Wrong:
 
 
 def read(data: bytes, check: Check) -> Any:
-    """A record from its bytes.
+    """Return a record from its bytes.
 
     Raises:
         Wrong: if they are not JSON, name a field twice, or are not what the check accepts.
@@ -203,7 +203,7 @@ _WRAPPED = fields({"format": integer(1), "crc32": integer(0, 2**32 - 1), "record
 
 
 def read_file(path: Path, version: int, check: Check) -> Any:
-    """A record as :func:`write_file` wrote it. Links are not followed.
+    """Return a record as :func:`write_file` wrote it. Links are not followed.
 
     Raises:
         Wrong: if it is not what was written.

@@ -11,16 +11,16 @@ FLOOR = 8
 
 
 def num_cores() -> int:
-    """How many cores this process may run on."""
+    """Return how many cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def advised(num_devices: int = 1) -> int:
-    """A number that is the same for all processes of a machine, with any of the usual numbers of devices."""
+    """Return a number that is the same for all processes of a machine, with any of the usual numbers of devices."""
     return max(num_cores(), num_devices, FLOOR)
 
 
 def asked_for(variables: Mapping[str, str]) -> int | None:
-    """The number in an environment; ``None``: XLA decides, by cores and devices."""
+    """Return the number in an environment; ``None``: XLA decides, by cores and devices."""
     found = variables.get(VARIABLE) or variables.get("NPROC") or ""
     return int(found) if found.isdigit() and int(found) > 0 else None

@@ -33,7 +33,7 @@ _around: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("parax
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """What an error says. ``cure``: what to write instead, of the module's name."""
+    """The words of an error. ``cure``: what to write instead, of the module's name."""
 
     transform: str
     called: str
@@ -41,7 +41,7 @@ class Guard:
 
 
 def guarded(guard: Guard, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which raises if it uses what it is not given. See :func:`run`."""
+    """Return the function, which raises if it uses what it is not given. See :func:`run`."""
     return lambda *args, **kwargs: run(guard, fn, args, kwargs)
 
 
@@ -85,7 +85,7 @@ def _watched(guard: Guard, outside: list[Any], fn: Callable[..., Any], args: Any
 
 @functools.cache
 def _outermost() -> Any:
-    """The trace that variables are made in where nothing is traced. A new thread is always there."""
+    """Return the trace that variables are made in where nothing is traced. A new thread is always there."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(graphs.trace_state).result()
 
@@ -102,7 +102,7 @@ def _error(guard: Guard, fn: Callable[..., Any], variable: Variable[Any]) -> Sta
 
 
 def _led_to(variable: Variable[Any], fn: Callable[..., Any]) -> tuple[str, Any, str]:
-    """A name of the module that a variable was read of, the module, and, if it is in another file, the place."""
+    """Return a name of the module that a variable was read of, the module, and, if it is in another file, the place."""
     frames = _callers()
     users = [frame for frame in frames if _package(frame) not in _OTHERS]
     for frame in users:
@@ -119,7 +119,7 @@ def _led_to(variable: Variable[Any], fn: Callable[..., Any]) -> tuple[str, Any, 
 
 
 def _callers() -> list[types.FrameType]:
-    """The frames between the function that was called and the read, outermost first."""
+    """Return the frames between the function that was called and the read, outermost first."""
     frames: list[types.FrameType] = []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _watched.__code__:
@@ -138,7 +138,7 @@ def _names_in(frame: types.FrameType) -> Iterator[tuple[str, Any]]:
 
 
 def _names_of(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """What a function holds itself: it may give back a module that it never looks into."""
+    """Yield what a function holds itself: it may give back a module that it never looks into."""
     if not isinstance(fn, types.FunctionType):
         yield "f", fn
         return
@@ -154,7 +154,7 @@ def _names_of(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _globals_of(code: types.CodeType, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The globals that code may use, by the names in it; of Python modules the attributes by these names."""
+    """Yield the globals that code may use, by the names in it; of Python modules the attributes by these names."""
     for name in code.co_names:
         if name in values:
             yield from _attributes(name, values[name], code.co_names)
@@ -175,7 +175,7 @@ def _outside_of(package: types.ModuleType, inner: types.ModuleType) -> bool:
 
 
 def _first_with(variable: Variable[Any], named: Iterator[tuple[str, Any]]) -> tuple[str, Any] | None:
-    """The first of some things, and what they hold, nearest first, that is a module with this variable."""
+    """Return the first of some things, and what they hold, nearest first, that is a module with this variable."""
     queue = collections.deque(named)
     seen: dict[int, Any] = {}  # kept, so that no other object takes its id
     while queue and len(seen) < _AT_MOST:

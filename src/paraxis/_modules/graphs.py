@@ -46,7 +46,7 @@ class Graph:
     arrays: tuple[Any, ...]
 
     def put_together(self, values: Sequence[Any], arrays: Sequence[Any]) -> Any:
-        """New modules of the same structure that hold these values."""
+        """Make new modules of the same structure that hold these values."""
         made = [v.copy(value) for v, value in zip(self.variables, values, strict=True)]
         leaves = [*zip(self.paths, made, strict=True), *zip(self.array_paths, arrays, strict=True)]
         return nnx.merge(self.definition, nnx.from_flat_state(leaves))
@@ -83,22 +83,22 @@ def deep_copy(x: Any, memo: dict[int, Any]) -> Any:
 
 
 def emptied(graph: Graph) -> Graph:
-    """The structure alone: what the variables hold is let go."""
+    """Return the structure alone: what the variables hold is let go."""
     return dataclasses.replace(graph, variables=tuple(v.copy(None) for v in graph.variables), arrays=())
 
 
 def value(variable: Variable[Any]) -> Any:
-    """What a variable holds, without its hooks."""
+    """Return what a variable holds, without its hooks."""
     return variable._raw_value
 
 
 def metadata(variables: Sequence[Variable[Any]]) -> list[dict[str, Any]]:
-    """What is noted with variables, such as their own rules: NNX's own dicts."""
+    """Return what is noted with variables, such as their own rules: NNX's own dicts."""
     return [v._var_metadata for v in variables]
 
 
 def state(variables: Sequence[Variable[Any]], graph: Graph) -> tuple[list[Any], tuple[Any, ...]]:
-    """What variables hold, and the arrays beside them."""
+    """Return what variables hold, and the arrays beside them."""
     return [v._raw_value for v in variables], graph.arrays
 
 
@@ -110,28 +110,28 @@ def write(variables: Sequence[Variable[Any]], new: Mapping[int, Any]) -> None:
 
 
 def is_writable(variable: Variable[Any]) -> bool:
-    """Whether the trace at hand is the one that the variable was made in."""
+    """Return whether the trace at hand is the one that the variable was made in."""
     with reads.unnoticed():
         return variable._can_update
 
 
 def trace_state() -> Any:
-    """The trace at hand, as NNX notes it in what is made now."""
+    """Return the trace at hand, as NNX notes it in what is made now."""
     return tracers.TraceState()
 
 
 def made_in(variable: Variable[Any]) -> Any:
-    """The trace that a variable was made in."""
+    """Return the trace that a variable was made in."""
     return variable._trace_state
 
 
 def is_reference(variable: Variable[Any]) -> bool:
-    """Whether it holds a mutable array, or is of the kind that is one; neither passes through all transforms."""
+    """Return whether it holds a mutable array, or is of the kind that is one; neither passes through all transforms."""
     return variable.hijax or variable.ref
 
 
 def nodes(modules: Any) -> Iterator[tuple[Any, Any]]:
-    """Each node of the graph with its first path: modules, containers, variables."""
+    """Return each node of the graph with its first path: modules, containers, variables."""
     return ((path, node) for path, node in nnx.iter_graph(modules, graph=True) if _is_node(node))
 
 
@@ -140,19 +140,19 @@ def _is_node(x: Any) -> bool:
 
 
 def containers(modules: Any) -> list[Any]:
-    """The nodes that are pytrees of another kind, such as registered dataclasses: known by their children only."""
+    """Return the nodes that are other pytrees, such as registered dataclasses: known by their children only."""
     found = (node for _, node in nnx.iter_graph(modules, graph=True) if not isinstance(node, Bookkeeping))
     return [node for node in found if not _is_node(node) and not jax.tree_util.all_leaves([node])]
 
 
 def parts(container: Any) -> tuple[Any, ...]:
-    """What one of the :func:`containers` holds now, and what is fixed in it last."""
+    """Return what one of the :func:`containers` holds now, and what is fixed in it last."""
     children, fixed = jax.tree_util.default_registry.flatten_one_level(container)
     return *children, fixed
 
 
 def settings(module: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The numbers, words and functions that are attributes of a module or of one in it, but not what initialises it."""
+    """Return the numbers, words and functions among a module's attributes, its submodules' too, but no initialisers."""
     for path, node in nodes(module):
         if not isinstance(node, nnx.Module):
             continue
@@ -167,7 +167,7 @@ def random_streams(modules: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def is_key(variable: Variable[Any]) -> bool:
-    """Whether a variable holds random keys."""
+    """Return whether a variable holds random keys."""
     x = value(variable)
     return isinstance(variable, nnx.RngKey) or (
         isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
@@ -175,18 +175,18 @@ def is_key(variable: Variable[Any]) -> bool:
 
 
 def type_name(variable: Variable[Any]) -> str:
-    """A variable's type as one would write it."""
+    """Return a variable's type as one would write it."""
     kind = type(variable)
     return f"nnx.{kind.__name__}" if kind.__module__.startswith("flax.") else kind.__name__
 
 
 def is_module(x: Any) -> bool:
-    """Whether an object may hold variables: a module, ``nnx.Rngs``, an optimiser, a variable."""
+    """Return whether an object may hold variables: a module, ``nnx.Rngs``, an optimiser, a variable."""
     return isinstance(x, (nnx.Pytree, Variable))
 
 
 class Holder(abc.ABC):
-    """What holds modules without being one, such as a function that was wrapped with them."""
+    """An object that holds modules without being one, such as a function that was wrapped with them."""
 
     @property
     @abc.abstractmethod
@@ -195,10 +195,10 @@ class Holder(abc.ABC):
 
 
 def is_state(x: Any) -> bool:
-    """Whether an object is a module's values, taken out of it."""
+    """Return whether an object is a module's values, taken out of it."""
     return isinstance(x, nnx.State)
 
 
 def holds_modules(x: Any) -> bool:
-    """Whether a tree has a module among its leaves."""
+    """Return whether a tree has a module among its leaves."""
     return any(map(is_module, jax.tree.leaves(x, is_leaf=is_module)))

@@ -9,7 +9,7 @@ from paraxis._modules.graphs import Path
 
 
 def names_in(modules: Sequence[Any], paths: Sequence[Path]) -> list[str]:
-    """The names of the variables of several modules; a path's first entry is the module's number.
+    """Return the names of the variables of several modules; a path's first entry is the module's number.
 
     Where two would have the same name, the numbers are part of it: ``[0](Linear).kernel``, ``[1](Linear).kernel``.
     """
@@ -21,7 +21,7 @@ def names_in(modules: Sequence[Any], paths: Sequence[Path]) -> list[str]:
 
 
 def _rooted(modules: Any, path: Path) -> tuple[str, Any, Path]:
-    """The module that a path leads to first, through the tuples around it."""
+    """Return the module that a path leads to first, through the tuples around it."""
     place, node = "", modules
     while isinstance(node, tuple) and path:
         place, node, path = f"{place}[{path[0]}]", node[int(path[0])], path[1:]

@@ -49,7 +49,7 @@ def unnoticed() -> Iterator[None]:
 
 
 def _readers() -> Iterator[types.CodeType]:
-    """The functions of Flax that look into a variable. All others call one of these."""
+    """Yield the functions of Flax that look into a variable. All others call one of these."""
     for x in (*vars(Variable).values(), *vars(variablelib).values()):
         code = getattr(x.fget if isinstance(x, property) else x, "__code__", None)
         if not isinstance(code, types.CodeType) or code.co_name in _MAKERS:

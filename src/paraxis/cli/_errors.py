@@ -13,7 +13,7 @@ class StoppedError(Exception):  # not of KeyboardInterrupt: the parser would tak
 
 
 def printable(text: str) -> str:
-    """The same with what a terminal could take for a command, or cannot show, as Python writes it."""
+    """Return the same with what a terminal could take for a command, or cannot show, as Python writes it."""
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
 
 

@@ -26,6 +26,6 @@ def require_creatable(out: Path) -> None:
 
 
 def unused(out: Path) -> Path:
-    """The first of ``out-2``, ``out-3`` … that is not there."""
+    """Return the first of ``out-2``, ``out-3`` … that is not there."""
     names = (out.with_name(f"{out.stem}-{number}{out.suffix}") for number in itertools.count(2))
     return next(name for name in names if not os.path.lexists(name))

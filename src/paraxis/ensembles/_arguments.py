@@ -17,13 +17,13 @@ from paraxis.ensembles._resident import Resident, Stacked
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Which leaves of a function's arguments are each member's own. It holds no arrays."""
+    """The leaves of a function's arguments that are each member's own. Holds no arrays."""
 
     structure: Any
     is_own: tuple[bool, ...]
 
     def rebuilt(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """One member's arguments, from its rows of what is its own (if there are such) and what is shared."""
+        """Return one member's arguments, from its rows of what is its own (if there are such) and what is shared."""
         *own, shared = leaves
         mine, theirs = iter(own[0] if own else ()), iter(shared)
         return jax.tree.unflatten(self.structure, [next(mine) if own else next(theirs) for own in self.is_own])

@@ -23,7 +23,7 @@ class Averaged(abc.ABC):
 
     @abc.abstractmethod
     def of(self, rows: Resident, weights: np.ndarray) -> Any:
-        """The average over members with these weights, ``(size,)``."""
+        """Return the average over members with these weights, ``(size,)``."""
 
 
 class _Mean(Averaged):
@@ -43,7 +43,7 @@ class _Mixture(Averaged):
 
 
 def named(average: str, known: Sequence[str]) -> Averaged:
-    """An average by its name.
+    """Return an average by its name.
 
     Raises:
         ShapeError: if it is not known.
@@ -79,7 +79,7 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def same(y: Any) -> Any:
-    """A prediction as it is."""
+    """Return a prediction as it is."""
     return y
 
 

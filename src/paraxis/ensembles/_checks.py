@@ -82,7 +82,7 @@ def _check_sums(function: str, argument: str, p: jax.Array) -> None:
 
 @jax.jit
 def _bad_sums(p: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Which rows do not sum to one, and the sums."""
+    """Return which rows do not sum to one, and the sums."""
     # Each probability is rounded by half an eps of itself at most, so a row's sum is too: with bfloat16 by 0.004.
     tolerance = max(1e-3, float(jnp.finfo(p.dtype).eps)) if jnp.issubdtype(p.dtype, jnp.floating) else 1e-3
     sums = floating(p).sum(-1)
@@ -91,7 +91,7 @@ def _bad_sums(p: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _bad_labels(labels: jax.Array, classes: int) -> jax.Array:
-    """Which labels are no class."""
+    """Return which labels are no class."""
     # The number of classes may be too large for the labels' own dtype.
     y = labels.astype(jnp.int32)
     return (y < 0) | (y >= classes)

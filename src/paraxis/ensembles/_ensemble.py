@@ -103,7 +103,7 @@ def ensemble(
 
 
 def _draws_alike(key: jax.Array) -> bool:
-    """Whether many keys of this kind at once draw what each draws alone; hardware generators do not."""
+    """Return whether many keys of this kind at once draw what each draws alone; hardware generators do not."""
     return not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or "rbg" not in str(jax.random.key_impl(key))
 
 
@@ -111,7 +111,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _on_own_devices(method: _Method) -> _Method:
-    """The members stay where they were made, whatever mesh is in force when they are used."""
+    """Return the members stay where they were made, whatever mesh is in force when they are used."""
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -171,7 +171,7 @@ class Ensemble:
 
     @_on_own_devices
     def stacked(self) -> Any:
-        """All members as one: what ``make`` returned, with leaves ``(size, ...)``, for ``px.map_fn`` and ``jax.vmap``.
+        """Return all members as one tree, with leaves ``(size, ...)``, for ``px.map_fn`` and ``jax.vmap``.
 
         Communicates: nothing if the sizes divide; else one all-gather per leaf.
         """
@@ -180,7 +180,7 @@ class Ensemble:
     @arguments.named()
     @_on_own_devices
     def __getitem__(self, index: Any) -> Any:
-        """An int: that member, an ordinary one; a slice, a sequence of ints or a mask: an ensemble of those."""
+        """Return a member by an int; an ensemble of some by a slice, a sequence of ints or a mask."""
         if isinstance(index, slice):
             return self._chosen(range(len(self))[index])
         is_array = isinstance(index, (np.ndarray, jax.Array)) and np.ndim(index) > 0
@@ -194,7 +194,7 @@ class Ensemble:
     @arguments.named()
     @_on_own_devices
     def drop(self, *indices: Any) -> "Ensemble":
-        """An ensemble without some members, given by number or as a sequence; the others keep their order.
+        """Return an ensemble without some members, given by number or as a sequence; the others keep their order.
 
         This one stays as it is.
         """
@@ -204,7 +204,7 @@ class Ensemble:
     @arguments.named()
     @_on_own_devices
     def add(self, *members: Any) -> "Ensemble":
-        """An ensemble with more members at the end: single ones, as ``make`` returns them. This one stays as it is.
+        """Return an ensemble with more members at the end, each as ``make`` returns it. This one stays as it is.
 
         Raises:
             StateError: if one has other variables, shapes or dtypes.
@@ -218,7 +218,7 @@ class Ensemble:
     @arguments.named()
     @_on_own_devices
     def train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
-        """One step of each member.
+        """Return one step of each member.
 
         Args:
             step: a step of one member. Pytrees: ``step(*parts, *args)`` → the new state, or ``(state, out)``; a member
@@ -246,7 +246,7 @@ class Ensemble:
     @arguments.named()
     @_on_own_devices
     def lower(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
-        """The program of :meth:`train` for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run.
+        """Return the program of :meth:`train` for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run.
 
         It is that of all members if they run together, or that of one if each is called for itself.
         """
@@ -335,7 +335,7 @@ class Ensemble:
 
     @arguments.named()
     def bootstrap_rows(self, key: Any, num_rows: int) -> np.ndarray:
-        """For each member as many row numbers as there are rows, drawn with replacement: ``(size, num_rows)``.
+        """Return for each member as many row numbers as there are rows, drawn with replacement: ``(size, num_rows)``.
 
         A member's are a function of the key and its number (bagging; Breiman 1996).
         """
@@ -409,7 +409,7 @@ class Ensemble:
 
     @_on_own_devices
     def finite(self) -> np.ndarray:
-        """Which members are sound: booleans ``(size,)``, ``False`` where any number of one is NaN or infinite.
+        """Return which members are sound: booleans ``(size,)``, ``False`` where any number of one is NaN or infinite.
 
         ``np.flatnonzero(~ens.finite())`` are the others' indices; ``ens.predict(x, where=ens.finite())`` leaves them
         out, ``ens.drop(*indices)`` for good.
@@ -461,7 +461,7 @@ class Ensemble:
         return self._population.form
 
     def _numbers(self, argument: str, indices: Any) -> list[int]:
-        """The members that a sequence of numbers means, or a mask."""
+        """Return the members that a sequence of numbers means, or a mask."""
         given = arguments.host_array("ensemble", argument, indices)
         if given.dtype == bool:
             if given.shape != (len(self),):
@@ -494,7 +494,7 @@ class Ensemble:
         return self._like(jax.tree.map(lambda leaf: leaf[chosen], self._state.gathered()))
 
     def _like(self, tree: Any) -> "Ensemble":
-        """An ensemble of the same form with other members, ``(size, ...)``."""
+        """Return an ensemble of the same form with other members, ``(size, ...)``."""
         axis = self.axis
         size = jax.tree.leaves(tree)[0].shape[0]
         resized = Axis(axis.name, size, mesh=axis.mesh, over=axis.over, at_once=axis.at_once)

@@ -66,7 +66,7 @@ def write_directory(path: Any, members: Iterable[Mapping[str, jax.Array]]) -> No
 
 
 def member_files(path: Any) -> list[Path]:
-    """The files of a directory that was written, in order.
+    """Return the files of a directory that was written, in order.
 
     Raises:
         StateError: if it is none, or has other members than were written.
@@ -101,7 +101,7 @@ def member_files(path: Any) -> list[Path]:
 
 
 def read(path: Any, expected: Mapping[str, jax.ShapeDtypeStruct]) -> list[jax.Array]:
-    """The arrays of a file, of the names, shapes and dtypes that are expected, in order.
+    """Return the arrays of a file, of the names, shapes and dtypes that are expected, in order.
 
     All that is checked before the first array is read.
 
@@ -141,7 +141,7 @@ def _encoded(x: jax.Array) -> tuple[np.ndarray, dict[str, str]]:
 
 
 def _stored(dtype: Any) -> np.dtype:
-    """The dtype in the file: of one that is not NumPy's own, such as bfloat16, the bits."""
+    """Return the dtype in the file: of one that is not NumPy's own, such as bfloat16, the bits."""
     dtype = np.dtype(dtype)
     return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
 
@@ -218,7 +218,7 @@ def _strange(place: Path) -> str:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether a file begins as a member's does, be it damaged further on; the record is known already."""
+    """Return whether a file begins as a member's does, be it damaged further on; the record is known already."""
     if file.name == _RECORD:
         return True
     try:

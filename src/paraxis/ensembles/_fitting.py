@@ -25,7 +25,7 @@ from paraxis.ensembles._resident import Resident
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What ``fit`` was asked for."""
+    """The arguments of ``fit``, checked."""
 
     step: Callable[..., Any]
     data: tuple[Any, ...]
@@ -88,7 +88,7 @@ class Training:
         self.scanned = self._pays_to_scan()
 
     def epoch(self, number: int, active: np.ndarray) -> Any:
-        """All steps of an epoch; the step's results averaged over it, leaves ``(size, ...)`` on the host."""
+        """Return all steps of an epoch; the step's results averaged over it, leaves ``(size, ...)`` on the host."""
         args, num_steps = self._placed(number, active)
         program = self._program(args, scan=self.scanned)
         if self.scanned:
@@ -111,7 +111,7 @@ class Training:
         return Everywhere(np.int32(step), self._population.placement)
 
     def _pays_to_scan(self) -> bool:
-        """Whether a loop on the devices is quicker than a call for each step.
+        """Return whether a loop on the devices is quicker than a call for each step.
 
         It is where a call costs more than the work. On CPU a convolution in a loop runs on one thread, and so does
         large work: there it is not.
@@ -169,7 +169,7 @@ class Stopping:
         return np.stack(self._losses) if self._losses else None
 
     def validated(self) -> np.ndarray | None:
-        """Each member's validation loss, ``(size,)``."""
+        """Return each member's validation loss, ``(size,)``."""
         if self._plan.validate is None:
             return None
         placement = self._population.placement

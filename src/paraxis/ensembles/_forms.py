@@ -13,7 +13,7 @@ from paraxis.ensembles._members import Form, TreeForm
 
 
 def form_of(made: Any) -> tuple[Form, tuple[Any, ...]]:
-    """The form of a member that was made, and its parts.
+    """Return the form of a member that was made, and its parts.
 
     Raises:
         StateError: if it has no arrays, or has modules and plain arrays beside each other.
@@ -57,7 +57,7 @@ def check_function(what: str, fn: Callable[..., Any]) -> None:
 
 
 def guarded(what: str, fn: Callable[..., Any], within: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A function of one member which raises, when traced, if it uses a module from outside.
+    """Return a function of one member which raises, when traced, if it uses a module from outside.
 
     All members would share it, frozen. ``within``: a function of ours that calls it, to be guarded as a whole.
     """

@@ -28,13 +28,13 @@ class Epoch:
     active: np.ndarray
 
     def __str__(self) -> str:
-        """The first result's mean and range over the members, the validation's, and who still trains."""
+        """Say the first result's mean and range over the members, the validation's, and who still trains."""
         return f"epoch {self.number + 1} of {self.num_epochs}: {_described(self)}"
 
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """What ``fit`` returns. Epochs are numbered from ``first_epoch``; rows are those of this call.
+    """The result of ``fit``. Epochs are numbered from ``first_epoch``; rows are those of this call.
 
     Attributes:
         outputs: the step's results, averaged over each epoch's steps: leaves ``(num_epochs, size, ...)``.
@@ -76,7 +76,7 @@ Show = Callable[[Epoch], None]
 
 @contextlib.contextmanager
 def shown(progress: bool | Show, num_epochs: int) -> Iterator[Show]:
-    """What to call after each epoch: nothing, the user's own function, or a bar in the notebook or on the terminal."""
+    """Give what to call after each epoch: nothing, the user's function, or a bar in the notebook or on the terminal."""
     if callable(progress):
         yield progress
     elif not progress:
@@ -112,7 +112,7 @@ class _InNotebook:
 
 
 def _by_epoch(history: History) -> dict[str, Any]:
-    """What there is of each epoch and member, ``(num_epochs, size)``: the step's first result, and the validation."""
+    """Return each epoch's and member's numbers, ``(num_epochs, size)``: the step's first result, the validation."""
     first = _first(history.outputs, 2)
     both = {"step": first, "validation": history.validation}
     return {name: values for name, values in both.items() if values is not None}

@@ -116,7 +116,7 @@ def _made(what: str, make: Callable[[jax.Array], Any]) -> tuple[Form, Any]:
 
 
 def _state(form: Form, struct: Any, path: Any) -> Any:
-    """A state from a file.
+    """Return a state from a file.
 
     Raises:
         DataError: if the file is damaged; StateError: if it is not the state of such a member.

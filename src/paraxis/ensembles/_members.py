@@ -14,18 +14,18 @@ Apply = Callable[..., Any]
 
 
 class Form(abc.ABC):
-    """How members are made of arrays. Each is one *part* or a tuple of them; the first part is the model.
+    """The way members are made of arrays. Each is one *part* or a tuple of them; the first part is the model.
 
     A *state* is a pytree of arrays; parts are what the user's functions see.
     """
 
     @abc.abstractmethod
     def state(self, parts: tuple[Any, ...]) -> Any:
-        """What a member that was made holds."""
+        """Return what a member that was made holds."""
 
     @abc.abstractmethod
     def parts(self, state: Any) -> tuple[Any, ...]:
-        """A member that holds these arrays."""
+        """Return a member that holds these arrays."""
 
     @abc.abstractmethod
     def stepped(self, step: Callable[..., Any], state: Any, args: Sequence[Any]) -> tuple[Any, Any]:
@@ -37,14 +37,14 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def applied(self, apply: Apply | None, state: Any, args: Sequence[Any]) -> Any:
-        """What the model gives for inputs, as in evaluation. Whatever it writes to itself is dropped."""
+        """Return what the model gives for inputs, as in evaluation. Whatever it writes to itself is dropped."""
 
     @abc.abstractmethod
     def names(self, state: Any) -> list[str]:
-        """The names of a state's leaves."""
+        """Return the names of a state's leaves."""
 
     def member(self, state: Any) -> Any:
-        """What the user's function made: a single part, or the tuple."""
+        """Return what the user's function made: a single part, or the tuple."""
         parts = self.parts(state)
         return parts if self.is_tuple else parts[0]
 
@@ -125,7 +125,7 @@ def require_same_leaves(old: Any, new: Any, names: Sequence[str]) -> None:
 
 
 def strong(x: Any) -> Any:
-    """The same values with dtypes that do not give way: else a step would be compiled again for what it gave back."""
+    """Return the same values with strong dtypes: else a step would be compiled again for its own results."""
 
     def one(leaf: Any) -> Any:
         return jax.lax.convert_element_type(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf

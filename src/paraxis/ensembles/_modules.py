@@ -13,7 +13,7 @@ from paraxis.ensembles._members import Apply, Form, require_same_leaves, strong
 
 
 def any_modules(parts: tuple[Any, ...]) -> bool:
-    """Whether a member has a module among its parts."""
+    """Return whether a member has a module among its parts."""
     return graphs.holds_modules(parts)
 
 

@@ -33,7 +33,7 @@ def moments(rows: Resident, weights: np.ndarray) -> tuple[Any, Any]:
 
 
 def weighted_sums(tree: Any, weights: jax.Array) -> Any:
-    """A device's rows ``(n, ...)`` → their weighted sum."""
+    """Return a device's rows ``(n, ...)`` → their weighted sum."""
     return jax.tree.map(lambda leaf: jnp.sum(_weighted(leaf, weights), 0), tree)
 
 
@@ -44,7 +44,7 @@ def _weighted(leaf: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def local_moments(tree: Any, weights: jax.Array) -> Any:
-    """A device's rows → the sum of their weights, their mean, and the weighted sum of squared deviations from it."""
+    """Return the sum of a device's rows' weights, their mean, and the weighted sum of squared deviations from it."""
     total = jnp.sum(weights)
 
     def one(leaf: jax.Array) -> Any:
@@ -59,7 +59,7 @@ def local_moments(tree: Any, weights: jax.Array) -> Any:
 
 @functools.partial(jax.jit, static_argnums=1)
 def combine_sums(sums: Any, placement: Placement, total: jax.Array) -> Any:
-    """Each device's sum → the mean."""
+    """Return each device's sum → the mean."""
     name, size = placement.axis.name, placement.num_devices
 
     def one(partial: jax.Array) -> jax.Array:
@@ -70,7 +70,7 @@ def combine_sums(sums: Any, placement: Placement, total: jax.Array) -> Any:
 
 @functools.partial(jax.jit, static_argnums=1)
 def combine_moments(parts: Any, placement: Placement) -> tuple[Any, Any]:
-    """Each device's moments → mean and variance."""
+    """Return each device's moments → mean and variance."""
     num = placement.num_devices
     totals, centers, squares = jax.tree.map(lambda part: _slots(part, placement), parts)
     total = jnp.sum(totals)

@@ -79,7 +79,7 @@ class Population:
         return rows.part(operator.itemgetter(1))
 
     def train_program(self, step: Callable[..., Any], args: Arguments) -> Program:
-        """One step of a member."""
+        """Return one step of a member."""
         form, layout = self.form, args.layout  # not args: a compiled function is kept, the data must not be
 
         def make() -> Callable[..., Any]:
@@ -103,7 +103,7 @@ class Population:
     def program(
         self, kind: str, fn: Any, key: Hashable, make: Callable[[], Callable[..., Any]], *, donate: bool = False
     ) -> Program:
-        """The compiled function for these, made at the first call."""
+        """Return the compiled function for these, made at the first call."""
         place = (kind, fn, key)
         try:
             known = self._programs.get(place)

@@ -19,7 +19,7 @@ on the devices; what does more, one by one. Measured with two-layer networks fro
 
 
 def is_traced(values: Sequence[Any]) -> bool:
-    """Whether there is a value in these that JAX is tracing, members included."""
+    """Return whether there is a value in these that JAX is tracing, members included."""
     return arrays.is_traced(
         [x.tree if isinstance(x, Stacked) else () if isinstance(x, Separate) else x for x in values]
     )
@@ -76,7 +76,7 @@ class Program:
         self._found: tuple[bool, bool] | None = None
 
     def __call__(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> Resident:
-        """The results, one per row. Shapes and dtypes must be those of the first call."""
+        """Return the results, one per row. Shapes and dtypes must be those of the first call."""
         if self._lower(own, shared) == "dispatch":
             rows = [members.as_separate().rows for members in own]
             copies = [x.copies for x in shared]
@@ -90,7 +90,7 @@ class Program:
         return Stacked(self._placement, self._stacked(*operands))
 
     def lower(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> Any:
-        """What is run, as ``jax.jit(f).lower`` gives it: for all rows if they are together, else for the first."""
+        """Lower what is run, like ``jax.jit(f).lower``: for all rows if they are together, else for the first."""
         if self._lower(own, shared) == "dispatch":
             return self._separate.lower(
                 *(members.as_separate().rows[0] for members in own), *(x.copies[0] for x in shared)
@@ -98,11 +98,11 @@ class Program:
         return self._stacked.lower(*self._operands(own, shared))
 
     def small(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> bool:
-        """Whether one row's work is small, and best done in loops and vectorised."""
+        """Return whether one row's work is small, and best done in loops and vectorised."""
         return self._look(own, shared)[1]
 
     def _look(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> tuple[bool, bool]:
-        """Whether rows exchange values, and whether one row's work is small; traced once."""
+        """Return whether rows exchange values, and whether one row's work is small; traced once."""
         if self._found is None:
             one = self._element(own, shared)
             jaxpr = one.jaxpr.jaxpr
@@ -162,7 +162,7 @@ def _mapped(
     shared: Sequence[bool],
     operands: Sequence[jax.Array],
 ) -> Any:
-    """The result of a function of flat arguments for each row, with leaves ``(num_padded, ...)``.
+    """Return the result of a function of flat arguments for each row, with leaves ``(num_padded, ...)``.
 
     Operands are ``(...)`` where ``shared`` (one value for all rows), else ``(num_padded, ...)``. The padding rows have
     been safe to compute on before and are still; so they are left as they are, which saves a pass over them.

@@ -30,15 +30,15 @@ class Resident(abc.ABC):
 
     @abc.abstractmethod
     def part(self, take: Callable[[Any], Any]) -> "Resident":
-        """A part of each row's tree; ``take`` only picks."""
+        """Return a part of each row's tree; ``take`` only picks."""
 
     @abc.abstractmethod
     def as_stacked(self) -> "Stacked":
-        """The same rows in one array per leaf."""
+        """Return the same rows in one array per leaf."""
 
     @abc.abstractmethod
     def as_separate(self) -> "Separate":
-        """The same rows each for itself."""
+        """Return the same rows each for itself."""
 
     @abc.abstractmethod
     def per_device(self, summary: Callable[[Any, jax.Array], _T], weights: np.ndarray) -> _T:
@@ -49,11 +49,11 @@ class Resident(abc.ABC):
 
     @abc.abstractmethod
     def row(self, index: int) -> Any:
-        """One row's tree, free of the mesh."""
+        """Return one row's tree, free of the mesh."""
 
     @abc.abstractmethod
     def struct(self) -> Any:
-        """What one row's tree looks like."""
+        """Return what one row's tree looks like."""
 
     def stacked(self) -> Any:
         """Leaves ``(size, ...)``."""
@@ -61,7 +61,7 @@ class Resident(abc.ABC):
         return jax.tree.map(lambda leaf: _unpadded(leaf, rows.placement), rows.tree)
 
     def readable(self) -> Any:
-        """The same; of several processes, each can read all of it."""
+        """Return the same; of several processes, each can read all of it."""
         return arrays.whole(self.stacked())
 
     def gathered(self) -> Any:
@@ -136,7 +136,7 @@ class Separate(Resident):
 
 
 def _unpadded(leaf: jax.Array, placement: Placement) -> jax.Array:
-    """Padded rows → ``(size, ...)``, on CPU by copies, which need not be waited for; see :func:`ready`."""
+    """Cut padded rows to ``(size, ...)``, on CPU by copies, which need not be waited for; see :func:`ready`."""
     if not placement.is_padded or jax.default_backend() != "cpu" or arrays.is_traced(leaf):
         return layout.unpad(leaf, placement)
     if not placing.can_be_dispatched(placement):

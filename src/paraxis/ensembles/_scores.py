@@ -20,7 +20,7 @@ from paraxis.ensembles._checks import MEMBERS, check_probabilities, checked, flo
 
 
 class Reliability(NamedTuple):
-    """What a reliability diagram shows, one entry per bin; see :func:`reliability`.
+    """The data of a reliability diagram, one entry per bin; see :func:`reliability`.
 
     Attributes:
         confidence: mean of the top probabilities in each bin ``(num_bins,)``; NaN in an empty bin.
@@ -125,7 +125,7 @@ def brier_score(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
 
 @arguments.named()
 def calibration_error(probabilities: ArrayLike, labels: ArrayLike, *, num_bins: int = 15) -> jax.Array:
-    """Expected calibration error: how far confidence is from accuracy. Arguments and errors: :func:`accuracy`.
+    """Return the expected calibration error: how far confidence is from accuracy. Arguments: see :func:`accuracy`.
 
     The rows are put in bins by their top probability; the gaps between mean confidence and accuracy in the bins are
     averaged, each weighted by its share of the rows.
@@ -281,7 +281,7 @@ def mutual_information(member_probabilities: ArrayLike) -> jax.Array:
 
 @arguments.named()
 def evaluate(member_probabilities: ArrayLike, labels: ArrayLike) -> Scores:
-    """All scores of an ensemble's averaged prediction, and how far its members differ, as plain floats.
+    """Return all scores of an ensemble's averaged prediction, and how far its members differ, as plain floats.
 
     Not for use under ``jax.jit``.
 
@@ -320,17 +320,17 @@ def _all_scores(p: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _top(p: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The top probability of each row and whether it is the label's, 1 or 0; both NaN where the row has a NaN."""
+    """Return each row's top probability and whether it is the label's, 1 or 0; both NaN where the row has a NaN."""
     return p.max(-1), _nan_where_nan(p, (p.argmax(-1) == labels).astype(p.dtype))
 
 
 def _nan_where_nan(p: jax.Array, scores: jax.Array) -> jax.Array:
-    """The scores of rows, but NaN for rows with a NaN, which comparisons would hide."""
+    """Return the scores of rows, but NaN for rows with a NaN, which comparisons would hide."""
     return jnp.where(jnp.isnan(p).any(-1), jnp.nan, scores)
 
 
 def _bins(function: str, confidence: jax.Array, num_bins: int) -> jax.Array:
-    """Which bin each row is in: booleans ``(n, num_bins)``, none of them true for a row that is NaN."""
+    """Return which bin each row is in: booleans ``(n, num_bins)``, none of them true for a row that is NaN."""
     arguments.count(function, "num_bins", num_bins, write="num_bins=15", error=DataError)
     edges = np.linspace(0, 1, num_bins + 1)
     # A confidence that rounding has put above one is still in the last bin.
@@ -340,6 +340,6 @@ def _bins(function: str, confidence: jax.Array, num_bins: int) -> jax.Array:
 
 
 def _sums(is_in: jax.Array, values: jax.Array) -> jax.Array:
-    """The sum of the values in each bin; all of them NaN if one of the values is."""
+    """Return the sum of the values in each bin; all of them NaN if one of the values is."""
     sums = jnp.where(is_in, values[:, None], 0).sum(0)
     return jnp.where(jnp.isnan(values).any(), jnp.nan, sums)

@@ -25,7 +25,7 @@ _COLDEST, _HOTTEST = 1e-2, 1e2
 
 @arguments.named()
 def fit_temperature(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """The temperature ``T`` at which ``softmax(log(probabilities) / T)`` is most likely: above one for over-confidence.
+    """Return the ``T`` that makes ``softmax(log(probabilities) / T)`` most likely: above one for over-confidence.
 
     Fit it on rows that were not trained on, and apply it to others with :func:`apply_temperature`. Computed on the
     host in float64; not for use under ``jax.jit``.
@@ -172,7 +172,7 @@ def _fit(margins: np.ndarray) -> float:
 
 
 def _slope(margins: np.ndarray, beta: float) -> float:
-    """The derivative of the negative log likelihood with respect to beta."""
+    """Return the derivative of the negative log likelihood with respect to beta."""
     weights = np.exp(beta * (margins - margins.max(-1, keepdims=True)))
     return float(((weights * margins).sum(-1) / weights.sum(-1)).mean())
 
@@ -184,7 +184,7 @@ def _split_nll(margins: np.ndarray) -> float:
 
 
 def _nll(margins: np.ndarray, temperature: float) -> np.ndarray:
-    """The negative log likelihood of each row."""
+    """Return the negative log likelihood of each row."""
     scaled = margins / temperature
     top = scaled.max(-1)
     return top + np.log(np.exp(scaled - top[:, None]).sum(-1))

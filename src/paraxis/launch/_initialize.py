@@ -185,7 +185,7 @@ def _start_jax(**arguments: Any) -> None:
 
 
 def _own_devices(place: Place) -> list[int] | None:
-    """Which of the host's GPUs are this process's. Says nothing of CPUs."""
+    """Return which of the host's GPUs are this process's. Says nothing of CPUs."""
     if not place.is_local or place.num_processes == 1 or "JAX_LOCAL_DEVICE_IDS" in os.environ:
         return None
     each = int(os.environ.get("JAX_NUM_CPU_DEVICES", 1))
@@ -210,7 +210,7 @@ def _require_free(coordinator: str) -> None:
 
 
 def scheduler(variables: Mapping[str, str]) -> str | None:
-    """Which scheduler started several processes of which this is one; ``None`` if none did."""
+    """Return which scheduler started several processes of which this is one; ``None`` if none did."""
     if all(name in variables for name in _SLURM):
         # A batch script runs once, whatever number of tasks the job has: the step has one.
         return "slurm" if _many(variables.get("SLURM_STEP_NUM_TASKS", variables["SLURM_NTASKS"])) else None
@@ -228,7 +228,7 @@ def _many(number: str) -> bool:
 
 
 def _ending(before: _Hook) -> _Hook:
-    """An excepthook that does what the one before did, and ends the process."""
+    """Return an excepthook that does what the one before did, and ends the process."""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:

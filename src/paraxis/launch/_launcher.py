@@ -74,7 +74,7 @@ def launch(options: Options) -> int:
 
 
 def _run(options: Options, attempt: int, received: list[int], screen: Screen) -> Failure | None:
-    """One attempt, to its end."""
+    """Return one attempt, to its end."""
     with Group(options, attempt, screen) as group:
         failure = _watch(group, options, received, screen)
     # Now that they have ended, all their lines are out.
@@ -143,7 +143,7 @@ def _killed(group: Group, options: Options, received: list[int]) -> Failure:
 
 
 def _report(failure: Failure, lines: tuple[str, ...]) -> str:
-    """What is said of a failure, with the last lines of the rank."""
+    """Return what is said of a failure, with the last lines of the rank."""
     if not lines:
         return f"{failure.message}\nrank {failure.rank} wrote nothing"
     last = "\n".join(f"    {line}" for line in lines)
@@ -156,7 +156,7 @@ def _name(received: list[int]) -> str:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """The signals that came, instead of what they would do; not those that are ignored, as under ``nohup``."""
+    """Collect the signals that come, in place of their effect; not those that are ignored, as under ``nohup``."""
     received: list[int] = []
     before = {}
     if threading.current_thread() is threading.main_thread():

@@ -104,7 +104,7 @@ class Options:
 
 
 def _is_python(path: Path) -> bool:
-    """Whether Python can run it: by its name, or, as commands have none, by what is in it."""
+    """Return whether Python can run it: by its name, or, as commands have none, by what is in it."""
     if path.suffix or not path.is_file():
         return path.suffix in _PYTHON
     try:

@@ -37,7 +37,7 @@ class Lines:
         self._pending = b""
 
     def cut(self, data: bytes) -> Iterator[bytes]:
-        """The lines that this completes, without their ends."""
+        """Yield the lines that this completes, without their ends."""
         *lines, self._pending = _END.split(self._pending + data)
         yield from lines
         while len(self._pending) > _LONGEST:
@@ -45,7 +45,7 @@ class Lines:
             self._pending = self._pending[_LONGEST:]
 
     def rest(self) -> Iterator[bytes]:
-        """What is left when the stream has ended without the end of a line."""
+        """Yield what is left when the stream has ended without the end of a line."""
         if self._pending:
             yield self._pending
         self._pending = b""
@@ -125,7 +125,7 @@ class Kept:
             self._num_lines += 1
 
     def lines(self, *, logged: bool = False) -> tuple[str, ...]:
-        """The lines, as text: those of the script and of Python, or with the log of XLA and Gloo among them."""
+        """Return the lines, as text: those of the script and of Python, or with the log of XLA and Gloo among them."""
         with self._lock:
             found = sorted([*self._own, *self._logged]) if logged else list(self._own)
         return tuple(line.decode(errors="replace") for _, line in found)

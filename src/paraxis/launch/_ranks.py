@@ -110,7 +110,7 @@ class Rank:
             self._alive = self._alive[0] + seconds, self._alive[1]
 
     def ending(self) -> Ending:
-        """How far it is."""
+        """Return how far it is."""
         stuck_at = next((word.removeprefix("stuck ") for word in self._said if word.startswith("stuck ")), None)
         if self._silent and stuck_at is None:
             stuck_at = ""
@@ -128,7 +128,7 @@ class Rank:
         )
 
     def last_lines(self) -> tuple[str, ...]:
-        """What tells why it ended: its own last lines; where JAX aborted it, or it has none, with the log of XLA."""
+        """Return the lines that tell why it ended: its last ones; with XLA's log if JAX aborted it or it has none."""
         aborted = self._process.returncode == -signal.SIGABRT
         return self._kept.lines(logged=aborted) or self._kept.lines(logged=True)
 
@@ -186,7 +186,7 @@ class Group:
         self._guardian.dismiss()
 
     def look(self) -> list[Ending]:
-        """How far each of them is."""
+        """Return how far each of them is."""
         for rank in self.ranks:
             rank.look()
         return [rank.ending() for rank in self.ranks]
@@ -198,7 +198,7 @@ class Group:
 
 
 def _held_port() -> socket.socket:
-    """A free port on loopback, bound as long as the ranks run, so that nobody else is given it.
+    """Return a free port on loopback, bound as long as the ranks run, so that nobody else is given it.
 
     JAX's coordinator listens with ``SO_REUSEPORT``, which lets it have the port all the same.
     """
@@ -209,7 +209,7 @@ def _held_port() -> socket.socket:
 
 
 def environment(place: Place, options: Options, variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a rank: the launcher's, the rank's place, and what keeps its numbers reproducible.
+    """Return the environment of a rank: the launcher's, the rank's place, and what keeps its numbers reproducible.
 
     XLA takes as many threads as there are cores or devices, and their number changes the last bits of results; so it
     is the same here however the devices are shared out, and written down where a checkpoint can note it.

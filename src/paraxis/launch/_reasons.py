@@ -11,7 +11,7 @@ from paraxis.launch._watchdog import STUCK
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """How far a rank is, or was when it ended.
+    """A rank's progress, now or when it ended.
 
     Attributes:
         rank: its number.
@@ -90,7 +90,7 @@ _MEANINGS = {
 
 
 def meaning(ending: Ending) -> str:
-    """What an end means, after the name of a rank."""
+    """Return what an end means, after the name of a rank."""
     status = ending.status
     assert status is not None
     if status == RAISED and ending.raised:
@@ -136,7 +136,7 @@ def failure_of(endings: Sequence[Ending]) -> Failure | None:
 
 
 def _stuck_failure(stuck: Sequence[Ending]) -> Failure:
-    """Those that are stuck, by where they are: one is at fault, all others wait for it. That is the odd one out."""
+    """Return those that are stuck, by where they are: the odd one out is at fault, all others wait for it."""
     places: dict[str, list[Ending]] = {}
     for ending in stuck:
         places.setdefault(ending.stuck_at or "", []).append(ending)
@@ -178,7 +178,7 @@ def early_failure(endings: Sequence[Ending], seconds: float) -> Failure | None:
 
 
 def stopped_failure(ending: Ending, seconds: float) -> Failure:
-    """A rank that was stopped, and not continued, so many seconds ago."""
+    """Return a rank that was stopped, and not continued, so many seconds ago."""
     message = f"rank {ending.rank} was stopped (SIGSTOP) {seconds:g} s ago, and all others wait for it"
     return Failure(message, 1, ending.rank)
 

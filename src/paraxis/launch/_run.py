@@ -44,7 +44,7 @@ def leave_raised(kind: type[BaseException]) -> None:
 
 
 def status_of(code: object) -> int:
-    """The exit status of ``raise SystemExit(code)``."""
+    """Return the exit status of ``raise SystemExit(code)``."""
     if code is None:
         return 0
     if isinstance(code, int):

@@ -45,7 +45,7 @@ class Place:
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Self | None:
-        """The place that the variables tell; ``None`` if they do not, or are those of the parent process.
+        """Return the place that the variables tell; ``None`` if they do not, or are those of the parent process.
 
         Raises:
             ProcessError: if they cannot be read.
@@ -77,7 +77,7 @@ class Place:
         return self.host in ("127.0.0.1", "localhost", "::1")
 
     def written(self) -> dict[str, str]:
-        """The variables that tell this place."""
+        """Return the variables that tell this place."""
         return {
             COORDINATOR: self.coordinator,
             NUM_PROCESSES: str(self.num_processes),
@@ -89,7 +89,7 @@ class Place:
 
 
 def _inherited(variables: Mapping[str, str]) -> bool:
-    """Whether they were meant for the process that started this one: a tool that a script runs is no rank."""
+    """Return whether they were meant for the process that started this one: a tool that a script runs is no rank."""
     return LAUNCHER in variables and variables[LAUNCHER] != str(os.getppid())
 
 

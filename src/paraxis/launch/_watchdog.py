@@ -77,7 +77,7 @@ def _end(why: str) -> None:
 
 
 def place_of(frame: FrameType) -> str:
-    """Where a thread is: its innermost frame in code that is not installed, or else the innermost one."""
+    """Return where a thread is: its innermost frame in code that is not installed, or else the innermost one."""
     found: FrameType | None = frame
     while found is not None and found.f_code.co_filename.startswith(_INSTALLED):
         found = found.f_back

@@ -119,7 +119,7 @@ def _require_axes(argument: str, axes: Any) -> None:
 
 
 def _axes_of(in_axes: Any, dynamic: tuple[Any, ...], num_args: int, static: tuple[int, ...]) -> tuple[Any, ...]:
-    """One axis (or ``None``) per leaf, from a prefix tree over all or over the non-static arguments."""
+    """Return one axis (or ``None``) per leaf, from a prefix tree over all or over the non-static arguments."""
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     if isinstance(in_axes, tuple) and len(in_axes) == num_args:
@@ -192,7 +192,7 @@ def _with_out_axes(out_axes: Any, result: Any) -> Any:
 
 
 def _released(call: Any) -> Any:
-    """The same arguments with arrays that are bound to devices brought to the host; ``None`` if there are none."""
+    """Return the arguments with arrays that are bound to devices brought to the host; ``None`` if there are none."""
     bound = [False]
 
     def one(x: Any) -> Any:

@@ -17,7 +17,7 @@ from paraxis._core import jax_api
 
 
 def options(solver: Any) -> dict[str, Any]:
-    """A solver's options, without what it has compiled: that cannot be pickled."""
+    """Return a solver's options, without what it has compiled: that cannot be pickled."""
     return {field.name: getattr(solver, field.name) for field in dataclasses.fields(solver)}
 
 
@@ -45,7 +45,7 @@ _ALWAYS_OURS: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def with_options_of_jaxopt(solver: type[_Solver]) -> type[_Solver]:
-    """A solver's class that takes these too, where they ask for what it does in any case."""
+    """Return a solver's class that takes these too, where they ask for what it does in any case."""
     own: Any = solver.__init__
 
     @functools.wraps(own)

@@ -19,7 +19,7 @@ from paraxis.solve.objective import LinearObjective
 def problem_of(
     fun: Callable[..., Any], value_and_grad: bool, has_aux: bool, params: Any, args: Any, kwargs: Any
 ) -> Problem:
-    """The problem that a function poses with its arguments."""
+    """Return the problem that a function poses with its arguments."""
     if isinstance(fun, LinearObjective):
         return fun.problem(params, *args, **kwargs)
 
@@ -54,7 +54,7 @@ def floating(who: str, argument: str, params: Any) -> Any:
 
 
 def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs: Any) -> Any:
-    """The parameters to start from as arrays, without weak types, and on the data's mesh if that is in their types.
+    """Return the initial parameters as arrays, without weak types, on the data's mesh if their types say it.
 
     Raises:
         ShapeError: if there are none, or one is not of real numbers.
@@ -77,7 +77,7 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
 
 
 def closes_over_traced(fun: Any) -> bool:
-    """Whether a function holds values that JAX is tracing: what it closes over, defaults to, or is a method of."""
+    """Return whether a function holds tracers: in its closure, its defaults, or the object it is a method of."""
     seen: set[int] = set()
     left = [fun]
     while left:
@@ -101,7 +101,7 @@ def _held_by(fun: Any) -> list[Any]:
 
 
 def hoisted(fun: Callable[..., Any], params: Any, args: Any, kwargs: Any) -> tuple[Callable[..., Any], Any]:
-    """The function with what it closes over as arguments, and all of them: then they are differentiated as such."""
+    """Return the function with what it closes over as arguments, which are then differentiated, and these."""
     leaves, structure = jax.tree.flatten((params, args, kwargs))
 
     def flat(*leaves: Any) -> Any:

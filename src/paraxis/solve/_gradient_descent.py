@@ -68,7 +68,7 @@ class GradientDescent:
 
     @arguments.named()
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> ProximalGradientState:
-        """The state before the first iteration, with value and gradient at ``init_params``.
+        """Return the state before the first iteration, with value and gradient at ``init_params``.
 
         Args:
             init_params: where to start.
@@ -79,7 +79,7 @@ class GradientDescent:
 
     @arguments.named()
     def update(self, params: Any, state: ProximalGradientState, *args: Any, **kwargs: Any) -> OptStep:
-        """One iteration.
+        """Return one iteration.
 
         Args:
             params, state: from ``init_state`` or the last update; they belong together.
@@ -110,7 +110,7 @@ class GradientDescent:
 
     @arguments.named()
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
-        """The gradient, which is zero at a solution."""
+        """Return the gradient, which is zero at a solution."""
         params = functions.floating("GradientDescent.optimality_fun", "params", params)
         return self._proximal.optimality_fun(params, None, *args, **kwargs)
 

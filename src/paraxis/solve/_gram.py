@@ -31,7 +31,7 @@ JITTER = 1e-3  # of what a column would weigh, were all its rows as large as the
 
 
 def _used(problem: Linear) -> range:
-    """The numbers of the rows that are used. They do not depend on where the rows lie, nor on padding."""
+    """Return the numbers of the rows that are used. They do not depend on where the rows lie, nor on padding."""
     num_rows = _num_rows(problem)
     return range(0, num_rows, max(1, num_rows // (_ROWS_PER_FEATURE * problem.design.shape[1])))
 
@@ -41,7 +41,7 @@ def _num_rows(problem: Linear) -> int:
 
 
 def matrix(problem: Linear, params: Any, block: int) -> tuple[jax.Array, jax.Array]:
-    """The Gram matrix, weighted by the curvatures at ``params``, of so many rows at a time.
+    """Return the Gram matrix, weighted by the curvatures at ``params``, of so many rows at a time.
 
     Returns:
         The matrix, ``(d, d)``, or ``(d + 1, d + 1)`` with an intercept; and what its diagonal would be, were all rows
@@ -71,7 +71,7 @@ def matrix(problem: Linear, params: Any, block: int) -> tuple[jax.Array, jax.Arr
 
 
 def inverse(gram: jax.Array, largest: jax.Array, l2: Any, intercept: bool) -> jax.Array:
-    """The inverse of what :func:`matrix` gives, and a penalty, which an intercept has not."""
+    """Return the inverse of what :func:`matrix` gives, and a penalty, which an intercept has not."""
     l2 = jnp.broadcast_to(jnp.asarray(0 if l2 is None else l2, gram.dtype), largest.shape)
     if intercept:
         l2 = l2.at[-1].set(0)
@@ -93,13 +93,13 @@ def inverse(gram: jax.Array, largest: jax.Array, l2: Any, intercept: bool) -> ja
 
 
 def _scale(matrix: jax.Array) -> jax.Array:
-    """What makes the diagonal 1 if it is multiplied with each row and each column; of nothing, 1."""
+    """Return what makes the diagonal 1 if it is multiplied with each row and each column; of nothing, 1."""
     diagonal = jnp.diagonal(matrix)
     return jax.lax.rsqrt(jnp.where(diagonal > 0, diagonal, 1))
 
 
 def _is_singular(matrix: jax.Array) -> jax.Array:
-    """Whether rounding does not tell some column from a combination of others; one of zeros is none."""
+    """Return whether rounding does not tell some column from a combination of others; one of zeros is none."""
     scale = _scale(matrix)
     empty = jnp.diag(jnp.where(jnp.diagonal(matrix) > 0, 0, 1).astype(matrix.dtype))
     pivots = jnp.diagonal(jnp.linalg.cholesky(matrix * scale[:, None] * scale + empty)) ** 2  # NaN: not positive
@@ -107,7 +107,7 @@ def _is_singular(matrix: jax.Array) -> jax.Array:
 
 
 def apply(matrix: jax.Array, params: Any) -> Any:
-    """The matrix times coefficients ``(d,)`` or ``(d, k)``, or a pair of these and an intercept."""
+    """Return the matrix times coefficients ``(d,)`` or ``(d, k)``, or a pair of these and an intercept."""
     if not isinstance(params, tuple):
         return jnp.matmul(matrix, params, precision=trees.EXACT)
     coef, bias = params
@@ -116,7 +116,7 @@ def apply(matrix: jax.Array, params: Any) -> Any:
 
 
 def asked_for(problem: Problem, params: Any, precondition: str | None) -> Any:
-    """The inverse for a linear problem, if it is asked for or likely to cost less than it saves; else ``None``.
+    """Return the inverse for a linear problem, if it is asked for or likely to cost less than it saves; else ``None``.
 
     There is none where the rows' sharding is a type under ``jit``: of such rows, none can be picked.
     """
@@ -145,7 +145,7 @@ def _cost(problem: Linear) -> float:
 
 
 def prepared(problem: Linear, params: Any) -> Any:
-    """The inverse, whole on each device that the rows lie on.
+    """Return the inverse, whole on each device that the rows lie on.
 
     Outside ``jit`` it is computed on one device, which does not make the others do the same work.
     """

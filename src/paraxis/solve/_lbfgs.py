@@ -41,7 +41,7 @@ _REFRESH = 50  # iterations after which predictions are computed anew
 )  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class LBFGSState:
-    """Where an L-BFGS run is. A pytree; names as in JAXopt.
+    """The state of an L-BFGS run. A pytree; names as in JAXopt.
 
     Args:
         iter_num: iterations so far, int32.
@@ -175,7 +175,7 @@ class LBFGS(SmoothSolver):
 
     @arguments.named()
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> LBFGSState:
-        """The state before the first iteration, with value and gradient at ``init_params``.
+        """Return the state before the first iteration, with value and gradient at ``init_params``.
 
         Args:
             init_params: where to start.
@@ -186,7 +186,7 @@ class LBFGS(SmoothSolver):
 
     @arguments.named()
     def update(self, params: Any, state: LBFGSState, *args: Any, **kwargs: Any) -> OptStep:
-        """One iteration.
+        """Return one iteration.
 
         Args:
             params, state: from ``init_state`` or the last update; they belong together.
@@ -276,7 +276,7 @@ class LBFGS(SmoothSolver):
 
     @arguments.named()
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
-        """The gradient, which is zero at a solution."""
+        """Return the gradient, which is zero at a solution."""
         params = functions.floating("LBFGS.optimality_fun", "params", params)
         return self._problem(params, args, kwargs).start(params).grad
 
@@ -285,7 +285,7 @@ class LBFGS(SmoothSolver):
         return differentiable(self._solved, self.optimality_fun)
 
     def _solved(self, params: Any, arguments: Any, prepared: None) -> OptStep:
-        """Some iterations with the rows' curvatures at the start, and the others with those found by then."""
+        """Return some iterations with the rows' curvatures at the start, and the others with those found by then."""
         matrix = gram.asked_for(self._problem(params, *arguments), params, self._precondition)
         step = OptStep(params, self._started(params, arguments, matrix))
         pauses = self._pauses(params, arguments, matrix)

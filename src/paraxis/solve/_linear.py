@@ -24,7 +24,7 @@ from paraxis.solve._problem import Line, Passes, Point, Problem, Trial
 
 
 class Cache(NamedTuple):
-    """What a point of a linear problem remembers of the rows."""
+    """The products with the rows that a point of a linear problem keeps."""
 
     z: jax.Array  # predictions, (n,) or (k, n)
     shares: Any  # each row's part of the mean, (n,); None: equal. Kept, since a sum of weights is an exchange
@@ -54,11 +54,11 @@ class Block:
         return z if bias is None else z + bias[:, None]
 
     def mean(self, costs: jax.Array, shares: Any) -> jax.Array:
-        """The rows' part of the mean of costs ``(..., n)``."""
+        """Return the rows' part of the mean of costs ``(..., n)``."""
         return jnp.sum((jnp.asarray(self.share, costs.dtype) if shares is None else shares) * costs, -1)
 
     def cost(self, z: jax.Array, shares: Any) -> jax.Array:
-        """The rows' part of the objective."""
+        """Return the rows' part of the objective."""
         return self.mean(self.loss.rows(z, self.targets), shares)
 
     def grad(self, z: jax.Array, shares: Any, params: Any) -> Any:
@@ -66,7 +66,7 @@ class Block:
         return self.pulled(jax.grad(self.cost)(z, shares), params)
 
     def pulled(self, r: jax.Array, params: Any) -> Any:
-        """The transpose of :meth:`predictions`."""
+        """Return the transpose of :meth:`predictions`."""
         return jax.linear_transpose(self.predictions, params)(r)[0]
 
 
@@ -104,7 +104,7 @@ class Linear(Problem):
     adds_up = True
 
     def value(self, params: Any) -> jax.Array:
-        """The objective, as a plain function that JAX can differentiate in whatever way."""
+        """Return the objective, as a plain function that JAX can differentiate in whatever way."""
 
         def cost(block: Block, params: Any, shares: Any) -> Any:
             return (), block.cost(block.predictions(params), shares)
@@ -182,11 +182,11 @@ class Linear(Problem):
         return product, self._of_blocks(lambda _, __, z: (jnp.zeros_like(z), ()), (), point.cache.z)[0]
 
     def refreshed(self, point: Point) -> Point:
-        """The same point with its predictions computed anew: steps added up leave rounding behind. One pass."""
+        """Return the same point with its predictions computed anew: steps added up leave rounding behind. One pass."""
         return point._replace(cache=point.cache._replace(z=self.predictions(point.params)))
 
     def _shares(self, params: Any) -> jax.Array | None:
-        """Each row's part of the mean; ``None``: the same for all."""
+        """Return each row's part of the mean; ``None``: the same for all."""
         if self.weight is None:
             return None
         weight = self.weight.astype(jnp.result_type(self._coef(params), self.design))
@@ -236,5 +236,5 @@ _value = jax.jit(Linear.value)
 
 
 def value(problem: Linear, params: Any) -> jax.Array:
-    """The objective, compiled: outside a program, to lay rows out in blocks would copy them."""
+    """Return the objective, compiled: outside a program, to lay rows out in blocks would copy them."""
     return _value(*arrays.ready((problem, params)))

@@ -17,7 +17,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """What a row costs, and how the costs curve.
+    """A row's loss and its curvature.
 
     Args:
         name: the field's word for it.
@@ -43,7 +43,7 @@ _FEW = 32  # outputs over which a reduction is written out
 
 
 def _over_outputs(combine: Callable[[Any, Any], Any], terms: Callable[[Any, Any], jax.Array], z: jax.Array) -> Any:
-    """A reduction of ``terms(number of an output, its predictions)`` over the outputs, ``(n,)``.
+    """Return a reduction of ``terms(number of an output, its predictions)`` over the outputs, ``(n,)``.
 
     Written out, all of a row is one loop over the rows, with its derivatives; XLA's CPU reductions over the leading
     dimension take thirty times as long.
@@ -77,7 +77,7 @@ def _logistic_curvature(z: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def _by_row(costs: jax.Array) -> jax.Array:
-    """The mean over a row's outputs."""
+    """Return the mean over a row's outputs."""
     return costs if costs.ndim == 1 else _over_outputs(operator.add, lambda i, x: x, costs) / costs.shape[0]
 
 

@@ -26,18 +26,18 @@ class Memory(NamedTuple):
 
 
 def empty(params: Any, size: int, gamma: jax.Array) -> Memory:
-    """A memory without pairs."""
+    """Return a memory without pairs."""
     rho = jnp.zeros((size,), gamma.dtype)
     return Memory(trees.zeros(params, size), trees.zeros(params, size), rho, gamma, jnp.zeros((), jnp.int32))
 
 
 def forget(memory: Memory, gamma: jax.Array) -> Memory:
-    """The memory without its pairs. The arrays stay, with a weight of zero."""
+    """Return the memory without its pairs. The arrays stay, with a weight of zero."""
     return memory._replace(rho=jnp.zeros_like(memory.rho), gamma=gamma, num_pairs=jnp.zeros_like(memory.num_pairs))
 
 
 def push(memory: Memory, s: Any, y: Any, precondition: Precondition) -> Memory:
-    """The memory with one more pair, unless its curvature is not positive beyond rounding."""
+    """Return the memory with one more pair, unless its curvature is not positive beyond rounding."""
     sy = trees.dot(s, y)
     eps = jnp.finfo(sy.dtype).eps
     good = sy > eps * trees.norm(s) * trees.norm(y)

@@ -35,7 +35,7 @@ _FLAT = 8  # roundings of the largest curvature, which hide a smaller one
 )  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class NewtonCGState:
-    """Where a run of Newton's method is. A pytree.
+    """The state of a run of Newton's method. A pytree.
 
     Args:
         iter_num: iterations so far, int32.
@@ -144,13 +144,13 @@ class NewtonCG(SmoothSolver):
 
     @arguments.named()
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> NewtonCGState:
-        """The state before the first iteration, as :meth:`LBFGS.init_state`."""
+        """Return the state before the first iteration, as :meth:`LBFGS.init_state`."""
         params = functions.beginning("NewtonCG.init_state", self.fun, init_params, args, kwargs)
         return self._started(params, (args, kwargs), self._prepared(params, args, kwargs))
 
     @arguments.named()
     def update(self, params: Any, state: NewtonCGState, *args: Any, **kwargs: Any) -> OptStep:
-        """One iteration, as :meth:`LBFGS.update`."""
+        """Return one iteration, as :meth:`LBFGS.update`."""
         checks.step(self, params, state, NewtonCGState, "grad")
         return self._advanced_by_one(params, state, args, kwargs)
 
@@ -212,7 +212,7 @@ class NewtonCG(SmoothSolver):
 
     @arguments.named()
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
-        """The gradient, which is zero at a solution."""
+        """Return the gradient, which is zero at a solution."""
         params = functions.floating("NewtonCG.optimality_fun", "params", params)
         return self._problem(params, args, kwargs).start(params).grad
 
@@ -280,7 +280,7 @@ class _Conjugate(NamedTuple):
 def _conjugate(
     problem: Problem, point: Point, preconditioner: jax.Array | None, use_gram: jax.Array, enough: jax.Array, most: int
 ) -> _Direction:
-    """A direction whose residual is at most ``enough``, if ``most`` products give it.
+    """Return a direction whose residual is at most ``enough``, if ``most`` products give it.
 
     Where columns depend on each other, nothing bends the objective in some directions, and what the gradient has of
     them is rounding. A preconditioner enlarges it, as much as its jitter allows, and a step of the length that such a

@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-    """How often something reads all the data."""
+    """The number of times something reads all the data."""
 
     start: int
     line: int
@@ -65,23 +65,23 @@ class Problem(abc.ABC):
 
     @abc.abstractmethod
     def start(self, params: Any) -> Point:
-        """The point at these parameters."""
+        """Return the point at these parameters."""
 
     def refreshed(self, point: Point) -> Point:
-        """The same point with what it adds up from step to step computed anew."""
+        """Return the same point with what it adds up from step to step computed anew."""
         return point
 
     @abc.abstractmethod
     def line(self, point: Point, direction: Any, cached: Any = None) -> Line:
-        """The line from a point; ``cached`` is what :meth:`products` or :meth:`ahead` gave for this direction."""
+        """Return the line from a point; ``cached`` is what :meth:`products` or :meth:`ahead` gave for the direction."""
 
     @abc.abstractmethod
     def ahead(self, direction: Any) -> Any:
-        """What a line along this direction can use, so that it does not read the data; linear in the direction."""
+        """Return what a line along this direction uses instead of the data; linear in the direction."""
 
     @abc.abstractmethod
     def products(self, point: Point) -> tuple[Callable[[Any], tuple[Any, Any]], Any]:
-        """The Hessian at a point, as a function: direction → product, and what a line along it can use.
+        """Return the Hessian at a point, as a function: direction → product, and what a line along it can use.
 
         The latter is linear in the direction; the second value is that of the direction zero.
         """

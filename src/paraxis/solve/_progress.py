@@ -39,7 +39,7 @@ def begin(point: Point, error: jax.Array, tol: float) -> tuple[Progress, jax.Arr
 
 
 def confirmed(problem: Problem, params: Any, state: Any, *, tol: float, maxiter: int) -> Any:
-    """A state that says it converged, judged by the point there computed anew.
+    """Return a state that says it converged, judged by the point there computed anew.
 
     Predictions that were added up step by step carry the rounding of all steps, and so does their gradient.
     """
@@ -50,7 +50,7 @@ def confirmed(problem: Problem, params: Any, state: Any, *, tol: float, maxiter:
 
 
 def judged_anew(state: Any, problem: Problem, point: Point, error: jax.Array, *, tol: float, maxiter: int) -> Any:
-    """A state at a point that was computed anew, with its status by the error there."""
+    """Return a state at a point that was computed anew, with its status by the error there."""
     begun, status = begin(point, error, tol)
     status = jnp.where((status == Status.RUNNING) & (state.iter_num >= maxiter), Status.ITERATION_LIMIT, status)
     return dataclasses.replace(
@@ -121,7 +121,7 @@ def words(state: Any) -> str:
 
 
 def shown(state: Any) -> str:
-    """A state on one line: what one looks for in it, not all its arrays."""
+    """Return a state on one line: what one looks for in it, not all its arrays."""
     name = type(state).__name__
     if not _is_of_one(state):
         return f"{name}(… {getattr(state.status, 'shape', '')})"
@@ -133,7 +133,7 @@ def shown(state: Any) -> str:
 
 
 def shown_as_html(state: Any) -> str:
-    """A state as a table: why the solver stopped, in words, and the numbers of :func:`shown`."""
+    """Return a state as a table: why the solver stopped, in words, and the numbers of :func:`shown`."""
     name = type(state).__name__
     if not _is_of_one(state):
         return html.card(state)
@@ -153,13 +153,13 @@ def shown_as_html(state: Any) -> str:
 
 
 def _is_of_one(state: Any) -> bool:
-    """Whether it has values, and is not that of a batch of problems."""
+    """Return whether it has values, and is not that of a batch of problems."""
     status = state.status
     return not arrays.is_traced(status) and isinstance(status, jax.Array) and not status.ndim
 
 
 class Iteration(NamedTuple):
-    """What a function that watches a solver is told of an iteration, as Python's numbers.
+    """An iteration as a function that watches a solver is told of it, in Python's numbers.
 
     It is called while the solver runs; ``jax.effects_barrier()`` waits until it was called with all iterations.
 

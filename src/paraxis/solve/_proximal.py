@@ -50,7 +50,7 @@ _GROWTH = (4.0, 1.1)  # of a step: until the first that was too long, and from t
 )  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class ProximalGradientState:
-    """Where a proximal gradient run is. A pytree; names as in JAXopt.
+    """The state of a proximal gradient run. A pytree; names as in JAXopt.
 
     Args:
         iter_num: iterations so far, int32.
@@ -193,7 +193,7 @@ class ProximalGradient(Solver):
 
     @arguments.named()
     def init_state(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """The state before the first iteration, with value and gradient at ``init_params``.
+        """Return the state before the first iteration, with value and gradient at ``init_params``.
 
         Args:
             init_params: where to start; it need not be allowed by a constraint.
@@ -208,7 +208,7 @@ class ProximalGradient(Solver):
 
     @arguments.named()
     def update(self, params: Any, state: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
-        """One iteration.
+        """Return one iteration.
 
         Args:
             params, state: from ``init_state`` or the last update; they belong together.
@@ -308,7 +308,7 @@ class ProximalGradient(Solver):
 
     @arguments.named()
     def optimality_fun(self, params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """What is zero at a solution: the parameters minus ``prox`` of them minus the gradient."""
+        """Return what is zero at a solution: the parameters minus ``prox`` of them minus the gradient."""
         params = functions.floating("ProximalGradient.optimality_fun", "params", params)
         grad = self._problem(params, args, kwargs).start(params).grad
         one = jnp.ones((), _dtype(params))
@@ -402,7 +402,7 @@ class ProximalGradient(Solver):
         )
 
     def _stepped(self, problem: Problem, point: Point, state: ProximalGradientState, hyper: Any) -> _Step:
-        """The step to take, which is not accepted if there is none."""
+        """Return the step to take, which is not accepted if there is none."""
         fresh = state.num_linesearch_iter == state.iter_num  # no step has ever been too long
         growth = jnp.where(fresh, *_GROWTH).astype(state.value.dtype)
         known = jnp.isfinite(point.value) & trees.all_finite(point.grad)
@@ -444,13 +444,13 @@ class ProximalGradient(Solver):
         return self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
 
     def _error(self, point: Point, direction: Any, stepsize: jax.Array, hyper: Any) -> jax.Array:
-        """The step divided by its size; or the step of size 1, which is no longer but does not vanish by rounding."""
+        """Return the step divided by its size, or the step of size 1 where that vanishes by rounding."""
         one = jnp.ones_like(stepsize)
         unit = trees.minus(self._moved(trees.minus(point.params, point.grad), hyper, one), point.params)
         return jnp.maximum(trees.norm(direction) / stepsize, trees.norm(unit))
 
     def _momentum(self, state: ProximalGradientState, step: _Step, uphill: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The next t, and by how much of the last change to extrapolate."""
+        """Return the next t, and by how much of the last change to extrapolate."""
         if not self.acceleration:
             return state.t, jnp.zeros_like(state.t)
         # Of t, what counts is t * (t - 1) * stepsize: a step shorter or longer than foreseen changes t.
@@ -462,7 +462,7 @@ class ProximalGradient(Solver):
     def _advanced(
         self, state: ProximalGradientState, step: _Step, value: Any, error: Any, new: Point, at_rest: jax.Array
     ) -> tuple[Progress, jax.Array]:
-        """What is known of the progress after an iteration, and the status.
+        """Return what is known of the progress after an iteration, and the status.
 
         The value may rise while a penalty falls, so a value that does not fall says nothing by itself.
         """
@@ -505,7 +505,7 @@ def check_options(who: str, solver: Any) -> None:
 
 
 def _bend(line: Line, scale: jax.Array, tight: bool) -> tuple[jax.Array, jax.Array, Any, jax.Array]:
-    """The value at the end of a line, the second derivative that its bend stands for, ``aux``, and whether by slopes.
+    """Return a line's last value, the second derivative that its bend stands for, ``aux``, and whether by slopes.
 
     ``scale`` is what the bend is compared with.
     """
@@ -528,7 +528,7 @@ def _bend(line: Line, scale: jax.Array, tight: bool) -> tuple[jax.Array, jax.Arr
 
 
 def _root(product: jax.Array) -> jax.Array:
-    """The t of which ``t * (t - 1)`` is this."""
+    """Return the t of which ``t * (t - 1)`` is this."""
     return 0.5 * (1 + jnp.sqrt(1 + 4 * product))
 
 

@@ -49,7 +49,7 @@ class Rows(_Arrays):
         return Rows, (*self, AT_HAND, self.num_rows)
 
     def with_arrays(self, **arrays: Any) -> "Rows":
-        """The same rows with some of the arrays replaced by others that lie as they do."""
+        """Return the same rows with some of the arrays replaced by others that lie as they do."""
         return Rows(**{**self._asdict(), **arrays}, blocks=self.blocks, num_rows=self.num_rows)
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class Rows(_Arrays):
 
     @arguments.named()
     def shared(self, params: Any) -> Any:
-        """The same parameters, whole on each device of the rows.
+        """Return the same parameters, whole on each device of the rows.
 
         For a loop of updates: its first call then sees parameters that lie as those of all later ones do, and is not
         compiled twice.
@@ -69,7 +69,7 @@ class Rows(_Arrays):
 
 
 def blocks_of(data: Any, design: jax.Array) -> Placement:
-    """Where the blocks of an objective's data lie, of which ``design`` are the rows; one block where that is not known.
+    """Return where the blocks of an objective's data lie, whose rows are ``design``; one block if that is unknown.
 
     It is known of what :func:`rows` gave, of as many rows to a block, outside other maps.
 
@@ -92,7 +92,7 @@ def blocks_of(data: Any, design: jax.Array) -> Placement:
 
 
 def number_of(data: Any, design: jax.Array) -> int:
-    """How many of an objective's rows are no padding, of which ``design`` are all."""
+    """Return how many of an objective's rows are no padding, of which ``design`` are all."""
     given = data.num_rows if isinstance(data, Rows) else None
     return design.shape[0] if given is None else min(given, design.shape[0])
 

@@ -28,7 +28,7 @@ _NOISE = 32  # roundings of the value that count as none
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a search accepts, and when it gives up."""
+    """The conditions by which a line search accepts a step or gives up."""
 
     rule: Rule
     decrease: float  # of what the first slope promises: the Wolfe conditions' c1
@@ -38,7 +38,7 @@ class Options:
 
 
 class Found(NamedTuple):
-    """Where a search ended; ``stepsize`` 0, at the origin, if it failed."""
+    """The end of a line search; ``stepsize`` 0, at the origin, if it failed."""
 
     stepsize: jax.Array
     trial: Trial
@@ -109,7 +109,7 @@ def search(line: Line, first: jax.Array, options: Options) -> Found:
 
 
 def _judge(options: Options, origin: Trial, here: _End) -> tuple[jax.Array, jax.Array]:
-    """Whether a trial is lower than the origin, as far as rounding lets one tell, and whether it will do."""
+    """Return whether a trial is lower than the origin, as far as rounding lets one tell, and whether it will do."""
     finite = jnp.isfinite(here.value) & jnp.isfinite(here.slope)
     # The difference is exact where it is small; adding the right side to the value would round it away.
     change = here.value - origin.value
@@ -127,7 +127,7 @@ def _judge(options: Options, origin: Trial, here: _End) -> tuple[jax.Array, jax.
 
 
 def _next(options: Options, low: _End, high: _End, trial: Trial, count: jax.Array, rounding: jax.Array) -> jax.Array:
-    """Where to look next."""
+    """Return where to look next."""
     width = high.stepsize - low.stepsize
     middle = low.stepsize + 0.5 * width
     if options.rule == "backtracking":
@@ -155,7 +155,7 @@ def _newton(low: _End, high: _End, trial: Trial) -> jax.Array:
 
 
 def _cubic(low: _End, high: _End) -> jax.Array:
-    """The minimum of the cubic through both ends (Nocedal and Wright 2006, equation 3.59)."""
+    """Return the minimum of the cubic through both ends (Nocedal and Wright 2006, equation 3.59)."""
     width = high.stepsize - low.stepsize
     d1 = low.slope + high.slope - 3 * (high.value - low.value) / width
     d2 = jnp.sqrt(jnp.maximum(d1**2 - low.slope * high.slope, 0))

@@ -113,7 +113,7 @@ def in_stages(
 
 
 def _together(step: OptStep) -> OptStep:
-    """The same with all of it on the devices that the first values lie on, as iterations leave it.
+    """Return the same with all of it on the devices that the first values lie on, as iterations leave it.
 
     For each other way to lie, the iterations would be compiled once more.
     """
@@ -205,7 +205,7 @@ def _is_running(step: OptStep) -> bool:
 
 
 def _unless(asked: Callable[[], bool], step: OptStep) -> OptStep:
-    """The step, unless it is asked for.
+    """Return the step, unless it is asked for.
 
     Raises:
         Interrupted: if it is.
@@ -253,7 +253,7 @@ def _part(
 
 
 def differentiable(solve: Solve, optimality: Callable[..., Any], *, inverse: Inverse | None = None) -> Solve:
-    """A run with the derivative of its solution.
+    """Return a run with the derivative of its solution.
 
     ``optimality(params, *args, **kwargs)`` is zero at a solution; its derivative by the parameters is symmetric, or is
     solved for by ``inverse``.
@@ -304,7 +304,7 @@ def _derivative(run: _Run, primals: Any, tangents: Any) -> Any:
 
 
 def through_prox(prox: Callable[[Any], Any], hessian: Callable[[Any], Any], right: Any) -> Any:
-    """What the derivative of ``params - prox(params - grad)``, by the parameters, takes to ``right``.
+    """Return what the derivative of ``params - prox(params - grad)``, by the parameters, takes to ``right``.
 
     With M the derivative of ``prox`` and H that of ``grad``, it is ``A = I - M + M H``. That is not symmetric, but both
     M and H are, and M lies between 0 and I. Let ``rest = right - M right``. If w solves ``S w = M (right + rest - H

@@ -34,18 +34,18 @@ class Solver(abc.ABC):
 
     @abc.abstractmethod
     def _start(self, params: Any, arguments: Any, preconditioner: Any) -> Any:
-        """The state before the first iteration."""
+        """Return the state before the first iteration."""
 
     @abc.abstractmethod
     def _iteration(self, params: Any, state: Any, *args: Any, **kwargs: Any) -> OptStep:
-        """One iteration, as a part of a program."""
+        """Return one iteration, as a part of a program."""
 
     @abc.abstractmethod
     def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
-        """A step that says it converged, judged anew."""
+        """Return a step that says it converged, judged anew."""
 
     def _advanced_by_one(self, params: Any, state: Any, args: Any, kwargs: Any) -> OptStep:
-        """One iteration of a linear model, compiled if nothing else compiles it: to lay its rows in blocks copies them.
+        """Run one iteration of a linear model, compiled if nothing else does: laying its rows in blocks copies them.
 
         What functions of the user's read is read again each time.
         """
@@ -84,12 +84,12 @@ class Solver(abc.ABC):
         return Iterated(bare._iteration, bare._confirmed)
 
     def _solved(self, params: Any, arguments: Any, prepared: Any) -> OptStep:
-        """A whole run, from the start."""
+        """Return a whole run, from the start."""
         step = OptStep(params, self._started(params, arguments, prepared))
         return in_stages(self._iterated, self._renewed, step, arguments, (), self.maxiter)
 
     def _prepared(self, params: Any, args: Any, kwargs: Any) -> Any:
-        """What is computed once, before the first iteration."""
+        """Return what is computed once, before the first iteration."""
         return None
 
     def _pauses(self, params: Any, arguments: Any, prepared: Any) -> Iterable[int]:
@@ -97,7 +97,7 @@ class Solver(abc.ABC):
         return ()
 
     def _renewed(self, step: OptStep, arguments: Any) -> OptStep:
-        """The same place, with what is prepared as it is right there."""
+        """Return the same place, with what is prepared as it is right there."""
         return step
 
     def _problem(self, params: Any, args: Any, kwargs: Any) -> Problem:

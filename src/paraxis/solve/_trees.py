@@ -28,17 +28,17 @@ def scaled(factor: Any, a: Any) -> Any:
 
 
 def along(a: Any, stepsize: Any, direction: Any) -> Any:
-    """``a + stepsize * direction``, in the dtypes of ``a``."""
+    """Return ``a + stepsize * direction``, in the dtypes of ``a``."""
     return jax.tree.map(lambda x, d: x + jnp.asarray(stepsize, x.dtype) * d, a, direction)
 
 
 def minus(a: Any, b: Any) -> Any:
-    """``a - b``."""
+    """Return ``a - b``."""
     return jax.tree.map(jnp.subtract, a, b)
 
 
 def choose(which: Any, a: Any, b: Any) -> Any:
-    """``a`` where ``which``, a scalar, holds; else ``b``. Neither makes the other NaN."""
+    """Return ``a`` where ``which``, a scalar, holds; else ``b``. Neither makes the other NaN."""
     return jax.tree.map(lambda x, y: jnp.where(which, x, y), a, b)
 
 
@@ -48,5 +48,5 @@ def zeros(a: Any, *lead: int) -> Any:
 
 
 def all_finite(a: Any) -> jax.Array:
-    """Whether no leaf has an infinity or a NaN, a scalar."""
+    """Return whether no leaf has an infinity or a NaN, a scalar."""
     return functools.reduce(operator.and_, (jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(a)), jnp.array(True))

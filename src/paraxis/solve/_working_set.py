@@ -59,7 +59,7 @@ class _Set(NamedTuple):
 )  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class WorkingSetState:
-    """Where a run is: as :class:`ProximalGradientState`, with parameters; the error is the duality gap.
+    """The state of a run, as :class:`ProximalGradientState`, with parameters; the error is the duality gap.
 
     ``held`` is the working set; ``num_used`` coefficients are not zero, and ``num_missing`` should not be.
     """
@@ -133,7 +133,7 @@ class WorkingSet:
 
 
 def _sizes(used: int, missing: int, size: int, num_rows: int, num_features: int) -> tuple[int, int]:
-    """How large the next working set is, and how many of its columns are new."""
+    """Return how large the next working set is, and how many of its columns are new."""
     most = min(num_features, _LARGEST)
     free = size - used
     enough = missing <= free or (size >= num_rows and free >= size // 8)  # of one solution, no more are used than rows
@@ -148,7 +148,7 @@ def _sizes(used: int, missing: int, size: int, num_rows: int, num_features: int)
 
 @jax.jit
 def _begun(params: jax.Array, l1: jax.Array, l2: jax.Array, tol: Any, data: Rows) -> WorkingSetState:
-    """The state before the first iteration, with a working set of no columns."""
+    """Return the state before the first iteration, with a working set of no columns."""
     problem = ridge.problem(params, l2, data)
     point = problem.start(params)
     gap = duality_gap(params, point.grad, point.value, l1)
@@ -177,7 +177,7 @@ def _begun(params: jax.Array, l1: jax.Array, l2: jax.Array, tol: Any, data: Rows
 def _advanced(
     state: WorkingSetState, l1: jax.Array, l2: jax.Array, tol: jax.Array, data: Rows, size: int, fresh: int
 ) -> WorkingSetState:
-    """The state with the minimum over a working set of ``size`` columns, ``fresh`` of which are new."""
+    """Return the state with the minimum over a working set of ``size`` columns, ``fresh`` of which are new."""
     problem = ridge.problem(state.params, l2, data)
     held = _changed(problem, state, l1, size, fresh)
     # Where more columns are missing than come in, what these can gain need not be known exactly.
@@ -215,7 +215,7 @@ def _advanced(
 
 @jax.jit
 def _begun_with_all(params: jax.Array, l1: jax.Array, l2: jax.Array, tol: jax.Array, data: Rows) -> WorkingSetState:
-    """The state after a working set of all columns, where they are few: in one program."""
+    """Return the state after a working set of all columns, where they are few: in one program."""
     return _advanced(_begun(params, l1, l2, tol, data), l1, l2, tol, data, len(params), len(params))
 
 
@@ -224,7 +224,7 @@ def _counts(w: jax.Array, grad: jax.Array, l1: jax.Array) -> tuple[jax.Array, ja
 
 
 def duality_gap(w: jax.Array, grad: jax.Array, value: jax.Array, l1: Any) -> jax.Array:
-    """How far the penalised objective may at most be above its minimum.
+    """Return how far the penalised objective may at most be above its minimum.
 
     ``value`` is half the mean square of the residual, ``sqrt(l2) * coef`` being counted as residuals, and ``grad`` its
     gradient. The residual, made so short that no column's product with it exceeds ``l1``, is a point of the dual.
@@ -234,7 +234,7 @@ def duality_gap(w: jax.Array, grad: jax.Array, value: jax.Array, l1: Any) -> jax
 
 
 def _changed(problem: Linear, state: WorkingSetState, l1: jax.Array, size: int, fresh: int) -> _Set:
-    """The working set with so many new columns, at the end, or in place of those that matter least."""
+    """Return the working set with so many new columns, at the end, or in place of those that matter least."""
     if not fresh:
         return state.held
     chosen, columns, gram = state.held
@@ -261,7 +261,7 @@ def _changed(problem: Linear, state: WorkingSetState, l1: jax.Array, size: int, 
 def _at_minimum(
     problem: Linear, state: WorkingSetState, held: _Set, l1: jax.Array, l2: jax.Array, enough: jax.Array
 ) -> Point:
-    """The point with the minimum over the working set, all other coefficients staying as they are."""
+    """Return the point with the minimum over the working set, all other coefficients staying as they are."""
     chosen, columns, gram = held
     before = state.params[chosen]
     w = _minimum(gram, before, state.grad[chosen], state.value, l1, l2, enough)
@@ -301,7 +301,7 @@ class _Search(NamedTuple):
 def _minimum(
     gram: jax.Array, w: jax.Array, g: jax.Array, value: jax.Array, l1: jax.Array, l2: jax.Array, enough: jax.Array
 ) -> jax.Array:
-    """The minimum over the coefficients of a working set; ``g`` and ``value`` are those at ``w``."""
+    """Return the minimum over the coefficients of a working set; ``g`` and ``value`` are those at ``w``."""
     diagonal = jnp.diagonal(gram) + l2
     gram = gram + l2 * jnp.eye(len(w), dtype=gram.dtype)
     scale = jnp.where(diagonal > 0, diagonal, 1)
@@ -335,7 +335,7 @@ def _minimum(
 def _proximal_steps(
     gram: jax.Array, scale: jax.Array, place: _Place, l1: jax.Array, bend: jax.Array, go_on: Callable[[_Place], Any]
 ) -> tuple[_Place, jax.Array]:
-    """Some accelerated steps, begun anew where they lead uphill."""
+    """Return some accelerated steps, begun anew where they lead uphill."""
 
     def step(_: Any, carry: Any) -> Any:
         place, ahead, t, bend = carry

@@ -68,14 +68,14 @@ class LinearObjective:
 
     @arguments.named()
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> jax.Array:
-        """The objective's value, a scalar.
+        """Return the objective's value, a scalar.
 
         Communicates, if rows lie on several devices: one all-reduce of a scalar, and one of the sum of the weights.
         """
         return linear.value(self.problem(params, *args, **kwargs), params)
 
     def problem(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
-        """The problem that these arguments pose. ``params`` tell shapes only."""
+        """Return the problem that these arguments pose. ``params`` tell shapes only."""
         names = ("l2reg", "data") if self.l2 else ("data",)
         named = dict(zip(names, args, strict=False)) | kwargs
         usage = "l2reg, data" if self.l2 else "data"
@@ -187,7 +187,7 @@ def _shapes(design: jax.Array) -> str:
 
 
 def _added(data: Any) -> str:
-    """What to say beside a shape of rows that were laid out, where it is not that of the user's."""
+    """Return what to say beside a shape of rows that were laid out, where it is not that of the user's."""
     if not isinstance(data, Rows) or arrays.is_traced(data.weight):
         return ""
     ends_in_zero = np.any(arrays.on_host(data.weight)[-1:] == 0)
@@ -195,7 +195,7 @@ def _added(data: Any) -> str:
 
 
 def glm(loss: LossName, *, intercept: bool = False, l2: bool = False) -> LinearObjective:
-    """A generalised linear model's mean loss as an objective.
+    """Return a generalised linear model's mean loss as an objective.
 
     Args:
         loss: ``"softmax"`` (classes, an output for each), ``"logistic"`` (targets 0 and 1, or between), ``"squared"``

@@ -34,7 +34,7 @@ def none(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
 @arguments.named()
 def l1(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-    """The penalty ``strength * sum(abs(x))``: what is smaller than the strength becomes zero, all else moves by it.
+    """Apply the penalty ``strength * sum(abs(x))``: values below the strength become 0, others move by it.
 
     Args:
         x: pytree of floats.
@@ -60,7 +60,7 @@ def l1(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
 @arguments.named()
 def elastic_net(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-    """The penalty ``l1 * sum(abs(x)) + l2 / 2 * sum(x**2)``.
+    """Return the penalty ``l1 * sum(abs(x)) + l2 / 2 * sum(x**2)``.
 
     Args:
         x: pytree of floats.
@@ -87,7 +87,7 @@ def elastic_net(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
 @arguments.named()
 def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-    """The group lasso, ``strength`` times the sum of the groups' Euclidean norms: a group becomes zero as a whole.
+    """Apply the group lasso, ``strength`` times the sum of the groups' norms: a group becomes zero as a whole.
 
     The rows ``x[i]`` of a leaf with two or more dimensions are groups: with coefficients ``(d, k)``, a feature is used
     for all outputs or for none. A leaf ``(d,)`` is one group, and so is a number.
@@ -157,7 +157,7 @@ def non_negative(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
 @arguments.named()
 def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-    """Each vector along the last axis: to the nearest without negative numbers and with the given sum.
+    """Return each vector along the last axis: to the nearest without negative numbers and with the given sum.
 
     Args:
         x: pytree of floats, each leaf ``(..., d)``.
@@ -190,7 +190,7 @@ def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
 
 def first(operator: Prox) -> Prox:
-    """The operator for the first of a pair ``(coef, intercept)`` alone: the intercept goes free.
+    """Return the operator for the first of a pair ``(coef, intercept)`` alone: the intercept goes free.
 
     ``first(l1)`` is equal to ``first(l1)``, so that programs are not compiled anew for another one.
 
@@ -303,7 +303,7 @@ def _pair(who: str, names: str, hyperparams: Any) -> Any:
 
 
 def _by_leaf(who: str, operator: Callable[..., jax.Array], x: Any, hyper: Any, scaling: Any = 1.0) -> Any:
-    """The operator on each leaf, with the part of ``hyper`` that stands above it."""
+    """Return the operator on each leaf, with the part of ``hyper`` that stands above it."""
     who = f"prox.{who}"
     for name, given in (("x", x), ("hyperparams", hyper), ("scaling", scaling)):
         _require_numbers(who, name, given)

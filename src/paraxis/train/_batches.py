@@ -47,7 +47,7 @@ class Batch:
     num_rows: int = dataclasses.field(metadata={"static": True})
 
     def rows(self) -> Any:
-        """The real rows ``(num_rows, ...)``: for use inside a compiled function, where nothing is moved for it."""
+        """Return the real rows ``(num_rows, ...)``: for use inside a compiled function, where that moves nothing."""
         return jax.tree.map(lambda x: _first(x, self.num_rows), self.tree)
 
     def turn(self, index: Any, turns: int, size: int) -> Any:
@@ -59,7 +59,7 @@ class Batch:
 
 
 def axis_of(what: str, axis: Any) -> Axis:
-    """The axis that the rows of batches lie on; its size is that of the batch at hand.
+    """Return the axis that the rows of batches lie on; its size is that of the batch at hand.
 
     Raises:
         AxisError: if it is none, or its elements are to run in turns.
@@ -75,7 +75,7 @@ def axis_of(what: str, axis: Any) -> Axis:
 
 
 def num_rows(what: str, batch: Any) -> int:
-    """The number of rows that all leaves of a batch have; 0-d ones have none.
+    """Return the number of rows that all leaves of a batch have; 0-d ones have none.
 
     Raises:
         ShapeError: naming two leaves that differ, or a leaf that is no array.
@@ -151,7 +151,7 @@ def read(reader: Reader, placement: Placement) -> Batch:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where padded rows lie."""
+    """The place of padded rows."""
 
     placement: Placement
 
@@ -179,12 +179,12 @@ class _Place:
 
 @functools.lru_cache(maxsize=256)
 def _place(placement: Placement) -> _Place:
-    """The same one for the same rows: it is asked for at each step."""
+    """Return the same one for the same rows: it is asked for at each step."""
     return _Place(placement)
 
 
 def _assembled(local: np.ndarray, place: _Place) -> jax.Array:
-    """An array over all processes' devices, of the rows that this one has."""
+    """Return an array over all processes' devices, of the rows that this one has."""
     local = local.astype(jax.dtypes.canonicalize_dtype(local.dtype), copy=False)
     whole, numbers, num_padded = place.whole, place.local_rows, place.placement.num_padded
     if local.ndim == 0:

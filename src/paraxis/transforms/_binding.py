@@ -65,7 +65,7 @@ class Binding:
                 )
 
     def is_fresh(self) -> bool:
-        """Whether the modules are what they were when they were taken apart. All comparisons run in C."""
+        """Return whether the modules are what they were when they were taken apart. All comparisons run in C."""
         try:
             return (
                 all(map(operator.is_, self._seen(), self._seen_then))
@@ -89,7 +89,7 @@ class Binding:
         return True
 
     def variables(self) -> Sequence[Variable[Any]]:
-        """The variables to read and write here."""
+        """Return the variables to read and write here."""
         return _frames.resolved(self.graph.variables, self.names, self._transform)
 
 
@@ -111,7 +111,7 @@ class Bound:
         self.current()
 
     def current(self) -> Binding:
-        """The binding for the structure that the modules have now."""
+        """Return the binding for the structure that the modules have now."""
         if self._pytrees:
             self._look_again()
         for place, binding in enumerate(self._bindings):
@@ -139,7 +139,7 @@ class Bound:
         return binding
 
     def compiled(self, binding: Binding, compile: Callable[[], Any]) -> Any:  # noqa: A002
-        """What ``compile`` makes for a structure, once for each."""
+        """Return what ``compile`` makes for a structure, once for each."""
         if binding.compiled is None:
             try:
                 if binding.key not in self._compiled:
@@ -158,7 +158,7 @@ _apply: Any = operator.call
 
 
 def _exact_numbers(x: Any) -> Iterator[str]:
-    """The numbers in attributes and containers, told apart where ``==`` does not: 1, 1.0 and True; 0.0 and -0.0."""
+    """Return the numbers in attributes and containers, told apart where ``==`` does not: 1, 1.0, True; 0.0, -0.0."""
     if isinstance(x, (bool, int, float, complex)):
         yield repr(x)
     elif isinstance(x, (tuple, list, dict)):

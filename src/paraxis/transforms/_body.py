@@ -74,7 +74,7 @@ def run(
 
 
 def refuse_modules(transform: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """A module that is given when calling is taken apart like any pytree: what is written to it would be lost."""
+    """Refuse a module given when calling: it is taken apart like any pytree, and writes to it would be lost."""
     for name, x in [*((f"args[{i}]", x) for i, x in enumerate(args)), *kwargs.items()]:
         if graphs.holds_modules(x):
             raise StateError(

@@ -64,13 +64,13 @@ class Compiled(Wrapped[_P, _R], Generic[_P, _R]):
 
     @arguments.named()
     def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> Any:
-        """The program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
+        """Return the program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
         _, _, program, state, _, given, named = self._ready(args, kwargs)
         return program.jitted.lower(*state, *given, **named)
 
     @abc.abstractmethod
     def _run(self, binding: Binding, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """One traced call: new values of variables by their number, and the result."""
+        """Return one traced call: new values of variables by their number, and the result."""
 
     def _place(
         self, values: list[Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -79,7 +79,7 @@ class Compiled(Wrapped[_P, _R], Generic[_P, _R]):
         return {}, args, kwargs
 
     def _finished(self, variables: Sequence[Variable[Any]], result: Any) -> Any:
-        """Called after everything has been written; gives what the caller gets."""
+        """Return what the caller gets; called after everything has been written."""
         return result
 
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -98,7 +98,7 @@ class Compiled(Wrapped[_P, _R], Generic[_P, _R]):
         return binding, variables, program, (values, arrays), moved, args, kwargs
 
     def _refuse_shared_arrays(self, values: list[Any], names: Sequence[str]) -> None:
-        """What is given away is gone for all who hold it."""
+        """Return what is given away is gone for all who hold it."""
         first: dict[int, str] = {}
         for value, name in zip(values, names, strict=True):
             other = first.setdefault(id(value), name)

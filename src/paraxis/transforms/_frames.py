@@ -30,7 +30,7 @@ class Frame:
     sealed: bool
 
     def find(self, variable: Variable[Any]) -> Variable[Any] | None:
-        """What stands for a variable here; one of this run's own stands for itself."""
+        """Return what stands for a variable here; one of this run's own stands for itself."""
         inner = self.inner.get(id(variable))
         return variable if inner is None and id(variable) in self._own else inner
 
@@ -52,7 +52,7 @@ def entered(frame: Frame) -> Iterator[None]:
 
 
 def resolved(variables: Sequence[Variable[Any]], names: Sequence[str], transform: str) -> Sequence[Variable[Any]]:
-    """The variables that stand for these here.
+    """Return the variables that stand for these here.
 
     Raises:
         StateError: if one is used in a compiled function that it was not given to.

@@ -55,7 +55,7 @@ class Frozen:
 
 
 def _frozen(x: Any) -> Any:
-    """What hangs in a frozen module: lists and dicts of modules as plain ones."""
+    """Return what hangs in a frozen module: lists and dicts of modules as plain ones."""
     if isinstance(x, nnx.List):
         return [_frozen(item) for item in x]
     if isinstance(x, nnx.Dict):
@@ -65,7 +65,7 @@ def _frozen(x: Any) -> Any:
 
 @arguments.named()
 def freeze(module: Any) -> Any:
-    """A module as it is now: a constant, which later edits do not reach.
+    """Return a module as it is now: a constant, which later edits do not reach.
 
     It is called as the module is, and has its methods and, frozen, its submodules. It holds the module's arrays as
     they are now, not copies: a transform with ``donate=True`` that is bound to the module takes them away. In a

@@ -221,7 +221,7 @@ def grad(
 def _named(
     transform: str, call: Callable[..., Any], f: Callable[..., Any], argnums: int | Sequence[int], wrt: Choice
 ) -> Callable[..., Any]:
-    """What is returned, with the function's name, text and signature.
+    """Return what is returned, with the function's name, text and signature.
 
     Raises:
         StateError: if it could not be called with anything.
@@ -306,7 +306,7 @@ def _gradients(binding: Binding, chosen: Sequence[int], gradients: dict[int, Any
 
 
 def _shared_out(binding: Binding, modules: dict[int, Any]) -> dict[int, list[int]]:
-    """The variables of each of some bound modules. One that is shared counts for the first of them that has it."""
+    """Return the variables of each of some bound modules. A shared one counts for the first that has it."""
     number = {id(v): i for i, v in enumerate(binding.graph.variables)}
     ours: dict[int, list[int]] = {}
     for position, module in modules.items():

@@ -24,14 +24,14 @@ class Metric:
     is_total: bool
 
     def merged(self, old: Sequence[jax.Array], new: Sequence[jax.Array], carried: bool) -> list[jax.Array]:
-        """``new`` are the devices' values, ``(devices, ...)``. ``carried``: the old ones are a part of each."""
+        """Merge the devices' values ``new``, ``(devices, ...)``. ``carried``: the old ones are a part of each."""
         start = [x if carried else jnp.zeros_like(x) for x in old]
         made = _added(start, new) if self.is_total else _moments(start, new)
         return [x.astype(before.dtype) for x, before in zip(made, old, strict=True)]
 
 
 def found(modules: Any, graph: graphs.Graph) -> tuple[Metric, ...]:
-    """The metrics among modules of which it is known how they are merged."""
+    """Return the metrics among modules of which it is known how they are merged."""
     number = {id(v): i for i, v in enumerate(graph.variables)}
     metrics = []
     for _, node in graphs.nodes(modules):
@@ -43,7 +43,7 @@ def found(modules: Any, graph: graphs.Graph) -> tuple[Metric, ...]:
 
 
 def plain_writes(body: jax_api.ClosedJaxpr) -> jax_api.ClosedJaxpr:
-    """A body in which a number that is written over whole is not taken for one that is changed.
+    """Return a body in which a number that is written over whole is not taken for one that is changed.
 
     NNX writes ``x[...] = y`` as a scatter into the old number if the dtypes differ, as in Welford's own ``reset``.
     """

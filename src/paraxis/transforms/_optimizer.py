@@ -125,7 +125,7 @@ class Optimizer(nnx.Pytree):
         return made
 
     def _parameters(self) -> Variables:
-        """Those that it trains, by name: the variables themselves are others in each run of a transform."""
+        """Return those that it trains, by name: the variables themselves are others in each run of a transform."""
         found = variables(self.module)
         gone = [name for name in self.names if name not in found]
         if gone:
@@ -136,13 +136,13 @@ class Optimizer(nnx.Pytree):
 
 
 def _with(rates: Sequence[int], leaves: Sequence[Any], fresh: Any) -> list[Any]:
-    """The leaves of a state, those that are made of the rate as they are in a fresh state."""
+    """Return the leaves of a state, those that are made of the rate as they are in a fresh state."""
     new = jax.tree.leaves(fresh)
     return [jnp.asarray(new[i], jnp.result_type(x)) if i in rates else x for i, x in enumerate(leaves)]
 
 
 def _rates(factory: Callable[..., Any], parameters: Gradients, names: Sequence[str]) -> tuple[int, ...]:
-    """The leaves of the state that are the learning rate, or made of it alone, and are to be those of each step.
+    """Return the leaves of the state that are the learning rate, or made of it alone, and are to be those of each step.
 
     Raises:
         StateError: if a leaf is made of the rate first, and of other things later; or if that cannot be seen.
@@ -187,7 +187,7 @@ def _rates(factory: Callable[..., Any], parameters: Gradients, names: Sequence[s
 
 
 def _differing(closed: Any, of: Sequence[int]) -> list[bool]:
-    """For each result of a program: whether it depends on these of its arguments."""
+    """Return for each result of a program: whether it depends on these of its arguments."""
     return replicas.batched(closed, [0 if i in of else None for i in range(len(closed.in_avals))], 2, None, {})
 
 
@@ -196,7 +196,7 @@ def _tree(parameters: Variables) -> Gradients:
 
 
 def _fitting(parameters: Variables, gradients: Any) -> Gradients:
-    """The gradients by the variables' names."""
+    """Return the gradients by the variables' names."""
     names = parameters.names()
     if isinstance(gradients, Gradients):
         if _unnumbered(gradients.names()) != _unnumbered(names):
@@ -221,7 +221,7 @@ def _fitting(parameters: Variables, gradients: Any) -> Gradients:
 
 
 def _unnumbered(names: Sequence[str]) -> list[str]:
-    """Names without the numbers of modules that they all begin with."""
+    """Return names without the numbers of modules that they all begin with."""
     numbers = {match[0] if (match := re.match(r"\[\d+\]", name)) else "" for name in names}
     if len(numbers) != 1 or numbers == {""}:
         return list(names)

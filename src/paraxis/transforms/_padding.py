@@ -29,7 +29,7 @@ def harm(
     reduce: Any,
     names: Sequence[str],
 ) -> str | None:
-    """What rows that are added would change; ``None``: nothing.
+    """Return what rows that are added would change; ``None``: nothing.
 
     Args:
         body: function of arrays that gives new values of variables by their number, and a result.
@@ -80,7 +80,7 @@ def _why(name: str, leaf: _Result, kind: Any) -> str | None:
 
 
 def _trace(body: Callable[..., Any], avals: Sequence[Any], row_dims: Sequence[int], count: int) -> Any:
-    """The body with another number of rows, the structure of its results, and where the rows come to lie in them."""
+    """Return the body for another number of rows, the structure of its results, and where rows lie in them."""
     shapes = [
         a.shape if at < 0 else (*a.shape[:at], count, *a.shape[at + 1 :]) for a, at in zip(avals, row_dims, strict=True)
     ]

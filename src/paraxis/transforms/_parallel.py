@@ -185,7 +185,7 @@ class Parallel(Compiled[_P, _R], Generic[_P, _R]):
 
 
 def _sent(x: Any, placement: placing.Placement) -> Any:
-    """An argument that is bound to another mesh, brought to this one. One that is bound to none goes by itself."""
+    """Bring an argument that is bound to another mesh to this one. One that is bound to none goes by itself."""
     if not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer) or not x.committed:
         return x
     if x.ndim == 0:

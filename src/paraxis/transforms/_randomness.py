@@ -30,7 +30,7 @@ def streams(modules: Any, graph: graphs.Graph) -> list[Stream]:
 
 
 def element_keys(values: Sequence[Any], of: Sequence[Stream], size: int) -> list[jax.Array]:
-    """For each stream, a key for each of ``size`` elements, from its number: ``(size, ...)``.
+    """Return for each stream, a key for each of ``size`` elements, from its number: ``(size, ...)``.
 
     Raises:
         StateError: if a key is of the old kind.
@@ -53,7 +53,7 @@ def _fold(key: jax.Array, data: Any) -> jax.Array:
 
 
 def with_keys(values: Sequence[Any], of: Sequence[Stream], keys: Sequence[jax.Array]) -> list[Any]:
-    """An element's values: fresh streams from its own keys."""
+    """Return an element's values: fresh streams from its own keys."""
     new = list(values)
     for stream, key in zip(of, keys, strict=True):
         new[stream.key] = key
@@ -81,7 +81,7 @@ def drawn_from(transform: str, of: Sequence[Stream], new: dict[int, Any], names:
 
 
 def advanced(values: Sequence[Any], drawn: Sequence[Stream]) -> dict[int, Any]:
-    """The streams one step on, as the variables' new values."""
+    """Return the streams one step on, as the variables' new values."""
     new: dict[int, Any] = {}
     for stream in drawn:
         if stream.count is None:

@@ -30,7 +30,7 @@ def check(transform: str, reduce: Any) -> None:
 
 
 def spread(transform: str, reduce: Any, result: Any) -> list[Any]:
-    """One entry for each leaf of the result."""
+    """Return one entry for each leaf of the result."""
     try:
         return jax.tree.leaves(tree.spread(reduce, result))
     except (ValueError, TypeError) as error:

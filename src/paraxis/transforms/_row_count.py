@@ -27,7 +27,7 @@ def odd_counts(shapes: Iterable[Sequence[int]]) -> tuple[int, int]:
 
 
 def use_of_count(one: ClosedJaxpr, other: ClosedJaxpr, counts: tuple[int, int]) -> str | None:
-    """Where a function uses the number of rows itself, seen in two traces with different ones; ``None``: nowhere."""
+    """Return where a function uses the number of rows itself, by two traces with different ones; ``None``: nowhere."""
     nothing = ("another program", _Fact(None))
     for (name, a), (_, b) in itertools.zip_longest(_facts(one), _facts(other), fillvalue=nothing):
         if not a.is_like(b, counts):
@@ -55,7 +55,7 @@ class _Fact:
 
 
 def _facts(closed: ClosedJaxpr) -> Iterator[tuple[str, _Fact]]:
-    """The constants in a program and the shapes of what it makes, bodies included, with the operation of each."""
+    """Yield the constants in a program and the shapes of what it makes, bodies included, with the operation of each."""
     yield from (("a constant", _Fact(x)) for x in closed.consts if not isinstance(x, Tracer))
     yield from _facts_of(closed.jaxpr)
 

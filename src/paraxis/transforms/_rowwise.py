@@ -31,7 +31,7 @@ Rows: TypeAlias = int | Mixed | None
 
 
 def results(closed: ClosedJaxpr, rows: Sequence[Rows], count: int) -> list[Rows]:
-    """For each result of a jaxpr the dimension that carries its rows, given that of each argument.
+    """Return for each result of a jaxpr the dimension that carries its rows, given that of each argument.
 
     ``count`` is the number of rows. A value that does not come from them, but has a dimension of that size, has rows.
     """
@@ -62,7 +62,7 @@ def _apply(eqn: JaxprEqn, rows: Sequence[Rows], count: int) -> Sequence[Rows]:
 
 
 def _shaped_by(var: Any, count: int) -> Rows:
-    """A value made without the rows, such as a mask, has them if it is made for so many."""
+    """Return a value made without the rows, such as a mask, has them if it is made for so many."""
     dims = [dim for dim, size in enumerate(_shape(var)) if size and size % count == 0]
     if not dims:
         return None
@@ -71,7 +71,7 @@ def _shaped_by(var: Any, count: int) -> Rows:
 
 
 def _moved(eqn: JaxprEqn, rows: Sequence[Rows]) -> Rows:
-    """Where the rows of an equation's results lie, the same for all of them."""
+    """Return where the rows of an equation's results lie, the same for all of them."""
     dims: list[int | None] = []
     for row in rows:
         if isinstance(row, Mixed):
@@ -89,7 +89,7 @@ def _moved(eqn: JaxprEqn, rows: Sequence[Rows]) -> Rows:
 
 
 def _common(dims: Sequence[int | None]) -> int | None:
-    """The dimension of the rows of all operands that have any."""
+    """Return the dimension of the rows of all operands that have any."""
     found = {dim for dim in dims if dim is not None}
     return found.pop() if len(found) == 1 else None
 
@@ -119,7 +119,7 @@ def _dropping(key: str) -> _Rule:
 
 
 def _whole(operand: int) -> _Rule:
-    """Takes from an operand, or puts it, at scalar indices: at all rows if it has as many as the result."""
+    """Follow rows through taking from an operand, or putting it, at scalar indices: all if there are as many."""
     return lambda eqn, dim: dim if _shape(eqn.invars[operand])[dim] == _shape(eqn.outvars[0])[dim] else None
 
 
@@ -181,7 +181,7 @@ _PASSED_ON = frozenset(("optimization_barrier", "device_put", "reshard"))  # res
 
 
 def _elementwise(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
-    """An operand may be a scalar, or have size 1 where the result is larger: then a single row would be repeated."""
+    """Follow rows through an operation whose operands may be scalars, or have one row that would be repeated."""
     shape = _shape(eqn.outvars[0])
     if any(len(_shape(v)) not in (0, len(shape)) for v in eqn.invars):
         return None  # numbers have been cut in parts, or put together from them, along a dimension of their own
@@ -207,7 +207,7 @@ def _conv_general_dilated(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | No
 
 
 def _dot_general(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
-    """The result has the batch dimensions, then the free ones of the left operand, then those of the right.
+    """Return the result has the batch dimensions, then the free ones of the left operand, then those of the right.
 
     So the places of two operands' rows agree in a batch dimension or not at all.
     """
@@ -219,7 +219,7 @@ def _dot_general(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
 
 
 def _gather(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
-    """The result has the dimensions of the slices at ``offset_dims`` and those of the indices, in order, elsewhere."""
+    """Follow rows to the result's dimensions: of the slices at ``offset_dims``, of the indices in order elsewhere."""
     numbers, (operand, indices) = eqn.params["dimension_numbers"], dims
     batching = numbers.operand_batching_dims
     kept = _rest(eqn.invars[0], numbers.collapsed_slice_dims, batching)
@@ -321,13 +321,13 @@ def _scan(eqn: JaxprEqn, rows: Sequence[Rows], run: _Runs) -> Sequence[Rows]:
 
 
 def num_scanned(eqn: JaxprEqn) -> int:
-    """How many arguments are scanned over: the parameters that count them differ between versions of JAX."""
+    """Return how many arguments are scanned over: the parameters that count them differ between versions of JAX."""
     (body,) = subjaxprs(eqn)
     return sum(len(_shape(v)) > len(_shape(inner)) for v, inner in zip(eqn.invars, body.invars, strict=True))
 
 
 def _settled(eqn: JaxprEqn, carry: Sequence[Rows], step: Callable[[Sequence[Rows]], Sequence[Rows]]) -> list[Rows]:
-    """What a loop's carry may be after any number of steps. Each can change but twice: to a dimension, to Mixed."""
+    """Return what a loop's carry may be after any number of steps. It changes twice at most: to a dimension, Mixed."""
     before, after = None, list(carry)
     while after != before:
         before, after = after, _joined(eqn, after, step(after))

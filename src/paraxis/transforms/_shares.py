@@ -26,7 +26,7 @@ from paraxis.transforms._statics import Statics
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What ``Parallel`` was asked for. ``place`` is the axis of the devices, its size still open."""
+    """The arguments of ``Parallel``, checked. ``place`` is the axis of the devices, its size still open."""
 
     body: Body
     statics: Statics
@@ -59,7 +59,7 @@ class Call:
         self._known = frozenset(i for m in self._metrics for i in m.numbers)
 
     def run(self, state: tuple[Sequence[Any], Sequence[Any]]) -> tuple[dict[int, Any], Any]:
-        """New values of variables by their number, and the result."""
+        """Return new values of variables by their number, and the result."""
         values, arrays = state
         streams = self._binding.streams
         of_streams = {i for s in streams for i in (s.key, s.count)}
@@ -198,12 +198,12 @@ class Call:
         return _sync.rule_of("Parallel", name, variable, self._plan.sync, is_known=number in self._known)
 
     def _has_rule(self, number: int) -> bool:
-        """Whether the user says what becomes of this very variable."""
+        """Return whether the user says what becomes of this very variable."""
         name, variable = self._binding.names[number], self._binding.graph.variables[number]
         return _sync.rule_of("Parallel", name, variable, self._plan.sync, is_known=True) is not None
 
     def _merged(self, old: Sequence[Any], new: dict[int, Any]) -> dict[int, Any]:
-        """The new values of metrics, where devices have updated them with different rows."""
+        """Return the new values of metrics, where devices have updated them with different rows."""
         merged: dict[int, Any] = {}
         for metric in self._metrics:
             written = [i for i in metric.numbers if i in new]

@@ -13,7 +13,7 @@ from paraxis._core import models
 
 
 class Statics:
-    """Which arguments are compile-time constants, by position and by name, whichever way each is given."""
+    """The arguments that are compile-time constants, by position and by name, whichever way each is given."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Statics:
         return bool(self.positions or self.names)
 
     def check(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Static arguments are compared with those of earlier calls, so they must be hashable."""
+        """Refuse static arguments that are not hashable: they are compared with those of earlier calls."""
         given = [(f"args[{p}]", args[p]) for p in self.positions if p < len(args)]
         for name, x in [*given, *((n, kwargs[n]) for n in self.names if n in kwargs)]:
             try:
@@ -51,7 +51,7 @@ class Statics:
                 ) from error
 
     def sealed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-        """The arguments, those sealed that are not static."""
+        """Return the arguments, those sealed that are not static."""
         moved = [x if p in self.positions else models.sealed(x) for p, x in enumerate(args)]
         return moved, {name: x if name in self.names else models.sealed(x) for name, x in kwargs.items()}
 
@@ -69,7 +69,7 @@ class Statics:
 
 
 def positional(fn: Callable[..., Any]) -> list[str]:
-    """The names of a function's positional parameters, as far as they can be known."""
+    """Return the names of a function's positional parameters, as far as they can be known."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):  # some built-in functions have none
@@ -79,7 +79,7 @@ def positional(fn: Callable[..., Any]) -> list[str]:
 
 
 def named(fn: Callable[..., Any]) -> list[str] | None:
-    """The names by which a function takes arguments; ``None``: any, or that cannot be known."""
+    """Return the names by which a function takes arguments; ``None``: any, or that cannot be known."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):

@@ -21,7 +21,7 @@ _DEFAULT: Mapping[Any, Rule | None] = {nnx.BatchStat: "mean"}
 
 
 def checked(transform: str, sync: Any, names: Sequence[str]) -> dict[Any, Rule | None]:
-    """The rules that ``sync=`` gives.
+    """Return the rules that ``sync=`` gives.
 
     Raises:
         StateError: if these are none, or name a variable that there is not.
@@ -52,7 +52,7 @@ def rule_of(
     *,
     is_known: bool = False,
 ) -> Rule | None:
-    """A variable's own rule, or that for its name, or that for the nearest of its types; ``None``: none.
+    """Return a variable's own rule, or that for its name, or that for the nearest of its types; ``None``: none.
 
     ``is_known``: its type does not matter, as it is known what becomes of it.
     """

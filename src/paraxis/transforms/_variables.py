@@ -42,7 +42,7 @@ class _Collection:
         return key in self._items
 
     def names(self) -> list[str]:
-        """The names, in order."""
+        """Return the names, in order."""
         return list(self._items)
 
     def items(self) -> list[tuple[str, Any]]:
@@ -71,7 +71,7 @@ class Variables(_Collection):
     """
 
     def subset(self, wrt: "Choice") -> "Variables":
-        """Those of a type (``nnx.Param``), of one of several types, or for which ``wrt(name, variable)`` holds."""
+        """Choose those of a type (``nnx.Param``), of several types, or for which ``wrt(name, variable)`` holds."""
         chosen = chooser("subset", wrt)
         return Variables({name: v for name, v in self._items.items() if chosen(name, v)})
 
@@ -132,7 +132,7 @@ class Gradients(_Collection):
 
 @arguments.named()
 def variables(module: Any) -> Variables:
-    """The variables of a module, or of a wrapped function, in order: those of submodules by their attributes' names.
+    """Return a module's or wrapped function's variables in order, submodules' by their attributes' names.
 
     Args:
         module: an NNX module, an optimiser, ``nnx.Rngs``, a tuple, list or dict of these, or what ``px.Jit`` and the
@@ -173,7 +173,7 @@ def variables(module: Any) -> Variables:
 
 
 def chooser(argument: str, wrt: Choice) -> Callable[[str, Variable[Any]], bool]:
-    """The test that says whether a variable is one of those that are meant."""
+    """Return the test that says whether a variable is one of those that are meant."""
     if isinstance(wrt, Variables):
         ids = {id(v) for v in wrt}
         return lambda name, v: id(v) in ids

@@ -136,7 +136,7 @@ class Vectorize(Wrapped[_P, _R], Generic[_P, _R]):
 
 
 def _owners(new: dict[int, Any]) -> list[int]:
-    """The number of the variable that each leaf belongs to."""
+    """Return the number of the variable that each leaf belongs to."""
     return [i for i, value in sorted(new.items()) for _ in jax.tree.leaves(value)]
 
 

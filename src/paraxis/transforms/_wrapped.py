@@ -68,7 +68,7 @@ class Wrapped(graphs.Holder, Generic[_P, _R]):
         return tuple(m for module in self._bound.given for m in (module if isinstance(module, tuple) else (module,)))
 
     def __reduce__(self) -> Any:
-        """A copy is wrapped anew: a shallow one has the same modules, a deep or a pickled one copies of them."""
+        """Wrap a copy anew: a shallow one has the same modules, a deep or a pickled one copies of them."""
         return _made, (type(self), *self._made_of)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -79,13 +79,13 @@ class Wrapped(graphs.Holder, Generic[_P, _R]):
         return f"{type(self).__name__}({', '.join([self.__name__, *(type(m).__name__ for m in self.modules)])})"
 
     def _pass_on(self, modules: Sequence[Any]) -> list[Any]:
-        """The function's first arguments: a module of this run; a wrapped function finds its variables itself."""
+        """Return the function's first arguments: a module of this run. A wrapped function finds its variables."""
         kept = (Wrapped, Frozen)
         own_or_new = zip(self._given, modules, strict=True)
         return [own if isinstance(own, kept) else models.opened(new) for own, new in own_or_new]
 
     def _parameters(self) -> list[str]:
-        """The names of the positional parameters after the modules."""
+        """Return the names of the positional parameters after the modules."""
         if self._fn is not _call:
             return positional(self._fn)[len(self._given) :]
         first = self._given[0]
@@ -94,7 +94,7 @@ class Wrapped(graphs.Holder, Generic[_P, _R]):
         return positional(first.__call__)[len(self._given) - 1 :]
 
     def _names_taken(self) -> list[str] | None:
-        """The names by which it takes arguments after the modules; ``None``: any, or that cannot be known."""
+        """Return the names by which it takes arguments after the modules; ``None``: any, or that cannot be known."""
         if self._fn is not _call:
             return named(self._fn)
         first = self._given[0]
@@ -106,7 +106,7 @@ def _made(kind: type[Wrapped], args: Sequence[Any], options: dict[str, Any]) -> 
 
 
 def _target(f: Any, modules: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function to call and what it is called with first."""
+    """Return the function to call and what it is called with first."""
     if isinstance(f, types.MethodType) and _is_bindable(f.__self__):
         return f.__func__, (f.__self__, *modules)
     if _is_bindable(f) or isinstance(f, (Wrapped, Frozen)):
@@ -115,12 +115,12 @@ def _target(f: Any, modules: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple
 
 
 def _is_bindable(x: Any) -> bool:
-    """Whether an object has values of its own: an NNX module, or a pytree that can be called."""
+    """Return whether an object has values of its own: an NNX module, or a pytree that can be called."""
     return graphs.is_module(x) or models.is_model(x)
 
 
 def _signature(fn: Callable[..., Any], given: Sequence[Any]) -> inspect.Signature | None:
-    """How the wrapped function is called: without the modules, which are bound."""
+    """Return how the wrapped function is called: without the modules, which are bound."""
     target, taken = (given[0], len(given) - 1) if fn is _call else (fn, len(given))
     try:
         signature = inspect.signature(target)

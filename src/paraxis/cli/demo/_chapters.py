@@ -50,7 +50,7 @@ CHAPTERS = {
 
 
 def chapters_named(names: Sequence[str] | None) -> list[Chapter]:
-    """The chapters of these names; all of them if there are none.
+    """Return the chapters of these names; all of them if there are none.
 
     Raises:
         CommandError: if there is no such chapter.

@@ -12,7 +12,7 @@ _SIMULATED = 2
 
 
 def find_devices(number: int | None) -> list[Any]:
-    """The devices to run on; to be called before anything else uses JAX.
+    """Return the devices to run on; to be called before anything else uses JAX.
 
     The CPU is divided into as many simulated devices as are asked for, or two, unless ``XLA_FLAGS`` or
     ``JAX_NUM_CPU_DEVICES`` already says how many. That changes nothing where there is an accelerator.
@@ -40,7 +40,7 @@ def find_devices(number: int | None) -> list[Any]:
 
 
 def describe(devices: list[Any]) -> str:
-    """For people: ``2 × cpu (simulated)``."""
+    """Return a text for people: ``2 × cpu (simulated)``."""
     simulated = " (simulated)" if devices[0].platform == "cpu" and len(devices) > 1 else ""
     kind = "cpu" if devices[0].platform == "cpu" else devices[0].device_kind
     return f"{len(devices)} × {kind}{simulated}"

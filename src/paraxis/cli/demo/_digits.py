@@ -23,7 +23,7 @@ class Digits(NamedTuple):
 
 
 def load_digits(seed: int) -> Digits:
-    """The digits in an order drawn from the seed; the first 1,000 are held out."""
+    """Return the digits in an order drawn from the seed; the first 1,000 are held out."""
     pixels, labels = mnist_data()
     order = np.random.default_rng(seed).permutation(len(labels))
     images = (pixels[order] / 255).astype(np.float32).reshape(-1, 28, 28, 1)

@@ -25,7 +25,7 @@ def require_writable(directory: Path) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, which takes its place if the block succeeds and goes if it fails."""
+    """Give a temporary path beside ``path``, which takes its place if the block succeeds and goes if it fails."""
     temporary = path.with_name(f".{path.stem}-{secrets.token_hex(8)}{path.suffix}")
     try:
         yield temporary

@@ -19,7 +19,7 @@ _MOST_LEVELS = 50
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a column of the model comes from: a column of numbers, or one level of a column of text."""
+    """The source of a column of the model: a column of numbers, or one level of a column of text."""
 
     column: str
     level: str | None = None
@@ -32,7 +32,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How the columns of the model are made.
+    """The recipe for the columns of the model.
 
     Args:
         sources: one per column.
@@ -55,7 +55,7 @@ class Recipe:
         return list(dict.fromkeys(source.column for source in self.sources if source.level is not None))
 
     def design(self, table: Table) -> np.ndarray:
-        """The model's columns of a table that has those needed, ``(n, d)`` float64."""
+        """Return the model's columns of a table that has those needed, ``(n, d)`` float64."""
         made = np.empty((table.num_rows, len(self.sources)))
         for index, source in enumerate(self.sources):
             values = _values(table.columns[source.column], source)
@@ -64,7 +64,7 @@ class Recipe:
 
 
 def usable(table: Table, names: Sequence[str], text: str, note: Callable[[str], None]) -> list[str]:
-    """The columns a model can be fitted to, of those named.
+    """Return the columns a model can be fitted to, of those named.
 
     Args:
         table: the file.
@@ -151,7 +151,7 @@ def tell_of_marks(table: Table, names: Sequence[str], note: Callable[[str], None
 
 
 def learn(table: Table, names: Sequence[str], note: Callable[[str], None]) -> Recipe:
-    """The recipe for these columns, from the rows that are fitted to.
+    """Return the recipe for these columns, from the rows that are fitted to.
 
     Args:
         table: these rows.
@@ -190,7 +190,7 @@ def unknown_levels(recipe: Recipe, table: Table) -> dict[str, list[str]]:
 
 
 def text_of(column: Column) -> np.ndarray:
-    """The values as they would be written, ``(n,)`` of strings."""
+    """Return the values as they would be written, ``(n,)`` of strings."""
     if column.kind == "text":
         return column.values
     if column.kind == "boolean":
@@ -248,7 +248,7 @@ def _ignoring(columns: Sequence[Column]) -> str:
 
 
 def _counted(found: dict[str, np.ndarray], what: str, table: Table) -> str:
-    """How many there are by column, ``(n,)`` booleans, and where the first is."""
+    """Return how many there are by column, ``(n,)`` booleans, and where the first is."""
     counts = [(name, int(rows.sum())) for name, rows in found.items()]
     total = sum(count for _, count in counts)
     shown = ", ".join(f"{name!r} ({count})" for name, count in counts[:6])

@@ -38,7 +38,7 @@ DIGITS = (_CODES, _BEYOND)
 
 
 def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> list[Column]:
-    """The columns of a file.
+    """Return the columns of a file.
 
     Args:
         path: the file.
@@ -68,7 +68,7 @@ def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> list[Column]
 
 
 def line_of(text: str | Path, form: CsvForm, row: int) -> int:
-    """The line in the file, from 1, in which a row, from 0, begins."""
+    """Return the line in the file, from 1, in which a row, from 0, begins."""
     text = _decoded(text.read_bytes(), form) if isinstance(text, Path) else text
     for number, (line, _) in enumerate(_records(text, form)):
         if number == row + 1:
@@ -113,7 +113,7 @@ def _names(text: str, form: CsvForm) -> list[str]:
 
 
 def _records(text: str, form: CsvForm, *, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """The line in which each record begins, and its cells; lines that are empty are no records.
+    """Yield the line in which each record begins, and its cells; lines that are empty are no records.
 
     Raises:
         ValueError: if a quote is not closed; ``strict``: also if text follows one that is.
@@ -159,7 +159,7 @@ def _column(name: str, cells: pa.ChunkedArray, form: CsvForm, is_text: bool, lin
 
 
 def _plain(cells: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """The numbers that all cells are, if they are written as is usual; a short cut for large files."""
+    """Return the numbers that all cells are, if they are written as is usual; a short cut for large files."""
     try:
         found = cells.cast(pa.int64())
         return None if pc.any(pc.match_substring_regex(cells, "^[+-]?0[0-9xX]")).as_py() else found
@@ -176,7 +176,7 @@ def _plain(cells: pa.ChunkedArray) -> pa.ChunkedArray | None:
 
 
 class _Found(NamedTuple):
-    """What the distinct cells of a column are, how that is called, and which of them stand for nothing."""
+    """The kind of a column's distinct cells, its name, and which of them stand for nothing."""
 
     values: pa.Array
     stored: str = ""
@@ -200,7 +200,7 @@ def _of_distinct(name: str, cells: pa.Array, form: CsvForm, line: Callable[[int]
 
 
 def _cast(cells: pa.Array, dtype: pa.DataType, form: CsvForm) -> pa.Array | None:
-    """The numbers that all cells are, or ``None``."""
+    """Return the numbers that all cells are, or ``None``."""
     whole = pa.types.is_integer(dtype)
     if whole and pc.any(pc.match_substring_regex(cells, "^[+-]?0[xX]")).as_py():
         return None  # Arrow reads hexadecimal
@@ -247,7 +247,7 @@ def _other(
 
 
 def is_number(cell: str, decimal: str = ".") -> bool:
-    """Whether a cell is a number by itself."""
+    """Return whether a cell is a number by itself."""
     return (
         re.fullmatch(rf"[+-]?(\d+{re.escape(decimal)}?\d*|{re.escape(decimal)}\d+)([eE][+-]?\d+)?", cell.strip())
         is not None

@@ -55,7 +55,7 @@ class Live:
 
 
 def value_name(smooth: bool) -> str:
-    """What solvers report the value of: they leave out what is not smooth."""
+    """Return what solvers report the value of: they leave out what is not smooth."""
     return "objective" if smooth else "smooth part of the objective"
 
 

@@ -34,7 +34,7 @@ _ADVICE = f"{_DROP}, or --missing mean to put the column's mean in their place"
 
 
 class _Work(NamedTuple):
-    """What a file is before it is fitted."""
+    """A file that was read and checked, before it is fitted."""
 
     table: Table
     names: list[str]
@@ -168,7 +168,7 @@ def _without_missing(options: FitOptions, table: Table, names: list[str], note: 
 
 
 def _dealt(options: FitOptions, work: _Work) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of the rows to fit to, and of those held out, each in an order drawn from the seed."""
+    """Return the numbers of the rows to fit to, and of those held out, each in an order drawn from the seed."""
     num_rows = len(work.y)
     if not options.test_fraction:
         return np.random.default_rng(options.seed).permutation(num_rows), np.zeros(0, int)
@@ -217,7 +217,7 @@ def _require_rows(options: FitOptions, target: targets.Target, y: np.ndarray, nu
 
 
 def _penalised(options: FitOptions) -> str:
-    """What to write in place of no penalty."""
+    """Return what to write in place of no penalty."""
     if options.penalty == "none":
         return "write --penalty l2"
     return "write --strength 0.1" if options.strengths is None else "write --strengths 0.01,0.1,1"
@@ -226,7 +226,7 @@ def _penalised(options: FitOptions) -> str:
 def _strength(
     options: FitOptions, solver: Solver, X: np.ndarray, y: np.ndarray, console: Console
 ) -> tuple[float, Solved | None]:
-    """The strength to fit with; and, where Ctrl-C ended the choice among several, the model so far."""
+    """Return the strength to fit with; and, where Ctrl-C ended the choice among several, the model so far."""
     if options.strengths is None:
         usual = 0.0 if options.penalty == "none" else 1 / len(X)
         return usual if options.strength is None else options.strength, None

@@ -15,12 +15,12 @@ _SHOWN = 10  # coefficients in the terminal
 
 
 def titled(title: str, grid: Grid) -> Group:
-    """A table below its title, which is not broken into the table's width."""
+    """Return a table below its title, which is not broken into the table's width."""
     return Group(Text(title, style="italic"), grid)
 
 
 def pairs(title: str, rows: Sequence[tuple[str, str]]) -> Group:
-    """A table of two columns, names and values."""
+    """Return a table of two columns, names and values."""
     grid = Grid(show_header=False)
     grid.add_column(style="bold")
     grid.add_column()
@@ -41,7 +41,7 @@ def metrics_grid(title: str, columns: dict[str, dict[str, float]]) -> Group:
 
 
 def strengths_grid(score: str, strengths: Sequence[float], scores: np.ndarray, best: float) -> Group:
-    """The scores of a cross-validation, ``(num_strengths, folds)``."""
+    """Return the scores of a cross-validation, ``(num_strengths, folds)``."""
     grid = Grid()
     for heading in ("strength", score, "± over folds"):
         grid.add_column(heading, justify="right")
@@ -52,7 +52,7 @@ def strengths_grid(score: str, strengths: Sequence[float], scores: np.ndarray, b
 
 
 def coefficients_grid(model: Model) -> Group:
-    """The largest coefficients, by what a standard deviation of their column changes."""
+    """Return the largest coefficients, by what a standard deviation of their column changes."""
     rows = sorted(coefficient_rows(model)[len(model.coef) :], key=lambda row: -abs(row[3]))
     several = len(model.coef) > 1
     grid = Grid()

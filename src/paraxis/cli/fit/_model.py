@@ -46,7 +46,7 @@ class Model:
     about: dict[str, Any]
 
     def linear(self, table: Table) -> np.ndarray:
-        """The linear model's predictions, ``(n, k)``."""
+        """Return the linear model's predictions, ``(n, k)``."""
         return self.recipe.design(table) @ self.coef.T + self.intercept
 
     def predicted(self, z: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ def save(model: Model, path: Path) -> None:
 
 
 def is_model(path: Path) -> bool:
-    """Whether a file has the header of a model, be it damaged otherwise."""
+    """Return whether a file has the header of a model, be it damaged otherwise."""
     try:
         with archives.Archive(path) as archive:
             return {"format", "checksums"} <= records.read(_text(archive), _ANY_HEADER).keys()
@@ -152,7 +152,7 @@ _HEADER = records.fields(
 
 
 def _text(archive: archives.Archive) -> bytes:
-    """The header's JSON."""
+    """Return the header's JSON."""
     kind = archive.kind("header")
     if kind.dtype != np.uint8 or len(kind.shape) != 1 or kind.shape[0] > _LARGEST_HEADER:
         raise records.Wrong(f"its header is {kind.dtype} {kind.shape}")
@@ -179,7 +179,7 @@ def _model(header: dict[str, Any], archive: archives.Archive) -> Model:
 
 
 def _num_outputs(target: Target) -> int:
-    """How many linear models there are, for classes that are such as the target's column has.
+    """Return how many linear models there are, for classes that are such as the target's column has.
 
     Raises:
         Wrong: if it cannot have such classes.

@@ -10,7 +10,7 @@ from paraxis.cli._errors import CommandError
 
 @dataclasses.dataclass(frozen=True)
 class CsvForm:
-    """How a CSV file is written.
+    """The format of a CSV file.
 
     Attributes:
         encoding: ``None``: UTF-8, or what a mark at its beginning says.
@@ -129,7 +129,7 @@ class PredictOptions:
 
 
 def grid_of(text: str | None) -> tuple[float, ...] | None:
-    """The numbers of ``0.01,0.1,1``.
+    """Return the numbers of ``0.01,0.1,1``.
 
     Raises:
         CommandError: if they are none, or negative.

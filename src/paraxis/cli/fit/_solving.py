@@ -19,7 +19,7 @@ _TOL = {np.dtype(np.float64): 1e-9, np.dtype(np.float32): 1e-5}
 
 @dataclasses.dataclass(frozen=True)
 class Solver:
-    """How to solve. All strengths are those of the penalty beside the mean loss.
+    """A solver's choice. All strengths are those of the penalty beside the mean loss.
 
     Targets of least squares are brought to mean 0 and standard deviation 1, so that a strength means the same whatever
     their unit is.
@@ -47,17 +47,17 @@ class Solver:
         return self.ratio == 0
 
     def native(self, strength: float, num_rows: int) -> float:
-        """The strength as the estimator's own parameter."""
+        """Return the strength as the estimator's own parameter."""
         if self.objective == "logistic":
             return 1 / (strength * num_rows) if strength else float("inf")
         return strength * num_rows if self.objective == "squared" and self.smooth else strength
 
     def tolerance(self, X: np.ndarray) -> float:
-        """The error of a solution."""
+        """Return the error of a solution."""
         return _TOL[X.dtype] if self.tol is None else self.tol
 
     def estimator(self, strength: float, X: np.ndarray, watch: Any) -> Any:
-        """The estimator, not fitted."""
+        """Return the estimator, not fitted."""
         value = self.native(strength, len(X))
         options: dict[str, Any] = {
             "tol": self.tolerance(X), "max_iter": self.max_iterations, "devices": self.num_devices, "verbose": watch
@@ -118,7 +118,7 @@ def solve(solver: Solver, strength: float, X: np.ndarray, y: np.ndarray, watch: 
 
 @dataclasses.dataclass(frozen=True)
 class Validated:
-    """What cross-validation found.
+    """The result of cross-validation.
 
     Args:
         strengths: those that have scores.

@@ -49,12 +49,12 @@ class Table:
         return len(self.numbers)
 
     def rows(self, chosen: np.ndarray) -> "Table":
-        """Some of the rows, by a mask or by their numbers."""
+        """Return some of the rows, by a mask or by their numbers."""
         columns = {name: column.rows(chosen) for name, column in self.columns.items()}
         return dataclasses.replace(self, numbers=self.numbers[chosen], columns=columns)
 
     def place(self, row: int) -> str:
-        """Where a row is in the file, for people."""
+        """Return where a row is in the file, for people."""
         number = int(self.numbers[row])
         return f"line {line_of(self.path, self.form, number)}" if _is_csv(self.path) else f"row {number}"
 
@@ -136,7 +136,7 @@ def write_table(file: Any, suffix: str, columns: dict[str, Column | np.ndarray])
 
 
 def quoted(names: Iterable[object]) -> str:
-    """For people: ``'a', 'b' and 12 more``."""
+    """Return a text for people: ``'a', 'b' and 12 more``."""
     listed = list(names)
     shown = ", ".join(f"{name!r}" for name in listed[:_NAMED])
     return shown if len(listed) <= _NAMED else f"{shown} and {len(listed) - _NAMED} more"
@@ -154,7 +154,7 @@ def _read_parquet(path: Path) -> tuple[list[Column], tuple[str, ...]]:
 
 
 def _pandas_index(metadata: dict[bytes, bytes]) -> list[str]:
-    """The columns that pandas wrote the index into; one that only counts rows is in none."""
+    """Return the columns that pandas wrote the index into; one that only counts rows is in none."""
     try:
         written = json.loads(metadata.get(b"pandas", b"{}"))["index_columns"]
         return [name for name in written if isinstance(name, str)]

@@ -43,14 +43,14 @@ class Target:
         return np.array([number.get(label, UNKNOWN) for label in found.tolist()])[places]
 
     def labels(self, numbers: np.ndarray) -> np.ndarray:
-        """The labels of classes by their numbers, in the type of the target's column."""
+        """Return the labels of classes by their numbers, in the type of the target's column."""
         whole = np.uint64 if self.kind == "integer" and self.classes[-1] > np.iinfo(np.int64).max else np.int64
         dtypes = {"text": object, "boolean": bool, "integer": whole}
         return np.array(self.classes, dtypes.get(self.kind, np.float64))[numbers]
 
 
 def choose(column: Column, asked: str) -> tuple[Target, str]:
-    """The target with the objective asked for, or that suits it; and why, in words.
+    """Return the target with the objective asked for, or that suits it; and why, in words.
 
     Raises:
         CommandError: if the column cannot be the target of that objective.

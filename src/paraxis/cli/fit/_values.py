@@ -77,7 +77,7 @@ class Column:
         return (int(found[same[0]]), int(found[same[0] + 1])) if len(same) else None
 
     def shown(self) -> list[Any]:
-        """The values for people, nothing where one is missing."""
+        """Return the values for people, nothing where one is missing."""
         return ["" if absent else value for value, absent in zip(self.values.tolist(), self.missing, strict=True)]
 
     def rows(self, chosen: np.ndarray) -> "Column":
@@ -85,7 +85,7 @@ class Column:
 
 
 def of_arrow(name: str, chunks: pa.ChunkedArray | pa.Array, stored: str = "", marks: tuple[str, ...] = ()) -> Column:
-    """The column that an array of Arrow is."""
+    """Return the column that an array of Arrow is."""
     stored = stored or str(chunks.type)
     if pa.types.is_dictionary(chunks.type):
         chunks = chunks.cast(chunks.type.value_type)
@@ -107,7 +107,7 @@ def of_arrow(name: str, chunks: pa.ChunkedArray | pa.Array, stored: str = "", ma
 
 
 def of_numpy(name: str, array: np.ndarray, missing: np.ndarray, stored: str, marks: tuple[str, ...] = ()) -> Column:
-    """The column that an array ``(n,)`` is; an array of objects is one of text."""
+    """Return the column that an array ``(n,)`` is; an array of objects is one of text."""
     kinds: dict[str, Kind] = {
         "b": "boolean", "i": "integer", "u": "integer", "f": "number", "U": "text", "O": "text",
     }  # fmt: skip
@@ -133,7 +133,7 @@ def _arrow_kind(stored: pa.DataType) -> Kind:
 
 
 def _as_integers(decimals: Any) -> Any:
-    """The same numbers as integers, if their type has no fractions and 64 bits are enough."""
+    """Return the same numbers as integers, if their type has no fractions and 64 bits are enough."""
     for dtype in (pa.int64(), pa.uint64()) if decimals.type.scale <= 0 else ():
         try:
             return decimals.cast(dtype)

@@ -30,7 +30,7 @@ class LaunchCommand(TyperCommand):
 
 
 def parted(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The arguments with ``--`` after a module's name, as what follows is the module's own.
+    """Return the arguments with ``--`` after a module's name, as what follows is the module's own.
 
     Raises:
         CommandError: if an option before the script is none of ``options``, each of which has a value; or there is no

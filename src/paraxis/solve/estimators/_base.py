@@ -76,13 +76,13 @@ class Path(NamedTuple):
 
 
 def refused(who: str, argument: str, expected: str, error: Exception) -> Exception:
-    """An error of scikit-learn's or NumPy's, with the name of the argument that it is about."""
+    """Return an error of scikit-learn's or NumPy's, with the name of the argument that it is about."""
     kind = TypeError if isinstance(error, TypeError) else DataError
     return kind(f"{who}: {argument} must be {expected}: {error}")
 
 
 def as_numbers(x: np.ndarray) -> np.ndarray:
-    """The same if it holds real numbers; objects that are numbers as such.
+    """Return the same if it holds real numbers; objects that are numbers as such.
 
     Raises:
         TypeError: if it holds others.
@@ -127,18 +127,18 @@ class LinearModel(BaseEstimator, abc.ABC):
 
     @abc.abstractmethod
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
-        """What to solve, for checked targets."""
+        """Return what to solve, for checked targets."""
 
     @abc.abstractmethod
     def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
-        """What a strength means beside the mean loss; ``total`` is the sum of the weights."""
+        """Return what a strength means beside the mean loss; ``total`` is the sum of the weights."""
 
     @abc.abstractmethod
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
         """Targets in the form that :meth:`_posed` takes; sets what describes them."""
 
     def _is_unbounded(self, params: np.ndarray, X: np.ndarray, y: np.ndarray) -> bool:
-        """Whether a fit without a penalty has no finite solution, as where it ended shows.
+        """Return whether a fit without a penalty has no finite solution, as where it ended shows.
 
         Args:
             params: coefficients and, last, intercepts, ``(d + 1,)`` or ``(k, d + 1)``.
@@ -149,7 +149,7 @@ class LinearModel(BaseEstimator, abc.ABC):
 
     @abc.abstractmethod
     def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-        """The score of predictions of the linear model, ``(n,)`` or ``(n, k)``."""
+        """Return the score of predictions of the linear model, ``(n,)`` or ``(n, k)``."""
 
     def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Weights of rows with those of their classes, where there are such."""
@@ -270,7 +270,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         return getattr(self, self.strength_name)
 
     def _from_strong(self, argument: str, strengths: Any) -> tuple[np.ndarray, list[int]]:
-        """The grid as an array, and its places in the order in which they are solved for."""
+        """Return the grid as an array, and its places in the order in which they are solved for."""
         given = arguments.host_array(self._who, argument, strengths)
         if given.dtype.kind not in "iuf":
             got = arguments.described(given)
@@ -307,7 +307,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         return X, y, self._checked_weight(X, sample_weight)
 
     def _checked_data(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and targets as scikit-learn checks them; what it refuses is named."""
+        """Return rows and targets as scikit-learn checks them; what it refuses is named."""
         self._checked_options()
         try:
             found: Any = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
@@ -385,7 +385,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         return self.coef_.T, np.asarray(self.intercept_)
 
     def _described(self, params: Any, posed: Posed, means: np.ndarray) -> tuple[np.ndarray, Any]:
-        """What a solver found as ``coef_`` and ``intercept_``."""
+        """Return what a solver found as ``coef_`` and ``intercept_``."""
         coef, intercept = params if self.fit_intercept else (params, None)
         coef = (coef * posed.scale).astype(coef.dtype)
         if intercept is None:
@@ -398,7 +398,7 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _judged(
         self, found: Solution, strength: float, coef: Any, intercept: Any, X: np.ndarray, y: np.ndarray, weight: Any
     ) -> Solution:
-        """The same, with the status ``UNBOUNDED`` if that is what it is."""
+        """Return the same, with the status ``UNBOUNDED`` if that is what it is."""
         if strength not in (0, np.inf):
             return found
         there = weight > 0

@@ -25,7 +25,7 @@ _Model = TypeVar("_Model", bound=LinearModel)
 
 
 class CrossValidated(NamedTuple, Generic[_Model]):
-    """What cross-validation found.
+    """The result of cross-validation.
 
     Args:
         strengths: the grid, ``(num,)``.
@@ -163,7 +163,7 @@ def _splits(model: LinearModel, folds: Any, X: np.ndarray, targets: np.ndarray) 
 
 
 def _held_out(model: LinearModel, targets: np.ndarray, weight: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """A fold's weights: zero but on the rows that it is trained on."""
+    """Return a fold's weights: zero but on the rows that it is trained on."""
     kept = np.zeros_like(weight)
     kept[train] = model._weighted(targets[train], weight[train])
     return kept
@@ -175,5 +175,5 @@ def _penalties(model: LinearModel, strength: float, totals: np.ndarray, posed: P
 
 
 def _original(z: np.ndarray, posed: Posed) -> np.ndarray:
-    """A solver's predictions as those of the model."""
+    """Return a solver's predictions as those of the model."""
     return posed.origin + posed.scale * z.T

@@ -57,7 +57,7 @@ class Penalty(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """Where a solver ended; of several problems, with a leading dimension."""
+    """The end of a solver's run; of several problems, with a leading dimension."""
 
     params: Any
     iter_num: np.ndarray
@@ -96,7 +96,7 @@ def place(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, devices: int 
 
 
 def place_folds(X: np.ndarray, y: np.ndarray, weights: np.ndarray, devices: int | None, *, centre: bool) -> Placed:
-    """The same with weights ``(folds, n)``; columns have the means over the rows that count in any fold."""
+    """Return the same with weights ``(folds, n)``; columns have the means over the rows that count in any fold."""
     columns = np.concatenate([y.reshape(len(y), -1), weights.T], 1).astype(X.dtype)  # laid out like any targets
     placed = place(X, columns, (weights.sum(0) > 0).astype(X.dtype), devices, centre=centre)
     split = functools.partial(_split, y.shape[1:])
@@ -179,7 +179,7 @@ _free_seats: list[_Seat] = []
 
 @contextlib.contextmanager
 def _seated(plan: Plan) -> Iterator[Plan]:
-    """The plan with a seat for its watch, which nobody else has until the run has told all of its iterations."""
+    """Give the plan a seat for its watch that is its own until the run has told all of its iterations."""
     if not callable(plan.verbose):
         yield plan
         return
@@ -198,7 +198,7 @@ def _seated(plan: Plan) -> Iterator[Plan]:
 
 @functools.lru_cache(maxsize=128)
 def solver(plan: Plan) -> LBFGS | NewtonCG | ProximalGradient:
-    """The solver for a plan: one object, so that what JAX compiled for it is found again. It holds no data."""
+    """Return the solver for a plan: one object, so that what JAX compiled for it is found again. It holds no data."""
     options: dict[str, Any] = {"tol": plan.tol, "maxiter": plan.max_iter, "verbose": plan.verbose}
     if plan.method == "proximal-gradient":
         return ProximalGradient(plan.objective, prox.first(prox.l1) if plan.intercept else prox.l1, **options)
@@ -206,18 +206,18 @@ def solver(plan: Plan) -> LBFGS | NewtonCG | ProximalGradient:
 
 
 def solution_of(stopped: Interrupted) -> Solution:
-    """What a run had found when it was interrupted."""
+    """Return what a run had found when it was interrupted."""
     return _solution(OptStep(stopped.params, stopped.state))
 
 
 def _arguments(plan: Plan, penalty: Penalty, data: Rows) -> tuple[Any, ...]:
-    """What the plan's solver is given besides parameters."""
+    """Return what the plan's solver is given besides parameters."""
     return (*penalty, data) if plan.method == "proximal-gradient" else (penalty.l2, data)
 
 
 @functools.lru_cache(maxsize=128)
 def _folds(plan: Plan) -> SideBySide:
-    """The solver for a plan, over folds that have ``(penalty, weight)`` of their own."""
+    """Return the solver for a plan, over folds that have ``(penalty, weight)`` of their own."""
     return SideBySide(solver(plan), functools.partial(_of_fold, plan))
 
 
@@ -241,7 +241,7 @@ def _solution(step: OptStep) -> Solution:
 
 
 def _few_sizes(X: np.ndarray, y: np.ndarray, weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same with rows of weight zero added, at most a 32nd or 63, so that few sizes are compiled for.
+    """Return the same with rows of weight zero added, at most a 32nd or 63, so that few sizes are compiled for.
 
     Folds of a cross-validation outside differ by a row or two; compiling takes longer than they do.
     """

@@ -91,16 +91,16 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         return z[:, 0] if z.shape[1] == 1 else z
 
     def predict(self, X: Any) -> np.ndarray:
-        """The likeliest class of each row, ``(n,)``."""
+        """Return the likeliest class of each row, ``(n,)``."""
         return self._decided(self.decision_function(X))
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The probability of each class, ``(n, k)``."""
+        """Return the probability of each class, ``(n, k)``."""
         z = self.decision_function(X)
         return np.stack([expit(-z), expit(z)], 1) if z.ndim == 1 else softmax(z, axis=1)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """The logarithm of the probability of each class, ``(n, k)``; exact where the probability is nearly 0."""
+        """Return each class's log-probability, ``(n, k)``; exact where the probability is nearly 0."""
         z = self.decision_function(X)
         return -np.stack([np.logaddexp(0, z), np.logaddexp(0, -z)], 1) if z.ndim == 1 else log_softmax(z, axis=1)
 

@@ -23,7 +23,7 @@ class Regression(RegressorMixin, LinearModel, abc.ABC):
     alpha: float
 
     def predict(self, X: Any) -> np.ndarray:
-        """The predicted targets, ``(n,)`` or ``(n, k)``."""
+        """Return the predicted targets, ``(n,)`` or ``(n, k)``."""
         return self._linear(X)
 
     def _checked_options(self) -> None:
@@ -171,7 +171,7 @@ class PoissonRegressor(Regression):
         self.verbose = verbose
 
     def predict(self, X: Any) -> np.ndarray:
-        """The expected counts, ``(n,)``."""
+        """Return the expected counts, ``(n,)``."""
         return np.exp(self._linear(X))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:

@@ -8,7 +8,7 @@ _NOTHING = 1e-9  # of the largest eigenvalue, or of the largest change of a pred
 
 
 def is_unbounded(X: np.ndarray, params: np.ndarray, pinned: np.ndarray, better: np.ndarray) -> bool:
-    """Whether the way that the coefficients took leads on for ever.
+    """Return whether the way that the coefficients took leads on for ever.
 
     It does, certainly, if the part of the coefficients that changes no prediction of a pinned row changes those of the
     others only for the better. A solver ends there when the loss that is left is as small as its tolerance.
@@ -31,7 +31,7 @@ def is_unbounded(X: np.ndarray, params: np.ndarray, pinned: np.ndarray, better: 
 
 
 def is_unbounded_for_classes(X: np.ndarray, params: np.ndarray, number: np.ndarray) -> bool:
-    """The same for several classes: no row's own class may lose ground to another one.
+    """Return the same for several classes: no row's own class may lose ground to another one.
 
     What a row and another class say is a row of its own: the difference of the two classes' predictions. Where such
     rows are pinned and span all that X spans, the two classes have one direction; then few unknowns are left.

@@ -32,7 +32,7 @@ _ATTEMPTS = 3  # to read one that is listed and then not there
 
 @dataclasses.dataclass(frozen=True)
 class Restored(Generic[_Tree]):
-    """What ``Checkpoints.restore`` gives.
+    """The result of ``Checkpoints.restore``.
 
     Attributes:
         tree: of the target's structure, its arrays laid out like the target's.
@@ -153,7 +153,7 @@ class Checkpoints:
         return self._keeping.best[0] if self._keeping.best else None
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is to be saved after this many steps, as said by ``every=``."""
+        """Return whether a checkpoint is to be saved after this many steps, as said by ``every=``."""
         step = arguments.count("Checkpoints.is_due", "step", step, least=0, write="step=100", error=DataError)
         return self._every is not None and step > 0 and step % self._every == 0
 
@@ -238,7 +238,7 @@ class Checkpoints:
         partial: bool = False,
         check: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> Restored[_Tree]:
-        """The tree of the last checkpoint, or of the one of a given step.
+        """Return the tree of the last checkpoint, or of the one of a given step.
 
         A damaged checkpoint is renamed, with a warning, and the one before is used; but if ``step`` is given, it is an
         error, and nothing is renamed.
@@ -320,7 +320,7 @@ class Checkpoints:
         processes.barrier("the directory of checkpoints is tidy")
 
     def _shared_steps(self) -> tuple[int, ...]:
-        """The steps that all processes see. What some see later they are given time to see.
+        """Return the steps that all processes see. What some see later they are given time to see.
 
         Raises:
             CheckpointError: if each process has a directory to itself.
@@ -338,7 +338,7 @@ class Checkpoints:
         return steps
 
     def _next(self, step: int | None, damaged: Mapping[int, str], removed: Mapping[int, int]) -> int | None:
-        """The step to read next, if there is one that was not read in vain: the last one, or that which is given."""
+        """Return the step to read next, the last or the given one, if there is one that was not read in vain."""
         steps = self._shared_steps()
         if step is not None and step not in steps:
             raise CheckpointError(
@@ -399,7 +399,7 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def _cure(error: Exception) -> str:
-    """What else may help than another place."""
+    """Return what else may help than another place."""
     if isinstance(error, BlockingIOError):
         return "wait for the other process or end it, or "
     if isinstance(error, FileExistsError):

@@ -23,7 +23,7 @@ _SEEDS = (0, 0x9E3779B9)
 
 
 def checksum(x: Any) -> str:
-    """The checksum of a JAX or NumPy array of numbers, as 16 hexadecimal digits.
+    """Return the checksum of a JAX or NumPy array of numbers, as 16 hexadecimal digits.
 
     Small arrays and NumPy arrays are summed on the host, others on the devices where they lie.
 
@@ -39,7 +39,7 @@ def checksum(x: Any) -> str:
 
 
 def is_small(x: Any) -> bool:
-    """Whether an array is so small that it is dealt with on the host, where this process has all of it."""
+    """Return whether an array is so small that it is dealt with on the host, where this process has all of it."""
     there = not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
     return there and x.size * max(1, x.dtype.itemsize // 4) <= SMALL
 
@@ -89,7 +89,7 @@ def _host_words(x: np.ndarray) -> np.ndarray:
 
 
 def _bits(dtype: Any) -> int:
-    """How many bits an element has; JAX's own types of fewer than 8 are not packed on the host."""
+    """Return how many bits an element has; JAX's own types of fewer than 8 are not packed on the host."""
     info = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
     return info(dtype).bits
 
@@ -109,7 +109,7 @@ def _keys(index: Any, word: Any) -> list[Any]:
 
 
 def _mixed(x: Any, word: Any) -> Any:
-    """Each bit of a number spread over all of them, by a bijection: xor-shifts, and products with odd numbers."""
+    """Spread each bit of a number over all of them, by a bijection: xor-shifts, and products with odd numbers."""
     x = (x ^ (x >> word(16))) * word(0x7FEB352D)
     x = (x ^ (x >> word(15))) * word(0x846CA68B)
     return x ^ (x >> word(16))

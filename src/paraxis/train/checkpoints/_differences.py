@@ -9,7 +9,7 @@ _MOST = 20  # lines of a message
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a leaf is, apart from its value.
+    """The type of a leaf, without its value.
 
     Attributes:
         dtype: ``"float32"``, ``"key<fry>"``, or a Python type, ``"Python int"``.
@@ -49,14 +49,14 @@ class Difference:
 
 
 def compare(saved: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> tuple[Difference, ...]:
-    """All differences: first the target's leaves in their order, then the checkpoint's others in theirs."""
+    """Return all differences: first the target's leaves in their order, then the checkpoint's others in theirs."""
     found = [_difference(path, saved.get(path), kind) for path, kind in wanted.items()]
     found += [Difference(path, "extra", str(kind), None) for path, kind in saved.items() if path not in wanted]
     return tuple(difference for difference in found if difference is not None)
 
 
 def listed(found: Sequence[Difference | str]) -> str:
-    """One line each, as far as they can be read."""
+    """Return one line each, as far as they can be read."""
     lines = [f"  {one}" for one in found[:_MOST]]
     if len(found) > _MOST:
         lines.append(f"  and {len(found) - _MOST} more")
@@ -64,7 +64,7 @@ def listed(found: Sequence[Difference | str]) -> str:
 
 
 def described(kinds: Mapping[str, Kind]) -> str:
-    """All leaves, one line each, as far as they can be read."""
+    """Return all leaves, one line each, as far as they can be read."""
     return listed([f"{path or 'the whole tree'}: {kind}" for path, kind in kinds.items()] or ["no leaves"])
 
 

@@ -42,17 +42,17 @@ class Folder:
         self._claim: Lock | None = None
 
     def steps(self) -> tuple[int, ...]:
-        """The steps of which there are checkpoints, in order."""
+        """Return the steps of which there are checkpoints, in order."""
         entries = _entries(self.path)
         ours = (entry.name for entry in entries if _is_number(entry.name) and _records.is_checkpoint(entry))
         return tuple(sorted(int(name) for name in ours))
 
     def place(self, step: int) -> Path:
-        """Where the checkpoint of a step lies."""
+        """Return where the checkpoint of a step lies."""
         return self.path / str(step)
 
     def identity(self, step: int) -> tuple[int, int] | None:
-        """Which directory it is that has the name of a step now; another one when it was replaced."""
+        """Return which directory it is that has the name of a step now; another one when it was replaced."""
         try:
             found = self.place(step).stat()
         except FileNotFoundError:
@@ -60,11 +60,11 @@ class Folder:
         return found.st_dev, found.st_ino
 
     def staging(self, step: int) -> Path:
-        """Where it is written."""
+        """Return where it is written."""
         return self._ours / f"saving-{step}"
 
     def record(self, step: int) -> dict[str, Any]:
-        """What was recorded beside a step's arrays.
+        """Return what was recorded beside a step's arrays.
 
         Raises:
             Damaged: if it is not there or not what was written.
@@ -140,7 +140,7 @@ class Folder:
         return aside
 
     def is_tidy(self) -> bool:
-        """Whether there is nothing that is being written, or that a killed process left."""
+        """Return whether there is nothing that is being written, or that a killed process left."""
         return not self._passing()
 
     def tidy(self) -> None:
@@ -172,7 +172,7 @@ class Folder:
         self._claim = None
 
     def lock(self, *, wait: bool) -> Lock | None:
-        """The right to write now, once no other process and no other object of this one has it.
+        """Return the right to write now, once no other process and no other object of this one has it.
 
         Raises:
             OSError: if there is no such file, and none can be made.
@@ -181,7 +181,7 @@ class Folder:
         return Lock.take(self._ours / _LOCK, wait)
 
     def _said(self) -> bytes | None:
-        """What the mark of our directory says: nothing, if there is none yet; ``None`` if it is something else."""
+        """Return what our directory's mark says: nothing, if there is none yet; ``None`` if it is something else."""
         try:
             return files.contents(self._ours / _MARK, len(_SAYS))
         except FileNotFoundError:
@@ -197,7 +197,7 @@ class Folder:
         return True
 
     def _passing(self) -> list[tuple[Path, str, int]]:
-        """What is being written, or goes: the directory, what happens to it, and of which step it is."""
+        """Return what is being written, or goes: the directory, what happens to it, and of which step it is."""
         found = ((entry, _PASSING.fullmatch(entry.name)) for entry in _entries(self._ours))
         ours = [(entry, match) for entry, match in found if match and entry.is_dir() and not entry.is_symlink()]
         return [(entry, match[1] or match[3], int(match[2] or match[4])) for entry, match in ours]

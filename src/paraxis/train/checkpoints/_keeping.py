@@ -43,7 +43,7 @@ class Keeping:
             )
 
     def best_of(self, steps: Sequence[int], notes: Notes) -> int | None:
-        """The best of the steps; the later one of two equal ones; not one whose number is NaN."""
+        """Return the best of the steps; the later one of two equal ones; not one whose number is NaN."""
         if self.best is None:
             return None
         name, which = self.best
@@ -53,7 +53,7 @@ class Keeping:
         return max(found, key=lambda step: (sign * found[step], step), default=None)
 
     def going(self, steps: Sequence[int], just_saved: int, notes: Notes) -> list[int]:
-        """The steps whose checkpoints may go. Never the one that was just saved, whatever its number.
+        """Return the steps whose checkpoints may go. Never the one that was just saved, whatever its number.
 
         Nor one whose notes cannot be read just now, where they are asked for: it may be the best.
         """
@@ -66,7 +66,7 @@ class Keeping:
 
 
 def checked_count(name: str, value: Any) -> int | None:
-    """A number of steps or checkpoints.
+    """Return a number of steps or checkpoints.
 
     Raises:
         DataError: if it is none.

@@ -18,7 +18,7 @@ _PYTHON = (bool, int, float, complex, str)
 
 
 def named(tree: Any, who: str) -> dict[str, Any]:
-    """The leaves by their paths, in order.
+    """Return the leaves by their paths, in order.
 
     Raises:
         StateError: if two have the same path.
@@ -33,7 +33,7 @@ def named(tree: Any, who: str) -> dict[str, Any]:
 
 
 def kind(path: str, leaf: Any, who: str) -> Kind:
-    """What a leaf is.
+    """Return what a leaf is.
 
     Raises:
         StateError: if it cannot be saved.
@@ -56,7 +56,7 @@ def kind(path: str, leaf: Any, who: str) -> Kind:
 
 
 def stored(leaf: Any) -> tuple[dict[str, Any], Any]:
-    """What is noted of a leaf, and the array that is written; ``None`` if there is nothing more to write.
+    """Return what is noted of a leaf, and the array that is written; ``None`` if there is nothing more to write.
 
     A NumPy array stands for leaves that this process has to itself: the first process's is written.
     """
@@ -74,7 +74,7 @@ def stored(leaf: Any) -> tuple[dict[str, Any], Any]:
 
 
 def wish(path: str, note: Mapping[str, Any], like: Any) -> Wish | None:
-    """How the array of a leaf is to be loaded to become one like another; ``None`` if there is none.
+    """Return how the array of a leaf is to be loaded to become one like another; ``None`` if there is none.
 
     Raises:
         StateError: if it cannot lie as it should.
@@ -97,7 +97,7 @@ def wish(path: str, note: Mapping[str, Any], like: Any) -> Wish | None:
 
 
 def restored(note: Mapping[str, Any], data: Any, like: Any) -> Any:
-    """A leaf like another with the value that was saved. ``data`` is as wished for."""
+    """Return a leaf like another with the value that was saved. ``data`` is as wished for."""
     if "value" in note:
         return type(like)(*note["value"]) if isinstance(like, complex) else type(like)(note["value"])
     if data is None:
@@ -131,12 +131,12 @@ def _check_wide(path: str, dtype: np.dtype) -> None:
 
 
 def _is_placed(like: Any) -> bool:
-    """Whether an array is bound to its devices. One that is not goes where it is used."""
+    """Return whether an array is bound to its devices. One that is not goes where it is used."""
     return like.committed if isinstance(like, jax.Array) else getattr(like, "sharding", None) is not None
 
 
 def _weak(x: jax.Array) -> jax.Array:
-    """The same values of a type that yields to others, as far as JAX has one of that width."""
+    """Return the same values of a type that yields to others, as far as JAX has one of that width."""
     # What is set into an array takes its type.
     base = jnp.broadcast_to(jnp.asarray(x.dtype.type(0).item()), x.shape)
     return base.at[...].set(x) if base.weak_type and base.dtype == x.dtype else x

@@ -27,7 +27,7 @@ class Lock:
 
     @classmethod
     def take(cls, path: Path, wait: bool) -> "Lock | None":
-        """The lock, or ``None`` if it is another's and not to be waited for.
+        """Return the lock, or ``None`` if it is another's and not to be waited for.
 
         Raises:
             OSError: if the file cannot be made.
@@ -73,7 +73,7 @@ _one_at_a_time = threading.Lock()
 
 
 def claim(path: Path) -> Lock:
-    """The right of this process to write where a file lies, for as long as somebody holds what is returned.
+    """Return the right of this process to write where a file lies, for as long as somebody holds what is returned.
 
     Raises:
         BlockingIOError: if another process has it.

@@ -18,7 +18,7 @@ _STATE = "state"
 
 @dataclasses.dataclass(frozen=True)
 class Wish:
-    """How an array is to be loaded: onto devices, or without a sharding as a NumPy array."""
+    """The form in which to load an array: onto devices, or without a sharding as a NumPy array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -46,7 +46,7 @@ def start_save(directory: Path, arrays: Mapping[str, Any]) -> Callable[[], None]
 
 
 def load(directory: Path, wishes: Mapping[str, Wish]) -> dict[str, Any]:
-    """Some of the arrays in a directory, as wished.
+    """Return some of the arrays in a directory, as wished.
 
     Communicates: nothing.
 
@@ -67,14 +67,14 @@ def load(directory: Path, wishes: Mapping[str, Wish]) -> dict[str, Any]:
 
 
 def tells_of_damage(error: Exception) -> bool:
-    """Whether an error of ``load`` says that the files are damaged, not that memory or permissions are missing."""
+    """Return whether an error of ``load`` tells of damaged files, rather than of missing memory or permissions."""
     text = str(error)
     short = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "Permission denied", "Too many open files")
     return not isinstance(error, (MemoryError, PermissionError)) and not any(words in text for words in short)
 
 
 def can_hold(dtype: np.dtype) -> bool:
-    """Whether arrays of a type can be written."""
+    """Return whether arrays of a type can be written."""
     if jnp.issubdtype(dtype, np.number):
         wide = dtype.itemsize > (16 if jnp.issubdtype(dtype, np.complexfloating) else 8)
         return not wide and dtype.name not in {"uint2", "uint4"}

@@ -44,7 +44,7 @@ def pack(arrays: Mapping[str, Any]) -> Packed:
 
 
 def unpack(packed: np.ndarray, begin: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array of its own, which begins at a byte of the pack.
+    """Return an array of its own, which begins at a byte of the pack.
 
     Raises:
         ValueError: if the pack is too short for it.

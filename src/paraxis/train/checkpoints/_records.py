@@ -80,7 +80,7 @@ def write(directory: Path, record: Mapping[str, Any]) -> None:
 
 
 def read(directory: Path, step: int) -> dict[str, Any]:
-    """The record of a step's checkpoint, as it was written: each field is what it must be, and they agree.
+    """Return the record of a step's checkpoint, as it was written: each field is what it must be, and they agree.
 
     Raises:
         Damaged: if it is not there or not what was written.
@@ -99,7 +99,7 @@ def read(directory: Path, step: int) -> dict[str, Any]:
 
 
 def is_whole(directory: Path, step: int) -> bool:
-    """Whether there is the record of a step, which is written last."""
+    """Return whether there is the record of a step, which is written last."""
     try:
         read(directory, step)
     except (Damaged, OSError):
@@ -156,7 +156,7 @@ def mark(directory: Path) -> None:
 
 
 def is_checkpoint(directory: Path) -> bool:
-    """Whether a directory is a checkpoint, damaged or not: it has its mark, or a record that is whole.
+    """Return whether a directory is a checkpoint, damaged or not: it has its mark, or a record that is whole.
 
     Raises:
         PermissionError: if it may not be read.
@@ -184,7 +184,7 @@ def strange(directory: Path) -> str | None:
 
 
 def _names(directory: Path) -> list[str]:
-    """All that is in a directory, and in those in it."""
+    """Return all that is in a directory, and in those in it."""
     found = ((parent, name) for parent, folders, names in os.walk(directory) for name in (*folders, *names))
     return [os.path.relpath(os.path.join(parent, name), directory) for parent, name in found]
 
@@ -193,7 +193,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def surroundings() -> dict[str, Any]:
-    """What the bits of a computation depend on, apart from the program."""
+    """Return what the bits of a computation depend on, apart from the program."""
     threads = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC")
     return {
         "jax": jax.__version__,
@@ -212,7 +212,7 @@ def _version(package: str) -> str:
 
 
 def changes(before: Mapping[str, Any]) -> tuple[str, ...]:
-    """What is different now, in words."""
+    """Return what is different now, in words."""
     return tuple(
         f"{name}: {before[name]} when it was saved, {now} now"
         for name, now in surroundings().items()

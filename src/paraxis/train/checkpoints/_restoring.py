@@ -23,7 +23,7 @@ _DAMAGED, _REMOVED = "damaged: ", "removed"
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a checkpoint holds of a target."""
+    """The part of a target that a checkpoint holds."""
 
     leaves: list[Any]
     record: dict[str, Any]
@@ -32,7 +32,7 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is to be read: the arrays wished for, by their paths."""
+    """The arrays to read, by their paths."""
 
     record: dict[str, Any]
     differences: tuple[Difference, ...]
@@ -44,7 +44,7 @@ NotesCheck = Callable[[Mapping[str, Any]], None]
 
 
 def found(folder: Folder, step: int, target: Any, partial: bool, check: NotesCheck | None) -> Found:
-    """The target's leaves from the checkpoint of a step.
+    """Return the target's leaves from the checkpoint of a step.
 
     Raises:
         StateError: if they do not agree, or cannot lie as they should.
@@ -72,7 +72,7 @@ def found(folder: Folder, step: int, target: Any, partial: bool, check: NotesChe
 
 
 def _together(work: Callable[[], _T], is_there: Callable[[], bool]) -> _T:
-    """What each process does, if none failed: what comes next communicates, so all go on or none does.
+    """Return what each process does, if none failed: what comes next communicates, so all go on or none does.
 
     Raises:
         Exception: its own, in a process that failed.
@@ -217,7 +217,7 @@ def _nothing_agrees(folder: Folder, step: int, saved: Mapping[str, Kind], wanted
 
 
 def _root(error: BaseException) -> str:
-    """The first thing that went wrong, in a line."""
+    """Return the first thing that went wrong, in a line."""
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
     lines = str(error).strip().splitlines() or [""]

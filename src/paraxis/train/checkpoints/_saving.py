@@ -27,14 +27,14 @@ _LOG = logging.getLogger("paraxis")
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What is written: arrays by their paths, and the record beside them."""
+    """The contents of a checkpoint: arrays by their paths, and the record beside them."""
 
     arrays: dict[str, Any]
     record: dict[str, Any]
 
 
 def checked_step(step: Any) -> int:
-    """A step as an int, also from an array of one.
+    """Return a step as an int, also from an array of one.
 
     Raises:
         DataError: if it is none.
@@ -48,7 +48,7 @@ def checked_step(step: Any) -> int:
 
 
 def checked_notes(notes: Any) -> dict[str, Any]:
-    """Notes as they will be read.
+    """Return notes as they will be read.
 
     Raises:
         DataError: if they are not JSON values.
@@ -65,7 +65,7 @@ def checked_notes(notes: Any) -> dict[str, Any]:
 
 
 def checked_leaves(tree: Any) -> dict[str, tuple[Any, Kind]]:
-    """The leaves of a tree by their paths.
+    """Return the leaves of a tree by their paths.
 
     Raises:
         StateError: if one cannot be saved.
@@ -79,7 +79,7 @@ def checked_leaves(tree: Any) -> dict[str, tuple[Any, Kind]]:
 
 
 def contents(step: int, leaves: Mapping[str, tuple[Any, Kind]], notes: Mapping[str, Any]) -> Contents:
-    """What is to be written, with the checksums."""
+    """Return what is to be written, with the checksums."""
     arrays, entries = {}, {}
     for path, (leaf, kind) in leaves.items():
         entry, array = _leaves.stored(leaf)
@@ -134,7 +134,7 @@ class Saving:
         return self._thread is not None
 
     def wait(self) -> Exception | None:
-        """What went wrong, if anything, in this process or in another.
+        """Return what went wrong, if anything, in this process or in another.
 
         When one process cannot write its part, the others wait for it inside Orbax, for minutes. It does not wait
         for them in turn, neither here nor where the writing begins: once it has ended, its launcher ends them.

@@ -11,7 +11,7 @@ from paraxis.train.data._sources import Batches, RowSource
 def order_of(
     source: RowSource | Batches, batch_size: int | None, shuffle: bool | None, drop_last: bool, seed: int
 ) -> Order | None:
-    """How the rows are put in batches; ``None``: the source does that."""
+    """Return how the rows are put in batches; ``None``: the source does that."""
     if isinstance(source, Batches):
         given = {"batch_size": batch_size, "shuffle": shuffle or None, "drop_last": drop_last or None}
         wrong = [name for name, value in given.items() if value is not None]

@@ -12,13 +12,13 @@ from paraxis._core import tree
 
 
 def is_array(x: Any) -> bool:
-    """Whether it has rows that can be taken by number: an array of NumPy, JAX or PyTorch, or one in a file."""
+    """Return whether it has rows that can be taken by number: an array of NumPy, JAX or PyTorch, or one in a file."""
     is_series = hasattr(x, "iloc")  # of pandas: its rows have labels
     return hasattr(x, "dtype") and hasattr(x, "__getitem__") and len(getattr(x, "shape", ())) > 0 and not is_series
 
 
 def to_host(x: Any) -> np.ndarray:
-    """A number or an array as a NumPy array; a PyTorch tensor is known by its methods."""
+    """Return a number or an array as a NumPy array; a PyTorch tensor is known by its methods."""
     if hasattr(x, "detach"):
         x = x.detach().cpu().numpy()
     return np.asarray(x)
@@ -71,7 +71,7 @@ def _column(name: str, values: Sequence[Any], rows: np.ndarray) -> np.ndarray:
 
 
 def num_rows_of(batch: Any) -> int:
-    """The number of rows of a batch as a source gives it.
+    """Return the number of rows of a batch as a source gives it.
 
     Raises:
         DataError: if it is no tree of arrays, or is empty.
@@ -93,7 +93,7 @@ def num_rows_of(batch: Any) -> int:
 
 
 def common_rows(where: str, argument: str, leaves: Sequence[tuple[Any, Any]]) -> int:
-    """The number of rows that all leaves of a tree have, none of which is 0-d.
+    """Return the number of rows that all leaves of a tree have, none of which is 0-d.
 
     Raises:
         ShapeError: naming the first that has another one.
@@ -110,7 +110,7 @@ def common_rows(where: str, argument: str, leaves: Sequence[tuple[Any, Any]]) ->
 
 
 def for_devices(batch: Any, num_rows: int, *, copy: bool) -> Any:
-    """A batch's leaves as arrays of dtypes that devices have.
+    """Return a batch's leaves as arrays of dtypes that devices have.
 
     Args:
         batch: a tree of arrays.

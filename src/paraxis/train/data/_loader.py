@@ -168,14 +168,14 @@ class Loader:
         return self._laid_out(self._parts(arguments.count("px.loader", "start", start, least=0, error=DataError)))
 
     def epoch(self, number: int) -> Closable:
-        """The batches of one epoch. Of a source of batches that knows no epochs: of its next pass."""
+        """Return the batches of one epoch. Of a source of batches that knows no epochs: of its next pass."""
         number = arguments.count("px.loader", "number", number, least=0, error=DataError)
         if isinstance(self._source, Batches):
             return self._laid_out(one_pass(self._source, number))
         return self._laid_out(self._parts(number * len(self), (number + 1) * len(self)))
 
     def rows(self, number: int) -> np.ndarray:
-        """The rows of a batch, by the number of the batch, counted from the first epoch's: ``(num_rows,)``, int64.
+        """Return a batch's rows ``(num_rows,)``, int64, by its number, counted from the first epoch's first.
 
         Raises:
             DataError: if the source gives batches: it does not tell.
@@ -185,7 +185,7 @@ class Loader:
         return self._order.rows(arguments.count("px.loader", "number", number, least=0, error=DataError))
 
     def describe(self) -> dict[str, Any]:
-        """What the data are, as far as can be said without reading them, and their order: for JSON.
+        """Return what the data are, as far as can be said without reading them, and their order: for JSON.
 
         Two loaders of which this is equal give the same rows in the same batches, if the rows are the same.
         """
@@ -193,13 +193,13 @@ class Loader:
         return {**order, **self._source.describe()}
 
     def depends_on(self) -> dict[str, Any]:
-        """The values behind :meth:`describe`: arrays, or the object or function that they are asked of."""
+        """Return the values behind :meth:`describe`: arrays, or the object or function that they are asked of."""
         found = self._source
         rows = found.tree if isinstance(found, Arrays) else found.rows if isinstance(found, Dataset) else found.source
         return {"data": rows, "transform": None if self._transform is None else self._transform.function}
 
     def _parts(self, start: int, stop: int | None = None) -> Generator[Part, None, None]:
-        """What is to be made, batch after batch, from number ``start`` on."""
+        """Yield what is to be made, batch after batch, from number ``start`` on."""
         source = self._source
         if isinstance(source, Batches):
             yield from passes(source, start)
@@ -224,7 +224,7 @@ class Loader:
                 del batch, part  # no more of them stays in memory than asked for
 
     def _read(self, part: Part, positions: np.ndarray) -> Any:
-        """Some of the rows of a batch, ready for devices."""
+        """Return some of the rows of a batch, ready for devices."""
         found = part.read(positions)
         if self._transform is not None:
             found = self._transform(found, part.epoch, part.ids[positions])
@@ -233,5 +233,5 @@ class Loader:
 
 
 def _is_wide() -> bool:
-    """Whether 64-bit numbers are in force, in this thread."""
+    """Return whether 64-bit numbers are in force, in this thread."""
     return jax.dtypes.canonicalize_dtype(np.float64) == np.float64

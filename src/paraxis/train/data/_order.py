@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """How rows are put in batches, epoch after epoch; each row comes once in an epoch, unless it is left over."""
+    """The order of rows in batches, epoch after epoch; each row comes once in an epoch, unless it is left over."""
 
     num_rows: int
     batch_size: int
@@ -28,13 +28,13 @@ class Order:
         return self.num_rows // self.batch_size if self.drop_last else -(-self.num_rows // self.batch_size)
 
     def rows(self, number: int) -> np.ndarray:
-        """The rows of a batch, by its number counted from the first epoch's: ``(rows,)``, int64."""
+        """Return the rows of a batch, by its number counted from the first epoch's: ``(rows,)``, int64."""
         epoch, k = divmod(number, len(self))
         first, last = k * self.batch_size, min((k + 1) * self.batch_size, self.num_rows)
         return self._epoch_order(epoch)[first:last].copy() if self.shuffle else np.arange(first, last)
 
     def describe(self) -> dict[str, Any]:
-        """For JSON. The name of the order is for another one, should there ever be one."""
+        """Return for JSON. The name of the order is for another one, should there ever be one."""
         wishes = dataclasses.asdict(self)
         return {"order": "philox-argsort" if self.shuffle else "as they come", **wishes}
 
@@ -45,7 +45,7 @@ class Order:
 
 
 def epoch_order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
-    """The rows of an epoch, each once, in an order of its own: ``(num_rows,)``, int64."""
+    """Return the rows of an epoch, each once, in an order of its own: ``(num_rows,)``, int64."""
     bits = np.random.Philox(key=_words(seed, epoch)).random_raw(num_rows)
     return np.argsort(bits, kind="stable")
 

@@ -56,7 +56,7 @@ def _other_length(epoch: int, count: str, length: int) -> DataError:
 
 
 def one_pass(source: Batches, epoch: int) -> Generator[Part, None, None]:
-    """The batches of one pass."""
+    """Yield the batches of one pass."""
     with contextlib.closing(source.epoch(epoch)) as found:
         for number in itertools.count():
             with naming(epoch, number):

@@ -44,7 +44,7 @@ class ReadAhead(Iterator[Item], Generic[Item]):
 
 
 class _Shelf:
-    """Where items wait."""
+    """A bounded shelf on which items wait."""
 
     def __init__(self, depth: int) -> None:
         self._items: collections.deque[Any] = collections.deque()
@@ -60,7 +60,7 @@ class _Shelf:
             return self._ended and not self._items
 
     def wait_for_room(self) -> bool:
-        """Whether one more item is wanted; returns when that is known."""
+        """Return whether one more item is wanted; returns when that is known."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or len(self._items) < self._depth)
             return not self._ended

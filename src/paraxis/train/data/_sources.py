@@ -28,7 +28,7 @@ class RowSource(Protocol):
     def num_rows(self) -> int: ...
 
     def read(self, rows: np.ndarray, epoch: int) -> Any:
-        """A tree with host arrays ``(len(rows), ...)``, made anew."""
+        """Return a tree with host arrays ``(len(rows), ...)``, made anew."""
         ...
 
     def describe(self) -> dict[str, Any]: ...
@@ -121,7 +121,7 @@ class Batches:
     by_epoch: bool
 
     def epoch(self, number: int) -> Generator[Found, None, None]:
-        """The batches of one pass, as the source gives them."""
+        """Yield the batches of one pass, as the source gives them."""
         found = _of_source("beginning to read the source", lambda: iter(self.make(number)))
         try:
             while True:
@@ -141,7 +141,7 @@ class Batches:
 
 
 def source_of(source: Any) -> Arrays | Dataset | Batches:
-    """What a user's source is.
+    """Return what a user's source is.
 
     Raises:
         DataError: if it is nothing that a loader can read.
@@ -198,7 +198,7 @@ def _arrays(source: Any) -> Arrays:
 
 
 def _from_device(path: Any, leaf: Any) -> Any:
-    """An array on devices is brought to the host once, and not for each batch."""
+    """Return an array on devices is brought to the host once, and not for each batch."""
     if not isinstance(leaf, jax.Array):
         return leaf
     if not leaf.is_fully_addressable:
@@ -264,5 +264,5 @@ def _length(source: Any) -> int | None:
 
 
 def _is_grain(source: Any) -> bool:
-    """Whether it is a Grain ``MapDataset``: those go on after their last row with the next epoch."""
+    """Return whether it is a Grain ``MapDataset``: those go on after their last row with the next epoch."""
     return hasattr(source, "to_iter_dataset")

@@ -49,7 +49,7 @@ _INSTALLED = tuple(
 
 
 def describe(state: Any, step: Any, feed: Feed) -> Description:
-    """A run that begins with a state. Read once: it takes some milliseconds.
+    """Return a run that begins with a state. Read once: it takes some milliseconds.
 
     Args:
         state: its optimiser and the decay of its average count.
@@ -70,7 +70,7 @@ def describe(state: Any, step: Any, feed: Feed) -> Description:
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-    """What is described otherwise now, a line for each thing."""
+    """Return what is described otherwise now, a line for each thing."""
     if _MODEL not in before:  # saved before models were described
         now = {path: text for path, text in now.items() if not _is_part(path, _MODEL) and path != _MODEL}
     found = [path for path in {**before, **now} if before.get(path) != now.get(path)]
@@ -174,7 +174,7 @@ _TEXT = object()
 
 
 def _of_function(path: str, function: FunctionType) -> Iterator[tuple[Any, Any]]:
-    """Its name and code; and what it reads: defaults, what it closes over, numbers and functions of its own module."""
+    """Describe its name, its code, and what it reads: defaults, closure, numbers and functions of its own module."""
     code = function.__code__
     is_installed = code.co_filename.startswith((*_INSTALLED, "<frozen"))
     text = "" if is_installed else _code(function)
@@ -201,7 +201,7 @@ def _global_names(code: CodeType) -> set[str]:
 
 
 def _code(function: FunctionType) -> str:
-    """Its source, without comments and spaces; of a lambda only if it is alone there. Bytecode is each Python's own."""
+    """Return its source without comments and spaces; a lambda's if it is alone. Bytecode is each Python's own."""
     import ast
 
     try:
@@ -241,7 +241,7 @@ def _short(text: str) -> str:
 
 
 def _array(x: Any) -> str:
-    """Its dtype and shape, and a digest of its values; of a large one, of some of its rows."""
+    """Return its dtype and shape, and a digest of its values; of a large one, of some of its rows."""
     shape = tuple(map(int, x.shape))
     kind = f"{x.dtype} {shape}"
     is_key = isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.extended)
@@ -260,7 +260,7 @@ def _array(x: Any) -> str:
 
 
 def _some(number: int, at_most: int, otherwise: int) -> list[int]:
-    """All numbers below one that is small; of a large one so many, evenly spaced, the first and the last included."""
+    """Return all numbers below a small one; below a large one so many, evenly spaced, the first and last included."""
     if number <= at_most:
         return list(range(number))
     return sorted({round(i * (number - 1) / (otherwise - 1)) for i in range(otherwise)})

@@ -19,7 +19,7 @@ _MOST_SAID = 20
 
 
 class Status:
-    """What there is to say of a run: where it is, how fast, what came out last.
+    """The status of a run: its place, its speed, its last metrics.
 
     Args:
         start: steps done before.
@@ -65,12 +65,12 @@ class Status:
         return f"{step}, epoch {self._epoch + 1}" + (f" of {self._epochs}" if self._epochs else "")
 
     def numbers(self) -> str:
-        """The last metrics of training."""
+        """Return the last metrics of training."""
         names = sorted(self._metrics.keys() - {"grad_norm"}, key=lambda name: (name != "loss", name))
         return _numbers({name: self._metrics[name] for name in names})
 
     def rate(self) -> str:
-        """Rows and steps in a second, and the time that is left."""
+        """Return rows and steps in a second, and the time that is left."""
         if self._rates is None:
             return ""
         steps, rows = self._rates
@@ -110,7 +110,7 @@ class Display(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """The run is over."""
+        """Return the run is over."""
 
 
 class Lines(Display):
@@ -134,7 +134,7 @@ class Lines(Display):
             self._show(event)
 
     def _show(self, event: Event) -> None:
-        """What is new: of one step, training and rates are shown once."""
+        """Return what is new: of one step, training and rates are shown once."""
         evaluated = _numbers(event.metrics) if event.kind == "evaluate" else ""
         parts = [self._status.place(), evaluated]
         if event.step > self._shown or not evaluated:
@@ -233,7 +233,7 @@ class InNotebook(Display):
         self._show()
 
     def close(self) -> None:
-        """What is shown last, stays."""
+        """Return what is shown last, stays."""
 
     def _show(self) -> None:
         status = self._status
@@ -265,7 +265,7 @@ def print_line(text: str, stream: TextIO | None = None) -> None:
 
 
 def display_for(progress: bool | None, start: int, total: int | None, epochs: int | None) -> Display:
-    """A live area in a notebook, a live line on a terminal, and lines elsewhere; or nothing.
+    """Return a live area in a notebook, a live line on a terminal, and lines elsewhere; or nothing.
 
     Raises:
         ModuleNotFoundError: if ``progress`` is True, and rich is missing where it is needed.

@@ -62,7 +62,7 @@ class Evaluate:
         self._feed = Feed("px.Evaluate: data", data, _ONE_EACH)
 
     def is_due(self, step: int, ends_epoch: bool) -> bool:
-        """Whether it is time, after so many steps."""
+        """Return whether it is time, after so many steps."""
         return ends_epoch if isinstance(self._every, str) else step % self._every == 0
 
     @overload
@@ -72,7 +72,7 @@ class Evaluate:
     def __call__(self, state: Any, stop: processes.StopSignal) -> dict[str, float] | None: ...
 
     def __call__(self, state: Any, stop: processes.StopSignal | None = None) -> dict[str, float] | None:
-        """The averages over all data, by names that begin with its own.
+        """Return the averages over all data, by names that begin with its own.
 
         Args:
             state: is left as it is.
@@ -112,7 +112,7 @@ def _checked_every(every: Any) -> int | Literal["epoch"]:
 
 
 def evaluations_of(evaluate: Any) -> tuple[Evaluate, ...]:
-    """One evaluation, several, or none.
+    """Return one evaluation, several, or none.
 
     Raises:
         DataError: if something else is among them, or two have one name.

@@ -62,7 +62,7 @@ class Callbacks:
                 self._by_kind[kind].append((_name(callback, kind), listener))
 
     def hear(self, kind: Kind) -> bool:
-        """Whether one is told of such events."""
+        """Return whether one is told of such events."""
         return bool(self._by_kind[kind])
 
     def __call__(self, event: Event) -> None:

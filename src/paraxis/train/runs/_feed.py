@@ -16,7 +16,7 @@ from paraxis.train.data._loader import Loader
 
 
 class Place(NamedTuple):
-    """Where a batch is: its number from the first one of all, its epoch, its number in that, whether it ends it.
+    """A batch's place: its number from the first of all, its epoch, its number in that, whether it ends it.
 
     All are counted from 0.
     """
@@ -27,7 +27,7 @@ class Place(NamedTuple):
     is_last: bool
 
     def in_words(self) -> str:
-        """For people: both counted from 1, as steps are."""
+        """Return a text for people: both counted from 1, as steps are."""
         return f"number {self.within + 1} of epoch {self.epoch + 1}"
 
 
@@ -56,22 +56,22 @@ class Feed:
         """Batches of an epoch, if that is known."""
 
     def describe(self) -> dict[str, Any]:
-        """What the data are, as far as it can be said without reading them: for JSON."""
+        """Return what the data are, as far as it can be said without reading them: for JSON."""
         return {"batches": self.length} if self._loader is None else self._loader.describe()
 
     def depends_on(self) -> dict[str, Any]:
-        """What the numbers in the batches depend on, to be described."""
+        """Return what the numbers in the batches depend on, to be described."""
         return {"data": self._data} if self._loader is None else self._loader.depends_on()
 
     def rows(self, number: int) -> np.ndarray | None:
-        """Which rows a batch has, if that is known."""
+        """Return which rows a batch has, if that is known."""
         if self._loader is not None:
             with contextlib.suppress(DataError):
                 return self._loader.rows(number)
         return None
 
     def start(self, number: int) -> Place:
-        """The place of a batch by its number.
+        """Return the place of a batch by its number.
 
         Raises:
             DataError: if epochs have no known length, so that it cannot be told.
@@ -96,7 +96,7 @@ class Feed:
                 del batch  # it is not needed while the next one is waited for
 
     def epoch(self) -> Generator[Any, None, None]:
-        """The batches of the first epoch. Close it when done."""
+        """Yield the batches of the first epoch. Close it when done."""
         with _closing(self._open(0)) as found:
             yield from found
 
@@ -121,7 +121,7 @@ class Feed:
 
 
 def num_rows(batch: Any) -> int:
-    """The rows of a batch, of which nothing is checked: the step does."""
+    """Return the rows of a batch, of which nothing is checked: the step does."""
     if isinstance(batch, Batch):
         return batch.num_rows
     return next((int(leaf.shape[0]) for leaf in jax.tree.leaves(batch) if getattr(leaf, "ndim", 0)), 0)
@@ -158,7 +158,7 @@ def _refuse_several(what: str, data: Any, several: str) -> None:
 
 
 def _is_rows(data: Any) -> bool:
-    """Whether these are arrays with the same rows, rather than batches that are one array each: those are alike."""
+    """Return whether these are arrays with the same rows; batches of one array each are alike, and are not."""
     if not isinstance(data, (tuple, list)) or not data or not all(hasattr(x, "dtype") for x in data):
         return False
     return isinstance(data, tuple) or len({np.ndim(x) for x in data}) > 1
@@ -195,7 +195,7 @@ def _closing(found: Any) -> Iterator[Iterator[Any]]:
 
 
 def _marked(batches: Iterator[Any]) -> Iterator[tuple[bool, Any]]:
-    """Each with whether it is the last, for which the next one is read. An error comes in the place of that one."""
+    """Yield each with whether it is the last, which takes reading the next. An error comes in that one's place."""
     nothing = object()
     batch, error = next(batches, nothing), None
     while batch is not nothing:

@@ -35,7 +35,7 @@ _State = TypeVar("_State")
 
 @dataclasses.dataclass(frozen=True)
 class Fitted(Generic[_State]):
-    """What a run came to.
+    """The outcome of a run.
 
     Attributes:
         state: after the last step.
@@ -279,7 +279,7 @@ def _facts(state: Any, feed: Feed, epochs: int | None, steps: int | None) -> dic
 def _nothing_left(
     start: int, total: int | None, epochs: int | None, beginning: _resume.Beginning, *, is_early: bool
 ) -> str:
-    """For who starts a run again that was over, or begins with a state that has done its steps."""
+    """Return for who starts a run again that was over, or begins with a state that has done its steps."""
     if is_early:
         return "nothing left to do: it was ended before"
     done = f"step {start}" if total is None else f"step {start} of {total}"
@@ -294,7 +294,7 @@ _PLACES = {"log": "runs/log.jsonl", "plot": "runs/curves.png", "tensorboard": "r
 
 
 def _path(argument: str, value: Any) -> Path:
-    """A place as it was given.
+    """Return a place as it was given.
 
     Raises:
         DataError: if it is none.
@@ -308,7 +308,7 @@ def _path(argument: str, value: Any) -> Path:
 
 
 def _draw(history: History, path: Path) -> None:
-    """A picture that cannot be drawn, say on a full disk, is no reason to lose what was trained."""
+    """Return a picture that cannot be drawn, say on a full disk, is no reason to lose what was trained."""
     try:
         _plots.draw(history, path)
     except Exception as error:
@@ -321,7 +321,7 @@ def _draw(history: History, path: Path) -> None:
 def _written(
     stack: contextlib.ExitStack, start: int, every: int, facts: dict[str, Any], *, log: Any, tensorboard: Any, plot: Any
 ) -> list[Reporter]:
-    """What writes down how the run goes. Each place is tried now: at the end, it would be too late."""
+    """Return what writes down how the run goes. Each place is tried now: at the end, it would be too late."""
     found: list[Reporter] = []
     if plot is not None:
         place = _path("plot", plot)
@@ -340,7 +340,7 @@ def _written(
 
 @contextlib.contextmanager
 def _writing(argument: str, path: Path) -> Iterator[None]:
-    """A place that cannot be written to is an error that names the argument."""
+    """Turn a failure to write to a place into an error that names the argument."""
     try:
         yield
     except OSError as error:
@@ -354,7 +354,7 @@ def _writing(argument: str, path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _saving(checkpoints: "Checkpoints | None") -> Iterator[None]:
-    """A directory that is this run's alone until it ends.
+    """Hold a directory as this run's alone until it ends.
 
     What is being written is waited for, if there is an error too; but not if the user wants to leave at once.
     """
@@ -372,7 +372,7 @@ def _saving(checkpoints: "Checkpoints | None") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watched() -> Iterator[None]:
-    """The watchdog, if there is one, waits for steps; and for none when the run is over."""
+    """Let the watchdog, if there is one, wait for steps until the run is over."""
     try:
         yield
     finally:
@@ -381,7 +381,7 @@ def _watched() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nothing_is_left_of_no_step(loop: Loop, reporters: list[Reporter]) -> Iterator[None]:
-    """A run that fails before its first step takes back the files that were made for it."""
+    """Take back the files that were made for a run that fails before its first step."""
     start = loop.num_steps
     try:
         yield

@@ -36,7 +36,7 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class History:
-    """What a run has shown.
+    """The metrics of a run, in the order in which they came.
 
     Attributes:
         steps: averages over ``stride`` steps each, at most 512 of them: for a curve. What is left over is not in it.
@@ -64,7 +64,7 @@ class History:
     evaluations: tuple[Record, ...]
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """The steps at which a metric is known, and its values, both ``(num_points,)``.
+        """Return the steps at which a metric is known, and its values, both ``(num_points,)``.
 
         Of ``"loss"`` those of ``steps``, of ``"test/loss"`` those of each evaluation; of an unknown name, none.
         """
@@ -78,7 +78,7 @@ class History:
         return f"History({num_steps} steps, {len(self.epochs)} epochs, {len(self.evaluations)} evaluations)"
 
     def __str__(self) -> str:
-        """A table: a line for each epoch, with the evaluations after it, and for each evaluation at another step.
+        """Return a table: a line for each epoch with its evaluations, and for each evaluation at another step.
 
         Without any of these, the last of ``steps``. Epochs are counted from 1, as steps are.
         """
@@ -108,7 +108,7 @@ class History:
 
 
 def _in_order(metrics: Mapping[str, float]) -> list[str]:
-    """The loss first; then by name."""
+    """Return the loss first; then by name."""
     return sorted(metrics, key=lambda name: (not _is_loss(name), name))
 
 
@@ -132,7 +132,7 @@ def fetched(metrics: Mapping[str, Any]) -> dict[str, Mean]:
 
 
 def sums_of(metrics: Mapping[str, Mean]) -> Sums:
-    """The sums of metrics that were fetched."""
+    """Return the sums of metrics that were fetched."""
     # The mean itself has the rounding of one division; its product with the weight, in float64, has nearly none.
     return {
         name: (mean.total if mean.value is None else mean.value * mean.weight, mean.weight)
@@ -141,12 +141,12 @@ def sums_of(metrics: Mapping[str, Mean]) -> Sums:
 
 
 def means_of(sums: Sums) -> dict[str, float]:
-    """The averages; NaN of what has no weight."""
+    """Return the averages; NaN of what has no weight."""
     return {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
 
 
 def added(before: Sums, more: Sums) -> Sums:
-    """Sums of both."""
+    """Add both."""
     result = dict(before)
     for name, (total, weight) in more.items():
         if name in before:
@@ -197,7 +197,7 @@ class Recorder:
         self._evaluations = [Record(*record) for record in saved["evaluations"]]
 
     def saved(self) -> dict[str, Any]:
-        """All of it, as JSON values. Floats come back bit for bit."""
+        """Return all of it, as JSON values. Floats come back bit for bit."""
         return {
             "running": self._running,
             "window": self._window,
@@ -214,7 +214,7 @@ class Recorder:
         return History(points, self._stride, tuple(self._epochs), tuple(self._evaluations))
 
     def add_step(self, step: int, epoch: int, sums: Sums) -> None:
-        """A step was done."""
+        """Return a step was done."""
         self._running = added(self._running, sums)
         self._window = added(self._window, sums)
         self._in_window += 1
@@ -227,14 +227,14 @@ class Recorder:
             self._stride *= 2
 
     def end_epoch(self, step: int, epoch: int) -> Record:
-        """The averages of the epoch, which is over."""
+        """Return the averages of the epoch, which is over."""
         record = Record(step, epoch, means_of(self._running))
         self._epochs.append(record)
         self._running = {}
         return record
 
     def add_evaluation(self, record: Record) -> None:
-        """An evaluation was done."""
+        """Return an evaluation was done."""
         self._evaluations.append(record)
 
     def latest(self, step: int) -> dict[str, float]:

@@ -40,7 +40,7 @@ class Reporter(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is to be done.
+    """The plan of a run: how long, and what is done when.
 
     Attributes:
         epochs: how many there will have been; or
@@ -57,7 +57,7 @@ class Plan:
     beside: Path | None
 
     def is_done(self, following: Place) -> bool:
-        """Whether the batch that would follow is none of these."""
+        """Return whether the batch that would follow is none of these."""
         if self.steps is not None:
             return following.number >= self.steps
         assert self.epochs is not None
@@ -70,7 +70,7 @@ class Plan:
         return by.rpartition("/")[0] or None if by else None
 
     def saves(self, place: Place) -> bool:
-        """Whether a checkpoint is due after a batch: as was said, or else after each epoch."""
+        """Return whether a checkpoint is due after a batch: as was said, or else after each epoch."""
         if self.checkpoints is None:
             return False
         return place.is_last if self.checkpoints.every is None else self.checkpoints.is_due(place.number + 1)
@@ -133,7 +133,7 @@ class Loop:
         return self.is_over and not self._due
 
     def run(self, stop: processes.StopSignal) -> str | None:
-        """All steps, or until a signal. The signal is returned; the run is saved in any case."""
+        """Return all steps, or until a signal. The signal is returned; the run is saved in any case."""
         processes.begin_progress()
         self._tell("start")
         signal = None
@@ -168,7 +168,7 @@ class Loop:
         return self.next.epoch - (self.next.within == 0 and self.next.number > 0)
 
     def _advance(self, batches: Iterator[tuple[Place, Any]]) -> Place:
-        """One step; the metrics of an earlier one are fetched."""
+        """Return one step; the metrics of an earlier one are fetched."""
         try:
             place, batch = next(batches)
         except Exception as error:
@@ -193,7 +193,7 @@ class Loop:
         return place
 
     def _between(self, place: Place, stop: processes.StopSignal) -> None:
-        """What is due after a step. The devices are waited for only if something is."""
+        """Return what is due after a step. The devices are waited for only if something is."""
         ends = self._plan.is_done(self.next)
         due = [one.name for one in self._plan.evaluations if ends or one.is_due(self.num_steps, place.is_last)]
         saves = self._plan.saves(place) or self._plan.best_source in due
@@ -206,7 +206,7 @@ class Loop:
         processes.note_progress()
 
     def _finish(self, stop: processes.StopSignal, *, saves: bool) -> None:
-        """Evaluations that are due, and a checkpoint. What a signal leaves of them is done when the run goes on."""
+        """Do evaluations that are due, and a checkpoint. What a signal leaves of them is done when the run goes on."""
         while True:
             if not self._due and self.is_over:  # stopped early: what else there is to evaluate is due too
                 done = {name.partition("/")[0] for name in self.recorder.latest(self.num_steps) if "/" in name}
@@ -220,7 +220,7 @@ class Loop:
             self._save()
 
     def _evaluate(self, name: str, stop: processes.StopSignal) -> bool:
-        """Whether it was done, and not given up because of a signal."""
+        """Return whether it was done, and not given up because of a signal."""
         (evaluation,) = (one for one in self._plan.evaluations if one.name == name)
         try:
             metrics = evaluation(self.state, stop)
@@ -310,7 +310,7 @@ class Loop:
         return self._unsaved is None
 
     def _take_unsaved(self, error: CheckpointError) -> None:
-        """A full disk is no reason to lose what was trained since the last checkpoint: a later one may be written.
+        """Save; go on if the disk is full, so as not to lose what was trained: a later checkpoint may be written.
 
         Several processes end instead, as those that could write their part still wait for this one inside Orbax; the
         run goes on from the checkpoint before.
@@ -373,7 +373,7 @@ def require_step(step: Any, state: Any) -> None:
 
 
 def _may_be_a_loss(step: Any, state: Any, error: Exception) -> bool:
-    """Whether a function failed as one does that takes the state for a model, or a loader's batch for its tree."""
+    """Return whether a function failed as one that takes the state for a model, or a batch for its tree, does."""
     is_ours = isinstance(step, (TrainStep, GroupedStep))
     return isinstance(state, TrainState) and not is_ours and isinstance(error, (TypeError, AttributeError))
 

@@ -22,7 +22,7 @@ NAMES = ("loss", "grad_norm")
 
 
 def is_nonfinite(metrics: Mapping[str, Mean], state: Any) -> bool:
-    """Whether a step's loss or gradient, which were fetched, is not finite."""
+    """Return whether a step's loss or gradient, which were fetched, is not finite."""
     for name in NAMES:
         mean = metrics.get(name)
         if mean is None or all(map(math.isfinite, (mean.total, mean.weight, mean.value or 0.0))):
@@ -39,7 +39,7 @@ def _is_ok(state: Any) -> bool:
 
 
 def state_before(state: Any) -> Any:
-    """The state of the last good step, which may go on, if steps have left it as it was; else ``None``."""
+    """Return the state of the last good step, which may go on, if steps have left it as it was; else ``None``."""
     ok = getattr(state, "ok", None)
     if ok is None or bool(ok):
         return None
@@ -49,7 +49,7 @@ def state_before(state: Any) -> Any:
 def error_of(
     place: Place, metrics: Mapping[str, Mean], batch: Any, rows: np.ndarray | None, said: Sequence[str], state: Any
 ) -> NonFiniteError:
-    """The error, with the batch, the state before, and what has been done about it in sentences."""
+    """Return the error, with the batch, the state before, and what has been done about it in sentences."""
     step = place.number + 1
     loss = float(metrics["loss"]) if "loss" in metrics else math.nan
     what = "the gradient is not finite" if math.isfinite(loss) else "the loss is not finite"
@@ -68,7 +68,7 @@ def _listed(rows: np.ndarray) -> str:
 
 
 def _of_the_data(batch: Any, rows: np.ndarray | None) -> str:
-    """Whether it is the data's fault, as far as this process has them, and what to do then."""
+    """Return whether it is the data's fault, as far as this process has them, and what to do then."""
     is_part = processes.count() > 1 and isinstance(batch, Batch)
     whose = f"the batch's rows of process {processes.index()}" if is_part else "the batch"
     found = [f"{name} {where}" for name, where in _bad_leaves(batch, rows)]
@@ -81,7 +81,7 @@ def _of_the_data(batch: Any, rows: np.ndarray | None) -> str:
 
 
 def _bad_leaves(batch: Any, rows: np.ndarray | None) -> Iterator[tuple[str, str]]:
-    """The leaves with values that are not finite, and which of their rows have them: as the source numbers them."""
+    """Return the leaves with values that are not finite, and which of the source's rows have them."""
     arrays, num_rows = _parts(batch)
     for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
         values, numbers = _on_host(leaf, num_rows)
@@ -125,7 +125,7 @@ def save_batch(directory: Path, step: int, batch: Any, rows: np.ndarray | None) 
 
 
 def _parts(batch: Any) -> tuple[Any, int | None]:
-    """The arrays of a batch, and its number of real rows, if it may have others."""
+    """Return the arrays of a batch, and its number of real rows, if it may have others."""
     return (batch.tree, batch.num_rows) if isinstance(batch, Batch) else (batch, None)
 
 
@@ -134,7 +134,7 @@ def _name(path: Any) -> str:
 
 
 def _on_host(leaf: Any, num_rows: int | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """The real rows of a leaf that this process has, and their numbers in the batch; a 0-d leaf has none."""
+    """Return the real rows of a leaf that this process has, and their numbers in the batch; a 0-d leaf has none."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:

@@ -10,7 +10,7 @@ from paraxis.train.runs._history import History
 
 
 def require_matplotlib() -> Any:
-    """What draws, or a clear error now instead of at the end of a run."""
+    """Return what draws, or a clear error now instead of at the end of a run."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -45,7 +45,7 @@ def require_place(path: Path) -> None:
 
 
 def draw(history: History, path: Path) -> None:
-    """A panel for each metric, of training and of all evaluations together, as a PNG that is there whole or not."""
+    """Draw a panel for each metric, of training and all evaluations together, as a PNG that is whole or absent."""
     panels = _panels(history)
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # it loads Orbax
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-    """Where a run begins.
+    """The beginning of a run: its state and its first batch.
 
     Attributes:
         state: there.
@@ -96,7 +96,7 @@ def _restored(state: Any, checkpoints: "Checkpoints") -> "Restored[Any]":
 
 
 def _advice(state: Any, checkpoints: "Checkpoints") -> str:
-    """How to begin anew with what agrees: at the steps of this state, or there would be none left to do."""
+    """Return how to begin anew with what agrees: at the steps of this state, or there would be none left to do."""
     line = f"write before it: state = px.Checkpoints({str(checkpoints.path)!r}).restore(state, partial=True).tree"
     if isinstance(state, TrainState):
         line = f"and the optimiser anew, {line}.replace(step=state.step, opt_state=state.opt_state)"
@@ -111,7 +111,7 @@ def _advice(state: Any, checkpoints: "Checkpoints") -> str:
 
 
 def steps_of(state: Any) -> int | None:
-    """The steps that a state says it has done; ``None`` if it does not say."""
+    """Return the steps that a state says it has done; ``None`` if it does not say."""
     step = getattr(state, "step", None)
     return None if step is None or callable(step) else int(step)
 
@@ -126,7 +126,7 @@ def notes(
     groups: int | None,
     description: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What is saved: JSON values, the metrics after this step by their names among them."""
+    """Return what is saved: JSON values, the metrics after this step by their names among them."""
     note = {"next": following, "data": feed.describe(), "shown": recorder.saved(), "stop early": watch.saved()}
     note |= {"groups": groups, "due": list(due), "run": dict(description)}
     unknown = {} if best_by is None else {best_by: math.nan}  # unless it was evaluated after this step

@@ -81,7 +81,7 @@ class StopEarly:
 
 
 class Watch:
-    """Whether a metric still becomes better.
+    """A watch on whether a metric still becomes better.
 
     Args:
         rule: ``None``: there is nothing to watch.
@@ -112,7 +112,7 @@ class Watch:
             self._since = saved["since"]
 
     def saved(self) -> dict[str, Any] | None:
-        """All of it, as JSON values."""
+        """Return all of it, as JSON values."""
         if self._rule is None:
             return None
         best = None if self.best is None else dataclasses.astuple(self.best)

@@ -34,7 +34,7 @@ class EvalStep:
 
     @arguments.named()
     def __call__(self, state: TrainState, batch: Any) -> dict[str, Mean]:
-        """The metrics of a batch; the state stays as it is.
+        """Return the metrics of a batch; the state stays as it is.
 
         Raises:
             ShapeError: if the arrays of the batch differ in their rows, or a metric is no mean over them.
@@ -49,7 +49,7 @@ class EvalStep:
         return metrics
 
     def lower(self, state: TrainState, batch: Any) -> Any:
-        """What is run, as ``jax.jit(f).lower`` gives it. Nothing is run."""
+        """Return what is run, as ``jax.jit(f).lower`` gives it. Nothing is run."""
         devices, run, used, laid_out = self._placed(state, batch)
         return devices.run(run.lower, used, laid_out)
 

@@ -16,7 +16,7 @@ Made = tuple[Any, Callable[[], Any]]
 
 
 class Form(abc.ABC):
-    """How a model is made of its parameters and its mutable state: what is fixed about it.
+    """The fixed part of a model: how it is made of its parameters and its mutable state.
 
     It is part of a state's structure, which is compared and hashed at each step: the same object is equal at once.
 
@@ -30,10 +30,10 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def make(self, params: Any, mutable: Any, key: jax.Array | None, mode: Mode) -> Made:
-        """The model with these values, for one use."""
+        """Return the model with these values, for one use."""
 
     def settings(self, params: Any, mutable: Any) -> dict[str, Any]:
-        """What is fixed about the model besides its structure, by its path, where that is known, as it is to train."""
+        """Return what is fixed about the model besides its structure, by its path if known, as it is to train."""
         return {}
 
     @property
@@ -104,7 +104,7 @@ class PytreeForm(Form):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What is fixed about a state: the form of its model, its optimiser, the decay of its average."""
+    """The fixed part of a state: the form of its model, its optimiser, the decay of its average."""
 
     form: Form
     optimizer: Any

@@ -20,7 +20,7 @@ from paraxis.train.steps._state import TrainState
 def gradients(
     fn: LossFunction, state: TrainState, batch: Batch, key: Any, turns: int, precision: str | None
 ) -> tuple[Any, Outcome]:
-    """The gradient of the mean loss of a batch, and what the loss function gave.
+    """Return the gradient of the mean loss of a batch, and what the loss function gave.
 
     In turns, the number of a row says which: row ``i`` is of turn ``i % turns``, on the device where it lies. Sums of
     gradients and of weights are divided once, so that the mean is that of the whole batch.
@@ -59,7 +59,7 @@ def _outcome(
 
 
 def _kept(what: str, new: Any, old: Any) -> Any:
-    """The new mutable state, in the dtypes of the old one."""
+    """Return the new mutable state, in the dtypes of the old one."""
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise StateError(
             f"{what}: the mutable state changed its structure, from {jax.tree.structure(old)} to "
@@ -78,7 +78,7 @@ def _kept(what: str, new: Any, old: Any) -> Any:
 
 
 def _mean_loss(loss: Mean) -> jax.Array:
-    """The loss itself; zero if nothing counts, so that the gradient is zero too."""
+    """Return the loss itself; zero if nothing counts, so that the gradient is zero too."""
     return loss.total / jnp.where(loss.weight == 0, 1, loss.weight) if loss.value is None else loss.value
 
 
@@ -100,14 +100,14 @@ def _in_turns(
 def totals_of_part(
     fn: LossFunction, state: TrainState, mutable: Any, part: Part, precision: str | None
 ) -> tuple[Any, Outcome]:
-    """The gradient of the total loss of some rows, and what the loss function gave as sums: they add up over parts."""
+    """Return the gradient of the total loss of some rows, and the loss function's sums: they add up over parts."""
     gradient, found = _differentiated(fn, state, mutable, part, precision, _total_loss)
     metrics = {name: _sums(x) for name, x in found.metrics.items()}
     return gradient, Outcome(_sums(found.loss), metrics, found.mutable)
 
 
 def divided(gradient: Any, loss: Mean) -> Any:
-    """The gradient of the mean, of that of the total; zero if nothing counts."""
+    """Return the gradient of the mean, of that of the total; zero if nothing counts."""
     weight = jnp.where(loss.weight == 0, 1, loss.weight)
     return jax.tree.map(lambda g: g / weight.astype(g.dtype), gradient)
 

@@ -120,7 +120,7 @@ class GroupedEval:
         self._ema = ema
 
     def __call__(self, state: TrainState, batch: Any) -> Metrics:
-        """The metrics of a batch; the state stays as it is.
+        """Return the metrics of a batch; the state stays as it is.
 
         Raises:
             ShapeError, DataError, StateError: as for other steps.
@@ -165,14 +165,14 @@ class _Engine:
         self.rows = rows
 
     def groups_on(self, devices: _rows.Devices) -> Groups:
-        """The groups of rows on these devices: the same object as long as these are the same."""
+        """Return the groups of rows on these devices: the same object as long as these are the same."""
         last = self._last
         if last is None or last.placement != devices.placement:
             last = self._last = Groups(self._fn.what, self.number, devices.placement)
         return last
 
     def taken(self, batch: Any) -> Batch:
-        """A batch as it is, with its number of rows."""
+        """Return a batch as it is, with its number of rows."""
         if isinstance(batch, Batch):
             return batch
         return Batch(batch, _batches.num_rows(self._fn.what, batch))
@@ -186,12 +186,12 @@ class _Engine:
             raise gone
 
     def placed(self, devices: _rows.Devices, state: TrainState) -> TrainState:
-        """The state whole on each device."""
+        """Return the state whole on each device."""
         whole = devices.whole
         return state if whole is None else arrays.send(state, jax.tree.map(lambda _: whole, state))
 
     def totals(self, groups: Groups, copies: list[TrainState], batch: Batch) -> list[Any]:
-        """The sums over all groups, on each device of this process."""
+        """Return the sums over all groups, on each device of this process."""
         bounds, rows = groups.bounds(batch.num_rows), groups.split(batch)
         used = [dataclasses.replace(copy, opt_state=None, ema=None, extra=None, ok=None) for copy in copies]
         results: list[list[Any]] = [[None] * groups.num_local for _ in copies]
@@ -216,7 +216,7 @@ class _Engine:
 
 
 def _folded(key: jax.Array, number: Any) -> jax.Array:
-    """A group's key. They are numbered from the top down: those of rows from zero up."""
+    """Return a group's key. They are numbered from the top down: those of rows from zero up."""
     data = jnp.uint32(2**32 - 1) - jnp.asarray(number, jnp.uint32)
     fold = jax.random.fold_in
     for _ in range(key.ndim):
@@ -229,7 +229,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _contribution(number: Any, share: Any, old: jax.Array, given: jax.Array, new: jax.Array) -> jax.Array | None:
-    """What a group adds to a leaf of the mutable state: its share of a mean; what is not floating, the first one alone.
+    """Return what a group adds to a leaf of mutable state: its share of a mean; not of floats, the first alone.
 
     ``None``: the leaf was not written. A key that was folded for the group, and only used, stays as it was.
     """

@@ -71,7 +71,7 @@ class Groups:
         return self.number // self.placement.num_devices
 
     def numbers(self, device: int) -> range:
-        """The numbers of the groups of a device."""
+        """Return the numbers of the groups of a device."""
         return range(device * self.num_local, (device + 1) * self.num_local)
 
     def bounds(self, num_rows: int) -> list[tuple[int, int]]:
@@ -81,7 +81,7 @@ class Groups:
         return list(itertools.pairwise(starts))
 
     def split(self, batch: Batch) -> list[list[Any]]:
-        """For each device of this process, the rows of its groups, on it.
+        """Return for each device of this process, the rows of its groups, on it.
 
         Args:
             batch: of arrays on the host or on devices.
@@ -120,7 +120,7 @@ class Groups:
         return jax.jit(_same, out_shardings=whole)(ready(x))
 
     def copies(self, tree: Any) -> list[Any]:
-        """What each device of this process has of arrays that lie over them: its copy, or its block."""
+        """Return what each device of this process has of arrays that lie over them: its copy, or its block."""
         if arrays.whole_sharding(self.placement) is None:
             return [tree]
         leaves, structure = jax.tree.flatten(tree)
@@ -128,12 +128,12 @@ class Groups:
         return [jax.tree.unflatten(structure, [shards[d] for shards in held]) for _, d in self.devices]
 
     def whole(self, copies: Sequence[Any]) -> Any:
-        """What is the same on each device of this process, and of all others, as one tree."""
+        """Return what is the same on each device of this process, and of all others, as one tree."""
         sharding = arrays.whole_sharding(self.placement)
         return copies[0] if sharding is None else _assembled(copies, sharding, lambda x: x.shape)
 
     def summed(self, results: Sequence[Sequence[Any]], struct: Callable[[], Any]) -> list[Any]:
-        """The sum over all groups, on each device of this process.
+        """Return the sum over all groups, on each device of this process.
 
         Neighbours are added first, then neighbouring pairs, and so on; first on each device, then over the devices,
         where each gets the sum of a pair from both: addition does not depend on the order of two.
@@ -220,7 +220,7 @@ def _unpacked(packed: Packed, shapes: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _doubling(placement: Placement) -> Any:
-    """Each device's row plus its neighbour's, then plus the neighbouring pair's, and so on: the sum in every row."""
+    """Add each device's row to its neighbour's, pairs to the next pair's, and so on: the sum is in every row."""
 
     def body(packed: Packed) -> Packed:
         distance = 1

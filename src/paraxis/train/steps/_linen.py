@@ -62,7 +62,7 @@ class Bound:
         return {"params": self.params, **self.mutable}
 
     def __getattr__(self, name: str) -> Any:
-        """What the module's class adds to Flax's own.
+        """Return what the module's class adds to Flax's own.
 
         Raises:
             AttributeError: saying what to write, if there is no such thing.
@@ -86,7 +86,7 @@ class Bound:
         )
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """What the module gives; ``method="encode"`` calls another method than ``__call__``."""
+        """Call the module; ``method="encode"`` calls another method than ``__call__``."""
         if self._key is not None and "rngs" not in options:
             # Linen takes the stream of the parameters for those that have none of their own.
             options["rngs"] = {"params": jax.random.fold_in(self._key, self._calls) if self._calls else self._key}
@@ -102,7 +102,7 @@ class Bound:
 
 
 def linen(module: Any, key: jax.Array | None, sample: Any) -> tuple[Form, Any, Any]:
-    """A Linen module's form, parameters and other collections, initialised.
+    """Return a Linen module's form, parameters and other collections, initialised.
 
     Raises:
         StateError: if there is no key or no sample.
@@ -135,6 +135,6 @@ def linen(module: Any, key: jax.Array | None, sample: Any) -> tuple[Form, Any, A
 
 
 def _brief(x: Any) -> str:
-    """A value, an array by its dtype and shape."""
+    """Return a value, an array by its dtype and shape."""
     shape = getattr(x, "shape", None)
     return reprlib.repr(x) if shape is None else f"{x.dtype} {tuple(shape)}"

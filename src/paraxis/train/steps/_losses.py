@@ -41,7 +41,7 @@ class Part:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a loss function gave."""
+    """The results of a loss function."""
 
     loss: Mean
     metrics: dict[str, Mean]
@@ -104,7 +104,7 @@ class LossFunction:
         return frozenset(p.name for p in rest if p.name in OFFERED)
 
     def __call__(self, model: Any, part: Part, mutable: Any) -> Any:
-        """What the function returns."""
+        """Call the function."""
         given = {}
         if "key" in self.wants:
             given["key"] = part.key
@@ -121,12 +121,12 @@ class LossFunction:
             raise
 
     def outcome(self, model: Any, part: Part, mutable: Any) -> Outcome:
-        """What it says of these rows, as a loss."""
+        """Return what it says of these rows, as a loss."""
         loss, metrics, mutable = self._split(self(model, part, mutable), mutable)
         return Outcome(self._loss(loss, part.size), self._metrics(metrics, part.size), mutable)
 
     def metrics(self, model: Any, part: Part, mutable: Any) -> dict[str, Mean]:
-        """What it says of these rows, as metrics; a loss is one of them."""
+        """Return what it says of these rows, as metrics; a loss is one of them."""
         returned = self(model, part, mutable)
         if isinstance(returned, Mapping):
             return self._metrics(returned, part.size)
@@ -163,7 +163,7 @@ class LossFunction:
         return {str(name): self._mean(f"metric {name!r}", value, size) for name, value in metrics.items()}
 
     def _mean(self, which: str, value: Any, size: int) -> Mean:
-        """A scalar is the mean of the rows at hand; rows are averaged; a Mean says itself what it is of."""
+        """Return a scalar is the mean of the rows at hand; rows are averaged; a Mean says itself what it is of."""
         if isinstance(value, Mean):
             total, weight = _summed(value.total), jax.lax.stop_gradient(_summed(value.weight))
             if total.shape or weight.shape:
@@ -186,7 +186,7 @@ class LossFunction:
 
 
 def _notes(error: Exception, model: Any, rows: Any) -> Iterator[str]:
-    """What a function was given, where its error is about that."""
+    """Yield what a function was given, where its error is about that."""
     module = model.module if isinstance(model, Bound) else model
     call = f"{type(module).__qualname__}.__call__"
     text = str(error)
@@ -205,7 +205,7 @@ def _notes(error: Exception, model: Any, rows: Any) -> Iterator[str]:
 
 
 def _contents(x: Any) -> str:
-    """What can be taken out of a batch, or of parameters."""
+    """Return what can be taken out of a batch, or of parameters."""
     if isinstance(x, Mapping):
         return f"a {type(x).__name__} with {', '.join(map(repr, x))}"
     if isinstance(x, (list, tuple)):
@@ -218,7 +218,7 @@ def _summed(x: Any) -> jax.Array:
 
 
 def _guarded(what: str, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which raises if it uses an NNX module from outside: it would not be trained."""
+    """Return the function, which raises if it uses an NNX module from outside: it would not be trained."""
     if "flax.nnx" not in sys.modules:
         return fn
     from paraxis._modules import captured

@@ -17,7 +17,7 @@ from paraxis.train.steps._forms import Form, PlainForm, PytreeForm
 
 
 def taken_apart(model: Any, key: Any, sample: Any) -> tuple[Form, Any, Any]:
-    """What a state is made from as a form, parameters, and what else changes.
+    """Return what a state is made from as a form, parameters, and what else changes.
 
     Raises:
         StateError: saying what to write, if there is nothing to train.
@@ -40,7 +40,7 @@ def taken_apart(model: Any, key: Any, sample: Any) -> tuple[Form, Any, Any]:
 
 
 def _pytree(model: Any) -> tuple[Form, Any, Any]:
-    """The form of models that are pytrees, their floating arrays, and their others."""
+    """Return the form of models that are pytrees, their floating arrays, and their others."""
     _refuse_unseen_variables(model)
     params, others, rest = models.split(model)
     if not jax.tree.leaves(params):
@@ -121,7 +121,7 @@ def require_floating(params: Any, form: Form) -> None:
 
 
 def random_key(key: Any) -> Any:
-    """A key as ``jax.random.key`` makes them, of one or of what ``jax.random.PRNGKey`` makes; or ``None``.
+    """Return a key as ``jax.random.key`` makes them, of one or of what ``jax.random.PRNGKey`` makes; or ``None``.
 
     Raises:
         StateError: if it is neither.

@@ -65,7 +65,7 @@ class NNXForm(Form):
 
 
 def nnx(module: Any) -> tuple[Form, Any, Any]:
-    """An NNX module's form, parameters and other variables: dicts nested as the module is.
+    """Return an NNX module's form, parameters and other variables: dicts nested as the module is.
 
     Raises:
         StateError: if there is nothing to train.

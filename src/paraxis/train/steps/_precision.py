@@ -28,7 +28,7 @@ def check(what: str, precision: Any) -> None:
 
 
 def lowered(tree: Any, precision: str | None) -> Any:
-    """The same tree with wider floating arrays in the given precision; its derivative is in theirs."""
+    """Return the same tree with wider floating arrays in the given precision; its derivative is in theirs."""
     if precision is None:
         return tree
     target = jnp.dtype(precision)

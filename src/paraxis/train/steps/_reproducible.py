@@ -15,7 +15,7 @@ GROUPS = 8
 
 
 def is_asked_for(what: str, reproducible: Any, groups: Any, **others: Any) -> bool:
-    """Whether the bits are to be the same on any number of devices. Settles XLA's number of threads, if it is open.
+    """Return whether bits must not depend on the devices. Settles XLA's number of threads, if it is open.
 
     Raises:
         StateError: if it cannot be had, with the number of groups or with another option that is not None.

@@ -17,7 +17,7 @@ from paraxis.train._batches import Batch
 
 
 class Rows:
-    """What is asked for the rows of batches. One step may be called in several threads: each asks :meth:`here`.
+    """The places asked for rows of batches. Several threads may call one step: each asks :meth:`here`.
 
     Args:
         what: the function of ours, for errors.
@@ -45,7 +45,7 @@ class Rows:
         return min(self.microbatches, num_rows)
 
     def here(self) -> "Devices":
-        """The devices that the rows go to now, by the mesh in force."""
+        """Return the devices that the rows go to now, by the mesh in force."""
         context, last = jax.sharding.get_abstract_mesh(), self._last
         if last is None or context != last.context:
             placement = placing.on_auto(placing.place(self._axis))
@@ -84,7 +84,7 @@ class Devices:
         return {}
 
     def laid_out(self, batch: Any) -> Batch:
-        """A batch on the devices."""
+        """Return a batch on the devices."""
         if isinstance(batch, Batch):
             first = next((x for x in jax.tree.leaves(batch.tree) if x.ndim), None)
             if self._target is None or first is None or getattr(first, "sharding", None) == self._target:
@@ -140,7 +140,7 @@ def require_state(what: str, state: Any, kind: type) -> None:
 
 
 def no_key(what: str, name: str) -> StateError:
-    """The error for a state without a key."""
+    """Return the error for a state without a key."""
     return StateError(
         f"{what}: {name!r} takes random keys, but the state has none; write px.TrainState.create(…, "
         f"key=jax.random.key(0))"
@@ -162,7 +162,7 @@ def refuse_tracing(what: str, name: str) -> None:
 
 
 def given_away(what: str, state: Any) -> StateError | None:
-    """The error for a state whose arrays an earlier step was given, if that is what is wrong with it."""
+    """Return the error for a state whose arrays an earlier step was given, if that is what is wrong with it."""
     arrays = [x for x in jax.tree.leaves(state) if isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer)]
     if not any(x.is_deleted() for x in arrays):
         return None

@@ -33,7 +33,7 @@ def check(shard: Any) -> None:
 
 
 def largest_dimension(num_devices: int) -> Rule:
-    """The rule ``"params"``: along the largest dimension that the devices divide; what is small is left whole."""
+    """Follow the rule ``"params"``: split the largest dimension that the devices divide; leave small leaves whole."""
 
     def rule(name: str, x: Any) -> int | None:
         fitting = [d for d in range(x.ndim) if x.shape[d] % num_devices == 0]
@@ -45,7 +45,7 @@ def largest_dimension(num_devices: int) -> Rule:
 
 
 def state_shardings(state: Any, placement: Placement, shard: Any) -> Any:
-    """How each leaf of a state lies: the parameters, their average and what the optimiser keeps of them by the rule."""
+    """Return each leaf's sharding: parameters, their average, and what the optimiser keeps of them by the rule."""
     whole = arrays.whole_sharding(placement)
     if shard is None or whole is None:
         return jax.tree.map(lambda _: whole, state)
@@ -56,7 +56,7 @@ def state_shardings(state: Any, placement: Placement, shard: Any) -> Any:
     }
 
     def like_parameter(path: Any, x: Any) -> Any:
-        """An optimiser keeps trees like the parameters: its paths end as theirs do."""
+        """Return an optimiser keeps trees like the parameters: its paths end as theirs do."""
         ends = (split.get(path[start:]) for start in range(len(path) + 1))
         return next((sharding for shape, sharding in filter(None, ends) if shape == x.shape), whole)
 

@@ -64,7 +64,7 @@ class TrainState:
         ema: float | None = None,
         extra: Any = None,
     ) -> "TrainState":
-        """A state at step 0. It has arrays of its own; the model that it is made from stays as it is.
+        """Return a state at step 0. It has arrays of its own; the model that it is made from stays as it is.
 
         Args:
             model: an NNX module; a Linen module; a pytree that can be called, such as an Equinox module, whose floating
@@ -119,8 +119,10 @@ class TrainState:
         )
 
     def model(self, *, ema: bool = False) -> Any:
-        """The model, with copies of the arrays: an NNX module, a callable Linen module with its variables, the pytree
-        that it was made from, or the parameters. With several processes, each has all of it on a device of its own.
+        """Return the model, with copies of the arrays.
+
+        It is an NNX module, a callable Linen module with its variables, the pytree that it was made from, or the
+        parameters. With several processes, each has all of it on a device of its own.
 
         Args:
             ema: with the averaged parameters.
@@ -145,7 +147,7 @@ class TrainState:
         return self.recipe.form.make(params, mutable, None, "as made")[0]
 
     def weights(self, *, ema: bool = False) -> Any:
-        """The parameters, or their average, as they lie.
+        """Return the parameters, or their average, as they lie.
 
         Raises:
             StateError: if there is no average, or the arrays were given away to a step.
@@ -161,7 +163,7 @@ class TrainState:
         return weights
 
     def replace(self, **changes: Any) -> "TrainState":
-        """The same state with other values for some attributes."""
+        """Return the same state with other values for some attributes."""
         names = [field.name for field in dataclasses.fields(self)]
         unknown = sorted(set(changes) - set(names))
         if unknown:
@@ -169,7 +171,7 @@ class TrainState:
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        """What there is, without the values: ``TrainState(plain, step=3, params=97 float32, …, ok=True)``."""
+        """Show what there is, without the values: ``TrainState(plain, step=3, params=97 float32, …, ok=True)``."""
         trees = {name: getattr(self, name) for name in ("params", "opt_state", "mutable", "key", "ema", "extra")}
         kept = [f"{name}={_counted(x)}" for name, x in trees.items() if jax.tree.leaves(x)]
         parts = [self.recipe.form.kind, f"step={_shown(self.step)}", *kept, f"ok={_shown(self.ok)}"]
@@ -177,7 +179,7 @@ class TrainState:
 
 
 def _counted(values: Any) -> str:
-    """How many numbers there are of each dtype."""
+    """Return how many numbers there are of each dtype."""
     found: dict[str, int] = {}
     for x in jax.tree.leaves(values):
         kind = str(getattr(x, "dtype", type(x).__name__))
@@ -186,7 +188,7 @@ def _counted(values: Any) -> str:
 
 
 def _shown(x: Any) -> str:
-    """A scalar, if it has a value that can be had."""
+    """Return a scalar, if it has a value that can be had."""
     if isinstance(x, jax_api.Tracer) or getattr(x, "shape", ()):
         return _counted(x)
     return "given away" if isinstance(x, jax.Array) and x.is_deleted() else str(x)

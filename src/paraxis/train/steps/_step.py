@@ -76,7 +76,7 @@ class TrainStep:
         return new, metrics
 
     def lower(self, state: TrainState, batch: Any) -> Any:
-        """What is run, as ``jax.jit(f).lower`` gives it: to see what it costs and communicates. Nothing is run."""
+        """Lower the step, like ``jax.jit(f).lower``: to see what it costs and communicates. Runs nothing."""
         devices, run, state, batch = self._placed(state, batch)
         return devices.run(run.lower, state, batch)
 
@@ -87,7 +87,7 @@ class TrainStep:
         return {"loss": self._loss.function, "precision": self._precision, **vars(self._update), **options}
 
     def _placed(self, state: TrainState, batch: Any) -> tuple[_rows.Devices, Any, TrainState, Batch]:
-        """The devices, the compiled function for them, and both on them."""
+        """Return the devices, the compiled function for them, and both on them."""
         _rows.refuse_tracing("train_step", "step")
         devices = self._rows.here()
         laid_out = devices.laid_out(batch)
@@ -111,7 +111,7 @@ class TrainStep:
         return run, state
 
     def _made(self, devices: _rows.Devices, state: TrainState) -> Any:
-        """How states of this kind lie on the devices, and a compiled function of them."""
+        """Return how states of this kind lie on the devices, and a compiled function of them."""
         shardings = _sharding.state_shardings(state, devices.placement, self._shard)
         # A partial of its own: JAX keeps what it compiles with the function, and lets it go with that.
         body, donated = functools.partial(self._body), (0,) if self._donate else ()

@@ -18,7 +18,7 @@ Metrics = dict[str, Mean]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How a gradient becomes an update.
+    """The options by which a gradient becomes an update.
 
     Attributes:
         clip: gradients of a larger norm are scaled to this one.
@@ -30,7 +30,7 @@ class Options:
 
 
 def finished(state: TrainState, gradient: Any, found: Outcome, options: Options) -> tuple[TrainState, Metrics]:
-    """The state after a step, and its metrics.
+    """Return the state after a step, and its metrics.
 
     Args:
         state: the one before.
@@ -92,7 +92,7 @@ def _updated(state: TrainState, gradient: Any, mutable: Any, loss: Mean) -> Trai
 
 
 def _guarded(ok: jax.Array, state: TrainState, update: Callable[[TrainState], TrainState]) -> TrainState:
-    """The state after an update; or the one before, which is then marked.
+    """Return the state after an update; or the one before, which is then marked.
 
     On CPU by a branch around the update, which then writes over the old state: chosen element by element afterwards,
     both would be there at once, and be read and written once more. Elsewhere the choice is made element by element, as

@@ -52,7 +52,7 @@ class Display:
 
 
 def scores_table(scored: Mapping[str, Scored]) -> Table:
-    """A member, on average, beside all together, on each set of digits."""
+    """Show a member, on average, beside all together, on each set of digits."""
     table = Table(title="Held-out digits", title_justify="left")
     table.add_column("digits")
     table.add_column("members")
@@ -66,7 +66,7 @@ def scores_table(scored: Mapping[str, Scored]) -> Table:
 
 
 def summary_table(many: Run, one: Run, difference: tuple[float, float], devices: Sequence[Any]) -> Table:
-    """What was run, what it took, and how little it differs from one device."""
+    """Show what was run, what it took, and how little it differs from one device."""
     table = Table(title="Ensemble", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()

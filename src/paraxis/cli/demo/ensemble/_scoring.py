@@ -31,7 +31,7 @@ class Scored(NamedTuple):
 
 
 def rotated(digits: Labelled, degrees: float) -> Labelled:
-    """The same digits, turned."""
+    """Return the same digits, turned."""
     images = ndimage.rotate(digits.images, degrees, axes=(1, 2), reshape=False, order=1)
     return Labelled(np.clip(images, 0, 1), digits.labels)
 

@@ -67,7 +67,7 @@ def draw_plot(run: Run, path: Path) -> None:
 
 
 def summary_table(many: Run, one: Run, federation: Labelled, options: Options, devices: Sequence[Any]) -> Table:
-    """What was run, what it took, and how little it differs from one device."""
+    """Show what was run, what it took, and how little it differs from one device."""
     labels = np.mean([len(np.unique(own)) for own in federation.labels])
     table = Table(title="Federated averaging", show_header=False, title_justify="left")
     table.add_column(style="bold")

@@ -13,7 +13,7 @@ LEARNING_RATE = 0.15
 
 
 def make_round(clients: Axis) -> Program:
-    """A round of as many clients as the axis has elements.
+    """Return a round of as many clients as the axis has elements.
 
     The program takes the shared model and, per client, images ``(clients, digits, 28, 28, 1)``, labels
     ``(clients, digits)`` and the digits of each step ``(clients, steps, batch)``. It returns the next model and the
@@ -46,7 +46,7 @@ def local_change(params: Params, images: jax.Array, labels: jax.Array, order: ja
 
 
 def make_test(digits: Axis) -> Program:
-    """The share of digits that a model gets right. Communicates: one all-reduce of one number."""
+    """Return the share of digits that a model gets right. Communicates: one all-reduce of one number."""
 
     @program(digits=digits)
     def accuracy(params: Params, images: jax.Array, labels: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ _NUM_STEPS, _BATCH = 4, 10
 
 
 class Round(NamedTuple):
-    """What a round gave. ``seconds``: sampling, sending the digits and training; not the test."""
+    """The results of a round. ``seconds``: sampling, sending the digits and training; not the test."""
 
     number: int
     accuracy: float
@@ -90,7 +90,7 @@ def train(
 
 
 def sample(federation: Labelled, options: Options, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The clients of a round: their images, labels, and which digits each step takes ``(clients, steps, batch)``."""
+    """Return a round's clients: images, labels, and which digits each step takes ``(clients, steps, batch)``."""
     rng = np.random.default_rng((options.seed, number))
     num_clients, num_digits = federation.labels.shape
     chosen = rng.choice(num_clients, options.per_round, replace=False)

@@ -18,7 +18,7 @@ _LEAST = 1e-13  # what float64 tells apart; a logarithmic axis has no zero
 
 
 def lines(console: Console) -> Callable[[int, float, float], None]:
-    """A function to call with each step, which prints every tenth."""
+    """Return a function to call with each step, which prints every tenth."""
 
     def show(number: int, objective: float, error: float) -> None:
         if number % _EVERY == 0:
@@ -28,7 +28,7 @@ def lines(console: Console) -> Callable[[int, float, float], None]:
 
 
 def comparison_table(fits: Mapping[str, Fit], reference: Fit, digits: Digits) -> Table:
-    """Each solution beside the reference."""
+    """Show each solution beside the reference."""
     table = Table(title="The same problem, solved", title_justify="left")
     table.add_column("by")
     for name in ("steps", "passes", "objective\nabove", "coefficients\noff by", "held-out\naccuracy"):
@@ -42,7 +42,7 @@ def comparison_table(fits: Mapping[str, Fit], reference: Fit, digits: Digits) ->
 
 
 def summary_table(many: Run, one: Run, devices: Sequence[Any], num_rows: int) -> Table:
-    """What was run, what it took, and how little it differs from one device."""
+    """Show what was run, what it took, and how little it differs from one device."""
     table = Table(title="Logistic regression", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
@@ -64,7 +64,7 @@ def _milliseconds(run: Run) -> str:
 
 
 def draw_plot(run: Run, other: Fit, reference: Fit, digits: Labelled, path: Path) -> None:
-    """How far above the least objective each pass over the data leads, and the coefficients as pictures, as a PNG."""
+    """Draw how far above the least objective each pass over the data leads, and the coefficients, as a PNG."""
     least = value(reference.coef, digits)
     figure = Figure(figsize=(11, 4), layout="constrained")
     left, right = figure.subfigures(1, 2, squeeze=False)[0]

@@ -84,7 +84,7 @@ def fit(digits: Labelled, devices: Sequence[Any], on_step: Callable[[int, float,
 
 
 def fit_by_sklearn(digits: Labelled, **options: Any) -> Fit:
-    """The same problem in float64. A step reads the data at least twice; more is not told."""
+    """Return the same problem in float64. A step reads the data at least twice; more is not told."""
     with threadpool_limits(1):  # on matrices this small, threads wait longer than they work
         model = LogisticRegression(C=C, fit_intercept=False, max_iter=_MOST_STEPS, **options).fit(*digits)
     num_steps = int(model.n_iter_[0])
@@ -92,7 +92,7 @@ def fit_by_sklearn(digits: Labelled, **options: Any) -> Fit:
 
 
 def value(coef: np.ndarray, digits: Labelled) -> float:
-    """The objective, by NumPy in float64."""
+    """Return the objective, by NumPy in float64."""
     z = digits.pixels @ coef
     losses = logsumexp(z, axis=1) - z[np.arange(len(z)), digits.labels]
     return float(losses.mean() + np.sum(coef**2) / (2 * C * len(z)))

@@ -16,7 +16,7 @@ from paraxis.train import Event
 
 
 def lines(console: Console) -> Callable[[Event], None]:
-    """A function to call with each event, which prints those of evaluations."""
+    """Return a function to call with each event, which prints those of evaluations."""
 
     def show(event: Event) -> None:
         if event.kind == "evaluate":
@@ -35,7 +35,7 @@ def summary_table(
     devices: Sequence[Any],
     sent: Communication,
 ) -> Table:
-    """What was run, where it was cut, and what that changed."""
+    """Show what was run, where it was cut, and what that changed."""
     table = Table(title="Training", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
@@ -61,7 +61,7 @@ def _num_losses(one: Run, other: Run) -> str:
 
 
 def draw_plot(whole: Run, stopped: Run, resumed: Run, path: Path) -> None:
-    """The loss and the held-out accuracy of both runs, and where one of them was stopped, as a PNG."""
+    """Draw the loss and the held-out accuracy of both runs, and where one of them was stopped, as a PNG."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     panels = zip(figure.subplots(1, 2), ("loss", "held-out/accuracy"), strict=True)
     for axes, metric in panels:

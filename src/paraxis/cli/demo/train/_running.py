@@ -24,7 +24,7 @@ BATCH = 100
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run came to.
+    """The outcome of a run.
 
     Attributes:
         state: after its last step.
@@ -40,7 +40,7 @@ class Run:
 
 
 class Trainer:
-    """What is trained, where, and on what. All randomness comes from the seed.
+    """The training set-up: model, devices and data. All randomness comes from the seed.
 
     Args:
         digits: to train on, and held out.
@@ -105,7 +105,7 @@ class Trainer:
 
 
 def num_differing(one: TrainState, other: TrainState) -> tuple[int, int]:
-    """How many arrays of two states are not the same bit by bit, and how many there are."""
+    """Return how many arrays of two states are not the same bit by bit, and how many there are."""
     same = [a.tobytes() == b.tobytes() for a, b in zip(_arrays(one), _arrays(other), strict=True)]
     return same.count(False), len(same)
 
