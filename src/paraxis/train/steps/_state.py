@@ -138,7 +138,7 @@ class TrainState:
             >>> state = px.TrainState.create(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), optax.sgd(0.1))
             >>> state.model()(jnp.ones((5, 3))).shape
             (5, 4)
-        """  # noqa: D205
+        """
         arguments.flag("TrainState.model", "ema", ema)
         values = self.weights(ema=ema), self.mutable
         if gone := _rows.given_away("TrainState.model", values):
