@@ -49,7 +49,7 @@ class Compiled(Wrapped[_P, _R], Generic[_P, _R]):
         self._donate = donate
 
     @arguments.named()
-    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def __call__(self, *args: Any, **kwargs: Any) -> _R:
         """Call the function; write back what it wrote."""
         binding, variables, program, state, moved, given, named = self._ready(args, kwargs)
         try:
@@ -63,7 +63,7 @@ class Compiled(Wrapped[_P, _R], Generic[_P, _R]):
         return models.opened(self._finished(variables, result))
 
     @arguments.named()
-    def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> Any:
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Return the program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
         _, _, program, state, _, given, named = self._ready(args, kwargs)
         return program.jitted.lower(*state, *given, **named)

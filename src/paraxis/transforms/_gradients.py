@@ -91,7 +91,7 @@ class GradValues(Wrapped[_P, _R], Generic[_P, _R]):
         self._wrt, self._argnums = wrt, argnums
 
     @arguments.named()
-    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> tuple[Any, _R]:
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, _R]:
         """Gradients and values at ``f(*modules, *args, **kwargs)``."""
         given, named = models.sealed((args, kwargs))
         binding = self._bound.current()
@@ -116,15 +116,15 @@ class GradValues(Wrapped[_P, _R], Generic[_P, _R]):
 @overload
 def value_and_grad(
     f: Callable[Concatenate[_Module, _P], _Value], *, wrt: Choice = nnx.Param, has_aux: bool = False
-) -> Callable[Concatenate[_Module, _P], tuple[_Value, Gradients]]: ...
+) -> Callable[..., tuple[_Value, Gradients]]: ...
 @overload
 def value_and_grad(
     f: Callable[Concatenate[_First, _P], _Value], *, wrt: Choice = nnx.Param, has_aux: bool = False
-) -> Callable[Concatenate[_First, _P], tuple[_Value, _First]]: ...
+) -> Callable[..., tuple[_Value, _First]]: ...
 @overload
 def value_and_grad(
     f: Callable[_P, _Value], argnums: int | Sequence[int] = 0, *, wrt: Choice = nnx.Param, has_aux: bool = False
-) -> Callable[_P, tuple[_Value, Any]]: ...
+) -> Callable[..., tuple[_Value, Any]]: ...
 @arguments.named()
 def value_and_grad(
     f: Callable[..., Any],
@@ -175,17 +175,13 @@ def value_and_grad(
 
 
 @overload
-def grad(
-    f: Callable[Concatenate[_Module, _P], Any], *, wrt: Choice = nnx.Param
-) -> Callable[Concatenate[_Module, _P], Gradients]: ...
+def grad(f: Callable[Concatenate[_Module, _P], Any], *, wrt: Choice = nnx.Param) -> Callable[..., Gradients]: ...
 @overload
-def grad(
-    f: Callable[Concatenate[_First, _P], Any], *, wrt: Choice = nnx.Param
-) -> Callable[Concatenate[_First, _P], _First]: ...
+def grad(f: Callable[Concatenate[_First, _P], Any], *, wrt: Choice = nnx.Param) -> Callable[..., _First]: ...
 @overload
 def grad(
     f: Callable[_P, Any], argnums: int | Sequence[int] = 0, *, wrt: Choice = nnx.Param, has_aux: bool = False
-) -> Callable[_P, Any]: ...
+) -> Callable[..., Any]: ...
 @arguments.named()
 def grad(
     f: Callable[..., Any],

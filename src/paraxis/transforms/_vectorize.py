@@ -86,7 +86,7 @@ class Vectorize(Wrapped[_P, _R], Generic[_P, _R]):
         self._sync = _sync.checked("Vectorize", sync, self._bound.current().names)
 
     @arguments.named()
-    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def __call__(self, *args: Any, **kwargs: Any) -> _R:
         """``f(*modules, *row, **kwargs)`` for every row."""
         given, named = models.sealed((args, kwargs))
         _body.refuse_modules("Vectorize", given, named)

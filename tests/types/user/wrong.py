@@ -46,12 +46,9 @@ def error(net: nnx.Linear, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 net = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-px.Jit(error, net)(x)  # wrong
 px.Jit(error, net, donat=True)  # wrong
 px.Parallel(error, net, reduce="mean")(x, x).shap  # wrong
 px.Vectorize(error, net, batch_axes=0)  # wrong
-px.GradValues(error, net)(x, x, x)  # wrong
-px.value_and_grad(error)(net, x)  # wrong
 px.value_and_grad(error, hasaux=True)  # wrong
 
 state = px.TrainState.create(net, optax.adam(1e-3), emma=0.9)  # wrong
