@@ -152,7 +152,7 @@ def passes(file: Path) -> int:
         [*(DATA[name] for name in NUMBERS), *(DATA["city"] == city for city in np.unique(DATA["city"]))]
     )
     X = StandardScaler().fit_transform(X[train].astype(np.float64))
-    model = px.solve.estimators.LogisticRegression(48.0 / 48, tol=1e-9, max_iter=10_000, devices=3)
+    model = px.solve.LogisticRegression(48.0 / 48, tol=1e-9, max_iter=10_000, devices=3)
     return model.fit(X, DATA["bought"][train]).data_passes_
 
 

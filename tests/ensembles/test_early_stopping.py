@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 import paraxis as px
-from paraxis.ensembles import Epoch
+from paraxis.ensembles import Epoch, History
 from tests._support import assert_close, values
 
 MESH = Mesh(np.array(jax.devices()[:2]), ("members",))
@@ -42,7 +42,7 @@ def look_up(state: Any, table: jax.Array) -> jax.Array:
     return table[state["number"], state["steps"] // 2 - 1]
 
 
-def scripted(table: np.ndarray, step: Any = count, **options: Any) -> tuple[px.Ensemble, px.ensembles.History]:
+def scripted(table: np.ndarray, step: Any = count, **options: Any) -> tuple[px.Ensemble, History]:
     """Members trained for as many epochs as the table ``(size, num_epochs)`` has."""
     size, num_epochs = table.shape
     ens = px.ensemble(make_scripted, size, 0, np.arange(size), mesh=MESH)

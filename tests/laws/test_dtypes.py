@@ -116,7 +116,7 @@ def test_empty_trees() -> None:
     assert px.reduce_sum({"a": None, "b": ()}, axis) == {"a": None, "b": ()}
     assert px.reduce_weighted_mean({}, x, axis) == {}
     assert px.map_fn(lambda x: None, x, axis) is None
-    assert px.map_fn(lambda: 1.0, (), axis).shape == (3,)
+    assert np.shape(px.map_fn(lambda: 1.0, (), axis)) == (3,)
     got = px.map_fn(lambda p, x: (p, x, None), ({"w": None}, x), axis)
     assert_close(got, ({"w": None}, x, None))
 

@@ -1,6 +1,7 @@
 """A program is an ordinary JAX function: what it may be given, and what may be done with it."""
 
 import functools
+from typing import Any
 
 import drjax
 import jax
@@ -243,7 +244,7 @@ def test_the_result_is_there_before_its_derivative_is_begun(axes: dict[str, int]
         return px.reduce_mean(px.map_fn(lambda w, x: jnp.sum(x @ x @ x * w), (w, x), "rows"), "rows")
 
     def watched(w):
-        result = loss(w)
+        result: Any = loss(w)
         seen.append(result.primal.is_ready())
         return result
 

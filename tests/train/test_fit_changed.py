@@ -138,7 +138,7 @@ def test_attributes_of_a_module_and_of_those_in_it_are_described(
     step, (_, _, data) = px.train_step(_loss_of_net), made()
 
     def run(steps: int, *attributes: Any, evaluated: bool = False) -> list[str]:
-        net = _Net(*attributes, nnx.Rngs(0))
+        net = _Net(*attributes, rngs=nnx.Rngs(0))
         if evaluated:
             net.eval()
         px.fit(px.TrainState.create(net, adam()), step, data, steps=steps, checkpoint=tmp_path, progress=False)

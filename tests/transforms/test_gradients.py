@@ -190,7 +190,7 @@ def test_wrong_choices_say_what_to_write() -> None:
     with pytest.raises(px.StateError, match=r"argnums=7, but 2 positional arguments were given"):
         px.grad(lambda net, x: net(x).sum(), argnums=7)(net, X)
     with pytest.raises(px.StateError, match=r"wrt must be a variable type.*wrt=nnx\.Param"):
-        px.GradValues(lambda net, x: net(x).sum(), net, wrt=3)(X)  # pyright: ignore[reportArgumentType]
+        px.GradValues(lambda net, x: net(x).sum(), net, wrt=3)(X)  # pyright: ignore[reportCallIssue, reportArgumentType]
     with pytest.raises(px.ShapeError, match=r"has_aux=True the function must return \(value, aux\)"):
         px.grad(lambda net, x: net(x).sum(), has_aux=True)(net, X)
 

@@ -295,4 +295,4 @@ def test_a_module_of_the_run_around_is_not_given_by_itself() -> None:
         with pytest.raises(px.StateError, match=rf"{wrap.__name__}: '<lambda>' uses 'net', a Counter, from outside"):
             px.Jit(body, net)(x)
     assert px.Jit(lambda net, x: jax.grad(lambda s: net.layer(s * x).sum())(1.0), net)(x).shape == ()
-    assert px.Jit(lambda net, x: px.grad(lambda s: net.layer(s * x).sum())(1.0), net)(x).shape == ()
+    assert jnp.shape(px.Jit(lambda net, x: px.grad(lambda s: net.layer(s * x).sum())(1.0), net)(x)) == ()

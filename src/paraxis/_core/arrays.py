@@ -175,7 +175,7 @@ def on_first_device(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.device_put(x, first), local(tree))
 
 
-def whole_beside(x: jax.Array, other: jax.Array) -> jax.Array:
+def whole_beside(x: jax.Array, other: Any) -> jax.Array:
     """Return a copy of a concrete array on each device that another lies on.
 
     Communicates: if these are several processes', the first one's copy is sent to the others.

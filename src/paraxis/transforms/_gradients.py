@@ -113,10 +113,10 @@ class GradValues(Wrapped[_P, _R], Generic[_P, _R]):
         return (found, inputs) if chosen else inputs, result
 
 
-@overload
+@overload  # a lambda's first argument may be anything, so this cannot say that it is of a module
 def value_and_grad(
     f: Callable[Concatenate[_Module, _P], _Value], *, wrt: Choice = nnx.Param, has_aux: bool = False
-) -> Callable[..., tuple[_Value, Gradients]]: ...
+) -> Callable[..., tuple[_Value, Any]]: ...
 @overload
 def value_and_grad(
     f: Callable[Concatenate[_First, _P], _Value], *, wrt: Choice = nnx.Param, has_aux: bool = False
@@ -174,8 +174,8 @@ def value_and_grad(
     return _named("value_and_grad", call, f, argnums, wrt)
 
 
-@overload
-def grad(f: Callable[Concatenate[_Module, _P], Any], *, wrt: Choice = nnx.Param) -> Callable[..., Gradients]: ...
+@overload  # a lambda's first argument may be anything, so this cannot say that it is of a module
+def grad(f: Callable[Concatenate[_Module, _P], Any], *, wrt: Choice = nnx.Param) -> Callable[..., Any]: ...
 @overload
 def grad(f: Callable[Concatenate[_First, _P], Any], *, wrt: Choice = nnx.Param) -> Callable[..., _First]: ...
 @overload
