@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import arguments
+from paraxis._calls import arguments, pytrees
 from paraxis._calls.errors import CollectiveError
-from paraxis._core import jax_api, layout, models, primitives, scope
+from paraxis._core import jax_api, layout, primitives, scope
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
 
@@ -142,10 +142,10 @@ def axis_size(axis: Axis | str) -> int:
 
 def _exchanged(collective: str, x: Any, axis: Axis | str) -> Any:
     """JAX's collective of that name. Python's numbers stay such: their sum is known without a program."""
-    x = models.sealed(x)
+    x = pytrees.sealed(x)
     arguments.arrays(collective, "x", x)
     x = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool) else leaf, x)
-    return models.opened(getattr(jax.lax, collective)(x, scope.mapped_axis(collective, axis).name))
+    return pytrees.opened(getattr(jax.lax, collective)(x, scope.mapped_axis(collective, axis).name))
 
 
 # --- what a device runs ------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls import arguments
+from paraxis._calls import arguments, pytrees
 from paraxis._calls.errors import ShapeError
-from paraxis._core import arrays, layout, models, origins, placing, primitives, scope, summing, tree
+from paraxis._core import arrays, layout, origins, placing, primitives, scope, summing, tree
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
 
@@ -192,7 +192,7 @@ class _Reduction:
         self.verb = verb
         self.axis = scope.resolve(verb, axis)
         self.placement: Placement = placing.place(self.axis)
-        self.x = tree.placed(verb, "x", models.sealed(x), self.axis)
+        self.x = tree.placed(verb, "x", pytrees.sealed(x), self.axis)
         self._require_numbers("x", self.x)
         self.where = self._mask(where)
 
@@ -212,7 +212,7 @@ class _Reduction:
 
     def of_leaves(self, one: Callable[..., jax.Array], *more: Any) -> Any:
         """Return a tree like what is reduced, each leaf made of its own and of those of trees of the same structure."""
-        return models.opened(jax.tree.map(one, self.x, *more))
+        return pytrees.opened(jax.tree.map(one, self.x, *more))
 
     def sum(
         self,
@@ -233,7 +233,7 @@ class _Reduction:
 
     def weights(self, w: Any) -> Any:
         """Return one weight leaf per leaf of ``x``."""
-        w = tree.placed(self.verb, "w", models.sealed(w), self.axis)
+        w = tree.placed(self.verb, "w", pytrees.sealed(w), self.axis)
         self._require_numbers("w", w)
         structure = jax.tree.structure(self.x)
         if jax.tree.structure(w) != structure:

@@ -6,8 +6,8 @@ from typing import Any, TypeVar, overload
 import jax
 import numpy as np
 
-from paraxis._calls import arguments
-from paraxis._core import arrays, dispatch, jax_api, layout, lowerings, maps, models, origins, placing, scope, tree
+from paraxis._calls import arguments, pytrees
+from paraxis._core import arrays, dispatch, jax_api, layout, lowerings, maps, origins, placing, scope, tree
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement
@@ -57,7 +57,7 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
         leaf = arrays.settle(leaf, placement, rows=False) if placement.is_said else leaf
         return origins.remember(layout.copies(leaf, placement), origins.Shared(leaf))
 
-    return models.opened(jax.tree.map(one, tree.arrays("broadcast", "x", models.sealed(x))))
+    return pytrees.opened(jax.tree.map(one, tree.arrays("broadcast", "x", pytrees.sealed(x))))
 
 
 @arguments.named()
@@ -97,7 +97,7 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
     """
     arguments.function("map_fn", "fn", fn, "px.map_fn(lambda x: …, args, axis)")
     lowerings.check("map_fn", lowering)
-    return models.opened(map_sealed(models.of_opened(fn), models.sealed(args), axis, lowering=lowering))
+    return pytrees.opened(map_sealed(pytrees.of_opened(fn), pytrees.sealed(args), axis, lowering=lowering))
 
 
 def map_sealed(
@@ -166,7 +166,7 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
             return layout.constrain(leaf, placement) if placement.is_explicit and _divides(placement) else leaf
         return leaf if target is None else arrays.put(leaf, target)
 
-    return models.opened(jax.tree.map(one, tree.placed("scatter", "x", models.sealed(x), resolved)))
+    return pytrees.opened(jax.tree.map(one, tree.placed("scatter", "x", pytrees.sealed(x), resolved)))
 
 
 @overload
@@ -203,4 +203,4 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
             return layout.constrain(leaf, placement, rows=False) if placement.is_explicit else leaf
         return arrays.on_host(leaf)
 
-    return models.opened(jax.tree.map(one, tree.placed("gather", "x", models.sealed(x), resolved)))
+    return pytrees.opened(jax.tree.map(one, tree.placed("gather", "x", pytrees.sealed(x), resolved)))

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from paraxis._calls import arguments
+from paraxis._calls import arguments, pytrees
 from paraxis._calls.errors import StateError
-from paraxis._core import lowerings, models
+from paraxis._core import lowerings
 from paraxis.ensembles._members import Form, TreeForm
 
 
@@ -25,7 +25,7 @@ def form_of(made: Any) -> tuple[Form, tuple[Any, ...]]:
 
         if _modules.any_modules(parts):
             return _modules.ModuleForm(parts, is_tuple), parts
-    if not jax.tree.leaves(models.sealed(parts)):
+    if not jax.tree.leaves(pytrees.sealed(parts)):
         raise StateError(
             f"ensemble: make returned a {type(made).__name__} without arrays; it must return the parameters, a train "
             f"state or a module of one member: lambda key: model.init(key, x)['params']"

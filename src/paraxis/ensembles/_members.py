@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 
+from paraxis._calls import pytrees
 from paraxis._calls.errors import StateError
-from paraxis._core import models, tree
+from paraxis._core import tree
 
 Apply = Callable[..., Any]
 """``apply(model, *inputs)``: what a model gives for its inputs."""
@@ -59,13 +60,13 @@ class TreeForm(Form):
     """
 
     def state(self, parts: tuple[Any, ...]) -> Any:
-        return strong(tree.arrays("ensemble", "make(key)", models.sealed(parts)))
+        return strong(tree.arrays("ensemble", "make(key)", pytrees.sealed(parts)))
 
     def parts(self, state: Any) -> tuple[Any, ...]:
-        return models.opened(state)
+        return pytrees.opened(state)
 
     def stepped(self, step: Callable[..., Any], state: Any, args: Sequence[Any]) -> tuple[Any, Any]:
-        result = models.sealed(step(*self.parts(state), *args))
+        result = pytrees.sealed(step(*self.parts(state), *args))
         whole = state if self.is_tuple else state[0]
         expected = jax.tree.structure(whole)
         if jax.tree.structure(result) == expected:
@@ -73,7 +74,7 @@ class TreeForm(Form):
         elif isinstance(result, tuple) and len(result) == 2 and jax.tree.structure(result[0]) == expected:
             new, out = result
         else:
-            fixed = models.changed(whole, result) or (isinstance(result, tuple) and models.changed(whole, result[0]))
+            fixed = pytrees.changed(whole, result) or (isinstance(result, tuple) and pytrees.changed(whole, result[0]))
             if fixed:
                 raise StateError(
                     f"ensemble.train: step changed what is fixed in its member: {fixed}; only its arrays change from "
@@ -90,7 +91,7 @@ class TreeForm(Form):
         return new, out
 
     def applied(self, apply: Apply | None, state: Any, args: Sequence[Any]) -> Any:
-        model = models.evaluating(self.parts(state)[0])
+        model = pytrees.evaluating(self.parts(state)[0])
         if apply is not None:
             return apply(model, *args)
         if hasattr(model, "apply_fn") and hasattr(model, "params"):

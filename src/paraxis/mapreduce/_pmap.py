@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls import arguments, integers
+from paraxis._calls import arguments, integers, pytrees
 from paraxis._calls.errors import AxisError, ParaxisError, ShapeError
-from paraxis._core import jax_api, models, placing, scope, tree, verbs
+from paraxis._core import jax_api, placing, scope, tree, verbs
 from paraxis._core.axis import Axis
 
 _R = TypeVar("_R")
@@ -79,11 +79,11 @@ def pmap(
             rest = iter(positional)
             return fn(*(arg if i in static else next(rest) for i, arg in enumerate(args)), **named)
 
-        result = verbs.map_sealed(models.of_opened(element), (leading, kwargs), axis)
+        result = verbs.map_sealed(pytrees.of_opened(element), (leading, kwargs), axis)
         return _with_out_axes(out_axes, result)
 
     def sealed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tuple(x if i in static else models.sealed(x) for i, x in enumerate(args)), models.sealed(kwargs)
+        return tuple(x if i in static else pytrees.sealed(x) for i, x in enumerate(args)), pytrees.sealed(kwargs)
 
     compiled = jax.jit(mapped, static_argnums=static, donate_argnums=donated)
 
@@ -92,14 +92,14 @@ def pmap(
     def call(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = sealed(args, kwargs)
         try:
-            return models.opened(compiled(*args, **kwargs))
+            return pytrees.opened(compiled(*args, **kwargs))
         except ParaxisError:
             raise
         except ValueError:
             moved = _released((args, kwargs))
             if moved is None:
                 raise
-            return models.opened(compiled(*moved[0], **moved[1]))
+            return pytrees.opened(compiled(*moved[0], **moved[1]))
 
     def lower(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = sealed(args, kwargs)

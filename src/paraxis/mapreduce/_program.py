@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from paraxis import _html as html
-from paraxis._calls import arguments
+from paraxis._calls import arguments, pytrees
 from paraxis._calls.errors import AxisError, ParaxisError
-from paraxis._core import arrays, models, placing, programs, scope
+from paraxis._core import arrays, placing, programs, scope
 from paraxis._core.axis import Axis
 
 _P = ParamSpec("_P")
@@ -103,20 +103,20 @@ class Program(Generic[_P, _R]):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         declared = share_out(self.axes)
         inner = dataclasses.replace(scope.current(), declared=declared)
-        leaves, structure = jax.tree.flatten(models.sealed((args, kwargs)))
+        leaves, structure = jax.tree.flatten(pytrees.sealed((args, kwargs)))
         is_traced = [_is_traced(leaf) for leaf in leaves]
 
         def run(*traced: Any) -> Any:
             given = iter(traced)
             whole = [next(given) if moves else leaf for leaf, moves in zip(leaves, is_traced, strict=True)]
-            args, kwargs = models.opened(jax.tree.unflatten(structure, whole))
+            args, kwargs = pytrees.opened(jax.tree.unflatten(structure, whole))
             with scope.entered(inner):
-                return models.sealed(self._fn(*args, **kwargs))
+                return pytrees.sealed(self._fn(*args, **kwargs))
 
         vars(run)["__wrapped__"] = self._fn  # JAX's errors then name the user's function, and not this one
         placement = placing.place(declared[0])
         traced = [leaf for leaf, moves in zip(leaves, is_traced, strict=True) if moves]
-        return models.opened(programs.run(run, [arrays.settle(leaf, placement, rows=False) for leaf in traced]))
+        return pytrees.opened(programs.run(run, [arrays.settle(leaf, placement, rows=False) for leaf in traced]))
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> Self: ...

@@ -15,8 +15,9 @@ import jax
 from flax import nnx
 from flax.nnx import Variable
 
+from paraxis._calls import pytrees
 from paraxis._calls.errors import StateError
-from paraxis._core import jax_api, models
+from paraxis._core import jax_api
 from paraxis._modules import graphs, naming, reads
 from paraxis.transforms import _frames, _metrics, _randomness
 
@@ -103,8 +104,8 @@ class Bound:
 
     def __init__(self, modules: tuple[Any, ...], transform: str) -> None:
         self.given = modules
-        self._pytrees = [(x, _parts(x)) for x in models.found_in(modules)]
-        self.modules = tuple(map(models.sealed, modules))
+        self._pytrees = [(x, _parts(x)) for x in pytrees.found_in(modules)]
+        self.modules = tuple(map(pytrees.sealed, modules))
         self._transform = transform
         self._compiled: dict[Any, Any] = {}
         self._bindings: list[Binding] = []
@@ -127,7 +128,7 @@ class Bound:
         pairs = zip(self._pytrees, now, strict=True)
         if any(not _same(old, new) or then != rest for (_, (old, then)), (_, (new, rest)) in pairs):
             self._pytrees, self._bindings = now, []
-            self.modules = tuple(map(models.sealed, self.given))
+            self.modules = tuple(map(pytrees.sealed, self.given))
             if any(isinstance(x, tuple) for x in self.given):  # a wrapped function's, which it reads by itself
                 self._compiled.clear()
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from paraxis._calls import pytrees
 from paraxis._calls.errors import StateError
-from paraxis._core import models
 from paraxis._modules import captured, graphs
 from paraxis.transforms import _frames
 from paraxis.transforms._binding import Binding
@@ -60,8 +60,8 @@ def run(
     held = [jax.tree.leaves(value) for value in values]
     inner = {id(v): w for v, w in zip(binding.variables(), graph.variables, strict=True)}
     with _frames.entered(_frames.Frame(body.transform, inner, body.sealed)):
-        args, kwargs = models.opened((args, kwargs))
-        result = models.sealed(captured.run(body.guard, body.fn, (*body.pass_on(modules), *args), kwargs))
+        args, kwargs = pytrees.opened((args, kwargs))
+        result = pytrees.sealed(captured.run(body.guard, body.fn, (*body.pass_on(modules), *args), kwargs))
     for variable, old, name in zip(graph.variables, metadata, binding.names, strict=True):
         if variable.get_metadata() != old:
             raise StateError(

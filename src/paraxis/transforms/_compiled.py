@@ -7,9 +7,9 @@ from typing import Any, Generic, ParamSpec, TypedDict, TypeVar
 import jax
 from flax.nnx import Variable
 
-from paraxis._calls import arguments
+from paraxis._calls import arguments, pytrees
 from paraxis._calls.errors import StateError
-from paraxis._core import jax_api, models
+from paraxis._core import jax_api
 from paraxis._modules import graphs
 from paraxis.transforms._binding import Binding, write_all
 from paraxis.transforms._statics import Statics
@@ -60,7 +60,7 @@ class Compiled(Wrapped[_P, _R], Generic[_P, _R]):
         if moved:  # inside another trace only this run uses them where they were moved to
             new = {i: x for i, x in moved.items() if not isinstance(x, jax_api.Tracer)} | new
         write_all(binding, variables, new, type(self).__name__)
-        return models.opened(self._finished(variables, result))
+        return pytrees.opened(self._finished(variables, result))
 
     @arguments.named()
     def lower(self, *args: Any, **kwargs: Any) -> Any:

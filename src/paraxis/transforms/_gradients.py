@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from paraxis._calls import arguments
+from paraxis._calls import arguments, pytrees
 from paraxis._calls.errors import ShapeError, StateError
-from paraxis._core import models
 from paraxis._modules import graphs
 from paraxis.transforms import _body
 from paraxis.transforms._binding import Binding, Bound, write_all
@@ -93,7 +92,7 @@ class GradValues(Wrapped[_P, _R], Generic[_P, _R]):
     @arguments.named()
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, _R]:
         """Gradients and values at ``f(*modules, *args, **kwargs)``."""
-        given, named = models.sealed((args, kwargs))
+        given, named = pytrees.sealed((args, kwargs))
         binding = self._bound.current()
         chosen = _chosen("GradValues", binding, self._wrt, range(len(binding.graph.variables)))
         positions = _positions("GradValues", self._argnums, len(given))
@@ -260,7 +259,7 @@ def _unbound(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> tuple[Any, Any]:
-    args, kwargs = models.sealed((args, kwargs))
+    args, kwargs = pytrees.sealed((args, kwargs))
     positions = _positions(transform, argnums, len(args))
     modules = {p: arg for p, arg in enumerate(args) if graphs.holds_modules(arg)}
     named = {name: x for name, x in kwargs.items() if graphs.holds_modules(x)}
@@ -328,7 +327,7 @@ def _differentiate(
     """
     variables = binding.variables()
     values, arrays = graphs.state(variables, binding.graph)
-    parts = [models.split(args[p]) for p in positions]
+    parts = [pytrees.split(args[p]) for p in positions]
 
     def loss(ours: Sequence[Any], theirs: Sequence[Any]) -> tuple[Any, Any]:
         here, given = list(values), list(args)
@@ -344,7 +343,7 @@ def _differentiate(
     differentiable = [values[i] for i in chosen], [params for params, _, _ in parts]
     gradients, (result, new) = jax.grad(loss, argnums=(0, 1), has_aux=True)(*differentiable)
     write_all(binding, variables, new, body.transform)
-    return models.opened(result), dict(zip(chosen, gradients[0], strict=True)), gradients[1]
+    return pytrees.opened(result), dict(zip(chosen, gradients[0], strict=True)), gradients[1]
 
 
 def _chosen(transform: str, binding: Binding, wrt: Choice | None, indices: Sequence[int]) -> list[int]:
@@ -374,7 +373,7 @@ def _positions(transform: str, argnums: int | Sequence[int] | None, num_args: in
 
 
 def _require_floats(transform: str, name: str, given: Any) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(models.split(given)[0]):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(pytrees.split(given)[0]):
         if isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int)) and not _is_inexact(leaf):
             raise StateError(
                 f"{transform}: {name}{jax.tree_util.keystr(path)} is {arguments.described(leaf)}, which has no "

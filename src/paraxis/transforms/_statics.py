@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._calls import arguments
+from paraxis._calls import arguments, pytrees
 from paraxis._calls.errors import StateError
-from paraxis._core import models
 
 
 class Statics:
@@ -52,8 +51,8 @@ class Statics:
 
     def sealed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         """Return the arguments, those sealed that are not static."""
-        moved = [x if p in self.positions else models.sealed(x) for p, x in enumerate(args)]
-        return moved, {name: x if name in self.names else models.sealed(x) for name, x in kwargs.items()}
+        moved = [x if p in self.positions else pytrees.sealed(x) for p, x in enumerate(args)]
+        return moved, {name: x if name in self.names else pytrees.sealed(x) for name, x in kwargs.items()}
 
     def explain(self, args: Sequence[Any], kwargs: dict[str, Any], error: TypeError) -> None:
         """Say so if an argument that is no array, and not static either, is what a call failed for."""

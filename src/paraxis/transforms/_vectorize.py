@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._calls import arguments
+from paraxis._calls import arguments, pytrees
 from paraxis._calls.errors import ShapeError, StateError
-from paraxis._core import models, replicas
+from paraxis._core import replicas
 from paraxis._modules import graphs
 from paraxis.transforms import _batches, _body, _randomness, _sync
 from paraxis.transforms._binding import Binding, write_all
@@ -88,7 +88,7 @@ class Vectorize(Wrapped[_P, _R], Generic[_P, _R]):
     @arguments.named()
     def __call__(self, *args: Any, **kwargs: Any) -> _R:
         """``f(*modules, *row, **kwargs)`` for every row."""
-        given, named = models.sealed((args, kwargs))
+        given, named = pytrees.sealed((args, kwargs))
         _body.refuse_modules("Vectorize", given, named)
         batch = _batches.split("Vectorize", self._batch_axis, given)
         _batches.refuse_keys("Vectorize", self._batch_axis, given, named)
@@ -129,7 +129,7 @@ class Vectorize(Wrapped[_P, _R], Generic[_P, _R]):
             for i, stacked in new.items()
         }
         write_all(binding, variables, kept | _randomness.advanced(values, drawn), "Vectorize")
-        return models.opened(result)
+        return pytrees.opened(result)
 
     def _rule(self, binding: Binding, number: int) -> _sync.Rule | None:
         return _sync.rule_of("Vectorize", binding.names[number], binding.graph.variables[number], self._sync)

@@ -7,8 +7,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import jax
 
+from paraxis._calls import pytrees
 from paraxis._calls.errors import StateError
-from paraxis._core import models
 from paraxis._modules import captured, graphs
 from paraxis.transforms._binding import Bound
 from paraxis.transforms._body import Body
@@ -82,7 +82,7 @@ class Wrapped(graphs.Holder, Generic[_P, _R]):
         """Return the function's first arguments: a module of this run. A wrapped function finds its variables."""
         kept = (Wrapped, Frozen)
         own_or_new = zip(self._given, modules, strict=True)
-        return [own if isinstance(own, kept) else models.opened(new) for own, new in own_or_new]
+        return [own if isinstance(own, kept) else pytrees.opened(new) for own, new in own_or_new]
 
     def _parameters(self) -> list[str]:
         """Return the names of the positional parameters after the modules."""
@@ -116,7 +116,7 @@ def _target(f: Any, modules: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple
 
 def _is_bindable(x: Any) -> bool:
     """Return whether an object has values of its own: an NNX module, or a pytree that can be called."""
-    return graphs.is_module(x) or models.is_model(x)
+    return graphs.is_module(x) or pytrees.is_model(x)
 
 
 def _signature(fn: Callable[..., Any], given: Sequence[Any]) -> inspect.Signature | None:
@@ -149,7 +149,7 @@ def _contents(given: Any) -> Any:
 
 
 def _require_module(transform: str, position: int, module: Any) -> None:
-    if isinstance(module, (Wrapped, Frozen)) or graphs.holds_modules(module) or models.is_model(module):
+    if isinstance(module, (Wrapped, Frozen)) or graphs.holds_modules(module) or pytrees.is_model(module):
         return
     raise StateError(
         f"{transform}: modules[{position}] is a {type(module).__name__} without variables. Bind modules only, NNX "

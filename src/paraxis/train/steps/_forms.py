@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import jax
 
-from paraxis._core import models
+from paraxis._calls import pytrees
 
 Mode = Literal["train", "eval", "as made"]
 Made = tuple[Any, Callable[[], Any]]
@@ -89,13 +89,13 @@ class PytreeForm(Form):
         "give it in the batch"
     )
 
-    def __init__(self, rest: models.Rest) -> None:
+    def __init__(self, rest: pytrees.Rest) -> None:
         self._rest = rest
 
     def make(self, params: Any, mutable: Any, key: jax.Array | None, mode: Mode) -> Made:
         others = mutable if self._rest.has_others else None
         model = self._rest.joined(params, others)
-        return models.evaluating(model) if mode == "eval" else model, lambda: mutable
+        return pytrees.evaluating(model) if mode == "eval" else model, lambda: mutable
 
     @property
     def identity(self) -> Any:

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._calls import pytrees
 from paraxis._calls.errors import StateError
-from paraxis._core import models, tree
+from paraxis._core import tree
 from paraxis.train.steps import _linen, _nnx
 from paraxis.train.steps._forms import Form, PlainForm, PytreeForm
 
@@ -27,7 +28,7 @@ def taken_apart(model: Any, key: Any, sample: Any) -> tuple[Form, Any, Any]:
         return _nnx.nnx(model)
     if isinstance(model, _module_class("linen")):
         return _linen.linen(model, key, sample)
-    if models.found_in(model):
+    if pytrees.found_in(model):
         return _pytree(model)
     if not jax.tree.leaves(model) or callable(model):
         raise StateError(
@@ -42,7 +43,7 @@ def taken_apart(model: Any, key: Any, sample: Any) -> tuple[Form, Any, Any]:
 def _pytree(model: Any) -> tuple[Form, Any, Any]:
     """Return the form of models that are pytrees, their floating arrays, and their others."""
     _refuse_unseen_variables(model)
-    params, others, rest = models.split(model)
+    params, others, rest = pytrees.split(model)
     if not jax.tree.leaves(params):
         raise StateError(
             f"TrainState.create: {type(model).__name__} has no floating arrays; there is nothing to train. Make its "
