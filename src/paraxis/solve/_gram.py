@@ -27,7 +27,7 @@ _TYPICAL_CLASSES = 4
 _SPEED_OF_LARGE_PRODUCTS = 6
 _BLOCK = 512  # rows; the weighted copy of more would not stay in a cache
 _LEAST_PIVOT = 8  # roundings per column
-JITTER = 1e-3  # of what a column would weigh, were all its rows as large as the largest
+_JITTER = 1e-3  # of what a column would weigh, were all its rows as large as the largest
 
 
 def _used(problem: Linear) -> range:
@@ -83,7 +83,7 @@ def inverse(gram: jax.Array, largest: jax.Array, l2: Any, intercept: bool) -> ja
     # iterations for directions in which there is nothing but the penalty.
     all_alike = jnp.full_like(largest, jnp.mean(largest))
     own = jnp.where(largest > 0, largest, all_alike)
-    added = jnp.diag(JITTER * jnp.where(_is_singular(gram), all_alike, own) + jnp.finfo(gram.dtype).tiny)
+    added = jnp.diag(_JITTER * jnp.where(_is_singular(gram), all_alike, own) + jnp.finfo(gram.dtype).tiny)
     scale = _scale(hessian + added)
     factor = jnp.linalg.cholesky((hessian + added) * scale[:, None] * scale)
     root = jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(gram), dtype=gram.dtype), lower=True)

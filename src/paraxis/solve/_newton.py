@@ -22,7 +22,6 @@ from paraxis.solve._solution import OptStep, Solve, differentiable
 from paraxis.solve._solver import SmoothSolver
 
 _LOOSE = 0.5  # a direction need not be better than this, relative to the gradient
-_FLAT = 8  # roundings of the largest curvature, which hide a smaller one
 
 
 @functools.partial(
@@ -272,62 +271,45 @@ class _Conjugate(NamedTuple):
     search: Any
     rz: jax.Array
     num_products: jax.Array
-    size: jax.Array  # of the search direction, squared, as the preconditioner measures it
-    largest: jax.Array  # curvature, as it measures it
-    flat: jax.Array  # whether a direction was met whose curvature cannot be told from none
+    bent: jax.Array  # whether a direction of negative curvature was met
 
 
 def _conjugate(
     problem: Problem, point: Point, preconditioner: jax.Array | None, use_gram: jax.Array, enough: jax.Array, most: int
 ) -> _Direction:
-    """Return a direction whose residual is at most ``enough``, if ``most`` products give it.
-
-    Where columns depend on each other, nothing bends the objective in some directions, and what the gradient has of
-    them is rounding. A preconditioner enlarges it, as much as its jitter allows, and a step of the length that such a
-    curvature tells would be all noise. The next directions are then found without it.
-    """
+    """Return a direction whose residual is at most ``enough``, if ``most`` products give it."""
     product, nothing = problem.products(point)
 
     def precondition(r: Any) -> Any:
         return r if preconditioner is None else trees.choose(use_gram, gram.apply(preconditioner, r), r)
 
     def go_on(cg: _Conjugate) -> jax.Array:
-        return ~cg.flat & (cg.num_products < most) & (trees.norm(cg.residual) > enough)
+        return ~cg.bent & (cg.num_products < most) & (trees.norm(cg.residual) > enough)
 
     def body(cg: _Conjugate) -> _Conjugate:
         hp, cached = product(cg.search)
         php = trees.dot(cg.search, hp)
-        curvature = php / jnp.where(cg.size > 0, cg.size, 1)
-        largest = jnp.maximum(cg.largest, curvature)
-        flat = ~((php > 0) & (curvature > least * largest))
+        bent = ~(php > 0)
         # The first direction of all is one of descent whatever the curvature; later ones leave what was found.
-        alpha = jnp.where(flat, jnp.where(cg.num_products == 0, 1, 0), cg.rz / jnp.where(flat, 1, php))
+        alpha = jnp.where(bent, jnp.where(cg.num_products == 0, 1, 0), cg.rz / jnp.where(bent, 1, php))
         residual = trees.along(cg.residual, -alpha, hp)
         z = precondition(residual)
         rz = trees.dot(residual, z)
-        beta = rz / jnp.where(cg.rz > 0, cg.rz, 1)
         return _Conjugate(
             trees.along(cg.x, alpha, cg.search),
             trees.along(cg.cached, alpha, cached),
             residual,
-            trees.along(z, beta, cg.search),
+            trees.along(z, rz / jnp.where(cg.rz > 0, cg.rz, 1), cg.search),
             rz,
             cg.num_products + 1,
-            rz + beta**2 * cg.size,
-            largest,
-            flat,
+            bent,
         )
 
     r = trees.scaled(-1, point.grad)
     z = precondition(r)
     count = jnp.zeros((), jnp.int32)
-    rz = trees.dot(r, z)
-    # A Gram matrix measures what it was made of as 1, and nothing as its jitter.
-    with_gram = use_gram & (preconditioner is not None)
-    least = (_FLAT * jnp.finfo(rz.dtype).eps * jnp.where(with_gram, 1 / gram.JITTER, 1)).astype(rz.dtype)
-    largest = with_gram.astype(rz.dtype)
-    begin = _Conjugate(trees.zeros(r), nothing, r, z, rz, count, rz, largest, jnp.array(False))
+    begin = _Conjugate(trees.zeros(r), nothing, r, z, trees.dot(r, z), count, jnp.array(False))
     end = jax.lax.while_loop(go_on, body, begin)
     digits = jnp.log10(trees.norm(r) / jnp.maximum(trees.norm(end.residual), jnp.finfo(end.rz.dtype).tiny))
     cost = end.num_products / jnp.maximum(digits, 0.1)
-    return _Direction(end.x, end.cached, end.num_products, jnp.where(end.flat, jnp.inf, cost).astype(end.rz.dtype))
+    return _Direction(end.x, end.cached, end.num_products, jnp.where(end.bent, jnp.inf, cost).astype(end.rz.dtype))
