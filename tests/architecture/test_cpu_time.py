@@ -57,6 +57,7 @@ def run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
 def test_what_takes_too_long_fails_a_run_that_would_pass(tmp_path: Path, options: tuple[str, ...]) -> None:
     done = run(tmp_path, ITSELF + FIXTURE + CHILD, *options)

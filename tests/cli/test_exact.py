@@ -36,6 +36,7 @@ def table(kind: str, seed: int) -> dict[str, list[Any]]:
 CASES = [(kind, suffix) for kind in LABELS for suffix in WRITERS]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "suffix"), CASES)
 def test_labels_are_predicted_as_they_were_written(

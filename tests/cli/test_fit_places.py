@@ -49,6 +49,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, data: Path, out:
     return err
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("linked", [False, True])
 def test_the_data_are_not_replaced(

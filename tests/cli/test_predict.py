@@ -169,6 +169,7 @@ def test_missing_values_are_at_the_mean(
     np.testing.assert_allclose([float(row["prediction"]) for row in read(out)], [expected, expected], rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "classes", "dtype"), [("boolean", (False, True), "bool"), ("integer", (3, 5), "int64")]

@@ -65,6 +65,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 VERSION = '__version__ = "0.'
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("text", "becomes", "tests", "expected"),
     [

@@ -26,6 +26,7 @@ def step(w: jax.Array, x: jax.Array) -> Any:
 X = jnp.arange(20.0).reshape(5, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", ["auto", "dispatch"])
 @pytest.mark.parametrize("size", [8, 5])

@@ -52,6 +52,7 @@ def test_the_temperature_is_the_one_of_least_loss(n: int, classes: int, sharpnes
         np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("sharpness", [0.5, 1.0, 4.0])
 def test_the_power_that_probabilities_were_raised_to_is_found(sharpness: float) -> None:

@@ -208,6 +208,7 @@ def _exchange_with_other_pods(pods: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", [(3, 5), (4, 8)], ids=str)
 def test_exchange_along_the_outer_axis_from_a_nested_body(kind: str, sizes: tuple[int, int]) -> None:

@@ -92,6 +92,7 @@ def halved(model: Any) -> Any:
     return jax.tree.map(lambda a: a / 2 if eqx.is_inexact_array(a) else a, model)
 
 
+@pytest.mark.sampled(1)
 @MAKES
 def test_verbs_take_models_and_give_models(make: Callable[..., Any]) -> None:
     axis, model, x = axis_on(8, 10), make(jax.random.key(0)), values(10, 3)
@@ -128,6 +129,7 @@ def test_programs_and_pmap_take_models_and_give_models(make: Callable[..., Any])
 # --- transforms -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @MAKES
 def test_transforms_take_models_bound_and_when_called(make: Callable[..., Any]) -> None:
     model, x, y = make(jax.random.key(0)), values(16, 3), values(16, 2, seed=1)
@@ -211,6 +213,7 @@ def test_batch_statistics_of_equinox_are_mutable_state() -> None:
 # --- ensembles ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @MAKES
 def test_members_are_models_trained_alone(make: Callable[..., Any], tmp_path: pathlib.Path) -> None:
     x, y = values(13, 3), values(13, 2, seed=1)

@@ -151,6 +151,7 @@ def test_of_a_path_what_was_found_is_told_in_the_order_of_the_grid() -> None:
     assert not hasattr(model, "coef_")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [1, 2])
 def test_of_a_cross_validation_the_strengths_that_were_scored_and_a_model_are_told(begun: int) -> None:
     x, y = labelled(60, 4, 3)

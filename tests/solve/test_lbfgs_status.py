@@ -60,7 +60,7 @@ def test_a_gradient_of_the_wrong_sign_fails_the_search(rule: Rule) -> None:
     assert float(state.value) == 10
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_gradient_with_a_wrong_part_is_not_a_solution(rule: Rule) -> None:
     def wrong(x: jax.Array) -> Any:

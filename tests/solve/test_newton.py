@@ -187,6 +187,7 @@ def test_a_gradient_of_the_wrong_sign_fails_the_search() -> None:
         np.testing.assert_array_equal(params, [3, 1])  # nothing worse is accepted
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("loss", ["softmax", "poisson"])
@@ -205,7 +206,7 @@ def test_an_update_has_at_most_three_all_reduces_and_gathers_nothing(loss: str, 
         assert not found[1], found
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("precondition", ["gram", None])
 @pytest.mark.parametrize("kind", ["softmax", "poisson"])
 def test_the_rows_are_read_once_per_iteration_and_twice_per_product(kind: str, precondition: Any) -> None:
@@ -232,6 +233,7 @@ def test_a_gram_matrix_saves_products_where_columns_differ_in_scale(kind: str) -
     assert int(ends["gram"].state.num_cg_iter) < int(ends[None].state.num_cg_iter)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", SMOOTH)
 def test_estimators_fit_as_scikit_learns(case: str) -> None:

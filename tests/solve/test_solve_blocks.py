@@ -120,6 +120,7 @@ def _drawn(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, x @ rng.normal(size=3) + rng.normal(size=size), rng.uniform(0.5, 2, size)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize(("devices", "size"), [(1, 19), (8, 19), (8, 24)])

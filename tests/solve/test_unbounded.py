@@ -94,7 +94,7 @@ def several_classes(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.column_stack([X, X[:, 0] - X[:, 1], np.zeros(len(y))]), y
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(50))
 def test_several_classes_of_which_some_can_be_told_apart_have_no_finite_solution(seed: int) -> None:
     X, y = several_classes(seed)

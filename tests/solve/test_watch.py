@@ -24,6 +24,7 @@ def solvers() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", solvers())
 def test_each_iteration_is_told_in_pythons_numbers(name: str) -> None:

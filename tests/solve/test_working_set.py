@@ -37,6 +37,7 @@ def _violation(model: Any, X: np.ndarray, y: np.ndarray, weight: np.ndarray, l1:
 _KINDS = "plain", "correlated", "duplicated", "degenerate", "scaled"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("num_columns", "kinds", "parts"),
     [
@@ -71,6 +72,7 @@ def test_the_number_of_devices_and_the_solver_change_nothing() -> None:
     assert fits[0].data_passes_ < fits[2].data_passes_
 
 
+@pytest.mark.slow
 def test_the_bound_of_the_error_is_kept() -> None:
     """The error is a duality gap: no further above the minimum than tol, in units of the targets' variance."""
     X = _columns("correlated", 100, 40)

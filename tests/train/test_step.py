@@ -237,7 +237,11 @@ def test_a_total_without_a_weight_is_no_loss(weight: float) -> None:
         return px.Mean(jnp.sum(plain_loss(params, batch)), jnp.asarray(weight))
 
     state, metrics = px.train_step(total)(px.TrainState.create(plain_params(), ADAM), rows(6))
-    assert np.isnan(float(metrics["loss"]))
+    if weight:
+        with pytest.raises(ValueError, match=r"px\.Mean: weight must be the sum of the weights, at least 0, got -6\.0"):
+            float(metrics["loss"])
+    else:
+        assert np.isnan(float(metrics["loss"]))
     assert not bool(state.ok)
     assert_same_bits(state.params, plain_params())
 

@@ -33,6 +33,7 @@ def loss(params: Any, batch: Any) -> jax.Array:
     return (batch["x"] @ params["w"] - batch["y"]) ** 2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [{}, {"reproducible": "any device count"}], ids=["whole", "in groups"])
 def test_each_thread_comes_to_what_it_would_alone(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJRT_NPROC", "8")

@@ -74,7 +74,7 @@ def by_paraxis(factory: Any, rates: Sequence[float]) -> list[jax.Array]:
     return [net.a[...], net.b[...]]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_of_optax_makes_the_steps_that_it_makes_alone(name: str) -> None:
     factory = OPTIMISERS[name]
