@@ -34,7 +34,7 @@ def test_a_fit_of_balanced_classes() -> None:
     np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("case", "devices"),
     [("lasso", 2), ("three classes", 2), ("ridge", 3), ("ridge, two targets", 1), ("counts", 1), ("balanced", 1)],
