@@ -43,14 +43,14 @@ def test_ctrl_c_ends_a_run_within_two_seconds_with_what_was_found(name: str) -> 
         if one.iter_num == 20:
             threading.Timer(0.1, send).start()
 
-    slow = solver(_slow_bowl, value_and_grad=True, stepsize=1e-6, tol=0, maxiter=100_000, verbose=watch)
+    slow = solver(_slow_bowl, value_and_grad=True, stepsize=1e-6, tol=0, maxiter=2_000, verbose=watch)
     with pytest.raises(px.solve.Interrupted, match=r"stopped\.params") as caught:
         slow.run(jnp.ones(3), *hyperparams)
     assert time.monotonic() - sent[0] < 2
     params, state = caught.value.params, caught.value.state
     assert int(state.status) == Status.INTERRUPTED
     assert "Ctrl-C" in state.reason
-    assert 20 <= int(state.iter_num) < 100_000
+    assert 20 <= int(state.iter_num) < 2_000
     assert 0 < float(params[0]) < 1  # it has moved
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
