@@ -46,24 +46,29 @@ def padded(tree: Any, placement: Placement) -> Any:
     return jax.tree.map(one, tree)
 
 
-def laid_out(tree: Any, placement: Placement) -> Any:
-    """Leaves ``(size, ...)`` → ``(num_padded, ...)`` in blocks over the devices.
+def laid_out(tree: Any, placement: Placement, *, copied: bool = True) -> Any:
+    """Lay leaves ``(size, ...)`` as ``(num_padded, ...)`` in blocks over the devices.
+
+    Args:
+        tree: arrays on the host or on devices.
+        placement: where to.
+        copied: copy what is on the host, so that nobody can change it later. If not, devices may use it where it is:
+            for rows that are let go before the caller gets the word again.
 
     Communicates: sends each device its rows.
     """
     target = block_sharding(placement)
     leaves, structure = jax.tree.flatten(tree)
-    hosted = {i: _own(x, placement) for i, x in enumerate(leaves) if isinstance(x, np.ndarray)}
+    hosted = {i: _padded_on_host(x, placement, copied) for i, x in enumerate(leaves) if isinstance(x, np.ndarray)}
     placed = [None if i in hosted else settle(jnp.asarray(x), placement, rows=True) for i, x in enumerate(leaves)]
     placed = [hosted.get(i, x) for i, x in enumerate(padded(placed, placement))]
     placed = [jnp.asarray(x) for x in placed] if target is None else put_all(placed, target)
     return jax.tree.unflatten(structure, placed)
 
 
-def _own(rows: np.ndarray, placement: Placement) -> np.ndarray:
-    """Copy padded rows on the host so that nobody else can change them: devices may use them where they are."""
+def _padded_on_host(rows: np.ndarray, placement: Placement, copied: bool) -> np.ndarray:
     found = layout.repeat_last(rows, placement.num_padded)
-    return found.copy() if found is rows else found
+    return found.copy() if found is rows and copied else found
 
 
 def everywhere(tree: Any, placement: Placement) -> Any:

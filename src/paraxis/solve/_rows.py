@@ -135,6 +135,11 @@ def rows(
         >>> float(data.weight.sum())
         5.0
     """
+    return lay(X, y, sample_weight, class_weight, axis, copied=True)
+
+
+def lay(X: Any, y: Any, sample_weight: Any, class_weight: Any, axis: Axis | None, *, copied: bool) -> Rows:
+    """Lay rows out as :func:`rows`; if not ``copied``, devices may use those on the host where they are."""
     X, y = arguments.array("rows", "X", X), _targets(y)
     if X.ndim != 2 or not X.shape[0]:
         raise DataError(f"rows: X must be (n, d) with at least one row, got {X.shape}")
@@ -163,7 +168,7 @@ def rows(
             f"at_once out: px.Axis({axis.name!r}, {axis.size})"
         )
     placement = placing.place(axis)
-    design, targets = arrays.laid_out((X if X.dtype == dtype else X.astype(dtype), y), placement)
+    design, targets = arrays.laid_out((X if X.dtype == dtype else X.astype(dtype), y), placement, copied=copied)
     padded = layout.padded_weights(weight.astype(dtype), placement.num_padded)
     return Rows(design, targets, arrays.in_blocks(padded, placement), placing.blocks(placement), axis.size)
 

@@ -22,7 +22,7 @@ from paraxis.solve._lbfgs import LBFGS
 from paraxis.solve._newton import NewtonCG
 from paraxis.solve._progress import Iteration, Watch
 from paraxis.solve._proximal import ProximalGradient
-from paraxis.solve._rows import Rows, rows
+from paraxis.solve._rows import Rows, lay
 from paraxis.solve._solution import Interrupted, OptStep, attended
 from paraxis.solve._solver import SideBySide
 from paraxis.solve._working_set import WorkingSet
@@ -88,7 +88,8 @@ def place(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, devices: int 
         DeviceError: if there are not so many devices.
     """
     X, y, weight = _few_sizes(X, y, weight)
-    data = arrays.ready(rows(X, y, weight, axis=_axis(len(X), devices)))
+    # Not copied: a fit lets its rows go before it returns.
+    data = arrays.ready(lay(X, y, weight, None, _axis(len(X), devices), copied=False))
     if not centre:
         return Placed(data, np.zeros(X.shape[1], X.dtype))
     design, means = arrays.ready(arrays.on_auto_mesh(_centred, data.X, data.weight))
