@@ -37,7 +37,6 @@ def _violation(model: Any, X: np.ndarray, y: np.ndarray, weight: np.ndarray, l1:
 _KINDS = "plain", "correlated", "duplicated", "degenerate", "scaled"
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("num_columns", "kinds", "parts"),
     [
