@@ -58,7 +58,7 @@ class Work:
 
 def works(devices: int) -> list[Work]:
     X, y = make_classification(ROWS, FEATURES, n_classes=CLASSES, n_informative=50, random_state=0)
-    X, y = X.astype(np.float32), y.astype(np.int32)
+    X, y = np.asarray(X, np.float32), np.asarray(y, np.int32)
     target = (X @ np.random.default_rng(0).standard_normal(FEATURES) / 28).astype(np.float32) + y
     logistic = {"C": 1.0, "fit_intercept": False, "devices": devices}
     start = jnp.zeros((FEATURES, CLASSES))

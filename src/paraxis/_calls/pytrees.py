@@ -161,7 +161,7 @@ def split(tree: Any) -> tuple[Any, Any, Rest]:
 
 
 def _inside(part: Any) -> Any:
-    """Return for each array, whether it is part of a model."""
+    """Return, for each array, whether it is part of a model."""
     return [True for leaf in jax.tree.leaves(part) if isinstance(leaf, _ARRAYS)] if is_model(part) else False
 
 

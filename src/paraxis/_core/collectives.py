@@ -264,7 +264,7 @@ def used(jaxpr: jax_api.Jaxpr, placement: Placement) -> bool:
 
 
 def exchanges(jaxpr: jax_api.Jaxpr, placement: Placement, mapped: Sequence[Axis]) -> bool:
-    """Return the same of a body that is not lifted, in which the names of mapped axes hide those of mesh axes."""
+    """Return whether a body that is not lifted exchanges; there names of mapped axes hide those of mesh axes."""
     logical = {axis.name for axis in mapped}
     hidden = [name for name in placement.mesh_axes if name not in logical]
     return _checked(jaxpr, placement, hidden, placement.axis.name)

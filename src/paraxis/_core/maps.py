@@ -377,7 +377,7 @@ def _merged(which: Sequence[bool], these: Sequence[Any], others: Sequence[Any]) 
 
 
 def _tangents_in_turns(of: _Derivative, primals: Sequence[Any], tangents: Sequence[Any]) -> list[jax.Array]:
-    """Return nothing is kept: the body runs again, but for the effects that it has had."""
+    """Keep nothing: the body runs again, but for the effects that it has had."""
     again = dataclasses.replace(of, body=jax_api.pruned(of.body, of.body.jaxpr.outvars, effects=False))
     count = len(primals)
 

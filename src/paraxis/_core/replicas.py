@@ -35,7 +35,7 @@ def watched(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any
 
 
 def differing(body: jax_api.ClosedJaxpr, placed: Sequence[bool], axis: Axis) -> list[bool]:
-    """Return for each result of an element's body: whether it may differ between elements. See :func:`watched`.
+    """Return, for each result of an element's body: whether it may differ between elements. See :func:`watched`.
 
     ``placed`` says which arguments do. One abstract ``vmap`` tells, before anything runs. If the body asks the
     outside world (``io_callback``), all of them may.
@@ -60,7 +60,7 @@ def differing(body: jax_api.ClosedJaxpr, placed: Sequence[bool], axis: Axis) -> 
 def batched(
     body: jax_api.ClosedJaxpr, in_axes: Sequence[int | None], size: int, name: str | None, names: dict[str, int]
 ) -> list[bool]:
-    """Return for each result of a body: whether it may differ along the batch in which these arguments do."""
+    """Return, for each result of a body: whether it may differ along the batch in which these arguments do."""
     found: list[bool] = []
 
     def one(index: jax.Array, *args: Any) -> list[Any]:

@@ -218,7 +218,7 @@ class Ensemble:
     @arguments.named()
     @_on_own_devices
     def train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
-        """Return one step of each member.
+        """Make one step of each member.
 
         Args:
             step: a step of one member. Pytrees: ``step(*parts, *args)`` → the new state, or ``(state, out)``; a member
@@ -335,7 +335,7 @@ class Ensemble:
 
     @arguments.named()
     def bootstrap_rows(self, key: Any, num_rows: int) -> np.ndarray:
-        """Return for each member as many row numbers as there are rows, drawn with replacement: ``(size, num_rows)``.
+        """Return, for each member, as many row numbers as there are rows, drawn with replacement: ``(size, num_rows)``.
 
         A member's are a function of the key and its number (bagging; Breiman 1996).
         """

@@ -88,7 +88,7 @@ class Training:
         self.scanned = self._pays_to_scan()
 
     def epoch(self, number: int, active: np.ndarray) -> Any:
-        """Return all steps of an epoch; the step's results averaged over it, leaves ``(size, ...)`` on the host."""
+        """Make all steps of an epoch; return their results' averages over it, leaves ``(size, ...)`` on the host."""
         args, num_steps = self._placed(number, active)
         program = self._program(args, scan=self.scanned)
         if self.scanned:

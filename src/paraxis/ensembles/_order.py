@@ -39,7 +39,7 @@ def _shuffled(key: jax.Array, num_rows: int, own: int | None) -> jax.Array:
 
 
 def bootstrap_rows(key: Any, num_members: int, num_rows: int) -> np.ndarray:
-    """Return for each member as many rows as there are, drawn with replacement: ``(num_members, num_rows)``."""
+    """Return, for each member, as many rows as there are, drawn with replacement: ``(num_members, num_rows)``."""
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(num_members))
     draw = jax.vmap(lambda key: jax.random.randint(key, (num_rows,), 0, num_rows))
     return np.asarray(draw(keys))

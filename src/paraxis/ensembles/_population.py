@@ -79,7 +79,7 @@ class Population:
         return rows.part(operator.itemgetter(1))
 
     def train_program(self, step: Callable[..., Any], args: Arguments) -> Program:
-        """Return one step of a member."""
+        """Return the program of one step of each member."""
         form, layout = self.form, args.layout  # not args: a compiled function is kept, the data must not be
 
         def make() -> Callable[..., Any]:

@@ -79,7 +79,7 @@ class GradientDescent:
 
     @arguments.named()
     def update(self, params: Any, state: ProximalGradientState, *args: Any, **kwargs: Any) -> OptStep:
-        """Return one iteration.
+        """Make one iteration.
 
         Args:
             params, state: from ``init_state`` or the last update; they belong together.

@@ -186,7 +186,7 @@ class LBFGS(SmoothSolver):
 
     @arguments.named()
     def update(self, params: Any, state: LBFGSState, *args: Any, **kwargs: Any) -> OptStep:
-        """Return one iteration.
+        """Make one iteration.
 
         Args:
             params, state: from ``init_state`` or the last update; they belong together.

@@ -149,7 +149,7 @@ class NewtonCG(SmoothSolver):
 
     @arguments.named()
     def update(self, params: Any, state: NewtonCGState, *args: Any, **kwargs: Any) -> OptStep:
-        """Return one iteration, as :meth:`LBFGS.update`."""
+        """Make one iteration, as :meth:`LBFGS.update`."""
         checks.step(self, params, state, NewtonCGState, "grad")
         return self._advanced_by_one(params, state, args, kwargs)
 

@@ -208,7 +208,7 @@ class ProximalGradient(Solver):
 
     @arguments.named()
     def update(self, params: Any, state: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
-        """Return one iteration.
+        """Make one iteration.
 
         Args:
             params, state: from ``init_state`` or the last update; they belong together.

@@ -38,7 +38,7 @@ class Solver(abc.ABC):
 
     @abc.abstractmethod
     def _iteration(self, params: Any, state: Any, *args: Any, **kwargs: Any) -> OptStep:
-        """Return one iteration, as a part of a program."""
+        """Make one iteration, as a part of a program."""
 
     @abc.abstractmethod
     def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:

@@ -129,7 +129,7 @@ def _require_axes(transform: str, entries: Sequence[Any]) -> None:
 
 
 def refuse_keys(transform: str, batch_axis: Axes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Return one random key for all rows is the same noise on each, which is hardly ever meant.
+    """Refuse one random key for all rows: it is the same noise on each, which is hardly ever meant.
 
     Raises:
         ShapeError: naming the argument, unless batch_axis says None for it.

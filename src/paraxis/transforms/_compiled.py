@@ -98,7 +98,7 @@ class Compiled(Wrapped[_P, _R], Generic[_P, _R]):
         return binding, variables, program, (values, arrays), moved, args, kwargs
 
     def _refuse_shared_arrays(self, values: list[Any], names: Sequence[str]) -> None:
-        """Return what is given away is gone for all who hold it."""
+        """Refuse to give away an array that two variables hold: it would be gone for both."""
         first: dict[int, str] = {}
         for value, name in zip(values, names, strict=True):
             other = first.setdefault(id(value), name)

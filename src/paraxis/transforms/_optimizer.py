@@ -187,7 +187,7 @@ def _rates(factory: Callable[..., Any], parameters: Gradients, names: Sequence[s
 
 
 def _differing(closed: Any, of: Sequence[int]) -> list[bool]:
-    """Return for each result of a program: whether it depends on these of its arguments."""
+    """Return, for each result of a program: whether it depends on these of its arguments."""
     return replicas.batched(closed, [0 if i in of else None for i in range(len(closed.in_avals))], 2, None, {})
 
 

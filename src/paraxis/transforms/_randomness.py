@@ -30,7 +30,7 @@ def streams(modules: Any, graph: graphs.Graph) -> list[Stream]:
 
 
 def element_keys(values: Sequence[Any], of: Sequence[Stream], size: int) -> list[jax.Array]:
-    """Return for each stream, a key for each of ``size`` elements, from its number: ``(size, ...)``.
+    """Return, for each stream, a key for each of ``size`` elements, from its number: ``(size, ...)``.
 
     Raises:
         StateError: if a key is of the old kind.

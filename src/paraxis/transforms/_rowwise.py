@@ -31,7 +31,7 @@ Rows: TypeAlias = int | Mixed | None
 
 
 def results(closed: ClosedJaxpr, rows: Sequence[Rows], count: int) -> list[Rows]:
-    """Return for each result of a jaxpr the dimension that carries its rows, given that of each argument.
+    """Return, for each result of a jaxpr the dimension that carries its rows, given that of each argument.
 
     ``count`` is the number of rows. A value that does not come from them, but has a dimension of that size, has rows.
     """
@@ -62,7 +62,7 @@ def _apply(eqn: JaxprEqn, rows: Sequence[Rows], count: int) -> Sequence[Rows]:
 
 
 def _shaped_by(var: Any, count: int) -> Rows:
-    """Return a value made without the rows, such as a mask, has them if it is made for so many."""
+    """Follow rows to a value made without them, such as a mask: it has them if it is made for so many."""
     dims = [dim for dim, size in enumerate(_shape(var)) if size and size % count == 0]
     if not dims:
         return None
@@ -207,7 +207,7 @@ def _conv_general_dilated(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | No
 
 
 def _dot_general(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
-    """Return the result has the batch dimensions, then the free ones of the left operand, then those of the right.
+    """Follow rows to a product: it has the batch dimensions, then the left operand's free ones, then the right's.
 
     So the places of two operands' rows agree in a batch dimension or not at all.
     """

@@ -150,7 +150,7 @@ def _shown(value: object) -> str:
 
 
 def _compare(model: Model, table: Table, z: np.ndarray, console: Console, note: Callable[[str], None]) -> None:
-    """Return the metrics, on the rows whose target is known and could have been predicted."""
+    """Print the metrics, on the rows whose target is known and could have been predicted."""
     column = table.columns[model.target.name]
     objective = model.target.objective
     if column.kind == "other" or (objective != "logistic" and column.kind == "text"):

@@ -31,7 +31,7 @@ def is_unbounded(X: np.ndarray, params: np.ndarray, pinned: np.ndarray, better: 
 
 
 def is_unbounded_for_classes(X: np.ndarray, params: np.ndarray, number: np.ndarray) -> bool:
-    """Return the same for several classes: no row's own class may lose ground to another one.
+    """Return whether it does for several classes: no row's own class may lose ground to another one.
 
     What a row and another class say is a row of its own: the difference of the two classes' predictions. Where such
     rows are pinned and span all that X spans, the two classes have one direction; then few unknowns are left.

@@ -56,7 +56,7 @@ def compare(saved: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> tuple[Diff
 
 
 def listed(found: Sequence[Difference | str]) -> str:
-    """Return one line each, as far as they can be read."""
+    """Describe them on a line each, as many as can be read."""
     lines = [f"  {one}" for one in found[:_MOST]]
     if len(found) > _MOST:
         lines.append(f"  and {len(found) - _MOST} more")

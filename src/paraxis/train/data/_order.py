@@ -34,7 +34,7 @@ class Order:
         return self._epoch_order(epoch)[first:last].copy() if self.shuffle else np.arange(first, last)
 
     def describe(self) -> dict[str, Any]:
-        """Return for JSON. The name of the order is for another one, should there ever be one."""
+        """Describe it for JSON. The name of the order is for another one, should there ever be one."""
         wishes = dataclasses.asdict(self)
         return {"order": "philox-argsort" if self.shuffle else "as they come", **wishes}
 

@@ -69,7 +69,7 @@ def _require_as_many(made: Any, num_rows: int) -> None:
 
 
 def _require_alike(together: Any, alone: Any) -> None:
-    """Return the first row of a result is the result of the first row."""
+    """Check that the first row of a result is the result of the first row."""
     if jax.tree.structure(together) != jax.tree.structure(alone):
         raise DataError(
             f"transform gives {jax.tree.structure(together)} for several rows, but {jax.tree.structure(alone)} for one"

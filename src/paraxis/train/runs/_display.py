@@ -110,7 +110,7 @@ class Display(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Return the run is over."""
+        """End the display: the run is over."""
 
 
 class Lines(Display):
@@ -134,7 +134,7 @@ class Lines(Display):
             self._show(event)
 
     def _show(self, event: Event) -> None:
-        """Return what is new: of one step, training and rates are shown once."""
+        """Print what is new: of one step, training and rates are shown once."""
         evaluated = _numbers(event.metrics) if event.kind == "evaluate" else ""
         parts = [self._status.place(), evaluated]
         if event.step > self._shown or not evaluated:
@@ -233,7 +233,7 @@ class InNotebook(Display):
         self._show()
 
     def close(self) -> None:
-        """Return what is shown last, stays."""
+        """End the display; what is shown last stays."""
 
     def _show(self) -> None:
         status = self._status

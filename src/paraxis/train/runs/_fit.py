@@ -279,7 +279,7 @@ def _facts(state: Any, feed: Feed, epochs: int | None, steps: int | None) -> dic
 def _nothing_left(
     start: int, total: int | None, epochs: int | None, beginning: _resume.Beginning, *, is_early: bool
 ) -> str:
-    """Return for who starts a run again that was over, or begins with a state that has done its steps."""
+    """Tell who starts a run again that was over, or begins with a state that has done its steps."""
     if is_early:
         return "nothing left to do: it was ended before"
     done = f"step {start}" if total is None else f"step {start} of {total}"
@@ -308,7 +308,7 @@ def _path(argument: str, value: Any) -> Path:
 
 
 def _draw(history: History, path: Path) -> None:
-    """Return a picture that cannot be drawn, say on a full disk, is no reason to lose what was trained."""
+    """Draw, and warn if that fails, say on a full disk: it is no reason to lose what was trained."""
     try:
         _plots.draw(history, path)
     except Exception as error:

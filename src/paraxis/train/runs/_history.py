@@ -214,7 +214,7 @@ class Recorder:
         return History(points, self._stride, tuple(self._epochs), tuple(self._evaluations))
 
     def add_step(self, step: int, epoch: int, sums: Sums) -> None:
-        """Return a step was done."""
+        """Add a step that was done."""
         self._running = added(self._running, sums)
         self._window = added(self._window, sums)
         self._in_window += 1
@@ -234,7 +234,7 @@ class Recorder:
         return record
 
     def add_evaluation(self, record: Record) -> None:
-        """Return an evaluation was done."""
+        """Add an evaluation that was done."""
         self._evaluations.append(record)
 
     def latest(self, step: int) -> dict[str, float]:

@@ -133,7 +133,7 @@ class Loop:
         return self.is_over and not self._due
 
     def run(self, stop: processes.StopSignal) -> str | None:
-        """Return all steps, or until a signal. The signal is returned; the run is saved in any case."""
+        """Run all steps, or until a signal. The signal is returned; the run is saved in any case."""
         processes.begin_progress()
         self._tell("start")
         signal = None
@@ -168,7 +168,7 @@ class Loop:
         return self.next.epoch - (self.next.within == 0 and self.next.number > 0)
 
     def _advance(self, batches: Iterator[tuple[Place, Any]]) -> Place:
-        """Return one step; the metrics of an earlier one are fetched."""
+        """Make one step; the metrics of an earlier one are fetched."""
         try:
             place, batch = next(batches)
         except Exception as error:
@@ -193,7 +193,7 @@ class Loop:
         return place
 
     def _between(self, place: Place, stop: processes.StopSignal) -> None:
-        """Return what is due after a step. The devices are waited for only if something is."""
+        """Do what is due after a step. The devices are waited for only if something is."""
         ends = self._plan.is_done(self.next)
         due = [one.name for one in self._plan.evaluations if ends or one.is_due(self.num_steps, place.is_last)]
         saves = self._plan.saves(place) or self._plan.best_source in due

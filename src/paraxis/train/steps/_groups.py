@@ -81,7 +81,7 @@ class Groups:
         return list(itertools.pairwise(starts))
 
     def split(self, batch: Batch) -> list[list[Any]]:
-        """Return for each device of this process, the rows of its groups, on it.
+        """Return, for each device of this process, the rows of its groups, on it.
 
         Args:
             batch: of arrays on the host or on devices.

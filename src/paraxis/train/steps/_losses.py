@@ -163,7 +163,7 @@ class LossFunction:
         return {str(name): self._mean(f"metric {name!r}", value, size) for name, value in metrics.items()}
 
     def _mean(self, which: str, value: Any, size: int) -> Mean:
-        """Return a scalar is the mean of the rows at hand; rows are averaged; a Mean says itself what it is of."""
+        """Return the mean: a scalar is that of the rows at hand; rows are averaged; a Mean says what it is of."""
         if isinstance(value, Mean):
             total, weight = _summed(value.total), jax.lax.stop_gradient(_summed(value.weight))
             if total.shape or weight.shape:

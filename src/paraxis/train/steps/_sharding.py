@@ -56,7 +56,7 @@ def state_shardings(state: Any, placement: Placement, shard: Any) -> Any:
     }
 
     def like_parameter(path: Any, x: Any) -> Any:
-        """Return an optimiser keeps trees like the parameters: its paths end as theirs do."""
+        """Find a parameter by its path in an optimiser's state, which keeps trees like the parameters."""
         ends = (split.get(path[start:]) for start in range(len(path) + 1))
         return next((sharding for shape, sharding in filter(None, ends) if shape == x.shape), whole)
 

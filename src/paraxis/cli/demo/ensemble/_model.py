@@ -36,7 +36,7 @@ def mean_loss(params: Params, images: jax.Array, labels: jax.Array) -> jax.Array
 
 
 def step(params: Params, velocity: Params, images: jax.Array, labels: jax.Array) -> tuple[Any, jax.Array]:
-    """Return one step of gradient descent with momentum: the new parameters and momentum, and the loss before it."""
+    """Make a step of gradient descent with momentum; return the new parameters and momentum, and the loss before."""
     loss, gradient = jax.value_and_grad(mean_loss)(params, images, labels)
     velocity = jax.tree.map(lambda v, g: MOMENTUM * v + g, velocity, gradient)
     return (jax.tree.map(lambda p, v: p - LEARNING_RATE * v, params, velocity), velocity), loss
