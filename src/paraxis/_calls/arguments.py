@@ -141,8 +141,8 @@ def number(
 def _as_float(value: Any) -> float:
     try:
         return float(value)
-    except OverflowError:  # an int
-        return math.inf if value > 0 else -math.inf
+    except OverflowError:  # an int that no float holds
+        return math.nan
 
 
 def is_number(value: Any) -> bool:
@@ -379,8 +379,8 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
         return None
     if isinstance(leaf, str) and str(error) == "std::bad_cast":  # of text that is no Unicode
         return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over what is none"
-    if isinstance(leaf, int) and not isinstance(leaf, bool) and not -(2**63) <= leaf < 2**64:
-        return f"is {described(leaf)}, which no integer dtype holds; write it as a float, {float(leaf):g}"
+    if isinstance(leaf, int) and not -(2**63) <= leaf < 2**64:
+        return too_large(leaf)
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return f"is a ShapeDtypeStruct, without values, and must be an array; write jnp.zeros({leaf.shape})"
     if isinstance(leaf, (np.ndarray, np.generic)) and not _can_be_jax(leaf.dtype):
@@ -389,6 +389,13 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
     if isinstance(error, TypeError) and not known and str(type(leaf)) in str(error):
         return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over what is none"
     return None
+
+
+def too_large(value: int) -> str:
+    """Describe an integer that no dtype holds, and what to write."""
+    as_float = _as_float(value)
+    write = f"it as a float, {as_float:g}" if math.isfinite(as_float) else "a number that a float holds, 1e30 say"
+    return f"is {described(value)}, which no integer dtype holds; write {write}"
 
 
 def _tells_of_deletion(error: Exception) -> bool:

@@ -175,8 +175,8 @@ def number(asks: Any, *names: str) -> None:
         if not (arguments.is_number(value) or (isinstance(value, jax_api.Tracer) and value.shape == ())):
             got = arguments.described(value)
             raise ValueError(f"{_who(asks)}: {name} must be a number, got {got}; {_usual(asks, name)}")
-        if isinstance(value, int) and abs(value) >= 2**63:  # no integer dtype holds it
-            raise ValueError(f"{_who(asks)}: {name} must be a float, got {value}; write {name}={float(value):g}")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError(f"{_who(asks)}: {name} {arguments.too_large(value)}")
 
 
 def count(asks: Any, *names: str) -> None:

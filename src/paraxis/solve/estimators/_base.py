@@ -327,9 +327,9 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _checked_weight(self, X: np.ndarray, sample_weight: Any) -> np.ndarray:
         if sample_weight is None:
             return np.ones(len(X), X.dtype)
-        if arguments.is_number(sample_weight):
-            sample_weight = np.full(len(X), float(sample_weight), X.dtype)
         try:
+            if arguments.is_number(sample_weight):
+                sample_weight = np.full(len(X), float(sample_weight), X.dtype)
             as_numbers(np.asarray(sample_weight))
             weight = check_array(sample_weight, ensure_2d=False, dtype=_FLOATS, input_name="sample_weight")
         except Exception as error:

@@ -66,4 +66,7 @@ def _number(name: str, value: Any) -> float:
     is_traced = arguments.is_traced(value) and value.shape == ()  # then JAX says what is wrong
     if not (is_traced or arguments.is_number(value) or isinstance(value, (bool, np.bool_))):
         raise TypeError(f"px.Mean: {name} must be a number, got {arguments.described(value)}; write px.Mean(6.0, 3.0)")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise TypeError(f"px.Mean: {name} {arguments.too_large(value)}") from None
