@@ -391,7 +391,7 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
     return None
 
 
-def too_large(value: int) -> str:
+def too_large(value: Any) -> str:
     """Describe an integer that no dtype holds, and what to write."""
     as_float = _as_float(value)
     write = f"it as a float, {as_float:g}" if math.isfinite(as_float) else "a number that a float holds, 1e30 say"
