@@ -46,13 +46,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from models import ensemble_cnn, ensemble_cnn_params, ensemble_mlp, ensemble_mlp_params
 
 import paraxis as px
-from paraxis.ensembles import _moments
-from paraxis.ensembles import _resident as resident
+from paraxis.ensembles import _moments, _resident as resident
 from paraxis.explain import of_program
 
 TX = optax.sgd(0.1, momentum=0.9)

@@ -24,8 +24,7 @@ import drjax
 import harness
 import jax
 from absl import logging as absl_logging
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from models import cnn_local_steps, cnn_params
 
 import paraxis as px

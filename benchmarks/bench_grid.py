@@ -9,8 +9,7 @@ import math
 import harness
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from models import cross_entropy
 
 import paraxis as px

@@ -25,8 +25,7 @@ from typing import Any
 import harness
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from models import mlp_loss, mlp_params
 
 import paraxis as px

@@ -29,8 +29,7 @@ import harness
 import jax
 import jax.numpy as jnp
 from absl import logging as absl_logging
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from models import mlp_loss, mlp_params
 
 import paraxis as px

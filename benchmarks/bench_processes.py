@@ -146,8 +146,7 @@ def all_reduce(params: Any) -> dict[str, float]:
     """As many numbers as there are parameters, of each device: added up, one time after the other."""
     import jax
     import numpy as np
-    from jax.sharding import Mesh, NamedSharding
-    from jax.sharding import PartitionSpec as P
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
     size = sum(x.size for x in jax.tree.leaves(params))
     devices = jax.devices()

@@ -22,8 +22,7 @@ import harness
 import jax
 import numpy as np
 from absl import logging as absl_logging
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from models import cnn_local_steps, cnn_params, mlp_loss, mlp_params
 
 import paraxis as px

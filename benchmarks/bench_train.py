@@ -75,8 +75,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from models import cnn_loss, cnn_params, cross_entropy, mlp_loss, mlp_params
 
 import paraxis as px

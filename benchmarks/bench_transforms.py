@@ -45,8 +45,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from models import cnn_loss, cnn_params, mlp_loss, mlp_params
 
 import paraxis as px

@@ -43,8 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from _mnist import Labelled, load_mnist
-from flax import linen as nn
-from flax import nnx
+from flax import linen as nn, nnx
 from flax.training.train_state import TrainState
 from jax.sharding import Mesh
 

@@ -121,7 +121,7 @@ def compare(train: Arrays, num_steps: int) -> dict[str, Steps]:
 # --- a whole run -----------------------------------------------------------------------------------------------------
 
 
-def train_and_test(train: Arrays, test: Arrays, num_epochs: int, checkpoint: str | None) -> px.Fitted:
+def train_and_test(train: Arrays, test: Arrays, num_epochs: int, checkpoint: str | None) -> px.train.Fitted:
     tests = px.loader(test, 200, shuffle=False)
     averaged = px.eval_step(loss, ema=True)
     evaluate = [px.Evaluate(px.eval_step(loss), tests), px.Evaluate(averaged, tests, name="averaged")]

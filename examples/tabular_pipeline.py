@@ -152,7 +152,7 @@ def nnx_state(num_features: int) -> px.TrainState:
 # --- the pipeline ----------------------------------------------------------------------------------------------------
 
 
-def train(table: Table, num_epochs: int, *, is_nnx: bool = False, checkpoint: str | None = None) -> px.Fitted:
+def train(table: Table, num_epochs: int, *, is_nnx: bool = False, checkpoint: str | None = None) -> px.train.Fitted:
     """The whole of it."""
     num_features = table.train["x"].shape[1]
     state = (nnx_state if is_nnx else linen_state)(num_features)
@@ -201,7 +201,7 @@ def hand_step(state: HandState, batch: Any) -> tuple[HandState, dict[str, jax.Ar
     return state.apply_gradients(grads=grads, batch_stats=batch_stats), {"loss": loss}
 
 
-def hand_batches(table: Table, data: px.Loader) -> Iterator[Arrays]:
+def hand_batches(table: Table, data: px.train.Loader) -> Iterator[Arrays]:
     """What the loader gives, by NumPy: it tells which rows they are."""
     for number in itertools.count():
         rows = data.rows(number)
@@ -257,7 +257,7 @@ def print_model(is_nnx: bool, num_features: int) -> None:
         print(JM().tabulate(jax.random.key(42), shown, training=False, console_kwargs=plain))
 
 
-def print_results(table: Table, fitted: px.Fitted) -> None:
+def print_results(table: Table, fitted: px.train.Fitted) -> None:
     names = ("held-out/loss", "held-out/accuracy")
     rows = [(record.epoch + 1, *map(record.metrics.get, names)) for record in fitted.history.evaluations]
     _setting.table(["epoch", "held-out loss", "held-out accuracy"], rows[:: -max(1, len(rows) // 6)][::-1])

@@ -186,7 +186,7 @@ def compare(text: np.ndarray, size: Size, num_steps: int) -> dict[str, Steps]:
 # --- a whole run -----------------------------------------------------------------------------------------------------
 
 
-def train(train: np.ndarray, test: np.ndarray, size: Size, num_steps: int, checkpoint: str | None) -> px.Fitted:
+def train(train: np.ndarray, test: np.ndarray, size: Size, num_steps: int, checkpoint: str | None) -> px.train.Fitted:
     data, held_out = (px.loader(windows(text, size.length), BATCH, seed=0) for text in (train, test))
     evaluate = px.Evaluate(px.eval_step(loss), held_out, every=max(1, num_steps // 4), name="held-out")
     saved = px.Checkpoints(checkpoint, every=50) if checkpoint else None

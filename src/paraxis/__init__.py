@@ -1,23 +1,14 @@
-"""Paraxis puts an axis of a JAX program on as many devices as there are."""
+"""Paraxis puts an axis of a JAX program on as many devices as there are.
 
+Here are the axis, programs, verbs, collectives, and the names that most uses of a front end begin with. All others are
+in their rooms, which are loaded when they are first used: ``px.ensembles``, ``px.errors``, ``px.launch``, ``px.solve``,
+``px.testing``, ``px.train``, ``px.transforms``.
+"""
+
+import difflib
 import importlib
 import typing
 
-from paraxis._calls.errors import (
-    AxisError,
-    CheckpointError,
-    CollectiveError,
-    CommunicationError,
-    DataError,
-    DeviceError,
-    LoweringError,
-    NonFiniteError,
-    ParaxisError,
-    ProcessError,
-    ScopeError,
-    ShapeError,
-    StateError,
-)
 from paraxis._core.axis import Axis
 from paraxis._core.collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
 from paraxis._core.random import keys
@@ -32,18 +23,38 @@ from paraxis._core.reductions import (
     reduce_weighted_mean,
 )
 from paraxis._core.verbs import broadcast, gather, map_fn, scatter
+from paraxis.errors import (  # under the names that a traceback shows; px.errors lists them
+    AxisError as AxisError,
+    CheckpointError as CheckpointError,
+    CollectiveError as CollectiveError,
+    CommunicationError as CommunicationError,
+    DataError as DataError,
+    DeviceError as DeviceError,
+    LoweringError as LoweringError,
+    NonFiniteError as NonFiniteError,
+    ParaxisError,
+    ProcessError as ProcessError,
+    ScopeError as ScopeError,
+    ShapeError as ShapeError,
+    StateError as StateError,
+)
 from paraxis.mapreduce import pmap, program
 
 if typing.TYPE_CHECKING:
-    import paraxis.solve as solve
+    from paraxis import (
+        ensembles as ensembles,
+        errors as errors,
+        launch as launch,
+        solve as solve,
+        testing as testing,
+        train as train,
+        transforms as transforms,
+    )
     from paraxis.ensembles import Ensemble, ensemble, load_ensemble, load_member
     from paraxis.launch import initialize
     from paraxis.train import (
         Checkpoints,
         Evaluate,
-        Event,
-        Fitted,
-        Loader,
         Mean,
         StopEarly,
         TrainingStopped,
@@ -54,12 +65,10 @@ if typing.TYPE_CHECKING:
         train_step,
     )
     from paraxis.transforms import (
-        Gradients,
         GradValues,
         Jit,
         Optimizer,
         Parallel,
-        Variables,
         Vectorize,
         freeze,
         grad,
@@ -71,35 +80,18 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Axis",
-    "AxisError",
-    "CheckpointError",
     "Checkpoints",
-    "CollectiveError",
-    "CommunicationError",
-    "DataError",
-    "DeviceError",
     "Ensemble",
     "Evaluate",
-    "Event",
-    "Fitted",
     "GradValues",
-    "Gradients",
     "Jit",
-    "Loader",
-    "LoweringError",
     "Mean",
-    "NonFiniteError",
     "Optimizer",
     "Parallel",
     "ParaxisError",
-    "ProcessError",
-    "ScopeError",
-    "ShapeError",
-    "StateError",
     "StopEarly",
     "TrainState",
     "TrainingStopped",
-    "Variables",
     "Vectorize",
     "all_gather",
     "axis_index",
@@ -132,44 +124,20 @@ __all__ = [
     "reduce_sum",
     "reduce_weighted_mean",
     "scatter",
-    "solve",
     "train_step",
     "value_and_grad",
     "variables",
 ]
 
 # What needs a framework besides JAX, or is large, is loaded when it is first used.
-_ROOMS = {
-    "solve": "solve",
-    "Ensemble": "ensembles",
-    "ensemble": "ensembles",
-    "load_ensemble": "ensembles",
-    "load_member": "ensembles",
+_ROOMS = ("ensembles", "errors", "launch", "solve", "testing", "train", "transforms")
+_ROOM_OF = {
+    **dict.fromkeys(("Ensemble", "ensemble", "load_ensemble", "load_member"), "ensembles"),
     "initialize": "launch",
-    "Checkpoints": "train",
-    "Evaluate": "train",
-    "Event": "train",
-    "Fitted": "train",
-    "Loader": "train",
-    "Mean": "train",
-    "StopEarly": "train",
-    "TrainingStopped": "train",
-    "fit": "train",
-    "TrainState": "train",
-    "eval_step": "train",
-    "loader": "train",
-    "train_step": "train",
-    "Gradients": "transforms",
-    "GradValues": "transforms",
-    "Jit": "transforms",
-    "Optimizer": "transforms",
-    "Parallel": "transforms",
-    "Variables": "transforms",
-    "Vectorize": "transforms",
-    "freeze": "transforms",
-    "grad": "transforms",
-    "value_and_grad": "transforms",
-    "variables": "transforms",
+    **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "StopEarly", "TrainState", "TrainingStopped"), "train"),
+    **dict.fromkeys(("eval_step", "fit", "loader", "train_step"), "train"),
+    **dict.fromkeys(("GradValues", "Jit", "Optimizer", "Parallel", "Vectorize"), "transforms"),
+    **dict.fromkeys(("freeze", "grad", "value_and_grad", "variables"), "transforms"),
 }
 _EXTRAS = {"ensembles": "nnx", "train": "train", "transforms": "nnx"}
 
@@ -177,9 +145,11 @@ _EXTRAS = {"ensembles": "nnx", "train": "train", "transforms": "nnx"}
 if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported above is a mistake
 
     def __getattr__(name):
-        if name not in _ROOMS:
-            raise AttributeError(f"module 'paraxis' has no attribute {name!r}")
-        room = _ROOMS[name]
+        room = name if name in _ROOMS else _ROOM_OF.get(name)
+        if room is None:
+            near = difflib.get_close_matches(name, __dir__(), 1)
+            write = f"; write px.{near[0]}" if near else ""
+            raise AttributeError(f"module 'paraxis' has no attribute {name!r}{write}", name=name)
         try:
             module = importlib.import_module(f"paraxis.{room}")
             value = module if name == room else getattr(module, name)
@@ -195,4 +165,4 @@ if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported ab
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, *_ROOMS, "__version__"])

@@ -1,27 +1,36 @@
 """The exported names, the documentation and the docstrings agree."""
 
+import importlib
 import inspect
+import pickle
 import re
+import traceback
 from pathlib import Path
+
+import pytest
 
 import paraxis
 import paraxis.ensembles
+import paraxis.errors
 import paraxis.explain
 import paraxis.launch
 import paraxis.solve
 import paraxis.testing
 import paraxis.train
+import paraxis.transforms
 
 API_PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "api").glob("*.md"))
 MODULES = [
     paraxis,
     paraxis.ensembles,
+    paraxis.errors,
     paraxis.launch,
     paraxis.solve,
     paraxis.solve.objective,
     paraxis.solve.prox,
     paraxis.testing,
     paraxis.train,
+    paraxis.transforms,
 ]
 PUBLIC = {  # a name that the root has too is documented as the root's
     f"{module.__name__}.{name}": getattr(module, name)
@@ -77,4 +86,36 @@ def test_a_docstring_that_lacks_something_is_found():
 
 def test_the_package_exports_all_it_shows():
     shown = {name for name, value in vars(paraxis).items() if not (name.startswith("_") or inspect.ismodule(value))}
-    assert shown | {"solve"} == set(paraxis.__all__)
+    by_traceback = set(paraxis.errors.__all__)  # each is there by the name that a traceback shows
+    assert shown == {*paraxis.__all__, *by_traceback}
+    assert len(paraxis.__all__) <= 55
+
+
+def test_each_room_is_an_attribute_of_the_root_and_dir_shows_it():
+    rooms = [module for module in MODULES if module.__name__.count(".") == 1]
+    assert [getattr(paraxis, room.__name__.partition(".")[2]) for room in rooms] == rooms
+    assert set(dir(paraxis)) == {*paraxis.__all__, *(room.__name__.partition(".")[2] for room in rooms), "__version__"}
+
+
+def test_a_misspelt_name_is_told_by_the_nearest_one():
+    with pytest.raises(AttributeError, match=r"no attribute 'brodcast'; write px\.broadcast$"):
+        _ = paraxis.brodcast  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
+        _ = paraxis.xyzzy  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_error(x: object) -> bool:
+    return isinstance(x, type) and issubclass(x, BaseException)
+
+
+def test_a_traceback_shows_errors_by_a_name_under_which_they_can_be_caught():
+    for error in filter(is_error, PUBLIC.values()):
+        assert getattr(importlib.import_module(error.__module__), error.__name__) is error
+        assert not re.search(r"(^|\.)_", error.__module__), error
+
+
+def test_errors_can_be_pickled():
+    for name in paraxis.errors.__all__:
+        error = getattr(paraxis.errors, name)
+        assert traceback.format_exception_only(error("x")) == [f"paraxis.{name}: x\n"]
+        assert type(pickle.loads(pickle.dumps(error("x")))) is error

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import functools
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,11 @@ from tests.defects.__main__ import CAUGHT, main, outcome
 from tests.defects._defect import ROOT, Defect, copy_tree, read_lists
 
 DEFECTS = read_lists()
+
+
+@functools.lru_cache(100)
+def parsed(source: str) -> str:
+    return ast.dump(ast.parse(source))
 
 
 def test_there_are_defects_in_every_room() -> None:
@@ -29,7 +35,7 @@ def test_every_defect_can_be_applied_and_names_tests_that_are_there(tmp_path: Pa
             path = defect.find(tmp_path)
             before = path.read_text("utf-8")
             defect.apply(tmp_path)
-            if ast.dump(ast.parse(path.read_text("utf-8"))) == ast.dump(ast.parse(before)):
+            if parsed(path.read_text("utf-8")) == parsed(before):
                 stale.append(f"{defect.name}: changes nothing that runs")
             path.write_text(before, "utf-8")
         except (ValueError, SyntaxError) as error:

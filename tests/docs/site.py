@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-ROOMS = ("ensembles", "launch", "solve", "solve.objective", "solve.prox", "testing", "train")
+ROOMS = ("ensembles", "errors", "launch", "solve", "solve.objective", "solve.prox", "testing", "train", "transforms")
 
 _VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 _NARROW = 40  # characters of code that a window of 390 pixels shows

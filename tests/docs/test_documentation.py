@@ -9,10 +9,12 @@ import pytest
 
 import paraxis
 import paraxis.ensembles
+import paraxis.errors
 import paraxis.launch
 import paraxis.solve
 import paraxis.testing
 import paraxis.train
+import paraxis.transforms
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -22,12 +24,14 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = [
     paraxis,
     paraxis.ensembles,
+    paraxis.errors,
     paraxis.launch,
     paraxis.solve,
     paraxis.solve.objective,
     paraxis.solve.prox,
     paraxis.testing,
     paraxis.train,
+    paraxis.transforms,
 ]
 NAMES = {f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in module.__all__}
 

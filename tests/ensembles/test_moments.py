@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from paraxis._core import placing
-from paraxis.ensembles import _moments
-from paraxis.ensembles import _resident as resident
+from paraxis.ensembles import _moments, _resident as resident
 from tests._support import assert_close, axis_on, values
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import sklearn.metrics
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from paraxis import DataError, ShapeError
 from paraxis.ensembles import (

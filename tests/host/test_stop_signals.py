@@ -14,7 +14,7 @@ import paraxis as px
 BOTH = (signal.SIGTERM, signal.SIGINT)
 
 
-def run(at_step_2: Callable[[], Any], steps: int = 10) -> px.Fitted:
+def run(at_step_2: Callable[[], Any], steps: int = 10) -> px.train.Fitted:
     """A run of steps that count; ``at_step_2`` is called in the second of them."""
 
     def step(number: int, batch: Any) -> tuple[int, dict[str, float]]:

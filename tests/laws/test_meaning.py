@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
 from tests._support import PLACEMENTS, assert_close, axis_on, compilations, equations, values

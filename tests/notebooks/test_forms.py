@@ -85,9 +85,9 @@ def ensemble() -> px.Ensemble:
     return px.ensemble(lambda key: {HOSTILE: jnp.ones((4, 3))}, 10, 0, name=HOSTILE)
 
 
-def fitted() -> px.Fitted:
+def fitted() -> px.train.Fitted:
     state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
-    return px.Fitted(state, history(), HOSTILE, Record(4, 0, {HOSTILE: 0.5}))
+    return px.train.Fitted(state, history(), HOSTILE, Record(4, 0, {HOSTILE: 0.5}))
 
 
 def minimum() -> Any:

@@ -72,7 +72,7 @@ def test_a_long_run_shows_a_form_a_quarter_of_a_second(kernel: Kernel, monkeypat
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
 
-    def later(event: px.Event) -> None:
+    def later(event: px.train.Event) -> None:
         now[0] += 0.01 * (event.kind == "step")
 
     px.fit(State(0), step, [np.zeros(4)] * 1000, epochs=1, callbacks=later)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import sklearn.linear_model
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
 from paraxis.solve import Status, objective

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import tensorstore
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from orbax.checkpoint import v1 as ocp
 
 import paraxis as px

@@ -78,7 +78,7 @@ def main(directory: Path) -> None:
 
     raises = (directory / "raises").exists() and here.process == 1
 
-    def told(event: px.Event) -> None:
+    def told(event: px.train.Event) -> None:
         if event.kind == "start":
             sys.stdout.write(f"from step {event.step}\n")
         if event.kind == "step" and event.step == 5:

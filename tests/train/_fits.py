@@ -26,11 +26,11 @@ def arrays(num_rows: int = NUM_ROWS) -> dict[str, np.ndarray]:
     return {"x": x, "y": (x @ np.array([1.0, -2.0, 0.5]) + 0.3).astype(np.float32)}
 
 
-def data(seed: int = 1, batch_size: int = BATCH, num_rows: int = NUM_ROWS) -> px.Loader:
+def data(seed: int = 1, batch_size: int = BATCH, num_rows: int = NUM_ROWS) -> px.train.Loader:
     return px.loader(arrays(num_rows), batch_size, axis=ONE, seed=seed)
 
 
-def batches(source: px.Loader, numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
+def batches(source: px.train.Loader, numbers: Sequence[int]) -> list[dict[str, np.ndarray]]:
     """The batches with these numbers, out of the arrays as they are."""
     return [{name: x[source.rows(number)] for name, x in arrays().items()} for number in numbers]
 

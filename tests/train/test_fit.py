@@ -21,12 +21,12 @@ class Seen:
     """Keeps the events."""
 
     def __init__(self) -> None:
-        self.events: list[px.Event] = []
+        self.events: list[px.train.Event] = []
 
-    def __call__(self, event: px.Event) -> None:
+    def __call__(self, event: px.train.Event) -> None:
         self.events.append(event)
 
-    def of(self, kind: str) -> list[px.Event]:
+    def of(self, kind: str) -> list[px.train.Event]:
         return [event for event in self.events if event.kind == kind]
 
 
@@ -154,17 +154,17 @@ def test_callbacks_are_told_in_order_with_the_state_where_it_is_known() -> None:
         def __init__(self) -> None:
             self.told: list[tuple[str, int, int | None]] = []
 
-        def on_step(self, event: px.Event) -> None:
+        def on_step(self, event: px.train.Event) -> None:
             assert event.state is None
             self.told.append(("step", event.step, None))
 
-        def on_epoch(self, event: px.Event) -> None:
+        def on_epoch(self, event: px.train.Event) -> None:
             self.told.append(("epoch", event.step, int(event.state.step)))
 
-        def on_evaluate(self, event: px.Event) -> None:
+        def on_evaluate(self, event: px.train.Event) -> None:
             self.told.append(("evaluate", event.step, int(event.state.step)))
 
-        def on_end(self, event: px.Event) -> None:
+        def on_end(self, event: px.train.Event) -> None:
             self.told.append(("end", event.step, int(event.state.step)))
 
     recording, seen = Recording(), Seen()
@@ -207,11 +207,11 @@ def _generator() -> Iterator[int]:
 
 
 class Misspelt:
-    def on_epochs(self, event: px.Event) -> None: ...
+    def on_epochs(self, event: px.train.Event) -> None: ...
 
 
 class Broken:
-    def on_step(self, event: px.Event) -> None:
+    def on_step(self, event: px.train.Event) -> None:
         if event.step == 2:
             raise KeyError("mine")
 

@@ -12,7 +12,7 @@ from tests.train._fits import data, step
 wrongly: Any = px.StopEarly
 
 
-def run(values: list[float], rule: px.StopEarly, **options: Any) -> px.Fitted:
+def run(values: list[float], rule: px.StopEarly, **options: Any) -> px.train.Fitted:
     """An evaluation after each step has these values in turn."""
     test = px.Evaluate(lambda state, batch: {"loss": values[state - 1]}, [0], every=1)
     return px.fit(
@@ -71,7 +71,7 @@ def test_the_average_of_an_epoch_can_be_watched() -> None:
 def test_patience_is_kept_over_a_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     values, rule = [5.0, 3.0, 4.0, 4.0, 4.0, 9.0, 9.0], px.StopEarly(patience=3)
 
-    def stop(event: px.Event) -> None:
+    def stop(event: px.train.Event) -> None:
         if event.kind == "evaluate" and event.step == 4:
             raise InterruptedError
 

@@ -45,7 +45,7 @@ class Disk:
     def __init__(self, first: int, last: int, then: Callable[[], None] = lambda: None, log: Path | None = None) -> None:
         self._first, self._last, self._then, self._log = first, last, then, log
 
-    def __call__(self, event: px.Event) -> None:
+    def __call__(self, event: px.train.Event) -> None:
         if event.kind == "step" and event.step == self._first:
             _limit(0 if self._log is None else self._log.stat().st_size + 50)
             self._then()
@@ -115,9 +115,9 @@ def test_told_to_stop_on_a_full_disk_it_says_that_it_is_not_saved(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stop = Disk(7, -1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    told: list[px.Event] = []
+    told: list[px.train.Event] = []
 
-    def callback(event: px.Event) -> None:
+    def callback(event: px.train.Event) -> None:
         told.append(event)
         stop(event)
 
@@ -162,7 +162,7 @@ def test_what_a_checkpoint_covers_is_on_the_disk_before_it(
         synced.add(os.path.realpath(f"/proc/self/fd/{handle}"))
         sync(handle)
 
-    def look(event: px.Event) -> None:
+    def look(event: px.train.Event) -> None:
         if event.kind == "checkpoint":
             steps = range(1, event.step + 1)
             assert {line["step"] for line in lines(log) if line["event"] == "step"} == set(steps)
@@ -185,7 +185,7 @@ def test_what_a_checkpoint_covers_is_on_the_disk_before_it(
 def test_a_place_is_for_one_run_at_a_time(argument: str, tmp_path: Path) -> None:
     place: dict[str, Any] = {argument: tmp_path / "there"}
 
-    def second(event: px.Event) -> None:
+    def second(event: px.train.Event) -> None:
         if event.kind == "step" and event.step == 2:
             with pytest.raises(px.DataError, match=f"px.fit: {argument}: .* another run is writing to it.*; give"):
                 px.fit(start(), step, data(), steps=1, progress=False, **place)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
+from paraxis.train import Fitted
 from tests.train._fits import ONE, arrays, batches, bits, data, evaluate_step, lines, optimizer, start, step
 
 
@@ -23,14 +24,14 @@ class BrokenOffError(Exception):
 
 
 def break_at(number: int) -> Any:
-    def at(event: px.Event) -> None:
+    def at(event: px.train.Event) -> None:
         if event.kind == "step" and event.step == number:
             raise BrokenOffError
 
     return at
 
 
-def run(directory: Path, source: Any = None, every: int | None = 2, **options: Any) -> px.Fitted:
+def run(directory: Path, source: Any = None, every: int | None = 2, **options: Any) -> Fitted:
     """Twelve steps, three epochs, with everything that has a state of its own."""
     options = {"steps": 12, "progress": False, "log": directory / "log.jsonl"} | options
     return px.fit(
@@ -45,12 +46,12 @@ def run(directory: Path, source: Any = None, every: int | None = 2, **options: A
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[px.Fitted, list[dict[str, Any]]]:
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fitted, list[dict[str, Any]]]:
     directory = tmp_path_factory.mktemp("unbroken")
     return run(directory), lines(directory / "log.jsonl")
 
 
-def assert_same(found: px.Fitted, directory: Path, unbroken: tuple[px.Fitted, list[dict[str, Any]]]) -> None:
+def assert_same(found: Fitted, directory: Path, unbroken: tuple[Fitted, list[dict[str, Any]]]) -> None:
     expected, log = unbroken
     assert bits(found.state) == bits(expected.state)
     assert found.history == expected.history
@@ -113,7 +114,7 @@ def test_a_state_that_has_done_its_steps_is_said_to(progress: bool | None, capfd
 
 
 def test_more_epochs_go_on_where_fewer_ended(tmp_path: Path) -> None:
-    def of(name: str, epochs: int) -> px.Fitted:
+    def of(name: str, epochs: int) -> Fitted:
         log = tmp_path / name / "log.jsonl"
         return px.fit(start(), step, data(), epochs=epochs, checkpoint=tmp_path / name, log=log, progress=False)
 
@@ -300,7 +301,7 @@ def test_what_best_names_may_come_later_than_the_first_checkpoint(tmp_path: Path
 
 
 def interrupt_at(number: int, *signals: signal.Signals) -> Any:
-    def at(event: px.Event) -> None:
+    def at(event: px.train.Event) -> None:
         if event.kind == "step" and event.step == number:
             for one in signals:
                 signal.raise_signal(one)
@@ -355,7 +356,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
 
 
 def test_in_another_thread_a_run_is_the_same() -> None:
-    found: list[px.Fitted] = []
+    found: list[Fitted] = []
     thread = threading.Thread(target=lambda: found.append(px.fit(start(), step, data(), steps=5, progress=False)))
     thread.start()
     thread.join()
@@ -380,7 +381,7 @@ class Evaluations:
         return evaluate_step(state, batch)
 
 
-def evaluated(directory: Path, evaluations: Evaluations, **options: Any) -> px.Fitted:
+def evaluated(directory: Path, evaluations: Evaluations, **options: Any) -> Fitted:
     """Evaluations after 5, 10 and 12 steps."""
     checkpoints = px.Checkpoints(directory / "checkpoints", every=4, keep=None, best=("test/loss", "min"))
     options = {"steps": 12, "log": directory / "log.jsonl", "progress": False} | options

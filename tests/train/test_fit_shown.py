@@ -17,7 +17,7 @@ from tests.train._fits import arrays, data, evaluate_step, lines, start, step
 
 
 def test_the_log_has_a_line_for_the_start_each_step_epoch_and_evaluation(tmp_path: Path) -> None:
-    seen: list[px.Event] = []
+    seen: list[px.train.Event] = []
     path = tmp_path / "a" / "log.jsonl"
     test = px.Evaluate(evaluate_step, [arrays()])
     px.fit(start(), step, data(), epochs=2, evaluate=test, log=path, callbacks=seen.append, progress=False)
@@ -79,7 +79,7 @@ def test_a_log_is_cut_after_the_step_and_where_a_line_is_not_whole(tmp_path: Pat
 def test_lines_of_a_log_are_whole_while_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
 
-    def look(_: px.Event) -> None:
+    def look(_: px.train.Event) -> None:
         content = path.read_bytes()
         assert content.endswith(b"\n")
         assert [json.loads(line) for line in content.splitlines()]
@@ -130,7 +130,7 @@ def events_of(directory: Path) -> Iterator[Any]:
 
 def test_tensorboard_s_files_have_the_metrics(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
-    seen: list[px.Event] = []
+    seen: list[px.train.Event] = []
     test = px.Evaluate(evaluate_step, [arrays()])
     options: dict[str, Any] = {"evaluate": test, "tensorboard": tmp_path / "board", "progress": False}
     px.fit(start(), step, data(), epochs=2, callbacks=seen.append, checkpoint=tmp_path / "runs", **options)
@@ -279,7 +279,7 @@ class BrokenOffError(Exception):
 def test_lines_come_by_time_and_less_and_less_often(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(event: px.Event) -> None:
+    def stop(event: px.train.Event) -> None:
         if event.step == 3000:
             raise BrokenOffError
 

@@ -145,7 +145,7 @@ def test_two_modules_of_one_type_keep_their_gradients_apart() -> None:
 def test_gradients_are_a_pytree_with_names() -> None:
     gradients = px.grad(square_loss)(MLP(nnx.Rngs(0)), X, Y)
     doubled = jax.tree.map(lambda g: 2 * g, gradients)
-    assert type(doubled) is px.Gradients
+    assert type(doubled) is px.transforms.Gradients
     for name, g in doubled.items():
         np.testing.assert_allclose(g, 2 * gradients[name])
     assert len(jax.tree.leaves(gradients)) == len(gradients) == 4

@@ -70,7 +70,8 @@ def by_paraxis(factory: Any, rates: Sequence[float]) -> list[jax.Array]:
     opt = px.Optimizer(net, factory)
     for step, rate in enumerate(rates):
         g = _gradients([net.a[...], net.b[...]], step)
-        opt(rate, g, value=1.0 + step, grad=px.Gradients(dict(zip(opt.names, g, strict=True))), value_fn=_sum)
+        named = px.transforms.Gradients(dict(zip(opt.names, g, strict=True)))
+        opt(rate, g, value=1.0 + step, grad=named, value_fn=_sum)
     return [net.a[...], net.b[...]]
 
 

@@ -121,7 +121,7 @@ def test_its_state_is_in_variables_and_shares_the_module_s() -> None:
     [
         ([jnp.ones(4)], "1 gradients were given for 2 variables"),
         ([jnp.ones(4), jnp.ones((4, 3))], r"gradient of \(Linear\)\.kernel has shape \(4, 3\), the variable \(3, 4\)"),
-        (px.Gradients({"x": jnp.ones(4), "y": jnp.ones((3, 4))}), "they differ in .*the same wrt"),
+        (px.transforms.Gradients({"x": jnp.ones(4), "y": jnp.ones((3, 4))}), "they differ in .*the same wrt"),
     ],
     ids=["too few", "shape", "names"],
 )

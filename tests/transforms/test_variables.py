@@ -181,7 +181,7 @@ def test_gradients_have_the_variables_names_and_order() -> None:
     assert [g.shape for g in gradients] == [v.get_value().shape for v in px.variables(net)]
     assert str(gradients) == str(px.variables(net))
     doubled = jax.tree.map(lambda g: 2 * g, gradients)
-    assert isinstance(doubled, px.Gradients)
+    assert isinstance(doubled, px.transforms.Gradients)
     assert_close(doubled["(MLP).last(Linear).bias"], jnp.full(4, 4.0))
     with pytest.raises(px.StateError, match=r"no variable is called 'w'; there are \(MLP\)\.first"):
         _ = doubled["w"]

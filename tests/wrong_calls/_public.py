@@ -7,15 +7,18 @@ from typing import Any
 
 import paraxis
 import paraxis.ensembles
+import paraxis.errors
 import paraxis.explain
 import paraxis.launch
 import paraxis.solve
 import paraxis.testing
 import paraxis.train
+import paraxis.transforms
 
 ROOMS: dict[str, types.ModuleType] = {
     "px": paraxis,
     "ensembles": paraxis.ensembles,
+    "errors": paraxis.errors,
     "explain": paraxis.explain,
     "launch": paraxis.launch,
     "objective": paraxis.solve.objective,
@@ -23,6 +26,7 @@ ROOMS: dict[str, types.ModuleType] = {
     "solve": paraxis.solve,
     "testing": paraxis.testing,
     "train": paraxis.train,
+    "transforms": paraxis.transforms,
 }
 METHODS = ("__call__", "__getitem__")  # beside those whose names have no underscore
 PROTOCOL = ("tree_",)  # methods that JAX calls

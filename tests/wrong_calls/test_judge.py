@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from tests.wrong_calls import _calls, _values
-from tests.wrong_calls import _functions as own
+from tests.wrong_calls import _calls, _functions as own, _values
 from tests.wrong_calls._calls import AT_NIGHT, Call, Hung, Mistake, flaw, judge, mistakes
 
 KEY = jax.random.key(0)

@@ -15,12 +15,13 @@ CALLS = {f"{table.__name__.rpartition('.')[2]}-{call}": call for table in TABLES
 WITHOUT = {
     "made by our functions, and read": (
         *("ensembles.Ensemble", "ensembles.Epoch", "ensembles.History", "ensembles.Reliability", "ensembles.Scores"),
-        *("explain.Communication", "launch.Processes", "objective.LinearObjective", "px.Gradients", "px.Variables"),
+        *("explain.Communication", "launch.Processes", "objective.LinearObjective"),
+        *("transforms.Gradients", "transforms.Variables"),
         *("solve.CrossValidated", "solve.LBFGSState", "solve.NewtonCGState", "solve.OptStep", "solve.Path"),
         *("solve.ProximalGradientState", "solve.Rows", "solve.Status", "train.Batch", "train.Fitted", "train.History"),
         *("train.Loader", "train.Record", "train.Restored", "train.TrainState"),
     ),
-    "a record of what happened, of which all values are right": ("px.Event", "solve.Iteration"),
+    "a record of what happened, of which all values are right": ("train.Event", "solve.Iteration"),
     "asked by our own loops, in each step": ("Batch.turn", "Evaluate.is_due", "Rows.with_arrays"),
 }
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import integers
-from paraxis._calls.errors import ParaxisError
+from paraxis.errors import ParaxisError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

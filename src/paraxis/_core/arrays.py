@@ -7,12 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from paraxis._calls.errors import AxisError, DeviceError
 from paraxis._core import jax_api, layout, placing
 from paraxis._core.placing import Placement
+from paraxis.errors import AxisError, DeviceError
 
 
 def sharding(placement: Placement, *, rows: bool) -> NamedSharding | None:

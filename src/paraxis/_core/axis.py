@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 
 from paraxis import _html as html
 from paraxis._calls import arguments
-from paraxis._calls.errors import AxisError
+from paraxis.errors import AxisError
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

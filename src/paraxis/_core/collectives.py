@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments, pytrees
-from paraxis._calls.errors import CollectiveError
 from paraxis._core import jax_api, layout, primitives, scope
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
+from paraxis.errors import CollectiveError
 
 # --- what a body writes ------------------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls.errors import LoweringError
 from paraxis._core import arrays, collectives, jax_api, layout, placing, scope, structure
 from paraxis._core.placing import Placement
+from paraxis.errors import LoweringError
 
 Rows = list[Any]
 """A tree for each row, on the device that the row's block is on; as many as there are elements, without padding."""

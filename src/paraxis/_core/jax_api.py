@@ -12,10 +12,8 @@ import numpy as np
 from jax._src import (
     core,  # the one place that says whether a trace is under way, where no argument tells
     distributed,  # its client is the only barrier that has a timeout
-    xla_bridge,  # says whether devices were started, without starting them, and lets CPU's network be told its address
-)
-from jax._src import (
     mesh as meshes,  # what `with mesh:` entered
+    xla_bridge,  # says whether devices were started, without starting them, and lets CPU's network be told its address
 )
 from jax._src.lax import lax  # the one way to a weak type
 from jax.core import ShapedArray, Tracer

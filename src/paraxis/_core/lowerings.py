@@ -24,10 +24,10 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import LoweringError
 from paraxis._core import collectives, cost, jax_api, layout, placing, scope, summing
 from paraxis._core.jax_api import ClosedJaxpr
 from paraxis._core.placing import Placement
+from paraxis.errors import LoweringError
 
 Lowering = Literal["auto", "vmap", "unroll", "dispatch"]
 

@@ -11,13 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 from paraxis import _html as html
-from paraxis._calls.errors import AxisError
 from paraxis._core import jax_api, scope
 from paraxis._core.axis import Axis
+from paraxis.errors import AxisError
 
 DEVICES = "paraxis_devices"
 """A mesh axis of this name, which only :func:`devices_mesh` makes, takes any axis that leaves its place open."""

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ShapeError
 from paraxis._core import scope
 from paraxis._core.axis import Axis
+from paraxis.errors import ShapeError
 
 
 @arguments.named()

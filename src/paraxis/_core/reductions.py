@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._calls import arguments, pytrees
-from paraxis._calls.errors import ShapeError
 from paraxis._core import arrays, layout, origins, placing, primitives, scope, summing, tree
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
+from paraxis.errors import ShapeError
 
 _Tree = TypeVar("_Tree")
 

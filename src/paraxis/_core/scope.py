@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from jax.sharding import AbstractMesh
 
-from paraxis._calls.errors import CollectiveError, ScopeError
 from paraxis._core.axis import Axis
+from paraxis.errors import CollectiveError, ScopeError
 
 
 @dataclasses.dataclass(frozen=True)

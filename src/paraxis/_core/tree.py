@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls.errors import ShapeError
 from paraxis._core.axis import Axis
+from paraxis.errors import ShapeError
 
 
 def arrays(verb: str, argument: str, tree: Any) -> Any:

@@ -16,8 +16,8 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from paraxis._calls.errors import ProcessError, StateError
 from paraxis._core import jax_api
+from paraxis.errors import ProcessError, StateError
 
 _BARRIER_TIMEOUT = 600.0
 

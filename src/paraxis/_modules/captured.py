@@ -21,8 +21,8 @@ from typing import Any
 import jax
 from flax.nnx import Variable
 
-from paraxis._calls.errors import StateError
 from paraxis._modules import graphs, reads
+from paraxis.errors import StateError
 
 _AT_MOST = 2_000  # objects that are looked at for a name
 _OTHERS = ("jax", "flax", "paraxis", "optax")

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ShapeError
 from paraxis._core import tree
 from paraxis._core.placing import Placement
 from paraxis.ensembles import _resident as resident
 from paraxis.ensembles._programs import Everywhere
 from paraxis.ensembles._resident import Resident, Stacked
+from paraxis.errors import ShapeError
 
 
 @dataclasses.dataclass(frozen=True)

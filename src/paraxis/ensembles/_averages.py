@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ShapeError
 from paraxis.ensembles import _moments
 from paraxis.ensembles._resident import Resident
+from paraxis.errors import ShapeError
 
 
 @dataclasses.dataclass(frozen=True)

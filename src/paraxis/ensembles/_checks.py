@@ -9,8 +9,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import DataError, ShapeError
 from paraxis._core.jax_api import Tracer
+from paraxis.errors import DataError, ShapeError
 
 ROWS = ("n", "classes")
 MEMBERS = ("members", "n", "classes")

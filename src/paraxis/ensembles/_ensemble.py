@@ -12,19 +12,18 @@ import numpy as np
 
 from paraxis import _html as html
 from paraxis._calls import arguments, integers
-from paraxis._calls.errors import ParaxisError, ShapeError, StateError
 from paraxis._core import placing, random, tree
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._host import processes
-from paraxis.ensembles import _arguments, _averages, _files, _fitting, _order
-from paraxis.ensembles import _resident as resident
+from paraxis.ensembles import _arguments, _averages, _files, _fitting, _order, _resident as resident
 from paraxis.ensembles._forms import check_function, check_options, form_of, guarded
 from paraxis.ensembles._history import Epoch, History
 from paraxis.ensembles._members import Apply, Form
 from paraxis.ensembles._population import Population
 from paraxis.ensembles._programs import Program
 from paraxis.ensembles._resident import Resident
+from paraxis.errors import ParaxisError, ShapeError, StateError
 
 Average = Literal["softmax", "sigmoid", "mean", "moments", "mixture"]
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls.errors import DataError, StateError
 from paraxis._core import dtypes
 from paraxis._host import archives, files, records
+from paraxis.errors import DataError, StateError
 
 _RECORD = "paraxis.json"
 _FORMAT = 1

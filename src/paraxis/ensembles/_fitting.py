@@ -10,10 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ShapeError, StateError
 from paraxis._core import tree
-from paraxis.ensembles import _arguments, _history, _order
-from paraxis.ensembles import _resident as resident
+from paraxis.ensembles import _arguments, _history, _order, _resident as resident
 from paraxis.ensembles._arguments import Arguments
 from paraxis.ensembles._averages import same
 from paraxis.ensembles._forms import guarded
@@ -21,6 +19,7 @@ from paraxis.ensembles._history import Epoch, History
 from paraxis.ensembles._population import Population
 from paraxis.ensembles._programs import Everywhere, Program
 from paraxis.ensembles._resident import Resident
+from paraxis.errors import ShapeError, StateError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from paraxis._calls import arguments, pytrees
-from paraxis._calls.errors import StateError
 from paraxis._core import lowerings
 from paraxis.ensembles._members import Form, TreeForm
+from paraxis.errors import StateError
 
 
 def form_of(made: Any) -> tuple[Form, tuple[Any, ...]]:

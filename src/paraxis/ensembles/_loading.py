@@ -7,16 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ParaxisError, StateError
 from paraxis._core import placing
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
-from paraxis.ensembles import _files
-from paraxis.ensembles import _resident as resident
+from paraxis.ensembles import _files, _resident as resident
 from paraxis.ensembles._ensemble import Ensemble
 from paraxis.ensembles._forms import check_options, form_of, guarded
 from paraxis.ensembles._members import Apply, Form
 from paraxis.ensembles._population import Population
+from paraxis.errors import ParaxisError, StateError
 
 
 @arguments.named()

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from paraxis._calls import pytrees
-from paraxis._calls.errors import StateError
 from paraxis._core import tree
+from paraxis.errors import StateError
 
 Apply = Callable[..., Any]
 """``apply(model, *inputs)``: what a model gives for its inputs."""

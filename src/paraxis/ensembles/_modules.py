@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._calls.errors import StateError
 from paraxis._modules import captured, graphs, naming
 from paraxis.ensembles._members import Apply, Form, require_same_leaves, strong
+from paraxis.errors import StateError
 
 
 def any_modules(parts: tuple[Any, ...]) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 
-from paraxis._calls.errors import StateError
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement
 from paraxis._host import interrupts
@@ -17,6 +16,7 @@ from paraxis.ensembles._forms import check_function, guarded
 from paraxis.ensembles._members import Apply, Form
 from paraxis.ensembles._programs import Everywhere, Program
 from paraxis.ensembles._resident import Resident, Separate
+from paraxis.errors import StateError
 
 _KEPT = 64  # compiled functions
 

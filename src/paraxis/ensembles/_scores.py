@@ -15,8 +15,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import DataError
 from paraxis.ensembles._checks import MEMBERS, check_probabilities, checked, floating
+from paraxis.errors import DataError
 
 
 class Reliability(NamedTuple):

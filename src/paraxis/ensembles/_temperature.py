@@ -15,9 +15,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import DataError, ShapeError
 from paraxis._core.jax_api import Tracer
 from paraxis.ensembles._checks import check_labels, check_probabilities
+from paraxis.errors import DataError, ShapeError
 
 _TINY = float(np.finfo(np.float32).tiny)
 _COLDEST, _HOTTEST = 1e-2, 1e2

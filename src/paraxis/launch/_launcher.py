@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ProcessError
+from paraxis.errors import ProcessError
 from paraxis.launch import _reasons
 from paraxis.launch._options import Options
 from paraxis.launch._output import Screen

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ProcessError
+from paraxis.errors import ProcessError
 
 _PYTHON = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 

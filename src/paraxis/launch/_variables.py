@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Self
 
-from paraxis._calls.errors import ProcessError
+from paraxis.errors import ProcessError
 
 COORDINATOR = "PARAXIS_COORDINATOR"
 NUM_PROCESSES = "PARAXIS_NUM_PROCESSES"

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments, integers, pytrees
-from paraxis._calls.errors import AxisError, ParaxisError, ShapeError
 from paraxis._core import jax_api, placing, scope, tree, verbs
 from paraxis._core.axis import Axis
+from paraxis.errors import AxisError, ParaxisError, ShapeError
 
 _R = TypeVar("_R")
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from paraxis import _html as html
 from paraxis._calls import arguments, pytrees
-from paraxis._calls.errors import AxisError, ParaxisError
 from paraxis._core import arrays, placing, programs, scope
 from paraxis._core.axis import Axis
+from paraxis.errors import AxisError, ParaxisError
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ShapeError
 from paraxis._core import jax_api
+from paraxis.errors import ShapeError
 
 
 def options(solver: Any) -> dict[str, Any]:

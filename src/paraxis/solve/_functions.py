@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ShapeError
 from paraxis._core import arrays, jax_api, layout
+from paraxis.errors import ShapeError
 from paraxis.solve._problem import Function, Problem
 from paraxis.solve._solution import OptStep
 from paraxis.solve.objective import LinearObjective

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paraxis._calls import arguments
-from paraxis.solve import _checks as checks
-from paraxis.solve import _functions as functions
+from paraxis.solve import _checks as checks, _functions as functions
 from paraxis.solve._progress import Watch
 from paraxis.solve._proximal import ProximalGradient, ProximalGradientState, check_options
 from paraxis.solve._solution import OptStep

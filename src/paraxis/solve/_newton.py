@@ -10,11 +10,13 @@ import jax.numpy as jnp
 
 from paraxis._calls import arguments
 from paraxis._core import arrays
-from paraxis.solve import _checks as checks
-from paraxis.solve import _functions as functions
-from paraxis.solve import _gram as gram
-from paraxis.solve import _progress as progress
-from paraxis.solve import _trees as trees
+from paraxis.solve import (
+    _checks as checks,
+    _functions as functions,
+    _gram as gram,
+    _progress as progress,
+    _trees as trees,
+)
 from paraxis.solve._problem import Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import Options, search

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis import _html as html
-from paraxis._calls.errors import ShapeError
 from paraxis._core import arrays
+from paraxis.errors import ShapeError
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Point, Problem
 from paraxis.solve._search import noise

@@ -20,13 +20,15 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ShapeError
 from paraxis._core import arrays, layout
-from paraxis.solve import _checks as checks
-from paraxis.solve import _functions as functions
-from paraxis.solve import _progress as progress
-from paraxis.solve import _trees as trees
-from paraxis.solve import prox as operators
+from paraxis.errors import ShapeError
+from paraxis.solve import (
+    _checks as checks,
+    _functions as functions,
+    _progress as progress,
+    _trees as trees,
+    prox as operators,
+)
 from paraxis.solve._problem import Line, Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import noise

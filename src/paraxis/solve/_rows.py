@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import AxisError, DataError, DeviceError, ShapeError
 from paraxis._core import arrays, layout, placing
 from paraxis._core.axis import Axis
 from paraxis._core.placing import AT_HAND, Placement
+from paraxis.errors import AxisError, DataError, DeviceError, ShapeError
 
 
 class _Arrays(NamedTuple):

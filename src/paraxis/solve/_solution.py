@@ -66,6 +66,7 @@ class Interrupted(KeyboardInterrupt):
         'the error is as small as tol asks'
     """
 
+    __module__ = "paraxis.solve"  # as a traceback names it
     estimator: Any = None
     found: Any = None
 

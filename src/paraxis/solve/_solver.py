@@ -9,11 +9,13 @@ import jax
 
 from paraxis._core import arrays, jax_api
 from paraxis._core.programs import Traced
-from paraxis.solve import _checks as checks
-from paraxis.solve import _functions as functions
-from paraxis.solve import _gram as gram
-from paraxis.solve import _progress as progress
-from paraxis.solve import _trees as trees
+from paraxis.solve import (
+    _checks as checks,
+    _functions as functions,
+    _gram as gram,
+    _progress as progress,
+    _trees as trees,
+)
 from paraxis.solve._problem import Problem
 from paraxis.solve._solution import Iterated, OptStep, in_stages
 from paraxis.solve._status import Status

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core import arrays
-from paraxis.solve import _progress as progress
-from paraxis.solve import _trees as trees
+from paraxis.solve import _progress as progress, _trees as trees
 from paraxis.solve._linear import Block, Linear
 from paraxis.solve._problem import Point
 from paraxis.solve._progress import Progress

@@ -18,10 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import DataError, ShapeError
 from paraxis._core import arrays
-from paraxis.solve import _linear as linear
-from paraxis.solve import _losses as losses
+from paraxis.errors import DataError, ShapeError
+from paraxis.solve import _linear as linear, _losses as losses
 from paraxis.solve._linear import Linear
 from paraxis.solve._losses import Loss
 from paraxis.solve._rows import Rows, blocks_of, number_of

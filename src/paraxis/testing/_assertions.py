@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments, integers
-from paraxis._calls.errors import CommunicationError, DeviceError
 from paraxis._core import maps, placing
+from paraxis.errors import CommunicationError, DeviceError
 from paraxis.explain import Communication, communication
 
 

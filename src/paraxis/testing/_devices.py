@@ -6,7 +6,7 @@ import re
 import jax
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import DeviceError
+from paraxis.errors import DeviceError
 
 _FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+\s*")
 

@@ -15,11 +15,11 @@ import numpy as np
 from jax.sharding import Sharding
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import AxisError, DataError, ShapeError
 from paraxis._core import arrays, layout, tree
 from paraxis._core.arrays import ready
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
+from paraxis.errors import AxisError, DataError, ShapeError
 
 Reader = Callable[[np.ndarray], Any]
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls.errors import ShapeError
 from paraxis._core import tree
+from paraxis.errors import ShapeError
 
 Axes = int | None | Sequence[Any]
 _WHOLE = object()  # stands for None, which would be taken for structure

@@ -16,9 +16,9 @@ from flax import nnx
 from flax.nnx import Variable
 
 from paraxis._calls import pytrees
-from paraxis._calls.errors import StateError
 from paraxis._core import jax_api
 from paraxis._modules import graphs, naming, reads
+from paraxis.errors import StateError
 from paraxis.transforms import _frames, _metrics, _randomness
 
 _KEPT = 4  # structures whose marks are kept: train and eval, and a few more

@@ -8,8 +8,8 @@ import jax
 from flax import nnx
 
 from paraxis._calls import pytrees
-from paraxis._calls.errors import StateError
 from paraxis._modules import captured, graphs
+from paraxis.errors import StateError
 from paraxis.transforms import _frames
 from paraxis.transforms._binding import Binding
 

@@ -8,9 +8,9 @@ import jax
 from flax.nnx import Variable
 
 from paraxis._calls import arguments, pytrees
-from paraxis._calls.errors import StateError
 from paraxis._core import jax_api
 from paraxis._modules import graphs
+from paraxis.errors import StateError
 from paraxis.transforms._binding import Binding, write_all
 from paraxis.transforms._statics import Statics
 from paraxis.transforms._wrapped import Wrapped

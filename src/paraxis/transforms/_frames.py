@@ -14,8 +14,8 @@ from typing import Any
 
 from flax.nnx import Variable
 
-from paraxis._calls.errors import StateError
 from paraxis._modules import graphs
+from paraxis.errors import StateError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ import jax
 from flax import nnx
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import StateError
 from paraxis._modules import graphs, naming
+from paraxis.errors import StateError
 
 
 class Frozen:

@@ -10,8 +10,8 @@ import numpy as np
 from flax import nnx
 
 from paraxis._calls import arguments, pytrees
-from paraxis._calls.errors import ShapeError, StateError
 from paraxis._modules import graphs
+from paraxis.errors import ShapeError, StateError
 from paraxis.transforms import _body
 from paraxis.transforms._binding import Binding, Bound, write_all
 from paraxis.transforms._body import Body
@@ -35,6 +35,7 @@ class _Options(TypedDict, total=False):
 class GradValues(Wrapped[_P, _R], Generic[_P, _R]):
     """Gradients and values of a loss that works on modules: ``gradients, values = px.GradValues(loss, net)(x, y)``.
 
+    This order is that of Objax's ``GradValues``, whose place it takes; :func:`value_and_grad` has JAX's order.
     State that the loss writes (BatchNorm's statistics, counters, random streams) is written once, after it has
     succeeded; gradients are taken at the values before.
 
@@ -190,6 +191,9 @@ def grad(
     has_aux: bool = False,
 ) -> Callable[..., Any]:
     """``jax.grad`` for functions of modules and pytrees. See :func:`value_and_grad`.
+
+    Of functions of arrays it is ``jax.grad``. It differs for modules: the gradient is a collection of the chosen
+    variables' gradients, and state that ``f`` writes is kept.
 
     Returns:
         A function that returns the gradients; with ``has_aux``, ``(gradients, aux)``.

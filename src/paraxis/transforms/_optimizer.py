@@ -12,9 +12,9 @@ import optax
 from flax import nnx
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ShapeError, StateError
 from paraxis._core import jax_api, replicas
 from paraxis._modules import graphs
+from paraxis.errors import ShapeError, StateError
 from paraxis.transforms._variables import Choice, Gradients, Variables, variables
 
 

@@ -9,10 +9,10 @@ import jax
 from flax.nnx import Variable
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import AxisError
 from paraxis._core import arrays, jax_api, placing
 from paraxis._core.axis import Axis
 from paraxis._modules import graphs
+from paraxis.errors import AxisError
 from paraxis.transforms import _batches, _results, _sync
 from paraxis.transforms._binding import Binding
 from paraxis.transforms._compiled import Compiled, CompiledOptions, State

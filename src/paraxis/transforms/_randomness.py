@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls.errors import StateError
 from paraxis._modules import graphs
+from paraxis.errors import StateError
 
 
 @dataclasses.dataclass(frozen=True)

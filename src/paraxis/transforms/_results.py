@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ShapeError, StateError
 from paraxis._core import reductions, replicas, tree
 from paraxis._core.axis import Axis
+from paraxis.errors import ShapeError, StateError
 
 KINDS = ("concat", "stack", "first", "mean", "sum", "max", "min", "same")
 _FOLDS: dict[str, Callable[..., Any]] = {

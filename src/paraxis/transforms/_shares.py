@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._calls.errors import ShapeError, StateError
 from paraxis._core import jax_api, layout, placing, replicas, tree, verbs
 from paraxis._core.axis import Axis
 from paraxis._modules import graphs, norms
+from paraxis.errors import ShapeError, StateError
 from paraxis.transforms import _batches, _body, _metrics, _padding, _randomness, _results, _sync
 from paraxis.transforms._binding import Binding
 from paraxis.transforms._body import Body

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from paraxis._calls import arguments, pytrees
-from paraxis._calls.errors import StateError
+from paraxis.errors import StateError
 
 
 class Statics:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import StateError
+from paraxis.errors import StateError
 
 Rule = str | Callable[[jax.Array], Any]
 """``"mean"``, ``"sum"``, ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all values stacked."""

@@ -9,8 +9,8 @@ import numpy as np
 from flax.nnx import Variable
 
 from paraxis._calls import arguments, integers
-from paraxis._calls.errors import StateError
 from paraxis._modules import graphs, naming
+from paraxis.errors import StateError
 from paraxis.transforms._wrapped import Wrapped
 
 

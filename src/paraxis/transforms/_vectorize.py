@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from paraxis._calls import arguments, pytrees
-from paraxis._calls.errors import ShapeError, StateError
 from paraxis._core import replicas
 from paraxis._modules import graphs
+from paraxis.errors import ShapeError, StateError
 from paraxis.transforms import _batches, _body, _randomness, _sync
 from paraxis.transforms._binding import Binding, write_all
 from paraxis.transforms._wrapped import Of1, Of2, Of3, Wrapped

@@ -8,8 +8,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 import jax
 
 from paraxis._calls import pytrees
-from paraxis._calls.errors import StateError
 from paraxis._modules import captured, graphs
+from paraxis.errors import StateError
 from paraxis.transforms._binding import Bound
 from paraxis.transforms._body import Body
 from paraxis.transforms._freeze import Frozen

@@ -57,3 +57,6 @@ px.fit(state, epoch=3)  # wrong
 px.ensemble(lambda key: jax.random.normal(key, (3,)), 4, 0, lowering="vmapped")  # wrong
 px.solve.LBFGS(lambda w: jnp.sum(w**2), max_iter=3)  # wrong
 px.solve.LBGFS  # wrong
+px.trian.Fitted  # wrong
+px.train.Fited  # wrong
+px.errors.ShapedError  # wrong

@@ -176,7 +176,7 @@ CALLS = [
         px.Optimizer(own.Net(), optax.sgd),
         lambda: {
             "*lr": (0.1, either(number(), usable)),
-            "*gradients": (gradients(), either(instance(px.Gradients), array(1, 3, 2))),
+            "*gradients": (gradients(), either(instance(px.transforms.Gradients), array(1, 3, 2))),
         },
     ),
     Call("px.variables", px.variables, lambda: {"module": (NET, has_modules)}),

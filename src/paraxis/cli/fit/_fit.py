@@ -16,9 +16,7 @@ from sklearn.model_selection import train_test_split
 from paraxis._host import processes
 from paraxis.cli._errors import CommandError, StoppedError
 from paraxis.cli.demo._devices import describe, find_devices
-from paraxis.cli.fit import _columns as columns
-from paraxis.cli.fit import _grids as grids
-from paraxis.cli.fit import _targets as targets
+from paraxis.cli.fit import _columns as columns, _grids as grids, _targets as targets
 from paraxis.cli.fit._display import Live, value_name
 from paraxis.cli.fit._metrics import measured, trivial
 from paraxis.cli.fit._model import Model

@@ -10,8 +10,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from paraxis.cli._errors import CommandError
-from paraxis.solve import Interrupted, Iteration, Status
-from paraxis.solve import estimators as est
+from paraxis.solve import Interrupted, Iteration, Status, estimators as est
 
 SCORES = {"logistic": "accuracy", "squared": "R²", "poisson": "D²"}
 _TOL = {np.dtype(np.float64): 1e-9, np.dtype(np.float32): 1e-5}

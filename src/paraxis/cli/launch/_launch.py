@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paraxis._calls.errors import ProcessError
 from paraxis.cli._errors import CommandError
+from paraxis.errors import ProcessError
 from paraxis.launch import Options, launch
 
 

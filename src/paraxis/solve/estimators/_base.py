@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from paraxis import _html as html
 from paraxis._calls import arguments
-from paraxis._calls.errors import DataError, ParaxisError
+from paraxis.errors import DataError, ParaxisError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve._solution import Interrupted, attended

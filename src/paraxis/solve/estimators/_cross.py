@@ -14,7 +14,7 @@ from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import DataError
+from paraxis.errors import DataError
 from paraxis.solve._solution import Interrupted, attended
 from paraxis.solve._status import Status
 from paraxis.solve.estimators import _fitting as fitting

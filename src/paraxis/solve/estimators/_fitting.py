@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls.errors import DeviceError
 from paraxis._core import arrays, layout, placing
 from paraxis._core.axis import Axis
+from paraxis.errors import DeviceError
 from paraxis.solve import prox
 from paraxis.solve._lbfgs import LBFGS
 from paraxis.solve._newton import NewtonCG

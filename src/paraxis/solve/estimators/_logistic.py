@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import DataError
+from paraxis.errors import DataError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import LinearModel, Posed

@@ -8,7 +8,7 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import d2_tweedie_score, r2_score
 from sklearn.utils.validation import column_or_1d
 
-from paraxis._calls.errors import DataError
+from paraxis.errors import DataError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import LinearModel, Posed, as_numbers, refused

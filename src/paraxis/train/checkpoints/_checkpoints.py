@@ -14,8 +14,8 @@ from typing import Any, Generic, Literal, Self, TypeVar
 import jax
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import CheckpointError, DataError
 from paraxis._host import processes
+from paraxis.errors import CheckpointError, DataError
 from paraxis.train.checkpoints import _records
 from paraxis.train.checkpoints._differences import Difference
 from paraxis.train.checkpoints._folders import Folder

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import DataError
+from paraxis.errors import DataError
 
 Notes = Callable[[int], Mapping[str, Any] | None]
 """The notes of a step's checkpoint; ``None`` if they cannot be read."""

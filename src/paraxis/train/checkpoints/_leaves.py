@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls.errors import StateError
 from paraxis._core import jax_api
 from paraxis._host import processes
+from paraxis.errors import StateError
 from paraxis.train.checkpoints import _orbax
 from paraxis.train.checkpoints._differences import Kind
 from paraxis.train.checkpoints._orbax import Wish

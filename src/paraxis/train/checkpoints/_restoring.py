@@ -8,9 +8,9 @@ from typing import Any, TypeVar, cast
 import jax
 import numpy as np
 
-from paraxis._calls.errors import CheckpointError, StateError
 from paraxis._core import arrays, dtypes
 from paraxis._host import processes
+from paraxis.errors import CheckpointError, StateError
 from paraxis.train.checkpoints import _leaves, _orbax, _packs, _records
 from paraxis.train.checkpoints._checksums import checksum
 from paraxis.train.checkpoints._differences import Difference, Kind, compare, described, listed

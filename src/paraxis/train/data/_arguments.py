@@ -3,7 +3,7 @@
 from typing import Any
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import DataError
+from paraxis.errors import DataError
 from paraxis.train.data._order import Order
 from paraxis.train.data._sources import Batches, RowSource
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls.errors import DataError, ShapeError
 from paraxis._core import tree
+from paraxis.errors import DataError, ShapeError
 
 
 def is_array(x: Any) -> bool:

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import DataError
 from paraxis._core import placing
 from paraxis._core.axis import Axis
+from paraxis.errors import DataError
 from paraxis.train import _batches
 from paraxis.train._batches import Batch
 from paraxis.train.data._arguments import integer, order_of, seed_of

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from paraxis._calls.errors import DataError, ParaxisError
+from paraxis.errors import DataError, ParaxisError
 from paraxis.train.data._host import num_rows_of, to_host
 from paraxis.train.data._sources import Batches
 

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls.errors import DataError
 from paraxis._core import tree
+from paraxis.errors import DataError
 from paraxis.train.data._host import common_rows, is_array, stacked, to_host
 
 ENDLESS = 2**48

@@ -5,8 +5,8 @@ import contextlib
 from typing import Any, Literal, overload
 
 from paraxis._calls import arguments, integers
-from paraxis._calls.errors import DataError
 from paraxis._host import processes
+from paraxis.errors import DataError
 from paraxis.train.runs._feed import Feed
 from paraxis.train.runs._history import Sums, added, fetched, means_of, sums_of
 from paraxis.train.steps._grouped import GroupedStep

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from paraxis._calls.errors import DataError
+from paraxis.errors import DataError
 
 Kind = Literal["start", "step", "epoch", "evaluate", "checkpoint", "end"]
 KINDS: tuple[Kind, ...] = ("start", "step", "epoch", "evaluate", "checkpoint", "end")
@@ -28,10 +28,10 @@ class Event:
         >>> import paraxis as px
         >>> class Best:
         ...     loss = float("inf")
-        ...     def on_epoch(self, event: px.Event) -> None:
+        ...     def on_epoch(self, event: px.train.Event) -> None:
         ...         self.loss = min(self.loss, event.metrics["loss"])
         >>> best = Best()
-        >>> best.on_epoch(px.Event("epoch", step=100, epoch=0, metrics={"loss": 0.5}))
+        >>> best.on_epoch(px.train.Event("epoch", step=100, epoch=0, metrics={"loss": 0.5}))
         >>> best.loss
         0.5
     """

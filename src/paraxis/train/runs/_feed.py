@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from paraxis._calls.errors import DataError
+from paraxis.errors import DataError
 from paraxis.train._batches import Batch
 from paraxis.train.data._loader import Loader
 

@@ -12,8 +12,8 @@ import jax
 
 from paraxis import _html as html
 from paraxis._calls import arguments
-from paraxis._calls.errors import DataError, StateError
 from paraxis._host import processes
+from paraxis.errors import DataError, StateError
 from paraxis.train.checkpoints import _records
 from paraxis.train.runs import _plots, _resume
 from paraxis.train.runs._display import display_for, print_line

@@ -10,7 +10,7 @@ import numpy as np
 
 from paraxis import _html as html
 from paraxis._calls import arguments
-from paraxis._calls.errors import ShapeError
+from paraxis.errors import ShapeError
 from paraxis.train.steps._mean import Mean
 
 Sums = dict[str, tuple[float, float]]

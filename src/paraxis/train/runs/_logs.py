@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from paraxis._calls.errors import DataError
+from paraxis.errors import DataError
 from paraxis.train.runs._events import Event
 from paraxis.train.runs._growing import Growing, is_free
 

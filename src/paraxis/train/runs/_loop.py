@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls.errors import CheckpointError, DataError, NonFiniteError, StateError
 from paraxis._host import processes
+from paraxis.errors import CheckpointError, DataError, NonFiniteError, StateError
 from paraxis.train.runs import _nonfinite, _resume
 from paraxis.train.runs._evaluate import AHEAD, Evaluate
 from paraxis.train.runs._events import Callbacks, Event, Kind

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._calls.errors import NonFiniteError
 from paraxis._core import tree
 from paraxis._host import files, processes
+from paraxis.errors import NonFiniteError
 from paraxis.train._batches import Batch
 from paraxis.train.runs._feed import Place
 from paraxis.train.steps._mean import Mean

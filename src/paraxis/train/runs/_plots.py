@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from paraxis._calls.errors import DataError
 from paraxis._host import files
+from paraxis.errors import DataError
 from paraxis.train.runs._history import History
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paraxis._calls.errors import DataError, StateError
+from paraxis.errors import DataError, StateError
 from paraxis.train.runs import _description, _noted
 from paraxis.train.runs._events import Event
 from paraxis.train.runs._feed import Feed, Place

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import DataError
+from paraxis.errors import DataError
 from paraxis.train.runs._history import History, Record
 
 
@@ -33,6 +33,8 @@ class TrainingStopped(SystemExit):
         ...     print(int(stopped.state.step) < 1000)
         True
     """
+
+    __module__ = "paraxis"  # as a traceback names it
 
     def __init__(self, state: Any, history: History, *, is_saved: bool = True) -> None:
         super().__init__(0 if is_saved else 1)

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls.errors import ShapeError, StateError
 from paraxis._core import tree
+from paraxis.errors import ShapeError, StateError
 from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision
 from paraxis.train.steps._losses import LossFunction, Outcome, Part

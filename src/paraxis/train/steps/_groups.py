@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from paraxis._calls.errors import AxisError
 from paraxis._core import arrays, layout, placing
 from paraxis._core.arrays import ready
 from paraxis._core.placing import Placement
+from paraxis.errors import AxisError
 from paraxis.train._batches import Batch
 
 Packed = dict[str, jax.Array]

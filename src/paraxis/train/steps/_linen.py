@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from paraxis._calls.errors import StateError
+from paraxis.errors import StateError
 from paraxis.train.steps._forms import Form, Made, Mode
 
 

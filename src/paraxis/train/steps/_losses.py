@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ShapeError, StateError
+from paraxis.errors import ShapeError, StateError
 from paraxis.train.steps import _precision
 from paraxis.train.steps._linen import Bound
 from paraxis.train.steps._mean import Mean

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import pytrees
-from paraxis._calls.errors import StateError
 from paraxis._core import tree
+from paraxis.errors import StateError
 from paraxis.train.steps import _linen, _nnx
 from paraxis.train.steps._forms import Form, PlainForm, PytreeForm
 

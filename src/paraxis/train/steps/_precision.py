@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import StateError
+from paraxis.errors import StateError
 
 
 def check(what: str, precision: Any) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 
 from paraxis._calls import arguments, integers
-from paraxis._calls.errors import StateError
 from paraxis._core import jax_api
 from paraxis._host import threads
+from paraxis.errors import StateError
 
 ANY_DEVICE_COUNT = "any device count"
 GROUPS = 8

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from paraxis._calls import arguments, integers
-from paraxis._calls.errors import StateError
 from paraxis._core import arrays, jax_api, placing
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
+from paraxis.errors import StateError
 from paraxis.train import _batches
 from paraxis.train._batches import Batch
 

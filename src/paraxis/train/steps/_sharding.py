@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import ShapeError, StateError
 from paraxis._core import arrays
 from paraxis._core.placing import Placement
+from paraxis.errors import ShapeError, StateError
 
 Rule = Callable[[str, Any], Any]
 """``rule(name, array)`` → ``None`` (whole on each device), a dimension to split along, or a PartitionSpec."""

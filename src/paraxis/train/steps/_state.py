@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import StateError
 from paraxis._core import arrays, jax_api
+from paraxis.errors import StateError
 from paraxis.train.steps import _models, _rows
 from paraxis.train.steps._forms import Recipe
 

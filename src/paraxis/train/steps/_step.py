@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._calls import arguments
-from paraxis._calls.errors import StateError
 from paraxis._core import arrays
 from paraxis._core.axis import Axis
 from paraxis._core.structure import Recent
+from paraxis.errors import StateError
 from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _reproducible, _rows, _sharding
 from paraxis.train.steps._gradients import gradients

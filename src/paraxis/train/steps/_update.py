@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._calls.errors import StateError
+from paraxis.errors import StateError
 from paraxis.train.steps._losses import Outcome
 from paraxis.train.steps._mean import Mean
 from paraxis.train.steps._state import TrainState

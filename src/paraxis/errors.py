@@ -19,6 +19,22 @@ Each class is also the built-in error that a caller would expect.
 
 from typing import Any
 
+__all__ = [
+    "AxisError",
+    "CheckpointError",
+    "CollectiveError",
+    "CommunicationError",
+    "DataError",
+    "DeviceError",
+    "LoweringError",
+    "NonFiniteError",
+    "ParaxisError",
+    "ProcessError",
+    "ScopeError",
+    "ShapeError",
+    "StateError",
+]
+
 
 class ParaxisError(Exception):
     """Base of every error that Paraxis raises on purpose."""
