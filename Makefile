@@ -30,7 +30,9 @@ demo: $(VENV)/.demo
 
 install: $(VENV)/.dev
 
-PYTEST := pytest -n $(JOBS) --dist loadfile
+# What tests import, and processes that they start, is compiled once. Workers take tests from each other at the end.
+test test-all test-newest: export PYTHONDONTWRITEBYTECODE :=
+PYTEST := pytest -n $(JOBS) --dist worksteal
 
 test: $(VENV)/.dev
 	$(BIN)/python -m $(PYTEST) -m "not slow"

@@ -18,6 +18,7 @@ from tests.cli._files import everything, said, write
 QUICK = ["--target", "y", "--devices", 1, "--test-fraction", 0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("chosen", [(), ("--strengths", "10,0.001", "--folds", 2)], ids=["fit", "strengths"])
 def test_a_fit_that_is_interrupted_saves_what_was_found(
     chosen: tuple[Any, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -86,6 +86,7 @@ def test_columns_are_found_by_name_in_any_order(
     assert list(out.parent.iterdir()) == [out]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("objective", "inverse_link"), [("squared", lambda z: z), ("poisson", np.exp)])
 def test_values_and_counts_are_printed_with_metrics(
     objective: str, inverse_link: Callable[[Any], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -187,6 +188,7 @@ def test_classes_are_of_the_type_that_they_had(
     assert "accuracy" in text
 
 
+@pytest.mark.slow
 def test_log_probabilities_do_not_overflow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, out = saved(tmp_path / "model.npz", "boolean"), tmp_path / "out.csv"
     file = write(tmp_path / "data.csv", {"u": [1e6, -1e6], "y": ["false", "true"]})

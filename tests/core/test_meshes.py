@@ -123,6 +123,7 @@ def test_a_weight_sharded_over_an_axis_left_to_the_compiler():
         assert_close(np.asarray(jax.jit(jax.grad(loss))(split, x)), _expected(w, x)[1][0])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [8, 7, 16])
 def test_a_body_with_a_shard_map_of_its_own(size):
     x = values(size, 4)

@@ -56,6 +56,7 @@ def test_products_with_zeros(placement: tuple[int, int]) -> None:
         assert_close(here, (np.array(others), np.array(pairs)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("placement", PLACED, ids=str)
 def test_elements_that_tie_share_the_derivative(placement: tuple[int, int]) -> None:
     axis = axis_on(*placement)

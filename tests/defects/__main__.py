@@ -31,6 +31,7 @@ def run_tests(copy: Path, tests: list[str], *options: str) -> subprocess.Complet
     """Run tests in a copy, on the package that is in it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment["PYTHONPATH"] = str(copy / "src")
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a file is changed again, perhaps within a second
     command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-m", "not slow", *options, *tests]
     return subprocess.run(
         command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False

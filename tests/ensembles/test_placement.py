@@ -59,6 +59,7 @@ def test_members_that_are_train_states_are_those_of_a_loop(size: int, lowering: 
     check("linen", size, devices, lowering=lowering)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["nnx", "px.Optimizer"])
 @pytest.mark.parametrize(("size", "lowering", "devices"), PAIRS)
@@ -83,6 +84,7 @@ def test_a_member_does_not_depend_on_how_many_others_there_are() -> None:
         jax.tree.map(np.testing.assert_array_equal, few[index], many[index])
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
 def test_on_an_explicit_mesh_all_is_the_same(lowering: Any) -> None:

@@ -63,7 +63,7 @@ def check(actual: Any, expected: Any) -> None:
         np.testing.assert_allclose(a, e, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("devices", [1, 2, 3, 8])
 @pytest.mark.parametrize("size", [1, 2, 5, 7])
@@ -128,7 +128,7 @@ def test_a_tree_of_predictions_is_averaged_leaf_by_leaf() -> None:
     check(got, {"a": softmax(LOGITS).mean(0), "b": (softmax(2 * LOGITS[:, :1]).mean(0),)})
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch_size", [1, 4, 6, 100])
 def test_batches_change_nothing(batch_size: int) -> None:
     ens = linear()

@@ -38,6 +38,7 @@ def same(row: Any) -> Any:
     return row
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("devices", "size"), PLACES)
 @pytest.mark.parametrize("at_once", [None, 2])
@@ -95,7 +96,7 @@ def test_keys_of_any_kind_stay_what_they_are(impl: str) -> None:
     assert_close(ens[0], key)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize(("devices", "size"), PLACES)
 def test_a_program_is_called_again_and_again(devices: int, size: int, lowering: Any) -> None:
@@ -150,7 +151,7 @@ def test_an_average_is_float32_at_least() -> None:
     assert {leaf.dtype.name for leaf in jax.tree.leaves(ens.predict(average="mean"))} == {"float32"}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_an_explicit_mesh(lowering: Any) -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("members",), axis_types=(AxisType.Explicit,))
@@ -162,6 +163,7 @@ def test_an_explicit_mesh(lowering: Any) -> None:
     np.testing.assert_allclose(ens.predict(average="moments")[1], 9 * values(5, 2).var(0), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_mesh_with_another_axis() -> None:
     """One row to a device cannot be; the rows together can."""
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("members", "model"))

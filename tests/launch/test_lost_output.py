@@ -14,6 +14,7 @@ SAID = "standard output cannot be written: {}; the ranks go on, and what they wr
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no such device here")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("redirection", "status", "said"),
     [

@@ -11,6 +11,7 @@ import pytest
 from tests.launch._support import TRAINING, Launch, is_running, running, wait_until
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "n"), [(signal.SIGTERM, 2), pytest.param(signal.SIGINT, 4, marks=pytest.mark.slow)])
 def test_a_signal_has_all_ranks_leave_after_one_step(tmp_path: Path, number: signal.Signals, n: int) -> None:
     with running(tmp_path, "-n", str(n), "--devices", "1", TRAINING, "train") as run:

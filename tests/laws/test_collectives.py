@@ -161,7 +161,7 @@ def test_while_loop_whose_end_all_elements_agree_on() -> None:
         assert_close(px.map_fn(body, x, axis_on(devices, 10)), (np.full(10, turns), y))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 3), (8, 10)], ids=str)
 def test_gradient_taken_inside_the_body(placement: tuple[int, int]) -> None:
     """Each element differentiates its own loss, which hears of the others: scaled as under ``vmap``."""

@@ -199,6 +199,7 @@ def _mesh(kind: AxisType, **axes: int) -> Mesh:
     return Mesh(devices, tuple(axes), axis_types=(kind,) * len(axes))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("size", [7, 8])
 def test_bodies_may_close_over_arrays(kind: AxisType, size: int) -> None:
@@ -226,6 +227,7 @@ def test_bodies_may_close_over_arrays(kind: AxisType, size: int) -> None:
     assert_close(np.asarray(eager), np.asarray(expected[0]), rtol=1e-4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [3, 4])
 @pytest.mark.parametrize("named", [True, False], ids=["mesh=", "the mesh in force"])
 def test_a_body_with_a_shard_map_of_its_own(named: bool, size: int) -> None:
@@ -339,6 +341,7 @@ def test_programs_pass_the_checks_of_jax(placement: tuple[int, int]) -> None:
     assert_close(found, ((moved - moved.mean(0)) / placement[1], np.sin(x - x.mean(0)).sum(1).mean()))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_a_body_may_use_the_name_of_a_vmap_around_it(placement: tuple[int, int]) -> None:
     axis, x, w = axis_on(*placement), values(3, placement[1]), values(3, 1)[:, 0]

@@ -177,6 +177,7 @@ def test_nested_axes_and_gradients_through_both(shape: dict[str, int] | None, si
     assert_close(got, jax.value_and_grad(plain_nested_loss, argnums=(0, 1))(w, x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", [(4, 8), (3, 5)], ids=str)
 def test_nested_axes_on_a_mesh_that_is_set(kind: str, sizes: tuple[int, int]) -> None:

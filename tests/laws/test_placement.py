@@ -199,6 +199,7 @@ def test_lowering_never_changes_the_answer(lowering: str, at_once: int | None) -
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("at_once", [None, 2])
 @pytest.mark.parametrize("placement", [(1, 3), (2, 7)], ids=str)
 def test_elements_dispatched_one_by_one(placement: tuple[int, int], at_once: int | None) -> None:

@@ -110,6 +110,7 @@ def test_verbs_take_models_and_give_models(make: Callable[..., Any]) -> None:
     same(px.reduce_max(px.scatter(mapped, axis), axis), halved(model))
 
 
+@pytest.mark.slow
 @MAKES
 def test_programs_and_pmap_take_models_and_give_models(make: Callable[..., Any]) -> None:
     model, x = make(jax.random.key(0)), values(10, 3)
@@ -213,6 +214,7 @@ def test_batch_statistics_of_equinox_are_mutable_state() -> None:
 # --- ensembles ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @MAKES
 def test_members_are_models_trained_alone(make: Callable[..., Any], tmp_path: pathlib.Path) -> None:

@@ -92,6 +92,7 @@ def test_forward_mode_and_second_derivative(mesh, arguments):
     assert_close(both(nested), both(oracle))
 
 
+@pytest.mark.sampled(3)
 def test_reductions_one_after_the_other(mesh, arguments):
     _, _, x = arguments
 
@@ -103,6 +104,7 @@ def test_reductions_one_after_the_other(mesh, arguments):
     assert_close(extremes(x), (x.max(1), x.max(1).min(0)))
 
 
+@pytest.mark.sampled(3)
 def test_a_collective_over_the_outer_axis_from_the_inner_body(mesh, arguments):
     _, _, x = arguments
 
@@ -117,6 +119,7 @@ def test_a_collective_over_the_outer_axis_from_the_inner_body(mesh, arguments):
     assert_close(centred(x), x - x.mean((0, 1)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("pods", "clients"), [(3, 5), (5, 8), (8, 3)])
 def test_collectives_in_the_inner_body_are_over_the_logical_axes(pods, clients):
     """Also where the mesh shared out among the axes has the axes' names and other sizes."""

@@ -73,7 +73,7 @@ def test_a_mesh_that_is_set_may_have_any_names(kind: AxisType, devices: int | No
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fun", "targets"),
     [

@@ -12,6 +12,7 @@ from tests.solve.test_estimators import CASES, WEIGHT, X, new, on
 GRID = [0.1, 10.0, 1.0]  # in no order
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["two classes", "three classes", "ridge", "counts", "lasso", "elastic net"])
 def test_a_path_is_fits_one_by_one(case: str) -> None:
@@ -34,7 +35,7 @@ def test_a_fit_of_balanced_classes() -> None:
     np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("case", "devices"),
     [("lasso", 2), ("three classes", 2), ("ridge", 3), ("ridge, two targets", 1), ("counts", 1), ("balanced", 1)],

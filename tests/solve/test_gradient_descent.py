@@ -35,6 +35,7 @@ def _slope(w: np.ndarray, l2: float) -> np.ndarray:
     return X.T @ (1 / (1 + np.exp(-X @ w)) - LABELS) / len(X) + l2 * w
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("acceleration", [True, False])
 @in_float64
 def test_it_finds_the_minimum_that_scipy_finds(acceleration: bool) -> None:

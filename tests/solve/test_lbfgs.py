@@ -127,6 +127,7 @@ def _by_hand(
     return path
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("history", [1, 3, 10])
 @in_float64
 def test_a_fixed_step_iterates_as_by_hand(history: int) -> None:

@@ -109,7 +109,7 @@ def test_no_minimum_is_no_success(rule: Rule) -> None:
         assert int(state.status) not in (Status.CONVERGED, Status.RUNNING)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["Wood", "condition 1e4"])
 def test_what_float32_cannot_do_is_not_claimed(name: str, rule: Rule) -> None:

@@ -64,6 +64,7 @@ def test_digits_in_float64(binary: bool, intercept: bool) -> None:
     np.testing.assert_allclose(state.value, _objective(*expected, *_digits(binary), 1 / 1797), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("intercept", [False, True], ids=["plain", "intercept"])
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "multiclass"])
@@ -149,7 +150,7 @@ def test_hard_data_in_float64_have_the_optimum_of_scikit_learn(name: str, precon
     np.testing.assert_allclose(softmax(x @ np.asarray(coef) + np.asarray(bias)), chances, rtol=0, atol=2e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("precondition", [None, "auto"])
 @pytest.mark.parametrize("name", HARD)
 def test_hard_data_in_float32_are_solved_or_said_not_to_be(name: str, precondition: Any) -> None:

@@ -37,7 +37,7 @@ SOLVERS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_a_solver_finds_the_smallest_solution(name: str) -> None:
     for seed in range(12):
@@ -48,6 +48,7 @@ def test_a_solver_finds_the_smallest_solution(name: str) -> None:
         assert float(state.error) < 1e-2, where
 
 
+@pytest.mark.slow
 def test_ridge_without_a_penalty_finds_the_smallest_solution() -> None:
     for seed in range(6):
         x, y = _deficient(seed)

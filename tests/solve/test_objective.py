@@ -66,6 +66,7 @@ def _by_numpy(loss: str, params: Any, x: Any, y: Any, weight: Any, l2: float) ->
     return float(np.average(_row_costs(loss, x @ coef + bias, y), weights=weight) + 0.5 * l2 * (coef**2).sum())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("intercept", [False, True], ids=["plain", "intercept"])
 @pytest.mark.parametrize("loss", LOSSES)
 @in_float64
@@ -171,6 +172,7 @@ def _close(actual: Any, expected: Any) -> None:
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-10, atol=1e-10), actual, expected)
 
 
+@pytest.mark.sampled(5)
 @_all_cases
 def test_a_point_has_value_and_gradient(loss: LossName, case: str) -> None:
     problem, params, plain = _posed(loss, case)
@@ -190,6 +192,7 @@ def test_a_point_has_value_and_gradient(loss: LossName, case: str) -> None:
     np.testing.assert_allclose(ravel_pytree(point[1])[0], slopes, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.sampled(5)
 @_all_cases
 def test_a_line_is_the_function_along_it(loss: LossName, case: str) -> None:
     problem, params, plain = _posed(loss, case)
@@ -238,6 +241,7 @@ def test_products_are_those_of_the_hessian(loss: LossName, case: str) -> None:
     _close(*look(params))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loss", LOSSES)
 @in_float64
 def test_a_weight_is_a_number_of_copies_and_zero_is_none(loss: LossName) -> None:

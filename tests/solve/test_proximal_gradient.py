@@ -136,6 +136,7 @@ def test_it_ends_where_jaxopt_ends_on_classes() -> None:
     np.testing.assert_allclose(params, theirs.params, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
 @pytest.mark.parametrize("constraint", ["l1", "box"])

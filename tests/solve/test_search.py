@@ -131,7 +131,7 @@ def _by_numpy(fun: Slice, s: float) -> tuple[float, float]:
     return float(step.real), float(step.imag / 1e-30)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", SMOOTH)
 @in_float64
@@ -174,7 +174,7 @@ def test_decrease_is_as_much_as_was_asked_for() -> None:
             assert decrease >= 0.4 * stepsize * slope - 1e-12, f"{rule}, curvature {curvature}: {stepsize}"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @in_float64
 def test_few_trials_are_enough(rule: Rule) -> None:

@@ -53,6 +53,7 @@ def _update(solver: Any, devices: int, size: int = 48) -> tuple[Any, Any, Any]:
     return params, solver.init_state(params, L2, data), data
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_a_step_is_made_of_maps_and_sums_on_any_devices(name: str) -> None:
     solver, texts = SOLVERS[name](SOFTMAX), []

@@ -94,6 +94,7 @@ def test_any_number_of_devices_finds_the_same_in_float32(name: str, size: int, d
         assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "devices"),
     table([("logistic with intercept", (8,))], itertools.product(FUNCTIONS, [(1, 2, 3, 8)])),

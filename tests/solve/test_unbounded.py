@@ -44,7 +44,7 @@ def classes(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return X, y
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(60))
 def test_classes_that_can_be_told_apart_have_no_finite_solution(seed: int) -> None:
     X, y = classes(seed)
@@ -94,7 +94,7 @@ def several_classes(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.column_stack([X, X[:, 0] - X[:, 1], np.zeros(len(y))]), y
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(50))
 def test_several_classes_of_which_some_can_be_told_apart_have_no_finite_solution(seed: int) -> None:
     X, y = several_classes(seed)
@@ -106,6 +106,7 @@ def test_several_classes_of_which_some_can_be_told_apart_have_no_finite_solution
     assert (model.status_ == WORDS) == expected == (seed % 5 < 4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("empty", [True, False])
 def test_counts_of_a_group_that_has_none_have_no_finite_solution(empty: bool) -> None:
     rng = np.random.default_rng(0)
@@ -120,6 +121,7 @@ def test_counts_of_a_group_that_has_none_have_no_finite_solution(empty: bool) ->
     assert (model.status_ == WORDS) == empty
 
 
+@pytest.mark.slow
 def test_of_several_classes_and_along_a_path_it_is_told_too() -> None:
     X = np.random.default_rng(0).normal(size=(60, 2))
     cut = [-0.5, 0.5]
@@ -132,6 +134,7 @@ def test_of_several_classes_and_along_a_path_it_is_told_too() -> None:
     assert WORDS not in model.path(X, mixed, [np.inf]).status
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("alpha", [0.0, 2.0])
 def test_a_target_of_one_column_is_one_target(alpha: float) -> None:
     rng = np.random.default_rng(0)

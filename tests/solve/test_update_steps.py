@@ -72,7 +72,7 @@ def _gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 Schedule = float | Callable[[Any], Any]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stepsize", [0.1, lambda i: 0.1 / (i + 1)], ids=["a number", "a function"])
 @pytest.mark.parametrize("name", ["LBFGS", "GradientDescent", "GradientDescent without acceleration"])
 @in_float64

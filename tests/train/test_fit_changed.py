@@ -90,6 +90,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("now", "before", "lines"),
     [pytest.param(*case, marks=[] if n % 3 == 0 or n > 12 else pytest.mark.slow) for n, case in enumerate(CHANGES)],

@@ -66,6 +66,7 @@ def test_the_gradient_is_that_of_the_whole_batch(devices: int) -> None:
     assert_near(state.params, params)
 
 
+@pytest.mark.slow
 def test_micro_batches_are_those_of_optax() -> None:
     batch, every = rows(12), optax.MultiSteps(ADAM, 4)
     params = jax.tree.map(jnp.asarray, plain_params())

@@ -194,6 +194,7 @@ def judged(params: Any, batch: Any) -> Any:
     return {"right": plain(params, batch["x"]) > batch["y"], "loss": plain_loss(params, batch)}
 
 
+@pytest.mark.slow
 def test_metrics_of_a_batch_have_the_same_bits_too() -> None:
     state, batch = px.TrainState.create(plain_params(), ADAM), rows(13)
     found = [px.eval_step(judged, axis=axis(n), reproducible=ANY)(state, batch) for n in (1, 8)]

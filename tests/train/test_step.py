@@ -32,6 +32,7 @@ ADAM = optax.adam(1e-2)
 SIZES = (16, 13, 3)
 
 
+@pytest.mark.slow
 def test_one_device_gives_the_bits_of_a_loop_written_by_hand() -> None:
     batches = [rows(16, seed) for seed in range(4)]
     params, rest, losses = nnx_by_hand(Net(), ADAM, batches)
@@ -84,6 +85,7 @@ def noisy(params: Any, batch: Any, *, row_keys: jax.Array, key: jax.Array) -> ja
     return plain_loss(params, batch | {"x": jnp.where(kept, batch["x"], 0)})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("devices", "microbatches"), [(1, None), (8, None), (8, 3)])
 def test_noise_of_a_row_depends_on_its_number_alone(devices: int, microbatches: int | None) -> None:
     batch, key = rows(13), jax.random.key(7)
@@ -111,6 +113,7 @@ def test_a_plain_function_has_mutable_state(microbatches: int | None) -> None:
     assert (float(metrics["rows"]), float(metrics["rows"].weight)) == (1, 5)
 
 
+@pytest.mark.slow
 def test_clipping_is_that_of_optax() -> None:
     batches = [rows(13, seed) for seed in range(2)]
     clipped = optax.chain(optax.clip_by_global_norm(0.1), ADAM)

@@ -111,6 +111,7 @@ def test_a_batch_laid_out_elsewhere_is_laid_out_again() -> None:
     np.testing.assert_allclose(float(found["loss"]), expected, rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
 def test_a_mesh_that_is_set_is_used(kind: Any) -> None:
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("batch", "model"), axis_types=(kind, kind))

@@ -115,7 +115,7 @@ def draw_and_split(store: Any, x: jax.Array) -> jax.Array:
     return x + jax.random.normal(used)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("wrap", [px.Vectorize, px.Parallel], ids=["rows", "devices"])
 @pytest.mark.parametrize("kind", [nnx.Variable, nnx.RngKey], ids=["a variable", "a key variable"])
 def test_a_key_in_a_variable_is_another_for_each_and_steps_on_only_if_it_is_written(wrap: Any, kind: Any) -> None:

@@ -63,7 +63,7 @@ TREES: dict[str, tuple[Any, Callable[..., Any], Callable[[], tuple[Any, ...]]]] 
 }
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("devices", [3, 8])
 @pytest.mark.parametrize("name", TREES)
 def test_axes_of_arguments(name: str, devices: int) -> None:
@@ -269,7 +269,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[..., Any], str, str]] = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REFUSED)
 def test_padding_that_would_change_the_answer_is_refused(name: str) -> None:
     make, body, reduce, reason = REFUSED[name]

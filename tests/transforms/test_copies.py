@@ -44,6 +44,7 @@ def leaves(x: Any) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(x)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_copy_of_a_wrapped_function_is_one_of_copies_of_its_modules(kind: str) -> None:
     net, x = Counter(nnx.Rngs(0)), values(8, 3)

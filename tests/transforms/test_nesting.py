@@ -31,7 +31,7 @@ def _linear(net: Counter, x: jax.Array) -> jax.Array:
     return x @ net.layer.kernel.get_value() + net.layer.bias.get_value()
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("outer", WRAPPERS)
 @pytest.mark.parametrize("inner", WRAPPERS)
@@ -100,7 +100,7 @@ def _by_hand(net: Counter, x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     return gradients, value
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("inner", WRAPPERS)
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["", "in Jit"])
 def test_gradients_through_another_transform(inner: str, is_compiled: bool) -> None:

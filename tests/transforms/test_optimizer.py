@@ -37,6 +37,7 @@ def by_optax(factory: Any, rates: list[float]) -> list[jax.Array]:
     return jax.tree.leaves(state)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("factory", "options"),
     [

@@ -271,6 +271,7 @@ def test_rows_that_are_padded_draw_as_others_do() -> None:
     assert int(drop.rngs.count[...]) == 1
 
 
+@pytest.mark.slow
 def test_streams_that_are_not_drawn_from_stay() -> None:
     net, x = Noisy(nnx.Rngs(0)), values(16, 3)
     fast = px.Parallel(net)
