@@ -86,8 +86,10 @@ def test_columns_are_found_by_name_in_any_order(
     assert list(out.parent.iterdir()) == [out]
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("objective", "inverse_link"), [("squared", lambda z: z), ("poisson", np.exp)])
+@pytest.mark.parametrize(
+    ("objective", "inverse_link"),
+    [pytest.param("squared", lambda z: z, marks=pytest.mark.slow), ("poisson", np.exp)],
+)
 def test_values_and_counts_are_printed_with_metrics(
     objective: str, inverse_link: Callable[[Any], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -177,7 +177,7 @@ def test_the_entropy_of_certainty_is_zero_and_of_ignorance_log_classes() -> None
     np.testing.assert_allclose(entropy(np.array([[0.0, 1.0, 0.0, 0.0], [0.25] * 4])), [0, math.log(4)], rtol=1e-6)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("members", "n", "classes"), [(1, 20, 4), (2, 1, 2), (7, 20, 4)])
 def test_disagreement_and_mutual_information_are_those_written_out(members: int, n: int, classes: int) -> None:
     p = predictions(members, n, classes)
