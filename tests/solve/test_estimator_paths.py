@@ -38,7 +38,7 @@ def test_a_fit_of_balanced_classes() -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("case", "devices"),
-    [("lasso", 2), ("three classes", 2), ("ridge", 3), ("ridge, two targets", 1), ("counts", 1), ("balanced", 1)],
+    [("balanced", 1), ("lasso", 2), ("three classes", 2), ("ridge", 3), ("ridge, two targets", 1), ("counts", 1)],
 )
 def test_folds_in_one_program_are_fits_fold_by_fold(case: str, devices: int) -> None:
     ours, theirs, y = CASES[case]

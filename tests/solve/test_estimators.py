@@ -90,7 +90,6 @@ def assert_same_fit(ours: Any, theirs: Any, tolerance: float) -> None:
     assert np.shape(ours.intercept_) == np.shape(theirs.intercept_) or not ours.fit_intercept
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "weighted"),
     table(

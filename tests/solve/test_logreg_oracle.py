@@ -150,7 +150,7 @@ def test_hard_data_in_float64_have_the_optimum_of_scikit_learn(name: str, precon
     np.testing.assert_allclose(softmax(x @ np.asarray(coef) + np.asarray(bias)), chances, rtol=0, atol=2e-5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("precondition", [None, "auto"])
 @pytest.mark.parametrize("name", HARD)
 def test_hard_data_in_float32_are_solved_or_said_not_to_be(name: str, precondition: Any) -> None:

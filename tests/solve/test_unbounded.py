@@ -44,7 +44,7 @@ def classes(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return X, y
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(60))
 def test_classes_that_can_be_told_apart_have_no_finite_solution(seed: int) -> None:
     X, y = classes(seed)

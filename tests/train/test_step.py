@@ -85,7 +85,7 @@ def noisy(params: Any, batch: Any, *, row_keys: jax.Array, key: jax.Array) -> ja
     return plain_loss(params, batch | {"x": jnp.where(kept, batch["x"], 0)})
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("devices", "microbatches"), [(1, None), (8, None), (8, 3)])
 def test_noise_of_a_row_depends_on_its_number_alone(devices: int, microbatches: int | None) -> None:
     batch, key = rows(13), jax.random.key(7)

@@ -48,8 +48,8 @@ def run(
         What it returned, sealed, and the new values of the variables that it wrote, by their number.
 
     Raises:
-        StateError: if it changed anything but values of variables, was given a module among its arguments, or used
-            one that it was not given.
+        StateError: if it changed anything but values of variables, was given a module among its arguments, used one
+            that it was not given, or returned a part of those that it was given.
     """
     refuse_modules(body.transform, args, kwargs)
     values, arrays = jax.tree.map(lambda x: x, state)  # containers of our own: a variable may hold a dict
@@ -61,7 +61,9 @@ def run(
     inner = {id(v): w for v, w in zip(binding.variables(), graph.variables, strict=True)}
     with _frames.entered(_frames.Frame(body.transform, inner, body.sealed)):
         args, kwargs = pytrees.opened((args, kwargs))
-        result = pytrees.sealed(captured.run(body.guard, body.fn, (*body.pass_on(modules), *args), kwargs))
+        returned = captured.run(body.guard, body.fn, (*body.pass_on(modules), *args), kwargs)
+        _refuse_own(body.transform, returned, modules)
+        result = pytrees.sealed(returned)
     for variable, old, name in zip(graph.variables, metadata, binding.names, strict=True):
         if variable.get_metadata() != old:
             raise StateError(
@@ -80,6 +82,22 @@ def refuse_modules(transform: str, args: Sequence[Any], kwargs: dict[str, Any]) 
             raise StateError(
                 f"{transform}: {name} is or holds a module; what is written to it would be lost. Bind modules when "
                 f"wrapping, and leave them out when calling: px.{transform}(f, net)(x)"
+            )
+
+
+def _refuse_own(transform: str, returned: Any, modules: Sequence[Any]) -> None:
+    """Refuse results that are parts of the modules: they would be copies, apart from the modules outside."""
+    leaves = jax.tree.leaves(returned, is_leaf=lambda x: graphs.is_module(x) or graphs.is_state(x))
+    found = {id(x) for x in leaves if graphs.is_module(x)}
+    if not found:
+        return
+    for path, node in graphs.nodes(modules):
+        if id(node) in found:
+            what = ".".join([type(modules[path[0]]).__name__, *map(str, path[1:])])
+            raise StateError(
+                f"{transform}: the function returned {what}, a part of what it was given; that would be a copy, apart "
+                f"from the one outside. Use that one, to which writes are carried, or return values: variable[...], "
+                f"nnx.state(module)"
             )
 
 

@@ -33,7 +33,8 @@ class Jit(Compiled[_P, _R], Generic[_P, _R]):
 
     Raises:
         StateError: when called, if ``f`` uses a module that it is not given, whatever led to it (it would be frozen,
-            without a word), or changes more than the values of variables; or if a static argument has no hash.
+            without a word), changes more than the values of variables, or returns a part of the modules (it would be
+            a copy, apart from the one outside); or if a static argument has no hash.
 
     After any other exception all variables are as they were. Inside your own ``jax.jit`` a wrapped function reads its
     variables once, while that is traced.
