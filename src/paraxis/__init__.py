@@ -139,7 +139,6 @@ _ROOM_OF = {
     **dict.fromkeys(("GradValues", "Jit", "Optimizer", "Parallel", "Vectorize"), "transforms"),
     **dict.fromkeys(("freeze", "grad", "value_and_grad", "variables"), "transforms"),
 }
-_EXTRAS = {"ensembles": "nnx", "train": "train", "transforms": "nnx"}
 
 
 if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported above is a mistake
@@ -150,16 +149,8 @@ if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported ab
             near = difflib.get_close_matches(name, __dir__(), 1)
             write = f"; write px.{near[0]}" if near else ""
             raise AttributeError(f"module 'paraxis' has no attribute {name!r}{write}", name=name)
-        try:
-            module = importlib.import_module(f"paraxis.{room}")
-            value = module if name == room else getattr(module, name)
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.startswith("paraxis"):
-                raise
-            raise ModuleNotFoundError(
-                f"px.{name} needs {error.name}, which is not installed; write pip install 'paraxis[{_EXTRAS[room]}]'",
-                name=error.name,
-            ) from error
+        module = importlib.import_module(f"paraxis.{room}")
+        value = module if name == room else getattr(module, name)
         globals()[name] = value
         return value
 

@@ -135,28 +135,28 @@ def test_a_directory_that_cannot_be_made_gets_one_line(capsys: pytest.CaptureFix
     assert err == f"paraxis: --out {occupied / 'plots'} cannot be written to: Not a directory\n"
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("package", "extra"), [("typer", "cli"), ("rich", "cli"), ("matplotlib", "demo"), ("mlxtend", "demo")]
+    ("command", "package", "what", "extra"),
+    [
+        ("demo", "typer", "the command", "cli"),
+        ("demo", "mlxtend", "demo", "demo"),
+        ("fit", "rich", "the command", "cli"),
+        ("fit", "pyarrow", "fit", "fit"),
+        ("fit", "sklearn", "fit", "fit"),
+        ("fit", "matplotlib", "fit", "fit"),
+        ("predict", "pyarrow", "predict", "fit"),
+    ],
 )
-def test_a_missing_package_gets_one_line(tmp_path: Path, package: str, extra: str) -> None:
-    done = run("demo", "--out", str(tmp_path / "out"), before=f"import sys; sys.modules[{package!r}] = None\n")
+def test_a_missing_package_gets_one_line_before_anything_is_read(
+    tmp_path: Path, command: str, package: str, what: str, extra: str
+) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    arguments = {"demo": out, "fit": ["none", "--target", "y", *out], "predict": ["none", "none"]}
+    done = run(command, *arguments[command], before=f"import sys; sys.modules[{package!r}] = None\n")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"paraxis: {package} is not installed; write: pip install 'paraxis[{extra}]'\n"
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("command", "package"),
-    [("fit", "rich"), ("fit", "pyarrow"), ("fit", "sklearn"), ("fit", "matplotlib"), ("predict", "pyarrow")],
-)
-def test_a_missing_package_gets_one_line_before_anything_is_read(tmp_path: Path, command: str, package: str) -> None:
-    arguments = ["--target", "y", "--out", str(tmp_path / "out")] if command == "fit" else ["data.csv"]
-    done = run(command, "none", *arguments, before=f"import sys; sys.modules[{package!r}] = None\n")
-    extra = "cli" if package == "rich" else "fit"
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"paraxis: {package} is not installed; write: pip install 'paraxis[{extra}]'\n"
+    assert done.stderr.startswith(f"paraxis: {what} needs {package}, which is not installed; write pip install ")
+    assert done.stderr.endswith((f"[{extra}]\n", f"[{extra}]'\n"))
     assert not (tmp_path / "out").exists()
 
 

@@ -158,7 +158,7 @@ def fit(
         test_fraction, seed, devices, float32, tol, max_iterations, out, overwrite,
         CsvForm(encoding, delimiter, decimal),
     )  # fmt: skip
-    with needed("fit"):
+    with needed("fit", "fit"):
         from paraxis.cli.fit import _fit
     _fit.run_fit(options, Console())
 
@@ -188,7 +188,7 @@ def predict(
     decimal: _Decimal = ".",
 ) -> None:
     """Predict the rows of a file with a model that was fitted."""
-    with needed("fit"):
+    with needed("predict", "fit"):
         from paraxis.cli.fit import _predict
     form = CsvForm(encoding, delimiter, decimal)
     _predict.run_predict(

@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
+from paraxis._calls.extras import missing
+
 
 class CommandError(Exception):
     """A mistake in the arguments, the installation or the surroundings; the message is a single line."""
@@ -18,8 +20,8 @@ def printable(text: str) -> str:
 
 
 @contextlib.contextmanager
-def needed(extra: str) -> Iterator[None]:
-    """Around imports that only an extra of the package provides.
+def needed(command: str, extra: str) -> Iterator[None]:
+    """Guard imports that only an extra of the package provides.
 
     Raises:
         CommandError: if a package is missing, saying how to install it.
@@ -27,7 +29,6 @@ def needed(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing in ("", "paraxis"):
+        if (said := missing(command, extra, error)) is None:
             raise
-        raise CommandError(f"{missing} is not installed; write: pip install 'paraxis[{extra}]'") from None
+        raise CommandError(said) from None

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, 2 for a mistake in the arguments or the installation, 130 if interrupted.
     """
     try:
-        with needed("cli"):
+        with needed("the command", "cli"):
             from paraxis.cli import _app
         return _app.run(arguments)
     except CommandError as error:

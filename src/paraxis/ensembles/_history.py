@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from paraxis import _html as html
+from paraxis._calls.extras import needed
 from paraxis._host import notebook
 
 
@@ -84,14 +85,8 @@ def shown(progress: bool | Show, num_epochs: int) -> Iterator[Show]:
     elif (area := notebook.area()) is not None:
         yield _InNotebook(area)
     else:
-        try:
+        with needed("ensemble.fit: progress=True", "cli", "or give a function: progress=print"):
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "ensemble.fit: progress=True needs rich; write pip install 'paraxis[cli]', or give a function: "
-                "progress=print",
-                name=error.name,
-            ) from error
         text = TextColumn("{task.description}")
         with Progress(TextColumn("epoch"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), text) as bar:
             task = bar.add_task("", total=num_epochs)

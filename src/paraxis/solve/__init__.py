@@ -69,15 +69,7 @@ if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported ab
     def __getattr__(name):
         if name not in _ESTIMATORS:
             raise AttributeError(f"module 'paraxis.solve' has no attribute {name!r}")
-        try:
-            value = getattr(importlib.import_module("paraxis.solve.estimators"), name)
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.startswith("paraxis"):
-                raise
-            raise ModuleNotFoundError(
-                f"px.solve.{name} needs {error.name}, which is not installed; write pip install 'paraxis[solve]'",
-                name=error.name,
-            ) from error
+        value = getattr(importlib.import_module("paraxis.solve.estimators"), name)
         globals()[name] = value
         return value
 

@@ -1,12 +1,15 @@
 """The verbs with a module's state threaded: Jit, Parallel, Vectorize, GradValues on Flax NNX modules."""
 
-from paraxis.transforms._freeze import freeze
-from paraxis.transforms._gradients import GradValues, grad, value_and_grad
-from paraxis.transforms._jit import Jit
-from paraxis.transforms._optimizer import Optimizer
-from paraxis.transforms._parallel import Parallel
-from paraxis.transforms._variables import Gradients, Variables, variables
-from paraxis.transforms._vectorize import Vectorize
+from paraxis._calls.extras import needed
+
+with needed("paraxis.transforms", "nnx"):
+    from paraxis.transforms._freeze import freeze
+    from paraxis.transforms._gradients import GradValues, grad, value_and_grad
+    from paraxis.transforms._jit import Jit
+    from paraxis.transforms._optimizer import Optimizer
+    from paraxis.transforms._parallel import Parallel
+    from paraxis.transforms._variables import Gradients, Variables, variables
+    from paraxis.transforms._vectorize import Vectorize
 
 __all__ = [
     "GradValues",

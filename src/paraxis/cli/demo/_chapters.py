@@ -18,25 +18,25 @@ class Chapter:
 
 
 def _fedavg(options: Options, console: Console) -> None:
-    with needed("demo"):
+    with needed("demo", "demo"):
         from paraxis.cli.demo import fedavg
     fedavg.run(options, console)
 
 
 def _ensemble(options: Options, console: Console) -> None:
-    with needed("demo"):
+    with needed("demo", "demo"):
         from paraxis.cli.demo import ensemble
     ensemble.run(options, console)
 
 
 def _logreg(options: Options, console: Console) -> None:
-    with needed("demo"):
+    with needed("demo", "demo"):
         from paraxis.cli.demo import logreg
     logreg.run(options, console)
 
 
 def _train(options: Options, console: Console) -> None:
-    with needed("demo"):
+    with needed("demo", "demo"):
         from paraxis.cli.demo import train
     train.run(options, console)
 

@@ -1,10 +1,13 @@
 """Estimators with scikit-learn's interface: its objectives, names and attributes, solved on all devices."""
 
-from paraxis.solve.estimators._base import Path
-from paraxis.solve.estimators._cross import CrossValidated, cross_validate_path
-from paraxis.solve.estimators._logistic import LogisticRegression
-from paraxis.solve.estimators._regression import PoissonRegressor, Ridge
-from paraxis.solve.estimators._sparse import ElasticNet, Lasso
+from paraxis._calls.extras import needed
+
+with needed("paraxis.solve.estimators", "solve"):
+    from paraxis.solve.estimators._base import Path
+    from paraxis.solve.estimators._cross import CrossValidated, cross_validate_path
+    from paraxis.solve.estimators._logistic import LogisticRegression
+    from paraxis.solve.estimators._regression import PoissonRegressor, Ridge
+    from paraxis.solve.estimators._sparse import ElasticNet, Lasso
 
 __all__ = [
     "CrossValidated",

@@ -11,7 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from orbax.checkpoint import v1 as ocp
+
+from paraxis._calls.extras import needed
+
+with needed("px.Checkpoints", "train"):
+    from orbax.checkpoint import v1 as ocp
 
 _STATE = "state"
 

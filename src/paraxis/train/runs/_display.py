@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from paraxis import _html as html
+from paraxis._calls.extras import needed
 from paraxis._host import notebook
 from paraxis.train.runs._events import Event
 
@@ -283,14 +284,12 @@ def display_for(progress: bool | None, start: int, total: int | None, epochs: in
 def _console(progress: bool | None) -> Any:
     """Rich's, if a line can change there."""
     try:
-        from rich.console import Console
-    except ModuleNotFoundError as error:
+        with needed("px.fit: progress=True", "train", "or leave progress out"):
+            from rich.console import Console
+    except ModuleNotFoundError:
         if progress is None:
             return None
-        raise ModuleNotFoundError(
-            "px.fit: progress=True needs rich, which is not installed; write pip install rich, or leave progress out",
-            name=error.name,
-        ) from error
+        raise
     console = Console(stderr=True)
     # Rich takes FORCE_COLOR, which many set for logs, for a terminal; and elsewhere it cuts lines at 80 columns.
     is_terminal = sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal

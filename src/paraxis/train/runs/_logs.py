@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from paraxis._calls.extras import needed
 from paraxis.errors import DataError
 from paraxis.train.runs._events import Event
 from paraxis.train.runs._growing import Growing, is_free
@@ -206,10 +207,5 @@ def require_tensorboard() -> None:
     Raises:
         ModuleNotFoundError: saying what to install.
     """
-    try:
+    with needed("px.fit: tensorboard=", "train"):
         import tensorboardX  # noqa: F401  looked for, and used later
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "px.fit: tensorboard= needs tensorboardX, which is not installed; write pip install tensorboardX",
-            name=error.name,
-        ) from error

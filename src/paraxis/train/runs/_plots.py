@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from paraxis._calls.extras import needed
 from paraxis._host import files
 from paraxis.errors import DataError
 from paraxis.train.runs._history import History
@@ -11,12 +12,8 @@ from paraxis.train.runs._history import History
 
 def require_matplotlib() -> Any:
     """Return what draws, or a clear error now instead of at the end of a run."""
-    try:
+    with needed("px.fit: plot=", "train"):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "px.fit: plot= needs matplotlib, which is not installed; write pip install matplotlib", name=error.name
-        ) from error
     return Figure
 
 

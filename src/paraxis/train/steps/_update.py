@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from paraxis._calls.extras import needed
 from paraxis.errors import StateError
 from paraxis.train.steps._losses import Outcome
 from paraxis.train.steps._mean import Mean
@@ -78,7 +79,8 @@ def _clipped(gradient: Any, norm: jax.Array, limit: float) -> Any:
 
 
 def _updated(state: TrainState, gradient: Any, mutable: Any, loss: Mean) -> TrainState:
-    import optax
+    with needed("px.train_step", "train"):
+        import optax
 
     optimizer = optax.with_extra_args_support(state.recipe.optimizer)
     value = loss.total / jnp.where(loss.weight == 0, 1, loss.weight) if loss.value is None else loss.value

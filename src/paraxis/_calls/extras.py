@@ -1,0 +1,42 @@
+"""What is missing where only an extra of the package brings it, and the line that installs it here."""
+
+import contextlib
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def needed(what: str, extra: str, instead: str = "") -> Iterator[None]:
+    """Guard imports that only an extra of the package provides.
+
+    Args:
+        what: what needs them, as users know it.
+        extra: the extra's name in ``pyproject.toml``.
+        instead: what can be done without it, such as ``"or leave plot out"``.
+
+    Raises:
+        ModuleNotFoundError: if a package is missing, saying how to install it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (said := missing(what, extra, error)) is None:
+            raise
+        raise ModuleNotFoundError(", ".join(filter(None, [said, instead])), name=error.name) from error
+
+
+def missing(what: str, extra: str, error: ModuleNotFoundError) -> str | None:
+    """Return what to tell the user; nothing if it is a module of ours that is missing."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "paraxis"):
+        return None
+    return f"{what} needs {package}, which is not installed; write {_line(extra)}"
+
+
+def _line(extra: str) -> str:
+    """Return the command: with the clone's path if this is one, as a clone need not be installed."""
+    found = Path(__file__).resolve().parents[2]
+    if found.name == "src" and (found.parent / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{found.parent}[{extra}]')}"
+    return f"pip install 'paraxis[{extra}]'"
