@@ -1,4 +1,4 @@
-# Everything runs in $(VENV), which is made and kept up to date by itself. Variables: VENV, PYTHON, CONSTRAINTS, JOBS, KILLS.
+# Everything runs in $(VENV), which is made and kept up to date by itself. Variables: VENV, PYTHON(S), CONSTRAINTS, JOBS, KILLS.
 
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 SOURCES := pyproject.toml $(wildcard constraints*.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-all test-newest defects faults bench lint docs clean
+.PHONY: help demo install test test-all test-newest defects faults bench lint docs dist clean
 
 help:
 	@echo 'make demo       real digits on all devices: a CNN split over 100 clients, an ensemble of networks'
@@ -23,6 +23,7 @@ help:
 	@echo 'make bench      every benchmark in turn'
 	@echo 'make lint       ruff, pyright, import contract, and what type checkers say of users'\'' code'
 	@echo 'make docs       the documentation, into site/, and what is wrong with it'
+	@echo 'make dist       for releases: wheel and sdist, into dist/, each extra installed; PYTHONS=... for others'
 	@echo 'make clean      remove $(VENV) and everything built'
 
 demo: $(VENV)/.demo
@@ -68,6 +69,10 @@ lint: $(VENV)/.dev
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python -m tests.docs.site site
+
+# PYTHONS='python3.11 python3.12' installs for these.
+dist: | $(BIN)/python
+	$(BIN)/python -m tests.packaging $(addprefix --python ,$(PYTHONS))
 
 clean:
 	rm -rf $(VENV) site build dist out .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,136 @@
+"""One small program for each extra, to be run with an installed Paraxis, outside of a clone."""
+
+import textwrap
+
+BARE = """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import paraxis as px
+
+    x, axis = np.arange(30.0).reshape(10, 3), px.Axis("clients", 10)
+    mean = px.reduce_mean(px.map_fn(jnp.square, jnp.asarray(x), axis), axis)
+    assert np.allclose(mean, (x**2).mean(0))
+    gradient = jax.grad(lambda w: px.reduce_sum(px.map_fn(lambda x: w @ x, jnp.asarray(x), axis), axis))(jnp.ones(3))
+    assert np.allclose(gradient, x.sum(0))
+    solution = px.solve.LBFGS(lambda w: jnp.sum((w - 1) ** 2)).run(jnp.zeros(3))
+    assert np.allclose(solution.params, 1, atol=1e-3)
+"""
+
+NNX = """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+    import paraxis as px
+    from flax import nnx
+
+    x = jnp.ones((10, 3))
+    net = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    assert np.allclose(px.Jit(net)(x), net(x), atol=1e-6)
+    assert np.allclose(px.Parallel(net)(x), net(x), atol=1e-6)
+    gradients, _ = px.GradValues(lambda net, x: jnp.sum(net(x)), net)(x)
+    px.Optimizer(net, optax.sgd)(0.1, gradients)
+    ens = px.ensemble(lambda key: nnx.Linear(3, 2, rngs=nnx.Rngs(key)), 3, 0)
+    assert ens.predict(x).shape == (10, 2)
+"""
+
+CLI = """
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    def said(*arguments):
+        command = [str(Path(sys.executable).with_name("paraxis")), *arguments]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    assert "predict" in said("--help").stdout
+    assert "fedavg" in said("demo", "--list").stdout
+    Path("job.py").write_text("import paraxis as px\\npx.initialize()\\nimport jax\\nprint(jax.process_count())\\n")
+    launched = said("launch", "-n", "2", "job.py")
+    assert launched.returncode == 0 and launched.stdout.count("2") == 2, launched
+    assert said("fit", "x.csv", "--target", "y").stderr.endswith("write pip install 'paraxis[fit]'\\n")
+"""
+
+SOLVE = """
+    import numpy as np
+    import paraxis as px
+    import sklearn.linear_model
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(50, 3)), rng.normal(size=50)
+    ours, theirs = px.solve.Ridge().fit(X, y), sklearn.linear_model.Ridge().fit(X, y)
+    assert np.allclose(ours.coef_, theirs.coef_, atol=1e-4)
+"""
+
+FIT = """
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2))
+    rows = [f"{a},{b},{'yes' if a > b else 'no'}" for a, b in X]
+    Path("data.csv").write_text("\\n".join(["a,b,kind", *rows]))
+    paraxis = str(Path(sys.executable).with_name("paraxis"))
+    subprocess.run([paraxis, "fit", "data.csv", "--target", "kind", "--out", "fitted"], check=True)
+    subprocess.run([paraxis, "predict", "fitted", "data.csv", "--out", "said.parquet"], check=True)
+    assert Path("said.parquet").stat().st_size
+"""
+
+TRAIN = """
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+    import paraxis as px
+    from flax import nnx
+    from pathlib import Path
+
+    def loss(net, batch):
+        return jnp.mean((net(batch["x"]) - batch["y"]) ** 2)
+
+    x = np.random.default_rng(0).normal(size=(50, 3)).astype("float32")
+    data = px.loader({"x": x, "y": x.sum(1, keepdims=True)}, 16, seed=0)
+    for epochs in (1, 2):  # the second goes on from the first
+        state = px.TrainState.create(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), optax.adam(0.1))
+        px.fit(state, px.train_step(loss), data, epochs=epochs, progress=True, plot="curves.png", log="log.jsonl",
+               checkpoint=px.Checkpoints("kept", every=2), tensorboard="board")
+    assert all(Path(name).exists() for name in ("curves.png", "log.jsonl", "kept", "board"))
+"""
+
+DEMO = """
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    subprocess.run([str(Path(sys.executable).with_name("paraxis")), "demo", "--quick", "--out", "demo"], check=True)
+    assert list(Path("demo").rglob("*.png"))
+"""
+
+EXAMPLES = "import matplotlib, mlxtend, optax, scipy, sklearn"
+BENCH = f"{EXAMPLES}\nimport drjax, jaxopt"
+TEST = f"{BENCH}\nimport coverage, equinox, grain, hypothesis, pyarrow, pytest, xdist"
+DOCS = "import ipykernel, mkdocs, mkdocstrings, nbclient"
+LINT = "import grimp, mypy, pyright, ruff"
+
+# By extra; what is not for users is imported only, as the project's tests use it.
+PROGRAMS = {
+    name: textwrap.dedent(program).strip()
+    for name, program in {
+        "bare": BARE,
+        "nnx": NNX,
+        "cli": CLI,
+        "solve": SOLVE,
+        "fit": FIT,
+        "train": TRAIN,
+        "demo": DEMO,
+        "examples": EXAMPLES,
+        "bench": BENCH,
+        "test": TEST,
+        "docs": DOCS,
+        "lint": LINT,
+        "dev": f"{TEST}\n{DOCS}\n{LINT}",
+    }.items()
+}
