@@ -105,7 +105,8 @@ DEMO = """
     import sys
     from pathlib import Path
 
-    subprocess.run([str(Path(sys.executable).with_name("paraxis")), "demo", "--quick", "--out", "demo"], check=True)
+    small = ["--quick", "--clients", "16", "--per-round", "2", "--members", "2"]
+    subprocess.run([str(Path(sys.executable).with_name("paraxis")), "demo", *small, "--out", "demo"], check=True)
     assert list(Path("demo").rglob("*.png"))
 """
 
