@@ -1,6 +1,8 @@
 """A small file for the commands to read, with columns of every kind, and the commands as a user types them."""
 
 import csv
+import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,25 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
     status = main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return status, captured.out, captured.err
+
+
+def complaints(err: str) -> list[str]:
+    """The complaints on stderr, each one line; below them may be a command line that settles them, by itself."""
+    lines = err.removesuffix("\n").split("\n")
+    there = [line.removeprefix("paraxis: ") for line in lines if line.startswith("paraxis: ")]
+    rest = lines[len(there) :]
+    assert there
+    assert not rest or (len(rest) == 2 and rest[0].endswith(":") and rest[1].startswith("paraxis "))
+    return there
+
+
+def settled_by(err: str) -> list[str]:
+    """The arguments of the command line that is said to settle all complaints; as a shell reads them."""
+    *_, words, line = err.removesuffix("\n").split("\n")
+    assert re.fullmatch(r"this settles (it|both|all \d+):", words)
+    script = "paraxis() { printf '%s\\0' \"$@\"; }\n" + line
+    pasted = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    return pasted.stdout.removesuffix("\0").split("\0")
 
 
 def everything(directory: Path) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from sklearn.linear_model import LinearRegression
 
 from paraxis.solve import estimators as est
 from tests._support import compilations
-from tests.cli._files import everything, read, said, write
+from tests.cli._files import complaints, everything, read, said, write
 from tests.cli._models import saved
 from tests.cli._tables import LABELS, WRITERS, labels, text_of
 
@@ -100,10 +100,12 @@ def test_an_index_is_not_learnt_from_and_a_second_fit_is_not_compiled(
 
 def test_integers_that_are_one_number_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     large = [2**60 + row for row in range(30)]
-    file = write(tmp_path / "data.csv", {"id": large, "u": range(30), "y": [0.5, 1.5, 4] * 10})
+    file = write(tmp_path / "data.csv", {"code": large, "u": range(30), "y": [0.5, 1.5, 4] * 10})
     _, _, err = said(capsys, "fit", file, *QUICK, "--out", tmp_path / "out")
     example = f"{2**60}, {2**60 + 1}"
-    assert f"column 'id' holds integers that are one float64, such as {example}; write --ignore id, or subtract" in err
+    assert (
+        f"column 'code' holds integers that are one float64, such as {example}; write --ignore code, or subtract" in err
+    )
     file = write(tmp_path / "data.csv", {"u": range(30), "y": large})
     _, _, err = said(capsys, "fit", file, *QUICK, "--out", tmp_path / "out")
     assert f"the target 'y' holds integers that are one float64, such as {example}; subtract the least" in err
@@ -166,7 +168,8 @@ def test_predictions_do_not_replace_a_file_unasked(tmp_path: Path, capsys: pytes
     out = write(tmp_path / "out.csv", {"mine": [1]})
     before = everything(tmp_path)
     _, _, err = said(capsys, "predict", model, file, "--out", out)
-    assert err == f"paraxis: --out {out} is there; write --overwrite to replace it, or --out {tmp_path / 'out-2.csv'}\n"
+    message = f"--out {out} is there; write --overwrite to replace it, or --out {tmp_path / 'out-2.csv'}"
+    assert complaints(err) == [message]
     assert everything(tmp_path) == before
     assert said(capsys, "predict", model, file, "--out", out, "--overwrite", "--keep", "id")[0] == 0
     assert [(row["row"], row["id"]) for row in read(out)] == [("0", "07"), ("1", "8"), ("2", "x")]

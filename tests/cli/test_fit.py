@@ -19,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 import paraxis as px
 from paraxis.cli import main
 from tests._support import at_night
-from tests.cli._files import NUM_ROWS, NUMBERS, columns, everything, read, said, write
+from tests.cli._files import NUM_ROWS, NUMBERS, columns, complaints, everything, read, said, settled_by, write
 
 STRENGTH = 0.02
 DATA = columns()
@@ -370,7 +370,8 @@ def test_an_old_output_is_replaced_if_that_is_asked_for(
     before = everything(out)
     again = ["fit", file, *QUICK, "--test-fraction", 0.5, "--out", out]
     _, _, err = said(capsys, *again)
-    assert err == f"paraxis: --out {out} holds an earlier fit; write --overwrite to replace it, or --out {out}-2\n"
+    assert complaints(err) == [f"--out {out} holds an earlier fit; write --overwrite to replace it, or --out {out}-2"]
+    assert settled_by(err)[-2:] == ["--out", f"{out}-2"]
     assert everything(out) == before
     assert said(capsys, *again, "--overwrite")[0] == 0
     after = everything(out)

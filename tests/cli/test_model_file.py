@@ -50,7 +50,8 @@ def test_any_field_damaged_gets_one_line(kind: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "model.npz", kind)
     with np.load(path) as file:
         header = json.loads(file["header"].tobytes())
-    cases = list(damaged(header, but=("about",)))
+    # Another name of an id column is as good as one that was written.
+    cases = [case for case in damaged(header, but=("about",)) if case[0] != "more in ['id']"]
     assert len(cases) > 200
     taken = [what for what, text in cases if is_taken(path, text)]
     # Other columns and classes, of the right type, are as good as those that were written.

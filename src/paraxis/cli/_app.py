@@ -26,6 +26,10 @@ _Encoding = Annotated[
 ]
 _Delimiter = Annotated[str, typer.Option(help="Between the values of a CSV file; or tab.")]
 _Decimal = Annotated[str, typer.Option(help="The decimal point of a CSV file: '.' or ','.")]
+_NaValues = Annotated[
+    list[str] | None,
+    typer.Option(metavar="WORD", help="Count this word in a CSV file as a missing value; may be repeated."),
+]
 
 _QUICK_ROUNDS, _QUICK_EPOCHS = 3, 2
 
@@ -138,6 +142,14 @@ def fit(
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Leave a column out; may be repeated.")
     ] = None,
+    id_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--id",
+            metavar="COLUMN",
+            help="This column names the rows: leave it out, and write it beside predictions; may be repeated.",
+        ),
+    ] = None,
     test_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Part of the rows that is held out.")] = 0.2,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of which rows these are.")] = 0,
     devices: Annotated[int | None, typer.Option(min=1, help="Devices to use.", show_default="all")] = None,
@@ -151,12 +163,13 @@ def fit(
     encoding: _Encoding = None,
     delimiter: _Delimiter = ",",
     decimal: _Decimal = ".",
+    na_values: _NaValues = None,
 ) -> None:
     """Fit a linear model to the columns of a file, on all devices."""
     options = FitOptions(
-        data, target, objective, penalty, strength, grid_of(strengths), folds, l1_ratio, missing, text, ignore or (),
-        test_fraction, seed, devices, float32, tol, max_iterations, out, overwrite,
-        CsvForm(encoding, delimiter, decimal),
+        data, target, objective, penalty, strength, grid_of(strengths), folds, l1_ratio, missing, text,
+        tuple(ignore or ()), tuple(id_ or ()), test_fraction, seed, devices, float32, tol, max_iterations, out,
+        overwrite, CsvForm(encoding, delimiter, decimal, tuple(na_values or ())),
     )  # fmt: skip
     with needed("fit", "fit"):
         from paraxis.cli.fit import _fit
@@ -186,13 +199,14 @@ def predict(
     encoding: _Encoding = None,
     delimiter: _Delimiter = ",",
     decimal: _Decimal = ".",
+    na_values: _NaValues = None,
 ) -> None:
     """Predict the rows of a file with a model that was fitted."""
     with needed("predict", "fit"):
         from paraxis.cli.fit import _predict
-    form = CsvForm(encoding, delimiter, decimal)
+    form = CsvForm(encoding, delimiter, decimal, tuple(na_values or ()))
     _predict.run_predict(
-        PredictOptions(model, data, out, probabilities, missing, keep or (), overwrite, form), Console()
+        PredictOptions(model, data, out, probabilities, missing, tuple(keep or ()), overwrite, form), Console()
     )
 
 

@@ -1,13 +1,29 @@
 """What the user of the command can mend. It ends the command with one line, not with a traceback."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Remedy = Mapping[str, Any]
+"""Options by name: a new value; or a list, of what is added; or a function of the old value."""
 
 from paraxis._calls.extras import missing
 
 
 class CommandError(Exception):
-    """A mistake in the arguments, the installation or the surroundings; the message is a single line."""
+    """Mistakes in the arguments, the installation or the surroundings, a line each.
+
+    Attributes:
+        remedies: options that would have avoided the mistake; the first that can be given is to be preferred.
+        command: a command line that avoids all of them, below words that introduce it; or nothing.
+    """
+
+    def __init__(self, *complaints: str, remedies: Sequence[Remedy] = (), command: tuple[str, ...] = ()) -> None:
+        super().__init__(*complaints)
+        self.remedies, self.command = remedies, command
+
+    def __str__(self) -> str:
+        return "\n".join(self.args)
 
 
 class StoppedError(Exception):  # not of KeyboardInterrupt: the parser would take that for its own

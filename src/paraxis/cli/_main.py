@@ -1,4 +1,4 @@
-"""The entry point: runs the command line, and turns what the user can mend into one line on stderr."""
+"""The entry point: runs the command line, and turns what the user can mend into lines on stderr."""
 
 import sys
 from collections.abc import Sequence
@@ -22,7 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from paraxis.cli import _app
         return _app.run(arguments)
     except CommandError as error:
-        print(f"paraxis: {printable(str(error))}", file=sys.stderr)
+        for complaint in error.args:
+            print(f"paraxis: {printable(complaint)}", file=sys.stderr)
+        for line in error.command:  # to be pasted as it stands
+            print(line, file=sys.stderr)
         return _USAGE
     except StoppedError as error:
         print(f"paraxis: {printable(str(error))}", file=sys.stderr)

@@ -4,17 +4,22 @@ They are brought to mean 0 and standard deviation 1. What is missing is then 0, 
 """
 
 import dataclasses
-import shlex
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from paraxis.cli._errors import CommandError
+from paraxis.cli._errors import CommandError, Remedy
 from paraxis.cli.fit._csv import DIGITS, is_number
-from paraxis.cli.fit._tables import Table, quoted
+from paraxis.cli.fit._settling import shell_word
+from paraxis.cli.fit._tables import Table, quoted, read_table
 from paraxis.cli.fit._values import MARKS, Column
 
 _MOST_LEVELS = 50
+_FEW_WORDS = 5  # so many different ones among numbers, and no more, may stand for missing values
+_FEW_ROWS = 20
+_NAMES_ROWS = re.compile(r"(?i:(^|[\W_])(id|uuid|guid)([\W_]|$))|[a-z](Id|ID)$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,35 +81,75 @@ def usable(table: Table, names: Sequence[str], text: str, note: Callable[[str], 
         CommandError: if one holds what cannot be used.
     """
     columns = [table.columns[name] for name in names]
+    naming = [column for column in columns if _NAMES_ROWS.search(column.name) and _all_differ(column)]
+    if naming:
+        raise CommandError(
+            f"{_named(naming)} name{_s(naming)} the rows: no two values are the same; write {_option_id(naming)}, or "
+            f"rename {'it' if len(naming) == 1 else 'them'} to predict from",
+            remedies=[{"id": [column.name for column in naming]}],
+        )
+    for column in columns:
+        if _counts(column):
+            note(
+                f"column {column.name!r} counts the rows; if that says nothing about them, write {_option_id([column])}"
+            )
     odd = [column for column in columns if column.kind == "other"]
     if odd:
         raise CommandError(
             f"{_named(odd)} hold{_s(odd)} neither numbers nor text but {odd[0].stored}; write "
-            f"{_ignoring(odd)}, or turn {'it' if len(odd) == 1 else 'them'} into numbers"
+            f"{_ignoring(odd)}, or turn {'it' if len(odd) == 1 else 'them'} into numbers",
+            remedies=[_ignored(odd)],
         )
     merged = [column for column in columns if column.merged]
     if merged:
         raise CommandError(
             f"{_named(merged)} hold{_s(merged)} integers that are one float64, such as "
-            f"{quoted(merged[0].merged or ())}; write {_ignoring(merged)}, or subtract the least of them from all"
+            f"{quoted(merged[0].merged or ())}; write {_ignoring(merged)}, or subtract the least of them from all",
+            remedies=[_ignored(merged)],
         )
     texts = [column for column in columns if column.kind == "text"]
-    if texts and text == "fail":
-        raise CommandError(
-            f"{_named(texts)} hold{_s(texts)} text, such as {_example(texts[0], table)}; write --text one-hot for a "
-            f"column per level, or --text drop"
-        )
-    many = [(column, count) for column in texts if (count := len(_levels(column))) > _MOST_LEVELS]
-    if many and text == "one-hot":
-        column, count = many[0]
-        raise CommandError(
-            f"column {column.name!r} holds text of {count} levels, more than the {_MOST_LEVELS} that --text one-hot "
-            f"takes; write {_ignoring([column for column, _ in many])}"
-        )
     if texts and text == "drop":
         note(f"{_named(texts)} hold{_s(texts)} text and {'is' if len(texts) == 1 else 'are'} left out")
         return [column.name for column in columns if column.kind != "text"]
+    many = [column for column in texts if len(_levels(column)) > _MOST_LEVELS]
+    as_levels = "" if many else ", or --text one-hot to take the numbers for text, too"
+    require_no_marks(table, many if text == "one-hot" else texts, as_levels)
+    if many:
+        raise CommandError(
+            f"{_named(many)} hold{_s(many)} text of {len(_levels(many[0]))} levels, such as "
+            f"{_example(many[0], table)}, more than the {_MOST_LEVELS} that --text one-hot takes; write "
+            f"{_ignoring(many)}",
+            remedies=[_ignored(many)],
+        )
+    if texts and text == "fail":
+        raise CommandError(
+            f"{_named(texts)} hold{_s(texts)} text, such as {_example(texts[0], table)}; write --text one-hot for a "
+            f"column per level, or --text drop",
+            remedies=[{"text": "one-hot"}],
+        )
     return list(names)
+
+
+def require_no_marks(table: Table, texts: Sequence[Column], otherwise: str = "") -> None:
+    """Check that columns of text are not numbers with a few words among them, in place of missing values.
+
+    Raises:
+        CommandError: naming them and the words, and what to write otherwise.
+    """
+    marked = {column.name: words for column in texts if (words := _words_among_numbers(column, table.form.decimal))}
+    if not marked or not table.is_csv:
+        return
+    words = sorted({word for found in marked.values() for word in found})
+    column = table.columns[next(iter(marked))]
+    others = [other for other in table.columns.values() if other.kind == "text" and other.name not in marked]
+    elsewhere = any(np.isin(words, other.values.astype(str)).any() for other in others)
+    shown = " ".join(f"--na-values={shell_word(word)}" for word in words)
+    one = len(marked) == 1
+    raise CommandError(
+        f"column{'' if one else 's'} {quoted(marked)} hold{'s' if one else ''} text, such as "
+        f"{_example(column, table)}; write {shown}{otherwise}",
+        remedies=[{"na_values": words}] * (not elsewhere) + [{"ignore": list(marked)}],
+    )
 
 
 def require_finite(table: Table, names: Sequence[str]) -> None:
@@ -117,19 +162,31 @@ def require_finite(table: Table, names: Sequence[str]) -> None:
     found = {name: infinite[name] for name in names if name in infinite and infinite[name].any()}
     if found:
         raise CommandError(
-            f"{table.path} holds {_counted(found, 'infinite value', table)}; make them missing, or leave those rows out"
+            f"{table.path} holds {_counted(found, 'infinite value', table)}; make them missing, or leave those rows "
+            f"out",
+            remedies=[{"na_values": _infinite_words(table, found)}] * table.is_csv + [{"ignore": list(found)}],
         )
 
 
-def require_present(table: Table, names: Sequence[str], advice: str) -> None:
+def require_present(table: Table, names: Sequence[str], advice: str, remedy: Remedy) -> None:
     """Check for missing values.
 
     Raises:
-        CommandError: naming the columns, and giving the advice.
+        CommandError: naming the columns, and giving the advice, which the remedy is.
     """
     found = {name: column.missing for name in names if (column := table.columns[name]).missing.any()}
     if found:
-        raise CommandError(f"{table.path} holds {_counted(found, 'missing value', table)}; {advice}")
+        raise CommandError(f"{table.path} holds {_counted(found, 'missing value', table)}; {advice}", remedies=[remedy])
+
+
+def emptiest(table: Table, names: Sequence[str], rows: np.ndarray) -> list[str]:
+    """Return the columns to leave out, so that of some rows, a mask, half at least have a value in all others."""
+    left = {name: table.columns[name].missing[rows] for name in names}
+    gone: list[str] = []
+    while left and (~np.any([*left.values()], axis=0)).mean() < 0.5:
+        gone.append(max(left, key=lambda name: left[name].sum()))
+        del left[gone[-1]]
+    return gone
 
 
 def tell_of_marks(table: Table, names: Sequence[str], note: Callable[[str], None]) -> None:
@@ -143,7 +200,7 @@ def tell_of_marks(table: Table, names: Sequence[str], note: Callable[[str], None
         found = set(column.values[~column.missing])
         if marks := sorted(MARKS & found):
             note(f"column {name!r}: {quoted(marks)} counts as text; leave out the text where a value is missing")
-        odd = sorted(value for value in found - MARKS if not is_number(value))
+        odd = sorted(value for value in found - MARKS if not is_number(value, table.form.decimal))
         if odd and len(odd) < len(found - MARKS) / 2:
             row = int(np.flatnonzero(column.values == odd[0])[0])
             where = f"{odd[0]!r} in {table.place(row)}"
@@ -223,12 +280,50 @@ def _levels(column: Column) -> list[str]:
     return sorted(set(text_of(column)[~column.missing]))
 
 
+def _all_differ(column: Column) -> bool:
+    present = column.values[~column.missing]
+    return column.kind in ("integer", "text") and 1 < len(present) == len(np.unique(present))
+
+
+def _counts(column: Column) -> bool:
+    """Return whether these are integers in a row, in any order, and not a few."""
+    if column.kind != "integer" or column.missing.any() or len(column.values) <= _FEW_ROWS:
+        return False
+    return len(column.values) - 1 == int(column.values.max()) - int(column.values.min()) and _all_differ(column)
+
+
+def _option_id(columns: Sequence[Column]) -> str:
+    return " ".join(f"--id {shell_word(column.name)}" for column in columns)
+
+
+def _words_among_numbers(column: Column, decimal: str) -> list[str]:
+    """Return the few words of a column of text of which more than half is numbers; else nothing."""
+    present = [value.strip() for value in column.values[~column.missing] if value.strip() not in MARKS]
+    odd = [value for value in present if not is_number(value, decimal)]
+    few = len(set(odd)) <= _FEW_WORDS and len(odd) < len(present) / 2
+    codes = any(re.fullmatch("[+-]?0[0-9]+", value) for value in present)
+    return sorted(set(odd)) if few and not codes else []
+
+
+def _infinite_words(table: Table, names: Iterable[str]) -> list[str]:
+    """Return how infinities are written in columns of a CSV file."""
+    written = read_table(table.path, table.form, as_text=table.columns).columns
+    return sorted({word.strip() for name in names for word in written[name].values if _is_infinite(word)})
+
+
+def _is_infinite(word: str) -> bool:
+    try:
+        return math.isinf(float(word))
+    except ValueError:
+        return False
+
+
 def _example(column: Column, table: Table) -> str:
     present = column.values[~column.missing]
-    odd = [value for value in present if not is_number(value)]
+    odd = [value for value in present if not is_number(value, table.form.decimal)]
     if odd and len(odd) < len(present):
         where = table.place(int(np.flatnonzero(column.values == odd[0])[0]))
-        return f"{odd[0]!r} in {where} among numbers (if it stands for a missing value, leave the cell empty)"
+        return f"{odd[0]!r} in {where} among numbers"
     if not len(present):
         return "nothing"
     return repr(present[0]) if column.stored not in DIGITS else f"{present[0]!r} ({column.stored})"
@@ -242,8 +337,12 @@ def _s(columns: Sequence[Column]) -> str:
     return "s" if len(columns) == 1 else ""
 
 
+def _ignored(columns: Sequence[Column]) -> Remedy:
+    return {"ignore": [column.name for column in columns]}
+
+
 def _ignoring(columns: Sequence[Column]) -> str:
-    shown = [f"--ignore {shlex.quote(column.name)}" for column in columns[:3]]
+    shown = [f"--ignore {shell_word(column.name)}" for column in columns[:3]]
     return " ".join(shown) + (" …" if len(columns) > 3 else "")
 
 

@@ -1,12 +1,15 @@
 """CSV as it is: each cell is text first, and a column is numbers only if all of its cells are.
 
-Nothing is guessed: what has two readings (a decimal comma, an encoding, an open quote) is refused with its line.
+Nothing is guessed: what has two readings (a decimal comma, an encoding, an open quote) is refused with its line, and
+with the options that would settle it.
 """
 
 import csv
+import dataclasses
 import io
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv as arrow_csv
 
+from paraxis.cli._errors import Remedy
 from paraxis.cli.fit._options import CsvForm
 from paraxis.cli.fit._values import MARKS, Column, of_arrow
 
@@ -29,12 +33,29 @@ _BYTE_ORDER_MARKS = (
 _TRUTHS = {"true", "True", "TRUE", "false", "False", "FALSE"}
 # Of digits and separators, but no number: with a comma for the point, or with thousands set apart.
 _FOREIGN = re.compile(r"[+-]?(\d*[.,]\d+([eE][+-]?\d+)?|\d{1,3}([.,'\u00a0\u202f ]\d{3})+([.,]\d+)?)")
+# Digits in threes: a comma may be the decimal point there, or set thousands apart.
+_TWO_READINGS = re.compile(r"[+-]?\d{1,3}([.,'\u00a0\u202f ]\d{3})+")
 _CODE = r"^[+-]?0[0-9]+$"
 _TOO_LARGE = 2**63
 _HEAD = 2**16  # characters, in which a header is looked for first
 _CODES, _BEYOND = "digits with zeros in front", "integers of more than 64 bits"
 DIGITS = (_CODES, _BEYOND)
 """What a column of text is called that consists of digits only."""
+_DELIMITERS = {",": "','", ";": "';'", "\t": "tab", "|": "'|'"}
+_UNREADABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
+class NoReadingError(ValueError):
+    """A file that has no one reading.
+
+    Attributes:
+        remedies: options with which it has one.
+        certain: whether there is no doubt about them.
+    """
+
+    def __init__(self, message: str, remedies: Sequence[Remedy] = (), *, certain: bool = True) -> None:
+        super().__init__(message)
+        self.remedies, self.certain = remedies, certain
 
 
 def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> list[Column]:
@@ -46,7 +67,7 @@ def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> list[Column]
         as_text: columns that are text whatever is in them.
 
     Raises:
-        ValueError: if it has no one reading; says where.
+        NoReadingError: if it has no one reading; says where.
     """
     text = _decoded(path.read_bytes(), form)
     names = _names(text if text.find("\n", 0, _HEAD) < 0 else text[:_HEAD], form)
@@ -61,10 +82,17 @@ def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> list[Column]
         raise
     if text.count('"') % 2 or any("\n" in (column[-1].as_py() if len(column) else "") for column in table.columns):
         _require_closed(text, form)
-    return [
-        _column(name, table.column(index), form, name in as_text, lambda row: line_of(text, form, row))
-        for index, name in enumerate(table.schema.names)
-    ]
+    columns, refused = [], []
+    for index, name in enumerate(table.schema.names):
+        try:
+            columns.append(
+                _column(name, table.column(index), form, name in as_text, lambda row: line_of(text, form, row))
+            )
+        except NoReadingError as error:
+            refused.append(error)
+    if refused:  # one that leaves no doubt tells how to read the others
+        raise next((error for error in refused if error.certain), refused[0])
+    return columns
 
 
 def line_of(text: str | Path, form: CsvForm, row: int) -> int:
@@ -80,23 +108,43 @@ def _decoded(data: bytes, form: CsvForm) -> str:
     marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if data.startswith(mark)), None)
     encoding = form.encoding or marked or "utf-8"
     if encoding.startswith("utf-8"):
-        _require_text(data[: data.find(b"\0")].decode(encoding, "replace") if b"\0" in data else None)
+        _require_text(data, data[: data.find(b"\0")].decode(encoding, "replace") if b"\0" in data else None)
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
         line = _line(data[: error.start].decode(encoding, "replace"))
-        written = f"line {line} is not in {encoding.upper().removesuffix('-SIG')}"
-        raise ValueError(f"{written} ({error.reason}); write --encoding latin-1, or whichever it is in") from None
-    _require_text(text[: text.index("\0")] if "\0" in text else None)
+        written = f"line {line} is not in {encoding.upper().removesuffix('-SIG')} ({error.reason})"
+        other = None if marked and not form.encoding else _other_encoding(data, "utf-8", "latin-1", "cp1252")
+        if other is None:
+            raise NoReadingError(f"{written}; write --encoding with the one that it is in") from None
+        message = f"{written}; write --encoding {other}, or whichever it is in"
+        raise NoReadingError(message, [{"encoding": other}]) from None
+    _require_text(data, text[: text.index("\0")] if "\0" in text else None)
     return text.removeprefix("\ufeff")
 
 
-def _require_text(before_zero: str | None) -> None:
-    if before_zero is not None:
-        raise ValueError(
-            f"line {_line(before_zero)} holds a character of number 0, so it is no text, or in another encoding; if it "
-            f"is UTF-16 without a mark, write --encoding utf-16-le"
-        )
+def _require_text(data: bytes, before_zero: str | None) -> None:
+    if before_zero is None:
+        return
+    other = _other_encoding(data, "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
+    found = f"line {_line(before_zero)} holds a character of number 0, so it is"
+    if other is None:
+        raise NoReadingError(f"{found} no text")
+    message = f"{found} no text, or in another encoding; if it is {other[:6].upper()} without a mark, write --encoding"
+    raise NoReadingError(f"{message} {other}", [{"encoding": other}])
+
+
+def _other_encoding(data: bytes, *encodings: str) -> str | None:
+    """Return the one in which it is most of all a text: of letters, and not of unusual ones."""
+    found = {}
+    for encoding in encodings:
+        try:
+            text = data.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        if not _UNREADABLE.search(text):
+            found[encoding] = sum(map(str.isascii, text)) / max(1, len(text))
+    return max(found, key=lambda encoding: found[encoding]) if found else None
 
 
 def _line(before: str) -> int:
@@ -105,11 +153,28 @@ def _line(before: str) -> int:
 
 def _names(text: str, form: CsvForm) -> list[str]:
     _, names = next(_records(text, form), (1, []))
-    other = next((mark for mark in (",", ";", "\t", "|") if mark in names[0]), None) if len(names) == 1 else None
-    if other:
-        written = {"\t": "tab"}.get(other, f"'{other}'")
-        raise ValueError(f"its columns are separated by {other!r}; write --delimiter {written}")
+    if len(names) == 1 and (other := _other_delimiter(text, form)):
+        _refuse_delimiter(other)
     return names
+
+
+def _other_delimiter(text: str, form: CsvForm) -> str | None:
+    """Return the one that gives most columns, and each row as many values if there is such a one."""
+    found = {}
+    for mark in _DELIMITERS.keys() - {form.delimiter}:
+        try:
+            rows = itertools.islice(_records(text, dataclasses.replace(form, delimiter=mark)), 9)
+            sizes = [len(cells) for _, cells in rows]
+        except ValueError:
+            continue
+        if sizes and sizes[0] > 1:
+            found[mark] = (len(set(sizes)) == 1, sizes[0], mark)
+    return max(found, key=lambda mark: found[mark]) if found else None
+
+
+def _refuse_delimiter(other: str) -> None:
+    message = f"its columns are separated by {other!r}; write --delimiter {_DELIMITERS[other]}"
+    raise NoReadingError(message, [{"delimiter": other}])
 
 
 def _records(text: str, form: CsvForm, *, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
@@ -126,7 +191,7 @@ def _records(text: str, form: CsvForm, *, strict: bool = False) -> Iterator[tupl
                 yield begins, cells
             begins = reader.line_num + 1
     except csv.Error as error:
-        raise ValueError(
+        raise NoReadingError(
             f'line {begins} opens a quote that is not closed ({error}); write a quote within a value as ""'
         ) from None
 
@@ -135,10 +200,21 @@ def _require_rows_of(size: int, text: str, form: CsvForm) -> None:
     _require_closed(text, form)
     for line, cells in _records(text, form):
         if len(cells) != size:
-            raise ValueError(
+            if (other := _only_delimiter(text, form)) is not None:
+                _refuse_delimiter(other)
+            raise NoReadingError(
                 f"line {line} has {len(cells)} values, but there are {size} columns; put quotes around a value with "
                 f"{form.delimiter!r} in it"
             )
+
+
+def _only_delimiter(text: str, form: CsvForm) -> str | None:
+    """Return a delimiter that gives all rows the same number of values, more than one, if there is such a one."""
+    other = _other_delimiter(text, form)
+    if other is None:
+        return None
+    sizes = {len(cells) for _, cells in _records(text, dataclasses.replace(form, delimiter=other))}
+    return other if len(sizes) == 1 else None
 
 
 def _require_closed(text: str, form: CsvForm) -> None:
@@ -148,14 +224,20 @@ def _require_closed(text: str, form: CsvForm) -> None:
 
 def _column(name: str, cells: pa.ChunkedArray, form: CsvForm, is_text: bool, line: Callable[[int], int]) -> Column:
     if is_text:
-        return of_arrow(name, pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells))
-    plain = _plain(cells) if form.decimal == "." else None
+        return of_arrow(name, _without(cells, form.na_values))
+    plain = _plain(cells) if form.decimal == "." and not form.na_values else None
     if plain is not None:
         return of_arrow(name, plain)
     encoded = cells.dictionary_encode().unify_dictionaries().combine_chunks()
     places = encoded.indices
     found = _of_distinct(name, encoded.dictionary, form, lambda cell: line(pc.index(places, cell).as_py()))
     return of_arrow(name, found.values.take(places), found.stored, found.marks)
+
+
+def _without(cells: Any, words: Sequence[str]) -> Any:
+    """Return the cells with nothing in place of those that are empty or one of the words, be it between blanks."""
+    absent = pc.or_(pc.equal(cells, ""), pc.is_in(pc.utf8_trim_whitespace(cells), pa.array(words, pa.string())))
+    return pc.if_else(absent, pa.scalar(None, pa.string()), cells)
 
 
 def _plain(cells: pa.ChunkedArray) -> pa.ChunkedArray | None:
@@ -184,7 +266,7 @@ class _Found(NamedTuple):
 
 
 def _of_distinct(name: str, cells: pa.Array, form: CsvForm, line: Callable[[int], int]) -> _Found:
-    text = pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
+    text = _without(cells, form.na_values)
     bare = pc.utf8_trim_whitespace(text)
     absent = pc.is_in(bare, pa.array(["", *sorted(MARKS)]))
     there = pc.if_else(absent, pa.scalar(None, pa.string()), bare)
@@ -236,10 +318,17 @@ def _other(
     foreign = [cell for cell in found if _FOREIGN.fullmatch(cell) and not is_number(cell, form.decimal)]
     if foreign and all(_FOREIGN.fullmatch(cell) or is_number(cell, form.decimal) for cell in found):
         where = f"line {line(pc.index(there, foreign[0]).as_py())}, column {name!r}"
-        mark = {".": "write --decimal ',' if a comma is the decimal point"}.get(form.decimal, "leave out --decimal")
-        raise ValueError(
-            f"{where}: {foreign[0]!r} is no number with the decimal point {form.decimal!r}; {mark}; thousands must not "
-            f"be set apart"
+        other = {".": ",", ",": "."}[form.decimal]
+        readable = all(is_number(cell, other) for cell in found)
+        advice = "thousands must not be set apart"
+        if all(is_number(cell, ".") or is_number(cell, ",") for cell in found):
+            change = {".": "write --decimal ',' if a comma is the decimal point", ",": "leave out --decimal"}
+            advice = f"{change[form.decimal]}; {advice}"
+        certain = readable and not all(_TWO_READINGS.fullmatch(cell) for cell in foreign)
+        raise NoReadingError(
+            f"{where}: {foreign[0]!r} is no number with the decimal point {form.decimal!r}; {advice}",
+            [{"decimal": other}] * certain + [{"ignore": [name]}],
+            certain=certain,
         )
     digits = all(re.fullmatch("[+-]?[0-9]+", cell) for cell in found)
     codes = any(re.fullmatch(_CODE, cell) for cell in found)

@@ -1,6 +1,8 @@
 """``paraxis fit``: read, check, hold out, fit, report, and only then write."""
 
 import contextlib
+import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ from rich.markup import escape
 from sklearn.model_selection import train_test_split
 
 from paraxis._host import processes
-from paraxis.cli._errors import CommandError, StoppedError
+from paraxis.cli._errors import CommandError, Remedy, StoppedError, printable
 from paraxis.cli.demo._devices import describe, find_devices
 from paraxis.cli.fit import _columns as columns, _grids as grids, _targets as targets
 from paraxis.cli.fit._display import Live, value_name
@@ -22,6 +24,7 @@ from paraxis.cli.fit._metrics import measured, trivial
 from paraxis.cli.fit._model import Model
 from paraxis.cli.fit._options import FitOptions
 from paraxis.cli.fit._output import require_place, write_all
+from paraxis.cli.fit._settling import settled
 from paraxis.cli.fit._solving import SCORES, Solved, Solver, solve, validate
 from paraxis.cli.fit._tables import Table, digest_of, quoted, read_table
 from paraxis.launch import initialize
@@ -29,16 +32,40 @@ from paraxis.solve import Status
 
 _DROP = "write --missing drop-rows"
 _ADVICE = f"{_DROP}, or --missing mean to put the column's mean in their place"
+_PENALISED: dict[str, Remedy] = {
+    "penalty": {"penalty": "l2"},
+    "strength": {"strength": 0.1},
+    "strengths": {"strengths": lambda _: (0.01, 0.1, 1.0)},
+}
+
+
+_Note = Callable[[str], None]
+_Read = Callable[..., Table]
 
 
 class _Work(NamedTuple):
-    """A file that was read and checked, before it is fitted."""
+    """A file that was read and checked, before it is fitted.
+
+    Args:
+        table: the file, without rows that are left out.
+        target: what to predict.
+        reason: why with this objective.
+        y: the target, encoded, ``(num_rows,)``.
+        train, test: the numbers of the rows to fit to, and of those held out.
+        recipe: of the model's columns.
+        solver: for one device.
+        notes: what to tell of all this.
+    """
 
     table: Table
-    names: list[str]
     target: targets.Target
     reason: str
     y: np.ndarray
+    train: np.ndarray
+    test: np.ndarray
+    recipe: columns.Recipe
+    solver: Solver
+    notes: list[str]
 
 
 def run_fit(options: FitOptions, console: Console) -> None:
@@ -51,17 +78,16 @@ def run_fit(options: FitOptions, console: Console) -> None:
     place = initialize()
     if place.process:  # the first of several processes shows, and writes, for all
         console = Console(quiet=True)
-    require_place(options.out, options.data, options.overwrite)
 
     def note(text: str) -> None:
-        console.print(f"[yellow]note[/] {escape(text)}", highlight=False)
+        console.print(f"[yellow]note[/] {escape(printable(text))}", highlight=False)
 
     with _nothing_written(options.out):
-        work = _prepared(options, note)
-        train, test = _dealt(options, work)
-        train_table, y = work.table.rows(train), work.y[train]
-        recipe = columns.learn(train_table, work.names, note)
-        _require_rows(options, work.target, y, len(recipe.sources))
+        read = functools.lru_cache(maxsize=1)(read_table)
+        work = settled(options, lambda options: _prepared(options, read))
+        for text in work.notes:
+            note(text)
+        train_table, y, test, recipe = work.table.rows(work.train), work.y[work.train], work.test, work.recipe
         find_devices(options.devices or 1)
         devices = jax.devices()[: options.devices or None]
         if len({device.process_index for device in devices}) < place.num_processes:
@@ -69,9 +95,7 @@ def run_fit(options: FitOptions, console: Console) -> None:
                 f"--devices {options.devices} leaves out devices of some of the {place.num_processes} processes; leave "
                 f"it out, and say how many each has: paraxis launch --devices"
             )
-        solver = Solver(
-            work.target.objective, options.penalty, options.l1_ratio, options.tol, options.max_iterations, len(devices)
-        )
+        solver = dataclasses.replace(work.solver, num_devices=len(devices))
         X = recipe.design(train_table).astype(np.float32 if options.float32 else np.float64)
 
         started = time.perf_counter()
@@ -89,7 +113,9 @@ def run_fit(options: FitOptions, console: Console) -> None:
             "data": options.data.name,
             "digest": digest_of(options.data),
         }
-        model = Model(work.target, recipe, solved.coef, solved.intercept, options.missing == "mean", about)
+        model = Model(
+            work.target, recipe, solved.coef, solved.intercept, options.missing == "mean", about, tuple(options.id)
+        )
         tested, y_tested = (work.table.rows(test), work.y[test]) if len(test) else (train_table, y)
         objective = work.target.objective
         baseline = np.broadcast_to(trivial(objective, y), (len(y_tested), len(solved.coef)))
@@ -126,33 +152,61 @@ def _nothing_written(out: Path) -> Iterator[None]:
         raise StoppedError(f"interrupted; nothing was saved, --out {out} is as it was") from None
 
 
-def _prepared(options: FitOptions, note: Callable[[str], None]) -> _Work:
-    table = read_table(options.data, options.csv)
-    table.required([options.target], "target column")
-    table.required(options.ignore, "column to ignore")
-    if options.target in options.ignore:
-        raise CommandError(f"--ignore {options.target} is the target itself")
-    index = [name for name in table.index if name not in (options.target, *options.ignore)]
+def _prepared(options: FitOptions, read: _Read) -> _Work:
+    """Read the file, check it and deal its rows out.
+
+    Raises:
+        CommandError: at the first thing that cannot be, with what would settle it.
+    """
+    notes: list[str] = []
+    require_place(options.out, options.data, options.overwrite)
+    table, names = _read(options, read, notes.append)
+    columns.tell_of_marks(table, [options.target, *names], notes.append)
+    columns.require_finite(table, names)
+    table = _without_missing(options, table, names, notes.append)
+    target, reason = targets.choose(table.columns[options.target], options.objective)
+    y = target.encoded(table.columns[options.target])
+    train, test = _dealt(options, target, y)
+    recipe = columns.learn(table.rows(train), names, notes.append)
+    _require_rows(options, target, y[train], len(recipe.sources))
+    solver = Solver(target.objective, options.penalty, options.l1_ratio, options.tol, options.max_iterations, 1)
+    return _Work(table, target, reason, y, train, test, recipe, solver, notes)
+
+
+def _read(options: FitOptions, read: _Read, note: _Note) -> tuple[Table, list[str]]:
+    """Return the table, and the columns to predict from."""
+    table = read(options.data, options.csv, as_text=frozenset((*options.ignore, *options.id)))
+    table.required([options.target], "target column", "target")
+    for option, given, what in (("ignore", options.ignore, "column to ignore"), ("id", options.id, "id column")):
+        table.required(given, what, option)
+        if options.target in given:
+            others = tuple(name for name in given if name != options.target)
+            raise CommandError(
+                f"--{option} {options.target} is the target itself",
+                remedies=[{option: lambda _, others=others: others}],
+            )
+    index = [name for name in table.index if name not in (options.target, *options.ignore, *options.id)]
     for name in index:
         nameless = f"column {list(table.columns).index(name) + 1} has no name"
         what = f"{name!r} is the index of a data frame" if name else nameless
         note(f"{what}, and is left out: what numbers the rows is not to predict from")
-    left_out = {options.target, *options.ignore, *index}
+    left_out = {options.target, *options.ignore, *options.id, *index}
     names = [name for name in table.columns if name not in left_out]
-    names = columns.usable(table, names, options.text, note)
-    columns.tell_of_marks(table, [options.target, *names], note)
-    columns.require_finite(table, names)
-    table = _without_missing(options, table, names, note)
-    target, reason = targets.choose(table.columns[options.target], options.objective)
-    return _Work(table, names, target, reason, target.encoded(table.columns[options.target]))
+    target = table.columns[options.target]
+    if target.kind == "text" and len(set(target.values)) > targets.FEW:  # as many labels are numbers
+        columns.require_no_marks(table, [target])
+    return table, columns.usable(table, names, options.text, note)
 
 
-def _without_missing(options: FitOptions, table: Table, names: list[str], note: Callable[[str], None]) -> Table:
+def _without_missing(options: FitOptions, table: Table, names: list[str], note: _Note) -> Table:
+    there = ~table.columns[options.target].missing
+    drop: Remedy = {"missing": "drop-rows", "ignore": columns.emptiest(table, names, there) if there.any() else []}
     if options.missing == "drop-rows":
         whole = ~np.any([table.columns[name].missing for name in (options.target, *names)], axis=0)
         if not whole.any():
             raise CommandError(
-                f"{table.path} has a missing value in each row; write --missing mean, or --ignore COLUMN"
+                f"{table.path} has a missing value in each row; write --missing mean, or --ignore COLUMN",
+                remedies=[{"missing": "mean"}] * bool(there.all()) + [{"ignore": drop["ignore"]}],
             )
         dropped = int((~whole).sum())
         if dropped:
@@ -160,32 +214,37 @@ def _without_missing(options: FitOptions, table: Table, names: list[str], note: 
         return table.rows(whole) if dropped else table
     if options.missing == "fail":
         in_target = table.columns[options.target].missing.any()
-        columns.require_present(table, [options.target, *names], _DROP if in_target else _ADVICE)
-    columns.require_present(table, [options.target], f"no mean can stand for the target; {_DROP}")
+        advice, remedy = (_DROP, drop) if in_target else (_ADVICE, {"missing": "mean"})
+        columns.require_present(table, [options.target, *names], advice, remedy)
+    columns.require_present(table, [options.target], f"no mean can stand for the target; {_DROP}", drop)
     return table
 
 
-def _dealt(options: FitOptions, work: _Work) -> tuple[np.ndarray, np.ndarray]:
+def _dealt(options: FitOptions, target: targets.Target, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of the rows to fit to, and of those held out, each in an order drawn from the seed."""
-    num_rows = len(work.y)
+    num_rows, all_rows = len(y), {"test_fraction": 0.0}
     if not options.test_fraction:
         return np.random.default_rng(options.seed).permutation(num_rows), np.zeros(0, int)
     num_test = math.ceil(options.test_fraction * num_rows)
     if num_rows - num_test < 2:
-        raise CommandError(f"{num_rows} rows are too few to hold {num_test} out; write --test-fraction 0")
-    classes = work.y if work.target.objective == "logistic" else None
+        raise CommandError(
+            f"{num_rows} rows are too few to hold {num_test} out; write --test-fraction 0", remedies=[all_rows]
+        )
+    classes = y if target.objective == "logistic" else None
     if classes is not None:
         counts = np.bincount(classes)
         if counts.min() < 2:
-            label = work.target.classes[int(counts.argmin())]
+            label = target.classes[int(counts.argmin())]
             raise CommandError(
                 f"class {label!r} has one row only, too few to fit to and to hold out; write --test-fraction 0, or "
-                f"leave that row out"
+                f"leave that row out",
+                remedies=[all_rows],
             )
         if min(num_test, num_rows - num_test) < len(counts):
             raise CommandError(
                 f"--test-fraction {options.test_fraction:g} of {num_rows} rows is {num_test}, which leaves fewer than "
-                f"one for each of {len(counts)} classes; write --test-fraction 0"
+                f"one for each of {len(counts)} classes; write --test-fraction 0",
+                remedies=[all_rows],
             )
     train, test = map(
         np.asarray,
@@ -200,25 +259,40 @@ def _require_rows(options: FitOptions, target: targets.Target, y: np.ndarray, nu
     free = options.penalty == "none" or options.strength == 0 or 0 in (options.strengths or ())
     if free and len(y) <= num_columns:
         raise CommandError(
-            f"{len(y)} rows do not determine {num_columns} coefficients and an intercept; {_penalised(options)}"
+            f"{len(y)} rows do not determine {num_columns} coefficients and an intercept; {_penalised(options)}",
+            remedies=[_PENALISED[_unpenalised(options)]],
         )
     if options.strengths is None:
         return
     fewest = int(np.bincount(y).min()) if target.objective == "logistic" else len(y) // 2
     if fewest < options.folds:
         what = "the rarest class has" if target.objective == "logistic" else "in pairs, there are"
+        if fewest >= 2:
+            raise CommandError(
+                f"--folds {options.folds} is too many: {what} {fewest} to fit to; write --folds {fewest}",
+                remedies=[{"folds": fewest}],
+            )
+        first = options.strengths[0]
         raise CommandError(
-            f"--folds {options.folds} is too many: {what} {fewest} to fit to; write --folds {max(2, fewest)}"
-            if fewest >= 2
-            else f"{len(y)} rows are too few for cross-validation; write --strength {options.strengths[0]:g}"
+            f"{len(y)} rows are too few for cross-validation; write --strength {first:g}",
+            remedies=[{"strengths": lambda _: None, "strength": first}],
         )
 
 
 def _penalised(options: FitOptions) -> str:
     """Return what to write in place of no penalty."""
+    return {
+        "penalty": "write --penalty l2",
+        "strength": "write --strength 0.1",
+        "strengths": "write --strengths 0.01,0.1,1",
+    }[_unpenalised(options)]
+
+
+def _unpenalised(options: FitOptions) -> str:
+    """Return the option that asks for no penalty."""
     if options.penalty == "none":
-        return "write --penalty l2"
-    return "write --strength 0.1" if options.strengths is None else "write --strengths 0.01,0.1,1"
+        return "penalty"
+    return "strength" if options.strengths is None else "strengths"
 
 
 def _strength(

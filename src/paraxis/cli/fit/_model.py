@@ -36,6 +36,7 @@ class Model:
         intercept: ``(k,)``.
         fills: whether it was fitted with missing values at the mean.
         about: how it was fitted: numbers and words.
+        id: the columns that name the rows, to be written beside predictions.
     """
 
     target: Target
@@ -44,6 +45,7 @@ class Model:
     intercept: np.ndarray
     fills: bool
     about: dict[str, Any]
+    id: tuple[str, ...] = ()
 
     def linear(self, table: Table) -> np.ndarray:
         """Return the linear model's predictions, ``(n, k)``."""
@@ -75,6 +77,7 @@ def save(model: Model, path: Path) -> None:
         "sources": [[source.column, source.level] for source in model.recipe.sources],
         "fills": model.fills,
         "about": model.about,
+        "id": model.id,
         "checksums": {name: _checksum(array) for name, array in arrays.items()},
     }
     text = np.frombuffer(json.dumps(header).encode(), np.uint8)
@@ -146,6 +149,7 @@ _HEADER = records.fields(
         "sources": records.list_of(records.row(records.text(), records.either(records.text(), records.nothing))),
         "fills": records.flag,
         "about": records.table_of(records.anything),
+        "id": records.list_of(records.text()),
         "checksums": records.fields(dict.fromkeys(("coef", "intercept", "means", "scales"), _SUM)),
     }
 )
@@ -175,7 +179,8 @@ def _model(header: dict[str, Any], archive: archives.Archive) -> Model:
     if changed:
         raise records.Wrong(f"its {changed[0]} are not what was written")
     recipe = Recipe(sources, arrays["means"], arrays["scales"])
-    return Model(target, recipe, arrays["coef"], arrays["intercept"], header["fills"], header["about"])
+    fills, about, id_columns = header["fills"], header["about"], tuple(header["id"])
+    return Model(target, recipe, arrays["coef"], arrays["intercept"], fills, about, id_columns)
 
 
 def _num_outputs(target: Target) -> int:

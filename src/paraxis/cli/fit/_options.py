@@ -15,12 +15,15 @@ class CsvForm:
     Attributes:
         encoding: ``None``: UTF-8, or what a mark at its beginning says.
         delimiter: between the values of a row; one character, or ``tab``.
-        decimal: in numbers between whole and fraction, ``.`` or ``,``.
+        decimal: in numbers between whole and fraction, ``.`` or ``,``. It may be the delimiter, too, where quotes are
+            around such numbers.
+        na_values: words that stand for a missing value in any column, beside the usual ones between numbers.
     """
 
     encoding: str | None = None
     delimiter: str = ","
     decimal: str = "."
+    na_values: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delimiter", {"tab": "\t", "\\t": "\t"}.get(self.delimiter, self.delimiter))
@@ -32,8 +35,6 @@ class CsvForm:
             raise CommandError(f"--delimiter {self.delimiter!r} must be one character, or tab; write --delimiter ';'")
         if self.decimal not in (".", ","):
             raise CommandError(f"--decimal {self.decimal!r} must be '.' or ','; write --decimal ','")
-        if self.delimiter == self.decimal:
-            raise CommandError(f"--decimal {self.decimal!r} is the delimiter, too; write --delimiter ';'")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,7 @@ class FitOptions:
         missing: ``fail``, ``drop-rows`` or ``mean``.
         text: ``fail``, ``drop`` or ``one-hot``.
         ignore: columns to leave out.
+        id: columns that name the rows: left out, too, and written beside predictions.
         test_fraction: which part of the rows is held out.
         seed: of the order in which rows are dealt out.
         devices: number of devices; ``None``: all there are.
@@ -74,6 +76,7 @@ class FitOptions:
     missing: str = "fail"
     text: str = "fail"
     ignore: Sequence[str] = ()
+    id: Sequence[str] = ()
     test_fraction: float = 0.2
     seed: int = 0
     devices: int | None = None

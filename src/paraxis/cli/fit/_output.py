@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paraxis._host import files
-from paraxis.cli._errors import CommandError
+from paraxis.cli._errors import CommandError, Remedy
 from paraxis.cli._places import require_creatable, unused
 from paraxis.cli.fit._display import draw
 from paraxis.cli.fit._grids import coefficient_rows
@@ -35,15 +35,19 @@ def require_place(out: Path, data: Path, overwrite: bool) -> None:
     if out.is_dir() and any(file.is_relative_to(place) for file in (data.resolve(), data.parent.resolve() / data.name)):
         raise CommandError(
             f"--out {out} holds the data, {data}, and is replaced as a whole; give a directory of its own: "
-            f"--out {out / 'fit'}"
+            f"--out {out / 'fit'}",
+            remedies=_own(out),
         )
     if Path.cwd().is_relative_to(place):
         raise CommandError(
             f"--out {out} is the working directory, or holds it, and is replaced as a whole; give a directory of its "
-            f"own: --out {out / 'fit'}"
+            f"own: --out {out / 'fit'}",
+            remedies=_own(out),
         )
     if os.path.ismount(place):
-        raise CommandError(f"--out {out} is a mount point, which cannot be replaced; write --out {out / 'fit'}")
+        raise CommandError(
+            f"--out {out} is a mount point, which cannot be replaced; write --out {out / 'fit'}", remedies=_own(out)
+        )
     if out.exists():
         _require_ours(out, out, overwrite)
 
@@ -82,15 +86,26 @@ def _require_ours(place: Path, out: Path, overwrite: bool) -> None:
     strange = [path.name for path in found if path.name not in _OURS or not path.is_file()]
     if strange:
         raise CommandError(
-            f"--out {out} holds other things, {quoted(strange)}; give a directory of its own: --out {out / 'fit'}"
+            f"--out {out} holds other things, {quoted(strange)}; give a directory of its own: --out {out / 'fit'}",
+            remedies=_own(out),
         )
     if found and not is_model(place / FILE_NAME):
         raise CommandError(
             f"--out {out} holds {quoted(path.name for path in found)}, but no {FILE_NAME} of paraxis fit; give a "
-            f"directory of its own: --out {out / 'fit'}"
+            f"directory of its own: --out {out / 'fit'}",
+            remedies=_own(out),
         )
     if found and not overwrite:
-        raise CommandError(f"--out {out} holds an earlier fit; write --overwrite to replace it, or --out {unused(out)}")
+        raise CommandError(
+            f"--out {out} holds an earlier fit; write --overwrite to replace it, or --out {unused(out)}",
+            remedies=[{"out": unused(out)}],
+        )
+
+
+def _own(out: Path) -> list[Remedy]:
+    """Return a place for ours only, within one that holds other things."""
+    own = out / "fit"
+    return [{"out": unused(own) if os.path.lexists(own) else own}]
 
 
 def _write_coefficients(model: Model, path: Path) -> None:

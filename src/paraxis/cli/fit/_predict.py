@@ -18,6 +18,7 @@ from paraxis.cli.fit._grids import metrics_grid, titled
 from paraxis.cli.fit._metrics import log_probabilities, measured
 from paraxis.cli.fit._model import Model, load
 from paraxis.cli.fit._options import PredictOptions
+from paraxis.cli.fit._settling import settled
 from paraxis.cli.fit._tables import Table, digest_of, quoted, read_table, write_table
 from paraxis.cli.fit._targets import UNKNOWN
 from paraxis.cli.fit._values import Column
@@ -33,14 +34,15 @@ def run_predict(options: PredictOptions, console: Console) -> None:
         CommandError: if the model, the file or an option cannot be used; then nothing is written.
     """
     model = load(options.model)
-    _require_options(options, model)
 
     def note(text: str) -> None:
-        console.print(f"[yellow]note[/] {escape(text)}", highlight=False)
+        console.print(f"[yellow]note[/] {escape(printable(text))}", highlight=False)
 
-    table = _checked(options, model, note)
+    table, kept, notes = settled(options, lambda options: _checked(options, model))
+    for text in notes:
+        note(text)
     z = model.linear(table)
-    found: dict[str, Column | np.ndarray] = {name: table.columns[name] for name in options.keep}
+    found: dict[str, Column | np.ndarray] = {name: table.columns[name] for name in kept}
     found = {"row": table.numbers, **found, "prediction": model.predicted(z)}
     if options.probabilities:
         shares = np.exp(log_probabilities(z))
@@ -65,34 +67,55 @@ def run_predict(options: PredictOptions, console: Console) -> None:
 
 def _require_options(options: PredictOptions, model: Model) -> None:
     if options.probabilities and model.target.objective != "logistic":
-        raise CommandError(f"--probabilities needs classes, but the model predicts values of {model.target.name!r}")
+        raise CommandError(
+            f"--probabilities needs classes, but the model predicts values of {model.target.name!r}",
+            remedies=[{"probabilities": False}],
+        )
     out = options.out
     if out is None:
         return
     if out.suffix.lower() not in _SUFFIXES:
-        raise CommandError(f"--out {out} must end in {' or '.join(_SUFFIXES)}")
+        raise CommandError(
+            f"--out {out} must end in {' or '.join(_SUFFIXES)}", remedies=[{"out": out.with_name(f"{out.name}.csv")}]
+        )
     require_creatable(out)
     if out.is_dir():
-        raise CommandError(f"--out {out} is a directory; write --out {out / 'predictions.csv'}")
+        inside = out / "predictions.csv"
+        raise CommandError(f"--out {out} is a directory; write --out {inside}", remedies=[{"out": inside}])
     if out.exists() and any(
         place.is_file() and os.path.samefile(out, place) for place in (options.data, options.model)
     ):
-        raise CommandError(f"--out {out} is a file that is read; give another one")
+        raise CommandError(f"--out {out} is a file that is read; give another one", remedies=[{"out": unused(out)}])
     if os.path.lexists(out) and not options.overwrite:
-        raise CommandError(f"--out {out} is there; write --overwrite to replace it, or --out {unused(out)}")
+        raise CommandError(
+            f"--out {out} is there; write --overwrite to replace it, or --out {unused(out)}",
+            remedies=[{"out": unused(out)}],
+        )
 
 
-def _checked(options: PredictOptions, model: Model, note: Callable[[str], None]) -> Table:
+def _checked(options: PredictOptions, model: Model) -> tuple[Table, list[str], list[str]]:
+    """Return the file, the columns to write beside predictions, and notes of what was made of it.
+
+    Raises:
+        CommandError: at the first thing that cannot be, with what would settle it.
+    """
+    _require_options(options, model)
+    notes: list[str] = []
+    note = notes.append
     names, target = model.recipe.columns, model.target
     texts = set(model.recipe.text_columns)
     as_text = texts | ({target.name} if target.kind == "text" else set())
-    as_text |= {name for name in options.keep if name not in names and name != target.name}
+    as_text |= {name for name in (*model.id, *options.keep) if name not in names and name != target.name}
     table = read_table(options.data, options.csv, as_text=as_text)
     table.required(names, "column")
+    kept = [*_id_columns(options, model, table, note), *options.keep]
     _require_keepable(options, model, table)
-    extra = [name for name in table.columns if name not in (*names, *options.keep, target.name)]
+    extra = [name for name in table.columns if name not in (*names, *model.id, *kept, target.name)]
     if extra:
         note(f"the model does not use {quoted(extra)}")
+    columns.require_no_marks(
+        table, [table.columns[name] for name in names if name not in texts and _is_text(table, name)]
+    )
     for name in names:
         column = table.columns[name]
         if column.kind == "other" or (column.kind == "text" and name not in texts):
@@ -106,19 +129,38 @@ def _checked(options: PredictOptions, model: Model, note: Callable[[str], None])
     fills = model.fills if options.missing is None else options.missing == "mean"
     if not fills:
         advice = "write --missing mean to put the mean of the rows that were fitted to in their place"
-        columns.require_present(table, names, advice)
+        columns.require_present(table, names, advice, {"missing": "mean"})
     for name, levels in columns.unknown_levels(model.recipe, table).items():
         note(
             f"column {name!r} holds text that the model has not seen, {quoted(levels)}; it counts as none of the levels"
         )
-    return table
+    return table, kept, notes
+
+
+def _is_text(table: Table, name: str) -> bool:
+    return table.columns[name].kind == "text"
+
+
+def _written(model: Model) -> set[str]:
+    """Return the columns of predictions that are not the file's."""
+    return {"row", "prediction"} | {f"probability_{label}" for label in model.target.classes}
+
+
+def _id_columns(options: PredictOptions, model: Model, table: Table, note: Callable[[str], None]) -> list[str]:
+    """Return the columns that name the rows; says where one cannot be written."""
+    wanted = [name for name in model.id if name not in options.keep]
+    if absent := [name for name in wanted if name not in table.columns]:
+        note(f"{table.path} has no id column {quoted(absent)}: predictions are told apart by the number of their row")
+    there = [name for name in wanted if name in table.columns]
+    if taken := [name for name in there if name in _written(model)]:
+        note(f"id column {quoted(taken)} is not written, as predictions have a column of that name: rename it")
+    return [name for name in there if name not in taken and table.columns[name].kind != "other"]
 
 
 def _require_keepable(options: PredictOptions, model: Model, table: Table) -> None:
-    table.required(options.keep, "column to keep")
-    written = {"row", "prediction"} | {f"probability_{label}" for label in model.target.classes}
+    table.required(options.keep, "column to keep", "keep")
     for name in options.keep:
-        if name in written or options.keep.count(name) > 1:
+        if name in _written(model) or options.keep.count(name) > 1:
             raise CommandError(
                 f"--keep {name}: another column that is written has this name; rename it in {table.path}"
             )

@@ -33,7 +33,9 @@ class Solver:
 
     def __post_init__(self) -> None:
         if self.objective == "poisson" and self.penalty in ("l1", "elastic-net"):
-            raise CommandError(f"--penalty {self.penalty} is not there for counts; write --penalty l2")
+            raise CommandError(
+                f"--penalty {self.penalty} is not there for counts; write --penalty l2", remedies=[{"penalty": "l2"}]
+            )
 
     @property
     def ratio(self) -> float:

@@ -16,14 +16,14 @@ import pyarrow.parquet as arrow_parquet
 
 from paraxis._host import files
 from paraxis.cli._errors import CommandError
-from paraxis.cli.fit._csv import line_of, read_csv
+from paraxis.cli.fit._csv import NoReadingError, line_of, read_csv
 from paraxis.cli.fit._options import CsvForm
 from paraxis.cli.fit._values import Column, of_arrow, of_numpy
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 
 _NAMED = 6  # a message names no more columns than that
-_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +48,10 @@ class Table:
     def num_rows(self) -> int:
         return len(self.numbers)
 
+    @property
+    def is_csv(self) -> bool:
+        return self.path.suffix.lower() == ".csv"
+
     def rows(self, chosen: np.ndarray) -> "Table":
         """Return some of the rows, by a mask or by their numbers."""
         columns = {name: column.rows(chosen) for name, column in self.columns.items()}
@@ -56,10 +60,10 @@ class Table:
     def place(self, row: int) -> str:
         """Return where a row is in the file, for people."""
         number = int(self.numbers[row])
-        return f"line {line_of(self.path, self.form, number)}" if _is_csv(self.path) else f"row {number}"
+        return f"line {line_of(self.path, self.form, number)}" if self.is_csv else f"row {number}"
 
-    def required(self, names: Sequence[str], what: str) -> None:
-        """Check that there are columns of these names.
+    def required(self, names: Sequence[str], what: str, option: str = "") -> None:
+        """Check that there are columns of these names, which an option gave.
 
         Raises:
             CommandError: naming those that are missing, what is there, and what is nearly the same.
@@ -67,10 +71,20 @@ class Table:
         absent = [name for name in names if name not in self.columns]
         if not absent:
             return
-        close = [difflib.get_close_matches(name, self.columns, n=1) for name in absent]
-        meant = [f"{match[0]!r}" for match in close if match]
+        close = {name: difflib.get_close_matches(name, self.columns, n=1) for name in absent}
+        meant = [f"{match[0]!r}" for match in close.values() if match]
         hint = f"; did you mean {', '.join(meant[:_NAMED])}?" if meant else ""
-        raise CommandError(f"{self.path} has no {what} {quoted(absent)}; its columns are {quoted(self.columns)}{hint}")
+
+        def mended(given: str | Sequence[str] | None) -> Any:
+            if isinstance(given, str):
+                return next(iter(close[given]), given)
+            renamed = [new for name in given or () for new in close.get(name, [name])]
+            return tuple(dict.fromkeys(renamed))
+
+        raise CommandError(
+            f"{self.path} has no {what} {quoted(absent)}; its columns are {quoted(self.columns)}{hint}",
+            remedies=[{option: mended}],
+        )
 
 
 def read_table(path: Path, form: CsvForm, *, as_text: Iterable[str] = ()) -> Table:
@@ -90,7 +104,10 @@ def read_table(path: Path, form: CsvForm, *, as_text: Iterable[str] = ()) -> Tab
             f"{path}: cannot tell what it is from its suffix {path.suffix!r}; it must be one of {', '.join(SUFFIXES)}"
         )
     if form != CsvForm() and kind != ".csv":
-        raise CommandError(f"{path} is no CSV file; leave out --encoding, --delimiter and --decimal")
+        usual = {field.name: lambda _, usual=field.default: usual for field in dataclasses.fields(form)}
+        raise CommandError(
+            f"{path} is no CSV file; leave out --encoding, --delimiter, --decimal and --na-values", remedies=[usual]
+        )
     index: tuple[str, ...] = ()
     try:
         if kind == ".csv":
@@ -103,7 +120,8 @@ def read_table(path: Path, form: CsvForm, *, as_text: Iterable[str] = ()) -> Tab
         raise CommandError(f"{path} cannot be read: {error.strerror}") from None
     except (pa.ArrowException, *files.DAMAGED) as error:
         reason = " ".join(str(error).split())
-        raise CommandError(f"{path} cannot be read as {kind[1:].upper()}: {reason[:300]}") from None
+        remedies = error.remedies if isinstance(error, NoReadingError) else ()
+        raise CommandError(f"{path} cannot be read as {kind[1:].upper()}: {reason[:300]}", remedies=remedies) from None
     names = [column.name for column in columns]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
@@ -140,10 +158,6 @@ def quoted(names: Iterable[object]) -> str:
     listed = list(names)
     shown = ", ".join(f"{name!r}" for name in listed[:_NAMED])
     return shown if len(listed) <= _NAMED else f"{shown} and {len(listed) - _NAMED} more"
-
-
-def _is_csv(path: Path) -> bool:
-    return path.suffix.lower() == ".csv"
 
 
 def _read_parquet(path: Path) -> tuple[list[Column], tuple[str, ...]]:

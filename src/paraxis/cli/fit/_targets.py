@@ -10,7 +10,7 @@ from paraxis.cli.fit._csv import DIGITS
 from paraxis.cli.fit._tables import quoted
 from paraxis.cli.fit._values import Column, Kind
 
-_FEW = 20  # so many different integers, and no more, are taken for classes
+FEW = 20  # so many different integers, and no more, are taken for classes
 UNKNOWN = -1
 _EXACT = 2**53  # from here on, a float may be one of several integers
 
@@ -61,14 +61,15 @@ def choose(column: Column, asked: str) -> tuple[Target, str]:
             f"the target {name!r} holds neither numbers nor text but {column.stored}; turn it into one of these"
         )
     if column.kind == "number" and np.isinf(column.values).any():
-        raise CommandError(f"the target {name!r} holds infinite values; leave those rows out")
+        raise CommandError(f"the target {name!r} holds infinite values; leave those rows out, or write --na-values inf")
     objective, reason = (asked, "as asked for") if asked != "auto" else _suitable(column)
     if objective == "logistic":
         return Target(name, objective, _classes(column), column.kind), reason
     if column.kind == "text":
         raise CommandError(
             f"--objective {objective} needs numbers, but the target {name!r} holds text, such as "
-            f"{column.values[0]!r}; write --objective logistic"
+            f"{column.values[0]!r}; write --objective logistic",
+            remedies=[{"objective": "logistic"}],
         )
     if column.merged:
         raise CommandError(
@@ -78,7 +79,8 @@ def choose(column: Column, asked: str) -> tuple[Target, str]:
     if objective == "poisson" and column.values.min() < 0:
         raise CommandError(
             f"--objective poisson needs counts, but the target {name!r} holds {column.values.min():g}; "
-            f"write --objective squared"
+            f"write --objective squared",
+            remedies=[{"objective": "squared"}],
         )
     if objective == "poisson" and column.values.max() == 0:
         raise CommandError(f"--objective poisson needs a count above 0, but all of the target {name!r} are 0")
@@ -93,7 +95,7 @@ def _suitable(column: Column) -> tuple[str, str]:
     if column.kind in ("text", "boolean"):
         held = column.stored if column.stored in DIGITS else "text" if column.kind == "text" else "true and false"
         return "logistic", f"{name!r} holds {held}"
-    if column.kind == "integer" and different <= _FEW:
+    if column.kind == "integer" and different <= FEW:
         return "logistic", f"{name!r} holds {different} different integers; for quantities, write --objective squared"
     if different == 2:
         return "squared", f"{name!r} holds fractions, but two only; for classes, write --objective logistic"
@@ -106,7 +108,8 @@ def _classes(column: Column) -> tuple[Any, ...]:
         fraction = column.values[column.values != np.round(column.values)][0]
         raise CommandError(
             f"--objective logistic needs classes, but the target {name!r} holds fractions, such as {fraction:g}; "
-            f"write --objective squared"
+            f"write --objective squared",
+            remedies=[{"objective": "squared"}],
         )
     found = np.unique(column.values).tolist()
     if column.kind == "number":

@@ -1,0 +1,223 @@
+"""A file with many faults gets all complaints at once, and one command line that settles them when it is pasted."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli._files import complaints, everything, read, said, settled_by
+
+NUM_ROWS = 80
+# Refused when all that the file and its options could be blamed for has been looked at, and before anything is fitted.
+LAST = ["--devices", "9"]
+BEYOND = "--devices 9 is more than the 8 there are"
+
+
+@dataclasses.dataclass
+class Draft:
+    """A file to be, and what is asked of the fit."""
+
+    columns: dict[str, list[str]]
+    target: str = "y"
+    arguments: list[str] = dataclasses.field(default_factory=list)
+    delimiter: str = ","
+    encoding: str = "utf-8"
+
+    def write(self, path: Path) -> Path:
+        rows = [self.columns, *zip(*self.columns.values(), strict=True)]
+        quoted = [[f'"{cell}"' if set(cell) & set(',;\n"|\t') else cell for cell in row] for row in rows]
+        text = "".join(self.delimiter.join(row) + "\r\n" for row in quoted)
+        path.write_bytes(text.encode(self.encoding))
+        return path
+
+    def mark(self, name: str, words: list[str]) -> None:
+        cells = self.columns[name]
+        for index, word in enumerate(words):
+            cells[3 + 5 * index] = word
+
+
+def draft() -> Draft:
+    rng = np.random.default_rng(0)
+    numbers = {name: [f"{value:.2f}" for value in rng.normal(50, 20, NUM_ROWS)] for name in ("größe", "b", "c")}
+    return Draft({**numbers, "y": [("no", "yes")[row] for row in rng.integers(0, 2, NUM_ROWS)]})
+
+
+def decimal_commas(it: Draft) -> None:
+    for name in ("größe", "b", "c"):
+        it.columns[name] = [cell.replace(".", ",") for cell in it.columns[name]]
+
+
+def column(name: str, cell: Callable[[int], str]) -> Callable[[Draft], None]:
+    """A column put in front of the target."""
+
+    def put(it: Draft) -> None:
+        it.columns = {name: [cell(row) for row in range(NUM_ROWS)], **it.columns}
+
+    return put
+
+
+def attribute(**values: Any) -> Callable[[Draft], None]:
+    return lambda it: it.__dict__.update(values)
+
+
+def asked(*arguments: str) -> Callable[[Draft], None]:
+    return lambda it: it.arguments.extend(arguments)
+
+
+FAULTS: dict[str, tuple[Callable[[Draft], None], str]] = {
+    "latin-1": (attribute(encoding="latin-1"), "not in UTF-8"),
+    "utf-16 without a mark": (attribute(encoding="utf-16-le"), "character of number 0"),
+    "semicolons": (attribute(delimiter=";"), "separated by ';'"),
+    "tabs": (attribute(delimiter="\t"), "separated by '.t'"),
+    "decimal commas": (decimal_commas, "no number with the decimal point '.'"),
+    "thousands": (column("rent", lambda row: f"1'{row:03d}"), "'rent': .* is no number"),
+    "misspelt target": (attribute(target="yy"), "no target column 'yy'"),
+    "misspelt ignore": (asked("--ignore", "ignored"), "no column to ignore 'ignored'"),
+    "ids of text": (column("patient id", lambda row: f"P{row:04d}"), "'patient id'.* names? the rows"),
+    "ids of digits": (column("customerID", lambda row: str(7000 + 3 * row)), "'customerID'.* names? the rows"),
+    "dates": (column("day", lambda row: f"2026-01-{1 + row % 28:02d}"), "'day' holds neither numbers nor text"),
+    "other dates": (column("seen", lambda row: f"{1 + row % 28}.{1 + row // 28}.2026"), "'seen'.* text of 80 levels"),
+    "remarks": (column("- it's\n$(a)", lambda row: f"remark {row}"), r"- it's\\n\$\(a\).* text of 80 levels"),
+    "places": (column("city", lambda row: ("Bern", "Chur", "NA")[row % 3]), "'city'.* holds? text"),
+    "codes": (column("code", lambda row: ("00", "01")[row * row % 3 % 2]), "'code'.* holds? text"),
+    "gaps": (lambda it: it.mark("b", [""] * 4), r"missing values?, .*'b' \(4\)"),
+    "a column of gaps": (column("empty", lambda row: "" if row else "1"), r"missing values?, .*'empty' \(79\)"),
+    "marks": (lambda it: it.mark("c", ["?", "-", "?"]), "'c' holds text, such as '.' in line .* among numbers"),
+    "infinities": (lambda it: it.mark("c", ["inf", "-Infinity"]), r"infinite values, in column 'c' \(2\)"),
+    "no target": (lambda it: it.mark("y", ["", ""]), r"missing values?, in columns? 'y' \(2\)"),
+    "large integers": (column("large", lambda row: str(2**60 + row // 2)), "integers that are one float64"),
+    "a rare class": (lambda it: it.mark("y", ["NA"]), "class 'NA' has one row only"),
+    "an objective": (asked("--objective", "squared"), "--objective squared needs numbers"),
+    "folds": (asked("--strengths", "1,2", "--folds", "79"), "--folds 79 is too many"),
+}
+APART = [
+    {"latin-1", "utf-16 without a mark"},
+    {"semicolons", "tabs"},
+    {"marks", "infinities"},
+    {"a rare class", "no target"},
+    {"a rare class", "folds"},
+]
+
+
+def drawn(seed: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(list(FAULTS), rng.integers(2, 9), replace=False).tolist()
+    clashing = [both for both in APART if both <= set(chosen)]
+    return [fault for fault in chosen if not any(fault == min(both) for both in clashing)]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def assert_settled(faults: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    it = draft()
+    for fault in faults:
+        FAULTS[fault][0](it)
+    it.write(tmp_path / "data file.csv")
+    before = everything(tmp_path)
+    status, out, err = said(capsys, "fit", "data file.csv", "--target", it.target, *it.arguments)
+    assert (status, out) == (2, "")
+    lines = complaints(err)
+    unheard = [fault for fault in faults if not any(re.search(FAULTS[fault][1], line) for line in lines)]
+    assert not unheard, err
+    pasted = settled_by(err)
+    _, _, after = said(capsys, *pasted, *LAST)
+    assert complaints(after)[0].startswith(BEYOND), (err, after)
+    assert everything(tmp_path) == before
+    return pasted
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_settled(fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_settled([fault], tmp_path, capsys)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_faults_are_settled_together(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_settled(drawn(seed), tmp_path, capsys)
+
+
+def test_what_is_settled_is_fitted_and_predicted_with_its_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = ["utf-16 without a mark", "semicolons", "decimal commas", "ids of text", "dates", "marks"]
+    pasted = assert_settled(faults, tmp_path, capsys)
+    assert said(capsys, *pasted, "--devices", 1, "--test-fraction", 0)[0] == 0
+    status, out, err = said(capsys, "predict", "paraxis-fit", "data file.csv", "--out", "pred.csv")
+    assert (status, out) == (2, "")
+    again = settled_by(err)
+    assert again[:3] == ["predict", "paraxis-fit", "data file.csv"]
+    assert said(capsys, *again)[0] == 0
+    rows = read(tmp_path / "pred.csv")
+    assert [*rows[0]] == ["row", "patient id", "prediction"]
+    assert [(row["row"], row["patient id"]) for row in rows] == [(str(i), f"P{i:04d}") for i in range(NUM_ROWS)]
+    assert {row["prediction"] for row in rows} <= {"no", "yes"}
+    # Of another file, without ids; and there is a file of predictions by now.
+    Draft({name: cells for name, cells in draft().columns.items() if name != "y"}).write(tmp_path / "new.csv")
+    asked = ["predict", "paraxis-fit", "new.csv", "--out", "pred.csv"]
+    _, out, err = said(capsys, *asked)
+    assert complaints(err) == ["--out pred.csv is there; write --overwrite to replace it, or --out pred-2.csv"]
+    status, out, _ = said(capsys, *settled_by(err))
+    assert status == 0
+    assert "has no id column 'patient id': predictions are told apart by the number of their row" in " ".join(
+        out.split()
+    )
+    assert [*read(tmp_path / "pred-2.csv")[0]] == ["row", "prediction"]
+
+
+def test_what_no_option_settles_is_told_with_what_the_others_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    it = draft()
+    it.columns["y"] = ["yes"] * NUM_ROWS
+    for fault in ("semicolons", "places"):
+        FAULTS[fault][0](it)
+    it.write(tmp_path / "data.csv")
+    _, _, err = said(capsys, "fit", "data.csv", "--target", "y")
+    *_, last = complaints(err)
+    assert last == "the target 'y' holds one class only, 'yes'; there is nothing to tell apart"
+    words = "the last of these is beyond any option; once it is mended, this settles the others:"
+    assert err.splitlines()[-2:] == [words, "paraxis fit data.csv --target y --text one-hot --delimiter ';'"]
+
+
+def test_thousands_are_not_taken_for_decimals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "".join(f'{row},"{1 + row % 7},{row % 10}00",{row * row % 5}.5\n' for row in range(40))
+    (tmp_path / "data.csv").write_text("a,b,y\n" + rows)
+    _, _, err = said(capsys, "fit", "data.csv", "--target", "y")
+    assert "'1,000' is no number with the decimal point '.'" in complaints(err)[0]
+    assert settled_by(err) == ["fit", "data.csv", "--target", "y", "--ignore", "b"]
+    # Another column leaves no doubt.
+    rows = "".join(f'"{row},5";"{1 + row % 7},{row % 10}00";{row}\n' for row in range(40))
+    (tmp_path / "data.csv").write_text("a;b;y\n" + rows)
+    _, _, err = said(capsys, "fit", "data.csv", "--target", "y")
+    assert settled_by(err) == ["fit", "data.csv", "--target", "y", "--delimiter", ";", "--decimal", ","]
+
+
+def test_a_word_that_is_a_label_elsewhere_is_not_taken_for_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    it = draft()
+    it.columns["y"] = [("-", "EU")[row * row % 3 % 2] for row in range(NUM_ROWS)]
+    it.mark("c", ["-", "-"])
+    it.write(tmp_path / "data.csv")
+    _, _, err = said(capsys, "fit", "data.csv", "--target", "y")
+    assert settled_by(err) == ["fit", "data.csv", "--target", "y", "--ignore", "c"]
+
+
+def test_words_are_missing_if_that_is_said_be_they_numbers_or_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    it = draft()
+    it.mark("b", ["-99", " -99 "])
+    it.mark("y", ["NA"])
+    it.write(tmp_path / "data.csv")
+    words = ["--na-values", "NA", "--na-values=-99"]
+    _, _, err = said(capsys, "fit", "data.csv", "--target", "y", *words)
+    assert "holds 3 missing values, in columns 'y' (1), 'b' (2), the first in line 5" in complaints(err)[0]
+    assert said(capsys, "fit", "data.csv", "--target", "y", *LAST)[2].startswith("paraxis: class 'NA' has one row only")
