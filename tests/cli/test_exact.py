@@ -168,10 +168,10 @@ def test_predictions_do_not_replace_a_file_unasked(tmp_path: Path, capsys: pytes
     out = write(tmp_path / "out.csv", {"mine": [1]})
     before = everything(tmp_path)
     _, _, err = said(capsys, "predict", model, file, "--out", out)
-    message = f"--out {out} is there; write --overwrite to replace it, or --out {tmp_path / 'out-2.csv'}"
+    message = f"--out {out} is there; write --force to replace it, or --out {tmp_path / 'out-2.csv'}"
     assert complaints(err) == [message]
     assert everything(tmp_path) == before
-    assert said(capsys, "predict", model, file, "--out", out, "--overwrite", "--keep", "id")[0] == 0
+    assert said(capsys, "predict", model, file, "--out", out, "--force", "--keep", "id")[0] == 0
     assert [(row["row"], row["id"]) for row in read(out)] == [("0", "07"), ("1", "8"), ("2", "x")]
 
 

@@ -352,7 +352,7 @@ def test_a_failure_at_the_last_file_leaves_what_was_there(
 
     monkeypatch.setattr(np, "savez", failing)
     out = tmp_path / name
-    status, _, err = said(capsys, "fit", file, *QUICK, "--overwrite", "--out", out)
+    status, _, err = said(capsys, "fit", file, *QUICK, "--force", "--out", out)
     if isinstance(error, OSError):
         assert (status, err) == (2, f"paraxis: --out {out} cannot be written to: no space left\n")
     else:
@@ -370,10 +370,10 @@ def test_an_old_output_is_replaced_if_that_is_asked_for(
     before = everything(out)
     again = ["fit", file, *QUICK, "--test-fraction", 0.5, "--out", out]
     _, _, err = said(capsys, *again)
-    assert complaints(err) == [f"--out {out} holds an earlier fit; write --overwrite to replace it, or --out {out}-2"]
+    assert complaints(err) == [f"--out {out} holds an earlier fit; write --force to replace it, or --out {out}-2"]
     assert settled_by(err)[-2:] == ["--out", f"{out}-2"]
     assert everything(out) == before
-    assert said(capsys, *again, "--overwrite")[0] == 0
+    assert said(capsys, *again, "--force")[0] == 0
     after = everything(out)
     assert after.keys() == before.keys()
     assert [name for name in before if before[name] == after[name]] == []

@@ -126,7 +126,7 @@ def test_what_came_during_a_fit_stays(
         (out / "thesis.tex").write_text("years of work")
 
     monkeypatch.setattr(np, "savez", slow)
-    status, _, err = said(capsys, "fit", file, *QUICK, "--overwrite", "--out", out)
+    status, _, err = said(capsys, "fit", file, *QUICK, "--force", "--out", out)
     own = f"give a directory of its own: --out {out / 'fit'}"
     assert (status, err) == (2, f"paraxis: --out {out} holds other things, 'thesis.tex'; {own}\n")
     assert everything(tmp_path) == {**before, "out/thesis.tex": b"years of work"}

@@ -336,7 +336,7 @@ def test_a_failure_while_writing_leaves_the_old_predictions(
         raise OSError(28, "no space left")
 
     monkeypatch.setattr(arrow_csv, "write_csv", failing)
-    _, _, err = said(capsys, "predict", tmp_path, file, "--out", tmp_path / "out.csv", "--overwrite")
+    _, _, err = said(capsys, "predict", tmp_path, file, "--out", tmp_path / "out.csv", "--force")
     assert err == f"paraxis: --out {tmp_path / 'out.csv'} cannot be written to: no space left\n"
     assert everything(tmp_path) == before
 

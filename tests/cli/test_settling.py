@@ -158,11 +158,19 @@ def test_what_is_settled_is_fitted_and_predicted_with_its_ids(
     assert [*rows[0]] == ["row", "patient id", "prediction"]
     assert [(row["row"], row["patient id"]) for row in rows] == [(str(i), f"P{i:04d}") for i in range(NUM_ROWS)]
     assert {row["prediction"] for row in rows} <= {"no", "yes"}
+    before = everything(tmp_path)  # the model among it, which is not lost
+    _, _, err = said(capsys, *pasted)
+    assert complaints(err) == [
+        "--out paraxis-fit holds an earlier fit; write --force to replace it, or --out paraxis-fit-2"
+    ]
+    place = settled_by(err).index("--out")
+    assert settled_by(err)[place + 1] == "paraxis-fit-2"
+    assert everything(tmp_path) == before
     # Of another file, without ids; and there is a file of predictions by now.
     Draft({name: cells for name, cells in draft().columns.items() if name != "y"}).write(tmp_path / "new.csv")
     asked = ["predict", "paraxis-fit", "new.csv", "--out", "pred.csv"]
     _, out, err = said(capsys, *asked)
-    assert complaints(err) == ["--out pred.csv is there; write --overwrite to replace it, or --out pred-2.csv"]
+    assert complaints(err) == ["--out pred.csv is there; write --force to replace it, or --out pred-2.csv"]
     status, out, _ = said(capsys, *settled_by(err))
     assert status == 0
     assert "has no id column 'patient id': predictions are told apart by the number of their row" in " ".join(

@@ -159,7 +159,7 @@ def fit(
     ] = None,
     max_iterations: Annotated[int, typer.Option(min=1, help="Stop after so many iterations.")] = 10_000,
     out: Annotated[Path, typer.Option(help="Directory for model, coefficients and plot.")] = Path("paraxis-fit"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier fit in that directory.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier fit in that directory.")] = False,
     encoding: _Encoding = None,
     delimiter: _Delimiter = ",",
     decimal: _Decimal = ".",
@@ -169,7 +169,7 @@ def fit(
     options = FitOptions(
         data, target, objective, penalty, strength, grid_of(strengths), folds, l1_ratio, missing, text,
         tuple(ignore or ()), tuple(id_ or ()), test_fraction, seed, devices, float32, tol, max_iterations, out,
-        overwrite, CsvForm(encoding, delimiter, decimal, tuple(na_values or ())),
+        force, CsvForm(encoding, delimiter, decimal, tuple(na_values or ())),
     )  # fmt: skip
     with needed("fit", "fit"):
         from paraxis.cli.fit import _fit
@@ -195,7 +195,7 @@ def predict(
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Write this column of the file beside the predictions; may be repeated."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file at --out.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file at --out.")] = False,
     encoding: _Encoding = None,
     delimiter: _Delimiter = ",",
     decimal: _Decimal = ".",
@@ -206,7 +206,7 @@ def predict(
         from paraxis.cli.fit import _predict
     form = CsvForm(encoding, delimiter, decimal, tuple(na_values or ()))
     _predict.run_predict(
-        PredictOptions(model, data, out, probabilities, missing, tuple(keep or ()), overwrite, form), Console()
+        PredictOptions(model, data, out, probabilities, missing, tuple(keep or ()), force, form), Console()
     )
 
 

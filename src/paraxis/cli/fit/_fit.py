@@ -124,7 +124,7 @@ def run_fit(options: FitOptions, console: Console) -> None:
             "without the columns": measured(objective, baseline, y_tested),
         }
         processes.by_first(
-            "paraxis fit", lambda: write_all(options.out, options.overwrite, model, solved.history, solver.smooth)
+            "paraxis fit", lambda: write_all(options.out, options.force, model, solved.history, solver.smooth)
         )
     value = value_name(solver.smooth)
     console.print(_summary(options, work, model, solved, value, describe(devices), seconds))
@@ -159,7 +159,7 @@ def _prepared(options: FitOptions, read: _Read) -> _Work:
         CommandError: at the first thing that cannot be, with what would settle it.
     """
     notes: list[str] = []
-    require_place(options.out, options.data, options.overwrite)
+    require_place(options.out, options.data, options.force)
     table, names = _read(options, read, notes.append)
     columns.tell_of_marks(table, [options.target, *names], notes.append)
     columns.require_finite(table, names)

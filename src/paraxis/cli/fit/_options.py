@@ -61,7 +61,7 @@ class FitOptions:
         tol: the error of a solution; ``None``: as small as the precision allows with certainty.
         max_iterations: how many are allowed.
         out: directory for what is written.
-        overwrite: whether an earlier fit there may go.
+        force: whether an earlier fit there may go.
         csv: how the file is written, if it is CSV.
     """
 
@@ -84,7 +84,7 @@ class FitOptions:
     tol: float | None = None
     max_iterations: int = 10_000
     out: Path = Path("paraxis-fit")
-    overwrite: bool = False
+    force: bool = False
     csv: CsvForm = CsvForm()
 
     def __post_init__(self) -> None:
@@ -117,7 +117,7 @@ class PredictOptions:
         probabilities: whether to tell the probability of each class, too.
         missing: ``fail`` or ``mean``; ``None``: ``mean`` if the model was fitted so.
         keep: columns of the file to write beside the predictions.
-        overwrite: whether a file at ``out`` may go.
+        force: whether a file at ``out`` may go.
         csv: how the file is written, if it is CSV.
     """
 
@@ -127,7 +127,7 @@ class PredictOptions:
     probabilities: bool = False
     missing: str | None = None
     keep: Sequence[str] = ()
-    overwrite: bool = False
+    force: bool = False
     csv: CsvForm = CsvForm()
 
 

@@ -18,13 +18,13 @@ _COEFFICIENTS, _PLOT = "coefficients.csv", "fit.png"
 _OURS = {_COEFFICIENTS, _PLOT, FILE_NAME}
 
 
-def require_place(out: Path, data: Path, overwrite: bool) -> None:
+def require_place(out: Path, data: Path, force: bool) -> None:
     """Check, before the work, that the directory can be written and that only our own files would go.
 
     Args:
         out: the directory.
         data: the file that is read; it must not be in it.
-        overwrite: whether an earlier fit may go.
+        force: whether an earlier fit may go.
 
     Raises:
         CommandError: if not.
@@ -49,15 +49,15 @@ def require_place(out: Path, data: Path, overwrite: bool) -> None:
             f"--out {out} is a mount point, which cannot be replaced; write --out {out / 'fit'}", remedies=_own(out)
         )
     if out.exists():
-        _require_ours(out, out, overwrite)
+        _require_ours(out, out, force)
 
 
-def write_all(out: Path, overwrite: bool, model: Model, history: Sequence[Iteration], smooth: bool) -> None:
+def write_all(out: Path, force: bool, model: Model, history: Sequence[Iteration], smooth: bool) -> None:
     """Write coefficients, plot and model; an old directory stays until they are whole.
 
     Args:
         out: the directory.
-        overwrite: whether an earlier fit may go.
+        force: whether an earlier fit may go.
         model: what was fitted.
         history: the iterations.
         smooth: whether the objective is.
@@ -66,7 +66,7 @@ def write_all(out: Path, overwrite: bool, model: Model, history: Sequence[Iterat
         CommandError: if the disk is full or the like, or if there is by now what is not ours.
     """
     try:
-        with files.replaced_directory(out.resolve(), lambda old: _require_ours(old, out, overwrite)) as directory:
+        with files.replaced_directory(out.resolve(), lambda old: _require_ours(old, out, force)) as directory:
             _write_coefficients(model, directory / _COEFFICIENTS)
             draw(history, smooth, directory / _PLOT)
             save(model, directory / FILE_NAME)
@@ -74,7 +74,7 @@ def write_all(out: Path, overwrite: bool, model: Model, history: Sequence[Iterat
         raise CommandError(f"--out {out} cannot be written to: {error.strerror or error}") from None
 
 
-def _require_ours(place: Path, out: Path, overwrite: bool) -> None:
+def _require_ours(place: Path, out: Path, force: bool) -> None:
     """Check that all in a place, be it still called ``out`` or not, was written by :func:`write_all`, and may go.
 
     Raises:
@@ -95,9 +95,9 @@ def _require_ours(place: Path, out: Path, overwrite: bool) -> None:
             f"directory of its own: --out {out / 'fit'}",
             remedies=_own(out),
         )
-    if found and not overwrite:
+    if found and not force:
         raise CommandError(
-            f"--out {out} holds an earlier fit; write --overwrite to replace it, or --out {unused(out)}",
+            f"--out {out} holds an earlier fit; write --force to replace it, or --out {unused(out)}",
             remedies=[{"out": unused(out)}],
         )
 

@@ -86,9 +86,9 @@ def _require_options(options: PredictOptions, model: Model) -> None:
         place.is_file() and os.path.samefile(out, place) for place in (options.data, options.model)
     ):
         raise CommandError(f"--out {out} is a file that is read; give another one", remedies=[{"out": unused(out)}])
-    if os.path.lexists(out) and not options.overwrite:
+    if os.path.lexists(out) and not options.force:
         raise CommandError(
-            f"--out {out} is there; write --overwrite to replace it, or --out {unused(out)}",
+            f"--out {out} is there; write --force to replace it, or --out {unused(out)}",
             remedies=[{"out": unused(out)}],
         )
 
