@@ -142,6 +142,51 @@ def test_coefficients_and_metrics_are_those_of_scikit_learn(
         assert [f"{score:.4g}" for score in scores if f"{score:.4g}" not in text] == []
 
 
+WEIGHTED: dict[str, tuple[str, list[Any], Any]] = {
+    "classes": ("bought", ["--class-weight", "balanced"], "balanced"),
+    "two factors": ("group", ["--class-weight", "0=3", "--class-weight", "2=0.5"], {0: 3, 1: 1, 2: 0.5}),
+    "values": ("price", [], None),
+    "L1": ("price", ["--penalty", "l1"], None),
+}
+
+
+@pytest.mark.parametrize("case", ["classes", *at_night([case for case in WEIGHTED if case != "classes"], 3)])
+def test_weights_are_those_of_scikit_learn(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, arguments, class_weight = WEIGHTED[case]
+    weight = np.random.default_rng(2).integers(0, 4, NUM_ROWS) * 0.7
+    file, out = write(tmp_path / "data.csv", {**DATA, "counts": weight}), tmp_path / "out"
+    given = ["--target", name, *ignoring(name), "--weights", "counts", *arguments, "--strength", STRENGTH]
+    status, text, err = said(capsys, "fit", file, *given, "--test-fraction", 0.25, "--seed", 3, "--out", out)
+    assert (status, err) == (0, "")
+    y, classes = DATA[name], name != "price"
+    train, test = dealt(y, classes)
+    X, scaler = design(train)
+    w, origin, unit = weight[train], 0.0, 1.0
+    if classes:
+        totals = {label: w[y[train] == label].sum() for label in np.unique(y)}
+        of_class: Any = class_weight
+        if class_weight == "balanced":
+            of_class = {label: sum(totals.values()) / len(totals) / total for label, total in totals.items()}
+        both = w * [of_class[label] for label in y[train]]
+        oracle: Any = LogisticRegression(C=1 / (STRENGTH * both.sum()), solver="newton-cholesky", **EXACT)
+        oracle.fit(scaler.transform(X[train]), y[train], both)
+    else:
+        origin = np.average(y[train], weights=w)
+        unit = np.sqrt(np.average((y[train] - origin) ** 2, weights=w))
+        oracle = Lasso(STRENGTH, **EXACT) if case == "L1" else Ridge(STRENGTH * w.sum())
+        oracle.fit(scaler.transform(X[train]), (y[train] - origin) / unit, sample_weight=w)
+        oracle.coef_, oracle.intercept_ = oracle.coef_ * unit, oracle.intercept_ * unit + origin
+    expected = in_own_units(oracle, scaler)
+    np.testing.assert_allclose(coefficients(out), expected, rtol=1e-4, atol=1e-5 * np.abs(expected).min())
+    Z, counts = scaler.transform(X[test]), weight[test]
+    if classes:
+        scores = [accuracy_score(y[test], oracle.predict(Z), sample_weight=counts)]
+        scores += [log_loss(y[test], oracle.predict_proba(Z), sample_weight=counts)]
+    else:
+        scores = [r2_score(y[test], oracle.predict(Z), sample_weight=counts)]
+    assert [f"{score:.4g}" for score in scores if f"{score:.4g}" not in text] == []
+
+
 def passes(file: Path) -> int:
     """Over the data of the report, with the test at the end, as the state of the solver tells."""
     frame = read(file)

@@ -241,6 +241,39 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     (changed(), "--target y --tol nan", "--tol nan must be finite and above 0; write --tol 1e-6"),
     (changed(), "--target y --strength=-1", "--strength -1 must be finite and not negative; write --strength 0.1"),
     (changed(), "--target y --tol=-1", "--tol -1 must be finite and above 0; write --tol 1e-6"),
+    (changed(), "--target y --weights aga", "has no column of weights 'aga'; its columns are"),
+    (changed(), "--target y --weights y", "--weights y is the target itself"),
+    (changed(age=with_one(-1)), "--target y --weights age", "--weights age holds -1; weights must be finite and not"),
+    (changed(w=DATA["city"]), "--target y --weights w", "--weights w holds text; weights must be numbers"),
+    (changed(w=with_one("?")), "--target y --weights w", "'w' holds text, such as '?' in line 2 among numbers; write"),
+    (
+        changed(w=with_one("")),
+        "--target y --weights w",
+        "1 missing value, in column 'w' (1), in line 2; write --missing",
+    ),
+    (
+        changed(w=with_one("")),
+        "--target y --weights w --missing mean",
+        "1 missing value, in column 'w' (1), in line 2; no mean can stand for a weight; write --missing drop-rows",
+    ),
+    (changed(w=[0] * NUM_ROWS), "--target y --weights w", "class 'no' has no row that counts among those fitted to"),
+    (
+        changed(y=DATA["price"]),
+        "--target y --class-weight balanced",
+        "--class-weight needs classes, but the target 'y' holds values; leave it out",
+    ),
+    (
+        changed(),
+        "--target y --class-weight yess=2",
+        "--class-weight 'yess=2' names no class; they are 'no', 'yes'; did you mean 'yes'?",
+    ),
+    (changed(), "--target y --class-weight yes=-1", "--class-weight 'yes=-1' must be LABEL=NUMBER, with a finite"),
+    (changed(), "--target y --class-weight 2", "--class-weight '2' must be LABEL=NUMBER"),
+    (
+        changed(),
+        "--target y --class-weight balanced --class-weight yes=2",
+        "--class-weight balanced says it for all classes; leave the others out",
+    ),
     (changed(), "--target y --devices 9", "--devices 9 is more than the 8 there are"),
 ]
 

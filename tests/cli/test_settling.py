@@ -92,6 +92,8 @@ FAULTS: dict[str, tuple[Callable[[Draft], None], str]] = {
     "large integers": (column("large", lambda row: str(2**60 + row // 2)), "integers that are one float64"),
     "a rare class": (lambda it: it.mark("y", ["NA"]), "class 'NA' has one row only"),
     "an objective": (asked("--objective", "squared"), "--objective squared needs numbers"),
+    "weights": (asked("--weights", "bb"), "no column of weights 'bb'"),
+    "class weights": (asked("--class-weight", "yess=2"), "names no class"),
     "folds": (asked("--strengths", "1,2", "--folds", "79"), "--folds 79 is too many"),
 }
 APART = [

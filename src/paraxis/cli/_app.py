@@ -150,6 +150,17 @@ def fit(
             help="This column names the rows: leave it out, and write it beside predictions; may be repeated.",
         ),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="How much each row counts; not negative.", show_default="all the same"),
+    ] = None,
+    class_weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL=NUMBER",
+            help="Factor of the weights of a class, may be repeated; or 'balanced': all classes count the same.",
+        ),
+    ] = None,
     test_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Part of the rows that is held out.")] = 0.2,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of which rows these are.")] = 0,
     devices: Annotated[int | None, typer.Option(min=1, help="Devices to use.", show_default="all")] = None,
@@ -168,8 +179,8 @@ def fit(
     """Fit a linear model to the columns of a file, on all devices."""
     options = FitOptions(
         data, target, objective, penalty, strength, grid_of(strengths), folds, l1_ratio, missing, text,
-        tuple(ignore or ()), tuple(id_ or ()), test_fraction, seed, devices, float32, tol, max_iterations, out,
-        force, CsvForm(encoding, delimiter, decimal, tuple(na_values or ())),
+        tuple(ignore or ()), tuple(id_ or ()), weights, tuple(class_weight or ()), test_fraction, seed, devices,
+        float32, tol, max_iterations, out, force, CsvForm(encoding, delimiter, decimal, tuple(na_values or ())),
     )  # fmt: skip
     with needed("fit", "fit"):
         from paraxis.cli.fit import _fit

@@ -18,7 +18,7 @@ from sklearn.model_selection import train_test_split
 from paraxis._host import processes
 from paraxis.cli._errors import CommandError, Remedy, StoppedError, printable
 from paraxis.cli.demo._devices import describe, find_devices
-from paraxis.cli.fit import _columns as columns, _grids as grids, _targets as targets
+from paraxis.cli.fit import _columns as columns, _grids as grids, _targets as targets, _weights as weights
 from paraxis.cli.fit._display import Live, value_name
 from paraxis.cli.fit._metrics import measured, trivial
 from paraxis.cli.fit._model import Model
@@ -51,6 +51,7 @@ class _Work(NamedTuple):
         target: what to predict.
         reason: why with this objective.
         y: the target, encoded, ``(num_rows,)``.
+        weight: of the rows; ``None``: they count the same.
         train, test: the numbers of the rows to fit to, and of those held out.
         recipe: of the model's columns.
         solver: for one device.
@@ -61,6 +62,7 @@ class _Work(NamedTuple):
     target: targets.Target
     reason: str
     y: np.ndarray
+    weight: weights.Weight | None
     train: np.ndarray
     test: np.ndarray
     recipe: columns.Recipe
@@ -87,6 +89,7 @@ def run_fit(options: FitOptions, console: Console) -> None:
         work = settled(options, lambda options: _prepared(options, read))
         for text in work.notes:
             note(text)
+        fitted = None if work.weight is None else work.weight.fitted(work.train)
         train_table, y, test, recipe = work.table.rows(work.train), work.y[work.train], work.test, work.recipe
         find_devices(options.devices or 1)
         devices = jax.devices()[: options.devices or None]
@@ -99,10 +102,10 @@ def run_fit(options: FitOptions, console: Console) -> None:
         X = recipe.design(train_table).astype(np.float32 if options.float32 else np.float64)
 
         started = time.perf_counter()
-        strength, solved = _strength(options, solver, X, y, console)
+        strength, solved = _strength(options, solver, X, y, fitted, console)
         if solved is None:
             with Live(console, f"fitting to {len(X):,} rows", value_name(solver.smooth)) as live:
-                solved = solve(solver, strength, X, y, live)
+                solved = solve(solver, strength, X, y, fitted, live)
         seconds = time.perf_counter() - started
 
         about = {
@@ -116,12 +119,14 @@ def run_fit(options: FitOptions, console: Console) -> None:
         model = Model(
             work.target, recipe, solved.coef, solved.intercept, options.missing == "mean", about, tuple(options.id)
         )
-        tested, y_tested = (work.table.rows(test), work.y[test]) if len(test) else (train_table, y)
+        scored = test if len(test) else work.train
+        tested, y_tested = work.table.rows(scored), work.y[scored]
+        counts = None if work.weight is None else work.weight.own[scored]
         objective = work.target.objective
-        baseline = np.broadcast_to(trivial(objective, y), (len(y_tested), len(solved.coef)))
+        baseline = np.broadcast_to(trivial(objective, y, fitted), (len(y_tested), len(solved.coef)))
         metrics = {
-            "model": measured(objective, model.linear(tested), y_tested),
-            "without the columns": measured(objective, baseline, y_tested),
+            "model": measured(objective, model.linear(tested), y_tested, counts),
+            "without the columns": measured(objective, baseline, y_tested, counts),
         }
         processes.by_first(
             "paraxis fit", lambda: write_all(options.out, options.force, model, solved.history, solver.smooth)
@@ -167,16 +172,21 @@ def _prepared(options: FitOptions, read: _Read) -> _Work:
     target, reason = targets.choose(table.columns[options.target], options.objective)
     y = target.encoded(table.columns[options.target])
     train, test = _dealt(options, target, y)
+    weight = weights.found(options, table, target, y, train, test)
     recipe = columns.learn(table.rows(train), names, notes.append)
     _require_rows(options, target, y[train], len(recipe.sources))
     solver = Solver(target.objective, options.penalty, options.l1_ratio, options.tol, options.max_iterations, 1)
-    return _Work(table, target, reason, y, train, test, recipe, solver, notes)
+    return _Work(table, target, reason, y, weight, train, test, recipe, solver, notes)
 
 
 def _read(options: FitOptions, read: _Read, note: _Note) -> tuple[Table, list[str]]:
     """Return the table, and the columns to predict from."""
-    table = read(options.data, options.csv, as_text=frozenset((*options.ignore, *options.id)))
+    used = [options.target, *([options.weights] if options.weights is not None else [])]
+    table = read(options.data, options.csv, as_text=frozenset((*options.ignore, *options.id)) - {*used})
     table.required([options.target], "target column", "target")
+    table.required(used[1:], "column of weights", "weights")
+    if options.weights == options.target:
+        raise CommandError(f"--weights {options.weights} is the target itself", remedies=[{"weights": None}])
     for option, given, what in (("ignore", options.ignore, "column to ignore"), ("id", options.id, "id column")):
         table.required(given, what, option)
         if options.target in given:
@@ -185,24 +195,26 @@ def _read(options: FitOptions, read: _Read, note: _Note) -> tuple[Table, list[st
                 f"--{option} {options.target} is the target itself",
                 remedies=[{option: lambda _, others=others: others}],
             )
-    index = [name for name in table.index if name not in (options.target, *options.ignore, *options.id)]
+    index = [name for name in table.index if name not in (*used, *options.ignore, *options.id)]
     for name in index:
         nameless = f"column {list(table.columns).index(name) + 1} has no name"
         what = f"{name!r} is the index of a data frame" if name else nameless
         note(f"{what}, and is left out: what numbers the rows is not to predict from")
-    left_out = {options.target, *options.ignore, *options.id, *index}
+    left_out = {*used, *options.ignore, *options.id, *index}
     names = [name for name in table.columns if name not in left_out]
     target = table.columns[options.target]
     if target.kind == "text" and len(set(target.values)) > targets.FEW:  # as many labels are numbers
         columns.require_no_marks(table, [target])
+    weights.require_numbers([table.columns[name] for name in used[1:]], table)
     return table, columns.usable(table, names, options.text, note)
 
 
 def _without_missing(options: FitOptions, table: Table, names: list[str], note: _Note) -> Table:
-    there = ~table.columns[options.target].missing
+    needed = [options.target, *([options.weights] if options.weights is not None else [])]
+    there = ~np.any([table.columns[name].missing for name in needed], axis=0)
     drop: Remedy = {"missing": "drop-rows", "ignore": columns.emptiest(table, names, there) if there.any() else []}
     if options.missing == "drop-rows":
-        whole = ~np.any([table.columns[name].missing for name in (options.target, *names)], axis=0)
+        whole = ~np.any([table.columns[name].missing for name in (*needed, *names)], axis=0)
         if not whole.any():
             raise CommandError(
                 f"{table.path} has a missing value in each row; write --missing mean, or --ignore COLUMN",
@@ -213,10 +225,10 @@ def _without_missing(options: FitOptions, table: Table, names: list[str], note: 
             note(f"{dropped:,} of {table.num_rows:,} rows have missing values and are left out")
         return table.rows(whole) if dropped else table
     if options.missing == "fail":
-        in_target = table.columns[options.target].missing.any()
-        advice, remedy = (_DROP, drop) if in_target else (_ADVICE, {"missing": "mean"})
-        columns.require_present(table, [options.target, *names], advice, remedy)
+        advice, remedy = (_DROP, drop) if not there.all() else (_ADVICE, {"missing": "mean"})
+        columns.require_present(table, [*needed, *names], advice, remedy)
     columns.require_present(table, [options.target], f"no mean can stand for the target; {_DROP}", drop)
+    columns.require_present(table, needed, f"no mean can stand for a weight; {_DROP}", drop)
     return table
 
 
@@ -296,7 +308,7 @@ def _unpenalised(options: FitOptions) -> str:
 
 
 def _strength(
-    options: FitOptions, solver: Solver, X: np.ndarray, y: np.ndarray, console: Console
+    options: FitOptions, solver: Solver, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, console: Console
 ) -> tuple[float, Solved | None]:
     """Return the strength to fit with; and, where Ctrl-C ended the choice among several, the model so far."""
     if options.strengths is None:
@@ -304,7 +316,7 @@ def _strength(
         return usual if options.strength is None else options.strength, None
     grid = options.strengths
     with console.status(f"cross-validation: {len(grid)} strengths, {options.folds} folds at once"):
-        found = validate(solver, grid, options.folds, X, y)
+        found = validate(solver, grid, options.folds, X, y, weight)
     console.print(grids.strengths_grid(SCORES[solver.objective], found.strengths, found.scores, found.best))
     return found.best, found.solved
 
@@ -314,7 +326,7 @@ def _summary(
 ) -> Any:
     about, last = model.about, solved.history[-1] if solved.history else None
     used = set(model.recipe.columns)
-    dropped = [name for name in work.table.columns if name not in used and name != options.target]
+    dropped = [name for name in work.table.columns if name not in (*used, options.target, options.weights)]
     penalty = options.penalty if options.penalty == "none" else f"{options.penalty}, strength {about['strength']:.4g}"
     num_made, num_used = len(model.recipe.sources), len(used)
     made = "" if num_made == num_used else f", as {num_made:,} of the model"
@@ -324,6 +336,7 @@ def _summary(
         *([("left out", quoted(dropped))] if dropped else []),
         ("target", f"{options.target}" + _classes(work.target)),
         ("objective", f"{work.target.objective}: {work.reason}"),
+        *([("weights", work.weight.words)] if work.weight is not None else []),
         ("penalty", penalty),
         ("devices", f"{devices}, {'float32' if options.float32 else 'float64'}"),
         ("status", solved.status),

@@ -11,35 +11,38 @@ def log_probabilities(z: np.ndarray) -> np.ndarray:
     return z - np.log(np.exp(z).sum(1, keepdims=True))
 
 
-def measured(objective: str, z: np.ndarray, y: np.ndarray) -> dict[str, float]:
+def measured(objective: str, z: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None) -> dict[str, float]:
     """Metrics by their names.
 
     Args:
         objective: ``logistic``, ``squared`` or ``poisson``.
         z: predictions of the linear model, ``(n, k)``.
         y: the numbers of classes, or values, ``(n,)``.
+        weight: how much each row counts, ``(n,)``; ``None``: the same.
     """
+    if weight is not None and not weight.any():
+        weight = None
     if objective == "logistic":
         logs = log_probabilities(z)
         return {
-            "accuracy": float(np.mean(logs.argmax(1) == y)),
-            "log loss": abs(float(logs[np.arange(len(y)), y].mean())),
+            "accuracy": float(np.average(logs.argmax(1) == y, weights=weight)),
+            "log loss": abs(float(np.average(logs[np.arange(len(y)), y], weights=weight))),
         }
     if objective == "poisson":
         mean = np.exp(z[:, 0])
         surprise = np.where(y > 0, y * (np.log(np.where(y > 0, y, 1)) - z[:, 0]), 0)
-        return {"mean deviance": 2 * float(np.mean(surprise - y + mean))}
-    square = float(np.mean((y - z[:, 0]) ** 2))
-    variance = float(np.var(y))
+        return {"mean deviance": 2 * float(np.average(surprise - y + mean, weights=weight))}
+    square = float(np.average((y - z[:, 0]) ** 2, weights=weight))
+    variance = float(np.average((y - np.average(y, weights=weight)) ** 2, weights=weight))
     return {"R²": 1 - square / variance if variance > 0 else float("nan"), "RMSE": float(np.sqrt(square))}
 
 
-def trivial(objective: str, y: np.ndarray) -> np.ndarray:
+def trivial(objective: str, y: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
     """Predictions ``(1, k)``, the same for each row: how often each class is, or the mean."""
     if objective == "logistic":
-        return np.log(np.bincount(y) / len(y))[None] if y.max() > 1 else np.array([[_log_odds(y)]])
-    return np.array([[np.log(y.mean()) if objective == "poisson" else y.mean()]])
-
-
-def _log_odds(y: np.ndarray) -> float:
-    return float(np.log(y.mean()) - np.log1p(-y.mean()))
+        shares = np.bincount(y, weight) / (len(y) if weight is None else weight.sum())
+        with np.errstate(divide="ignore"):
+            logs = np.log(shares)
+        return logs[None] if len(logs) > 2 else np.array([[logs[1] - logs[0]]])
+    mean = np.average(y, weights=weight)
+    return np.array([[np.log(mean) if objective == "poisson" else mean]])

@@ -54,6 +54,8 @@ class FitOptions:
         text: ``fail``, ``drop`` or ``one-hot``.
         ignore: columns to leave out.
         id: columns that name the rows: left out, too, and written beside predictions.
+        weights: the column that says how much each row counts; ``None``: all the same.
+        class_weight: ``LABEL=NUMBER`` each, factors of the weights; or ``balanced``.
         test_fraction: which part of the rows is held out.
         seed: of the order in which rows are dealt out.
         devices: number of devices; ``None``: all there are.
@@ -77,6 +79,8 @@ class FitOptions:
     text: str = "fail"
     ignore: Sequence[str] = ()
     id: Sequence[str] = ()
+    weights: str | None = None
+    class_weight: Sequence[str] = ()
     test_fraction: float = 0.2
     seed: int = 0
     devices: int | None = None

@@ -94,8 +94,12 @@ class Solved:
     error: float | None = None
 
 
-def solve(solver: Solver, strength: float, X: np.ndarray, y: np.ndarray, watch: Any) -> Solved:
-    """Fit to all rows; ``watch`` is called with each iteration. Where Ctrl-C ends the run, what was found until then.
+def solve(
+    solver: Solver, strength: float, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, watch: Any
+) -> Solved:
+    """Fit to all rows, with weights of mean 1; ``watch`` is called with each iteration.
+
+    Where Ctrl-C ends the run, what was found until then.
 
     Raises:
         CommandError: if no finite coefficients are found.
@@ -106,15 +110,15 @@ def solve(solver: Solver, strength: float, X: np.ndarray, y: np.ndarray, watch: 
         history.append(iteration)
         watch(iteration)
 
-    targets, _, _ = _standardised(solver, y)
+    targets, _, _ = _standardised(solver, y, weight)
     error = None
     with _quiet():
         try:
-            model = solver.estimator(strength, X, seen).fit(X, targets)
+            model = solver.estimator(strength, X, seen).fit(X, targets, weight)
         except Interrupted as stopped:
             model, error = stopped.estimator, _largest_error(stopped)
     history.sort(key=lambda iteration: iteration.iter_num)
-    return _solved(solver, model, y, history, error)
+    return _solved(solver, model, y, weight, history, error)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,21 +138,24 @@ class Validated:
     solved: Solved | None
 
 
-def validate(solver: Solver, strengths: Sequence[float], folds: int, X: np.ndarray, y: np.ndarray) -> Validated:
+def validate(
+    solver: Solver, strengths: Sequence[float], folds: int, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None
+) -> Validated:
     """Score strengths by the rows that each fold holds out.
 
     Raises:
         CommandError: if Ctrl-C ended it before coefficients were finite.
     """
-    targets, _, _ = _standardised(solver, y)
+    targets, _, _ = _standardised(solver, y, weight)
     ours = {solver.native(strength, len(X)): strength for strength in strengths}
     solved = None
     with _quiet():
         try:
-            found = est.cross_validate_path(solver.estimator(strengths[0], X, 0), X, targets, [*ours], folds)
+            estimator = solver.estimator(strengths[0], X, 0)
+            found = est.cross_validate_path(estimator, X, targets, [*ours], folds, sample_weight=weight)
         except Interrupted as stopped:
             found = stopped.found
-            solved = _solved(solver, stopped.estimator, y, [], _largest_error(stopped))
+            solved = _solved(solver, stopped.estimator, y, weight, [], _largest_error(stopped))
     told = [ours[strength] for strength in found.strengths.tolist()]
     return Validated(told, found.scores, ours[found.best], solved)
 
@@ -157,8 +164,10 @@ def _largest_error(stopped: Interrupted) -> float:
     return float(np.max(np.asarray(stopped.state.error)))
 
 
-def _solved(solver: Solver, model: Any, y: np.ndarray, history: list[Iteration], error: float | None) -> Solved:
-    _, origin, scale = _standardised(solver, y)
+def _solved(
+    solver: Solver, model: Any, y: np.ndarray, weight: np.ndarray | None, history: list[Iteration], error: float | None
+) -> Solved:
+    _, origin, scale = _standardised(solver, y, weight)
     coef = np.atleast_2d(np.asarray(model.coef_, np.float64)) * scale
     intercept = np.atleast_1d(np.asarray(model.intercept_, np.float64)) * scale + origin
     if not (np.isfinite(coef).all() and np.isfinite(intercept).all()):
@@ -167,10 +176,12 @@ def _solved(solver: Solver, model: Any, y: np.ndarray, history: list[Iteration],
     return Solved(coef, intercept, model.status_, converged, history, int(model.data_passes_), error)
 
 
-def _standardised(solver: Solver, y: np.ndarray) -> tuple[np.ndarray, float, float]:
+def _standardised(solver: Solver, y: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, float, float]:
     if solver.objective != "squared":
         return y, 0.0, 1.0
-    return (y - y.mean()) / y.std(), float(y.mean()), float(y.std())
+    mean = float(np.average(y, weights=weight))
+    scale = float(np.sqrt(np.average((y - mean) ** 2, weights=weight)))
+    return (y - mean) / scale, mean, scale
 
 
 @contextlib.contextmanager
