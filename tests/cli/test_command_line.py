@@ -85,7 +85,7 @@ def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
         (["nope"], "nope"),
         (["--nope"], "--nope"),
         (["demo", "--nope"], "--nope"),
-        (["demo", "nope"], "there is no chapter 'nope' in the demo; there is: fedavg, ensemble, logreg, train"),
+        (["demo", "nope"], "the demo has no chapter 'nope'; its chapters are: fedavg, ensemble, logreg, train"),
         (["demo", "--rounds"], "--rounds"),
         (["demo", "--rounds", "0"], "--rounds"),
         (["demo", "--rounds", "many"], "--rounds"),

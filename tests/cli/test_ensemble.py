@@ -120,8 +120,8 @@ def test_the_demo_trains_an_ensemble_plots_and_reports(tmp_path: Path) -> None:
     assert (table["members"], table["epochs"]) == ("5", "2")
     assert float(table["largest difference"].split()[0]) < 1e-4
     scores = {(row[0], row[1]): [float(cell.rstrip("%")) for cell in row[2:6]] for row in rows if len(row) == 7}
-    assert sorted(scores) == [(name, who) for name in ("plain", "turned 30°") for who in ("all", "one")]
-    for name in ("plain", "turned 30°"):
+    assert sorted(scores) == [(name, who) for name in ("plain", "rotated 30°") for who in ("all", "one")]
+    for name in ("plain", "rotated 30°"):
         one, all_members = scores[name, "one"], scores[name, "all"]
         assert all_members[1] <= one[1]  # the likelihood of an average is no worse than the members' on average
     assert scores["plain", "all"][0] > 80

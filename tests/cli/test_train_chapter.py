@@ -141,5 +141,5 @@ def test_the_demo_is_stopped_goes_on_compares_and_reports(tmp_path: Path) -> Non
     assert table["losses that differ"] == "none of 80"
     # 784·128 + 128 + 128·10 + 10 parameters, and a few numbers, of four bytes each.
     assert 407_080 <= int(table["communicated per step"].split("(")[1].split()[0].replace(",", "")) < 407_200
-    assert float(table["gone on with on 1 device"].split()[2]) < 1e-4
+    assert float(table["resumed on 1 device"].split()[2]) < 1e-4
     assert float(table["held-out accuracy"].rstrip("%")) > 85

@@ -15,7 +15,7 @@ from paraxis.cli.launch import LaunchCommand
 
 app = typer.Typer(
     name="paraxis",
-    help="Puts an axis of a JAX program on as many devices as there are.",
+    help="Run an axis of a JAX program on as many devices as you have.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -75,28 +75,28 @@ def _root(
 def demo(
     chapters: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CHAPTER", help=f"Which to run: {', '.join(CHAPTERS)}.", show_default="all"),
+        typer.Argument(metavar="CHAPTER", help=f"Chapters to run: {', '.join(CHAPTERS)}.", show_default="all"),
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the chapters and exit.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 120,
-    clients: Annotated[int, typer.Option(min=2, max=500, help="Clients the digits are split over.")] = 100,
-    per_round: Annotated[int, typer.Option(min=1, help="Clients that take part in a round.")] = 16,
+    clients: Annotated[int, typer.Option(min=2, max=500, help="Clients to split the digits over.")] = 100,
+    per_round: Annotated[int, typer.Option(min=1, help="Clients that take part in each round.")] = 16,
     members: Annotated[int, typer.Option(min=2, max=100, help="Members of the ensemble.")] = 10,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training, in ensemble and train.")] = 10,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training, in the chapters ensemble and train.")] = 10,
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help="Devices to use.", show_default="all; two simulated ones if there is only the CPU"),
+        typer.Option(min=1, help="Devices to use.", show_default="all; two simulated devices if there is only a CPU"),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all randomness.")] = 0,
     out: Annotated[Path, typer.Option(help="Directory for the plots.")] = Path("paraxis-demo"),
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help=f"At most {_QUICK_ROUNDS} rounds or {_QUICK_EPOCHS} epochs: does everything work?"
+            "--quick", help=f"Run at most {_QUICK_ROUNDS} rounds or {_QUICK_EPOCHS} epochs, as a quick check."
         ),
     ] = False,
 ) -> None:
-    """Show what Paraxis does, on real data and on all devices, and check it against one device."""
+    """Show what Paraxis does with handwritten digits on all devices, and compare with one device."""
     console = Console()
     if show:
         show_chapters(console)
@@ -223,28 +223,30 @@ def predict(
 
 @app.command(cls=LaunchCommand, context_settings={"allow_interspersed_args": False})
 def launch(
-    num_processes: Annotated[int, typer.Option("-n", help="How many processes.")],
+    num_processes: Annotated[int, typer.Option("-n", help="Number of processes.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]...", help="A Python file, and its own arguments.")
+        list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]...", help="A Python file, and its arguments.")
     ] = None,
     module: Annotated[
-        str | None, typer.Option("-m", metavar="MODULE", help="Run a module instead; all arguments are its own.")
+        str | None, typer.Option("-m", metavar="MODULE", help="Run a module instead; it gets all the arguments.")
     ] = None,
     devices: Annotated[
         int | None,
-        typer.Option(help="Devices of each process; simulated on the CPU.", show_default="as JAX finds"),
+        typer.Option(help="Devices of each process; simulated on a CPU.", show_default="those that JAX finds"),
     ] = None,
     restarts: Annotated[
-        int, typer.Option(help="How often to start all again after a failure, from the script's checkpoint.")
+        int, typer.Option(help="How often to start all processes again after a failure, from the last checkpoint.")
     ] = 0,
     grace: Annotated[
-        float, typer.Option(help="Seconds to save and leave in after a signal, or after another one has finished.")
+        float,
+        typer.Option(help="Seconds in which a process must save and exit after a signal, or after another has exited."),
     ] = 30.0,
     stuck_after: Annotated[
-        float, typer.Option(help="Seconds without a training step after which a process is stuck; 0: never.")
+        float,
+        typer.Option(help="Seconds without a training step after which a process counts as stuck; 0: never."),
     ] = 1800.0,
 ) -> int:
-    """Run a script in several processes on this machine, which live and end together."""
+    """Run a script in several processes on this machine; if one fails, end the others."""
     from paraxis.cli.launch._launch import run_launch
 
     return run_launch(

@@ -42,10 +42,10 @@ def _train(options: Options, console: Console) -> None:
 
 
 CHAPTERS = {
-    "fedavg": Chapter("federated averaging of a CNN, on handwritten digits split by label", _fedavg),
-    "ensemble": Chapter("an ensemble of networks, and how sure it is of digits that are turned", _ensemble),
-    "logreg": Chapter("logistic regression on rows on all devices, beside scikit-learn", _logreg),
-    "train": Chapter("a training run that is stopped and goes on, to the same bits", _train),
+    "fedavg": Chapter("federated averaging of a CNN on handwritten digits, split by label", _fedavg),
+    "ensemble": Chapter("an ensemble of networks, and its confidence on rotated digits", _ensemble),
+    "logreg": Chapter("logistic regression with rows on all devices, compared with scikit-learn", _logreg),
+    "train": Chapter("a training run that is stopped, resumes, and ends with the same bits", _train),
 }
 
 
@@ -57,7 +57,7 @@ def chapters_named(names: Sequence[str] | None) -> list[Chapter]:
     """
     unknown = [name for name in names or () if name not in CHAPTERS]
     if unknown:
-        raise CommandError(f"there is no chapter {unknown[0]!r} in the demo; there is: {', '.join(CHAPTERS)}")
+        raise CommandError(f"the demo has no chapter {unknown[0]!r}; its chapters are: {', '.join(CHAPTERS)}")
     return [CHAPTERS[name] for name in names or CHAPTERS]
 
 

@@ -12,8 +12,8 @@ _HELP, _NUMBER, _MODULE = ("-h", "--help"), "-n", "-m"
 
 
 _EPILOG = (
-    "A loop's first step, which is compiled, is waited for 600 seconds if --stuck-after is less. "
-    "Standard input is closed for the script."
+    "The first step of a loop, which has to be compiled, has at least 600 seconds. "
+    "The script's standard input is closed."
 )
 
 
@@ -52,7 +52,7 @@ def parted(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
             arguments = [*arguments[:position], "--", *arguments[position:]]
             break
     if _NUMBER not in seen:
-        raise CommandError("-n is missing, the number of processes, before the script; write: paraxis launch -n 2 …")
+        raise CommandError("-n, the number of processes, is missing before the script; write: paraxis launch -n 2 …")
     return list(arguments)
 
 

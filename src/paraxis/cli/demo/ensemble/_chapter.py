@@ -27,13 +27,13 @@ def run(options: Options, console: Console) -> None:
         many = train(digits.train, options, devices, display)
     one = many
     if len(devices) > 1:
-        with Display(console, "1 device, to compare", options.epochs) as display:
+        with Display(console, "1 device, for comparison", options.epochs) as display:
             one = train(digits.train, options, devices[:1], display)
     difference = largest_difference(many, one)
 
     scored = {
         "plain": score(many.ensemble, digits.held_out),
-        f"turned {_DEGREES}°": score(many.ensemble, rotated(digits.held_out, _DEGREES)),
+        f"rotated {_DEGREES}°": score(many.ensemble, rotated(digits.held_out, _DEGREES)),
     }
     plot = options.out / "ensemble.png"
     with whole_file(plot) as path:

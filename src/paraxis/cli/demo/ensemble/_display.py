@@ -37,7 +37,7 @@ class Display:
 
     def __call__(self, done: Epoch) -> None:
         losses = np.asarray(done.outputs)
-        now = f"loss {losses.mean():.3f}, of the members {losses.min():.3f} to {losses.max():.3f}"
+        now = f"loss {losses.mean():.3f}, members from {losses.min():.3f} to {losses.max():.3f}"
         self._progress.update(self._task, completed=done.number + 1, now=now)
         if (done.number + 1) % self._every == 0:
             self._console.print(f"  epoch {done.number + 1:3}  {now}", highlight=False)

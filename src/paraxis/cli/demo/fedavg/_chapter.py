@@ -26,7 +26,7 @@ def run(options: Options, console: Console) -> None:
         many = train(federation, digits.held_out, options, devices, display)
     one = many
     if len(devices) > 1:
-        with Display(console, "1 device, to compare", options.rounds) as display:
+        with Display(console, "1 device, for comparison", options.rounds) as display:
             one = train(federation, digits.held_out, options, devices[:1], display)
 
     plot = options.out / "fedavg.png"

@@ -74,7 +74,7 @@ def summary_table(many: Run, one: Run, federation: Labelled, options: Options, d
     table.add_column()
     table.add_row("devices", describe(list(devices)))
     table.add_row("clients", f"{options.clients}, {options.per_round} in each round")
-    table.add_row("digits per client", f"{federation.labels.shape[1]}, of {labels:.1f} kinds on average")
+    table.add_row("digits per client", f"{federation.labels.shape[1]}, with {labels:.1f} labels on average")
     table.add_row("parameters", f"{many.num_params:,}")
     table.add_row("rounds", f"{options.rounds:,}")
     table.add_row("time to compile", f"{many.compile_seconds:.1f} s")

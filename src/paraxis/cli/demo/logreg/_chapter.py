@@ -25,7 +25,7 @@ def run(options: Options, console: Console) -> None:
     many = fit(digits.train, devices, lines(console))
     one = many
     if len(devices) > 1:
-        console.print("[bold]Logistic regression on 1 device, to compare")
+        console.print("[bold]Logistic regression on 1 device, for comparison")
         one = fit(digits.train, devices[:1], lines(console))
     exact = fit_by_sklearn(digits.train, solver="newton-cholesky", tol=1e-12)
     usual = fit_by_sklearn(digits.train)

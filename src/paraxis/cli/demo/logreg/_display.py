@@ -72,8 +72,8 @@ def draw_plot(run: Run, other: Fit, reference: Fit, digits: Labelled, path: Path
     axes = left.subplots()
     gaps = [max(value(coef, digits) - least, _LEAST) for coef in run.path]
     axes.plot(run.passes_so_far, gaps, label="Paraxis, L-BFGS in float32")
-    axes.axhline(value(other.coef, digits) - least, ls="--", color="tab:orange", label="where scikit-learn stops")
-    axes.set(xlabel="passes over the data", ylabel="objective above the least", yscale="log")
+    axes.axhline(value(other.coef, digits) - least, ls="--", color="tab:orange", label="scikit-learn, default settings")
+    axes.set(xlabel="passes over the data", ylabel="objective above the minimum", yscale="log")
     axes.grid(alpha=0.3)
     axes.legend()
 
@@ -81,5 +81,5 @@ def draw_plot(run: Run, other: Fit, reference: Fit, digits: Labelled, path: Path
     for digit, picture in enumerate(right.subplots(2, 5).flat):
         picture.imshow(run.coef[:, digit].reshape(8, 8), cmap="RdBu_r", vmin=-largest, vmax=largest)
         picture.set(title=f"{digit}", xticks=[], yticks=[])
-    right.suptitle("Coefficients: red speaks for a digit, blue against it")
+    right.suptitle("Coefficients: red for the digit, blue against it")
     figure.savefig(path, dpi=150)

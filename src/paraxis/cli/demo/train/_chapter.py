@@ -27,16 +27,16 @@ def run(options: Options, console: Console) -> None:
 
     console.print(f"[bold]Training on {len(devices)} device{'s' if len(devices) > 1 else ''}")
     whole = trainer.run(show)
-    console.print("[bold]The same, told to stop in the middle")
+    console.print("[bold]The same run, interrupted in the middle")
     with tempfile.TemporaryDirectory(prefix="paraxis-demo-") as folder:
         saved = Path(folder) / "run"
         stopped = trainer.run(show, checkpoint=saved, stop_after=trainer.num_steps // 2 + 7)
         copied = shutil.copytree(saved, Path(folder) / "copy")
-        console.print(f"[bold]Started again, from step {stopped.num_steps}")
+        console.print(f"[bold]Resumed from step {stopped.num_steps}")
         resumed = trainer.run(show, checkpoint=saved)
         elsewhere = None
         if len(devices) > 1:
-            console.print(f"[bold]Started again on 1 device, from step {stopped.num_steps}")
+            console.print(f"[bold]Resumed on 1 device from step {stopped.num_steps}")
             elsewhere = Trainer(digits, options, devices[:1]).run(show, checkpoint=copied)
 
     plot = options.out / "train.png"

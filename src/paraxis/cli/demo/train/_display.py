@@ -46,11 +46,11 @@ def summary_table(
     table.add_row("stopped by SIGTERM", f"after step {stopped.num_steps}, and saved")
     differing, number = num_differing(whole.state, resumed.state)
     said = "none" if not differing else f"{differing}"
-    table.add_row("arrays that differ", f"{said} of {number}, bit by bit, from a run that was not stopped")
+    table.add_row("arrays that differ", f"{said} of {number}, compared bit by bit with a run that was not stopped")
     table.add_row("losses that differ", f"{_num_losses(whole, resumed)}")
     if elsewhere is not None:
         difference, largest = largest_difference(whole.state, elsewhere.state)
-        table.add_row("gone on with on 1 device", f"parameters within {difference:.1e} (largest: {largest:.1f})")
+        table.add_row("resumed on 1 device", f"parameters within {difference:.1e} (largest: {largest:.1f})")
     return table
 
 
@@ -69,7 +69,7 @@ def draw_plot(whole: Run, stopped: Run, resumed: Run, path: Path) -> None:
         steps, values = resumed.history.curve(metric)
         for part, colour, label in (
             (steps <= stopped.num_steps, "tab:orange", "until it was stopped"),
-            (steps > stopped.num_steps, "tab:green", "started again"),
+            (steps > stopped.num_steps, "tab:green", "resumed"),
         ):
             axes.plot(steps[part], values[part], ".-", color=colour, lw=1, ms=4, label=label)
         axes.axvline(stopped.num_steps, color="black", ls="--", lw=1)
