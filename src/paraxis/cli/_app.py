@@ -22,10 +22,10 @@ app = typer.Typer(
 )
 
 _Encoding = Annotated[
-    str | None, typer.Option(help="Of a CSV file.", show_default="UTF-8, or as a mark at its beginning says")
+    str | None, typer.Option(help="Encoding of a CSV file.", show_default="UTF-8, or as its byte-order mark says")
 ]
-_Delimiter = Annotated[str, typer.Option(help="Between the values of a CSV file; or tab.")]
-_Decimal = Annotated[str, typer.Option(help="The decimal point of a CSV file: '.' or ','.")]
+_Delimiter = Annotated[str, typer.Option(help="Character between the values of a CSV file, or 'tab'.")]
+_Decimal = Annotated[str, typer.Option(help="Decimal mark of a CSV file: '.' or ','.")]
 _NaValues = Annotated[
     list[str] | None,
     typer.Option(metavar="WORD", help="Count this word in a CSV file as a missing value; may be repeated."),
@@ -119,22 +119,24 @@ def fit(
     target: Annotated[str, typer.Option(help="The column to predict.")],
     objective: Annotated[
         Literal["auto", "logistic", "squared", "poisson"],
-        typer.Option(help="What a row costs; auto: logistic for classes, else squared."),
+        typer.Option(help="The loss of a row; auto: logistic for classes, else squared."),
     ] = "auto",
-    penalty: Annotated[Literal["none", "l2", "l1", "elastic-net"], typer.Option(help="Of large coefficients.")] = "l2",
+    penalty: Annotated[
+        Literal["none", "l2", "l1", "elastic-net"], typer.Option(help="Penalty on large coefficients.")
+    ] = "l2",
     strength: Annotated[
         float | None,
         typer.Option(
-            help="Of the penalty, beside the mean cost, for columns on one scale; not negative.",
+            help="Strength of the penalty, 0 or more: its factor beside the mean loss, for columns of variance 1.",
             show_default="1 / rows",
         ),
     ] = None,
     strengths: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Several, to choose one of by cross-validation.", show_default=False),
+        typer.Option(metavar="A,B,…", help="Strengths to choose from by cross-validation.", show_default=False),
     ] = None,
-    folds: Annotated[int, typer.Option(min=2, help="Of the cross-validation.")] = 5,
-    l1_ratio: Annotated[float, typer.Option(min=0, max=1, help="Which part of an elastic net is L1.")] = 0.5,
+    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")] = 5,
+    l1_ratio: Annotated[float, typer.Option(min=0, max=1, help="Fraction of an elastic net that is L1.")] = 0.5,
     missing: Annotated[
         Literal["fail", "drop-rows", "mean"], typer.Option(help="What to do with missing values.")
     ] = "fail",
@@ -161,14 +163,14 @@ def fit(
             help="Factor of the weights of a class, may be repeated; or 'balanced': all classes count the same.",
         ),
     ] = None,
-    test_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Part of the rows that is held out.")] = 0.2,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of which rows these are.")] = 0,
+    test_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Fraction of the rows to hold out.")] = 0.2,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed that chooses the held-out rows.")] = 0,
     devices: Annotated[int | None, typer.Option(min=1, help="Devices to use.", show_default="all")] = None,
-    float32: Annotated[bool, typer.Option("--float32", help="Compute in float32, not in float64.")] = False,
+    float32: Annotated[bool, typer.Option("--float32", help="Compute in float32 instead of float64.")] = False,
     tol: Annotated[
         float | None, typer.Option(help="Stop at this error, above 0.", show_default="1e-9, in float32 1e-5")
     ] = None,
-    max_iterations: Annotated[int, typer.Option(min=1, help="Stop after so many iterations.")] = 10_000,
+    max_iterations: Annotated[int, typer.Option(min=1, help="Stop after this many iterations.")] = 10_000,
     out: Annotated[Path, typer.Option(help="Directory for model, coefficients and plot.")] = Path("paraxis-fit"),
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier fit in that directory.")] = False,
     encoding: _Encoding = None,
@@ -189,22 +191,22 @@ def fit(
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="What paraxis fit wrote: the directory, or its .npz.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The directory that paraxis fit wrote, or its .npz.")],
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A .csv, .parquet or .npz file with the same columns.")],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="A .csv or .parquet file to write; its directory is made.", show_default="print the first rows"
+            help="A .csv or .parquet file to write; its directory is created.", show_default="print the first rows"
         ),
     ] = None,
-    probabilities: Annotated[bool, typer.Option("--probabilities", help="Of each class, too.")] = False,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Also the probability of each class.")] = False,
     missing: Annotated[
         Literal["fail", "mean"] | None,
         typer.Option(help="What to do with missing values.", show_default="as in the fit"),
     ] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN", help="Write this column of the file beside the predictions; may be repeated."),
+        typer.Option(metavar="COLUMN", help="Copy this column of the file to the predictions; may be repeated."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file at --out.")] = False,
     encoding: _Encoding = None,
@@ -212,7 +214,7 @@ def predict(
     decimal: _Decimal = ".",
     na_values: _NaValues = None,
 ) -> None:
-    """Predict the rows of a file with a model that was fitted."""
+    """Predict the target for the rows of a file, with a model that paraxis fit wrote."""
     with needed("predict", "fit"):
         from paraxis.cli.fit import _predict
     form = CsvForm(encoding, delimiter, decimal, tuple(na_values or ()))
