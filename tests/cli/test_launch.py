@@ -25,9 +25,9 @@ def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "-n is missing, the number of processes, before the script; write: paraxis launch -n 2"),
-        (["train.py", "-n", "2"], "-n is missing, the number of processes, before the script"),
-        (["-m", "timeit", "-n", "2"], "-n is missing, the number of processes, before the script"),
+        ([], "-n, the number of processes, is missing before the script; write: paraxis launch -n 2"),
+        (["train.py", "-n", "2"], "-n, the number of processes, is missing before the script"),
+        (["-m", "timeit", "-n", "2"], "-n, the number of processes, is missing before the script"),
         (["-n"], "'-n' requires an argument"),
         (["-n", "2"], "there is no script to launch; write: paraxis launch -n 2 train.py"),
         (["-n", "0", "train.py"], "num_processes must be an integer of at least 1, got 0; write -n 2"),
