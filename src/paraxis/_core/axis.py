@@ -12,30 +12,30 @@ from paraxis.errors import AxisError
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Axis:
-    """A named dimension of a program, with a size and a wish where it should lie.
+    """A named dimension of a program, with a size and, if you like, the devices to lie on.
 
-    The number of elements need not match the number of devices, and the answer never depends on it.
+    The number of elements need not match the number of devices, and the answer never depends on the devices.
 
-    Where the elements go, in this order:
+    The first of these that applies decides where the elements go:
 
-    * ``mesh`` is given: over the axes ``over`` of that mesh (default: the mesh axis of the same name);
+    * ``mesh`` is given: along the axes ``over`` of that mesh (default: the mesh axis of the same name);
     * ``jax.set_mesh`` is in force: likewise on that mesh; a mesh that lacks the axis is an error;
-    * neither: over all devices there are.
+    * otherwise: over all devices.
 
-    Inside the body of another mapped axis, an axis takes the mesh axes that are still free, and runs
-    within the device if there are none.
+    Inside the function that another axis maps, an axis takes the mesh axes that are still free, and runs within one
+    device if there are none.
 
     Args:
-        name: the field's word for one element's dimension, in the plural: ``"clients"``.
+        name: what the elements are, in the plural: ``"clients"``.
         size: number of elements, at least 1.
-        mesh: a ``jax.sharding.Mesh`` with Auto or Explicit axes. Its other axes stay the compiler's.
-        over: a mesh axis, or a tuple of them (the first is the slowest), to lay this axis over.
-        at_once: at most this many elements per device in flight, forward and backward. Bounds memory; the answer
-            is the same. A map's results that are only summed or averaged are not kept either, inside ``jit`` or a
-            program; results that are both summed and used themselves are computed twice.
+        mesh: a ``jax.sharding.Mesh`` with Auto or Explicit axes. Its other axes are left to the compiler.
+        over: the mesh axis, or a tuple of mesh axes (the first varies slowest), along which this axis lies.
+        at_once: the largest number of elements per device in flight, forward and backward. It bounds memory and does
+            not change the answer. Inside ``jit`` or a program, results of a map that are only summed or averaged are
+            not stored; results that are both summed and used themselves are computed twice.
 
     Raises:
-        AxisError: on a malformed argument; and when a verb uses an axis that cannot be placed.
+        AxisError: if an argument is malformed, or if a verb uses an axis that cannot be placed.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px

@@ -29,17 +29,17 @@ _Tree = TypeVar("_Tree")
 
 @arguments.named()
 def psum(x: _Tree, axis: Axis | str) -> _Tree:
-    """Sum over all elements of an axis; every element gets it.
+    """Sum over all elements of an axis; every element gets the result.
 
     Args:
         x: pytree of arrays, any shape, one value per element.
-        axis: an axis being mapped here, or its name.
+        axis: the axis that is being mapped, or its name.
 
     Returns:
         Tree of the same shapes; booleans and integers as in ``jax.lax.psum``.
 
     Raises:
-        CollectiveError: outside a function mapped along that axis.
+        CollectiveError: if called outside a function that is mapped along that axis.
 
     Communicates: one all-reduce the size of ``x``; none if the axis lies within one device.
 
@@ -54,7 +54,7 @@ def psum(x: _Tree, axis: Axis | str) -> _Tree:
 
 @arguments.named()
 def pmean(x: _Tree, axis: Axis | str) -> _Tree:
-    """Mean over all elements of an axis; every element gets it. See :func:`psum`.
+    """Average over all elements of an axis; every element gets the result. See :func:`psum`.
 
     Communicates: one all-reduce the size of ``x``.
 
@@ -69,9 +69,9 @@ def pmean(x: _Tree, axis: Axis | str) -> _Tree:
 
 @arguments.named()
 def pmax(x: _Tree, axis: Axis | str) -> _Tree:
-    """Largest value over all elements of an axis; every element gets it. See :func:`psum`.
+    """Return the largest value over all elements of an axis to every element. See :func:`psum`.
 
-    Like ``jax.lax.pmax`` it has no derivative; reduce after the map, with ``px.reduce_max``, for one.
+    Like ``jax.lax.pmax``, it has no derivative; if you need one, reduce after the map with ``px.reduce_max``.
 
     Communicates: one all-reduce the size of ``x``.
 
@@ -86,7 +86,7 @@ def pmax(x: _Tree, axis: Axis | str) -> _Tree:
 
 @arguments.named()
 def pmin(x: _Tree, axis: Axis | str) -> _Tree:
-    """Smallest value over all elements of an axis; every element gets it. See :func:`pmax`.
+    """Return the smallest value over all elements of an axis to every element. See :func:`pmax`.
 
     Communicates: one all-reduce the size of ``x``.
 
@@ -101,7 +101,7 @@ def pmin(x: _Tree, axis: Axis | str) -> _Tree:
 
 @arguments.named()
 def all_gather(x: _Tree, axis: Axis | str) -> _Tree:
-    """Every element gets the values of all, in order: ``(...)`` → ``(size, ...)``. See :func:`psum`.
+    """Return the values of all elements, in order, to every element: ``(...)`` → ``(size, ...)``. See :func:`psum`.
 
     Communicates: one all-gather the size of ``size`` times ``x``.
 
@@ -116,7 +116,7 @@ def all_gather(x: _Tree, axis: Axis | str) -> _Tree:
 
 @arguments.named()
 def axis_index(axis: Axis | str) -> jax.Array:
-    """Return this element's number along the axis, an int32 scalar from 0 to ``size - 1``. Communicates nothing.
+    """Return this element's index along the axis, an int32 scalar from 0 to ``size - 1``, without communication.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -129,7 +129,7 @@ def axis_index(axis: Axis | str) -> jax.Array:
 
 @arguments.named()
 def axis_size(axis: Axis | str) -> int:
-    """Return the number of elements of an axis being mapped here, a Python integer. Nothing is communicated.
+    """Return the number of elements of the axis that is being mapped, a Python integer, without communication.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px

@@ -12,13 +12,13 @@ from paraxis.errors import ShapeError
 
 @arguments.named()
 def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
-    """Return one random key per element, made from the element's number alone: the same on any devices.
+    """Return one random key per element, which depends only on the element's index, not on the devices.
 
     The keys of the first ``n`` elements do not change when the axis grows.
 
     Args:
-        key: one key, of the new kind (``jax.random.key``) or the old (``jax.random.PRNGKey``).
-        axis: the axis; its name, or nothing, inside a program.
+        key: one key, new-style (``jax.random.key``) or old-style (``jax.random.PRNGKey``).
+        axis: the axis; inside a program also its name, or ``None`` if there is only one.
 
     Returns:
         Keys ``(size,)``, or ``(size, 2)`` for old-style keys.

@@ -26,15 +26,15 @@ def reduce_sum(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
 
     Args:
         x: pytree of arrays ``(size, ...)``.
-        axis: the axis; its name, or nothing, inside a program.
-        where: booleans ``(size,)``; elements with ``False`` are left out. All ``False``: zero.
+        axis: the axis; inside a program also its name, or ``None`` if there is only one.
+        where: booleans ``(size,)``; elements with ``False`` are left out. If all are ``False``, the sum is zero.
 
     Returns:
         Tree of arrays ``(...)``, the same on all devices; dtypes as in ``jnp.sum``.
 
     Raises:
-        ShapeError: naming the leaf that does not start with the size of the axis, or a malformed mask.
-        ScopeError: if it cannot be told which axis is meant.
+        ShapeError: if a leaf does not start with the size of the axis, or the mask is malformed; the message names it.
+        ScopeError: if it is not clear which axis is meant.
         AxisError: if the axis cannot be placed.
 
     Communicates: one all-reduce the size of the result. The derivative: nothing.
@@ -50,10 +50,10 @@ def reduce_sum(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
 
 @arguments.named()
 def reduce_mean(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Mean over the elements of an axis: placed → shared. See :func:`reduce_sum`.
+    """Return the mean over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
     Returns:
-        Tree of arrays ``(...)``; dtypes as in ``jnp.mean`` (integers become floats). All of ``where`` ``False``: zero.
+        Tree of arrays ``(...)``; dtypes as in ``jnp.mean`` (integers become floats). Zero if no element counts.
 
     Communicates: one all-reduce the size of the result.
 
@@ -76,20 +76,20 @@ def reduce_mean(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) 
 
 @arguments.named()
 def reduce_weighted_mean(x: _Tree, w: Any, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Weighted mean over the elements of an axis: placed → shared. See :func:`reduce_sum`.
+    """Return the weighted mean over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
     Args:
         x: pytree of arrays ``(size, ...)``.
-        w: weights ``(size,)``, one per element for the whole tree; or a tree of such weights like ``x``. They need
+        w: weights ``(size,)``, one per element for the whole tree; or a tree like ``x`` of such weights. They need
             not sum to one. The mean can be differentiated with respect to them.
-        axis: the axis; its name, or nothing, inside a program.
+        axis: the axis; inside a program also its name, or ``None`` if there is only one.
         where: booleans ``(size,)``; elements with ``False`` are left out.
 
     Returns:
-        ``sum(w * x) / sum(w)`` for each leaf, ``(...)``; dtypes as in ``jnp.mean``, but complex where the weights
-        are. **Zero where the weights that count sum to zero**, with a zero derivative.
+        ``sum(w * x) / sum(w)`` for each leaf, ``(...)``; dtypes as in ``jnp.mean``, but complex if the weights are.
+        **Zero if the weights of the elements that count sum to zero**, with a zero derivative.
 
-    Communicates: one all-reduce the size of the result and one number more per weight leaf.
+    Communicates: one all-reduce the size of the result plus one number per weight leaf.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -112,10 +112,10 @@ def reduce_weighted_mean(x: _Tree, w: Any, axis: Axis | str | None = None, *, wh
 
 @arguments.named()
 def reduce_max(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Largest value over the elements of an axis: placed → shared. See :func:`reduce_sum`.
+    """Return the largest value over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
-    Elements that tie share the derivative equally. All of ``where`` ``False``: the smallest value of the dtype
-    (``-inf`` for floats).
+    Elements that tie share the derivative equally. If ``where`` is all ``False``, the result is the smallest value of
+    the dtype (``-inf`` for floats).
 
     Communicates: one all-reduce the size of the result. The derivative: another two.
 
@@ -129,7 +129,7 @@ def reduce_max(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
 
 @arguments.named()
 def reduce_min(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Smallest value over the elements of an axis: placed → shared. See :func:`reduce_max`.
+    """Return the smallest value over the elements of an axis: placed → shared. See :func:`reduce_max`.
 
     Communicates: one all-reduce the size of the result.
 
@@ -143,11 +143,11 @@ def reduce_min(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
 
 @arguments.named()
 def reduce_prod(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Product over the elements of an axis: placed → shared. See :func:`reduce_sum`.
+    """Return the product over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
-    All of ``where`` ``False``: one.
+    If ``where`` is all ``False``, the result is one.
 
-    Communicates: one all-reduce the size of the result. The derivative brings all rows together.
+    Communicates: one all-reduce the size of the result. The derivative gathers all rows on every device.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px

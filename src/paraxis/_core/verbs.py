@@ -26,20 +26,19 @@ def broadcast(x: _Tree, axis: Axis | str | None = None) -> _Tree: ...
 def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     """Give every element of an axis the same value: shared → placed.
 
-    Inside ``jit`` or a program the copies are not made: a map that follows hands the one value to all elements of
-    a device, and its derivative is summed on the device before anything is sent. Only an operation that looks at
-    the copies makes them. Outside both there is nothing to wait for, and they are made at once, each
-    on its device if a mesh was said.
+    Inside ``jit`` or a program, no copies are made: a map that follows passes the one value to all elements of a
+    device, and sums its derivative on the device before anything is sent. Only an operation that reads the copies
+    makes them. Outside ``jit`` and programs, the copies are made at once, each on its device if a mesh was given.
 
     Args:
-        x: pytree of arrays, ``(...)``; or a model, such as an Equinox module, of which what is no array stays as it is.
-        axis: the axis; its name, or nothing, inside a program.
+        x: pytree of arrays, ``(...)``; or a model, such as an Equinox module, whose other leaves are left unchanged.
+        axis: the axis; inside a program also its name, or ``None`` if there is only one.
 
     Returns:
         Tree of arrays ``(size, ...)``, same dtypes.
 
     Raises:
-        ScopeError: if it cannot be told which axis is meant.
+        ScopeError: if it is not clear which axis is meant.
         AxisError: if the axis cannot be placed.
 
     Communicates: nothing if ``x`` lies on all devices already. The derivative: one all-reduce the size of ``x``.
@@ -64,30 +63,30 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
 def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, lowering: Lowering = "auto") -> _R:
     """Apply a function to every element of an axis: placed → placed.
 
-    Elements are laid out in blocks over the axis's devices, as many to each; sizes that do not divide are padded
-    with copies of a real element, whose results are never used. The function sees one element, without the
-    axis, and may use the collectives (``px.psum`` and the rest) by the axis or its name. Values it closes over are
-    shared by all elements.
+    Elements lie in blocks of equal size, one per device; if their number does not divide, the last blocks are padded
+    with copies of a real element, whose results are never used. The function sees one element, without the axis, and
+    may use the collectives (``px.psum`` and so on) with the axis or its name. All elements share the values that it
+    closes over.
 
     Args:
-        fn: the function of one element. It is traced at each call, and what was compiled for another of the same
-            structure is found again; ``jax.jit`` around the call is how to trace once.
-        args: what it is given: a tuple is unpacked into several arguments, anything else is a single one. Pytrees
-            of arrays ``(size, ...)``, any dtype; or models that hold such.
-        axis: the axis; its name, or nothing, inside a program.
-        lowering: how a device runs its several elements: ``"vmap"`` (vectorised), ``"unroll"`` (one after the
-            other in one program), ``"dispatch"`` (one executable, called for each; concrete values only) or
-            ``"auto"``. The answer is the same.
+        fn: the function of one element. It is traced at each call, and the program compiled for an earlier trace of
+            the same structure is reused; to trace only once, put ``jax.jit`` around the call.
+        args: the arguments of ``fn``: a tuple is unpacked into several arguments, anything else is a single one.
+            Pytrees of arrays ``(size, ...)``, any dtype; or models that hold such arrays.
+        axis: the axis; inside a program also its name, or ``None`` if there is only one.
+        lowering: how a device runs its elements: ``"vmap"`` (vectorised), ``"unroll"`` (one after the other in one
+            program), ``"dispatch"`` (one executable, called for each; concrete values only) or ``"auto"``. The
+            answer is the same.
 
     Returns:
         The function's result with every leaf ``(size, ...)``, laid out over the devices.
 
     Raises:
-        ShapeError: naming the leaf that does not start with the size of the axis.
+        ShapeError: if a leaf does not start with the size of the axis; the message names the leaf.
         ScopeError, AxisError: as in :func:`broadcast`.
-        LoweringError, CollectiveError: if the elements cannot be run, or exchange values, as asked.
+        LoweringError, CollectiveError: if the elements cannot run, or exchange values, in the way asked for.
 
-    Communicates: nothing, unless the function does; then a device that would get no element is sent one to stand in.
+    Communicates: nothing, unless the function does; then a device that has no element is sent one as padding.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -135,17 +134,17 @@ def scatter(x: Host, axis: Axis | str | None = None) -> jax.Array: ...
 def scatter(x: _Tree, axis: Axis | str | None = None) -> _Tree: ...
 @arguments.named()
 def scatter(x: Any, axis: Axis | str | None = None) -> Any:
-    """Lay a host value out over the devices of an axis: host → placed.
+    """Distribute a host value over the devices of an axis: host → placed.
 
-    Not needed before :func:`map_fn`, which takes host values too; it saves sending the same data again at every call.
+    :func:`map_fn` accepts host values too, but would send the same data again at every call.
 
     Args:
         x: pytree of arrays ``(size, ...)``, NumPy or JAX, any dtype.
-        axis: the axis; its name, or nothing, inside a program.
+        axis: the axis; inside a program also its name, or ``None`` if there is only one.
 
     Returns:
-        The same values as JAX arrays: each device holds its rows if the sizes divide, else a whole copy (JAX has no
-        arrays with uneven blocks), of which a map uses the device's part.
+        The same values as JAX arrays. Each device holds its rows if their number divides; otherwise it holds a whole
+        copy (JAX has no arrays with uneven blocks), of which a map uses the device's part.
 
     Raises:
         ShapeError, ScopeError, AxisError: as in :func:`map_fn`.
@@ -179,16 +178,16 @@ def gather(x: Any, axis: Axis | str | None = None) -> Any:
 
     Args:
         x: pytree of arrays ``(size, ...)``.
-        axis: the axis; its name, or nothing, inside a program.
+        axis: the axis; inside a program also its name, or ``None`` if there is only one.
 
     Returns:
-        NumPy arrays ``(size, ...)`` in the order of the elements. Under ``jit``, where there is no host, the value
-        itself, whole on every device.
+        NumPy arrays ``(size, ...)`` in the order of the elements. Under ``jit``, which cannot return values to the
+        host, the value itself, whole on every device.
 
     Raises:
         ShapeError, ScopeError, AxisError: as in :func:`map_fn`.
 
-    Communicates: sends every row to the host; with several processes, to each of them: all must call it.
+    Communicates: sends every row to the host. With several processes, all must call it, and each gets all rows.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
