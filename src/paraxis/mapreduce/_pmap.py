@@ -27,10 +27,10 @@ def pmap(
     donate_argnums: int | Sequence[int] = (),
     axis_size: int | None = None,
 ) -> Callable[..., _R]:
-    """Map a function over an axis of its arguments, on all devices: ``jax.pmap`` without its limit.
+    """Map a function over an axis of its arguments, on all devices: ``jax.pmap`` for any number of elements.
 
-    Up to the number of devices each element has one to itself; beyond it, devices run several. Collectives in the
-    function, ``px.pmean(x, axis_name)`` or ``jax.lax.pmean(x, axis_name)``, are over all elements in any case.
+    If there are more elements than devices, devices run several. Collectives in the function,
+    ``px.pmean(x, axis_name)`` or ``jax.lax.pmean(x, axis_name)``, always combine all elements.
 
     Args:
         fn: function of one element.
@@ -38,13 +38,13 @@ def pmap(
         in_axes: for each positional argument, the array axis to map over: an integer, ``None`` (the same value for
             all elements), or a tree of these that is a prefix of the arguments. Keyword arguments are mapped over
             axis 0.
-        out_axes: likewise for the result, where ``None`` says that all elements give the same and one is returned.
+        out_axes: likewise for the result; ``None`` says that all elements return the same value, of which one is kept.
         static_broadcasted_argnums: positions of arguments that are compile-time constants (hashable).
         donate_argnums: positions of arguments whose buffers may be reused for the result.
-        axis_size: number of elements; found from the arguments if left out.
+        axis_size: number of elements; by default that of the arguments.
 
     Returns:
-        The mapped function, compiled once per shape. It may be differentiated, vmapped, jitted, nested.
+        The mapped function, compiled once per shape. You can differentiate, vmap, jit and nest it.
 
     Raises:
         ShapeError: when called, if the sizes of the mapped axes disagree, or there are none.

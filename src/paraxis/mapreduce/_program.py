@@ -26,21 +26,21 @@ _R = TypeVar("_R")
 def program(
     placements: Mapping[str, SupportsIndex | Axis] | None = None, **axes: SupportsIndex | Axis
 ) -> Callable[[Callable[_P, _R]], "Program[_P, _R]"]:
-    """Declare the axes of a function, so that the verbs inside it may leave them out or name them.
+    """Declare the axes of a function, so that the verbs inside it can refer to them by name or leave them out.
 
     Args:
-        placements: axes and their sizes, outermost first. A size, or a ``px.Axis`` of that name for one with wishes.
+        placements: names of axes, outermost first, each with its size, or with a ``px.Axis`` of that name.
         **axes: the same, as keywords: ``@px.program(pods=4, clients=250)``.
 
     Returns:
         A decorator that makes the function a :class:`Program`.
 
     Raises:
-        AxisError: if no axis, or a malformed one, is given.
+        AxisError: if there is no axis, or a malformed one.
 
-    Where the axes lie: as :class:`paraxis.Axis` says for each, if a mesh is set. With no mesh and several axes, the
-    devices are shared out: of all ways to write their number as a product, one factor per axis, the one in which the
-    busiest device runs the fewest elements; ties go to the outermost axis. ``repr`` shows the result.
+    If a mesh is set, each axis lies as :class:`paraxis.Axis` says. Without a mesh, several axes divide the devices
+    among them: of all ways to write the number of devices as a product, one factor per axis, the program takes the one
+    in which the busiest device runs the fewest elements; ties go to the outermost axis. ``repr`` shows the result.
 
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px

@@ -65,12 +65,12 @@ def _frozen(x: Any) -> Any:
 
 @arguments.named()
 def freeze(module: Any) -> Any:
-    """Return a module as it is now: a constant, which later edits do not reach.
+    """Return a module as it is now: a constant that later edits do not affect.
 
-    It is called as the module is, and has its methods and, frozen, its submodules. It holds the module's arrays as
-    they are now, not copies: a transform with ``donate=True`` that is bound to the module takes them away. In a
-    compiled function its values are part of the program, which the compiler may simplify with (rarely worth it:
-    compiling takes longer and the values are stored twice).
+    You call it like the module; it has the module's methods, and its submodules are frozen too. It holds the module's
+    present arrays, not copies: a transform with ``donate=True`` that is bound to the module deletes them. In a compiled
+    function, the values are part of the program, which the compiler may simplify (rarely worth it: compiling takes
+    longer, and the values are stored twice).
 
     Args:
         module: an NNX module.
@@ -79,7 +79,7 @@ def freeze(module: Any) -> Any:
         A callable that may be used in any function, or bound to one.
 
     Raises:
-        StateError: when called, if the module writes one of its variables (BatchNorm and Dropout while training do).
+        StateError: when called, if the module writes one of its variables, as BatchNorm and Dropout do in training.
 
     Communicates: nothing.
 

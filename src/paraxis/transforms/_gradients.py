@@ -33,37 +33,43 @@ class _Options(TypedDict, total=False):
 
 
 class GradValues(Wrapped[_P, _R], Generic[_P, _R]):
-    """Gradients and values of a loss that works on modules: ``gradients, values = px.GradValues(loss, net)(x, y)``.
+    """Compute gradients and values of a loss of modules: ``gradients, values = px.GradValues(loss, net)(x, y)``.
 
-    This order is that of Objax's ``GradValues``, whose place it takes; :func:`value_and_grad` has JAX's order.
-    State that the loss writes (BatchNorm's statistics, counters, random streams) is written once, after it has
-    succeeded; gradients are taken at the values before.
+    <<<<<<< HEAD
+        This order is that of Objax's ``GradValues``, whose place it takes; :func:`value_and_grad` has JAX's order.
+        State that the loss writes (BatchNorm's statistics, counters, random streams) is written once, after it has
+        succeeded; gradients are taken at the values before.
+    =======
+        State that the loss writes (BatchNorm's statistics, counters, random streams) is written back once, after the loss
+        has succeeded; gradients are taken at the values before.
+    >>>>>>> 22c0477 (Docstrings of programs, pmap and the transforms in plain English)
 
-    Args:
-        f: a function of modules and further arguments that gives a float scalar, or a tuple whose first entry is one.
-        *modules: as in :class:`Jit`.
-        wrt: which variables to differentiate with respect to: a type, a tuple of types, a function of a variable's
-            name and the variable, or a ``px.variables`` collection. ``None``: no variables.
-        argnums: also with respect to these further arguments (positions after the modules), as in ``jax.grad``.
+        Args:
+            f: a function of modules and further arguments that returns a float scalar, or a tuple that begins with one.
+            *modules: as in :class:`Jit`.
+            wrt: which variables to differentiate with respect to: a type, a tuple of types, a function of a variable's
+                name and the variable, or a ``px.variables`` collection. ``None``: no variables.
+            argnums: further arguments to differentiate with respect to (positions after the modules), as in ``jax.grad``.
 
-    Returns:
-        When called, ``(gradients, values)``: a collection in the order of ``px.variables``, which iterates over its
-        arrays (with ``argnums``: that, and the gradients of the arguments); and what ``f`` returned.
+        Returns:
+            When called, ``(gradients, values)``. ``gradients`` is a collection in the order of ``px.variables``, which
+            iterates over its arrays; with ``argnums``, a pair of that and the gradients of the arguments. ``values`` is
+            what ``f`` returned.
 
-    Raises:
-        ShapeError: if the loss is not a float scalar.
-        StateError: as in :class:`Jit`; and if a variable that was chosen is not of floats, or none was.
+        Raises:
+            ShapeError: if the loss is not a float scalar.
+            StateError: as in :class:`Jit`; and if a chosen variable does not hold floats, or none was chosen.
 
-    Communicates: what ``f`` does, and its derivative.
+        Communicates: what ``f`` does, and its derivative.
 
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> from flax import nnx
-        >>> net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-        >>> gradient_loss = px.GradValues(lambda net, x, y: ((net(x) - y) ** 2).mean(), net)
-        >>> gradients, value = gradient_loss(jnp.ones((10, 3)), jnp.ones((10, 4)))
-        >>> [g.shape for g in gradients]
-        [(4,), (3, 4)]
+        Example:
+            >>> import jax.numpy as jnp, paraxis as px
+            >>> from flax import nnx
+            >>> net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+            >>> gradient_loss = px.GradValues(lambda net, x, y: ((net(x) - y) ** 2).mean(), net)
+            >>> gradients, value = gradient_loss(jnp.ones((10, 3)), jnp.ones((10, 4)))
+            >>> [g.shape for g in gradients]
+            [(4,), (3, 4)]
     """
 
     @overload
@@ -133,15 +139,15 @@ def value_and_grad(
     wrt: Choice = nnx.Param,
     has_aux: bool = False,
 ) -> Callable[..., Any]:
-    """``jax.value_and_grad`` for functions of modules and pytrees, in its order: ``(value, gradients)``.
+    """Return value and gradients of a function of modules and pytrees, in the order of ``jax.value_and_grad``.
 
-    Nothing is bound: modules are arguments, anywhere. The gradient of a module is a collection of its chosen
-    variables' gradients, in the order of ``px.variables``; that of a pytree is a tree like it; of one that can be
-    called, such as an Equinox module, with ``None`` for all but its floating arrays. State that ``f`` writes to any of
-    the modules is kept, after it has succeeded.
+    No modules are bound: they are ordinary arguments, in any position. The gradient of a module is a collection of the
+    gradients of its chosen variables, in the order of ``px.variables``. The gradient of a pytree is a tree of the same
+    structure; that of a callable pytree, such as an Equinox module, has ``None`` for all leaves but floating-point
+    arrays. State that ``f`` writes to any of the modules is written back after it has succeeded.
 
     Args:
-        f: a function that gives a float scalar, or with ``has_aux`` a pair whose first entry is one.
+        f: a function that returns a float scalar, or with ``has_aux`` a pair that begins with one.
         argnums: position, or positions, of the arguments to differentiate with respect to.
         wrt: which variables of a module: see :class:`GradValues`.
         has_aux: whether ``f`` returns ``(value, anything)``.
@@ -190,7 +196,7 @@ def grad(
     wrt: Choice = nnx.Param,
     has_aux: bool = False,
 ) -> Callable[..., Any]:
-    """``jax.grad`` for functions of modules and pytrees. See :func:`value_and_grad`.
+    """Return the gradient of a function of modules and pytrees, like ``jax.grad``. See :func:`value_and_grad`.
 
     Of functions of arrays it is ``jax.grad``. It differs for modules: the gradient is a collection of the chosen
     variables' gradients, and state that ``f`` writes is kept.

@@ -23,22 +23,22 @@ class OptimizerState(nnx.Variable[Any]):
 
 
 class Optimizer(nnx.Pytree):
-    """An optax optimiser for a module's variables: ``opt(lr, gradients)`` changes them.
+    """An optax optimiser for a module's variables: ``opt(lr, gradients)`` updates them.
 
-    The learning rate is an argument of the step and may be traced: a schedule does not recompile anything. The state
-    (momenta, counts) is in variables of the optimiser, which is bound to a transform as modules are. Where the state
-    holds the rate itself, as that of ``optax.inject_hyperparams`` does, it is set to the rate of each step.
+    The learning rate is an argument of the step and may be traced, so a schedule does not compile again. The state
+    (momenta, counts) is in variables of the optimiser, which you bind to a transform like a module. If the state holds
+    the rate itself, as that of ``optax.inject_hyperparams`` does, it is set to the rate of each step.
 
     Args:
         module: the module to train, or a tree of them.
-        factory: an optax optimiser that takes the learning rate first, such as ``optax.sgd``; or any function of the
-            learning rate that gives one: ``lambda lr: optax.chain(optax.clip(1.0), optax.adam(lr))``.
+        factory: a function of optax whose first argument is the learning rate, such as ``optax.sgd``; or any function
+            of the rate that returns an optimiser: ``lambda lr: optax.chain(optax.clip(1.0), optax.adam(lr))``.
         wrt: which variables to train; see :class:`GradValues`.
-        **options: what else the factory takes: ``momentum=0.9``.
+        **options: further arguments of the factory: ``momentum=0.9``.
 
     Raises:
-        StateError: if ``factory`` is not such a function, or there is nothing to train; or if the optimiser makes
-            something of the rate once, at the start, and changes it by itself from then on (``optax.rprop``).
+        StateError: if ``factory`` is not such a function, or there is nothing to train; or if the optimiser
+            initialises its state from the rate and then adapts it (``optax.rprop``).
 
     Communicates: nothing. On several devices, average the gradients first: ``opt(lr, px.pmean(g, "device"))``.
 
@@ -87,12 +87,13 @@ class Optimizer(nnx.Pytree):
 
     @arguments.named()
     def __call__(self, lr: Any, gradients: Any, **extra: Any) -> None:
-        """One step.
+        """Take one step.
 
         Args:
             lr: learning rate, a scalar: a number or a traced array.
-            gradients: as :class:`GradValues` gives them; or a list in the order of ``px.variables(net).subset(wrt)``.
-            **extra: what the optimiser's update takes besides, such as ``value=``.
+            gradients: as :class:`GradValues` returns them; or a list in the order of
+                ``px.variables(net).subset(wrt)``.
+            **extra: further arguments of the optimiser's update, such as ``value=``.
 
         Raises:
             ShapeError: if the gradients do not fit the variables, or the rate is not a scalar. Nothing is changed.

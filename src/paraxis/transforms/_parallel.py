@@ -37,55 +37,54 @@ class _Options(CompiledOptions, total=False):
 
 
 class Parallel(Compiled[_P, _R], Generic[_P, _R]):
-    """Split a batch over the devices and run the function on each share; compiled, with modules' variables threaded.
+    """Split a batch over the devices, and run a compiled function of modules on each share.
 
-    The axis is *mapped*: an element of it is a device's share of the rows, and sees the others by collectives only.
+    The axis is *mapped*: an element is a device's share of the rows, and sees the others only through collectives.
 
     Every device has all variables and its share of the rows: ``(rows, ...)`` becomes ``(rows / devices, ...)``. In
-    the function, ``px.pmean(x, "device")`` and the other collectives, those of ``jax.lax`` too, are over all devices.
-    Nothing need be replicated before. What the function writes must be the same on all devices, which is checked
-    before anything runs, or have a rule (``sync``).
+    the function, ``px.pmean(x, "device")`` and the other collectives, including those of ``jax.lax``, combine all
+    devices. You need not replicate anything. A value that the function writes must be the same on all devices, which
+    is checked before anything runs, or have a rule (``sync``).
 
     Args:
         f: a function of modules and a share of each argument; or a module, or a method of one.
         *modules: as in :class:`Jit`.
-        reduce: what becomes of the devices' results, for every leaf: ``"concat"`` (along the first axis; scalars are
+        reduce: how to combine the devices' results, for every leaf: ``"concat"`` (along the first axis; scalars are
             stacked), ``"stack"`` (``(devices, ...)``), ``"first"``, ``"mean"``, ``"sum"``, ``"max"``, ``"min"``,
             ``"same"`` (checked to be equal), or a function of the stacked results. Or a tree of these that is a
             prefix of the result.
-        batch_axis: for each argument after the modules, the axis to split; ``None``: given whole; or a tree of
-            these that is a prefix of the argument. One integer for all. Numbers and 0-d arrays, and keyword
-            arguments, are always given whole.
-        axis_name: the name by which collectives mean the devices.
+        batch_axis: for each argument after the modules, the axis to split, or ``None`` to pass it whole; or a tree of
+            these that is a prefix of the argument. One integer applies to all arguments. Numbers, 0-d arrays and
+            keyword arguments are always passed whole.
+        axis_name: the name of the devices in collectives.
         static_argnums: as in :class:`Jit`.
         static_argnames: as in :class:`Jit`.
-        sync: for a variable type (or a variable's name), what becomes of the devices' values: ``"mean"``, ``"sum"``,
+        sync: for a variable type (or a variable's name), how to combine the devices' values: ``"mean"``, ``"sum"``,
             ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all of them, ``(devices, ...)``.
-            Integers and booleans keep their dtype. A variable's own rule, ``nnx.Variable(x, sync="sum")``, goes
-            first. ``nnx.BatchStat``: the mean. Metrics of Flax are merged. Each device starts from the whole old
-            value: a ``"sum"`` of running totals counts it once per device, and ``"stack"`` grows by an axis at each
-            call.
-        sync_batch_norm: BatchNorm layers, however they are reached, take the statistics of the whole batch, as on one
-            device, instead of each device's share.
-        check: whether to require what is written without a rule to be the same on all devices, and the padding of a
-            batch that does not divide to do no harm. ``False`` for functions that the checks cannot see through.
+            Integers and booleans keep their dtype. A variable's own rule, ``nnx.Variable(x, sync="sum")``, takes
+            precedence. ``nnx.BatchStat``: the mean. Metrics of Flax are merged. Each device starts from the whole old
+            value: a ``"sum"`` of running totals counts it once per device, and ``"stack"`` adds an axis at each call.
+        sync_batch_norm: whether BatchNorm layers, however they are reached, use the statistics of the whole batch, as
+            on one device, instead of those of each device's share.
+        check: whether to require that values written without a rule are the same on all devices, and that padding of a
+            batch that does not divide changes no result. Write ``False`` for functions that the checks misjudge.
         donate: as in :class:`Jit`.
         mesh: the devices, a ``jax.sharding.Mesh``; default: those of ``jax.set_mesh``, or all.
-        over: the axis, or axes, of the mesh to split over; default: the one called as ``axis_name``.
+        over: the axis, or axes, of the mesh to split over; default: the one with the name ``axis_name``.
 
     Raises:
-        StateError: as in :class:`Jit`; and when called, naming the variable, if it could be left with different
-            values on different devices (a forgotten ``pmean``).
+        StateError: as in :class:`Jit`; and when called, if a variable could be left with different values on different
+            devices (a forgotten ``pmean``); the message names it.
         ShapeError: when called, if the sizes of the batch axes disagree; or if the rows do not divide over the
-            devices and a result is not one per row, so that padding would change it.
+            devices and padding would change a result that does not have one value per row.
         AxisError: when called, if the mesh has no such axis.
 
-    Random streams: each device has its own, made from its number; the modules' streams advance once per call, if
-    drawn from. The numbers depend on how many devices there are.
+    Each device has its own random streams, made from the device's number; the modules' streams advance once per call
+    if the function draws from them. The random numbers depend on how many devices there are.
 
     Communicates: what ``f`` does; one all-reduce for each variable that has a rule and was written, and for each
-    result that is reduced. In several processes, each of which gives the whole batch, results that lie over all of
-    their devices are brought together, so that each process can read them.
+    result that is reduced. With several processes, each passes the whole batch, and results that lie over the devices
+    of all processes are gathered, so that each process can read them.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px

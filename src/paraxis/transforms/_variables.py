@@ -71,7 +71,7 @@ class Variables(_Collection):
     """
 
     def subset(self, wrt: "Choice") -> "Variables":
-        """Choose those of a type (``nnx.Param``), of several types, or for which ``wrt(name, variable)`` holds."""
+        """Select the variables of a type (``nnx.Param``), of several, or for which ``wrt(name, variable)`` is true."""
         chosen = chooser("subset", wrt)
         return Variables({name: v for name, v in self._items.items() if chosen(name, v)})
 
@@ -105,7 +105,7 @@ Choice = type | tuple[type, ...] | Callable[[str, Variable[Any]], bool] | Variab
 class Gradients(_Collection):
     """Gradients by the names of their variables, in the order of ``px.variables``; a pytree of arrays.
 
-    Iterates over the arrays, so that ``[g.shape for g in gradients]`` is what it says.
+    Iteration is over the arrays, so ``[g.shape for g in gradients]`` works.
 
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px
@@ -132,18 +132,18 @@ class Gradients(_Collection):
 
 @arguments.named()
 def variables(module: Any) -> Variables:
-    """Return a module's or wrapped function's variables in order, submodules' by their attributes' names.
+    """Return the variables of a module or wrapped function, in a fixed order, with names that follow its attributes.
 
     Args:
-        module: an NNX module, an optimiser, ``nnx.Rngs``, a tuple, list or dict of these, or what ``px.Jit`` and the
-            others return (whose names begin with that transform's).
+        module: an NNX module, an optimiser, ``nnx.Rngs``, a tuple, list or dict of these, or a function wrapped by
+            ``px.Jit`` or another transform (the names then begin with that of the transform).
 
     Returns:
-        A collection that prints names, sizes, shapes and a total, iterates over the variables (each once, even if it
-        is shared), is indexed by name or position, merges with ``+`` and has ``subset(nnx.Param)``.
+        A collection that prints names, sizes, shapes and a total. It iterates over the variables (each once, even if
+        it is shared), can be indexed by name or position, merges with ``+`` and has ``subset(nnx.Param)``.
 
     Raises:
-        StateError: if it has no variables to speak of.
+        StateError: if ``module`` is not something that holds variables.
 
     Communicates: nothing.
 

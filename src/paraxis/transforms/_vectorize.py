@@ -29,20 +29,21 @@ class _Options(TypedDict, total=False):
 class Vectorize(Wrapped[_P, _R], Generic[_P, _R]):
     """Apply a function of one row to a batch: ``jax.vmap`` with modules' variables and randomness threaded through.
 
-    All rows see the same variables. Each has random streams of its own, made from its number; the modules' streams
-    advance once per call, if drawn from. What a row writes must be the same for all rows, or have a rule (``sync``).
-    Nothing is compiled and nothing is put on other devices: use it inside :class:`Jit` or :class:`Parallel`.
+    All rows see the same variables. Each row has its own random streams, made from its index; the modules' streams
+    advance once per call if the function draws from them. A value that a row writes must be the same for all rows, or
+    have a rule (``sync``). ``Vectorize`` neither compiles nor moves anything to other devices: use it inside
+    :class:`Jit` or :class:`Parallel`.
 
     Args:
         f: a function of modules and one row of each argument.
         *modules: as in :class:`Jit`.
-        batch_axis: for each argument after the modules, the axis that its rows lie along; ``None``: given whole;
-            or a tree of these that is a prefix of the argument. One integer for all. Numbers and 0-d arrays, and
-            keyword arguments, are always given whole.
-        sync: for a variable type (or a variable's name), what becomes of the rows' values: ``"mean"``, ``"sum"``,
+        batch_axis: for each argument after the modules, the axis along which its rows lie, or ``None`` to pass it
+            whole; or a tree of these that is a prefix of the argument. One integer applies to all arguments. Numbers,
+            0-d arrays and keyword arguments are always passed whole.
+        sync: for a variable type (or a variable's name), how to combine the rows' values: ``"mean"``, ``"sum"``,
             ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all of them, ``(rows, ...)``. A
-            variable's own rule, ``nnx.Variable(x, sync="sum")``, goes first. ``nnx.BatchStat``: the mean. Each row
-            starts from the whole old value.
+            variable's own rule, ``nnx.Variable(x, sync="sum")``, takes precedence. ``nnx.BatchStat``: the mean. Each
+            row starts from the whole old value.
 
     Returns:
         When called, the results with every leaf ``(rows, ...)``.
