@@ -44,32 +44,33 @@ def ensemble(
 ) -> "Ensemble":
     """Make an ensemble of any size on any number of devices from a function that makes one member.
 
-    A member is what ``make`` returns: parameters, a Linen ``TrainState``, an NNX module, a pytree that can be called,
-    such as an Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, of which the first part is
-    the model. Functions of a member, such as a train
-    step, are given its parts first. Each member is made with its own key, by its number, so that it is the same
-    whatever the devices and however many others there are; the axis of the members is *mapped*. ``make`` is compiled,
-    anew at each call of this.
+    A member is what ``make`` returns: parameters, a Linen ``TrainState``, an NNX module, a callable pytree such as an
+    Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, whose first part is the model.
+    Functions of a member, such as a training step, take its parts as their first arguments. The key of a member
+    depends only on ``key`` and the member's index, so the member does not depend on the devices or on the number of
+    members; the axis of the members is *mapped*. Each call of ``ensemble`` compiles ``make`` again.
 
     Args:
         make: ``make(key, *args)`` → a member.
         size: number of members, at least 1.
-        key: one key, or a whole number as seed.
-        *args: further arguments of ``make``, arrays ``(size, ...)``: each member's own, such as learning rates.
-        apply: ``apply(model, *inputs)`` → what a model gives. Default: an NNX module is called, in ``eval()`` mode; a
-            train state's ``apply_fn`` is applied to its ``params``; a pytree that can be called is. Layers of Equinox
-            are in inference mode, and take one row each: ``apply=lambda model, x: jax.vmap(model)(x)``.
+        key: one key, or an integer as seed.
+        *args: further arguments of ``make``, arrays ``(size, ...)`` with one row per member, such as learning rates.
+        apply: ``apply(model, *inputs)`` → the model's output. By default, an NNX module is called in ``eval()`` mode,
+            a train state's ``apply_fn`` is applied to its ``params``, and a callable pytree is called. Layers of
+            Equinox are in inference mode, and take one row: ``apply=lambda model, x: jax.vmap(model)(x)``.
         mesh: the mesh to lay the members over; default: all devices, or the mesh in force, as for :class:`Axis`.
-        over: its axis or axes; default: the one called ``name``.
-        at_once: at most this many members per device under way. Bounds the memory that their work takes.
-        lowering: how a device runs its several members. ``"auto"``: on CPU large members and those with convolutions
-            one by one, each in an executable of its own (``"dispatch"``), small ones together (``"vmap"``); on
-            accelerators all together. ``"unroll"``: one after the other in one program.
-        donate: whether a step may write over the old state, which saves as much memory as the state takes.
-        name: what a member is called, in the plural: the axis's name, for collectives between members.
+        over: axis or axes of the mesh; default: the one called ``name``.
+        at_once: the largest number of members per device in flight. It bounds the memory of their computations.
+        lowering: how a device runs its members. ``"auto"``: on CPU, large members and those with convolutions
+            separately, each in its own executable (``"dispatch"``), and small ones together (``"vmap"``); on
+            accelerators, all together. ``"unroll"``: one after the other in one program.
+        donate: whether a step may overwrite the old state, which saves as much memory as the state takes.
+        name: what the members are called, in the plural: the name of the axis, for collectives between members.
 
     Raises:
-        StateError: if ``make`` returns no member; AxisError: on a malformed axis; ShapeError: on malformed ``args``.
+        StateError: if ``make`` returns no member.
+        AxisError: if the axis is malformed.
+        ShapeError: if ``args`` are malformed.
 
     Communicates: nothing.
 
@@ -121,10 +122,10 @@ def _on_own_devices(method: _Method) -> _Method:
 
 
 class Ensemble:
-    """Members on the devices. Made by :func:`ensemble` or :func:`load_ensemble`, not by hand.
+    """Members on the devices, made by :func:`ensemble` or :func:`load_ensemble`.
 
-    ``len(ens)`` is their number, ``ens[3]`` an ordinary member (what ``make`` returned, with its own arrays),
-    ``ens[:3]``, ``ens[[0, 2]]`` and ``ens[ens.finite()]`` an ensemble of some of them.
+    ``len(ens)`` is the number of members. ``ens[3]`` is an ordinary member, as ``make`` returned it, with its own
+    arrays; ``ens[:3]``, ``ens[[0, 2]]`` and ``ens[ens.finite()]`` are ensembles of some of the members.
 
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px
@@ -179,7 +180,7 @@ class Ensemble:
     @arguments.named()
     @_on_own_devices
     def __getitem__(self, index: Any) -> Any:
-        """Return a member by an int; an ensemble of some by a slice, a sequence of ints or a mask."""
+        """Return one member for an int, or an ensemble of some members for a slice, a sequence of ints or a mask."""
         if isinstance(index, slice):
             return self._chosen(range(len(self))[index])
         is_array = isinstance(index, (np.ndarray, jax.Array)) and np.ndim(index) > 0
@@ -193,9 +194,9 @@ class Ensemble:
     @arguments.named()
     @_on_own_devices
     def drop(self, *indices: Any) -> "Ensemble":
-        """Return an ensemble without some members, given by number or as a sequence; the others keep their order.
+        """Return an ensemble without the members of these indices; the others keep their order.
 
-        This one stays as it is.
+        This ensemble does not change.
         """
         gone = {number for index in indices for number in self._numbers("indices", _sequence(index))}
         return self._chosen([index for index in range(len(self)) if index not in gone])
@@ -203,10 +204,12 @@ class Ensemble:
     @arguments.named()
     @_on_own_devices
     def add(self, *members: Any) -> "Ensemble":
-        """Return an ensemble with more members at the end, each as ``make`` returns it. This one stays as it is.
+        """Return an ensemble with further members at the end, each as ``make`` returns it.
+
+        This ensemble does not change.
 
         Raises:
-            StateError: if one has other variables, shapes or dtypes.
+            StateError: if a new member has other variables, shapes or dtypes.
         """
         states = [self._fitting(position, member) for position, member in enumerate(members)]
         rows = [jax.tree.map(lambda x: x[None], state) for state in states]
@@ -217,27 +220,27 @@ class Ensemble:
     @arguments.named()
     @_on_own_devices
     def train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
-        """Make one step of each member.
+        """Take one step with each member.
 
         Args:
-            step: a step of one member. Pytrees: ``step(*parts, *args)`` → the new state, or ``(state, out)``; a member
-                that is a tuple is taken and returned as one. Modules: ``step(*modules, *args)`` → ``out``; they are
-                changed in place. Traced and compiled once for each function and shapes, so define it once; what it
-                reads besides its arguments is constant from then on, as under ``jax.jit``. It may use collectives by
-                the axis's name; then all members run together.
+            step: a step of one member. For pytrees, ``step(*parts, *args)`` returns the new state, or
+                ``(state, out)``; a member that is a tuple is passed as its parts and returned as a tuple. For modules,
+                ``step(*modules, *args)`` changes them in place and returns ``out``. The step is traced and compiled
+                once for each function and shapes, so define it only once; other values that it reads are constant from
+                then on, as under ``jax.jit``. It may use collectives with the axis's name; all members then run
+                together.
             *args: pytrees of arrays; by default the same for all members, such as a batch.
-            in_axes: 0 where each member has its own, ``(size, ...)``: its batch, weights, learning rate, key. One for
-                all arguments, or a tuple with one (or a tree) for each.
+            in_axes: 0 for arguments that have a row per member, ``(size, ...)``: batches, weights, learning rates,
+                keys. One value for all arguments, or a tuple with a value (or a tree) for each.
 
         Returns:
-            ``out`` with leaves ``(size, ...)``. Members that are not finite any more: see :meth:`finite`.
+            ``out`` with leaves ``(size, ...)``. To find members that are no longer finite, use :meth:`finite`.
 
         Raises:
-            StateError: if the step does not give back a member like the one it was given; ShapeError: on malformed
-                arguments. The members are as they were before.
+            StateError: if the step does not return a member like the one that it was given.
+            ShapeError: if the arguments are malformed. In both cases the members are unchanged.
 
-        Communicates: nothing. If the members cannot be shared out evenly, or lie over several processes, ``out`` is
-        brought together.
+        Communicates: nothing. If the members do not divide evenly, or lie over several processes, ``out`` is gathered.
         """
         placed = _arguments.place("ensemble.train", args, in_axes, self._population.placement)
         return self._population.step(self._population.train_program(step, placed), placed).readable()
@@ -245,9 +248,9 @@ class Ensemble:
     @arguments.named()
     @_on_own_devices
     def lower(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
-        """Return the program of :meth:`train` for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run.
+        """Return the program of :meth:`train` for these arguments, as ``jax.jit(f).lower`` does, without running it.
 
-        It is that of all members if they run together, or that of one if each is called for itself.
+        It is the program of all members if they run together, or that of one member if they run separately.
         """
         placed = _arguments.place("ensemble.lower", args, in_axes, self._population.placement)
         program = self._population.train_program(step, placed)
@@ -273,30 +276,30 @@ class Ensemble:
         patience: int | None = None,
         progress: bool | Callable[[Epoch], None] = False,
     ) -> History:
-        """Train all members for some epochs, on data that is brought to the devices once.
+        """Train all members for some epochs, on data that is sent to the devices once.
 
-        Each epoch shuffles the rows by the key and its own number, cuts them into batches (what is left over sits out)
-        and calls the step on each: ``step(*parts, *batch, [weights], *per_member)``, as in :meth:`train`. Where calls
-        cost more than the work, a whole epoch is one program, with the loop on the devices.
+        Each epoch shuffles the rows with the key and the epoch's number, cuts them into batches (rows left over are
+        skipped) and calls the step on each batch: ``step(*parts, *batch, [weights], *per_member)``, as in
+        :meth:`train`. If calls cost more than the work, a whole epoch is one program, with the loop on the devices.
 
         Args:
             step: as in :meth:`train`.
             data: a tuple of pytrees of arrays ``(num_rows, ...)``.
             batch_size: rows of a step.
-            key: one key, or a whole number as seed, of the order of the rows.
-            num_epochs: how many.
-            first_epoch: the number of the first one. To go on where another call ended, with the same key.
-            rows: row numbers ``(size, m)``: each member sees only these, with repetitions. Bagging:
+            key: one key, or an integer as seed, for the order of the rows.
+            num_epochs: number of epochs.
+            first_epoch: number of the first epoch. With the same key, a call can continue where another ended.
+            rows: row numbers ``(size, m)``: each member sees only these, with repetitions. For bagging:
                 ``rows=ens.bootstrap_rows(key, num_rows)``.
-            weights: of the rows, ``(num_rows,)``, or ``(size, num_rows)`` for each member its own; a batch of them
-                comes after the data.
-            per_member: further arguments of the step, pytrees of arrays ``(size, ...)``: a member's learning rate.
-            own_order: whether each member goes through its rows in an order of its own.
-            validate: ``validate(model, *validation)`` → one number, the less the better, in ``eval()`` mode; after
-                each epoch.
-            validation: its further arguments.
-            patience: stop a member that has not improved for so many epochs, and give every member back the state
-                with which it did best.
+            weights: weights of the rows, ``(num_rows,)``, or ``(size, num_rows)`` with weights for each member; a
+                batch of weights comes after the data.
+            per_member: further arguments of the step, pytrees of arrays ``(size, ...)``, such as learning rates.
+            own_order: whether each member visits its rows in its own order.
+            validate: ``validate(model, *validation)`` → one number, lower is better; called after each epoch, in
+                ``eval()`` mode.
+            validation: further arguments of ``validate``.
+            patience: stop a member that has not improved for this many epochs, and in the end restore every member's
+                best state.
             progress: ``True`` shows a bar, which needs the extra ``cli`` outside of notebooks; a function is called
                 with an ``Epoch``.
 
@@ -304,11 +307,13 @@ class Ensemble:
             A :class:`History`.
 
         Raises:
-            ShapeError: naming the argument; StateError: as in :meth:`train`. Interrupted, members are as they were
-                after the last whole step.
+            ShapeError: if an argument is malformed; the message names it.
+            StateError: as in :meth:`train`.
+
+        If the call is interrupted, the members are as they were after the last complete step.
 
         Warns:
-            RuntimeWarning: with the indices of the members that give results which are not finite.
+            RuntimeWarning: if results of members are not finite; the message has their indices.
 
         Communicates: as :meth:`train`, once per epoch.
         """
@@ -336,7 +341,7 @@ class Ensemble:
     def bootstrap_rows(self, key: Any, num_rows: int) -> np.ndarray:
         """Return, for each member, as many row numbers as there are rows, drawn with replacement: ``(size, num_rows)``.
 
-        A member's are a function of the key and its number (bagging; Breiman 1996).
+        A member's row numbers depend on the key and the member's index (bagging; Breiman 1996).
         """
         num_rows = arguments.count("ensemble.bootstrap_rows", "num_rows", num_rows, error=ShapeError)
         return _order.bootstrap_rows(_key(key), len(self), num_rows)
@@ -355,34 +360,34 @@ class Ensemble:
         """Average the members' predictions on the devices; only the average leaves them.
 
         Args:
-            *inputs: what the model is applied to, the same for all members.
-            average: of what.
+            *inputs: the model's inputs, the same for all members.
+            average: what to average.
 
-                * ``"softmax"``: models give logits ``(..., classes)``; their probabilities;
-                * ``"sigmoid"``: models give logits; their probabilities, entry by entry;
-                * ``"mean"``: of what the models give;
-                * ``"moments"``: the mean of what they give, and its variance between members (``ddof=0``);
-                * ``"mixture"``: models give ``(mean, variance)``; mean and variance of the mixture of these normals
-                  (Lakshminarayanan et al. 2017, arXiv 1612.01474).
-            where: booleans ``(size,)``; members with ``False`` are left out, whatever they give, NaN included:
+                * ``"softmax"``: models return logits ``(..., classes)``; average their probabilities;
+                * ``"sigmoid"``: models return logits; average their probabilities, entry by entry;
+                * ``"mean"``: average the models' outputs;
+                * ``"moments"``: return the mean of the outputs, and their variance between members (``ddof=0``);
+                * ``"mixture"``: models return ``(mean, variance)``; return mean and variance of the mixture of these
+                  normal distributions (Lakshminarayanan et al. 2017, arXiv 1612.01474).
+            where: booleans ``(size,)``; members with ``False`` are left out, even if their outputs are NaN:
                 ``where=ens.finite()``.
-            apply: as in :func:`ensemble`, for this once.
+            apply: as in :func:`ensemble`, for this call.
             in_axes: as in :meth:`train`.
-            batch_size: at most so many rows of the inputs at once; they then all have leading rows.
+            batch_size: the largest number of rows of the inputs to compute at once; all inputs must then have rows.
 
-        Under ``jit`` and ``grad``, the members are what they were when the function was traced. To have them change,
-        pass them: ``jax.jit(f)(ens.stacked(), x)``, and map over ``ens.axis``.
+        Under ``jit`` and ``grad``, the members are those at the time when the function was traced. If they should
+        change, pass them as an argument: ``jax.jit(f)(ens.stacked(), x)``, and map over ``ens.axis``.
 
         Returns:
             The average, the same on all devices: ``(...)``, at least float32; two of them for ``"moments"`` and
             ``"mixture"``.
 
         Raises:
-            ShapeError: on malformed arguments, or if ``where`` leaves nobody; StateError: if it is not known how to
-                apply the model.
+            ShapeError: if arguments are malformed, or ``where`` leaves out all members.
+            StateError: if it is not known how to apply the model.
 
-        Communicates: one all-reduce the size of the result; for ``"moments"`` and ``"mixture"`` of ``num_devices``
-        times as much.
+        Communicates: one all-reduce the size of the result; ``num_devices`` times as much for ``"moments"`` and
+        ``"mixture"``.
         """
         _require_apply("ensemble.predict", apply)
         averaged = _averages.named(average, get_args(Average))
@@ -396,10 +401,10 @@ class Ensemble:
     def members(
         self, *inputs: Any, apply: Apply | None = None, in_axes: Any = None, batch_size: int | None = None
     ) -> Any:
-        """Every member's prediction, as the model gives it: leaves ``(size, ...)``. See :meth:`predict`.
+        """Return every member's prediction, as the model returns it: leaves ``(size, ...)``. See :meth:`predict`.
 
-        Communicates: nothing if the sizes divide and all devices are this process's; else the predictions are brought
-        together.
+        Communicates: nothing if the sizes divide and all devices are this process's; else the predictions are
+        gathered.
         """
         _require_apply("ensemble.members", apply)
         parts = _batches("ensemble.members", inputs, in_axes, batch_size)
@@ -408,10 +413,10 @@ class Ensemble:
 
     @_on_own_devices
     def finite(self) -> np.ndarray:
-        """Return which members are sound: booleans ``(size,)``, ``False`` where any number of one is NaN or infinite.
+        """Return which members are finite: booleans ``(size,)``, ``False`` for a member with any NaN or infinity.
 
-        ``np.flatnonzero(~ens.finite())`` are the others' indices; ``ens.predict(x, where=ens.finite())`` leaves them
-        out, ``ens.drop(*indices)`` for good.
+        ``np.flatnonzero(~ens.finite())`` has the indices of the others; ``ens.predict(x, where=ens.finite())`` leaves
+        them out of one prediction, and ``ens.drop(*indices)`` returns an ensemble without them.
         """
         program = self._population.program("finite", None, (), lambda: _all_finite)
         return np.asarray(program([self._state], []).readable())
@@ -419,15 +424,15 @@ class Ensemble:
     @arguments.named()
     @_on_own_devices
     def save(self, path: Any) -> None:
-        """Write every member to a file of its own in a directory, ``member-000.npz`` and so on.
+        """Write every member to its own file in a directory, ``member-000.npz`` and so on.
 
-        What is in them: see :meth:`save_member`. A file ``paraxis.json`` says how many there are. The directory is
-        written under another name first: whatever happens, an old one stays until the new one is whole. An old one is
-        replaced only if nothing but members is in it.
-        Of several processes the first writes; all must call it.
+        :meth:`save_member` describes the files. A file ``paraxis.json`` holds the number of members. The directory is
+        first written under another name, so an old one stays in place until the new one is complete. An old one is
+        replaced only if it contains nothing but members. With several processes, the first one writes, and all must
+        call it.
 
         Raises:
-            StateError: if something else than an ensemble, or an empty directory, is at that place.
+            StateError: if ``path`` exists and is neither an ensemble nor an empty directory.
         """
         arguments.path("ensemble.save", "path", path)
         names = self._form.names(self._state.struct())
@@ -440,9 +445,9 @@ class Ensemble:
     @arguments.named()
     @_on_own_devices
     def save_member(self, index: int, path: Any) -> None:
-        """Write one member to a file, all its parts, with the names of its leaves. Read with :func:`load_member`.
+        """Write all parts of one member to a file, with the names of its leaves; :func:`load_member` reads it.
 
-        The format is NumPy's ``.npz``: readable without Paraxis, and with a checksum for every array.
+        The format is NumPy's ``.npz``, with a checksum for every array; it is readable without Paraxis.
         """
         arguments.path("ensemble.save_member", "path", path)
         state = self._state.row(self._number(index))

@@ -15,11 +15,11 @@ from paraxis._host import notebook
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """One epoch of all members: what a function that is given as ``progress`` is called with.
+    """One epoch of all members, which is passed to the function given as ``progress``.
 
-    ``number`` counts from 0, or where ``first_epoch`` says, and ``num_epochs`` is how many there will have been in all.
-    ``outputs`` are the step's results, averaged over the epoch's steps, leaves ``(size, ...)``; ``validation`` is
-    ``(size,)`` or ``None``; ``active`` says who still trains, ``(size,)``. Printed, it is one line.
+    ``number`` counts from 0, or from ``first_epoch``; ``num_epochs`` is the total when the call ends.
+    ``outputs`` are the step's results, averaged over the epoch's steps, with leaves ``(size, ...)``; ``validation`` is
+    ``(size,)`` or ``None``; ``active`` says which members still train, ``(size,)``. It prints as one line.
     """
 
     number: int
@@ -35,13 +35,13 @@ class Epoch:
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """The result of ``fit``. Epochs are numbered from ``first_epoch``; rows are those of this call.
+    """The result of ``fit``: one row per epoch of the call. Epochs are numbered from ``first_epoch``.
 
     Attributes:
         outputs: the step's results, averaged over each epoch's steps: leaves ``(num_epochs, size, ...)``.
-        validation: ``(num_epochs, size)``, or ``None`` if nothing was validated.
-        best_epoch: for each member the epoch with its least validation loss, ``(size,)``; ``None`` likewise.
-        stopped: for each member the epoch after which it was stopped, -1 if it was not, ``(size,)``.
+        validation: validation losses ``(num_epochs, size)``, or ``None`` without ``validate``.
+        best_epoch: for each member the epoch with its smallest validation loss, ``(size,)``, or ``None``.
+        stopped: for each member the epoch after which it was stopped, or -1 if it was not, ``(size,)``.
         failed: indices of the members with a result or a loss that was not finite.
         scanned: whether whole epochs ran in one program each.
 

@@ -30,8 +30,9 @@ def load_member(make: Callable[[jax.Array], Any], path: Any) -> Any:
         The member, as ``make`` returns it.
 
     Raises:
-        DataError: if the file is damaged; StateError: if the member in it has other variables, shapes or dtypes than
-            ``make`` gives; FileNotFoundError.
+        DataError: if the file is damaged.
+        StateError: if its member has other variables, shapes or dtypes than the result of ``make``.
+        FileNotFoundError: if there is no such file.
 
     Communicates: nothing.
 
@@ -63,7 +64,7 @@ def load_ensemble(
     donate: bool = True,
     name: str = "members",
 ) -> Ensemble:
-    """Read the members that ``ens.save`` wrote, onto the devices there are now.
+    """Read the members that ``ens.save`` wrote, onto the present devices.
 
     Args:
         make: ``make(key)`` → a member like those in the directory. It is traced, not run.
@@ -71,8 +72,8 @@ def load_ensemble(
         apply, mesh, over, at_once, lowering, donate, name: as in :func:`ensemble`.
 
     Raises:
-        DataError: naming the file that is damaged.
-        StateError: naming the one that is missing, or too many, or of another kind of member.
+        DataError: if a file is damaged; the message names it.
+        StateError: if a file is missing, superfluous, or of another kind of member; the message names it.
 
     Communicates: nothing.
 

@@ -25,7 +25,7 @@ class Reliability(NamedTuple):
     Attributes:
         confidence: mean of the top probabilities in each bin ``(num_bins,)``; NaN in an empty bin.
         accuracy: share of correct predictions in each bin ``(num_bins,)``; NaN in an empty bin.
-        num_rows: how many rows are in each bin, int32 ``(num_bins,)``.
+        num_rows: number of rows in each bin, int32 ``(num_bins,)``.
     """
 
     confidence: jax.Array
@@ -34,15 +34,15 @@ class Reliability(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The scores of an ensemble's averaged prediction, and how far its members differ; see :func:`evaluate`.
+    """The scores of an ensemble's averaged prediction, and how much its members differ; see :func:`evaluate`.
 
     Attributes:
         accuracy: share of correct predictions.
         nll: mean negative log likelihood, in nats.
-        brier_score: from 0 to 2.
+        brier_score: Brier score, from 0 to 2.
         calibration_error: expected calibration error with 15 bins.
         disagreement: share of rows on which two members predict different classes.
-        mutual_information: mean over the rows, in nats.
+        mutual_information: mutual information, mean over the rows, in nats.
     """
 
     accuracy: float
@@ -55,7 +55,7 @@ class Scores(NamedTuple):
 
 @arguments.named()
 def accuracy(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
-    """Share of the rows whose most probable class (the first one, in a tie) is the label.
+    """Return the share of the rows whose most probable class (in a tie, the first one) is the label.
 
     Args:
         probabilities: floats ``(n, classes)``, each row summing to one.
@@ -65,8 +65,8 @@ def accuracy(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
         A float scalar from 0 to 1.
 
     Raises:
-        ShapeError: naming the argument that has another shape, or labels that are not integers.
-        DataError: outside ``jax.jit``, for a row that does not sum to one and for a label that is no class.
+        ShapeError: if an argument has another shape, or the labels are not integers; the message names it.
+        DataError: outside ``jax.jit``, if a row does not sum to one or a label is not a class.
 
     Example:
         >>> import jax.numpy as jnp
@@ -80,10 +80,12 @@ def accuracy(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
 
 @arguments.named()
 def nll(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
-    """Mean negative log likelihood of the labels, in nats. Lower is better. Arguments and errors: :func:`accuracy`.
+    """Return the mean negative log likelihood of the labels, in nats; lower is better.
 
-    A strictly proper score: what is expected of it is best for the true probabilities only. Nothing is clipped: one
-    label that was given probability zero makes it **infinite**.
+    Arguments and errors: :func:`accuracy`.
+
+    The score is strictly proper: its expectation is best for the true probabilities only. Nothing is clipped: a single
+    label with probability zero makes it **infinite**.
 
     Returns:
         A float scalar, zero or more.
@@ -103,13 +105,13 @@ def nll(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
 
 @arguments.named()
 def brier_score(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
-    """Multi-class Brier score, lower is better. Arguments and errors: :func:`accuracy`.
+    """Return the multi-class Brier score; lower is better. Arguments and errors: :func:`accuracy`.
 
     Squared differences between the probabilities and the one-hot label, summed over the classes and averaged over the
-    rows. This is Brier's own convention; for two classes it is twice the score that looks at one class only.
+    rows. This is Brier's own convention; for two classes it is twice the score that considers one class only.
 
     Returns:
-        A float scalar from 0 to 2. Strictly proper, as :func:`nll` is, and finite.
+        A float scalar from 0 to 2. The score is strictly proper, like :func:`nll`, and finite.
 
     Source: Brier, "Verification of forecasts expressed in terms of probability", 1950.
 
@@ -125,14 +127,14 @@ def brier_score(probabilities: ArrayLike, labels: ArrayLike) -> jax.Array:
 
 @arguments.named()
 def calibration_error(probabilities: ArrayLike, labels: ArrayLike, *, num_bins: int = 15) -> jax.Array:
-    """Return the expected calibration error: how far confidence is from accuracy. Arguments: see :func:`accuracy`.
+    """Return the expected calibration error, the gap between confidence and accuracy. Arguments: see :func:`accuracy`.
 
     The rows are put in bins by their top probability; the gaps between mean confidence and accuracy in the bins are
     averaged, each weighted by its share of the rows.
 
-    **A weak score**: it is biased and depends on the number of bins; constant predictions at the classes' frequencies
-    have none of it; and models compared by it can change places with the bins and with the temperature. To compare
-    models use the calibrated likelihood, :func:`cross_fitted_nll`, which Ashukha et al. advise instead.
+    **This is a weak score**: it is biased, and it depends on the number of bins; it is zero for constant predictions at
+    the classes' frequencies; and a ranking of models by it can change with the bins and with the temperature. To
+    compare models, use the calibrated likelihood, :func:`cross_fitted_nll`, as Ashukha et al. advise.
 
     Args:
         probabilities: floats ``(n, classes)``, each row summing to one.
@@ -160,7 +162,7 @@ def calibration_error(probabilities: ArrayLike, labels: ArrayLike, *, num_bins: 
 
 @arguments.named()
 def reliability(probabilities: ArrayLike, labels: ArrayLike, *, num_bins: int = 15) -> Reliability:
-    """Confidence and accuracy per bin of confidence, to draw a reliability diagram.
+    """Return confidence and accuracy per bin of confidence, to draw a reliability diagram.
 
     Arguments, bins and errors: :func:`calibration_error`, which is the mean of ``|accuracy - confidence|`` weighted by
     ``num_rows``.
@@ -189,7 +191,7 @@ def reliability(probabilities: ArrayLike, labels: ArrayLike, *, num_bins: int = 
 
 @arguments.named()
 def entropy(probabilities: ArrayLike) -> jax.Array:
-    """Entropy of each row in nats, with ``0 log 0 = 0``: how uncertain a prediction is.
+    """Return the entropy of each row in nats, with ``0 log 0 = 0``: the uncertainty of each prediction.
 
     Args:
         probabilities: floats ``(n, classes)``, or any ``(..., classes)``, each row summing to one.
@@ -199,7 +201,7 @@ def entropy(probabilities: ArrayLike) -> jax.Array:
 
     Raises:
         ShapeError: if there is no row.
-        DataError: outside ``jax.jit``, for a row that does not sum to one.
+        DataError: outside ``jax.jit``, if a row does not sum to one.
 
     Source: Shannon, "A mathematical theory of communication", 1948.
 
@@ -215,9 +217,9 @@ def entropy(probabilities: ArrayLike) -> jax.Array:
 
 @arguments.named()
 def disagreement(member_probabilities: ArrayLike) -> jax.Array:
-    """Share of the rows on which two members predict different classes.
+    """Return the share of the rows on which two members predict different classes, averaged over all pairs.
 
-    The two are any two different members: the mean over all pairs. One member agrees with itself: zero.
+    For a single member it is zero.
 
     Args:
         member_probabilities: floats ``(members, n, classes)``, each row summing to one.
@@ -226,8 +228,8 @@ def disagreement(member_probabilities: ArrayLike) -> jax.Array:
         A float scalar from 0 to 1.
 
     Raises:
-        ShapeError: for another number of dimensions.
-        DataError: outside ``jax.jit``, for a row that does not sum to one.
+        ShapeError: if the number of dimensions is different.
+        DataError: outside ``jax.jit``, if a row does not sum to one.
 
     Source: Fort, Hu and Lakshminarayanan, "Deep ensembles: a loss landscape perspective", 2019, arXiv 1912.02757.
 
@@ -249,10 +251,10 @@ def disagreement(member_probabilities: ArrayLike) -> jax.Array:
 
 @arguments.named()
 def mutual_information(member_probabilities: ArrayLike) -> jax.Array:
-    """Entropy of the members' mean less the mean of their entropies: what they do not agree about, in nats per row.
+    """Return the entropy of the members' mean minus the mean of their entropies, in nats per row.
 
-    The part of the uncertainty that one member would not show. Zero where all members predict the same; negative
-    values, which rounding leaves there, are set to zero.
+    It measures disagreement: the part of the uncertainty that a single member does not show. It is zero where all
+    members predict the same; negative values that arise from rounding are set to zero.
 
     Args:
         member_probabilities: floats ``(members, n, classes)``, each row summing to one.
@@ -261,8 +263,8 @@ def mutual_information(member_probabilities: ArrayLike) -> jax.Array:
         Floats ``(n,)``, from 0 to ``log(min(members, classes))``.
 
     Raises:
-        ShapeError: for another number of dimensions.
-        DataError: outside ``jax.jit``, for a row that does not sum to one.
+        ShapeError: if the number of dimensions is different.
+        DataError: outside ``jax.jit``, if a row does not sum to one.
 
     Source: Houlsby et al., "Bayesian active learning for classification and preference learning", 2011, arXiv
     1112.5745.
@@ -281,21 +283,21 @@ def mutual_information(member_probabilities: ArrayLike) -> jax.Array:
 
 @arguments.named()
 def evaluate(member_probabilities: ArrayLike, labels: ArrayLike) -> Scores:
-    """Return all scores of an ensemble's averaged prediction, and how far its members differ, as plain floats.
+    """Return all scores of an ensemble's averaged prediction, and how much its members differ, as plain floats.
 
-    Not for use under ``jax.jit``.
+    It cannot be used under ``jax.jit``.
 
     Args:
         member_probabilities: floats ``(members, n, classes)``, each row summing to one.
         labels: integers ``(n,)``, from 0 to ``classes - 1``.
 
     Returns:
-        ``Scores(accuracy, nll, brier_score, calibration_error, disagreement, mutual_information)``; each as the
-        function of that name, the last one averaged over the rows.
+        ``Scores(accuracy, nll, brier_score, calibration_error, disagreement, mutual_information)``; each is the
+        result of the function of that name; the last one is averaged over the rows.
 
     Raises:
-        ShapeError: naming the argument that has another shape, or labels that are not integers.
-        DataError: for a row that does not sum to one and for a label that is no class.
+        ShapeError: if an argument has another shape, or the labels are not integers; the message names it.
+        DataError: if a row does not sum to one or a label is not a class.
 
     Source: Lakshminarayanan, Pritzel and Blundell, "Simple and scalable predictive uncertainty estimation using deep
     ensembles", 2017, arXiv 1612.01474.

@@ -25,23 +25,23 @@ _COLDEST, _HOTTEST = 1e-2, 1e2
 
 @arguments.named()
 def fit_temperature(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Return the ``T`` that makes ``softmax(log(probabilities) / T)`` most likely: above one for over-confidence.
+    """Return the ``T`` for which ``softmax(log(probabilities) / T)`` is most likely: above one for over-confidence.
 
-    Fit it on rows that were not trained on, and apply it to others with :func:`apply_temperature`. Computed on the
-    host in float64; not for use under ``jax.jit``.
+    Fit it on rows that were not used for training, and apply it to others with :func:`apply_temperature`. It is
+    computed on the host in float64, and cannot be used under ``jax.jit``.
 
     Args:
         probabilities: floats ``(n, classes)``, each row summing to one; of an ensemble, the members' mean.
         labels: integers ``(n,)``, from 0 to ``classes - 1``.
 
     Returns:
-        The temperature, from 0.01 to 100. Where the likelihood grows up to one of these bounds, that bound: 0.01 if
-        all predictions are right, 100 if they are worse than guessing. 1 if all rows are uniform, since any is as
-        good. NaN if there is a NaN among the probabilities.
+        The temperature, from 0.01 to 100. If the likelihood increases up to one of these bounds, that bound: 0.01 if
+        all predictions are right, 100 if they are worse than guessing. 1 if all rows are uniform, since any
+        temperature is as good. NaN if there is a NaN among the probabilities.
 
     Raises:
-        ShapeError: naming the argument that has another shape, or labels that are not integers.
-        DataError: for a row that does not sum to one and for a label that is no class.
+        ShapeError: if an argument has another shape, or the labels are not integers; the message names it.
+        DataError: if a row does not sum to one or a label is not a class.
 
     Source: Guo et al., "On calibration of modern neural networks", 2017, arXiv 1706.04599.
 
@@ -57,7 +57,7 @@ def fit_temperature(probabilities: ArrayLike, labels: ArrayLike) -> float:
 
 @arguments.named()
 def apply_temperature(probabilities: ArrayLike, temperature: ArrayLike) -> jax.Array:
-    """``softmax(log(probabilities) / temperature)``: less confident above one, more confident below.
+    """Return ``softmax(log(probabilities) / temperature)``: less confident above one, more confident below.
 
     Args:
         probabilities: floats ``(..., classes)``, each row summing to one.
@@ -95,26 +95,26 @@ def apply_temperature(probabilities: ArrayLike, temperature: ArrayLike) -> jax.A
 
 @arguments.named()
 def cross_fitted_nll(probabilities: ArrayLike, labels: ArrayLike, *, num_splits: int = 5, seed: int = 0) -> float:
-    """Calibrated negative log likelihood, in nats: the score to compare models, or ensembles of different sizes, by.
+    """Return the calibrated negative log likelihood, in nats, by which to compare models and ensembles of any size.
 
-    The rows are split at random into halves; the temperature is fitted on each half and the other half scored with it.
-    So every row is scored once per split, with a temperature that has not seen its label, and a model is not ranked
-    low for an over-confidence that one number would have corrected. Computed on the host in float64; not for use under
-    ``jax.jit``.
+    The rows are split at random into halves; the temperature is fitted on each half, and the other half is scored with
+    it. So every row is scored once per split, with a temperature that was fitted without its label, and a model does
+    not rank low for an over-confidence that one number would correct. It is computed on the host in float64, and cannot be
+    used under ``jax.jit``.
 
     Args:
         probabilities: floats ``(n, classes)``, each row summing to one; of an ensemble, the members' mean. At least
             two rows.
         labels: integers ``(n,)``, from 0 to ``classes - 1``.
         num_splits: number of random splits to average over.
-        seed: of the splits; the same one gives the same number.
+        seed: seed of the splits; the same seed gives the same result.
 
     Returns:
-        The mean over rows and splits. Finite, unless there is a NaN among the probabilities: then NaN.
+        The mean over rows and splits: finite, or NaN if there is a NaN among the probabilities.
 
     Raises:
-        ShapeError: naming the argument that has another shape, or labels that are not integers.
-        DataError: for a row that does not sum to one, for a label that is no class, and for ``num_splits`` below one.
+        ShapeError: if an argument has another shape, or the labels are not integers; the message names it.
+        DataError: if a row does not sum to one, a label is not a class, or ``num_splits`` is below one.
 
     Source: test-time cross-validation in Ashukha et al., "Pitfalls of in-domain uncertainty estimation and ensembling
     in deep learning", 2020, arXiv 2002.06470.

@@ -77,10 +77,10 @@ def program(
 class Program(Generic[_P, _R]):
     """A function whose axes are declared; made by :func:`program`.
 
-    It is an ordinary JAX function: it may be called, jitted, differentiated, vmapped, nested, and run from any
-    thread. Numbers and arrays among its arguments are traced; all else is constant. Each call traces the function
-    anew, so that what it reads may change, and finds what was compiled for a program of the same structure; put
-    ``jax.jit`` around it to trace once per shape.
+    It is an ordinary JAX function: you can call, jit, differentiate, vmap and nest it, and run it from any thread.
+    Numbers and arrays among its arguments are traced; everything else is constant. Each call traces the function
+    again, so values that it reads from outside may change, and reuses the program that was compiled for the same
+    structure; put ``jax.jit`` around it to trace only once per shape.
     """
 
     def __init__(self, fn: Callable[_P, _R], axes: tuple[Axis, ...]) -> None:
