@@ -99,8 +99,8 @@ def cross_fitted_nll(probabilities: ArrayLike, labels: ArrayLike, *, num_splits:
 
     The rows are split at random into halves; the temperature is fitted on each half, and the other half is scored with
     it. So every row is scored once per split, with a temperature that was fitted without its label, and a model does
-    not rank low for an over-confidence that one number would correct. It is computed on the host in float64, and cannot be
-    used under ``jax.jit``.
+    not rank low for an over-confidence that one number would correct. It is computed on the host in float64, and cannot
+    be used under ``jax.jit``.
 
     Args:
         probabilities: floats ``(n, classes)``, each row summing to one; of an ensemble, the members' mean. At least

@@ -23,10 +23,10 @@ KINDS: tuple[str, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-    """The collectives of one compiled program, as they stand in it: one inside a loop counts once.
+    """The collectives in the text of one compiled program: a collective inside a loop counts once.
 
     Attributes:
-        count: number of collectives of each kind; every kind in :data:`KINDS` is there.
+        count: number of collectives of each kind, with an entry for every kind in :data:`KINDS`.
         bytes: size of what each device contributes to or receives from them, whichever is larger, in bytes. A
             collective over several arrays at once counts once, with the size of all.
     """
@@ -49,7 +49,7 @@ class Communication:
 
 @arguments.named()
 def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communication:
-    """Compile a function for the given arguments and count what it communicates; it is not run.
+    """Compile a function for the given arguments, without running it, and count its collectives.
 
     Args:
         fn: a function of arrays, jitted or not.

@@ -34,12 +34,12 @@ _TPU_HOSTS = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """The place of this process.
+    """This process's place among the processes of a run.
 
     Attributes:
-        process: its number, from 0.
-        num_processes: how many there are.
-        attempt: how often a launcher started them before, after failures.
+        process: the number of this process, from 0.
+        num_processes: the number of processes.
+        attempt: how many attempts of the launcher failed before this one.
 
     Example:
         >>> import paraxis as px
@@ -60,36 +60,37 @@ _initialized: Processes | None = None
 def initialize(
     *, cluster: str | None = None, join_timeout: float | None = None, stuck_after: float | None = None
 ) -> Processes:
-    """Take this process's place among several, so that ``jax.devices()`` are those of all of them. Alone: nothing.
+    """Join the other processes of a run, so that ``jax.devices()`` lists the devices of all of them.
 
-    Called first, before anything runs on a device. In this order, the processes are found by
+    Call it first, before anything runs on a device. It finds the other processes in the first of these ways that
+    applies:
 
-    * the variables of ``paraxis launch``. The first three may be set by hand, too: ``PARAXIS_COORDINATOR=host:port``
-      of process 0, ``PARAXIS_NUM_PROCESSES`` and ``PARAXIS_PROCESS``. If the host is ``127.0.0.1``, as in every
-      launch, or ``localhost`` or ``[::1]``, all that the processes send each other goes over loopback;
-    * what JAX itself knows of: SLURM, Open MPI, an indexed job of Kubernetes, several hosts of TPUs;
-    * otherwise this is a lone process, and nothing is done.
+    * By the variables of ``paraxis launch``. You can also set the first three by hand: ``PARAXIS_COORDINATOR``, which
+      is the ``host:port`` of process 0, ``PARAXIS_NUM_PROCESSES`` and ``PARAXIS_PROCESS``. If the host is
+      ``127.0.0.1``, as in every launch, or ``localhost`` or ``[::1]``, the processes communicate only over loopback.
+    * By a cluster that JAX detects: SLURM, Open MPI, an indexed job of Kubernetes, several hosts of TPUs.
+    * Otherwise the process is alone, and nothing is done.
 
-    From then on an exception that nobody catches ends the process at once with status 70, where JAX would wait up to
-    five minutes for the others, which wait for this one. ``sys.exit(3)`` does so under ``paraxis launch`` only.
-    A second call gives what the first gave.
+    After this call, an uncaught exception ends the process at once with status 70; JAX alone would wait up to five
+    minutes for the other processes, which wait for this one. Under ``paraxis launch``, ``sys.exit(3)`` also ends the
+    process at once. A second call returns the result of the first.
 
     Args:
-        cluster: the name of a way in which JAX finds processes, to use that one: ``"gcetpu"``, ``"mpi4py"``, …;
-            ``None``: by the variables that are set.
+        cluster: the name of the way in which JAX should find the processes: ``"gcetpu"``, ``"mpi4py"``, …; ``None``:
+            by the variables that are set.
         join_timeout: seconds to wait for the others; default: 60, under a scheduler 300.
         stuck_after: seconds without a step of a training loop after which this process prints the stacks of all its
             threads and ends with status 79, at least 600 before the first step; 0: never; default: as
             ``paraxis launch --stuck-after`` says, otherwise 0.
 
     Returns:
-        The number of this process, and of all of them.
+        The number of this process, and the number of processes.
 
     Raises:
-        ProcessError: on a malformed argument, alone too; if JAX has its devices already, a variable cannot be read, or
-            the coordinator's port is taken.
+        ProcessError: if an argument is malformed, even in a lone process; if JAX has already found its devices, a
+            variable cannot be read, or the coordinator's port is taken.
 
-    Communicates: with the coordinator, process 0, until all have come. If one does not come in time, JAX ends the
+    Communicates: with the coordinator, process 0, until all have joined. If one does not join in time, JAX ends the
     others.
 
     Example:

@@ -27,26 +27,27 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def launch(options: Options) -> int:
-    """Run a script in several processes on this machine, and wait for their end.
+    """Run a script in several processes on this machine, and wait until they end.
 
-    Each process has its number in the environment, for :func:`paraxis.initialize`. What they write comes out here,
-    line by line, marked by rank. When one fails, the others are ended within a second or so: by signal, by an
-    exception, by ``sys.exit``, stopped for five seconds, stuck, or finished while the others wait for it. What ranks
-    have started themselves ends with them. If this process is killed, they are, too.
+    Each process (rank) has its number in the environment, for :func:`paraxis.initialize`. This process prints their
+    output line by line, marked by rank. When one rank fails, the others are ended within about a second: when it was
+    killed by a signal, raised an exception, called ``sys.exit``, was stopped for five seconds, is stuck, or has
+    finished while the others wait for it. Child processes of the ranks end with them. If this process is killed, the
+    ranks die too.
 
-    SIGINT, SIGTERM and SIGHUP are passed on to the ranks as one SIGTERM, which a training loop takes as the wish to
-    save and leave, all ranks at the same step. A second one, or ``grace`` seconds, kill them.
+    SIGINT, SIGTERM and SIGHUP are passed on to the ranks as one SIGTERM, which makes a training loop save and exit, at
+    the same step in all ranks. A second signal kills the ranks, and so does the end of ``grace`` seconds.
 
     Args:
         options: what to run, and how.
 
     Returns:
-        The exit status: 0 if all ranks left with 0, also after a signal; otherwise that of the rank that failed
-        first for its own reason, 128 + the signal if it was ended by one. 74 if all is well but for the output, which
-        could not be written, as on a full disk; where nobody reads any more, that is only said.
+        The exit status: 0 if that of every rank is 0, also after a signal; otherwise that of the rank that failed
+        first for a reason of its own, or 128 + the signal that ended it. 74 if all ranks succeeded but their output
+        could not be written, as on a full disk; that the reader of a pipe has left is no error.
 
     Raises:
-        ProcessError: if ``options`` are none.
+        ProcessError: if ``options`` is not an :class:`Options`.
 
     Communicates: nothing itself; see :func:`paraxis.initialize`.
 

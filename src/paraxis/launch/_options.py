@@ -17,20 +17,22 @@ class Options:
     """Options of a launch.
 
     Attributes:
-        num_processes: how many processes, at least 1.
+        num_processes: number of processes, at least 1.
         target: a Python file, or the name of a module.
-        arguments: of the script.
+        arguments: arguments of the script or module.
         module: whether ``target`` is a module, as in ``python -m``.
-        devices: of each process: simulated ones on the CPU, else that many of the machine's, in the order of the
-            ranks; ``None``: as JAX is told by the environment.
-        restarts: how often all are started again after a failure, to go on from what their script has saved. Each
-            counts, whatever was reached in between: a failure at one and the same step would come again for ever.
-        grace: seconds to save and leave in after a signal; and that the others have after one has finished.
-        stuck_after: seconds without a step of a training loop after which a process is stuck, at least 600 before its
-            first one; 0: never.
+        devices: number of devices of each process: simulated ones on a CPU, else that many of the machine's, in the
+            order of the ranks; ``None``: as JAX finds them in the environment.
+        restarts: how often all processes are started again after a failure, to resume from the script's checkpoint.
+            Every failure counts, whatever progress was made in between, since a failure at the same step would
+            otherwise repeat for ever.
+        grace: seconds in which a process must save and exit after a signal, and in which the others must finish after
+            one has.
+        stuck_after: seconds without a step of a training loop after which a process counts as stuck, at least 600
+            before its first step; 0: never.
 
     Raises:
-        ProcessError: if one of them cannot be met, or there is no such file or module.
+        ProcessError: if an option is not valid, or there is no such file or module.
 
     Example:
         >>> from paraxis.launch import Options

@@ -25,19 +25,20 @@ def assert_communication(
     collective_broadcast: int | None = None,
     max_bytes: int | None = None,
 ) -> Communication:
-    """Assert how often a compiled function communicates. It is compiled, not run.
+    """Assert how often a function communicates; it is compiled, but not run.
 
     Args:
         fn: a function of arrays, jitted or not.
         *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
-        all_reduce: exact number of all-reduces in the compiled program; ``None``: any. Likewise the other kinds.
-        max_bytes: most bytes per device in all collectives together.
+        all_reduce: exact number of all-reduces in the compiled program; ``None``: any number. The other kinds of
+            collectives likewise.
+        max_bytes: largest number of bytes per device in all collectives together.
 
     Returns:
-        What was found.
+        The collectives that were found.
 
     Raises:
-        CommunicationError: naming each promise that does not hold, and all that was found.
+        CommunicationError: if a promise does not hold; the message names each, and lists all collectives.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -78,9 +79,9 @@ def assert_same_everywhere(
     rtol: float = 1e-5,
     atol: float = 1e-6,
 ) -> None:
-    """Assert that a function gives the same answer however many devices it has.
+    """Assert that a function gives the same answer on any number of devices.
 
-    The function is run with no mesh but the assertion's own; its axes must leave ``mesh`` and ``over`` open.
+    The function runs with a mesh that the assertion sets; its axes must not have a ``mesh`` or ``over`` of their own.
 
     Args:
         fn: a function of arrays that uses axes; jitted or not.
@@ -90,9 +91,9 @@ def assert_same_everywhere(
         atol: absolute tolerance.
 
     Raises:
-        AssertionError: naming the device count and the leaf that differ; or if the function places nothing on the
-            devices, so that nothing would have been checked.
-        DeviceError: if there are not so many devices.
+        AssertionError: if an answer differs, with the number of devices and the leaf; or if the function places
+            nothing on the devices, so that nothing would be checked.
+        DeviceError: if there are fewer devices than asked for.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px

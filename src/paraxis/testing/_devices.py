@@ -12,7 +12,7 @@ _FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+\s*")
 
 
 def simulate_devices(n: int) -> None:
-    """Start JAX on ``n`` simulated CPU devices. To be called before anything else uses JAX.
+    """Start JAX on ``n`` simulated CPU devices. Call this before anything else uses JAX.
 
     Args:
         n: number of devices, at least 1.
