@@ -29,7 +29,7 @@ Reader = Callable[[np.ndarray], Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Rows that are laid out over devices: what a loader gives, and a step takes.
+    """A batch of rows, distributed over devices. A loader yields it, and a step takes it.
 
     Attributes:
         tree: arrays ``(num_padded, ...)`` in blocks over the devices, the real rows first; 0-d arrays are whole on
@@ -47,7 +47,7 @@ class Batch:
     num_rows: int = dataclasses.field(metadata={"static": True})
 
     def rows(self) -> Any:
-        """Return the real rows ``(num_rows, ...)``: for use inside a compiled function, where that moves nothing."""
+        """Return the real rows ``(num_rows, ...)``, for use inside a compiled function, where this moves nothing."""
         return jax.tree.map(lambda x: _first(x, self.num_rows), self.tree)
 
     def turn(self, index: Any, turns: int, size: int) -> Any:

@@ -35,13 +35,13 @@ class Restored(Generic[_Tree]):
     """The result of ``Checkpoints.restore``.
 
     Attributes:
-        tree: of the target's structure, its arrays laid out like the target's.
-        notes: that were saved with it.
-        step: of the checkpoint that was used.
-        differences: with ``partial=True``, the leaves that were not taken from the checkpoint, and its leaves that
-            the target has not; otherwise empty.
-        changed: what the bits of a run depend on and is not as it was when the checkpoint was saved, in words:
-            versions of JAX, kind and number of devices, number of processes, XLA's CPU threads.
+        tree: a tree with the target's structure and sharding.
+        notes: the notes that were saved with it.
+        step: the step of the checkpoint that was used.
+        differences: with ``partial=True``, the leaves that were not taken from the checkpoint, and the checkpoint's
+            leaves that the target does not have; otherwise empty.
+        changed: a description of each setting that affects the bits of a run and has changed since the checkpoint was
+            saved: versions of JAX, kind and number of devices, number of processes, XLA's CPU threads.
     """
 
     tree: _Tree
@@ -54,34 +54,34 @@ class Restored(Generic[_Tree]):
 class Checkpoints:
     """A directory of checkpoints, each of any pytree of arrays, random keys and Python numbers.
 
-    Checkpoints are whole or not there: whatever a killed process leaves, a crash, or a full disk, those before stay.
-    Each leaf has a checksum of its own, which does not depend on the devices. When one is damaged, the checkpoint is
-    set aside under another name, and the one before is used. Nothing is pickled: Orbax writes the arrays, the rest is
-    JSON.
+    A checkpoint is complete or absent: a killed process, a crash or a full disk does not affect earlier checkpoints.
+    Each leaf has its own checksum, which does not depend on the devices. If a leaf is damaged, the checkpoint is
+    renamed, and the one before is used. Nothing is pickled: Orbax writes the arrays, and everything else is JSON.
 
-    A directory is for one run at a time: the process that saves to it first is the only one that may until it ends,
-    until its ``with`` ends, or until its objects of this directory are gone; another one is refused, as far as the file
-    system knows of locks. Any number may read. Several objects of one process may save to it: they take turns.
+    Only one run at a time may save to a directory: the first process that saves keeps the directory until it ends,
+    until its ``with`` ends, or until its objects for this directory are gone. Until then, other processes are refused,
+    if the file system supports locks. Any number of processes may read. Several objects of one process may save to the
+    directory; they take turns.
 
-    Paraxis writes to directories with the numbers of steps, to ``damaged-…``, and to ``.paraxis``, where it works. It
-    knows its own by a mark that it reads, not by their names: what else lies in the directory is left alone, and so is
-    a checkpoint into which somebody has put something.
+    Paraxis writes to directories named by the numbers of steps, to ``damaged-…``, and to ``.paraxis``, which holds
+    locks and temporary files. It recognises them by a file inside, not by their names: it does not touch anything else
+    in the directory, nor a checkpoint to which somebody has added files.
 
     Args:
-        path: of the directory; it is made when something is saved. May be relative, and begin with ``~``.
-        every: how many steps lie between checkpoints, for ``is_due``; ``None``: none is due.
-        keep: how many of the last ones stay; ``None``: all.
-        keep_every: those of steps that are multiples of it stay as well.
-        best: ``("loss", "min")`` or ``("accuracy", "max")``: the one with the best such number in its notes stays too.
+        path: path of the directory; it is created when something is saved. May be relative, and may begin with ``~``.
+        every: number of steps between checkpoints, for ``is_due``; ``None``: none is due.
+        keep: how many of the last checkpoints to keep; ``None``: all.
+        keep_every: also keep the checkpoints of steps that are multiples of this number.
+        best: ``("loss", "min")`` or ``("accuracy", "max")``: also keep the checkpoint whose notes have the best value.
         asynchronous: whether ``save`` returns once it has copied the arrays, and writes in the background.
 
     Raises:
-        DataError: on a malformed argument.
-        CheckpointError: if there is something else than a directory at that place; or if several processes see
-            different checkpoints there for 10 s, as they do not share it.
+        DataError: if an argument is malformed.
+        CheckpointError: if ``path`` exists and is not a directory; or if several processes see different checkpoints
+            there for 10 s, because they do not share the directory.
 
-    Communicates: several processes wait for the first one to tidy up, and compare what they see, by an all-gather of
-    400 bytes; all must make the object, and call its methods, alike. They need a file system that they share.
+    Communicates: several processes wait until the first one has tidied up, and compare what they see by an all-gather
+    of 400 bytes. All must make the object and call its methods in the same way, and need a shared file system.
 
     Example:
         >>> import tempfile
@@ -129,7 +129,7 @@ class Checkpoints:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps of the checkpoints that are whole, in order. One that is still being written is not."""
+        """The steps of the complete checkpoints, in order; one that is still being written is not among them."""
         return self._folder.steps()
 
     @property
@@ -139,32 +139,32 @@ class Checkpoints:
 
     @property
     def best(self) -> int | None:
-        """The step whose notes have the best number, as said by ``best=``; the later one of two equal ones."""
+        """The step whose notes have the best value, according to ``best=``; of two equal ones, the later."""
         return self._keeping.best_of(self.steps, self._notes)
 
     @property
     def every(self) -> int | None:
-        """How many steps lie between checkpoints, if that was said."""
+        """The number of steps between checkpoints, if given."""
         return self._every
 
     @property
     def best_by(self) -> str | None:
-        """The number of the notes by which the best one is found, if that was said."""
+        """The name in the notes by which the best checkpoint is found, if given."""
         return self._keeping.best[0] if self._keeping.best else None
 
     def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint is to be saved after this many steps, as said by ``every=``."""
+        """Return whether a checkpoint is due after this many steps, according to ``every=``."""
         step = arguments.count("Checkpoints.is_due", "step", step, least=0, write="step=100", error=DataError)
         return self._every is not None and step > 0 and step % self._every == 0
 
     def claim(self) -> None:
-        """Have this process be the one that saves here, from now on; ``save`` does so too.
+        """Reserve the directory for this process, so that no other run can save to it; ``save`` does so too.
 
-        It ends with a ``with`` block, with the last use of this object, or with the process. Of several processes it is
-        the first one.
+        The reservation ends with a ``with`` block, with the last use of this object, or with the process. With several
+        processes, the first one holds it.
 
         Raises:
-            CheckpointError: if another process does, and goes on to for 10 s; or if the directory cannot be written to.
+            CheckpointError: if another run still holds the directory after 10 s, or it cannot be written to.
 
         Communicates: nothing.
         """
@@ -180,26 +180,26 @@ class Checkpoints:
 
     @arguments.named()
     def save(self, step: int, tree: Any, notes: Mapping[str, Any] | None = None) -> None:
-        """Save a tree as the checkpoint of a step. One of that step that is there is replaced when this one is whole.
+        """Save a tree as the checkpoint of a step; an older checkpoint of that step is replaced once it is complete.
 
-        When this returns, the arrays have been copied: they may be changed or donated. One checkpoint at most is being
-        written; this waits for the one before.
+        When ``save`` returns, the arrays have been copied: you may change or donate them. At most one checkpoint is
+        being written at a time; ``save`` waits for the one before.
 
         Args:
-            step: at least 0.
+            step: number of the step, at least 0.
             tree: JAX and NumPy arrays, random keys and Python numbers in any containers. With several processes,
-                arrays over the devices of all, and others that are the same in all.
-            notes: JSON values, such as the position in the data; ``restore`` gives them back.
+                arrays over the devices of all processes, and other values that are the same in all.
+            notes: JSON values, such as the position in the data; ``restore`` returns them.
 
         Raises:
             StateError: if a leaf cannot be saved; or if this is one of several processes that did not join the others.
             DataError: if the notes are not JSON values, or lack the number that ``best=`` names.
-            CheckpointError: if this checkpoint, or the one before, could not be written. What was there stays. If only
-                this process could not write its part, the others still wait for it: let it end.
+            CheckpointError: if this checkpoint, or the one before, could not be written. Existing checkpoints stay. If
+                only this process could not write its part, the others still wait for it: let this process end.
 
-        Communicates: barriers of JAX's coordination service, and what checksums of large arrays over several devices
-        need, 8 bytes each. Arrays are copied to their hosts, each process those parts that it writes: until they are
-        written, that is one copy of the tree in the memory of the hosts, and nothing on the devices.
+        Communicates: barriers of JAX's coordination service, and 8 bytes for the checksum of each large array over
+        several devices. Each process copies the parts that it writes to its host: until they are written, the hosts'
+        memory holds one more copy of the tree, and the devices' none.
         """
         processes.require_joined("px.Checkpoints")
         step, notes, leaves = checked_step(step), checked_notes(notes), checked_leaves(tree)
@@ -210,7 +210,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until what was saved is written.
+        """Wait until the last saved checkpoint is written.
 
         Raises:
             CheckpointError: if it could not be written.
@@ -238,28 +238,28 @@ class Checkpoints:
         partial: bool = False,
         check: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> Restored[_Tree]:
-        """Return the tree of the last checkpoint, or of the one of a given step.
+        """Return the tree of the last checkpoint, or of that of a given step.
 
-        A damaged checkpoint is renamed, with a warning, and the one before is used; but if ``step`` is given, it is an
+        A damaged checkpoint is renamed, with a warning, and the one before is used. If you give ``step``, damage is an
         error, and nothing is renamed.
 
         Args:
-            target: a tree of the same structure: of arrays, which are left alone, or ``jax.ShapeDtypeStruct``. The new
-                arrays lie as these do, on any number of devices. A leaf may be a JAX array in one and a NumPy array in
-                the other.
+            target: a tree of the same structure: of arrays, which are not changed, or of ``jax.ShapeDtypeStruct``. The
+                restored arrays get the target's sharding, on any number of devices. A leaf may be a JAX array in one
+                and a NumPy array in the other.
             step: one of ``steps``.
-            partial: take the leaves that agree in path, shape and dtype, and keep the target's own for the rest.
-            check: is called with the notes before anything else is read; where it raises a ``ValueError``, the
-                checkpoint counts as damaged.
+            partial: whether to take only the leaves that agree in path, shape and dtype, and the target's for the rest.
+            check: a function that is called with the notes before anything else is read; if it raises a
+                ``ValueError``, the checkpoint counts as damaged.
 
         Raises:
             StateError: if the checkpoint and the target differ in the paths, shapes or dtypes of their leaves; the
                 message lists how. With ``partial``, if no leaf agrees.
-            CheckpointError: if there is none, or none that is not damaged. One that another process removes or replaces
-                while it is read is not damaged: what is there is listed anew.
+            CheckpointError: if there is no checkpoint, or all are damaged. A checkpoint that another process removes or
+                replaces while it is read does not count as damaged: the directory is listed again.
 
-        Communicates: each process reads what its devices need, by itself. All-gathers of 400 bytes, of what they found;
-        checksums, as in ``save``.
+        Communicates: all-gathers of 400 bytes, of what the processes found, and checksums as in ``save``. Each process
+        reads the parts for its devices by itself.
         """
         arguments.flag("Checkpoints.restore", "partial", partial)
         if step is not None:

@@ -36,47 +36,48 @@ def loader(
     read_ahead: int = 2,
     transform: Callable[..., Any] | None = None,
 ) -> "Loader":
-    """Batches of rows, shuffled by a seed, read ahead by a thread and laid out over the devices.
+    """Return batches of rows, shuffled with a seed, read ahead by a thread and distributed over the devices.
 
-    Which rows a batch has depends on the seed, the batch size and the number of the batch, and on nothing else: not on
-    the devices, the processes or what was read before. So the number of batches taken is all that has to be saved to go
-    on later. Each process reads the rows of its own devices only.
+    The rows of a batch depend only on the seed, the batch size and the number of the batch, not on the devices, the
+    processes or earlier reads. So to resume later, it is enough to save the number of batches taken. Each process reads
+    only the rows of its own devices.
 
     The source is one of these:
 
     * a tree of arrays ``(num_rows, ...)``: of NumPy, JAX or PyTorch, or in a file (``np.load(path, mmap_mode="r")``,
-      HDF5), of which only the rows in question are read;
-    * an object that gives one row, a tree, by number: with ``__len__`` and ``__getitem__``, such as a PyTorch
+      HDF5), of which only the rows of the batch are read;
+    * an object that returns one row, a tree, by its number: with ``__len__`` and ``__getitem__``, such as a PyTorch
       ``Dataset``, a Grain data source or a Grain ``MapDataset``; if it has ``__getitems__``, that is called once per
       batch instead;
-    * an iterable of batches that can be gone through again: a PyTorch or Grain ``DataLoader``, a Grain ``IterDataset``
-      that ends in ``batch(…)``. It keeps its own batches, of any size, and its own order: leave out ``batch_size``.
-      Each process goes through all batches and takes its rows, so the order must be the same in all of them; and to
-      go on at a later batch, those before are read and dropped. If its dataset gives rows by number, hand over that
+    * an iterable of batches that can be iterated again: a PyTorch or Grain ``DataLoader``, a Grain ``IterDataset``
+      that ends in ``batch(…)``. Its batches, of any size, and their order are kept: leave out ``batch_size``. Each
+      process iterates over all batches and takes its rows, so the order must be the same in all processes; to resume
+      at a later batch, earlier ones are read and dropped. If its dataset returns rows by number, pass the dataset
       instead: ``px.loader(data_loader.dataset, 32)``;
-    * a function that gives such an iterable: ``source(epoch)``, or ``source()``. If what ``source(epoch)`` gives has a
-      length, later epochs begin without going through those before.
+    * a function that returns such an iterable: ``source(epoch)``, or ``source()``. If the result of ``source(epoch)``
+      has a length, later epochs begin without reading earlier ones.
 
     Args:
         source: where the rows come from.
-        batch_size: rows of a batch, over all devices together. It need not divide by anything.
-        axis: the axis that the rows lie on: its name, or a ``px.Axis`` with a mesh, whose size does not count.
-        shuffle: whether each epoch has an order of its own, or the rows come as they are. Default: they are shuffled.
-        seed: of the order and of ``random``, at least 0.
-        drop_last: whether the rows that are left over, fewer than ``batch_size``, are left out in this epoch.
-        read_ahead: batches made before they are asked for; 0: none, and no thread.
-        transform: a function of the rows read, a tree of NumPy arrays ``(rows, ...)``, to a tree of such arrays. It
-            must do the same to a row whatever the others are, since a process sees its own rows only; on the first
-            rows that is tried. It may have a parameter ``random``: a sequence with a ``numpy.random.Generator`` for
-            each row, keyed by (seed, epoch, row). It is run by the thread.
+        batch_size: rows of a batch, over all devices together. It need not be a multiple of anything.
+        axis: the axis of the rows: its name, or a ``px.Axis`` with a mesh, whose size does not matter.
+        shuffle: whether each epoch has its own random order. The default is yes, unless the source yields batches.
+        seed: seed of the order and of ``random``, at least 0.
+        drop_last: whether to skip the last rows of an epoch if they are fewer than ``batch_size``.
+        read_ahead: number of batches to prepare in advance; 0: none, and no thread.
+        transform: a function of the rows of a batch, from a tree of NumPy arrays ``(rows, ...)`` to a tree of such
+            arrays. It must treat each row independently of the others, since a process sees only its own rows; the
+            first rows are used to check this. It may have a parameter ``random``: a sequence with a
+            ``numpy.random.Generator`` for each row, keyed by (seed, epoch, row). The thread runs it.
 
     Returns:
         A :class:`Loader`.
 
     Raises:
-        DataError: if the source is nothing to read, or an argument does not go with it. While reading: naming the
-            batch, and the row where there is one, if the source or ``transform`` raises or gives what is no batch.
-        ShapeError: if leaves or rows do not fit together, likewise.
+        DataError: if the source cannot be read, or an argument does not fit it. While reading, if the source or
+            ``transform`` raises, or returns something that is not a batch; the message names the batch and, if
+            possible, the row.
+        ShapeError: likewise, if leaves or rows do not fit together.
 
     Communicates: sends each device its rows; nothing between devices or processes.
 
@@ -110,7 +111,7 @@ class Closable(Iterator[Batch], Protocol):
 
 
 class Loader:
-    """Batches out of a source, as :func:`loader` describes them. Holds no position: it may be used in many places."""
+    """Batches from a source, described by :func:`loader`. It holds no position, so many loops can share it."""
 
     def __init__(
         self,
@@ -157,37 +158,37 @@ class Loader:
 
     @property
     def by_epoch(self) -> bool:
-        """Whether an epoch's batches depend on its number only, not on how often the source was gone through."""
+        """Whether an epoch's batches depend only on its number, not on how often the source was iterated."""
         return not isinstance(self._source, Batches) or self._source.by_epoch
 
     def batches(self, start: int = 0) -> Closable:
-        """Batches without end, epoch after epoch, from batch number ``start`` on, counted from the first epoch's.
+        """Yield batches without end, epoch after epoch, from batch number ``start``, counted from the first epoch.
 
-        Its thread ends with ``close()``, when it is not used any more, and with the program.
+        The thread ends with ``close()``, when the iterator is no longer used, and with the program.
         """
         return self._laid_out(self._parts(arguments.count("px.loader", "start", start, least=0, error=DataError)))
 
     def epoch(self, number: int) -> Closable:
-        """Return the batches of one epoch. Of a source of batches that knows no epochs: of its next pass."""
+        """Return the batches of one epoch; for a source of batches that has no epochs, those of its next pass."""
         number = arguments.count("px.loader", "number", number, least=0, error=DataError)
         if isinstance(self._source, Batches):
             return self._laid_out(one_pass(self._source, number))
         return self._laid_out(self._parts(number * len(self), (number + 1) * len(self)))
 
     def rows(self, number: int) -> np.ndarray:
-        """Return a batch's rows ``(num_rows,)``, int64, by its number, counted from the first epoch's first.
+        """Return the row numbers of a batch, int64 ``(num_rows,)``; batches are counted from the first epoch.
 
         Raises:
-            DataError: if the source gives batches: it does not tell.
+            DataError: if the source yields batches, whose row numbers are not known.
         """
         if self._order is None:
             raise DataError("px.loader: the source gives batches, and does not tell which rows are in them")
         return self._order.rows(arguments.count("px.loader", "number", number, least=0, error=DataError))
 
     def describe(self) -> dict[str, Any]:
-        """Return what the data are, as far as can be said without reading them, and their order: for JSON.
+        """Return a JSON description of the data, as far as it is known without reading them, and of their order.
 
-        Two loaders of which this is equal give the same rows in the same batches, if the rows are the same.
+        Two loaders with equal descriptions have the same rows in the same batches, if the rows are the same.
         """
         order = {"order": "given", "seed": self._seed} if self._order is None else self._order.describe()
         return {**order, **self._source.describe()}

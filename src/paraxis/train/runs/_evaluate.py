@@ -23,16 +23,16 @@ _ONE_EACH = (
 
 
 class Evaluate:
-    """An evaluation of a run over all of some data, each time the same: averages are exact, whatever the batches.
+    """An evaluation of a run on a whole data set, the same each time, with exact averages for any batch size.
 
     Args:
-        step: ``step(state, batch)`` gives a dict of metrics, as ``px.eval_step`` makes it.
-        data: as for :func:`fit`; of a loader, its first epoch. Several datasets are several evaluations.
-        every: ``"epoch"``: after each epoch; or after so many steps. And at the end in any case.
-        name: what names of its metrics begin with, as in ``"test/loss"``.
+        step: ``step(state, batch)`` returns a dict of metrics, as ``px.eval_step`` makes it.
+        data: as for :func:`fit`; of a loader, its first epoch. For several data sets, use several evaluations.
+        every: ``"epoch"``: after each epoch; or a number of steps. Each evaluation also runs at the end.
+        name: prefix of the names of its metrics, as in ``"test/loss"``.
 
     Raises:
-        DataError: on a malformed argument.
+        DataError: if an argument is malformed.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px

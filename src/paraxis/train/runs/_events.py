@@ -12,17 +12,17 @@ KINDS: tuple[Kind, ...] = ("start", "step", "epoch", "evaluate", "checkpoint", "
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that happened in a run: what a callback is called with.
+    """Something that happened in a run, passed to callbacks.
 
     Attributes:
         kind: ``"start"``, ``"step"``, ``"epoch"``, ``"evaluate"``, ``"checkpoint"`` or ``"end"``.
-        step: how many steps had been done by then.
+        step: number of steps taken by then.
         epoch: number of the epoch, from 0.
         metrics: Python floats by name: of the step, averaged over the epoch, or of the evaluation (``"test/loss"``);
             otherwise empty.
-        rows: of the step's batch.
-        state: after that many steps; ``None`` with ``"step"``, of which the metrics come when later steps are under
-            way, so that the devices need not be waited for.
+        rows: number of rows of the step's batch.
+        state: the state after that many steps; ``None`` for ``"step"``, whose metrics arrive when later steps have
+            been started, so that the devices need not wait.
 
     Example:
         >>> import paraxis as px

@@ -35,13 +35,13 @@ _State = TypeVar("_State")
 
 @dataclasses.dataclass(frozen=True)
 class Fitted(Generic[_State]):
-    """The outcome of a run.
+    """The result of :func:`fit`.
 
     Attributes:
-        state: after the last step.
+        state: the state after the last step.
         history: averages of steps, epochs and evaluations.
         stopped: why the run ended before its last step; ``None`` if it did not.
-        best: the best record of what ``stop_early`` watches, if there is one.
+        best: the record with the best value of the metric of ``stop_early``, if that was given.
     """
 
     state: _State
@@ -77,71 +77,72 @@ def fit(
     stop_early: StopEarly | None = None,
     donate: bool = False,
 ) -> Fitted[_State]:
-    """Train: step after step over batches of data, until there have been so many epochs or steps.
+    """Train step by step on batches of data, up to a number of epochs or steps.
 
-    The devices do not wait for the host: the metrics of a step are fetched when four later ones are under way. What
-    needs the state (an evaluation, a checkpoint, a callback after an epoch) waits for them.
+    The devices do not wait for the host: the metrics of a step are fetched when four later steps have been started.
+    Only what needs the state (an evaluation, a checkpoint, a callback after an epoch) waits for it.
 
-    With ``checkpoint``, a run that was killed at any point goes on when the same command is started again, and comes to
-    the same bits as without the kill: state, history, log and TensorBoard points (but for the times in them). What a
-    checkpoint covers of them is on the disk before it is.
+    With ``checkpoint``, a run that was killed at any point resumes when the same command is started again, and ends
+    with the same bits as without the kill: state, history, log and TensorBoard points (except for the times in them).
+    Log lines and points are on disk before the checkpoint that covers them.
 
-    A full disk does not end a run: what cannot be written, of log, ``tensorboard``, ``plot`` and checkpoints, is warned
-    of, log and points are tried again, and the state is in what this gives. Only of several processes, one that cannot
-    write its part of a checkpoint ends the run; the checkpoint before stays.
+    A full disk does not end a run. If the log, ``tensorboard``, ``plot`` or a checkpoint cannot be written, there is a
+    warning; the log and the points are tried again, and the state is returned. With several processes, however, a
+    process that cannot write its part of a checkpoint ends the run; the checkpoint before stays.
 
-    Ctrl-C and SIGTERM end the run after the step under way: it is saved, a line says so, and :class:`TrainingStopped`
-    ends the program, with exit status 0, unless it is caught. A second Ctrl-C is a ``KeyboardInterrupt`` at once.
+    Ctrl-C and SIGTERM end the run after the current step: it is saved, a line says so, and :class:`TrainingStopped`
+    ends the program with exit status 0, unless you catch it. A second Ctrl-C raises ``KeyboardInterrupt`` at once.
 
     Args:
-        state: where to begin: a :class:`TrainState`, or what else ``step`` takes. It stays as it is. The run begins
-            with the batch whose number is ``state.step``; and if there is a checkpoint, with that instead.
+        state: the initial state: a :class:`TrainState`, or whatever else ``step`` takes. It does not change. The run
+            begins with the batch whose number is ``state.step``; if there is a checkpoint, it resumes from that
+            instead.
         step: ``step(state, batch)`` → the new state and a dict of metrics, as :func:`train_step` makes it.
-        data: a loader; or an iterable of batches that can be gone through again, such as a list; or a function that
-            gives an iterable of the batches of an epoch, ``data(epoch)`` or ``data()``.
-        epochs: how many there will have been in all, those before a resume included. Either this
-        steps: or how many steps.
-        evaluate: a :class:`Evaluate`, or a list of them: on their schedules, and at the end.
-        checkpoint: a :class:`Checkpoints`, or the path of one, which is saved after each epoch. Saved at the end in any
-            case.
-        callbacks: a function of an :class:`Event`, called with each; or an object with some of the methods
-            ``on_start``, ``on_step``, ``on_epoch``, ``on_evaluate``, ``on_checkpoint`` and ``on_end``, called with
-            such events; or a list of these. With several processes, each calls its own.
+        data: a loader; or an iterable of batches that can be iterated again, such as a list; or a function that
+            returns an iterable of the batches of an epoch, ``data(epoch)`` or ``data()``.
+        epochs: total number of epochs, including those before a resume. Give either this or ``steps``.
+        steps: total number of steps, likewise.
+        evaluate: a :class:`Evaluate`, or a list of them: they run on their schedules, and at the end.
+        checkpoint: a :class:`Checkpoints`, or the path of one, which is then saved after each epoch. The end of the
+            run is always saved.
+        callbacks: a function, called with each :class:`Event`; or an object with some of the methods ``on_start``,
+            ``on_step``, ``on_epoch``, ``on_evaluate``, ``on_checkpoint`` and ``on_end``, called with events of that
+            kind; or a list of these. With several processes, each process calls its own.
         log: path of a file of JSON lines: one at the start, one for each step, epoch and evaluation. An older log is
-            replaced, another file is not; when a run goes on, its log is cut where that does. A run that fails before
-            its first step leaves an older log as it is, and makes none.
-        log_every: how many steps lie between those that are logged.
+            replaced; any other file is refused. When a run resumes, its log is cut at that step. A run that fails
+            before its first step does not change an older log, and writes none.
+        log_every: number of steps between two logged steps.
         tensorboard: path of a directory of event files; needs tensorboardX.
-        plot: path of a picture of the curves, a PNG, drawn at the end; needs matplotlib.
-        progress: ``None``: a live area in a notebook; a live line on a terminal, if rich is installed; elsewhere a line
-            now and then. ``True``: likewise, but on a terminal rich must be there. ``False``: nothing, but for a line
-            where there is nothing left to do, or where a signal ends the run. On standard error, by the first process.
-        stop_early: when to end the run before its last step.
-        donate: give the memory of ``state`` to the first step, instead of a copy.
+        plot: path of a PNG with the curves, drawn at the end; needs matplotlib.
+        progress: ``None``: a live area in a notebook; a live line on a terminal, if rich is installed; elsewhere an
+            occasional line. ``True``: the same, but on a terminal rich is required. ``False``: nothing, except for a
+            line if no steps are left, or if a signal ends the run. The first process writes it, to standard error.
+        stop_early: a rule for ending the run before its last step.
+        donate: whether the first step consumes ``state`` itself, instead of a copy.
 
     Returns:
         A :class:`Fitted`: the last state, and the history.
 
     Raises:
-        DataError: on a malformed argument; if the data are not those of the checkpoint; if what ``best=`` of the
-            checkpoint or ``stop_early`` names is not among the metrics; or if the places of ``log``, ``tensorboard`` or
-            ``plot`` are no paths, cannot be written to, or another run is writing there, or at that of ``log`` is
-            something else.
-        StateError: if ``step`` is none, such as a loss function; if the checkpoint is of another state; if the arrays
-            of ``state`` were given to an earlier step; or if this is one of several processes that ``paraxis launch``
-            started, and did not join them.
-        ProcessError: in the other processes, if the first cannot write to a place.
-        NonFiniteError: if a loss or a gradient is not finite, naming the step, the batch, its rows, and those of them
-            that have values which are not finite themselves. The batch is saved beside the checkpoint, or else the
-            log. ``error.state`` is the state of the step before, and saved. With several processes, it is raised in
-            all of them; each names and saves its own rows, in a file of its own.
+        DataError: if an argument is malformed; if the data are not those of the checkpoint; if the metric named by
+            ``best=`` of the checkpoint or by ``stop_early`` does not exist; or if ``log``, ``tensorboard`` or ``plot``
+            is not a path, cannot be written to, or is used by another run, or if the file at ``log`` is not a log.
+        StateError: if ``step`` is not a step, but for example a loss function; if the checkpoint is of another state;
+            if an earlier step has consumed the arrays of ``state``; or if ``paraxis launch`` started this process with
+            others, and it did not join them.
+        ProcessError: in the other processes, if the first cannot write to one of the paths.
+        NonFiniteError: if a loss or a gradient is not finite. The message names the step, the batch, its rows, and the
+            rows whose own values are not finite. The batch is saved beside the checkpoint, or else beside the log.
+            ``error.state`` is the state of the step before, which is saved. With several processes, all raise the
+            error; each names its own rows, and saves them in its own file.
         TrainingStopped: after a signal; it has the state and the history.
-        CheckpointError: if ``checkpoint`` cannot be written to when the run begins, or in several processes later.
-        ModuleNotFoundError: if what was asked for needs a package that is missing.
-        Exception: what the step, the data, an evaluation or a callback raises, with a note that names the step.
+        CheckpointError: if ``checkpoint`` cannot be written to when the run begins, or with several processes later.
+        ModuleNotFoundError: if an argument needs a package that is missing.
+        Exception: anything that the step, the data, an evaluation or a callback raises, with a note that names the
+            step.
 
-    Communicates: nothing but what the step, evaluations and checkpoints do; and with several processes, at the
-    beginning, 400 bytes of each.
+    Communicates: only what the step, evaluations and checkpoints do; and with several processes, 400 bytes from each
+    at the beginning.
 
     Example:
         >>> import jax.numpy as jnp, optax, paraxis as px

@@ -24,9 +24,9 @@ class Record:
     """Averages over some steps, or over the data of an evaluation.
 
     Attributes:
-        step: how many steps had been done by then.
+        step: number of steps taken by then.
         epoch: number of the epoch, from 0.
-        metrics: by name; those of an evaluation begin with its name, as in ``"test/loss"``.
+        metrics: averages by name; names of an evaluation's metrics begin with its name, as in ``"test/loss"``.
     """
 
     step: int
@@ -39,10 +39,10 @@ class History:
     """The metrics of a run, in the order in which they came.
 
     Attributes:
-        steps: averages over ``stride`` steps each, at most 512 of them: for a curve. What is left over is not in it.
-        stride: 1, and twice as much each time that there are too many.
-        epochs: averages over each whole epoch.
-        evaluations: of each evaluation.
+        steps: at most 512 averages, each over ``stride`` steps, for a curve. Steps left over are not included.
+        stride: 1 at first, doubled each time that there are too many averages.
+        epochs: averages over each complete epoch.
+        evaluations: averages of each evaluation.
 
     Example:
         >>> from paraxis.train import History, Record
@@ -66,7 +66,8 @@ class History:
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the steps at which a metric is known, and its values, both ``(num_points,)``.
 
-        Of ``"loss"`` those of ``steps``, of ``"test/loss"`` those of each evaluation; of an unknown name, none.
+        For ``"loss"``, the points are those of ``steps``; for ``"test/loss"``, the evaluations. An unknown name has
+        none.
         """
         arguments.text("History.curve", "metric", metric, "history.curve('loss')")
         found = [(r.step, r.metrics[metric]) for r in (*self.steps, *self.evaluations) if metric in r.metrics]

@@ -11,13 +11,13 @@ from paraxis.train.runs._history import History, Record
 
 
 class TrainingStopped(SystemExit):
-    """A run that was told to stop, by Ctrl-C or SIGTERM, did so after a step. Uncaught, it ends the program.
+    """Raised when Ctrl-C or SIGTERM has ended a run after a step. Uncaught, it ends the program.
 
-    The exit status is 0; or 1 if there is ``checkpoint=``, and the last step could not be saved.
+    The exit status is 0, or 1 if ``checkpoint=`` was given and the last step could not be saved.
 
     Attributes:
-        state: after the last step.
-        history: up to it.
+        state: the state after the last step.
+        history: the history up to that step.
 
     Example:
         >>> import os, signal
@@ -44,16 +44,18 @@ class TrainingStopped(SystemExit):
 
 @dataclasses.dataclass(frozen=True)
 class StopEarly:
-    """End a run when a metric has not become better for a while.
+    """A rule that ends a run when a metric has not improved for a while.
 
     Args:
-        metric: of an evaluation, such as ``"test/loss"``; or of training, averaged over each epoch, such as ``"loss"``.
-        patience: how often in a row it may be no better than before.
-        mode: which values are better; of a loss or an error, less.
-        min_change: how much better it must be to count, in the metric's own unit.
+        metric: a metric of an evaluation, such as ``"test/loss"``; or of training, averaged over each epoch, such as
+            ``"loss"``.
+        patience: how many times in a row the metric may fail to improve.
+        mode: whether lower (``"min"``) or higher (``"max"``) values are better. The default is ``"min"`` for names that
+            contain ``loss`` or ``error``; other metrics need a mode.
+        min_change: the smallest change that counts as an improvement, in the metric's unit.
 
     Raises:
-        DataError: on a malformed argument.
+        DataError: if an argument is malformed.
 
     Example:
         >>> import paraxis as px

@@ -23,7 +23,7 @@ _EXAMPLE = "px.eval_step(lambda model, batch: {'accuracy': jnp.argmax(model(batc
 
 
 class EvalStep:
-    """Metrics of a batch; :func:`eval_step` makes it and says what it does."""
+    """A function that computes metrics of a batch, made and described by :func:`eval_step`."""
 
     def __init__(self, fn: LossFunction, rows: _rows.Rows, *, precision: str | None, ema: bool) -> None:
         self._fn = fn
@@ -49,7 +49,7 @@ class EvalStep:
         return metrics
 
     def lower(self, state: TrainState, batch: Any) -> Any:
-        """Return what is run, as ``jax.jit(f).lower`` gives it. Nothing is run."""
+        """Return the program, as ``jax.jit(f).lower`` does, without running it."""
         devices, run, used, laid_out = self._placed(state, batch)
         return devices.run(run.lower, used, laid_out)
 
@@ -117,28 +117,28 @@ def eval_step(
     reproducible: str | None = None,
     groups: int = _reproducible.GROUPS,
 ) -> EvalStep | GroupedEval:
-    """Make a function that takes metrics of a batch on all devices: ``metrics = evaluate(state, batch)``.
+    """Make a function that computes metrics of a batch on all devices: ``metrics = evaluate(state, batch)``.
 
     Args:
         fn: ``fn(model, batch)``, with the model that the state was made from (an NNX module in ``eval()`` mode; a Linen
             module, called as ``model(x, train=False)``; or the parameters) and the real rows of the batch. It may take
             ``key``, ``row_keys`` and ``mutable`` as a loss function does. It returns a dict of metrics, or what a
-            loss function returns. What it writes to the model is not kept.
+            loss function returns. Its changes to the model are discarded.
         axis: as for :func:`train_step`.
         microbatches: likewise.
         precision: likewise.
-        ema: take the averaged parameters.
+        ema: whether to use the averaged parameters.
         reproducible: as for :func:`train_step`.
         groups: likewise.
 
     Returns:
-        ``evaluate(state, batch)`` → a dict of :class:`Mean`. Those of several batches add up to that of all:
+        ``evaluate(state, batch)`` → a dict of :class:`Mean`. To combine several batches, add their means:
         ``a["loss"] + b["loss"]``.
 
     Raises:
         StateError: as :func:`train_step` does.
 
-    Communicates: one all-reduce of the metrics, each of 8 bytes; and what the model takes over the batch.
+    Communicates: one all-reduce of the metrics, 8 bytes each, and whatever the model computes over the batch.
 
     Example:
         >>> import jax.numpy as jnp, optax, paraxis as px

@@ -13,17 +13,18 @@ from paraxis._calls import arguments
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """A weighted mean by its two sums: of values times weights, and of weights.
+    """A weighted mean as two sums: of values times weights, and of weights.
 
-    Means of several batches, or of parts of one, add up to the mean of all, whatever their sizes.
+    The sum of the means of several batches, or of parts of one, is the mean of all rows, whatever the batches' sizes.
 
     Args:
         total: ``()``, sum of values times weights.
-        weight: ``()``, sum of the weights: how many rows, or tokens, there were.
-        value: ``()``, the mean itself where it is known without the rounding of a product and a quotient.
+        weight: ``()``, sum of the weights: for example the number of rows, or tokens.
+        value: ``()``, the mean itself, if it is known without the rounding of a product and a quotient.
 
     Raises:
-        ValueError: by ``float(mean)``, if the weights' sum is negative or not finite; TypeError: if one is no number.
+        ValueError: by ``float(mean)``, if the sum of the weights is negative or not finite.
+        TypeError: if an argument is not a number.
 
     Communicates: nothing; ``float(mean)`` waits for the devices.
 

@@ -18,21 +18,22 @@ _STATIC = {"static": True}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that a training step changes: a pytree, and a value. Make one with :meth:`create`.
+    """Everything that a training step changes, as an immutable pytree. Make one with :meth:`create`.
 
     Attributes:
         step: int32 ``()``, number of steps taken.
-        params: the parameters: of an NNX or Linen module, dicts nested as it is; of a model that is a pytree, one like
-            it with ``None`` for all but its floating arrays.
+        params: the parameters: for an NNX or Linen module, dicts nested like the module; for a model that is a pytree,
+            a pytree like it with ``None`` for all leaves but floating arrays.
         opt_state: the optimiser's state.
-        mutable: what else changes: an NNX module's other variables (running statistics, random streams), a Linen
-            module's other collections, a plain function's own; or ``None``. Of a pytree its other arrays, which stay.
-        key: the random key that steps make theirs from, ``fold_in(key, step)``; it does not change. Or ``None``.
+        mutable: other values that change: an NNX module's other variables (running statistics, random streams), a
+            Linen module's other collections, the value that a plain loss function returns; or ``None``. For a pytree,
+            its other arrays, which do not change.
+        key: the random key from which steps make theirs, ``fold_in(key, step)``; it does not change. Or ``None``.
         ema: exponential moving average of the parameters, or ``None``.
-        extra: anything of yours that is to be kept and saved with it; steps leave it as it is.
-        ok: bool ``()``: no step has met a loss or a gradient that is not finite. If one has, it and all later steps
-            have changed nothing else.
-        recipe: what is fixed: how the model is made, the optimiser, the decay of the average.
+        extra: any values of yours to be saved with the state; steps do not change them.
+        ok: bool ``()``: False once a step has met a loss or a gradient that is not finite. That step and all later
+            ones have changed nothing else.
+        recipe: the static part: how to make the model, the optimiser, the decay of the average.
 
     Example:
         >>> import jax.numpy as jnp, optax, paraxis as px
@@ -64,24 +65,24 @@ class TrainState:
         ema: float | None = None,
         extra: Any = None,
     ) -> "TrainState":
-        """Return a state at step 0. It has arrays of its own; the model that it is made from stays as it is.
+        """Return a state at step 0. It has its own arrays, and does not change the model.
 
         Args:
-            model: an NNX module; a Linen module; a pytree that can be called, such as an Equinox module, whose floating
-                arrays are trained, or a tree of such; or the parameters, a pytree of floating arrays.
+            model: an NNX module; a Linen module; a callable pytree, such as an Equinox module, whose floating arrays
+                are trained, or a tree of such pytrees; or the parameters, a pytree of floating arrays.
             optimizer: an optax optimiser.
             key: one random key: for a Linen module, and for loss functions that take ``key`` or ``row_keys``. An NNX
-                module brings its random streams.
-            sample: what a Linen module is called with to initialise it: an array such as ``x[:1]``, a tuple of
+                module has its own random streams.
+            sample: the arguments with which to initialise a Linen module: an array such as ``x[:1]``, a tuple of
                 arguments, or a dict of keyword arguments.
             mutable: a pytree that a plain loss function takes as ``mutable`` and returns.
             ema: decay of a moving average of the parameters, such as 0.999: ``ema = decay * ema + (1 - decay) *
                 params`` after each step. It starts as the parameters.
-            extra: anything of yours, a pytree of arrays.
+            extra: any values of yours, a pytree of arrays.
 
         Raises:
-            StateError: if there is nothing to train, no optimiser, no key where one is meant, a Linen module without
-                ``key`` or ``sample``, or parameters that are not floating.
+            StateError: if there is nothing to train, ``optimizer`` is not an optimiser, ``key`` is not a key, a Linen
+                module comes without ``key`` or ``sample``, or parameters are not floating.
 
         Communicates: nothing.
 
@@ -121,16 +122,16 @@ class TrainState:
     def model(self, *, ema: bool = False) -> Any:
         """Return the model, with copies of the arrays.
 
-        It is an NNX module, a callable Linen module with its variables, the pytree that it was made from, or the
-        parameters. With several processes, each has all of it on a device of its own.
+        It is an NNX module, a callable Linen module with its variables, a pytree like the one that the state was made
+        from, or the parameters. With several processes, each gets the whole model on one of its own devices.
 
         Args:
-            ema: with the averaged parameters.
+            ema: whether to use the averaged parameters.
 
         Raises:
-            StateError: if there is no average, or the arrays were given away to a step.
+            StateError: if there is no average, or a step has consumed the arrays.
 
-        Communicates: with several processes, brings split parameters together; all processes must call it then.
+        Communicates: with several processes, gathers sharded parameters; all processes must then call it.
 
         Example:
             >>> import jax.numpy as jnp, optax, paraxis as px
@@ -147,10 +148,10 @@ class TrainState:
         return self.recipe.form.make(params, mutable, None, "as made")[0]
 
     def weights(self, *, ema: bool = False) -> Any:
-        """Return the parameters, or their average, as they lie.
+        """Return the parameters, or their average, with their sharding.
 
         Raises:
-            StateError: if there is no average, or the arrays were given away to a step.
+            StateError: if there is no average, or a step has consumed the arrays.
         """
         arguments.flag("TrainState.weights", "ema", ema)
         if ema and self.ema is None:

@@ -26,7 +26,7 @@ _EXAMPLE = "px.train_step(lambda model, batch: jnp.mean((model(batch['x']) - bat
 
 
 class TrainStep:
-    """A step of training; :func:`train_step` makes it and says what it does."""
+    """A training step, made and described by :func:`train_step`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class TrainStep:
         return new, metrics
 
     def lower(self, state: TrainState, batch: Any) -> Any:
-        """Lower the step, like ``jax.jit(f).lower``: to see what it costs and communicates. Runs nothing."""
+        """Lower the step, like ``jax.jit(f).lower``, to see its cost and communication, without running it."""
         devices, run, state, batch = self._placed(state, batch)
         return devices.run(run.lower, state, batch)
 
@@ -171,69 +171,70 @@ def train_step(
     reproducible: str | None = None,
     groups: int = _reproducible.GROUPS,
 ) -> TrainStep | GroupedStep:
-    """Make a training step of a loss function written for one device: ``state, metrics = step(state, batch)``.
+    """Make a training step from a loss function written for one device: ``state, metrics = step(state, batch)``.
 
-    The rows of each batch are split over the devices, any number of them over any number of these; the step computes
-    what one device would, on all of them. The axis is used *whole*: the loss is a function of all rows, which the
-    compiler divides, so that a BatchNorm or a loss over pairs of rows is that of the whole batch; with
-    ``reproducible`` it is *mapped*, over groups of rows. It is compiled once per number of rows.
+    The rows of each batch, any number of them, are split over the devices; the result is what one device would
+    compute. The axis is used *whole*: the loss is a function of all rows, which the compiler divides, so a BatchNorm
+    or a loss over pairs of rows sees the whole batch. With ``reproducible``, the axis is *mapped*, over groups of rows.
+    The step is compiled once per number of rows.
 
     Args:
         loss_fn: ``loss_fn(model, batch)``, with the model that the state was made from (an NNX module in ``train()``
             mode; a Linen module, called as ``model(x, train=True)``; or the parameters) and the real rows of the
-            batch. It may also take, by these names, ``key``, the step's random key; ``row_keys``, ``(rows,)``, one
-            for each row by its number in the batch; ``mutable``, of a plain function, which then returns the new one
-            last. It returns a loss, or a loss and a dict of metrics. Each of them is a scalar, the mean over the rows
-            given; or one value per row, which are averaged; or a ``px.Mean``, where rows count differently.
+            batch. It may also have parameters of these names: ``key``, the step's random key; ``row_keys``,
+            ``(rows,)``, one key for each row, by its number in the batch; ``mutable``, for plain functions, which then
+            return its new value last. It returns a loss, or a loss and a dict of metrics. Each is a scalar, the mean
+            over the batch's rows; or one value per row, which are averaged; or a ``px.Mean``, if rows have different
+            weights.
         axis: a name, or a ``px.Axis`` for its ``mesh`` and ``over``; its size does not matter.
-        microbatches: cut each batch into so many, taken one after another: bounds memory. Of C micro-batches, number c
-            has rows c, c + C, …; their gradients are added. A batch of fewer rows is cut into as many as it has. What a
-            model takes over a batch (BatchNorm) it takes over a micro-batch then.
-        precision: ``"bfloat16"``: the model and the batch are computed with in bfloat16; parameters, updates and the
-            mean of the loss stay as they are. Take ``logits.astype("float32")`` where it matters in the loss. All of
-            the batch's floating arrays are rounded, to three digits: give labels, masks and counts as integers or
-            booleans, and scale targets that are large.
-        clip: gradients of a larger global norm are scaled to this one.
-        guard: see to it that a step whose loss or gradient is not finite changes nothing. ``False`` spares a pass over
-            the gradient, and on one device gives the bits of a step written by hand; a state may then be full of NaN.
-        shard: ``"params"``: each device keeps a part of the parameters, their average and what the optimiser keeps
-            of them, along the largest dimension that the devices divide; or a rule ``shard(name, array)`` that gives
-            ``None`` (whole), a dimension, or a PartitionSpec.
-        donate: whether the state's memory is used for the new one.
-        reproducible: ``"any device count"``: the same bits on any number of devices and processes that divides the
-            groups, from the same jaxlib on the same kind of device, with the same number of XLA's threads on CPU,
-            ``PJRT_NPROC``. If devices have not started and it is not set, this sets it, to the number of cores or to 8
-            if that is more; ``paraxis launch`` does the same. Slower, as is said below.
-        groups: a power of two; with ``reproducible``, the rows of each batch are taken in so many groups, blocks in
-            order, each as if it were a batch alone. Another number gives other bits.
+        microbatches: number of parts into which each batch is cut; they run one after another, which bounds memory.
+            Of C micro-batches, number c has rows c, c + C, …; their gradients are added. A batch with fewer rows is cut
+            into as many parts as it has rows. A BatchNorm then sees a micro-batch.
+        precision: ``"bfloat16"`` computes with the model and the batch in bfloat16; parameters, updates and the mean
+            of the loss keep their dtype. Where precision matters in the loss, write ``logits.astype("float32")``. All
+            of the batch's floating arrays are rounded, to three digits: give labels, masks and counts as integers or
+            booleans, and scale large targets.
+        clip: gradients with a larger global norm are scaled to this norm.
+        guard: whether a step whose loss or gradient is not finite must change nothing. ``False`` saves a pass over the
+            gradient, and on one device gives the bits of a step written by hand; a state may then be full of NaN.
+        shard: with ``"params"``, each device stores a part of the parameters, their average and the optimiser's state,
+            along the largest dimension that the number of devices divides. Or a function ``shard(name, array)`` that
+            returns ``None`` (whole), a dimension, or a PartitionSpec.
+        donate: whether the new state reuses the old one's memory.
+        reproducible: with ``"any device count"``, the bits are the same on any number of devices and processes that
+            divides the groups, for the same jaxlib on the same kind of device, and on CPU for the same number of XLA's
+            threads, ``PJRT_NPROC``. If that is not set before the devices start, it is set to the number of cores, at
+            least 8; ``paraxis launch`` does the same. It is slower, see below.
+        groups: a power of two; with ``reproducible``, the rows of each batch are divided into this many groups, which
+            are consecutive blocks, and each group is computed as a batch of its own. Another number gives other bits.
 
     Returns:
         ``step(state, batch)`` → the new state and a dict of :class:`Mean`: ``"loss"``, the metrics, and
         ``"grad_norm"``, before clipping (not with ``guard=False``, unless ``clip`` is given).
-        ``step.lower(state, batch)`` shows what is compiled.
+        ``step.lower(state, batch)`` shows the program.
 
-        With its guard, a step whose loss or gradient is not finite changes nothing but sets ``state.ok`` to False;
-        every later one changes nothing and gives NaN. So losses may be looked at late, and the state is that of the
-        last good step.
+        With its guard, a step whose loss or gradient is not finite changes nothing but ``state.ok``, which becomes
+        False; every later step changes nothing and returns NaN. So you may read losses late and still have the state
+        of the last good step.
 
     Raises:
-        StateError: if the loss function takes what nothing is known of, or an option cannot be had; when called, if it
+        StateError: if the loss function has an unknown parameter, or options cannot be combined; when called, if it
             uses an NNX module from outside.
 
-    Random numbers: the step's key is ``fold_in(state.key, state.step)``, that of row i ``fold_in(key, i)``; an NNX
-    module's own streams go on from step to step. They do not depend on the devices.
+    The step's random key is ``fold_in(state.key, state.step)``, and that of row i is ``fold_in(key, i)``; an NNX
+    module's own streams continue from step to step. None of these depends on the devices.
 
-    Communicates: one all-reduce the size of the parameters, at each turn if there are several, and what the model
-    takes over the batch. With sharded parameters, they are brought together when they are used. Where a loss picks a
-    value of each row by an integer label, and the devices do not divide the rows, one all-gather of the labels.
+    Communicates: one all-reduce the size of the parameters, for each micro-batch if there are several, and whatever
+    the model computes over the batch. Sharded parameters are gathered when they are used. If a loss picks a value of
+    each row by an integer label, and the rows do not divide by the devices, one all-gather of the labels.
 
-    With ``reproducible``, a program for one device is called for each group, on the device that has it, and compiled
-    for each device. Sums of groups are added in a fixed tree, neighbours first, over the devices by one collective
-    permute the size of the parameters for each doubling; then each device does the update, next to the old state in
-    memory. So what a model takes over a batch (BatchNorm) it takes over a group: running statistics are the mean of
-    those that the groups leave, and of mutable state that is not floating the first group's is kept. A group draws
-    its random numbers from keys with its number folded in. Arrays of a loader stay where they are if the groups
-    divide the number of rows; else each device is sent the batch. ``lower`` is not there.
+    With ``reproducible``, a program for one device is called for each group, on the device that has the group, and is
+    compiled for each device. The sums of the groups are added in a fixed tree, neighbours first; between devices, each
+    level of the tree is one collective permute the size of the parameters. Each device then does the update, with both
+    the old and the new state in memory. A model sees a group as its batch: running statistics are the mean over the
+    groups, and of mutable state that is not floating, the first group's is kept. Each group folds its number into the
+    random keys. The arrays of a loader stay where they are if the number of groups divides the number of rows;
+    otherwise each device is sent the batch. ``lower`` is not available.
 
     Example:
         >>> import jax.numpy as jnp, optax, paraxis as px
