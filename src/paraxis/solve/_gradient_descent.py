@@ -15,24 +15,25 @@ from paraxis.solve._solution import OptStep
 @checks.with_options_of_jaxopt
 @dataclasses.dataclass(frozen=True)
 class GradientDescent:
-    """Minimise a smooth function by gradient descent, accelerated, with the interface of JAXopt's solver.
+    """Minimise a smooth function by accelerated gradient descent, with the interface of JAXopt's solver.
 
-    For few digits of large problems, for fixed steps, and to compare with; :class:`LBFGS` needs fewer iterations.
+    Use it for low accuracy on large problems, for fixed steps, and for comparisons; :class:`LBFGS` needs fewer
+    iterations.
 
     Args:
         fun: function ``(params, *args, **kwargs)`` → value, a scalar; ``params`` are any pytree of floats.
-        value_and_grad: ``fun`` returns the value and its gradient.
-        has_aux: in place of the value, ``fun`` returns the value and something else, which ends up in ``state.aux``.
-        stepsize: the step, or a function of ``iter_num`` that gives it; 0 (the default) means: search for it.
-        maxiter: stop after so many iterations.
+        value_and_grad: whether ``fun`` returns a pair of the value and its gradient.
+        has_aux: whether ``fun`` returns a pair of the value and something else, which is put into ``state.aux``.
+        stepsize: the step size, or a function of ``iter_num`` that returns it; 0 (the default) means a line search.
+        maxiter: stop after this many iterations.
         tol: stop when the Euclidean norm of the gradient is at most this.
-        acceleration: whether to extrapolate (Nesterov); this is started anew whenever it leads uphill.
-        maxls: give up a search after so many trials.
-        decrease_factor: a step that is too long is made at most this short at once, as a part of it.
-        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+        acceleration: whether to extrapolate (Nesterov); the extrapolation restarts whenever it leads uphill.
+        maxls: give up a search after this many trials.
+        decrease_factor: the smallest factor by which a step that is too long is shortened at once.
+        verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Raises:
-        ValueError: if an option is none of these.
+        ValueError: if an option is not valid.
         ShapeError: if the arguments of ``run`` do not fit together.
 
     Communicates: as :class:`ProximalGradient`.
@@ -71,7 +72,7 @@ class GradientDescent:
 
         Args:
             init_params: where to start.
-            args, kwargs: what ``fun`` is given besides.
+            args, kwargs: further arguments of ``fun``.
         """
         params = functions.beginning("GradientDescent.init_state", self.fun, init_params, args, kwargs)
         return self._proximal.init_state(params, None, *args, **kwargs)
@@ -82,10 +83,10 @@ class GradientDescent:
 
         Args:
             params, state: from ``init_state`` or the last update; they belong together.
-            args, kwargs: what ``fun`` is given besides, as before.
+            args, kwargs: further arguments of ``fun``, the same as before.
 
         Returns:
-            ``(params, state)``. Where no step is found, ``params`` are the same.
+            ``(params, state)``. If no step is found, ``params`` do not change.
         """
         checks.step(self, params, state, ProximalGradientState, "velocity")
         return self._proximal.update(params, state, None, *args, **kwargs)
@@ -94,15 +95,15 @@ class GradientDescent:
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the gradient is small, in one compiled program.
 
-        The parameters that are returned can be differentiated by ``args`` and ``kwargs``, and by what ``fun``
-        closes over, and the run can be mapped over with ``jax.vmap``.
+        The returned parameters can be differentiated with respect to ``args``, ``kwargs`` and values that ``fun``
+        closes over, and ``jax.vmap`` can map over the run.
 
         Args:
             init_params: where to start.
-            args, kwargs: what ``fun`` is given besides.
+            args, kwargs: further arguments of ``fun``.
 
         Returns:
-            ``(params, state)``; ``state.status`` tells whether this is a solution.
+            ``(params, state)``; ``state.status`` says whether this is a solution.
         """
         params = functions.beginning("GradientDescent.run", self.fun, init_params, args, kwargs)
         return self._proximal.run(params, None, *args, **kwargs)

@@ -51,7 +51,7 @@ class LBFGSState:
         grad: its gradient there.
         stepsize: the last step along its direction.
         error: Euclidean norm of the gradient.
-        s_history, y_history, rho_history, gamma, num_pairs: what is remembered of the curvature.
+        s_history, y_history, rho_history, gamma, num_pairs: the stored curvature.
         aux: what ``fun`` returned besides the value.
         failed_linesearch: whether the last search found nothing better.
         num_fun_eval, num_grad_eval: evaluations; a linear model's trials are evaluations without a gradient.
@@ -59,7 +59,7 @@ class LBFGSState:
         status: a :class:`Status`, as int32.
         data_passes: how often all data were read, or would have been by a function that reads them once forwards and
             once backwards.
-        progress: by which it is told that rounding allows no more.
+        progress: what the solver needs to detect that rounding allows no more progress.
         cache: a linear model's predictions.
         preconditioner: the inverse of the initial Hessian, or ``None``.
     """
@@ -87,7 +87,7 @@ class LBFGSState:
 
     @property
     def reason(self) -> str:
-        """Why the solver stopped, in words. Of one problem, not of a batch."""
+        """The reason why the solver stopped, in words; for a single problem, not for a batch."""
         return progress.words(self)
 
     def __repr__(self) -> str:
@@ -103,34 +103,35 @@ class LBFGSState:
 class LBFGS(SmoothSolver):
     """Minimise a smooth function by L-BFGS, with the interface of JAXopt's solver.
 
-    A function of :mod:`paraxis.solve.objective` is solved as the linear model that it is: its data are read twice per
-    iteration whatever the line search tries, searches are thorough, and the Hessian starts as the Gram matrix of some
-    of the rows where that pays. Any other function is evaluated with its gradient at each trial.
+    For a function of :mod:`paraxis.solve.objective`, the solver exploits the structure of linear models: an iteration
+    reads the data twice, however many steps the line search tries, line searches are thorough, and the Hessian starts
+    as the Gram matrix of a sample of rows if that pays. Any other function is evaluated, with its gradient, at each
+    trial step.
 
     Args:
         fun: function ``(params, *args, **kwargs)`` → value, a scalar; ``params`` are any pytree of floats.
-        value_and_grad: ``fun`` returns the value and its gradient.
-        has_aux: in place of the value, ``fun`` returns the value and something else, which ends up in ``state.aux``.
-        maxiter: stop after so many iterations.
+        value_and_grad: whether ``fun`` returns a pair of the value and its gradient.
+        has_aux: whether ``fun`` returns a pair of the value and something else, which is put into ``state.aux``.
+        maxiter: stop after this many iterations.
         tol: stop when the Euclidean norm of the gradient is at most this.
-        stepsize: the step, or a function of ``iter_num`` that gives it; 0 (the default) means: search for it.
+        stepsize: the step size, or a function of ``iter_num`` that returns it; 0 (the default) means a line search.
         linesearch: ``"zoom"`` (strong Wolfe conditions), ``"backtracking"`` (sufficient decrease) or
             ``"hager-zhang"`` (approximate Wolfe conditions, steps by slopes).
-        history_size: how many steps are remembered.
-        maxls: give up a search after so many trials.
-        decrease_factor: sufficient decrease, as a part of what the slope promises (c1).
-        curvature_factor: which part of the slope may be left (c2); ``None``: 0.1 for linear models, else 0.9.
-        max_stepsize: never step further.
+        history_size: number of steps to store.
+        maxls: give up a search after this many trials.
+        decrease_factor: sufficient decrease, as a fraction of the decrease that the slope predicts (c1).
+        curvature_factor: the fraction of the slope that may remain (c2); ``None``: 0.1 for linear models, else 0.9.
+        max_stepsize: largest step size.
         precondition: ``"auto"``, ``"gram"`` or ``None``: whether a linear model's Hessian starts as a Gram matrix.
             With a fixed ``stepsize``, ``"auto"`` makes none.
-        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+        verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Raises:
-        ValueError: if an option is none of these.
+        ValueError: if an option is not valid.
         ShapeError: if the arguments of ``run`` do not fit together.
 
-    Communicates, if rows are spread over devices: a linear model one all-reduce of three scalars per trial and one
-    the size of ``params`` per iteration; other functions what their value and gradient do, per trial.
+    Communicates, if rows are spread over devices: for a linear model, one all-reduce of three scalars per trial step
+    and one the size of ``params`` per iteration; for other functions, whatever value and gradient do, per trial step.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -181,7 +182,7 @@ class LBFGS(SmoothSolver):
 
         Args:
             init_params: where to start.
-            args, kwargs: what ``fun`` is given besides.
+            args, kwargs: further arguments of ``fun``.
         """
         params = functions.beginning("LBFGS.init_state", self.fun, init_params, args, kwargs)
         return self._started(params, (args, kwargs), self._prepared(params, args, kwargs))
@@ -192,10 +193,10 @@ class LBFGS(SmoothSolver):
 
         Args:
             params, state: from ``init_state`` or the last update; they belong together.
-            args, kwargs: what ``fun`` is given besides, as before.
+            args, kwargs: further arguments of ``fun``, the same as before.
 
         Returns:
-            ``(params, state)``. Where nothing better is found, ``params`` are the same.
+            ``(params, state)``. If nothing better is found, ``params`` do not change.
         """
         checks.step(self, params, state, LBFGSState, "grad")
         return self._advanced_by_one(params, state, args, kwargs)
@@ -260,15 +261,15 @@ class LBFGS(SmoothSolver):
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the gradient is small, as compiled programs; under ``jit``, as a part of one.
 
-        The parameters that are returned can be differentiated by ``args`` and ``kwargs``, and by what ``fun``
-        closes over, and the run can be mapped over with ``jax.vmap``.
+        The returned parameters can be differentiated with respect to ``args``, ``kwargs`` and values that ``fun``
+        closes over, and ``jax.vmap`` can map over the run.
 
         Args:
             init_params: where to start.
-            args, kwargs: what ``fun`` is given besides.
+            args, kwargs: further arguments of ``fun``.
 
         Returns:
-            ``(params, state)``; ``state.status`` tells whether this is a solution.
+            ``(params, state)``; ``state.status`` says whether this is a solution.
         """
         params = functions.beginning("LBFGS.run", self.fun, init_params, args, kwargs)
         if functions.closes_over_traced(self.fun):

@@ -77,10 +77,10 @@ class Block:
 )
 @dataclasses.dataclass(frozen=True)
 class Linear(Problem):
-    """The mean cost of rows, plus ``l2 / 2`` times the squared norm of the coefficients; an intercept goes free.
+    """The mean cost of rows, plus ``l2 / 2`` times the squared norm of the coefficients; an intercept is not penalised.
 
     Args:
-        loss: what a row costs.
+        loss: the loss of a row.
         design: the rows, ``(n, d)``.
         targets: ``(n,)``, or ``(n, k)`` for several outputs that are no classes.
         weight: ``(n,)``, or ``None`` for equal weights; the mean is over the sum of the weights. A row of weight zero

@@ -50,9 +50,10 @@ class NewtonCGState:
         num_linesearch_iter: trials so far.
         status: a :class:`Status`, as int32.
         data_passes: how often all data were read, as in :class:`LBFGSState`.
-        forcing: how large the next direction's residual may be, relative to the gradient.
-        costs: products per digit of a direction, with the preconditioner and without it, as last seen, ``(2,)``.
-        progress: by which it is told that rounding allows no more.
+        forcing: the largest residual of the next direction, relative to the gradient.
+        costs: number of products per digit of a direction, with and without the preconditioner, as last measured,
+            ``(2,)``.
+        progress: what the solver needs to detect that rounding allows no more progress.
         cache: a linear model's predictions.
         preconditioner: the inverse of a Gram matrix, or ``None``.
     """
@@ -76,7 +77,7 @@ class NewtonCGState:
 
     @property
     def reason(self) -> str:
-        """Why the solver stopped, in words. Of one problem, not of a batch."""
+        """The reason why the solver stopped, in words; for a single problem, not for a batch."""
         return progress.words(self)
 
     def __repr__(self) -> str:
@@ -92,28 +93,28 @@ class NewtonCGState:
 class NewtonCG(SmoothSolver):
     """Minimise a smooth function by Newton's method, with directions from conjugate gradients.
 
-    For ill-conditioned problems, and where many digits are wanted: few iterations, each of several products with the
-    Hessian. A linear model's product reads the data twice; its direction's predictions come with it. Products go
-    through the Gram matrix of some of the rows while that saves some, and without it where the rows' curvatures have
-    become too different from what they were at the start.
+    Use it for ill-conditioned problems and for high accuracy: it takes few iterations, each with several products with
+    the Hessian. A product of a linear model reads the data twice, and also gives the predictions along the direction.
+    The Gram matrix of a sample of rows is the preconditioner, as long as it saves products: it no longer does when the
+    curvatures of the rows have changed too much since the start.
 
     Args:
         fun: function ``(params, *args, **kwargs)`` → value, a scalar, twice differentiable.
-        value_and_grad: ``fun`` returns the value and its gradient.
-        has_aux: in place of the value, ``fun`` returns the value and something else, which ends up in ``state.aux``.
-        maxiter: stop after so many iterations.
+        value_and_grad: whether ``fun`` returns a pair of the value and its gradient.
+        has_aux: whether ``fun`` returns a pair of the value and something else, which is put into ``state.aux``.
+        maxiter: stop after this many iterations.
         tol: stop when the Euclidean norm of the gradient is at most this.
-        maxcg: at most so many products per iteration.
-        maxls: give up a search after so many trials.
+        maxcg: largest number of products per iteration.
+        maxls: give up a search after this many trials.
         precondition: ``"auto"``, ``"gram"`` or ``None``, as for :class:`LBFGS`.
-        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+        verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Raises:
-        ValueError: if an option is none of these.
+        ValueError: if an option is not valid.
         ShapeError: if the arguments of ``run`` do not fit together.
 
     Communicates, if rows are spread over devices: one all-reduce the size of ``params`` per product and per
-    iteration, and one of three scalars per trial.
+    iteration, and one of three scalars per trial step.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px

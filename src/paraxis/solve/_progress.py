@@ -159,15 +159,16 @@ def _is_of_one(state: Any) -> bool:
 
 
 class Iteration(NamedTuple):
-    """An iteration as a function that watches a solver is told of it, in Python's numbers.
+    """One iteration, in Python numbers, as passed to the function that you give as ``verbose``.
 
-    It is called while the solver runs; ``jax.effects_barrier()`` waits until it was called with all iterations.
+    The function is called while the solver runs; ``jax.effects_barrier()`` waits until it was called for all
+    iterations.
 
     Args:
         iter_num: iterations so far, this one included.
-        value: the objective; of a proximal solver, its smooth part.
-        error: what ``tol`` is compared with.
-        stepsize: the step.
+        value: the objective; for a proximal solver, its smooth part.
+        error: the error that is compared with ``tol``.
+        stepsize: the step size.
         data_passes: how often all data were read so far.
 
     Example:

@@ -58,22 +58,22 @@ class ProximalGradientState:
         iter_num: iterations so far, int32.
         value: ``fun`` at the parameters, without the penalty.
         stepsize: the step that the next iteration tries first.
-        error: Euclidean norm of the last step from the velocity to the parameters, divided by the step's size, or of a
-            step of size 1 if that is larger: without a penalty, of the gradient; at first infinite.
+        error: Euclidean norm of the last step from the velocity to the parameters, divided by the step size, or of a
+            step of size 1 if that is larger; without a penalty, the norm of the gradient. Infinite at first.
         aux: what ``fun`` returned at the parameters besides the value.
-        velocity: the extrapolated point that the next iteration starts from.
+        velocity: the extrapolated point from which the next iteration starts.
         t: the weight of the acceleration; 1 at the start and after a restart.
         grad: gradient of ``fun`` at the velocity.
         failed_linesearch: whether the last search found no step.
-        num_fun_eval, num_grad_eval: evaluations of the value; of these, with a gradient.
+        num_fun_eval, num_grad_eval: evaluations of the value; how many of these had a gradient.
         num_linesearch_iter: trials so far.
         status: a :class:`Status`, as int32.
         data_passes: how often all data were read, or would have been by a function that reads them once forwards and
             once backwards.
-        progress: by which it is told that rounding allows no more.
+        progress: what the solver needs to detect that rounding allows no more progress.
         velocity_value: ``fun`` at the velocity.
         cache: a linear model's predictions at the velocity.
-        lag: how far they are from those at the parameters.
+        lag: the difference of these predictions from those at the parameters.
     """
 
     iter_num: jax.Array
@@ -97,7 +97,7 @@ class ProximalGradientState:
 
     @property
     def reason(self) -> str:
-        """Why the solver stopped, in words. Of one problem, not of a batch."""
+        """The reason why the solver stopped, in words; for a single problem, not for a batch."""
         return progress.words(self)
 
     def __repr__(self) -> str:
@@ -128,33 +128,33 @@ class _Step(NamedTuple):
 class ProximalGradient(Solver):
     """Minimise a smooth function plus a penalty, or under a constraint, with the interface of JAXopt's solver.
 
-    Bounds are ``ProximalGradient(fun, px.solve.prox.box)``, run with ``(lower, upper)`` for ``hyperparams_prox``. A
-    function of :mod:`paraxis.solve.objective` is solved as the linear model that it is: its data are read twice per
-    iteration, and once more for each step that turns out to be too long.
+    For bounds, use ``ProximalGradient(fun, px.solve.prox.box)``, and run it with ``(lower, upper)`` for
+    ``hyperparams_prox``. For a function of :mod:`paraxis.solve.objective`, the solver exploits the structure of linear
+    models: an iteration reads the data twice, and once more for each step that is too long.
 
     Args:
         fun: function ``(params, *args, **kwargs)`` → value, a scalar; ``params`` are any pytree of floats.
         prox: the penalty's or the constraint's operator ``(params, hyperparams_prox, scaling)``; see
             :mod:`paraxis.solve.prox`.
-        value_and_grad: ``fun`` returns the value and its gradient.
-        has_aux: in place of the value, ``fun`` returns the value and something else, which ends up in ``state.aux``.
-        stepsize: the step, or a function of ``iter_num`` that gives it; 0 (the default) means: search for it.
-        maxiter: stop after so many iterations.
+        value_and_grad: whether ``fun`` returns a pair of the value and its gradient.
+        has_aux: whether ``fun`` returns a pair of the value and something else, which is put into ``state.aux``.
+        stepsize: the step size, or a function of ``iter_num`` that returns it; 0 (the default) means a line search.
+        maxiter: stop after this many iterations.
         tol: stop when ``state.error`` is at most this.
-        acceleration: whether to extrapolate; this is started anew whenever it leads uphill.
-        maxls: give up a search after so many trials.
-        decrease_factor: a step that is too long is made at most this short at once, as a part of it.
-        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+        acceleration: whether to extrapolate; the extrapolation restarts whenever it leads uphill.
+        maxls: give up a search after this many trials.
+        decrease_factor: the smallest factor by which a step that is too long is shortened at once.
+        verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Raises:
-        ValueError: if an option is none of these.
+        ValueError: if an option is not valid.
         ShapeError: if the arguments of ``run`` do not fit together.
-        DataError: if an operator of :mod:`paraxis.solve.prox` is given numbers that make no sense, such as a lower
+        DataError: if the hyperparameters of an operator of :mod:`paraxis.solve.prox` make no sense, such as a lower
             bound above the upper one.
 
-    Communicates, if rows are spread over devices: a linear model one all-reduce of three scalars per trial and one
-    the size of ``params`` per iteration; other functions what they do, per trial, and per iteration what their gradient
-    does.
+    Communicates, if rows are spread over devices: for a linear model, one all-reduce of three scalars per trial step
+    and one the size of ``params`` per iteration; for other functions, whatever the value does per trial step, and the
+    gradient per iteration.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -200,7 +200,7 @@ class ProximalGradient(Solver):
         Args:
             init_params: where to start; it need not be allowed by a constraint.
             hyperparams_prox: what ``prox`` is given.
-            args, kwargs: what ``fun`` is given besides.
+            args, kwargs: further arguments of ``fun``.
 
         Returns:
             A :class:`ProximalGradientState`.
@@ -217,7 +217,7 @@ class ProximalGradient(Solver):
             hyperparams_prox, args, kwargs: as before.
 
         Returns:
-            ``(params, state)``. Where no step is found, ``params`` are the same.
+            ``(params, state)``. If no step is found, ``params`` do not change.
         """
         checks.step(self, params, state, ProximalGradientState, "velocity")
         return self._advanced_by_one(params, state, (hyperparams_prox, *args), kwargs)
@@ -284,16 +284,16 @@ class ProximalGradient(Solver):
     def run(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the error is small, in one compiled program.
 
-        The parameters that are returned can be differentiated by ``hyperparams_prox``, ``args`` and ``kwargs``, and by
-        what ``fun`` and ``prox`` close over, and the run can be mapped over with ``jax.vmap``.
+        The returned parameters can be differentiated with respect to ``hyperparams_prox``, ``args``, ``kwargs`` and
+        values that ``fun`` and ``prox`` close over, and ``jax.vmap`` can map over the run.
 
         Args:
             init_params: where to start; it need not be allowed by a constraint.
             hyperparams_prox: what ``prox`` is given.
-            args, kwargs: what ``fun`` is given besides.
+            args, kwargs: further arguments of ``fun``.
 
         Returns:
-            ``(params, state)``; ``state.status`` tells whether this is a solution.
+            ``(params, state)``; ``state.status`` says whether this is a solution.
         """
         params, hyper = self._beginning("run", init_params, hyperparams_prox, args, kwargs)
         if functions.closes_over_traced(self.prox):
@@ -310,7 +310,7 @@ class ProximalGradient(Solver):
 
     @arguments.named()
     def optimality_fun(self, params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Return what is zero at a solution: the parameters minus ``prox`` of them minus the gradient."""
+        """Return a residual that is zero at a solution: ``params - prox(params - gradient)``."""
         params = functions.floating("ProximalGradient.optimality_fun", "params", params)
         grad = self._problem(params, args, kwargs).start(params).grad
         one = jnp.ones((), _dtype(params))

@@ -21,11 +21,11 @@ class _Arrays(NamedTuple):
 
 @jax.tree_util.register_pytree_with_keys_class
 class Rows(_Arrays):
-    """Data for an objective, ``(X, y, weight)``, laid out over devices; padding rows have weight zero.
+    """Data for an objective, ``(X, y, weight)``, distributed over devices; rows of padding have weight zero.
 
-    It knows where its blocks of rows lie, one on each device, and how many rows were given, ``num_rows``; the others
-    are padding, behind them. It says so to programs under ``jit`` as well. Rows that are taken out of it, or that
-    :func:`rows` laid on one device or on an Explicit mesh, are one block, which the compiler divides as it finds it.
+    It records where its blocks of rows lie, one on each device, and the number of real rows, ``num_rows``; the padding
+    comes after these. Programs under ``jit`` use this too. Arrays that you take out of it, and rows that :func:`rows`
+    laid on one device or on an Explicit mesh, are a single block, which the compiler divides.
     """
 
     blocks: Placement = AT_HAND
@@ -59,8 +59,8 @@ class Rows(_Arrays):
     def shared(self, params: Any) -> Any:
         """Return the same parameters, whole on each device of the rows.
 
-        For a loop of updates: its first call then sees parameters that lie as those of all later ones do, and is not
-        compiled twice.
+        Use it before a loop of updates: the parameters of the first call then lie where those of later calls do, and
+        the update is not compiled twice.
         """
         arguments.arrays("Rows.shared", "params", params)
         if arrays.is_traced(params):
@@ -106,18 +106,18 @@ def rows(
     class_weight: Mapping[int, float] | Literal["balanced"] | None = None,
     axis: Axis | None = None,
 ) -> Rows:
-    """Lay rows out over devices, as the data of an objective.
+    """Distribute rows over devices, as the data of an objective.
 
-    As many rows go to each device; if their number does not divide, rows of weight zero are added, which change no
-    objective and no solution.
+    Each device gets the same number of rows. If their number does not divide, rows of weight zero are added, which
+    change neither the objective nor the solution.
 
     Args:
         X: ``(n, d)``, floating.
         y: ``(n,)`` or ``(n, k)``.
         sample_weight: ``(n,)``, not negative; default 1 each.
-        class_weight: factors of the weights by class; ``"balanced"``: inversely to the classes' weights. Classes that
-            are not in it have factor 1.
-        axis: where to; default ``px.Axis("rows", n)``, that is, over all devices.
+        class_weight: a factor of the weights for each class; ``"balanced"``: inversely proportional to the classes'
+            weights. Classes without an entry have factor 1.
+        axis: the axis of the rows; default ``px.Axis("rows", n)``, over all devices.
 
     Returns:
         A tuple ``(X, y, weight)`` of arrays ``(num_padded, ...)``.

@@ -29,7 +29,7 @@ _PART = 0.5  # seconds that Ctrl-C waits, about; and at least an iteration
 
 
 class OptStep(NamedTuple):
-    """Parameters and a solver's state; of :meth:`update`, after one more iteration, of :meth:`run`, at the end."""
+    """Parameters and a solver's state: after one more iteration from ``update``, at the end from ``run``."""
 
     params: Any
     state: Any
@@ -43,17 +43,17 @@ class OptStep(NamedTuple):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run that Ctrl-C ended after an iteration; it has what was found until then.
+    """Raised when Ctrl-C has ended a run after an iteration; it holds the result so far.
 
-    Under several processes, in other threads than the main one, and inside of ``jax.jit``, a run goes on to its end;
-    where the program has its own handler of SIGINT, that one is called, and nothing is attached.
+    Ctrl-C does not end a run with several processes, in a thread other than the main one, or inside ``jax.jit``. If the
+    program has its own handler of SIGINT, that is called instead, and this exception is not raised.
 
     Attributes:
         params: the best parameters so far.
         state: the solver's state, whose ``status`` is ``INTERRUPTED``.
-        estimator: a copy of the estimator that was being fitted, as far as it came; ``None`` if there is none.
-        found: of an estimator's ``path``, the :class:`Path` as far as it came; of :func:`cross_validate_path`, the
-            :class:`CrossValidated`, of the strengths that were scored; else ``None``.
+        estimator: a copy of the estimator, fitted as far as the run came; ``None`` if there is no estimator.
+        found: for an estimator's ``path``, the part of the :class:`Path` that was computed; for
+            :func:`cross_validate_path`, the :class:`CrossValidated` of the strengths that were scored; else ``None``.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px

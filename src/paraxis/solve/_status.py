@@ -4,10 +4,10 @@ import enum
 
 
 class Status(enum.IntEnum):
-    """Why a solver stopped, or that it has not.
+    """The reason why a solver stopped, or that it has not stopped.
 
-    Only ``CONVERGED`` says that the test for a solution was passed. A state carries the number as an array, so that it
-    goes through ``jit`` and ``vmap``; ``Status(int(state.status)).words`` is the reason in words.
+    Only ``CONVERGED`` means that the test for a solution was passed. A state holds the number as an array, so that it
+    works under ``jit`` and ``vmap``; ``Status(int(state.status)).words`` is the reason in words.
 
     Example:
         >>> import paraxis as px

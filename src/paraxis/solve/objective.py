@@ -46,13 +46,14 @@ LossName = Literal["softmax", "logistic", "squared", "poisson", "huber"]
 
 @dataclasses.dataclass(frozen=True)
 class LinearObjective:
-    """The mean loss of a linear model; made by :func:`glm`, called as ``fun(params, data)`` or as below.
+    """The mean loss of a linear model, made by :func:`glm` and called as ``fun(params, data)``.
 
     Args:
-        loss: what a row costs.
-        intercept: ``params`` are a pair ``(coef, intercept)``, else ``coef``: ``(d,)``, or ``(d, k)`` for k outputs.
-        l2: called as ``fun(params, l2reg, data)``, which adds ``l2reg / 2`` times the squared norm of the
-            coefficients; the intercept goes free.
+        loss: the loss of a row.
+        intercept: whether ``params`` are a pair ``(coef, intercept)``; else they are ``coef``: ``(d,)``, or ``(d, k)``
+            for k outputs.
+        l2: whether it is called as ``fun(params, l2reg, data)``, which adds ``l2reg / 2`` times the squared norm of
+            the coefficients; the intercept is not penalised.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -118,7 +119,7 @@ class LinearObjective:
             )
 
     def init(self, num_features: int, num_outputs: int | None = None, dtype: Any = jnp.float32) -> Any:
-        """Parameters of zeros: ``(d,)``, or ``(d, k)`` for k classes or outputs, with an intercept if there is one."""
+        """Return zeros as parameters: ``(d,)``, or ``(d, k)`` for k outputs, with an intercept if there is one."""
         shape = (arguments.count("LinearObjective.init", "num_features", num_features, least=0),)
         if num_outputs is not None:
             shape += (arguments.count("LinearObjective.init", "num_outputs", num_outputs),)
@@ -194,14 +195,14 @@ def _added(data: Any) -> str:
 
 
 def glm(loss: LossName, *, intercept: bool = False, l2: bool = False) -> LinearObjective:
-    """Return a generalised linear model's mean loss as an objective.
+    """Return the mean loss of a generalised linear model as an objective.
 
     Args:
         loss: ``"softmax"`` (classes, an output for each), ``"logistic"`` (targets 0 and 1, or between), ``"squared"``
-            (half the squared residual), ``"poisson"`` (counts, with the logarithm as link; without the term that
-            depends on the counts only) or ``"huber"`` (squared up to a residual of 1, straight beyond it).
+            (half the squared residual), ``"poisson"`` (counts, with a logarithmic link; without the term that depends
+            only on the counts) or ``"huber"`` (quadratic up to a residual of 1, linear beyond it).
         intercept: whether parameters are a pair of coefficients and intercept.
-        l2: whether there is an argument ``l2reg`` before ``data``, by which solutions can be differentiated.
+        l2: whether there is an argument ``l2reg`` before ``data``; solutions can be differentiated with respect to it.
 
     Returns:
         A function ``(params, data)``, or ``(params, l2reg, data)``.

@@ -28,13 +28,13 @@ Prox = Callable[..., Any]
 
 
 def none(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-    """No penalty: ``x`` itself."""
+    """Return ``x`` itself: no penalty."""
     return x
 
 
 @arguments.named()
 def l1(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-    """Apply the penalty ``strength * sum(abs(x))``: values below the strength become 0, others move by it.
+    """Apply the penalty ``strength * sum(abs(x))``: values smaller than the strength become 0, others shrink by it.
 
     Args:
         x: pytree of floats.
@@ -60,7 +60,7 @@ def l1(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
 @arguments.named()
 def elastic_net(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-    """Return the penalty ``l1 * sum(abs(x)) + l2 / 2 * sum(x**2)``.
+    """Apply the penalty ``l1 * sum(abs(x)) + l2 / 2 * sum(x**2)``.
 
     Args:
         x: pytree of floats.
@@ -94,7 +94,7 @@ def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
     Args:
         x: pytree of floats.
-        hyperparams: the strength, not negative; default 1. One per row: an array ``(d, 1)``.
+        hyperparams: the strength, not negative; default 1. For one strength per row, give an array ``(d, 1)``.
         scaling: factor of the penalty.
 
     Raises:
@@ -120,11 +120,11 @@ def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
 @arguments.named()
 def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-    """Bounds: each number moves to the nearest that is allowed.
+    """Apply bounds: move each number to the nearest allowed one.
 
     Args:
         x: pytree of floats.
-        hyperparams: a pair ``(lower, upper)``; infinities leave a side open. Default ``(0, 1)``.
+        hyperparams: a pair ``(lower, upper)``; an infinite bound leaves its side open. Default ``(0, 1)``.
         scaling: without effect.
 
     Raises:
@@ -143,7 +143,7 @@ def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
 @arguments.named()
 def non_negative(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-    """No negative numbers: these become zero. ``hyperparams`` and ``scaling`` are without effect.
+    """Replace negative numbers by zero. ``hyperparams`` and ``scaling`` have no effect.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -157,11 +157,11 @@ def non_negative(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
 @arguments.named()
 def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
-    """Return each vector along the last axis: to the nearest without negative numbers and with the given sum.
+    """Move each vector along the last axis to the nearest one without negative numbers and with the given sum.
 
     Args:
         x: pytree of floats, each leaf ``(..., d)``.
-        hyperparams: the sum, positive; default 1. One per vector: an array ``(..., 1)``.
+        hyperparams: the sum, positive; default 1. For one sum per vector, give an array ``(..., 1)``.
         scaling: without effect.
 
     Raises:
@@ -190,15 +190,15 @@ def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
 
 def first(operator: Prox) -> Prox:
-    """Return the operator for the first of a pair ``(coef, intercept)`` alone: the intercept goes free.
+    """Return an operator on the first of a pair ``(coef, intercept)`` only: the intercept is not penalised.
 
-    ``first(l1)`` is equal to ``first(l1)``, so that programs are not compiled anew for another one.
+    Two results of ``first(l1)`` are equal, so a second one does not compile programs again.
 
     Args:
-        operator: any of this module, or a function with the same arguments. It gets ``hyperparams`` as they are.
+        operator: an operator of this module, or a function with the same arguments. It gets ``hyperparams`` unchanged.
 
     Raises:
-        ShapeError: when it is applied to something other than a pair.
+        ShapeError: when the result is applied to something other than a pair.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px

@@ -38,7 +38,7 @@ class Posed:
     """A fit as the solver sees it: its predictions ``z`` are those of the model up to ``origin + scale * z``.
 
     Args:
-        loss: what a row costs.
+        loss: the loss of a row.
         targets: ``(n,)`` or ``(n, k)``.
         weight: ``(n,)``.
         num_outputs: k if coefficients are ``(d, k)``, ``None`` if they are ``(d,)``.
@@ -62,10 +62,10 @@ class Path(NamedTuple):
 
     Args:
         strengths: the grid, ``(num,)``.
-        coef: ``(num, *coef_.shape)``.
-        intercept: ``(num, *intercept_.shape)``.
-        n_iter: iterations of each, ``(num,)``.
-        status: why each stopped, in words.
+        coef: coefficients ``(num, *coef_.shape)``.
+        intercept: intercepts ``(num, *intercept_.shape)``.
+        n_iter: number of iterations of each solution, ``(num,)``.
+        status: why the solver stopped for each, in words.
     """
 
     strengths: np.ndarray
@@ -159,16 +159,16 @@ class LinearModel(BaseEstimator, abc.ABC):
         """Fit the model.
 
         Args:
-            X: ``(n, d)``. In float32 all is computed in float32, else in float64.
+            X: ``(n, d)``. If it is float32, everything is computed in float32, else in float64.
             y: targets, ``(n,)``.
             sample_weight: ``(n,)``, not negative, or a number; a row of weight zero does not count.
 
         Raises:
-            ValueError: if the data or an option cannot be used; says why.
-            Interrupted: after Ctrl-C, with a fitted copy of the estimator, as far as it came. The estimator itself is
-                as it was.
+            ValueError: if the data or an option cannot be used; the message says why.
+            Interrupted: after Ctrl-C, with a copy of the estimator that is fitted as far as the run came. The estimator
+                itself does not change.
 
-        Communicates, if there are several devices: sends each its rows; then as the solver says.
+        Communicates, if there are several devices: sends each its rows; then whatever the solver does.
         """
         with self._as_it_was_if_this_fails():
             return self._fitted(X, y, sample_weight)
@@ -198,7 +198,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         return self
 
     def path(self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any = None) -> Path:
-        """Solutions for several strengths, each begun where the stronger one before it ended. The data are sent once.
+        """Solve for several strengths, each from the solution of the next stronger one; the data are sent only once.
 
         Args:
             X, y, sample_weight: as for :meth:`fit`.
@@ -208,9 +208,9 @@ class LinearModel(BaseEstimator, abc.ABC):
             The solutions in the order of ``strengths``. The estimator itself is not fitted.
 
         Raises:
-            ValueError: if the data, an option or a strength cannot be used; says why.
-            Interrupted: after Ctrl-C; its ``found`` is the path as far as it came, its ``estimator`` a copy that is
-                fitted with the strength that the path was at.
+            ValueError: if the data, an option or a strength cannot be used; the message says why.
+            Interrupted: after Ctrl-C; its ``found`` is the part of the path that was computed, and its ``estimator`` a
+                copy fitted with the strength that was being solved.
         """
         return copy.copy(self)._path(X, y, strengths, sample_weight)
 

@@ -29,9 +29,9 @@ class CrossValidated(NamedTuple, Generic[_Model]):
 
     Args:
         strengths: the grid, ``(num,)``.
-        scores: of each fold's held-out rows, ``(num, folds)``.
+        scores: the score of each fold's held-out rows, ``(num, folds)``.
         best: the strength with the best mean score.
-        estimator: fitted to all rows with it.
+        estimator: an estimator fitted to all rows with that strength.
     """
 
     strengths: np.ndarray
@@ -48,23 +48,24 @@ def cross_validate_path(
     Args:
         estimator: one of :mod:`paraxis.solve.estimators`; it is not changed.
         X, y, sample_weight: as for its ``fit``.
-        grid: values of ``C``, or of ``alpha``. Solutions begin where those of the stronger penalty ended.
-        folds: their number, or a splitter of scikit-learn; a number means, as there, stratified folds for classes.
+        grid: values of ``C``, or of ``alpha``. Each solution starts from that of the next stronger penalty.
+        folds: the number of folds, or a splitter of scikit-learn; as there, a number means stratified folds for
+            classes.
 
     Returns:
-        Scores ``(len(grid), folds)``, by the estimator's own ``score``; the best strength, the first of the grid if
-        there are several, and an estimator that is fitted to all rows with it.
+        Scores ``(len(grid), folds)``, by the estimator's own ``score``; the best strength, or the first in the grid of
+        several equally good ones; and an estimator fitted to all rows with that strength.
 
     Raises:
         DataError: if a fold cannot be scored.
-        ValueError: if the data, an option or a strength cannot be used; says why.
-        TypeError: if the estimator is another one.
+        ValueError: if the data, an option or a strength cannot be used; the message says why.
+        TypeError: if it is a different kind of estimator.
         Interrupted: after Ctrl-C. Its ``found`` has the scores of the strengths whose folds were all solved by then,
-            and ``best`` of these; if there are none yet, of the one that was being solved. The estimator there is the
-            mean of the folds' models with that strength, which costs no more than they do on average, or the one that
-            was being fitted to all rows.
+            and the ``best`` of these; if there are none yet, the strength that was being solved. Its estimator is the
+            mean of the folds' models with that strength, whose loss is at most their average, or the one that was being
+            fitted to all rows.
 
-    Communicates: as one fit does, with messages ``folds`` times as long.
+    Communicates: the same as one fit, with messages ``folds`` times as long.
 
     Example:
         >>> import numpy as np, paraxis as px

@@ -22,23 +22,24 @@ from paraxis.solve.estimators._unbounded import FAR, is_unbounded, is_unbounded_
 
 
 class LogisticRegression(ClassifierMixin, LinearModel):
-    """Classes by a linear model, with scikit-learn's objective, names and attributes, on all devices.
+    """Classify with a linear model, with scikit-learn's objective, names and attributes, on all devices.
 
-    Minimises ``C * sum(weight * loss) + penalty``, the penalty being ``|coef|² / 2`` for ``l1_ratio=0`` and
-    ``l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2`` in general. The intercept goes free.
+    It minimises ``C * sum(weight * loss) + penalty``, where the penalty is ``|coef|² / 2`` for ``l1_ratio=0`` and
+    ``l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2`` in general. The intercept is not penalised.
 
     Args:
-        C: the inverse of the penalty's strength, positive; ``inf`` for none, and then classes of which some can be told
-            apart without a mistake have no finite solution, as a warning and ``status_`` tell.
-        l1_ratio: from 0 to 1; more than 0 makes coefficients zero.
+        C: the inverse of the penalty's strength, positive; ``inf`` for no penalty. Without a penalty, there is no
+            finite solution if some classes can be separated without a mistake; a warning and ``status_`` then say so.
+        l1_ratio: from 0 to 1; if it is more than 0, some coefficients become zero.
         fit_intercept: whether there is an intercept.
-        class_weight: factors of the weights by class, or ``"balanced"``: inversely to the classes' frequencies.
+        class_weight: a factor of the weights for each class, or ``"balanced"``: inversely proportional to the classes'
+            frequencies.
         tol: stop when the norm of the mean loss's gradient is at most this, or when rounding allows no more.
-        max_iter: stop after so many iterations, with a warning.
-        warm_start: begin where the last fit ended.
-        devices: spread the rows over so many devices; default: all, or the mesh that ``jax.set_mesh`` sets.
+        max_iter: stop after this many iterations, with a warning.
+        warm_start: whether to start where the last fit ended.
+        devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
         solver: ``"auto"``, ``"lbfgs"`` or ``"newton-cg"``; with ``l1_ratio`` more than 0 ``"proximal-gradient"``.
-        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+        verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Attributes:
         coef_: ``(1, d)`` for two classes, else ``(k, d)``.
@@ -86,12 +87,12 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         self.verbose = verbose
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Predictions of the linear model: ``(n,)`` for two classes, else ``(n, k)``."""
+        """Return the linear model's predictions: ``(n,)`` for two classes, else ``(n, k)``."""
         z = self._linear(X)
         return z[:, 0] if z.shape[1] == 1 else z
 
     def predict(self, X: Any) -> np.ndarray:
-        """Return the likeliest class of each row, ``(n,)``."""
+        """Return the most probable class of each row, ``(n,)``."""
         return self._decided(self.decision_function(X))
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -100,7 +101,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         return np.stack([expit(-z), expit(z)], 1) if z.ndim == 1 else softmax(z, axis=1)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Return each class's log-probability, ``(n, k)``; exact where the probability is nearly 0."""
+        """Return each class's log-probability, ``(n, k)``; accurate even for probabilities near 0."""
         z = self.decision_function(X)
         return -np.stack([np.logaddexp(0, z), np.logaddexp(0, -z)], 1) if z.ndim == 1 else log_softmax(z, axis=1)
 

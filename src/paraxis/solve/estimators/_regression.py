@@ -56,20 +56,20 @@ class LeastSquares(Regression, abc.ABC):
 
 
 class Ridge(LeastSquares):
-    """Least squares with an L2 penalty, with scikit-learn's objective, names and attributes, on all devices.
+    """Fit least squares with an L2 penalty, with scikit-learn's objective, names and attributes, on all devices.
 
-    Minimises ``sum(weight * residual²) + alpha * |coef|²``. The intercept goes free.
+    It minimises ``sum(weight * residual²) + alpha * |coef|²``. The intercept is not penalised.
 
     Args:
         alpha: the penalty's strength, not negative.
         fit_intercept: whether there is an intercept.
         tol: stop when the norm of the gradient, for targets of variance 1, is at most this, or when rounding allows no
             more.
-        max_iter: stop after so many iterations, with a warning.
-        warm_start: begin where the last fit ended.
-        devices: spread the rows over so many devices; default: all, or the mesh that ``jax.set_mesh`` sets.
+        max_iter: stop after this many iterations, with a warning.
+        warm_start: whether to start where the last fit ended.
+        devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
         solver: ``"auto"``, ``"lbfgs"`` or ``"newton-cg"``.
-        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+        verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Attributes:
         coef_: ``(d,)``, or ``(k, d)`` for targets ``(n, k)`` of more than one column.
@@ -121,19 +121,19 @@ class Ridge(LeastSquares):
 
 
 class PoissonRegressor(Regression):
-    """Counts, their logarithm by a linear model, with scikit-learn's objective, names and attributes, on all devices.
+    """Fit counts by a log-linear model, with scikit-learn's objective, names and attributes, on all devices.
 
-    Minimises half the mean Poisson deviance, weighted, plus ``alpha / 2 * |coef|²``. The intercept goes free.
+    It minimises half the weighted mean Poisson deviance, plus ``alpha / 2 * |coef|²``. The intercept is not penalised.
 
     Args:
         alpha: the penalty's strength, not negative.
         fit_intercept: whether there is an intercept.
         tol: stop when the norm of the gradient is at most this, or when rounding allows no more.
-        max_iter: stop after so many iterations, with a warning.
-        warm_start: begin where the last fit ended.
-        devices: spread the rows over so many devices; default: all, or the mesh that ``jax.set_mesh`` sets.
+        max_iter: stop after this many iterations, with a warning.
+        warm_start: whether to start where the last fit ended.
+        devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
         solver: ``"auto"``, ``"lbfgs"`` or ``"newton-cg"``.
-        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+        verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Attributes:
         coef_: ``(d,)``.
@@ -175,7 +175,7 @@ class PoissonRegressor(Regression):
         return np.exp(self._linear(X))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """D², the part of the Poisson deviance that is explained; 1 is best."""
+        """Return D², the fraction of the Poisson deviance that is explained; 1 is best."""
         mean = self.predict(X)
         weight = self._checked_weight(mean, sample_weight)
         try:

@@ -21,10 +21,10 @@ class _Sparse(LeastSquares, abc.ABC):
 
 
 class ElasticNet(_Sparse):
-    """Least squares with L1 and L2 penalties, with scikit-learn's objective, names and attributes, on all devices.
+    """Fit least squares with L1 and L2 penalties, with scikit-learn's objective, names and attributes, on all devices.
 
-    Minimises ``mean(residual²) / 2 + alpha * (l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2)``, the mean being
-    weighted. The intercept goes free.
+    It minimises ``mean(residual²) / 2 + alpha * (l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2)`` with a weighted
+    mean. The intercept is not penalised.
 
     Args:
         alpha: the penalty's strength, not negative.
@@ -32,12 +32,12 @@ class ElasticNet(_Sparse):
         fit_intercept: whether there is an intercept.
         tol: stop when the duality gap, relative to the targets' variance, is at most this, or when rounding allows no
             more; with ``solver="proximal-gradient"``, when the error for targets of variance 1 is.
-        max_iter: stop after so many iterations, with a warning.
-        warm_start: begin where the last fit ended.
-        devices: spread the rows over so many devices; default: all, or the mesh that ``jax.set_mesh`` sets.
+        max_iter: stop after this many iterations, with a warning.
+        warm_start: whether to start where the last fit ended.
+        devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
         solver: ``"auto"``, ``"working-set"`` or ``"proximal-gradient"``; with ``l1_ratio=0`` ``"auto"``, ``"lbfgs"`` or
             ``"newton-cg"``.
-        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+        verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Attributes:
         coef_: ``(d,)``.
@@ -89,20 +89,20 @@ class ElasticNet(_Sparse):
 
 
 class Lasso(_Sparse):
-    """Least squares with an L1 penalty, with scikit-learn's objective, names and attributes, on all devices.
+    """Fit least squares with an L1 penalty, with scikit-learn's objective, names and attributes, on all devices.
 
-    Minimises ``mean(residual²) / 2 + alpha * |coef|₁``, the mean being weighted. The intercept goes free.
+    It minimises ``mean(residual²) / 2 + alpha * |coef|₁`` with a weighted mean. The intercept is not penalised.
 
     Args:
         alpha: the penalty's strength, not negative.
         fit_intercept: whether there is an intercept.
         tol: stop when the duality gap, relative to the targets' variance, is at most this, or when rounding allows no
             more; with ``solver="proximal-gradient"``, when the error for targets of variance 1 is.
-        max_iter: stop after so many iterations, with a warning.
-        warm_start: begin where the last fit ended.
-        devices: spread the rows over so many devices; default: all, or the mesh that ``jax.set_mesh`` sets.
+        max_iter: stop after this many iterations, with a warning.
+        warm_start: whether to start where the last fit ended.
+        devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
         solver: ``"auto"``, ``"working-set"`` or ``"proximal-gradient"``.
-        verbose: print a line per iteration; or a function to call with each, a :class:`px.solve.Iteration`.
+        verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Attributes:
         coef_: ``(d,)``.
