@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from paraxis._calls.extras import missing
+
 Remedy = Mapping[str, Any]
 """Options by name: a new value; or a list, of what is added; or a function of the old value."""
-
-from paraxis._calls.extras import missing
 
 
 class CommandError(Exception):

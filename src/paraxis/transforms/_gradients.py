@@ -35,41 +35,37 @@ class _Options(TypedDict, total=False):
 class GradValues(Wrapped[_P, _R], Generic[_P, _R]):
     """Compute gradients and values of a loss of modules: ``gradients, values = px.GradValues(loss, net)(x, y)``.
 
-    <<<<<<< HEAD
-        This order is that of Objax's ``GradValues``, whose place it takes; :func:`value_and_grad` has JAX's order.
-        State that the loss writes (BatchNorm's statistics, counters, random streams) is written once, after it has
-        succeeded; gradients are taken at the values before.
-    =======
-        State that the loss writes (BatchNorm's statistics, counters, random streams) is written back once, after the loss
-        has succeeded; gradients are taken at the values before.
-    >>>>>>> 22c0477 (Docstrings of programs, pmap and the transforms in plain English)
+    This order is that of Objax's ``GradValues``, whose place it takes; :func:`value_and_grad` has JAX's order.
 
-        Args:
-            f: a function of modules and further arguments that returns a float scalar, or a tuple that begins with one.
-            *modules: as in :class:`Jit`.
-            wrt: which variables to differentiate with respect to: a type, a tuple of types, a function of a variable's
-                name and the variable, or a ``px.variables`` collection. ``None``: no variables.
-            argnums: further arguments to differentiate with respect to (positions after the modules), as in ``jax.grad``.
+    State that the loss writes (BatchNorm's statistics, counters, random streams) is written back once, after the loss
+    has succeeded; gradients are taken at the values before.
 
-        Returns:
-            When called, ``(gradients, values)``. ``gradients`` is a collection in the order of ``px.variables``, which
-            iterates over its arrays; with ``argnums``, a pair of that and the gradients of the arguments. ``values`` is
-            what ``f`` returned.
+    Args:
+        f: a function of modules and further arguments that returns a float scalar, or a tuple that begins with one.
+        *modules: as in :class:`Jit`.
+        wrt: which variables to differentiate with respect to: a type, a tuple of types, a function of a variable's
+            name and the variable, or a ``px.variables`` collection. ``None``: no variables.
+        argnums: further arguments to differentiate with respect to (positions after the modules), as in ``jax.grad``.
 
-        Raises:
-            ShapeError: if the loss is not a float scalar.
-            StateError: as in :class:`Jit`; and if a chosen variable does not hold floats, or none was chosen.
+    Returns:
+        When called, ``(gradients, values)``. ``gradients`` is a collection in the order of ``px.variables``, which
+        iterates over its arrays; with ``argnums``, a pair of that and the gradients of the arguments. ``values`` is
+        what ``f`` returned.
 
-        Communicates: what ``f`` does, and its derivative.
+    Raises:
+        ShapeError: if the loss is not a float scalar.
+        StateError: as in :class:`Jit`; and if a chosen variable does not hold floats, or none was chosen.
 
-        Example:
-            >>> import jax.numpy as jnp, paraxis as px
-            >>> from flax import nnx
-            >>> net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-            >>> gradient_loss = px.GradValues(lambda net, x, y: ((net(x) - y) ** 2).mean(), net)
-            >>> gradients, value = gradient_loss(jnp.ones((10, 3)), jnp.ones((10, 4)))
-            >>> [g.shape for g in gradients]
-            [(4,), (3, 4)]
+    Communicates: what ``f`` does, and its derivative.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> from flax import nnx
+        >>> net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+        >>> gradient_loss = px.GradValues(lambda net, x, y: ((net(x) - y) ** 2).mean(), net)
+        >>> gradients, value = gradient_loss(jnp.ones((10, 3)), jnp.ones((10, 4)))
+        >>> [g.shape for g in gradients]
+        [(4,), (3, 4)]
     """
 
     @overload
@@ -198,7 +194,7 @@ def grad(
 ) -> Callable[..., Any]:
     """Return the gradient of a function of modules and pytrees, like ``jax.grad``. See :func:`value_and_grad`.
 
-    Of functions of arrays it is ``jax.grad``. It differs for modules: the gradient is a collection of the chosen
+    For functions of arrays it is ``jax.grad``. For modules it differs: the gradient is a collection of the chosen
     variables' gradients, and state that ``f`` writes is kept.
 
     Returns:
