@@ -3,7 +3,7 @@
 import csv
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def columns() -> dict[str, Any]:
     }
 
 
-def write(path: Path, data: Mapping[str, Sequence[Any]]) -> Path:
+def write(path: Path, data: Mapping[str, Any]) -> Path:
     """A CSV file; ``None`` is written as nothing."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

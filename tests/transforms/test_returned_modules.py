@@ -57,10 +57,11 @@ def test_a_part_of_what_was_given_is_refused_by_name_and_nothing_is_written(wrap
 
 def test_new_modules_copies_that_were_made_on_purpose_and_values_are_returned() -> None:
     net = Net()
-    made = px.Jit(lambda net: nnx.Linear(2, 3, rngs=nnx.Rngs(1)), net)()
+    made: Any = px.Jit(lambda net: nnx.Linear(2, 3, rngs=nnx.Rngs(1)), net)()
     assert made.kernel.shape == (2, 3)
-    copied = px.Jit(lambda net: nnx.clone(net.layers[0]), net)()
-    net.layers[0].bias[...] += 1.0
+    copied: Any = px.Jit(lambda net: nnx.clone(net.layers[0]), net)()
+    layer: Any = net.layers[0]
+    layer.bias[...] += 1.0
     assert copied.bias[...].tolist() == [0.0, 0.0]
-    state = px.Jit(lambda net: nnx.state(net.layers[0]), net)()
+    state: Any = px.Jit(lambda net: nnx.state(net.layers[0]), net)()
     assert state["bias"][...].tolist() == [1.0, 1.0]
