@@ -141,6 +141,8 @@ def test_an_evaluation_is_the_mean_over_all_rows_on_its_schedule_and_at_the_end(
         found, values = fitted.history.curve(name)
         assert found.tolist() == steps
         np.testing.assert_allclose(values, [expected(k) for k in steps], rtol=1e-5)
+    with pytest.raises(px.errors.DataError, match=r"got 'tset/loss'; there are 'loss', .*'test/loss'.*; write one"):
+        fitted.history.curve("tset/loss")
 
 
 def test_an_evaluation_does_not_change_the_run() -> None:

@@ -191,7 +191,7 @@ CALLS = [
         lambda **k: px.Evaluate(evaluate(), [ROWS])(**k),
         lambda: {"state": (start(), none)},
     ),
-    Call("History.curve", lambda **k: history().curve(**k), lambda: {"metric": ("loss", text)}),
+    Call("History.curve", lambda **k: history().curve(**k), lambda: {"metric": ("loss", one_of("loss"))}),
     Call(
         "px.StopEarly",
         px.StopEarly,

@@ -10,7 +10,7 @@ import numpy as np
 
 from paraxis import _html as html
 from paraxis._calls import arguments
-from paraxis.errors import ShapeError
+from paraxis.errors import DataError, ShapeError
 from paraxis.train.steps._mean import Mean
 
 Sums = dict[str, tuple[float, float]]
@@ -66,11 +66,18 @@ class History:
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the steps at which a metric is known, and its values, both ``(num_points,)``.
 
-        For ``"loss"``, the points are those of ``steps``; for ``"test/loss"``, the evaluations. An unknown name has
-        none.
+        For ``"loss"``, the points are those of ``steps``; for ``"test/loss"``, the evaluations.
+
+        Raises:
+            DataError: if no step and no evaluation has this metric.
         """
         arguments.text("History.curve", "metric", metric, "history.curve('loss')")
-        found = [(r.step, r.metrics[metric]) for r in (*self.steps, *self.evaluations) if metric in r.metrics]
+        records = (*self.steps, *self.evaluations)
+        found = [(r.step, r.metrics[metric]) for r in records if metric in r.metrics]
+        if not found:
+            known = ", ".join(dict.fromkeys(repr(name) for r in records for name in _in_order(r.metrics)))
+            there = f"there are {known}; write one of these" if known else "nothing is there yet; do a step first"
+            raise DataError(f"History.curve: metric must be one of the history's, got {metric!r}; {there}")
         return np.array([step for step, _ in found], np.int64), np.array([value for _, value in found], np.float64)
 
     def __repr__(self) -> str:
