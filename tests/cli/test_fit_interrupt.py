@@ -42,7 +42,9 @@ def test_a_fit_that_is_interrupted_saves_what_was_found(
     given = "fit", file, *QUICK, "--objective", "logistic", "--tol", 1e-300, *chosen, "--out", out
     with monkeypatch.context() as patched:
         patched.setattr(est.LogisticRegression, "fit", lambda model, *data: fit(interrupting(model), *data))
-        patched.setattr(est, "cross_validate_path", lambda model, *data: cross_validate(interrupting(model), *data))
+        patched.setattr(
+            est, "cross_validate_path", lambda model, *data, **more: cross_validate(interrupting(model), *data, **more)
+        )
         status, text, err = said(capsys, *given)
     assert status == 130
     assert re.fullmatch(
@@ -83,5 +85,10 @@ def test_ctrl_c_ends_a_fit_within_two_seconds_and_saves_what_was_found(tmp_path:
         took = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     assert process.returncode == 130
     assert "what was found so far is saved in --out out: its error is" in err
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"coefficients.csv", "fit.png", "model.npz"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "coefficients.csv",
+        "fit.png",
+        "model.npz",
+        "report.html",
+    }
     assert took < 3  # of computing, by two threads: a loaded machine makes that hardly longer
