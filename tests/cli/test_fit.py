@@ -209,7 +209,7 @@ def test_a_report_tells_what_was_done(file: Path, tmp_path: Path, capsys: pytest
     status, text, err = said(capsys, "fit", file, "--target", "bought", *arguments)
     assert (status, err) == (0, "")
     assert sorted(path.name for path in out.parent.iterdir()) == ["out"]
-    assert sorted(path.name for path in out.iterdir()) == ["coefficients.csv", "fit.png", "model.npz"]
+    assert sorted(path.name for path in out.iterdir()) == ["coefficients.csv", "fit.png", "model.npz", "report.html"]
     assert (out / "fit.png").read_bytes().startswith(b"\x89PNG")
     table = dict([cell.strip() for cell in line.split("│")[1:3]] for line in text.splitlines() if line.count("│") == 3)
     assert table["data"] == "data.csv: 60 rows, 48 fitted to"
@@ -402,7 +402,7 @@ def test_a_failure_at_the_last_file_leaves_what_was_there(
         assert (status, err) == (2, f"paraxis: --out {out} cannot be written to: no space left\n")
     else:
         assert (status, err) == (130, f"paraxis: interrupted; nothing was saved, --out {out} is as it was\n")
-    assert written == ["coefficients.csv", "fit.png"]
+    assert written == ["coefficients.csv", "fit.png", "report.html"]
     assert everything(tmp_path) == before
 
 

@@ -53,7 +53,7 @@ def test_a_fit_that_is_interrupted_saves_what_was_found(
         err,
     )
     assert "Ctrl-C ended the run" in text
-    assert everything(out).keys() == {"coefficients.csv", "fit.png", "model.npz"}
+    assert everything(out).keys() == {"coefficients.csv", "fit.png", "model.npz", "report.html"}
     assert said(capsys, "predict", out, file)[0] == 0
 
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,14 +18,21 @@ from sklearn.model_selection import train_test_split
 from paraxis._host import processes
 from paraxis.cli._errors import CommandError, Remedy, StoppedError, printable
 from paraxis.cli.demo._devices import describe, find_devices
-from paraxis.cli.fit import _columns as columns, _grids as grids, _targets as targets, _weights as weights
+from paraxis.cli.fit import (
+    _columns as columns,
+    _grids as grids,
+    _standard_errors as standard_errors,
+    _targets as targets,
+    _weights as weights,
+)
 from paraxis.cli.fit._display import Live, value_name
 from paraxis.cli.fit._metrics import measured, trivial
 from paraxis.cli.fit._model import Model
 from paraxis.cli.fit._options import FitOptions
-from paraxis.cli.fit._output import require_place, write_all
-from paraxis.cli.fit._settling import settled
-from paraxis.cli.fit._solving import SCORES, Solved, Solver, solve, validate
+from paraxis.cli.fit._output import NAMES, require_place, write_all
+from paraxis.cli.fit._report import Report
+from paraxis.cli.fit._settling import command_line, settled
+from paraxis.cli.fit._solving import SCORES, Solved, Solver, Validated, solve, validate
 from paraxis.cli.fit._tables import Table, digest_of, quoted, read_table
 from paraxis.launch import initialize
 from paraxis.solve import Status
@@ -102,7 +109,8 @@ def run_fit(options: FitOptions, console: Console) -> None:
         X = recipe.design(train_table).astype(np.float32 if options.float32 else np.float64)
 
         started = time.perf_counter()
-        strength, solved = _strength(options, solver, X, y, fitted, console)
+        strength, validated = _strength(options, solver, X, y, fitted, console)
+        solved = None if validated is None else validated.solved
         if solved is None:
             with Live(console, f"fitting to {len(X):,} rows", value_name(solver.smooth)) as live:
                 solved = solve(solver, strength, X, y, fitted, live)
@@ -128,19 +136,27 @@ def run_fit(options: FitOptions, console: Console) -> None:
             "model": measured(objective, model.linear(tested), y_tested, counts),
             "without the columns": measured(objective, baseline, y_tested, counts),
         }
-        processes.by_first(
-            "paraxis fit", lambda: write_all(options.out, options.force, model, solved.history, solver.smooth)
+        filled = any(train_table.columns[name].missing.any() for name in recipe.columns)
+        errors = standard_errors.of_model(
+            model, X, y, converged=solved.converged, weighted=fitted is not None, filled=filled
         )
-    value = value_name(solver.smooth)
-    console.print(_summary(options, work, model, solved, value, describe(devices), seconds))
-    where = f"{len(test):,} rows held out" if len(test) else "the rows fitted to; none are held out"
-    console.print(grids.metrics_grid(f"On {where}", metrics))
-    console.print(grids.coefficients_grid(model))
-    if solved.status == Status.UNBOUNDED.words:
-        note(f"{solved.status}; {_penalised(options)}")
-    elif not solved.converged and solved.error is None:
-        note(f"the solver stopped early: {solved.status}")
-    console.print(f"Written to {options.out}: coefficients.csv, fit.png, model.npz", markup=False, highlight=False)
+        where = f"{len(test):,} rows held out" if len(test) else "the rows fitted to; none are held out"
+        facts = _summary(options, work, model, solved, value_name(solver.smooth), describe(devices), seconds)
+        later = _of_status(options, solved)
+        report = Report(
+            f"Fit of {options.target}", facts, metrics, f"On {where}", validated, SCORES[objective],
+            [*work.notes, *later], errors, command_line(options),
+        )  # fmt: skip
+        processes.by_first(
+            "paraxis fit", lambda: write_all(options.out, options.force, model, report, solved.history, solver.smooth)
+        )
+    console.print(grids.pairs(report.title, facts))
+    console.print(grids.metrics_grid(report.measured_on, metrics))
+    console.print(grids.coefficients_grid(model, errors.values))
+    console.print(errors.words, markup=False, highlight=False)
+    for text in later:
+        note(text)
+    console.print(f"Written to {options.out}: {', '.join(NAMES)}", markup=False, highlight=False)
     if solved.error is not None:
         raise StoppedError(
             f"interrupted; what was found so far is saved in --out {options.out}: its error is {solved.error:.2g}, and "
@@ -309,8 +325,8 @@ def _unpenalised(options: FitOptions) -> str:
 
 def _strength(
     options: FitOptions, solver: Solver, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, console: Console
-) -> tuple[float, Solved | None]:
-    """Return the strength to fit with; and, where Ctrl-C ended the choice among several, the model so far."""
+) -> tuple[float, Validated | None]:
+    """Return the strength to fit with, and how it was chosen among several."""
     if options.strengths is None:
         usual = 0.0 if options.penalty == "none" else 1 / len(X)
         return usual if options.strength is None else options.strength, None
@@ -318,19 +334,28 @@ def _strength(
     with console.status(f"cross-validation: {len(grid)} strengths, {options.folds} folds at once"):
         found = validate(solver, grid, options.folds, X, y, weight)
     console.print(grids.strengths_grid(SCORES[solver.objective], found.strengths, found.scores, found.best))
-    return found.best, found.solved
+    return found.best, found
+
+
+def _of_status(options: FitOptions, solved: Solved) -> list[str]:
+    """Return what there is to note of how the solver ended."""
+    if solved.status == Status.UNBOUNDED.words:
+        return [f"{solved.status}; {_penalised(options)}"]
+    if not solved.converged and solved.error is None:
+        return [f"the solver stopped early: {solved.status}"]
+    return []
 
 
 def _summary(
     options: FitOptions, work: _Work, model: Model, solved: Solved, value: str, devices: str, seconds: float
-) -> Any:
+) -> list[tuple[str, str]]:
     about, last = model.about, solved.history[-1] if solved.history else None
     used = set(model.recipe.columns)
     dropped = [name for name in work.table.columns if name not in (*used, options.target, options.weights)]
     penalty = options.penalty if options.penalty == "none" else f"{options.penalty}, strength {about['strength']:.4g}"
     num_made, num_used = len(model.recipe.sources), len(used)
     made = "" if num_made == num_used else f", as {num_made:,} of the model"
-    rows = [
+    return [
         ("data", f"{options.data.name}: {work.table.num_rows:,} rows, {about['rows']:,} fitted to"),
         ("columns", f"{num_used:,}{made}"),
         *([("left out", quoted(dropped))] if dropped else []),
@@ -348,7 +373,6 @@ def _summary(
         ),
         ("time", f"{seconds:.1f} s, with compiling"),
     ]
-    return grids.pairs(f"Fit of {options.target}", rows)
 
 
 def _classes(target: targets.Target) -> str:

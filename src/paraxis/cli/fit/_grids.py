@@ -36,7 +36,7 @@ def metrics_grid(title: str, columns: dict[str, dict[str, float]]) -> Group:
     for heading in columns:
         grid.add_column(escape(heading), justify="right")
     for name in next(iter(columns.values())):
-        grid.add_row(name, *(_rounded(found[name]) for found in columns.values()))
+        grid.add_row(name, *(rounded(found[name]) for found in columns.values()))
     return titled(title, grid)
 
 
@@ -47,30 +47,36 @@ def strengths_grid(score: str, strengths: Sequence[float], scores: np.ndarray, b
         grid.add_column(heading, justify="right")
     for strength, row in zip(strengths, scores, strict=True):
         style = "bold green" if strength == best else None
-        grid.add_row(f"{strength:g}", _rounded(row.mean()), _rounded(row.std()), style=style)
+        grid.add_row(f"{strength:g}", rounded(row.mean()), rounded(row.std()), style=style)
     return titled(f"Cross-validation, {scores.shape[1]} folds", grid)
 
 
-def coefficients_grid(model: Model) -> Group:
-    """Return the largest coefficients, by what a standard deviation of their column changes."""
-    rows = sorted(coefficient_rows(model)[len(model.coef) :], key=lambda row: -abs(row[3]))
+def coefficients_grid(model: Model, errors: np.ndarray | None) -> Group:
+    """Return the largest coefficients, by what a standard deviation of their column changes; with standard errors."""
+    rows = sorted(coefficient_rows(model, errors)[len(model.coef) :], key=lambda row: -abs(row[3]))
     several = len(model.coef) > 1
     grid = Grid()
     for heading in [*(["class"] if several else []), "column"]:
         grid.add_column(heading)
     grid.add_column("coefficient", justify="right")
+    if errors is not None:
+        grid.add_column("± standard error", justify="right")
     grid.add_column("per standard deviation", justify="right")
-    for label, column, own, standardised in rows[:_SHOWN]:
+    for label, column, own, standardised, error in rows[:_SHOWN]:
         name = [escape(printable(text)) for text in ([label, column] if several else [column])]
-        grid.add_row(*name, f"{own:.5g}", f"{standardised:.5g}")
+        grid.add_row(*name, f"{own:.5g}", *([f"{error:.3g}"] if errors is not None else []), f"{standardised:.5g}")
     if len(rows) > _SHOWN:
         grid.caption_justify = "left"
         grid.caption = f"{len(rows) - _SHOWN:,} more in the file"
     return titled("Largest coefficients", grid)
 
 
-def coefficient_rows(model: Model) -> list[tuple[str, str, float, float]]:
-    """Class, column, coefficient in the column's own unit and per standard deviation; first those of no column."""
+def coefficient_rows(model: Model, errors: np.ndarray | None) -> list[tuple[str, str, float, float, float]]:
+    """Return class, column, coefficient in the column's own unit and per standard deviation, and standard error.
+
+    First those of no column. The error, in the column's own unit as well, is NaN where ``errors``, ``(1 + d,)``, is
+    ``None``.
+    """
     own, intercept = model.in_own_units()
     classes = model.target.classes
     labels = [str(label) for label in (classes[1:] if len(classes) == 2 else classes or ("",))]
@@ -78,8 +84,9 @@ def coefficient_rows(model: Model) -> list[tuple[str, str, float, float]]:
     for number, label in enumerate(labels):
         for index, source in enumerate(model.recipe.sources):
             rows.append((label, source.name, own[number, index], model.coef[number, index]))
-    return [(label, column, float(a), float(b)) for label, column, a, b in rows]
+    known = np.full(len(rows), np.nan) if errors is None else errors
+    return [(label, column, float(a), float(b), float(e)) for (label, column, a, b), e in zip(rows, known, strict=True)]
 
 
-def _rounded(value: float) -> str:
+def rounded(value: float) -> str:
     return "–" if np.isnan(value) else f"{value:.4g}"

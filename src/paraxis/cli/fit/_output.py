@@ -5,17 +5,20 @@ import os.path
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from paraxis._host import files
 from paraxis.cli._errors import CommandError, Remedy
 from paraxis.cli._places import require_creatable, unused
 from paraxis.cli.fit._display import draw
 from paraxis.cli.fit._grids import coefficient_rows
 from paraxis.cli.fit._model import FILE_NAME, Model, is_model, save
+from paraxis.cli.fit._report import Report, page
 from paraxis.cli.fit._tables import quoted
 from paraxis.solve import Iteration
 
-_COEFFICIENTS, _PLOT = "coefficients.csv", "fit.png"
-_OURS = {_COEFFICIENTS, _PLOT, FILE_NAME}
+_COEFFICIENTS, _PLOT, _REPORT = "coefficients.csv", "fit.png", "report.html"
+NAMES = (_COEFFICIENTS, _PLOT, FILE_NAME, _REPORT)
 
 
 def require_place(out: Path, data: Path, force: bool) -> None:
@@ -52,13 +55,14 @@ def require_place(out: Path, data: Path, force: bool) -> None:
         _require_ours(out, out, force)
 
 
-def write_all(out: Path, force: bool, model: Model, history: Sequence[Iteration], smooth: bool) -> None:
-    """Write coefficients, plot and model; an old directory stays until they are whole.
+def write_all(out: Path, force: bool, model: Model, report: Report, history: Sequence[Iteration], smooth: bool) -> None:
+    """Write coefficients, plot, report and model; an old directory stays until they are whole.
 
     Args:
         out: the directory.
         force: whether an earlier fit may go.
         model: what was fitted.
+        report: what there is to tell of it.
         history: the iterations.
         smooth: whether the objective is.
 
@@ -67,8 +71,9 @@ def write_all(out: Path, force: bool, model: Model, history: Sequence[Iteration]
     """
     try:
         with files.replaced_directory(out.resolve(), lambda old: _require_ours(old, out, force)) as directory:
-            _write_coefficients(model, directory / _COEFFICIENTS)
+            _write_coefficients(model, report.errors.values, directory / _COEFFICIENTS)
             draw(history, smooth, directory / _PLOT)
+            (directory / _REPORT).write_text(page(report, model, directory / _PLOT), encoding="utf-8")
             save(model, directory / FILE_NAME)
     except OSError as error:
         raise CommandError(f"--out {out} cannot be written to: {error.strerror or error}") from None
@@ -83,7 +88,7 @@ def _require_ours(place: Path, out: Path, force: bool) -> None:
     if not place.is_dir():
         raise CommandError(f"--out {out} is a file; give a directory")
     found = sorted(place.iterdir())
-    strange = [path.name for path in found if path.name not in _OURS or not path.is_file()]
+    strange = [path.name for path in found if path.name not in NAMES or not path.is_file()]
     if strange:
         raise CommandError(
             f"--out {out} holds other things, {quoted(strange)}; give a directory of its own: --out {out / 'fit'}",
@@ -108,11 +113,12 @@ def _own(out: Path) -> list[Remedy]:
     return [{"out": unused(own) if os.path.lexists(own) else own}]
 
 
-def _write_coefficients(model: Model, path: Path) -> None:
+def _write_coefficients(model: Model, errors: np.ndarray | None, path: Path) -> None:
     several = len(model.coef) > 1
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        headings = ["column", "coefficient", "per_standard_deviation"]
+        headings = ["column", "coefficient", "per_standard_deviation", "standard_error"]
         writer.writerow(["class", *headings] if several else headings)
-        for label, *row in coefficient_rows(model):
-            writer.writerow([label, *row] if several else row)
+        for label, *row, error in coefficient_rows(model, errors):
+            cells = [*row, "" if errors is None else error]
+            writer.writerow([label, *cells] if several else cells)
