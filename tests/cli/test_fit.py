@@ -153,7 +153,7 @@ WEIGHTED: dict[str, tuple[str, list[Any], Any]] = {
 @pytest.mark.parametrize("case", ["classes", *at_night([case for case in WEIGHTED if case != "classes"], 3)])
 def test_weights_are_those_of_scikit_learn(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name, arguments, class_weight = WEIGHTED[case]
-    weight = np.random.default_rng(2).integers(0, 4, NUM_ROWS) * 0.7
+    weight: Any = np.random.default_rng(2).integers(0, 4, NUM_ROWS) * 0.7
     file, out = write(tmp_path / "data.csv", {**DATA, "counts": weight}), tmp_path / "out"
     given = ["--target", name, *ignoring(name), "--weights", "counts", *arguments, "--strength", STRENGTH]
     status, text, err = said(capsys, "fit", file, *given, "--test-fraction", 0.25, "--seed", 3, "--out", out)

@@ -118,11 +118,14 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_a_report_is_one_page_that_tells_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("chosen", [[], *at_night([["--strengths", "0.01,1", "--folds", 3]], 1)], ids=str)
+def test_a_report_is_one_page_that_tells_all(
+    chosen: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     odd = "<script>alert(1)</script> & \x1b"
     data = {**{name: DATA[name] for name in NUMBERS}, odd: DATA["visits"], "y": DATA["price"]}
     file, out = write(tmp_path / "data.csv", data), tmp_path / "out"
-    given = ["--strengths", "0.01,1", "--folds", 3, "--devices", 1]
+    given = [*chosen, "--devices", 1]
     status, text, err = said(capsys, "fit", file, "--target", "y", *given, "--out", out)
     assert (status, err) == (0, "")
     source = (out / "report.html").read_text(encoding="utf-8")
@@ -138,8 +141,9 @@ def test_a_report_is_one_page_that_tells_all(tmp_path: Path, capsys: pytest.Capt
     assert [row for row in facts if row not in page.rows] == []
     metrics = next(row for row in terminal if row[0] == "RMSE")
     assert metrics in page.rows
-    assert sum(row[0] in ("0.01", "1") for row in page.rows) == 2
+    assert sum(row[0] in ("0.01", "1") for row in page.rows) == (2 if chosen else 0)
     names = [row["column"] for row in read(out / "coefficients.csv")]
     shown = [row[0] for row in page.rows if row[0] in names or "script" in row[0]]
     assert shown == [name.replace("\x1b", r"\x1b") for name in names]
-    assert f"paraxis fit {file} --target y --strengths 0.01,1 --folds 3 --devices 1 --out {out}" in source
+    asked = " ".join(map(str, ["paraxis fit", file, "--target y", *given, "--out", out]))
+    assert f"<pre>{asked}</pre>" in source

@@ -22,10 +22,11 @@ app = typer.Typer(
 )
 
 _Encoding = Annotated[
-    str | None, typer.Option(help="Encoding of a CSV file.", show_default="UTF-8, or as its byte-order mark says")
+    str | None,
+    typer.Option(help="The encoding of a CSV file.", show_default="UTF-8, or as a mark at its beginning says"),
 ]
-_Delimiter = Annotated[str, typer.Option(help="Character between the values of a CSV file, or 'tab'.")]
-_Decimal = Annotated[str, typer.Option(help="Decimal mark of a CSV file: '.' or ','.")]
+_Delimiter = Annotated[str, typer.Option(help="The character between the values of a CSV file, or 'tab'.")]
+_Decimal = Annotated[str, typer.Option(help="The decimal point of a CSV file: '.' or ','.")]
 _NaValues = Annotated[
     list[str] | None,
     typer.Option(metavar="WORD", help="Count this word in a CSV file as a missing value; may be repeated."),
@@ -122,21 +123,21 @@ def fit(
         typer.Option(help="The loss of a row; auto: logistic for classes, else squared."),
     ] = "auto",
     penalty: Annotated[
-        Literal["none", "l2", "l1", "elastic-net"], typer.Option(help="Penalty on large coefficients.")
+        Literal["none", "l2", "l1", "elastic-net"], typer.Option(help="The penalty on large coefficients.")
     ] = "l2",
     strength: Annotated[
         float | None,
         typer.Option(
-            help="Strength of the penalty, 0 or more: its factor beside the mean loss, for columns of variance 1.",
+            help="The strength of the penalty beside the mean loss, for columns on one scale; not negative.",
             show_default="1 / rows",
         ),
     ] = None,
     strengths: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Strengths to choose from by cross-validation.", show_default=False),
+        typer.Option(metavar="A,B,…", help="Several strengths; cross-validation chooses one.", show_default=False),
     ] = None,
     folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")] = 5,
-    l1_ratio: Annotated[float, typer.Option(min=0, max=1, help="Fraction of an elastic net that is L1.")] = 0.5,
+    l1_ratio: Annotated[float, typer.Option(min=0, max=1, help="The share of L1 in an elastic net.")] = 0.5,
     missing: Annotated[
         Literal["fail", "drop-rows", "mean"], typer.Option(help="What to do with missing values.")
     ] = "fail",
@@ -163,15 +164,20 @@ def fit(
             help="Factor of the weights of a class, may be repeated; or 'balanced': all classes count the same.",
         ),
     ] = None,
-    test_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Fraction of the rows to hold out.")] = 0.2,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed that chooses the held-out rows.")] = 0,
+    test_fraction: Annotated[
+        float, typer.Option(min=0, max=0.9, help="The share of the rows to hold out for the scores.")
+    ] = 0.2,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The seed that decides which rows are held out.")] = 0,
     devices: Annotated[int | None, typer.Option(min=1, help="Devices to use.", show_default="all")] = None,
     float32: Annotated[bool, typer.Option("--float32", help="Compute in float32 instead of float64.")] = False,
     tol: Annotated[
-        float | None, typer.Option(help="Stop at this error, above 0.", show_default="1e-9, in float32 1e-5")
+        float | None,
+        typer.Option(help="Stop when the error is below this; above 0.", show_default="1e-9, in float32 1e-5"),
     ] = None,
-    max_iterations: Annotated[int, typer.Option(min=1, help="Stop after this many iterations.")] = 10_000,
-    out: Annotated[Path, typer.Option(help="Directory for model, coefficients and plot.")] = Path("paraxis-fit"),
+    max_iterations: Annotated[int, typer.Option(min=1, help="Stop after so many iterations.")] = 10_000,
+    out: Annotated[Path, typer.Option(help="Directory for the model, its coefficients and the report.")] = Path(
+        "paraxis-fit"
+    ),
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier fit in that directory.")] = False,
     encoding: _Encoding = None,
     delimiter: _Delimiter = ",",
@@ -199,7 +205,9 @@ def predict(
             help="A .csv or .parquet file to write; its directory is created.", show_default="print the first rows"
         ),
     ] = None,
-    probabilities: Annotated[bool, typer.Option("--probabilities", help="Also the probability of each class.")] = False,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Write the probability of each class, too.")
+    ] = False,
     missing: Annotated[
         Literal["fail", "mean"] | None,
         typer.Option(help="What to do with missing values.", show_default="as in the fit"),

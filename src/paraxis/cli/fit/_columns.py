@@ -181,7 +181,7 @@ def require_present(table: Table, names: Sequence[str], advice: str, remedy: Rem
 
 def emptiest(table: Table, names: Sequence[str], rows: np.ndarray) -> list[str]:
     """Return the columns to leave out, so that of some rows, a mask, half at least have a value in all others."""
-    left = {name: table.columns[name].missing[rows] for name in names}
+    left = {name: table.columns[name].missing[rows] for name in names if rows.any()}
     gone: list[str] = []
     while left and (~np.any([*left.values()], axis=0)).mean() < 0.5:
         gone.append(max(left, key=lambda name: left[name].sum()))

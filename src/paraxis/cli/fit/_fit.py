@@ -228,23 +228,29 @@ def _read(options: FitOptions, read: _Read, note: _Note) -> tuple[Table, list[st
 def _without_missing(options: FitOptions, table: Table, names: list[str], note: _Note) -> Table:
     needed = [options.target, *([options.weights] if options.weights is not None else [])]
     there = ~np.any([table.columns[name].missing for name in needed], axis=0)
-    drop: Remedy = {"missing": "drop-rows", "ignore": columns.emptiest(table, names, there) if there.any() else []}
+
+    def drop() -> Remedy:
+        return {"missing": "drop-rows", "ignore": columns.emptiest(table, names, there)}
+
     if options.missing == "drop-rows":
         whole = ~np.any([table.columns[name].missing for name in (*needed, *names)], axis=0)
         if not whole.any():
             raise CommandError(
                 f"{table.path} has a missing value in each row; write --missing mean, or --ignore COLUMN",
-                remedies=[{"missing": "mean"}] * bool(there.all()) + [{"ignore": drop["ignore"]}],
+                remedies=[{"missing": "mean"}] * bool(there.all())
+                + [{"ignore": columns.emptiest(table, names, there)}],
             )
         dropped = int((~whole).sum())
         if dropped:
             note(f"{dropped:,} of {table.num_rows:,} rows have missing values and are left out")
         return table.rows(whole) if dropped else table
     if options.missing == "fail":
-        advice, remedy = (_DROP, drop) if not there.all() else (_ADVICE, {"missing": "mean"})
-        columns.require_present(table, [*needed, *names], advice, remedy)
-    columns.require_present(table, [options.target], f"no mean can stand for the target; {_DROP}", drop)
-    columns.require_present(table, needed, f"no mean can stand for a weight; {_DROP}", drop)
+        columns.require_present(
+            table, [*needed, *names], *((_ADVICE, {"missing": "mean"}) if there.all() else (_DROP, drop()))
+        )
+    if not there.all():
+        columns.require_present(table, [options.target], f"no mean can stand for the target; {_DROP}", drop())
+        columns.require_present(table, needed, f"no mean can stand for a weight; {_DROP}", drop())
     return table
 
 
