@@ -10,7 +10,7 @@ from paraxis.launch import Options, launch
 from tests.launch._support import COMMAND, plain_environment
 
 SCRIPT = "import pathlib, sys\nfor _ in range(3000): print('a line')\npathlib.Path(sys.argv[1]).touch()\n"
-SAID = "standard output cannot be written: {}; the ranks go on, and what they write there is lost"
+SAID = "standard output cannot be written: {}; the ranks continue, and what they write there is lost"
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no such device here")
 
 

@@ -196,7 +196,7 @@ def test_rows_that_were_moved_are_said() -> None:
     expected = float(SOFTMAX(params, L2, data))
     moved = jax.device_put(data, jax.devices()[3])
     for call in (SOFTMAX, px.solve.LBFGS(SOFTMAX).run):
-        with pytest.raises(px.DeviceError, match=r"laid out over 8 devices, and lie on 1 others now.*tuple\(data\)"):
+        with pytest.raises(px.DeviceError, match=r"laid out over 8 devices, but now lie on 1 others.*tuple\(data\)"):
             call(SOFTMAX.init(5, 3), L2, moved)
     np.testing.assert_allclose(SOFTMAX(SOFTMAX.init(5, 3), L2, tuple(moved)), expected, rtol=1e-6)
     again = pickle.loads(pickle.dumps(data))

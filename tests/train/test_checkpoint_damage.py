@@ -64,7 +64,7 @@ def empty(file: Path) -> None:
 def test_a_flipped_bit_of_a_leaf_is_found_by_its_checksum(checkpoints: px.Checkpoints) -> None:
     flip(data_file(checkpoints), 0.5)
     with pytest.warns(
-        UserWarning, match=r"step 2 in .* is damaged: the leaf \['w'\] has another checksum .*damaged-2, and"
+        UserWarning, match=r"step 2 in .* is damaged: the leaf \['w'\] does not have the checksum .*damaged-2, and"
     ):
         restored = checkpoints.restore(state(0))
     assert restored.step == 1
@@ -94,7 +94,7 @@ def test_a_record_that_was_changed_is_found(checkpoints: px.Checkpoints) -> None
     record = checkpoints.path / "2" / "paraxis.json"
     record.write_text(record.read_text().replace('value\\": 2', 'value\\": 3'))
     with pytest.warns(
-        UserWarning, match=r"its record paraxis.json is not what was written: .*its checksum is another one; it is now"
+        UserWarning, match=r"its record paraxis.json is not what was written: .*its checksum does not match; it is now"
     ):
         assert checkpoints.restore(state(0)).step == 1
 
@@ -222,7 +222,7 @@ def test_a_flipped_bit_of_a_large_leaf_is_found(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 4
     file.write_bytes(bytes(content))
-    with pytest.warns(UserWarning, match=r"the leaf \['w'\] has another checksum"):
+    with pytest.warns(UserWarning, match=r"the leaf \['w'\] does not have the checksum"):
         restored = checkpoints.restore(trees[0])
     np.testing.assert_array_equal(restored.tree["w"], trees[0]["w"])
 

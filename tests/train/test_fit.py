@@ -413,7 +413,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "unknown length": (
         lambda: wrongly(_after_steps(3), step, lambda: iter([0]), steps=5),
         px.DataError,
-        "does not say how many batches an epoch has, so it is not known which one a state after 3 steps goes on with",
+        "does not say how many batches an epoch has, so it is not known with which one a state after 3 steps continues",
     ),
     "not ok": (
         lambda: wrongly(start().replace(ok=jnp.array(False)), step, data(), steps=1),

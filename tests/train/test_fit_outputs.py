@@ -200,7 +200,7 @@ def test_a_file_that_is_no_log_stays_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     for content in (b"notes\n", b'{"event": "other"}\n', b"\x89PNG"):
         file.write_bytes(content)
-        with pytest.raises(px.DataError, match=f"px.fit: log: {file} is there and is no log of px.fit, and stays as"):
+        with pytest.raises(px.DataError, match=f"px.fit: log: {file} exists and is not a log of px.fit, so it was"):
             px.fit(start(), step, data(), steps=1, log=file, progress=False)
         assert file.read_bytes() == content
 

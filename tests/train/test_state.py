@@ -287,7 +287,7 @@ def with_default(model: Any, batch: Any, rate: float = 2.0) -> jax.Array:
         (lambda: px.train_step(one_argument), r"'one_argument' must take a model and a batch, but takes \(model\)"),
         (
             lambda: px.train_step(with_option),
-            "has a parameter 'rate' that nothing is known of; .* key, row_keys, mutable",
+            "has an unknown parameter 'rate'; .* key, row_keys, mutable",
         ),
         (lambda: px.train_step(loss, precision="float16"), "its gradients underflow without a scale for the loss"),
         (lambda: px.train_step(loss, precision="tf32"), "there are None .* and 'bfloat16'"),
@@ -336,7 +336,7 @@ def test_a_module_from_outside_is_refused() -> None:
         (lambda p, b, mutable: plain_loss(p, b), px.ShapeError, "write return loss, mutable, or"),
         (lambda p, b, mutable: (plain_loss(p, b), {"a": 1}), px.StateError, "the mutable state changed its structure"),
         (lambda p, b, key: plain_loss(p, b), px.StateError, "takes random keys, but the state has none"),
-        (lambda p, b: (plain_loss(p, b), {"loss": 1.0}), px.StateError, "metric 'loss' is one that the step gives"),
+        (lambda p, b: (plain_loss(p, b), {"loss": 1.0}), px.StateError, "metric 'loss' has a name that the step uses"),
         (lambda p, b: px.Mean(plain_loss(p, b), 1.0), px.ShapeError, r"loss is a Mean of shapes \(4,\) and \(\)"),
     ],
 )

@@ -129,7 +129,7 @@ class Largest(nnx.Metric):
 
 def test_a_metric_of_ones_own_needs_a_rule() -> None:
     own, x = Largest(), batch(0)["values"]
-    message = r"Parallel: variable \(Largest\)\.largest is of a metric .*metric\.update\(values=fast\(x\)\).*'sum'"
+    message = r"Parallel: variable \(Largest\)\.largest belongs to a metric .*metric\.update\(values=fast\(x\)\).*'sum'"
     with pytest.raises(px.StateError, match=message):
         px.Parallel(_values, own)(x)
     px.Parallel(_values, own, sync={"(Largest).largest": "max"})(x)

@@ -184,7 +184,7 @@ def test_a_mean_by_hand_is_refused_unless_the_check_is_off() -> None:
 
     net = mlp()
     opt = px.Optimizer(net, optax.sgd, momentum=0.9)
-    with pytest.raises(px.StateError, match=r"first\(Linear\)\.bias.*check=False if it is the same all the same"):
+    with pytest.raises(px.StateError, match=r"first\(Linear\)\.bias.*check=False if the values are the same anyway"):
         px.Parallel(step, net, opt)(X, Y, 0.1)
     assert_close(weights(net), weights(mlp()), rtol=0, atol=0)
     fast = px.Parallel(step, net, opt, check=False)

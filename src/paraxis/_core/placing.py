@@ -125,9 +125,8 @@ def place(axis: Axis) -> Placement:
     entered = jax_api.entered_devices()
     if entered not in (0, mesh.size):
         raise AxisError(
-            f"axis {axis.name!r} cannot be placed: `with mesh:` asks for {entered} of {mesh.size} devices, and is not "
-            f"listened to any more. Write `with jax.set_mesh(mesh): …`, or "
-            f"px.Axis({axis.name!r}, {axis.size}, mesh=mesh)"
+            f"axis {axis.name!r} cannot be placed: `with mesh:` asks for {entered} of {mesh.size} devices, but has no "
+            f"effect on an axis. Write `with jax.set_mesh(mesh): …`, or px.Axis({axis.name!r}, {axis.size}, mesh=mesh)"
         )
     return Placement(axis, mesh, (axis.name,)) if mesh.size > 1 else Placement(axis, None, ())
 

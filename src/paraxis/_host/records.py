@@ -215,7 +215,7 @@ def read_file(path: Path, version: int, check: Check) -> Any:
         raise Wrong(f"it is of format {wrapped['format']}, not {version}{newer}")
     data = wrapped["record"].encode(errors="surrogatepass")
     if zlib.crc32(data) != wrapped["crc32"]:
-        raise Wrong("its checksum is another one")
+        raise Wrong("its checksum does not match")
     return read(data, check)
 
 

@@ -61,9 +61,9 @@ def _probabilities(logits: Any) -> Any:
     def one(x: jax.Array) -> jax.Array:
         if x.ndim == 0 or x.shape[-1] < 2:
             raise ShapeError(
-                f"ensemble.predict: average='softmax' needs logits (..., classes), but the model gives {x.shape}; over "
-                f"one class all is certain. Write average='sigmoid' for one logit of a yes or no, average='moments' "
-                f"for a regression"
+                f"ensemble.predict: average='softmax' needs logits (..., classes), but the model gives {x.shape}; the "
+                f"probability of a single class is always 1. Write average='sigmoid' for one logit of a yes or no, "
+                f"average='moments' for a regression"
             )
         return jax.nn.softmax(_wide(x))
 

@@ -493,7 +493,7 @@ class Ensemble:
 
     def _chosen(self, indices: Sequence[int]) -> "Ensemble":
         if not len(indices):
-            raise ShapeError("ensemble: with no index no member is left; write one at least")
+            raise ShapeError("ensemble: there is no index, so no member would be left; give at least one")
         chosen = np.asarray(indices)
         return self._like(jax.tree.map(lambda leaf: leaf[chosen], self._state.gathered()))
 

@@ -86,7 +86,7 @@ def member_files(path: Any) -> list[Path]:
     except (records.Wrong, OSError) as error:
         raise DataError(
             f"load_ensemble: {directory / _RECORD} is damaged, or no record of an ensemble ({error}); the files of "
-            f"members are not touched by it: px.load_member(make, file)"
+            f"members are not affected: px.load_member(make, file)"
         ) from error
     expected = [_file_name(index) for index in range(count)]
     missing, extra = sorted({*expected} - found), sorted(found - {*expected})
@@ -120,8 +120,8 @@ def read(path: Any, expected: Mapping[str, jax.ShapeDtypeStruct]) -> list[jax.Ar
         raise
     except files.DAMAGED as error:
         raise DataError(
-            f"load_member: {path} is damaged, or no file of a member ({error}); load another one, the others are not "
-            f"touched by it"
+            f"load_member: {path} is damaged, or no file of a member ({error}); load another one, the other files are "
+            f"not affected"
         ) from error
 
 

@@ -83,7 +83,7 @@ class TreeForm(Form):
             kind = "a tuple like the member" if self.is_tuple else f"the new state, {_outline(whole)},"
             raise StateError(
                 f"ensemble.train: step must return the new state, with the structure of the old one, or a pair of it "
-                f"and what else is wanted; it returned {_outline(result)}, but {kind} was expected. "
+                f"and a further result; it returned {_outline(result)}, but {kind} was expected. "
                 f"Write return {'(params, opt_state)' if self.is_tuple else 'state'}, loss"
             )
         new = strong(tree.arrays("ensemble.train", "step's state", new if self.is_tuple else (new,)))

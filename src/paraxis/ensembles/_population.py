@@ -43,8 +43,8 @@ class Population:
         """
         if self._held is None:
             raise StateError(
-                "ensemble: the members are gone: their memory had been given away when a step failed. Load them, "
-                "px.load_ensemble(make, path), or make them anew; px.ensemble(…, donate=False) keeps them"
+                "ensemble: the members are gone: a step that failed had taken over their memory. Load them, "
+                "px.load_ensemble(make, path), or make them again; px.ensemble(…, donate=False) would have kept them"
             )
         return self._held
 

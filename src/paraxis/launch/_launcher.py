@@ -102,7 +102,7 @@ def _watch(group: Group, options: Options, received: list[int], screen: Screen) 
             return None
         if received and deadline is None:
             deadline = time.monotonic() + options.grace
-            screen.say(f"{_name(received)}: asking the ranks to save and leave, within {options.grace:g} s")
+            screen.say(f"{_name(received)}: asking the ranks to save and exit, within {options.grace:g} s")
             group.send(signal.SIGTERM)
         if deadline is not None and (len(received) > 1 or time.monotonic() > deadline):
             return _killed(group, options, received)

@@ -88,7 +88,7 @@ class Screen:
                 self.is_cut_off, reason = True, error.strerror
             else:
                 return
-        self.say(f"{_NAMES[stream]} cannot be written: {reason}; the ranks go on, and what they write there is lost")
+        self.say(f"{_NAMES[stream]} cannot be written: {reason}; the ranks continue, and what they write there is lost")
 
     def say(self, message: str) -> None:
         """Write the launcher's own message, line by line, to stderr."""

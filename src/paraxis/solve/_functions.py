@@ -70,8 +70,8 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
     dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(params)}
     if len(dtypes) > 1 or jnp.result_type(*dtypes, design) not in dtypes:
         raise ShapeError(
-            f"{who}: init_params are {', '.join(sorted(d.name for d in dtypes))}, and X is {design.dtype}: they "
-            f"must be as wide; write fun.init(…, dtype=X.dtype), or X.astype(…)"
+            f"{who}: init_params are {', '.join(sorted(d.name for d in dtypes))}, and X is {design.dtype}: their "
+            f"dtypes must have the same width; write fun.init(…, dtype=X.dtype), or X.astype(…)"
         )
     return jax.tree.map(lambda x: layout.typed_beside(x, design), params)
 

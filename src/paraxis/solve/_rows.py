@@ -85,8 +85,8 @@ def blocks_of(data: Any, design: jax.Array) -> Placement:
     now = set() if arrays.is_traced(design) or not design.committed else design.sharding.device_set
     if now and now != set(mesh.devices.flat):
         raise DeviceError(
-            f"data: these rows were laid out over {blocks.num_devices} devices, and lie on {len(now)} others now; lay "
-            "them out there, px.solve.rows(X, y, axis=…), or write tuple(data) for rows that lie in no special way"
+            f"data: these rows were laid out over {blocks.num_devices} devices, but now lie on {len(now)} others; lay "
+            "them out there, px.solve.rows(X, y, axis=…), or write tuple(data) to let the compiler divide them"
         )
     return blocks
 

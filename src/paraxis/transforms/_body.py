@@ -129,7 +129,7 @@ def _require_same_structure(
             what = f"{changed[0]!r}"
             break
     raise StateError(
-        f"{transform}: the function set attribute {what} of {where}; only values of variables are carried out of it. "
+        f"{transform}: the function set attribute {what} of {where}; only values of variables are written back. "
         f"Add and replace attributes, call eval() or train(), outside, before the call; keep values that change in an "
         f"nnx.Variable: self.count = nnx.Variable(jnp.array(0)), self.count[...] += 1; return what is not state"
     )

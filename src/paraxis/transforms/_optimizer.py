@@ -180,8 +180,8 @@ def _rates(factory: Callable[..., Any], parameters: Gradients, names: Sequence[s
             name = getattr(getattr(factory, "func", factory), "__name__", "<lambda>")
             name, made = ("the optimiser", "…") if name == "<lambda>" else (name, f"optax.{name}(0.01)")
             raise StateError(
-                f"Optimizer: {name} makes {names[i]}, in its state, of the first learning rate and then changes it by "
-                f"itself, so the rates of later steps would not count; fix the rate: px.Optimizer(net, lambda lr: "
+                f"Optimizer: {name} initialises {names[i]}, in its state, from the first learning rate and then adapts "
+                f"it, so the rates of later steps would have no effect; fix the rate: px.Optimizer(net, lambda lr: "
                 f"{made})"
             )
     return tuple(read)

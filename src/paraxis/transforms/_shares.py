@@ -170,25 +170,25 @@ class Call:
                 raise StateError(
                     f"Parallel: variable {name} could be left with different values on different devices: what is "
                     f"written to it depends on the device's share. Is a mean forgotten? Write "
-                    f"opt(lr, px.pmean(g, {axis!r})) for gradients; or say what becomes of it: "
-                    f"sync={{{kind}: 'mean'}}; or check=False if it is the same all the same"
+                    f"opt(lr, px.pmean(g, {axis!r})) for gradients; or give a rule, sync={{{kind}: 'mean'}}; or write "
+                    f"check=False if the values are the same anyway"
                 )
 
     def _refuse_own_metric(self, number: int) -> None:
         if isinstance(self._binding.graph.variables[number], nnx.metrics.MetricState):
             raise StateError(
-                f"Parallel: variable {self._binding.names[number]} is of a metric of which is not known how devices' "
-                f"states are merged. Return what it is updated with, and update it outside, "
-                f"metric.update(values=fast(x)); or, if it is set to what the share alone gives, say "
+                f"Parallel: variable {self._binding.names[number]} belongs to a metric of a type whose states Paraxis "
+                f"cannot merge across devices. Return the values that update it, and update it outside, "
+                f"metric.update(values=fast(x)); or, if the function sets it from the device's share alone, write "
                 f"sync={{{self._binding.names[number]!r}: 'sum'}}"
             )
 
     def _refuse(self, why: str) -> None:
         size = self._axis.size
         raise ShapeError(
-            f"Parallel: {self._batch.size} rows do not divide over {size} devices, and the rows that fill up the last "
-            f"shares would change the answer: {why}. Give a multiple of {size} rows; or return one value per row and "
-            f"reduce outside; or write check=False if it does no harm"
+            f"Parallel: {self._batch.size} rows do not divide over {size} devices, and padding the last shares "
+            f"would change the answer: {why}. Give a multiple of {size} rows; or return one value per row and "
+            f"reduce outside; or write check=False if padding does no harm"
         )
 
     # --- after the map -------------------------------------------------------------------------------------------

@@ -143,10 +143,10 @@ def _check_keys(path: str, entry: Mapping[str, Any]) -> None:
     try:
         dtype, row, of_data = dtypes.of_keys(entry["key"])
     except ValueError as error:
-        raise Damaged(f"its record says of {_where(path)} what cannot be: {error}") from None
+        raise Damaged(f"its record of {_where(path)} is impossible: {error}") from None
     expected = str(dtype), (*entry["shape"], *row), of_data
     if (entry["dtype"], *_records.written(entry)) != expected:
-        raise Damaged(f"its record says of {_where(path)} what cannot be: {entry}")
+        raise Damaged(f"its record of {_where(path)} is impossible: {entry}")
 
 
 def _loaded(place: Path, plan: _Plan) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _verify(plan: _Plan, data: Mapping[str, Any]) -> None:
     entries = plan.record["leaves"]
     wrong = [path for path in plan.wishes if checksum(data[path]) != entries[path]["checksum"]]
     if wrong:
-        raise Damaged(f"{_where(wrong[0])} has another checksum than when it was written")
+        raise Damaged(f"{_where(wrong[0])} does not have the checksum that it was written with")
 
 
 def _where(path: str) -> str:

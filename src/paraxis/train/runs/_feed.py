@@ -78,8 +78,8 @@ class Feed:
         """
         if number and self.length is None:
             raise DataError(
-                f"{self._what} does not say how many batches an epoch has, so it is not known which one "
-                f"a state after {number} steps goes on with; give px.loader(arrays, 32), a list, or checkpoint="
+                f"{self._what} does not say how many batches an epoch has, so it is not known with which "
+                f"one a state after {number} steps continues; give px.loader(arrays, 32), a list, or checkpoint="
             )
         epoch, within = divmod(number, self.length) if self.length else (0, 0)
         return Place(number, epoch, within, False)

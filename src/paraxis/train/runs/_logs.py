@@ -93,7 +93,7 @@ class Log:
             head = old.read(len(_MARK))
             if not (head.startswith(_MARK) or _MARK.startswith(head)):  # the first line may be half written
                 raise DataError(
-                    f"px.fit: log: {path} is there and is no log of px.fit, and stays as it is; give another place: "
+                    f"px.fit: log: {path} exists and is not a log of px.fit, so it was not touched; give another: "
                     f"log='{path.with_name(f'{path.stem}-2.jsonl')}'"
                 )
             old.seek(0)

@@ -196,6 +196,6 @@ def _check_data(saved: Mapping[str, Any], feed: Feed, restored: "Restored[Any]",
     differences = "; ".join(f"{name} was {saved.get(name)!r} and is {now.get(name)!r}" for name in names)
     raise DataError(
         f"px.fit: data is not what the checkpoint of step {restored.step} in {os.fspath(checkpoints.path)} was trained "
-        f"on: {differences}. Give the same data, so that the run goes on as it was, or start anew elsewhere: "
+        f"on: {differences}. Give the same data to resume the run, or start a new run elsewhere: "
         f"checkpoint='{checkpoints.path}-2'"
     )

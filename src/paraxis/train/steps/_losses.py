@@ -97,7 +97,7 @@ class LossFunction:
         unknown = [p.name for p in rest if p.name not in OFFERED and p.default is p.empty]
         if unknown:
             raise StateError(
-                f"{self.what}: {self.name!r} has a parameter {unknown[0]!r} that nothing is known of; besides the "
+                f"{self.what}: {self.name!r} has an unknown parameter {unknown[0]!r}; besides the "
                 f"model and the batch it may take {', '.join(OFFERED)}, by these names. Give options a default, or fix "
                 f"them: functools.partial({self.name}, {unknown[0]}=…)"
             )

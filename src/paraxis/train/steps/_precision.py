@@ -23,7 +23,7 @@ def check(what: str, precision: Any) -> None:
         else "there are None (as the arrays are) and 'bfloat16'"
     )
     raise StateError(
-        f"{what}: precision={arguments.described(precision)} cannot be had: {why}; write precision='bfloat16'"
+        f"{what}: precision={arguments.described(precision)} is not available: {why}; write precision='bfloat16'"
     )
 
 

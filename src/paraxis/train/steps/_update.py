@@ -44,7 +44,7 @@ def finished(state: TrainState, gradient: Any, found: Outcome, options: Options)
     """
     taken = sorted({"loss", "grad_norm"} & set(found.metrics))
     if taken:
-        raise StateError(f"train_step: metric {taken[0]!r} is one that the step gives; call yours otherwise")
+        raise StateError(f"train_step: metric {taken[0]!r} has a name that the step uses; give yours another")
     metrics = {"loss": found.loss, **found.metrics}
 
     def update(gradient: Any, before: TrainState) -> TrainState:
