@@ -67,7 +67,7 @@ def test_the_pipeline_goes_on_from_its_checkpoint_and_scores_what_scikit_learn_d
     saved = ["--quick", "--checkpoint", str(tmp_path / "run")]
     module.main([*saved, "--epochs", "1"])
     found = module.main([*saved, "--plot", str(tmp_path / "plot.png")])
-    assert "goes on from" in capsys.readouterr().err
+    assert "resumes from" in capsys.readouterr().err
     unbroken = module.train(module.load(), 2)
     fitted, held_out = found["fitted"], found["table"].held_out
     assert_same_bits((fitted.state.params, fitted.state.opt_state), (unbroken.state.params, unbroken.state.opt_state))
@@ -264,7 +264,7 @@ def test_ctrl_c_and_the_same_command_again(tmp_path: Path) -> None:
     again = subprocess.run(
         [*command, "--quick"], env=_environment(), capture_output=True, text=True, timeout=240, check=True
     )
-    assert f"goes on from {saved}" in again.stderr
+    assert f"resumes from {saved}" in again.stderr
 
 
 def _environment() -> dict[str, str]:

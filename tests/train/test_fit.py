@@ -446,7 +446,7 @@ def test_an_error_of_the_step_leaves_the_state_as_it_was() -> None:
 def test_a_state_that_was_given_away_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     state = start()
     step(state, batches(data(), [0])[0])
-    words = r"px.fit: the arrays of this state were given away .*go on with the state that it returned"
+    words = r"px.fit: the arrays of this state were donated .*continue with the state that it returned"
     with pytest.raises(px.StateError, match=words):
         px.fit(state, step, data(), steps=2, checkpoint=tmp_path / "run", log=tmp_path / "log", progress=False)
     assert list(tmp_path.iterdir()) == []

@@ -82,7 +82,7 @@ def test_on_a_disk_that_stays_full_the_state_is_returned_and_each_loss_is_named(
     assert bits(fitted.state) == bits(expected.state)
     assert fitted.history == expected.history
     for words in (
-        f"log: {tmp_path}/log.jsonl cannot be written: File too large; training goes on",
+        f"log: {tmp_path}/log.jsonl cannot be written: File too large; training continues",
         f"tensorboard: {tmp_path}/board/events",
         f"plot: {tmp_path}/curves.png could not be drawn: ",
         "the checkpoint of step 8 could not be written",

@@ -99,7 +99,7 @@ def test_a_run_that_was_over_is_over(
     assert_same(run(tmp_path, progress=progress), tmp_path, unbroken)
     assert changed_when(tmp_path / "checkpoints") == before
     said = capfd.readouterr().err
-    assert f"px.fit: goes on from {tmp_path}/checkpoints/12; nothing left to do: step 12 of 12 was reached bef" in said
+    assert f"px.fit: resumes from {tmp_path}/checkpoints/12; nothing left to do: step 12 of 12 was reached bef" in said
     assert said.endswith("for more, raise steps=\n")
 
 
@@ -163,7 +163,7 @@ def test_another_model_is_refused_and_nothing_is_touched(tmp_path: Path) -> None
     assert f"px.fit(…, checkpoint='{tmp_path}/checkpoints-2')" in note
     place = f"px.Checkpoints('{tmp_path}/checkpoints')"
     line = f"state = {place}.restore(state, partial=True).tree.replace(step=state.step, opt_state=state.opt_state)"
-    assert note.endswith(f"To begin there with what agrees, and the optimiser anew, write before it: {line}")
+    assert note.endswith(f"To start there with the leaves that agree, and with a new optimiser, first write: {line}")
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_another_model_begins_as_advised_with_what_agrees_and_is_trained(tmp_pat
         px.fit(state, step, data(), epochs=3, checkpoint=tmp_path, progress=False)
     (note,) = caught.value.__notes__
     last = "state = state.replace(ema=jax.tree.map(jnp.copy, state.params))"
-    how = "have it begin as the parameters that were restored"
+    how = "start it from the restored parameters"
     assert note.endswith(f"opt_state=state.opt_state); and if the checkpoint has no average, {how}: {last}")
     restored = px.Checkpoints(tmp_path).restore(state, partial=True)
     state = restored.tree.replace(step=state.step, opt_state=state.opt_state)
@@ -323,7 +323,7 @@ def test_a_signal_ends_the_run_after_a_step_saved(
     assert px.Checkpoints(tmp_path / "checkpoints").steps == (done,)
     name = "Ctrl-C" if which is signal.SIGINT else "SIGTERM"
     place = tmp_path / "checkpoints" / str(done)
-    line = f"px.fit: {name}: stopped after step {done}, saved in {place}; the same command goes on from there"
+    line = f"px.fit: {name}: stopped after step {done}, saved in {place}; the same command resumes from there"
     assert line in capfd.readouterr().err
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     assert_same(run(tmp_path, every=100), tmp_path, unbroken)

@@ -222,7 +222,7 @@ def test_a_state_that_was_given_away_is_said_to_be() -> None:
     step = px.train_step(plain_loss, axis=axis(2), reproducible=ANY)
     state, _ = step(state, rows(16))
     new, _ = step(state, rows(16))
-    with pytest.raises(px.ParaxisError, match="given away to an earlier step"):
+    with pytest.raises(px.ParaxisError, match="donated to an earlier step"):
         step(state, rows(16))
     assert int(step(new, rows(16))[0].step) == 3
 

@@ -220,7 +220,7 @@ def test_a_state_is_shown_by_what_there_is_and_not_by_values() -> None:
     jax.jit(lambda state: shown.append(repr(state)))(state)
     assert shown == [f"TrainState(plain, step=1 int32, {counts}, ok=1 bool)"]
     px.train_step(plain_loss)(state, rows(4))
-    assert repr(state) == f"TrainState(plain, step=given away, {counts}, ok=given away)"
+    assert repr(state) == f"TrainState(plain, step=donated, {counts}, ok=donated)"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_state_that_was_given_away_says_so(use: Any) -> None:
     for x in jax.tree.leaves(state):
         x.delete()
     with pytest.raises(
-        px.StateError, match=r"were given away to an earlier step; go on with the state that it returned"
+        px.StateError, match=r"were donated to an earlier step; continue with the state that it returned"
     ):
         use(state)
 

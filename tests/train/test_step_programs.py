@@ -96,9 +96,9 @@ def test_the_memory_of_a_state_is_used_again_if_it_may_be(donate: bool) -> None:
     assert state.params["w"].is_deleted() == donate
     assert not given["w"].is_deleted()
     if donate:
-        with pytest.raises(px.StateError, match="were given away to an earlier step; go on with the state that it"):
+        with pytest.raises(px.StateError, match="were donated to an earlier step; continue with the state that it"):
             step(state, rows(6))
-        with pytest.raises(px.StateError, match="were given away to an earlier step"):
+        with pytest.raises(px.StateError, match="were donated to an earlier step"):
             px.eval_step(plain_loss)(state, rows(6))
     step(after, rows(6))
 

@@ -44,7 +44,7 @@ def _train(options: Options, console: Console) -> None:
 CHAPTERS = {
     "fedavg": Chapter("federated averaging of a CNN on handwritten digits, split by label", _fedavg),
     "ensemble": Chapter("an ensemble of networks, and its confidence on rotated digits", _ensemble),
-    "logreg": Chapter("logistic regression with rows on all devices, compared with scikit-learn", _logreg),
+    "logreg": Chapter("logistic regression on all devices, compared with scikit-learn", _logreg),
     "train": Chapter("a training run that is stopped, resumes, and ends with the same bits", _train),
 }
 

@@ -399,7 +399,7 @@ def _farewell(signal: str, step: int, checkpoints: "Checkpoints | None", *, is_s
     if checkpoints is not None and not is_saved:
         return (
             f"px.fit: {what}: stopped after step {step}, which could not be saved in {checkpoints.path}; the same "
-            f"command goes on from step {checkpoints.latest or 0}. The state is in the exception: except "
+            f"command resumes from step {checkpoints.latest or 0}. The state is in the exception: except "
             f"px.TrainingStopped as stopped: stopped.state"
         )
     if checkpoints is None:
@@ -408,6 +408,6 @@ def _farewell(signal: str, step: int, checkpoints: "Checkpoints | None", *, is_s
             f"in the exception: except px.TrainingStopped as stopped: stopped.state"
         )
     return (
-        f"px.fit: {what}: stopped after step {step}, saved in {checkpoints.path / str(step)}; the same command goes on "
+        f"px.fit: {what}: stopped after step {step}, saved in {checkpoints.path / str(step)}; the same command resumes "
         f"from there"
     )

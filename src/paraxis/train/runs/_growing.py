@@ -73,7 +73,7 @@ class Growing:
                 self._has_failed = True
                 warnings.warn(
                     f"px.fit: {self._argument}: {self._path} cannot be written: {error.strerror or error}; training "
-                    f"goes on, and what there is to write is kept and tried again: make room",
+                    f"continues, and the lines are kept and tried again: make room",
                     stacklevel=2,
                 )
 

@@ -290,12 +290,12 @@ class Loop:
         watch, by = self.watch, checkpoints.best_by
         notes = _resume.notes(self.next, self._due, self._feed, self.recorder, watch, by, groups, self._description)
         if not self._is_written():
-            self._warn_unsaved("what was trained since is in memory, and training goes on")
+            self._warn_unsaved("later steps are in memory only, and training continues")
         try:
             checkpoints.save(self.num_steps, self.state, notes)
         except CheckpointError as error:
             self._take_unsaved(error)
-            self._warn_unsaved("what was trained since is in memory, and training goes on")
+            self._warn_unsaved("later steps are in memory only, and training continues")
             return
         self._saved = self.num_steps
         self._tell("checkpoint")

@@ -66,7 +66,7 @@ def begin(
     if checkpoints is None or checkpoints.latest is None:
         return Beginning(state, feed.start(steps_of(state) or 0), Recorder(), watch, (), False, description=now)
     restored = _restored(state, checkpoints)
-    said = (f"goes on from {checkpoints.path / str(restored.step)}", *restored.changed)
+    said = (f"resumes from {checkpoints.path / str(restored.step)}", *restored.changed)
     note = restored.notes.get(_noted.NAME)
     if note is None:  # saved by hand
         steps = steps_of(restored.tree)
@@ -88,8 +88,8 @@ def _restored(state: Any, checkpoints: "Checkpoints") -> "Restored[Any]":
     except StateError as error:
         elsewhere = f"{checkpoints.path}-2"
         error.add_note(
-            f"px.fit: a run goes on with the state that it saved. If the model or the optimiser is another one now, "
-            f"begin elsewhere: px.fit(…, checkpoint={elsewhere!r}). To begin there with what agrees, "
+            f"px.fit: a run resumes with the state that it saved. If you have changed the model or the optimiser, "
+            f"start elsewhere: px.fit(…, checkpoint={elsewhere!r}). To start there with the leaves that agree, "
             f"{_advice(state, checkpoints)}"
         )
         raise
@@ -97,13 +97,13 @@ def _restored(state: Any, checkpoints: "Checkpoints") -> "Restored[Any]":
 
 def _advice(state: Any, checkpoints: "Checkpoints") -> str:
     """Return how to begin anew with what agrees: at the steps of this state, or there would be none left to do."""
-    line = f"write before it: state = px.Checkpoints({str(checkpoints.path)!r}).restore(state, partial=True).tree"
+    line = f"first write: state = px.Checkpoints({str(checkpoints.path)!r}).restore(state, partial=True).tree"
     if isinstance(state, TrainState):
-        line = f"and the optimiser anew, {line}.replace(step=state.step, opt_state=state.opt_state)"
+        line = f"and with a new optimiser, {line}.replace(step=state.step, opt_state=state.opt_state)"
         if state.ema is None:
             return line
         return (
-            f"{line}; and if the checkpoint has no average, have it begin as the parameters that were restored: "
+            f"{line}; and if the checkpoint has no average, start it from the restored parameters: "
             f"state = state.replace(ema=jax.tree.map(jnp.copy, state.params))"
         )
     steps = steps_of(state)

@@ -167,6 +167,6 @@ def given_away(what: str, state: Any) -> StateError | None:
     if not any(x.is_deleted() for x in arrays):
         return None
     return StateError(
-        f"{what}: the arrays of this state were given away to an earlier step; go on with the state that it returned, "
+        f"{what}: the arrays of this state were donated to an earlier step; continue with the state that it returned, "
         f"state, metrics = step(state, batch), or keep all of them: px.train_step(loss, donate=False)"
     )

@@ -192,4 +192,4 @@ def _shown(x: Any) -> str:
     """Return a scalar, if it has a value that can be had."""
     if isinstance(x, jax_api.Tracer) or getattr(x, "shape", ()):
         return _counted(x)
-    return "given away" if isinstance(x, jax.Array) and x.is_deleted() else str(x)
+    return "donated" if isinstance(x, jax.Array) and x.is_deleted() else str(x)
