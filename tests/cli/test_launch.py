@@ -111,7 +111,7 @@ def test_a_command_and_a_folder_are_run_as_python_would(capsys: pytest.CaptureFi
     for name in ("command", "folder"):
         status, out, err = said(capsys, "-n", "1", "--", str(tmp_path / name), "--x")
         assert (status, told(out)[0][1:]) == (7, ["--x"])
-        assert "rank 0 left with status 7" in err
+        assert "rank 0 exited with status 7" in err
         assert "restart" not in err
 
 

@@ -12,11 +12,11 @@ FAILURES = {
     "is-killed": ("SIGKILL", 1, 137, "rank 1 was killed (SIGKILL)"),
     "first-is-killed": ("SIGKILL", 0, 137, "rank 0 was killed (SIGKILL)"),
     "crashes": ("SIGSEGV", 1, 139, "rank 1 crashed in compiled code (SIGSEGV)"),
-    "leaves-with-3": ("exit3", 1, 3, "rank 1 left with status 3\n"),
-    "first-leaves-with-3": ("exit3", 0, 3, "rank 0 left with status 3\n"),
-    "leaves-with-0": ("exit0", 1, 1, "rank 1 left with status 0, and rank 0 still ran 2 s later"),
-    "leaves-at-once": ("_exit0", 1, 1, "rank 1 left with status 0 before the end of its script, as os._exit(0) does"),
-    "leaves-with-79": ("exit79", 1, 79, "rank 1 left with status 79\n"),
+    "leaves-with-3": ("exit3", 1, 3, "rank 1 exited with status 3\n"),
+    "first-leaves-with-3": ("exit3", 0, 3, "rank 0 exited with status 3\n"),
+    "leaves-with-0": ("exit0", 1, 1, "rank 1 exited with status 0, and rank 0 still ran 2 s later"),
+    "leaves-at-once": ("_exit0", 1, 1, "rank 1 exited with status 0 before the end of its script, as os._exit(0) does"),
+    "leaves-with-79": ("exit79", 1, 79, "rank 1 exited with status 79\n"),
     "is-stopped": ("SIGSTOP", 1, 1, "rank 1 was stopped (SIGSTOP) 5 s ago"),
 }
 FAST = ("raises", "is-killed")
@@ -143,7 +143,7 @@ def test_a_rank_that_never_comes_is_named(launched: Launch, tmp_path: Path) -> N
     script.write_text(ABSENT.format(instead="time.sleep(100)"))
     status, out, error = launched(str(script))
     assert status == 134
-    assert "rank 1 did not come: px.initialize() was not called there; the others waited for it" in error
+    assert "rank 1 did not join: px.initialize() was not called there, and the others waited for it" in error
     assert "paraxis launch:     somewhere else\n" in error
     assert out == "[1] somewhere else\n"
 
@@ -157,7 +157,7 @@ def test_a_rank_that_leaves_without_coming_is_named_at_once(launched: Launch, tm
     script.write_text(ABSENT.format(instead=instead).replace("join_timeout=2", ""))
     status, _, error = launched(str(script))
     assert status == 1
-    assert "rank 1 left with status 0 without px.initialize(), where rank 0 waited for it" in error
+    assert "rank 1 exited with status 0 without px.initialize(), where rank 0 waited for it" in error
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_a_stream_of_text_alone_will_do(monkeypatch: pytest.MonkeyPatch, tmp_pat
         patch.setattr(sys, "stdout", stream)
         patch.setattr(sys, "stderr", stream)
         assert launch(Options(1, str(script))) == 3
-    said = ("rank 0 left with status 3", "the last lines of rank 0:", "    a line")
+    said = ("rank 0 exited with status 3", "the last lines of rank 0:", "    a line")
     assert stream.getvalue() == "[0] a line\n" + "".join(f"paraxis launch: {line}\n" for line in said)
 
 

@@ -59,7 +59,7 @@ def test_who_did_not_come_is_named_and_not_who_waited() -> None:
     failure = failure_of([waited, Ending(1), Ending(2, joining=True), Ending(3)])
     assert failure is not None
     assert failure.rank == 1
-    assert failure.message.startswith("ranks 1 and 3 did not come")
+    assert failure.message.startswith("ranks 1 and 3 did not join")
     failed_itself = failure_of([waited, Ending(1, 70, 0.5, raised=True, lines=BUG)])
     assert failed_itself is not None
     assert failed_itself.message == "rank 1 raised an exception"
@@ -80,19 +80,19 @@ def test_leaving_with_0_is_a_failure_only_where_others_wait() -> None:
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (0, "left with status 0 before the end of its script"),
-        (-9, "killed .* no memory left"),
+        (0, "exited with status 0 before the end of its script"),
+        (-9, "killed .* out of memory"),
         (-6, "aborted .* another process is gone"),
         (-11, "crashed in compiled code"),
         (-7, "disk or shared memory is full"),
         (-15, "ended by SIGTERM before it could save"),
         (-int(signal.SIGUSR2), r"ended by signal \d+ \(SIGUSR2\)"),
         (-40, "ended by signal 40"),
-        (5, "left with status 5"),
+        (5, "exited with status 5"),
         # A script's own, which has told of nothing.
-        (70, "left with status 70"),
-        (79, "left with status 79"),
-        (130, "left with status 130"),
+        (70, "exited with status 70"),
+        (79, "exited with status 79"),
+        (130, "exited with status 130"),
     ],
 )
 def test_a_status_is_put_into_words(status: int, words: str) -> None:
@@ -104,13 +104,13 @@ def test_what_a_rank_told_is_believed() -> None:
     assert meaning(Ending(0, 130, interrupted=True)) == "was interrupted (KeyboardInterrupt)"
     stuck = failure_of([together(0, 79, 1.0, stuck_at="a.py:1"), together(1, 79, 1.0)])
     assert stuck is not None
-    assert stuck.message.startswith("no progress: rank 0 at a.py:1; whoever")
+    assert stuck.message.startswith("no progress: rank 0 at a.py:1; the rank that")
 
 
 def test_a_script_that_leaves_with_the_status_of_a_stuck_rank_is_not_stuck() -> None:
     failure = failure_of([together(0), together(1, 79, 1.0, lines=("a wrong setting",))])
     assert failure is not None
-    assert (failure.message, failure.status) == ("rank 1 left with status 79", 79)
+    assert (failure.message, failure.status) == ("rank 1 exited with status 79", 79)
 
 
 def test_who_left_with_0_before_its_end_is_named_and_not_who_failed_without_it() -> None:
@@ -119,7 +119,7 @@ def test_who_left_with_0_before_its_end_is_named_and_not_who_failed_without_it()
         failure = failure_of([*others, left])
         assert failure is not None
         assert (failure.rank, failure.status) == (1, 1)
-        assert failure.message.startswith("rank 1 left with status 0 before the end of its script")
+        assert failure.message.startswith("rank 1 exited with status 0 before the end of its script")
     # Not so one that came to its end, failed later, or has nothing to do with the others.
     for other in (together(1, 0, 1.0, done=True), together(1, 0, 3.0), Ending(1, 0, 1.0)):
         failure = failure_of([failed, other])

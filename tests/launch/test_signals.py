@@ -23,7 +23,7 @@ def test_a_signal_has_all_ranks_leave_after_one_step(tmp_path: Path, number: sig
     assert len(set(steps)) == 1
     assert f"[0] px.fit: SIGTERM: stopped after step {steps[0]};" in run.error
     assert sorted(re.findall(r"left (\d) of", run.out)) == [str(rank) for rank in range(n)]
-    assert f"stopped by {number.name}: all {n} ranks left with status 0" in run.error
+    assert f"stopped by {number.name}: all {n} ranks exited with status 0" in run.error
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_ranks_that_do_not_leave_in_time_are_killed(tmp_path: Path) -> None:
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 143
     assert run.out.count("asked") == 2
-    assert "killed rank 0, rank 1 before it left: 0.5 s (--grace) were over" in run.error
+    assert "killed rank 0, rank 1 before it exited: 0.5 s (--grace) have passed" in run.error
     assert "restart" not in run.error
 
 
@@ -153,7 +153,7 @@ def test_all_start_again_from_what_they_have_saved(launched: Launch, tmp_path: P
     assert status == 0
     assert re.findall(r"\[1\] attempt (\d) from (\d+)", out) == [("0", "0"), ("1", "10"), ("2", "20")]
     assert re.findall(r"restart (\d) of (\d)", error) == [("1", "5"), ("2", "5")]
-    assert error.count("rank 1 left with status 4") == 2
+    assert error.count("rank 1 exited with status 4") == 2
 
 
 def test_there_are_no_more_restarts_than_asked_for(launched: Launch, tmp_path: Path) -> None:

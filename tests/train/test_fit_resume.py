@@ -108,7 +108,7 @@ def test_a_state_that_has_done_its_steps_is_said_to(progress: bool | None, capfd
     state = start().replace(step=jnp.array(12, jnp.int32))
     found = px.fit(state, step, data(), epochs=3, progress=progress)
     assert bits(found.state) == bits(state)
-    words = "px.fit: nothing left to do: step 12 of 12 was reached before; for more, raise epochs=, or begin anew: "
+    words = "px.fit: nothing left to do: step 12 of 12 was reached before; for more, raise epochs=, or start again: "
     line = f"{words}state.replace(step=jnp.zeros((), jnp.int32))"
     assert capfd.readouterr().err.splitlines() == [line]
 

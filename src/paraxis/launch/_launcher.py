@@ -82,7 +82,7 @@ def _run(options: Options, attempt: int, received: list[int], screen: Screen) ->
     if failure is not None:
         screen.say(_report(failure, group.ranks[failure.rank].last_lines()))
     elif received:
-        screen.say(f"stopped by {_name(received)}: all {options.num_processes} ranks left with status 0")
+        screen.say(f"stopped by {_name(received)}: all {options.num_processes} ranks exited with status 0")
     return failure
 
 
@@ -138,8 +138,8 @@ def _look_for(group: Group, seconds: float) -> None:
 
 def _killed(group: Group, options: Options, received: list[int]) -> Failure:
     left = [ending for ending in group.look() if ending.status is None]
-    why = f"a second {_name(received[1:])}" if len(received) > 1 else f"{options.grace:g} s (--grace) were over"
-    message = f"killed {', '.join(f'rank {ending.rank}' for ending in left)} before it left: {why}"
+    why = f"a second {_name(received[1:])}" if len(received) > 1 else f"{options.grace:g} s (--grace) have passed"
+    message = f"killed {', '.join(f'rank {ending.rank}' for ending in left)} before it exited: {why}"
     return Failure(message, 128 + received[0], left[0].rank)
 
 

@@ -81,7 +81,7 @@ _PEER_GONE = re.compile(
 )
 
 _MEANINGS = {
-    -signal.SIGKILL: "was killed (SIGKILL): by somebody, or as the machine had no memory left",
+    -signal.SIGKILL: "was killed (SIGKILL), by somebody or because the machine ran out of memory",
     -signal.SIGABRT: "was aborted (SIGABRT), as JAX does when another process is gone",
     -signal.SIGSEGV: "crashed in compiled code (SIGSEGV)",
     -signal.SIGBUS: "crashed in compiled code, or the disk or shared memory is full (SIGBUS)",
@@ -98,19 +98,21 @@ def meaning(ending: Ending) -> str:
     if status == INTERRUPTED and ending.interrupted:
         return "was interrupted (KeyboardInterrupt)"
     if ending.left_early:
-        return "left with status 0 before the end of its script, as os._exit(0) does, and the others failed without it"
+        return (
+            "exited with status 0 before the end of its script, as os._exit(0) does, and the others failed without it"
+        )
     if status in _MEANINGS:
         return _MEANINGS[status]
     if status < 0:
         return f"was ended by signal {-status} ({_signal_name(-status)})"
-    return f"left with status {status}"
+    return f"exited with status {status}"
 
 
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        return "of real time"
+        return "a real-time signal"
 
 
 def failure_of(endings: Sequence[Ending]) -> Failure | None:
@@ -126,7 +128,7 @@ def failure_of(endings: Sequence[Ending]) -> Failure | None:
         return _stuck_failure([ending for ending in endings if ending.stuck])
     absent = [ending for ending in endings if not ending.joining]
     if first.joining and not first.joined and _because_of_another(first) and absent:
-        message = f"{_ranks(absent)} did not come: px.initialize() was not called there; the others waited for it"
+        message = f"{_ranks(absent)} did not join: px.initialize() was not called there, and the others waited for it"
         return Failure(message, status, absent[0].rank)
     message = f"rank {first.rank} {meaning(first)}"
     own = [ending for ending in failed if ending is not first and not _because_of_another(ending)]
@@ -143,7 +145,7 @@ def _stuck_failure(stuck: Sequence[Ending]) -> Failure:
     ordered = sorted(places.items(), key=lambda item: len(item[1]))
     where = "; ".join(f"{_ranks(there)} at {place or 'an unknown place'}" for place, there in ordered)
     return Failure(
-        f"no progress: {where}; whoever is not in a collective keeps the others", STUCK, ordered[0][1][0].rank
+        f"no progress: {where}; the rank that is not in a collective holds up the others", STUCK, ordered[0][1][0].rank
     )
 
 
@@ -160,7 +162,7 @@ def absent_failure(endings: Sequence[Ending]) -> Failure | None:
     absent = [ending for ending in endings if ending.left and not ending.joining]
     if not (waiting and absent):
         return None
-    message = f"{_ranks(absent)} left with status 0 without px.initialize(), where {_ranks(waiting)} waited for it"
+    message = f"{_ranks(absent)} exited with status 0 without px.initialize(), where {_ranks(waiting)} waited for it"
     return Failure(message, 1, absent[0].rank)
 
 
@@ -171,8 +173,8 @@ def early_failure(endings: Sequence[Ending], seconds: float) -> Failure | None:
     if not (early and others):
         return None
     message = (
-        f"{_ranks(early)} left with status 0, and {_ranks(others)} still ran {seconds:g} s later: if that was work of "
-        "its own, write --grace with more seconds; otherwise all ranks must take the same steps"
+        f"{_ranks(early)} exited with status 0, and {_ranks(others)} still ran {seconds:g} s later: if that was useful "
+        "work, write --grace with more seconds; otherwise all ranks must take the same steps"
     )
     return Failure(message, 1, early[0].rank)
 

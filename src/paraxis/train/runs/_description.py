@@ -84,7 +84,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...
         if short == "step_size" and _is_negative(was) and _is_negative(is_now):  # what optax makes of a learning rate
             name, was, is_now = name.replace("step_size", "learning_rate"), was[1:], is_now[1:]
         lines.append(f"{name}: was {was}, is {is_now}")
-    more = [f"and {len(lines) - _MOST_SAID} more things are not as they were"] if len(lines) > _MOST_SAID else []
+    more = [f"and {len(lines) - _MOST_SAID} more settings have changed"] if len(lines) > _MOST_SAID else []
     return (*lines[:_MOST_SAID], *more)
 
 

@@ -254,7 +254,7 @@ def _check(state: Any, step: Any, log_every: Any, tensorboard: Any, plot: Any) -
         raise gone
     if not bool(getattr(state, "ok", True)):
         raise StateError(
-            "px.fit: this state met a loss or a gradient that was not finite, and steps leave it as it is; go on from "
+            "px.fit: this state met a loss or a gradient that was not finite, so steps do not change it; continue from "
             "the error's state, or write state.replace(ok=jnp.array(True))"
         )
     _count("log_every", log_every)
@@ -287,7 +287,7 @@ def _nothing_left(
     if total is not None and start > total:
         done = f"step {start}, more than {total},"
     more = "steps" if epochs is None else "epochs"
-    anew = "" if beginning.is_restored else ", or begin anew: state.replace(step=jnp.zeros((), jnp.int32))"
+    anew = "" if beginning.is_restored else ", or start again: state.replace(step=jnp.zeros((), jnp.int32))"
     return f"nothing left to do: {done} was reached before; for more, raise {more}={anew}"
 
 
@@ -314,7 +314,7 @@ def _draw(history: History, path: Path) -> None:
         _plots.draw(history, path)
     except Exception as error:
         warnings.warn(
-            f"px.fit: plot: {path} could not be drawn: {error}; the curves are in the history that px.fit gives",
+            f"px.fit: plot: {path} could not be drawn: {error}; the curves are in the history that px.fit returns",
             stacklevel=3,
         )
 
