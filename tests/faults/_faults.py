@@ -29,7 +29,7 @@ class Kills:
     reproducible: bool
     share: int
 
-    expected = "the same bits, history, log, TensorBoard points, picture, checkpoints and best"
+    expected = "same bits, history, log, TensorBoard points, plot, checkpoints and best one"
 
     @property
     def name(self) -> str:
@@ -64,52 +64,52 @@ KILLS = (
 CASES = (
     Cases(
         "SIGKILL inside a save",
-        "the checkpoint before, or this one, whole",
+        "either this checkpoint or the one before is complete",
         (("tests/train/test_checkpoint_kills.py", "killed"),),
     ),
     Cases(
         "files of a checkpoint damaged",
-        "found, named, set aside; the checkpoint before is used",
+        "detected, named, renamed; the checkpoint before is used",
         (("tests/train/test_checkpoint_damage.py", ""),),
     ),
     Cases(
         "a full disk while a checkpoint is written",
-        "named; those before stay",
+        "a warning or error names it; earlier checkpoints stay",
         (("tests/train/test_checkpoint_failures.py", ""), ("tests/train/test_checkpoint_processes.py", "cannot_write")),
     ),
     Cases(
         "a full disk while a run writes log, points, picture and checkpoints",
-        "named; the state is returned",
+        "a warning names it; the state is returned",
         (("tests/train/test_fit_outputs.py", "full or room or saved or shown"),),
     ),
     Cases(
         "two runs in one place; a file that is not ours",
-        "refused; what is there stays",
+        "refused; existing files stay",
         (("tests/train/test_fit_outputs.py", "one_run or no_log"), ("tests/train/test_checkpoint_directory.py", "")),
     ),
     Cases(
         "Ctrl-C and SIGTERM while a run trains",
-        "saved, and goes on to the same bits",
+        "saved; it resumes and ends with the same bits",
         (("tests/train/test_fit_kills.py", "told_to_stop"), ("tests/launch/test_signals.py", "")),
     ),
     Cases(
         "a loss or gradient that is not finite",
-        "named, with its rows; the state before is saved",
+        "an error names the step and its rows; the state before is saved",
         (("tests/train/test_fit_nonfinite.py", ""),),
     ),
     Cases(
         "one of several processes raises, leaves, is killed or stopped",
-        "all end within seconds, and the cause is named",
+        "all end within seconds; a message names the cause",
         (("tests/launch/test_failures.py", ""), ("tests/train/test_fit_processes.py", "")),
     ),
     Cases(
         "one of several processes is stuck",
-        "all end, and where it is stuck is named",
+        "all end; a message says where it is stuck",
         (("tests/launch/test_watchdog.py", ""),),
     ),
     Cases(
         "output of a launch that cannot be written",
-        "the ranks go on; it is said",
+        "the ranks continue; a message says so",
         (("tests/launch/test_lost_output.py", ""),),
     ),
 )
