@@ -1,8 +1,8 @@
 """Paraxis puts an axis of a JAX program on as many devices as there are.
 
-Here are the axis, programs, verbs, collectives, and the names that most uses of a front end begin with. All others are
-in their rooms, which are loaded when they are first used: ``px.ensembles``, ``px.errors``, ``px.launch``, ``px.solve``,
-``px.testing``, ``px.train``, ``px.transforms``.
+The root has the axis, programs, verbs, collectives, and the names with which most uses of a front end begin. All others
+are in their rooms, each of which is loaded when it is first used: ``px.ensembles``, ``px.errors``, ``px.launch``,
+``px.solve``, ``px.testing``, ``px.train``, ``px.transforms``.
 """
 
 import difflib

@@ -94,7 +94,7 @@ class GradValues(Wrapped[_P, _R], Generic[_P, _R]):
 
     @arguments.named()
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, _R]:
-        """Gradients and values at ``f(*modules, *args, **kwargs)``."""
+        """Return gradients and values of ``f(*modules, *args, **kwargs)``."""
         given, named = pytrees.sealed((args, kwargs))
         binding = self._bound.current()
         chosen = _chosen("GradValues", binding, self._wrt, range(len(binding.graph.variables)))

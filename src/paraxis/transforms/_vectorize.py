@@ -88,7 +88,7 @@ class Vectorize(Wrapped[_P, _R], Generic[_P, _R]):
 
     @arguments.named()
     def __call__(self, *args: Any, **kwargs: Any) -> _R:
-        """``f(*modules, *row, **kwargs)`` for every row."""
+        """Return ``f(*modules, *row, **kwargs)`` for every row."""
         given, named = pytrees.sealed((args, kwargs))
         _body.refuse_modules("Vectorize", given, named)
         batch = _batches.split("Vectorize", self._batch_axis, given)

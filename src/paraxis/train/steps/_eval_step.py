@@ -34,13 +34,13 @@ class EvalStep:
 
     @arguments.named()
     def __call__(self, state: TrainState, batch: Any) -> dict[str, Mean]:
-        """Return the metrics of a batch; the state stays as it is.
+        """Return the metrics of a batch; the state does not change.
 
         Raises:
-            ShapeError: if the arrays of the batch differ in their rows, or a metric is no mean over them.
+            ShapeError: if the arrays of the batch differ in their rows, or a metric is not a mean over them.
             DataError: if the batch has no rows.
-            StateError: if the state does not go with the function, or was given away to a training step; or inside
-                ``jit`` and the like.
+            StateError: if the state does not fit the function, or a training step has consumed it; or inside
+                ``jit``, ``grad`` or ``vmap``.
         """
         devices, run, used, laid_out = self._placed(state, batch)
         devices.settle(used, laid_out.tree)

@@ -62,15 +62,15 @@ class GroupedStep:
         return {"loss": self._loss.function, "precision": self._precision, **vars(self._update), **options}
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-        """One step.
+        """Take one step.
 
         Args:
-            state: is given away unless ``donate=False``.
+            state: the state; the step consumes it unless ``donate=False``.
             batch: a tree of arrays ``(rows, ...)`` on the host or on devices, or a ``Batch`` of a loader.
 
         Raises:
             ShapeError, DataError, StateError: as for other steps.
-            AxisError: if the devices do not divide the groups.
+            AxisError: if the number of devices does not divide the number of groups.
         """
         _rows.refuse_tracing("train_step", "step")
         devices = self._engine.rows.here()
@@ -120,11 +120,11 @@ class GroupedEval:
         self._ema = ema
 
     def __call__(self, state: TrainState, batch: Any) -> Metrics:
-        """Return the metrics of a batch; the state stays as it is.
+        """Return the metrics of a batch; the state does not change.
 
         Raises:
             ShapeError, DataError, StateError: as for other steps.
-            AxisError: if the devices do not divide the groups.
+            AxisError: if the number of devices does not divide the number of groups.
         """
         _rows.refuse_tracing("eval_step", "evaluate")
         devices = self._engine.rows.here()

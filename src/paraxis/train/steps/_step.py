@@ -51,18 +51,19 @@ class TrainStep:
 
     @arguments.named()
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-        """One step.
+        """Take one step.
 
         Args:
-            state: is given away unless ``donate=False``.
-            batch: a tree of arrays ``(rows, ...)`` on the host or on devices, any number of rows; 0-d ones are for
-                all. In several processes each has the whole batch. Or a ``Batch`` of a loader.
+            state: the state; the step consumes it unless ``donate=False``.
+            batch: a tree of arrays ``(rows, ...)`` on the host or on devices, any number of rows; a 0-d
+                array applies to all rows. With several processes, each passes the whole batch. Or a ``Batch`` of a
+                loader.
 
         Raises:
-            ShapeError: if the arrays of the batch differ in their rows, or the loss is no mean over them.
+            ShapeError: if the arrays of the batch differ in their rows, or the loss is not a mean over them.
             DataError: if the batch has no rows.
-            StateError: if the state does not go with the loss function, or was given away before; or inside ``jit``
-                and the like.
+            StateError: if the state does not fit the loss function, or an earlier step has consumed it; or inside
+                ``jit``, ``grad`` or ``vmap``.
         """
         devices, run, state, batch = self._placed(state, batch)
         devices.settle(state.step, batch.tree)
