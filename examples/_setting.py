@@ -32,7 +32,7 @@ def options(description: str | None, argv: Sequence[str] | None, **numbers: tupl
 def parser(description: str | None, **numbers: tuple[int, str]) -> argparse.ArgumentParser:
     """What parses the options that all have, and an example's own numbers."""
     found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--devices", type=int, metavar="N", help="simulate N CPU devices (default: use what there is)")
+    found.add_argument("--devices", type=int, metavar="N", help="simulate N CPU devices (default: the machine's own)")
     found.add_argument("--quick", action="store_true", help="a few rounds only, for tests")
     found.add_argument("--plot", metavar="PATH", help="write a PNG plot")
     for name, (default, text) in numbers.items():

@@ -32,7 +32,7 @@ def options(
         **numbers: its own numbers: default and help of each.
     """
     parser = _setting.parser(description, **numbers)
-    parser.add_argument("--checkpoint", metavar="DIRECTORY", help="save the run there, and go on from what is there")
+    parser.add_argument("--checkpoint", metavar="DIRECTORY", help="save the run there, and resume from there")
     for name, text in (flags or {}).items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
     chosen = parser.parse_args(argv)
