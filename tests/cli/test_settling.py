@@ -209,6 +209,24 @@ def test_thousands_are_not_taken_for_decimals(tmp_path: Path, capsys: pytest.Cap
     assert settled_by(err) == ["fit", "data.csv", "--target", "y", "--delimiter", ";", "--decimal", ","]
 
 
+def test_a_comma_in_a_header_does_not_hide_the_delimiter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "".join(f"{row},5;{row * row % 7};{row}\n" for row in range(40))
+    (tmp_path / "data.csv").write_text("income, CHF;a;y\n" + rows)
+    _, _, err = said(capsys, "fit", "data.csv", "--target", "y")
+    assert settled_by(err) == ["fit", "data.csv", "--target", "y", "--delimiter", ";", "--decimal", ","]
+
+
+def test_infinities_of_a_file_without_words_are_settled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 40))
+    np.savez(tmp_path / "data.npz", a=np.where(np.arange(40) < 2, np.inf, a), b=b, y=a)
+    _, _, err = said(capsys, "fit", "data.npz", "--target", "y", "--decimal", ",")
+    assert [line.partition(";")[0] for line in complaints(err)] == [
+        "data.npz is no CSV file", "data.npz holds 2 infinite values, in column 'a' (2), the first in row 0"
+    ]  # fmt: skip
+    assert settled_by(err) == ["fit", "data.npz", "--target", "y", "--ignore", "a"]
+
+
 def test_a_word_that_is_a_label_elsewhere_is_not_taken_for_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

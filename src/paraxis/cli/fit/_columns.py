@@ -164,7 +164,7 @@ def require_finite(table: Table, names: Sequence[str]) -> None:
         raise CommandError(
             f"{table.path} holds {_counted(found, 'infinite value', table)}; make them missing, or leave those rows "
             f"out",
-            remedies=[{"na_values": _infinite_words(table, found)}] * table.is_csv + [{"ignore": list(found)}],
+            remedies=[{"na_values": _infinite_words(table, found)}, {"ignore": list(found)}],
         )
 
 
@@ -306,7 +306,9 @@ def _words_among_numbers(column: Column, decimal: str) -> list[str]:
 
 
 def _infinite_words(table: Table, names: Iterable[str]) -> list[str]:
-    """Return how infinities are written in columns of a CSV file."""
+    """Return how infinities are written in columns of a CSV file; nothing of another one."""
+    if not table.is_csv:
+        return []
     written = read_table(table.path, table.form, as_text=table.columns).columns
     return sorted({word.strip() for name in names for word in written[name].values if _is_infinite(word)})
 

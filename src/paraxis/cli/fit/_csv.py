@@ -95,6 +95,19 @@ def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> list[Column]
     return columns
 
 
+def require_delimiter(path: Path, form: CsvForm, names: Sequence[str]) -> None:
+    """Check that columns that are not there are not there with another delimiter either.
+
+    Raises:
+        NoReadingError: if they are.
+    """
+    text = _decoded(path.read_bytes(), form)[:_HEAD]
+    for mark in _DELIMITERS:
+        _, header = next(_records(text, dataclasses.replace(form, delimiter=mark)), (1, []))
+        if set(names) <= set(header):
+            _refuse_delimiter(mark)
+
+
 def line_of(text: str | Path, form: CsvForm, row: int) -> int:
     """Return the line in the file, from 1, in which a row, from 0, begins."""
     text = _decoded(text.read_bytes(), form) if isinstance(text, Path) else text

@@ -1,11 +1,12 @@
 """Files as columns with names. CSV and Parquet are read by Arrow, NPZ by NumPy, without pickles."""
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow.parquet as arrow_parquet
 
 from paraxis._host import files
 from paraxis.cli._errors import CommandError
-from paraxis.cli.fit._csv import NoReadingError, line_of, read_csv
+from paraxis.cli.fit._csv import NoReadingError, line_of, read_csv, require_delimiter
 from paraxis.cli.fit._options import CsvForm
 from paraxis.cli.fit._values import Column, of_arrow, of_numpy
 
@@ -71,6 +72,9 @@ class Table:
         absent = [name for name in names if name not in self.columns]
         if not absent:
             return
+        if self.is_csv:
+            with _refused(self.path):
+                require_delimiter(self.path, self.form, names)
         close = {name: difflib.get_close_matches(name, self.columns, n=1) for name in absent}
         meant = [f"{match[0]!r}" for match in close.values() if match]
         hint = f"; did you mean {', '.join(meant[:_NAMED])}?" if meant else ""
@@ -109,19 +113,13 @@ def read_table(path: Path, form: CsvForm, *, as_text: Iterable[str] = ()) -> Tab
             f"{path} is no CSV file; leave out --encoding, --delimiter, --decimal and --na-values", remedies=[usual]
         )
     index: tuple[str, ...] = ()
-    try:
+    with _refused(path):
         if kind == ".csv":
             columns = read_csv(path, form, frozenset(as_text))
         elif kind == ".parquet":
             columns, index = _read_parquet(path)
         else:
             columns = _read_npz(path)
-    except files.ABSENT as error:
-        raise CommandError(f"{path} cannot be read: {error.strerror}") from None
-    except (pa.ArrowException, *files.DAMAGED) as error:
-        reason = " ".join(str(error).split())
-        remedies = error.remedies if isinstance(error, NoReadingError) else ()
-        raise CommandError(f"{path} cannot be read as {kind[1:].upper()}: {reason[:300]}", remedies=remedies) from None
     names = [column.name for column in columns]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
@@ -132,6 +130,20 @@ def read_table(path: Path, form: CsvForm, *, as_text: Iterable[str] = ()) -> Tab
     # Without a name or with one that pandas makes: an index that was written with the columns.
     index += tuple(name for name in names if name not in index and (not name or _PANDAS_INDEX.fullmatch(name)))
     return Table(path, np.arange(num_rows), {column.name: column for column in columns}, index, form)
+
+
+@contextlib.contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """Around what reads a file: tell of it in its name."""
+    try:
+        yield
+    except files.ABSENT as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror}") from None
+    except (pa.ArrowException, *files.DAMAGED) as error:
+        reason = " ".join(str(error).split())
+        remedies = error.remedies if isinstance(error, NoReadingError) else ()
+        kind = path.suffix[1:].upper()
+        raise CommandError(f"{path} cannot be read as {kind}: {reason[:300]}", remedies=remedies) from None
 
 
 def digest_of(path: Path) -> str:
