@@ -84,6 +84,7 @@ def test_an_archive_of_someone_else_is_not_replaced(
     assert "holds 'coefficients.csv', but no model.npz of paraxis fit" in refused(capsys, tmp_path, file, out)
 
 
+@pytest.mark.slow
 def test_a_directory_by_the_name_of_a_file_of_ours_is_not_replaced(
     fitted: dict[str, bytes], file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +133,7 @@ def test_what_came_during_a_fit_stays(
     assert everything(tmp_path) == {**before, "out/thesis.tex": b"years of work"}
 
 
+@pytest.mark.slow
 def test_a_column_without_a_name_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "data.csv", {"": range(60), **NUMBERS})
     note = "note column 1 has no name, and is left out: what numbers the rows is not to predict from\n"

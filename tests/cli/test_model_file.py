@@ -44,6 +44,7 @@ def rewritten(path: Path, text: bytes | None = None, **others: Any) -> None:
     np.savez(path, **arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["logistic", "squared", "integer"])
 def test_any_field_damaged_gets_one_line(kind: str, tmp_path: Path) -> None:

@@ -71,14 +71,10 @@ def test_every_block_of_a_page_runs(path):
     assert text.count("\n```python") == run_page(text, str(path))
 
 
-# Pages, and the examples of solvers, which take longest to compile, are of the night; but all of these are run on the
-# newest JAX, and so before anything lands.
-OF_THE_NIGHT = [pytest.mark.slow, pytest.mark.page]
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=OF_THE_NIGHT if name.startswith("paraxis.solve.") else []) for name in NAMES]
-)
+# Pages and docstrings are of the night; but all of them are run on the newest JAX, and so before anything lands.
+@pytest.mark.slow
+@pytest.mark.page
+@pytest.mark.parametrize("name", NAMES)
 def test_the_examples_of_a_docstring_print_what_they_say(name):
     for test in doctest.DocTestFinder(recurse=False).find(NAMES[name], name, globs={}):
         _compare(test)

@@ -59,6 +59,7 @@ def test_a_train_step_of_other_kinds_communicates_nothing(name: str, lowering: A
     assert of_step(ens, KINDS[name].step, X, Y).total_count == 0
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize(("size", "devices"), PLACES)

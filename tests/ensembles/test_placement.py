@@ -45,6 +45,7 @@ def assert_same_arrays(actual: list[np.ndarray], expected: list[np.ndarray]) -> 
         np.testing.assert_allclose(a, e, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("lowering", LOWERINGS)

@@ -82,6 +82,7 @@ def test_the_result_is_the_same_on_all_devices() -> None:
     assert len(result.sharding.device_set) == 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
 def test_a_small_variance_beside_a_large_mean_is_not_lost(lowering: Any) -> None:
     """Where the mean of squares minus the square of the mean, in float32, has nothing right any more."""

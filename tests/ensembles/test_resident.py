@@ -75,6 +75,7 @@ def test_each_member_is_where_its_block_is(devices: int, size: int, at_once: int
             assert max(len(x.sharding.device_set) for x in found) == devices
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("lowering", ["vmap", "dispatch"])
 def test_a_row_is_free_of_the_mesh(lowering: Any) -> None:

@@ -136,6 +136,7 @@ def test_empty_bins_are_nan_and_count_for_nothing() -> None:
     np.testing.assert_allclose(calibration_error(p, np.array([0, 1]), num_bins=2), 0.4, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_perfect_and_uniform_predictions() -> None:
     y = labels_for(30, 4)
     perfect, uniform = np.eye(4, dtype=np.float32)[y], np.full((30, 4), 0.25, np.float32)

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Step, tuple[Any, ...], Any, Step, tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_arguments_are_shared_or_each_members_own(name: str) -> None:
     fn, args, in_axes, alone, rows = CASES[name]

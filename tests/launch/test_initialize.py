@@ -366,6 +366,7 @@ px.fit(0, step, [np.zeros(1)] * 11, steps=11, progress=False)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("last", "then", "status"),
     [

@@ -66,7 +66,7 @@ def test_a_tree_is_reduced_in_one_all_reduce() -> None:
     assert_communication(lambda x: px.reduce_mean(x, axis, where=keep), tree, all_gather=0, all_reduce=1)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("devices", "size", "at_once"), [(8, 8, None), (8, 16, None), (2, 8, 2), (8, 10, None)])
 def test_value_and_gradient_of_a_mean_of_losses(devices: int, size: int, at_once: int | None) -> None:
     axis = axis_on(devices, size, at_once=at_once)
@@ -118,6 +118,7 @@ def test_collectives_in_a_body() -> None:
     )
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_size_of_the_axis() -> None:
     def loss(axis: px.Axis) -> Any:
         return lambda p, x: px.reduce_mean(px.map_fn(client_loss, (px.broadcast(p, axis), x), axis), axis)
@@ -138,7 +139,7 @@ def temporary_bytes(fn: Any, *args: Any) -> int:
     return analysis.temp_size_in_bytes
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("at_once", [None, 4])
 @pytest.mark.parametrize("size", [64, 60])
 def test_no_copy_of_the_parameters_per_element(size: int, at_once: int | None) -> None:

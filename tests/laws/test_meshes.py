@@ -59,6 +59,7 @@ def test_over_one_or_several_axes_of_a_mesh(kind: str, size: int, given: bool) -
             assert_close(jax.tree.map(np.asarray, gradient(w, x)), jax.tree.map(np.asarray, expected), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [7, 8])
 def test_the_mesh_axis_of_the_same_name(kind: str, size: int) -> None:
@@ -95,6 +96,7 @@ def test_layouts_are_as_promised(kind: str) -> None:
 # --- a second mesh axis that stays the compiler's ---------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [4, 7])
 def test_a_body_that_lays_a_weight_over_another_axis(size: int) -> None:
     mesh, axis = mesh_of(data=2, model=4), px.Axis("rows", size, over="data")

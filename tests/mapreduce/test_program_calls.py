@@ -210,6 +210,7 @@ def test_transformations(transformation, model_and_data):
     assert_close(transformation(ours)(*model_and_data), transformation(by_vmap)(*model_and_data))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("transformation", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_partial_participation(transformation, model_and_data):
@@ -231,6 +232,7 @@ def test_partial_application(model_and_data):
     assert_close(functools.partial(ours, data=data)(model), by_vmap(model, data))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("axes", [{"rows": 8}, {"one": 1, "rows": 8}], ids=str)
 def test_the_result_is_there_before_its_derivative_is_begun(axes: dict[str, int]) -> None:

@@ -128,6 +128,7 @@ def test_a_small_tolerance_gives_nine_digits(case: str) -> None:
     assert_same_fit(found, new(theirs).fit(X, y, WEIGHT), 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("devices", [2, 3])

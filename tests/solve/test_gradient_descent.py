@@ -59,6 +59,7 @@ def test_a_linear_model_reads_its_data_less_often_and_ends_at_the_same_minimum()
     assert state.data_passes < plain.data_passes
 
 
+@pytest.mark.sampled(1)
 @in_float64
 def test_fixed_steps_are_those_of_the_textbook() -> None:
     solver = GradientDescent(_logistic, stepsize=0.7, acceleration=False, maxiter=3, tol=1e-12)

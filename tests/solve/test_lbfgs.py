@@ -33,6 +33,7 @@ def _slope(fun: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
     return np.array([fun(x + e).imag / 1e-30 for e in eye])
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", CLASSICS)

@@ -85,6 +85,7 @@ def test_bounds_clip_each_leaf_at_its_own() -> None:
     np.testing.assert_array_equal(prox.non_negative(x)["b"], [0, 3])
 
 
+@pytest.mark.slow
 @in_float64
 def test_operators_agree_with_jaxopt() -> None:
     theirs = _jaxopt().prox

@@ -36,6 +36,7 @@ def _half_mean_square(params: Any, data: Any) -> jax.Array:
     return 0.5 * jnp.mean((data[0] @ params - data[1]) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("fun", [objective.least_squares, _half_mean_square])
 @pytest.mark.parametrize("acceleration", [True, False])

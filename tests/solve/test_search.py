@@ -231,6 +231,7 @@ def test_a_search_without_success_stays_where_it_was(rule: Rule) -> None:
         assert found.num_trials == trials
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @in_float64
@@ -245,6 +246,7 @@ def test_a_search_that_runs_out_of_trials_returns_the_best_of_them(rule: Rule) -
             assert value < _by_numpy(fun, 0.0)[0] or found.failed
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @in_float64

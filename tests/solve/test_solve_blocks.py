@@ -96,6 +96,7 @@ def test_blocks_cost_and_communicate_what_the_compiler_would_of_the_same_rows(na
     assert flops[0] <= 1.01 * flops[1]
 
 
+@pytest.mark.slow
 def test_predictions_stay_on_the_devices_of_their_rows() -> None:
     solver = px.solve.LBFGS(SOFTMAX)
     params, state, data = _update(solver, 8)
@@ -176,6 +177,7 @@ def test_rows_over_one_axis_of_a_mesh_and_over_two() -> None:
         np.testing.assert_allclose(found, RIDGE((coef, bias), L2, tuple(data)), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_state_goes_on_with_the_same_rows_however_they_are_given() -> None:
     solver = px.solve.LBFGS(SOFTMAX)
     params, state, data = _update(solver, 8)

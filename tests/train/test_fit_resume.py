@@ -388,7 +388,7 @@ def evaluated(directory: Path, evaluations: Evaluations, **options: Any) -> Fitt
     return px.fit(start(), step, data(), evaluate=evaluations(), checkpoint=checkpoints, **options)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("signal_at", "done"), [(1, 5), (2, 5), (3, 5), (5, 5), (8, 10), (13, 12), (15, 12), (17, 12), (18, 12)]
 )
@@ -410,7 +410,7 @@ def test_an_evaluation_that_a_signal_came_in_is_given_up_and_done_when_the_run_g
     assert by.restore(start()).notes["test/loss"] == first.history.evaluations[-1].metrics["test/loss"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("signal_at", [2, 4, 8, 11])
 def test_a_run_that_is_ended_early_by_what_is_evaluated_then_is_ended_after_a_signal_too(
     signal_at: int, tmp_path: Path

@@ -38,6 +38,7 @@ def weighted(params: Any, batch: Any) -> Any:
     return px.Mean(jnp.sum(losses * batch["weight"]), jnp.sum(batch["weight"])), {"losses": losses}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("devices", "microbatches"), [(1, 3), (8, 2), (2, 20)])
 def test_micro_batches_add_up_to_the_whole_batch(devices: int, microbatches: int) -> None:

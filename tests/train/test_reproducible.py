@@ -159,6 +159,7 @@ def test_of_mutable_state_that_is_not_floating_the_first_group_is_kept() -> None
     assert_same_bits(state.mutable, {"rows": np.int32(2), "same": np.float32(0.1), "seen": np.array(True)})
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [16, 13])
 def test_rows_from_the_host_from_devices_and_from_a_loader_give_the_same_bits(number: int) -> None:

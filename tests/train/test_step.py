@@ -180,6 +180,7 @@ def test_a_gradient_that_is_not_finite_stops_too() -> None:
     assert_same_bits(state.params, plain_params())
 
 
+@pytest.mark.slow
 def test_bfloat16_is_computed_with_and_nothing_is_kept_in_it() -> None:
     seen = []
 
@@ -221,6 +222,7 @@ def test_a_module_is_evaluated_as_it_is_used(devices: int) -> None:
     assert_near(float(found["loss"]), loss(net, batch))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [1, 8])
 def test_a_state_may_have_values_that_are_on_the_host(devices: int) -> None:
     place = axis(devices)

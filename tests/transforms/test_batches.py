@@ -185,6 +185,7 @@ def test_rows_are_padded_and_sliced(name: str) -> None:
         assert_close(host(got), host(body(net, x)))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", DEVICES)
 def test_any_number_of_rows(devices: int) -> None:

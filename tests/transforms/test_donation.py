@@ -58,6 +58,7 @@ def trained_by_hand(steps: int) -> tuple[list[jax.Array], list[float]]:
     return params, losses
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", STEPS)
 def test_several_donated_steps_are_those_by_hand_and_give_all_old_memory_away(kind: str) -> None:

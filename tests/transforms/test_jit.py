@@ -221,6 +221,7 @@ def _trained(wrap: Callable[[Any, Any], Callable[..., Any]], steps: int = 4) -> 
     return losses, arrays_in(net, opt)
 
 
+@pytest.mark.slow
 def test_a_training_step_is_that_of_nnx_jit_with_and_without_donation() -> None:
     rival = nnx.jit(_train, graph=True, graph_updates=True)
     expected = _trained(lambda net, opt: lambda x, y: rival(net, opt, x, y))

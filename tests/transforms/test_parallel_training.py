@@ -109,6 +109,7 @@ def test_the_step_in_the_words_of_nnx_and_lax(devices: int) -> None:
     assert int(opt.step[...]) == 5
 
 
+@pytest.mark.slow
 def test_a_schedule_does_not_compile_again() -> None:
     count = []
 
@@ -237,7 +238,7 @@ def test_memory_that_is_given_away() -> None:
         assert_close(np.asarray(kept(X)), np.asarray(plain(expected, X)), rtol=1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_it_communicates_what_a_step_by_hand_does(devices: int) -> None:
     rule, mesh = optax.sgd(0.1, momentum=0.9), mesh_of(devices)

@@ -245,6 +245,7 @@ def test_synchronised_batch_norm_is_that_of_one_device(devices: int) -> None:
     assert_close(np.asarray(net(x)), np.asarray(alone(x)), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("devices", SOME_DEVICES)
 def test_each_device_and_each_call_has_its_own_mask(devices: int) -> None:
