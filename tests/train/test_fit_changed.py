@@ -90,6 +90,16 @@ CHANGES = [
 ]
 
 
+def test_steps_of_a_schedule_that_optax_turns_into_a_float_have_not_changed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    used = schedule(0.1)
+    px.fit(*made(optimizer=used), steps=1, progress=False)
+    for steps, optimizer in enumerate((used, schedule(0.1)), 1):
+        px.fit(*made(optimizer=optimizer), steps=steps, checkpoint=tmp_path / "run", progress=False)
+    assert "decay_steps" not in capfd.readouterr().err
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("now", "before", "lines"),

@@ -69,11 +69,21 @@ def describe(state: Any, step: Any, feed: Feed) -> Description:
     return found
 
 
+def _is_same(was: str | None, is_now: str | None) -> bool:
+    """Return whether two descriptions are equal, as texts or as numbers: a schedule of optax's makes ints floats."""
+    if was == is_now or was is None or is_now is None:
+        return was == is_now
+    try:
+        return float(was) == float(is_now)
+    except ValueError:
+        return False
+
+
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
     """Return what is described otherwise now, a line for each thing."""
     if _MODEL not in before:  # saved before models were described
         now = {path: text for path, text in now.items() if not _is_part(path, _MODEL) and path != _MODEL}
-    found = [path for path in {**before, **now} if before.get(path) != now.get(path)]
+    found = [path for path in {**before, **now} if not _is_same(before.get(path), now.get(path))]
     # What came or went with something that is another now is not told by itself.
     paths = [p for p in found if (p in before and p in now) or not any(_is_part(p, other) for other in found)]
     last = [path.rpartition(".")[2] for path in paths]
