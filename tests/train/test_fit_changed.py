@@ -100,6 +100,15 @@ def test_steps_of_a_schedule_that_optax_turns_into_a_float_have_not_changed(
     assert "decay_steps" not in capfd.readouterr().err
 
 
+def test_large_integers_that_are_one_float_are_two_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def holding(seed: int) -> Any:
+        return lambda params, batch: (seed, loss(params, batch))[1]
+
+    for steps, seed in enumerate((2**53, 2**53 + 1), 1):
+        px.fit(*made(loss=holding(seed)), steps=steps, checkpoint=tmp_path / "run", progress=False)
+    assert f"px.fit: seed: was {2**53}, is {2**53 + 1}\n" in capfd.readouterr().err
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("now", "before", "lines"),

@@ -3,6 +3,8 @@
 import types
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import paraxis as px
@@ -32,6 +34,23 @@ def test_wrong_calls_are_refused_by_name(call: Call, number: int, tmp_path: Path
     monkeypatch.chdir(tmp_path)
     found = flaws(call, number, tmp_path)
     assert not found, "\n".join(f"{label}: {flaw}" for label, flaw in found.items())
+
+
+BEYOND = {
+    "broadcast: x ": lambda n: px.broadcast(n, px.Axis("n", 4)),
+    "Parallel: args": lambda n: px.Parallel(lambda x: x)(n),
+    "LBFGS: tol ": lambda n: px.solve.LBFGS(jnp.sum, tol=n),
+    "Ridge: alpha ": lambda n: px.solve.Ridge(alpha=n).fit(np.eye(3), np.ones(3)),
+    "Ridge: sample_weight ": lambda n: px.solve.Ridge().fit(np.eye(3), np.ones(3), n),
+    "Mean: weight ": lambda n: float(px.Mean(1.0, n)),
+}
+
+
+@pytest.mark.parametrize("named", BEYOND)
+def test_an_integer_that_no_float_holds_is_refused_by_name(named: str):
+    for number in (10**400, -(10**400)):
+        with pytest.raises((TypeError, ValueError), match=named):
+            BEYOND[named](number)
 
 
 def test_every_public_name_has_a_table_or_a_reason_why_it_needs_none():

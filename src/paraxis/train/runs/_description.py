@@ -5,6 +5,7 @@ by some of their rows; and what says nothing of itself by its name. There are no
 """
 
 import dataclasses
+import decimal
 import functools
 import hashlib
 import importlib.metadata
@@ -74,8 +75,8 @@ def _is_same(was: str | None, is_now: str | None) -> bool:
     if was == is_now or was is None or is_now is None:
         return was == is_now
     try:
-        return float(was) == float(is_now)
-    except ValueError:
+        return decimal.Decimal(was) == decimal.Decimal(is_now)  # as floats, two large seeds may be equal
+    except decimal.InvalidOperation:
         return False
 
 
