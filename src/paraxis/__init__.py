@@ -5,10 +5,10 @@ are in their rooms, each of which is loaded when it is first used: ``px.ensemble
 ``px.solve``, ``px.testing``, ``px.train``, ``px.transforms``.
 """
 
-import difflib
 import importlib
 import typing
 
+from paraxis._calls import arguments
 from paraxis._core.axis import Axis
 from paraxis._core.collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
 from paraxis._core.random import keys
@@ -146,9 +146,7 @@ if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported ab
     def __getattr__(name):
         room = name if name in _ROOMS else _ROOM_OF.get(name)
         if room is None:
-            near = difflib.get_close_matches(name, __dir__(), 1)
-            write = f"; write px.{near[0]}" if near else ""
-            raise AttributeError(f"module 'paraxis' has no attribute {name!r}{write}", name=name)
+            raise arguments.no_attribute("px", name, __dir__())
         module = importlib.import_module(f"paraxis.{room}")
         value = module if name == room else getattr(module, name)
         globals()[name] = value

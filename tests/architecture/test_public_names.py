@@ -102,6 +102,10 @@ def test_a_misspelt_name_is_told_by_the_nearest_one():
         _ = paraxis.brodcast  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
         _ = paraxis.xyzzy  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match=r"'paraxis.train' has no attribute 'Fited'; write px\.train\.Fitted$"):
+        _ = paraxis.train.Fited  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match=r"'paraxis.solve' has no attribute 'LBGFS'; write px\.solve\.LBFGS$"):
+        _ = paraxis.solve.LBGFS  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def is_error(x: object) -> bool:

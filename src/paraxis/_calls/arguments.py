@@ -11,7 +11,7 @@ import math
 import numbers
 import os
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import jax
@@ -389,6 +389,14 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
     if isinstance(error, TypeError) and not known and str(type(leaf)) in str(error):
         return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over what is none"
     return None
+
+
+def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """Return the error of a name that a module does not have, with the nearest one that it has."""
+    near = difflib.get_close_matches(name, known, 1)
+    write = f"; write {module}.{near[0]}" if near else ""
+    full = module.replace("px", "paraxis", 1)
+    return AttributeError(f"module {full!r} has no attribute {name!r}{write}", name=name)
 
 
 def too_large(value: Any) -> str:

@@ -3,6 +3,7 @@
 import importlib
 import typing
 
+from paraxis._calls import arguments
 from paraxis.solve import objective, prox
 from paraxis.solve._gradient_descent import GradientDescent
 from paraxis.solve._lbfgs import LBFGS, LBFGSState
@@ -68,7 +69,7 @@ if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported ab
 
     def __getattr__(name):
         if name not in _ESTIMATORS:
-            raise AttributeError(f"module 'paraxis.solve' has no attribute {name!r}")
+            raise arguments.no_attribute("px.solve", name, __all__)
         value = getattr(importlib.import_module("paraxis.solve.estimators"), name)
         globals()[name] = value
         return value

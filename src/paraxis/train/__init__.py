@@ -2,6 +2,7 @@
 
 import typing
 
+from paraxis._calls import arguments
 from paraxis.train._batches import Batch
 from paraxis.train.data._loader import Loader, loader
 from paraxis.train.runs._evaluate import Evaluate
@@ -43,7 +44,7 @@ if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported ab
     def __getattr__(name):
         """Checkpoints are loaded when they are first used: Orbax takes a second or two."""
         if name not in ("Checkpoints", "Restored"):
-            raise AttributeError(f"module 'paraxis.train' has no attribute {name!r}")
+            raise arguments.no_attribute("px.train", name, __all__)
         from paraxis.train.checkpoints import _checkpoints
 
         return getattr(_checkpoints, name)
