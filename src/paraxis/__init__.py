@@ -1,8 +1,8 @@
 """Paraxis puts an axis of a JAX program on as many devices as there are.
 
 The root has the axis, programs, verbs, collectives, and the names with which most uses of a front end begin. All others
-are in their rooms, each of which is loaded when it is first used: ``px.ensembles``, ``px.errors``, ``px.launch``,
-``px.solve``, ``px.testing``, ``px.train``, ``px.transforms``.
+are in their rooms, each of which is loaded when it is first used: ``px.engines``, ``px.ensembles``, ``px.errors``,
+``px.launch``, ``px.solve``, ``px.testing``, ``px.train``, ``px.transforms``.
 """
 
 import importlib
@@ -42,6 +42,7 @@ from paraxis.mapreduce import pmap, program
 
 if typing.TYPE_CHECKING:
     from paraxis import (
+        engines as engines,
         ensembles as ensembles,
         errors as errors,
         launch as launch,
@@ -50,6 +51,7 @@ if typing.TYPE_CHECKING:
         train as train,
         transforms as transforms,
     )
+    from paraxis.engines import Groups, Stream
     from paraxis.ensembles import Ensemble, ensemble, load_ensemble, load_member
     from paraxis.launch import initialize
     from paraxis.train import (
@@ -84,12 +86,14 @@ __all__ = [
     "Ensemble",
     "Evaluate",
     "GradValues",
+    "Groups",
     "Jit",
     "Mean",
     "Optimizer",
     "Parallel",
     "ParaxisError",
     "StopEarly",
+    "Stream",
     "TrainState",
     "TrainingStopped",
     "Vectorize",
@@ -130,8 +134,9 @@ __all__ = [
 ]
 
 # What needs a framework besides JAX, or is large, is loaded when it is first used.
-_ROOMS = ("ensembles", "errors", "launch", "solve", "testing", "train", "transforms")
+_ROOMS = ("engines", "ensembles", "errors", "launch", "solve", "testing", "train", "transforms")
 _ROOM_OF = {
+    **dict.fromkeys(("Groups", "Stream"), "engines"),
     **dict.fromkeys(("Ensemble", "ensemble", "load_ensemble", "load_member"), "ensembles"),
     "initialize": "launch",
     **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "StopEarly", "TrainState", "TrainingStopped"), "train"),

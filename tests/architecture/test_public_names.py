@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import paraxis
+import paraxis.engines
 import paraxis.ensembles
 import paraxis.errors
 import paraxis.explain
@@ -22,6 +23,7 @@ import paraxis.transforms
 API_PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "api").glob("*.md"))
 MODULES = [
     paraxis,
+    paraxis.engines,
     paraxis.ensembles,
     paraxis.errors,
     paraxis.launch,
@@ -42,6 +44,7 @@ SHOWN_BY_MESSAGE = "Error"  # an error is documented by what it says, and by the
 # Results, by the function that gives them.
 SHOWN_BY_FUNCTION = {"Communication", "CrossValidated", "Epoch", "OptStep", "Path", "Reliability", "Rows", "Scores"}
 SHOWN_BY_FUNCTION |= {"LBFGSState", "NewtonCGState", "ProximalGradientState"}
+SHOWN_BY_FUNCTION |= {"Padded", "Passes", "Progress"}
 SHOWN_BY_FUNCTION |= {"Fitted", "Loader", "Record", "Restored"}
 SHOWN_BY_OTHERS = {"none"}  # the operator that leaves all as it is
 NOT_DESCRIBED = {"Prox"}  # a type that Python gives no docstring

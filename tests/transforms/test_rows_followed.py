@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from paraxis.transforms import _row_count, _rowwise
+from paraxis._core import rowwise
+from paraxis.transforms import _row_count
 
 N, M, K = 5, 6, 3  # rows, features, classes
 UNSEEN = 10**9 + 7  # a number of rows that no value is shaped by: only those that come from the rows have them
@@ -49,8 +50,8 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[Any], Sequence[int | None], 
 }
 
 
-def _said(fn: Callable[..., Any], args: Sequence[Any], rows: Sequence[int | None]) -> list[_rowwise.Rows]:
-    return _rowwise.results(jax.make_jaxpr(fn)(*args), rows, count=UNSEEN)
+def _said(fn: Callable[..., Any], args: Sequence[Any], rows: Sequence[int | None]) -> list[rowwise.Rows]:
+    return rowwise.results(jax.make_jaxpr(fn)(*args), rows, count=UNSEEN)
 
 
 @pytest.mark.parametrize(("fn", "args", "rows", "expected"), CASES.values(), ids=CASES.keys())
@@ -59,7 +60,7 @@ def test_said_as_it_is(
 ) -> None:
     """Rows that are turned round, and back or not, are taken to have met."""
     (answer,) = _said(fn, args, rows)
-    assert isinstance(answer, _rowwise.Mixed) if isinstance(expected, str) else answer == expected
+    assert isinstance(answer, rowwise.Mixed) if isinstance(expected, str) else answer == expected
     run = jax.jit(fn)
     before = np.asarray(run(*args))
     for j in range(N):
@@ -74,7 +75,7 @@ def test_said_as_it_is(
 
 
 def test_a_value_with_rows_in_two_dimensions_is_named() -> None:
-    assert _said(_swapping, [SQUARE], [0]) == [_rowwise.Mixed("scan with rows in two dimensions of one value")]
+    assert _said(_swapping, [SQUARE], [0]) == [rowwise.Mixed("scan with rows in two dimensions of one value")]
 
 
 @pytest.mark.parametrize(
@@ -96,13 +97,13 @@ def test_a_single_row_is_told_by_its_position(
     fn: Callable[[jax.Array], jax.Array], rows: int, expected: int | str
 ) -> None:
     (answer,) = _said(fn, [_normal(1, M)], [rows])
-    assert isinstance(answer, _rowwise.Mixed) if isinstance(expected, str) else answer == expected
+    assert isinstance(answer, rowwise.Mixed) if isinstance(expected, str) else answer == expected
 
 
 def test_a_mixed_argument_stays_mixed_and_alone() -> None:
     closed = jax.make_jaxpr(jax.jit(lambda x, y: (x + y, y * 2.0)))(X, X)
-    mixed = _rowwise.Mixed("elsewhere")
-    assert _rowwise.results(closed, [mixed, 0], count=UNSEEN) == [mixed, 0]
+    mixed = rowwise.Mixed("elsewhere")
+    assert rowwise.results(closed, [mixed, 0], count=UNSEEN) == [mixed, 0]
 
 
 def test_odd_counts_divide_no_dimension() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import paraxis
+import paraxis.engines
 import paraxis.ensembles
 import paraxis.errors
 import paraxis.explain
@@ -17,6 +18,7 @@ import paraxis.transforms
 
 ROOMS: dict[str, types.ModuleType] = {
     "px": paraxis,
+    "engines": paraxis.engines,
     "ensembles": paraxis.ensembles,
     "errors": paraxis.errors,
     "explain": paraxis.explain,

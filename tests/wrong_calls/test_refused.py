@@ -10,21 +10,22 @@ import pytest
 import paraxis as px
 from tests.wrong_calls import _public
 from tests.wrong_calls._calls import AT_NIGHT, EVERY_DAY, Call, flaws
-from tests.wrong_calls.tables import core, ensembles, estimators, solve, tools, train, transforms
+from tests.wrong_calls.tables import core, engines, ensembles, estimators, solve, tools, train, transforms
 
-TABLES = (core, transforms, ensembles, solve, estimators, train, tools)
+TABLES = (core, engines, transforms, ensembles, solve, estimators, train, tools)
 CALLS = {f"{table.__name__.rpartition('.')[2]}-{call}": call for table in TABLES for call in table.CALLS}
 WITHOUT = {
     "made by our functions, and read": (
         *("ensembles.Ensemble", "ensembles.Epoch", "ensembles.History", "ensembles.Reliability", "ensembles.Scores"),
-        *("explain.Communication", "launch.Processes", "objective.LinearObjective"),
+        *("engines.Padded", "engines.Passes", "explain.Communication", "launch.Processes", "objective.LinearObjective"),
         *("transforms.Gradients", "transforms.Variables"),
         *("solve.CrossValidated", "solve.LBFGSState", "solve.NewtonCGState", "solve.OptStep", "solve.Path"),
         *("solve.ProximalGradientState", "solve.Rows", "solve.Status", "train.Batch", "train.Fitted", "train.History"),
         *("train.Loader", "train.Record", "train.Restored", "train.TrainState"),
     ),
-    "a record of what happened, of which all values are right": ("train.Event", "solve.Iteration"),
+    "a record of what happened, of which all values are right": ("engines.Progress", "train.Event", "solve.Iteration"),
     "asked by our own loops, in each step": ("Batch.turn", "Evaluate.is_due", "Rows.with_arrays"),
+    "asked by what is mapped": ("Padded.__getitem__",),
 }
 
 

@@ -4,7 +4,9 @@ Everything else in the package uses names that JAX documents as public on both e
 range (0.10.2 and 0.12). What is imported here is listed with the reason why it is needed.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -59,6 +61,7 @@ __all__ = [
     "is_impure",
     "is_tracing",
     "jaxpr_as_fun",
+    "line_of",
     "manual_axes",
     "map_jaxprs",
     "of_first_process",
@@ -78,6 +81,9 @@ __all__ = [
     "without_constants",
     "without_unread",
 ]
+
+_INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (jax.__file__, Path(__file__).parent))
+"""Where code is not the user's."""
 
 
 def define_lowering(primitive: Primitive, implementation: Callable[..., Any]) -> None:
@@ -302,6 +308,14 @@ def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
                 yield item.jaxpr
             elif isinstance(item, Jaxpr):
                 yield item
+
+
+def line_of(eqn: JaxprEqn) -> str | None:
+    """Return the user's line that an equation comes from, which is neither JAX's nor ours; ``None``: JAX has it not."""
+    for frame in getattr(eqn.source_info.traceback, "frames", None) or []:
+        if not frame.file_name.startswith(_INSIDE) and not frame.file_name.startswith("<frozen"):
+            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return None
 
 
 def holds(jaxpr: Jaxpr, name: str) -> bool:

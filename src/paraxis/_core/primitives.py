@@ -182,6 +182,7 @@ def _primitive(name: str, implementation: Callable[..., jax.Array], aval: Callab
         return jax.jit(functools.partial(implementation, **dict(params)))  # pyright: ignore[reportCallIssue, reportArgumentType]
 
     def evaluated(x: jax.Array, **params: Any) -> jax.Array:
+        x = jnp.asarray(x)  # under a derivative, JAX has numbers of its own kind
         laid = params.get("laid")
         unread = ("devices",) if laid is None or laid.has(x) else ("devices", "laid")
         return compiled(tuple(sorted((name, value) for name, value in params.items() if name not in unread)))(x)

@@ -35,11 +35,12 @@ class Traced:
         traced = self._jitted.trace(*args)
         program = self._programs.get(id(traced.jaxpr))
         if program is None:  # with the jaxpr, so that no other takes its place in memory
-            program = self._programs[id(traced.jaxpr)] = (traced.jaxpr, _by_structure(traced.jaxpr))
+            program = self._programs[id(traced.jaxpr)] = (traced.jaxpr, by_structure(traced.jaxpr))
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), program[1](*leaves))
 
 
-def _by_structure(closed: jax_api.ClosedJaxpr) -> Callable[..., Any]:
+def by_structure(closed: jax_api.ClosedJaxpr) -> Callable[..., Any]:
+    """Return the compiled program of a trace, of flat arguments and results, made once for each structure."""
     closed, consts = jax_api.without_constants(closed)
     compiled = _compiled.get(structure.key(closed), lambda: jax.jit(jax_api.jaxpr_as_fun(jax_api.with_copies(closed))))
     return functools.partial(compiled, *consts)
@@ -61,4 +62,4 @@ def run(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
     everything = [*consts, *operands]
     if any(isinstance(x, jax_api.Tracer) for x in everything):
         return jax.tree.unflatten(out_tree, arrays.ready(jax_api.jaxpr_as_fun(closed)(*arrays.ready(everything))))
-    return jax.tree.unflatten(out_tree, arrays.ready(_by_structure(closed)(*arrays.ready(everything))))
+    return jax.tree.unflatten(out_tree, arrays.ready(by_structure(closed)(*arrays.ready(everything))))

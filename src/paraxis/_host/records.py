@@ -189,12 +189,16 @@ def read(data: bytes, check: Check) -> Any:
     return value
 
 
-def write_file(path: Path, version: int, record: Mapping[str, Any]) -> None:
-    """Write a record with its checksum and the number of its format; it is on the disk when this returns."""
+def wrapped(version: int, record: Mapping[str, Any]) -> bytes:
+    """Return a record with its checksum and the number of its format, as files have it."""
     text = json.dumps(record)
-    wrapped = {"format": version, "crc32": zlib.crc32(text.encode()), "record": text}
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(wrapped, file)
+    return json.dumps({"format": version, "crc32": zlib.crc32(text.encode()), "record": text}).encode()
+
+
+def write_file(path: Path, version: int, record: Mapping[str, Any]) -> None:
+    """Write a record so; it is on the disk when this returns."""
+    with path.open("wb") as file:
+        file.write(wrapped(version, record))
         file.flush()
         os.fsync(file.fileno())
 
@@ -209,12 +213,12 @@ def read_file(path: Path, version: int, check: Check) -> Any:
         Wrong: if it is not what was written.
         OSError: if there is none, or it may not be read.
     """
-    wrapped = read(files.contents(path, _LARGEST), _WRAPPED)
-    if wrapped["format"] != version:
-        newer = "; a newer Paraxis wrote it" if wrapped["format"] > version else ""
-        raise Wrong(f"it is of format {wrapped['format']}, not {version}{newer}")
-    data = wrapped["record"].encode(errors="surrogatepass")
-    if zlib.crc32(data) != wrapped["crc32"]:
+    found = read(files.contents(path, _LARGEST), _WRAPPED)
+    if found["format"] != version:
+        newer = "; a newer Paraxis wrote it" if found["format"] > version else ""
+        raise Wrong(f"it is of format {found['format']}, not {version}{newer}")
+    data = found["record"].encode(errors="surrogatepass")
+    if zlib.crc32(data) != found["crc32"]:
         raise Wrong("its checksum does not match")
     return read(data, check)
 

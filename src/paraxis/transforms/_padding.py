@@ -9,15 +9,15 @@ from typing import Any
 
 import jax
 
-from paraxis._core import jax_api, tree
-from paraxis.transforms import _results, _row_count, _rowwise
+from paraxis._core import jax_api, rowwise, tree
+from paraxis.transforms import _results, _row_count
 
 
 @dataclasses.dataclass(frozen=True)
 class _Result:
     """A result as a leaf: ``None`` and tuples would be taken for structure."""
 
-    rows: _rowwise.Rows
+    rows: rowwise.Rows
     shape: tuple[int, ...]
 
 
@@ -41,7 +41,7 @@ def harm(
     """
     counts = _row_count.odd_counts(a.shape for a in avals)
     one, other = (_trace(body, avals, row_dims, count) for count in counts)
-    rows = [b if isinstance(a, _rowwise.Mixed) else a for a, b in zip(one[2], other[2], strict=True)]
+    rows = [b if isinstance(a, rowwise.Mixed) else a for a, b in zip(one[2], other[2], strict=True)]
     made = [_Result(x, aval.shape) for x, aval in zip(rows, one[0].out_avals, strict=True)]
     new, result = jax.tree.unflatten(one[1], made)
     for i, leaves in new.items():
@@ -68,7 +68,7 @@ def _resized(leaf: _Result, share: int) -> tuple[int, ...]:
 
 
 def _why(name: str, leaf: _Result, kind: Any) -> str | None:
-    if isinstance(leaf.rows, _rowwise.Mixed):
+    if isinstance(leaf.rows, rowwise.Mixed):
         return f"{name} is not one value per row: {leaf.rows.reason}"
     if leaf.rows is None and (leaf.shape == () or kind == "same"):
         return None
@@ -86,4 +86,4 @@ def _trace(body: Callable[..., Any], avals: Sequence[Any], row_dims: Sequence[in
     ]
     structs = [a.update(shape=shape) for a, shape in zip(avals, shapes, strict=True)]
     traced, out_tree = jax_api.trace(body, structs, {})
-    return traced, out_tree, _rowwise.results(traced, [at if at >= 0 else None for at in row_dims], count)
+    return traced, out_tree, rowwise.results(traced, [at if at >= 0 else None for at in row_dims], count)

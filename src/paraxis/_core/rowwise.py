@@ -26,6 +26,8 @@ class Mixed:
     reason: str
 
 
+_NO_COUNT = 2**62  # as many rows as no dimension has
+
 Rows: TypeAlias = int | Mixed | None
 """The dimension along which a value has rows; ``None``: it does not depend on them; ``Mixed``: rows have met."""
 
@@ -36,6 +38,14 @@ def results(closed: ClosedJaxpr, rows: Sequence[Rows], count: int) -> list[Rows]
     ``count`` is the number of rows. A value that does not come from them, but has a dimension of that size, has rows.
     """
     return _run(closed.jaxpr, rows, count)
+
+
+def moved(eqn: JaxprEqn, rows: Sequence[Rows]) -> list[Rows]:
+    """Return the dimension of the rows of an equation's results, given that of each operand.
+
+    Only what comes from operands with rows has some, whatever its shape.
+    """
+    return list(_apply(eqn, rows, _NO_COUNT))
 
 
 def _run(jaxpr: Jaxpr, rows: Sequence[Rows], count: int) -> list[Rows]:

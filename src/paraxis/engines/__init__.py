@@ -1,0 +1,6 @@
+"""Other ways to run what is mapped: streamed through one machine, in bounded memory."""
+
+from paraxis.engines._groups import Groups, Padded
+from paraxis.engines._stream import Passes, Progress, Stream
+
+__all__ = ["Groups", "Padded", "Passes", "Progress", "Stream"]

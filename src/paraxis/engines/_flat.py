@@ -1,0 +1,373 @@
+"""A traced function as one list of operations, without calls: what engines read.
+
+Calls are opened, wherever they stand. A map whose elements exchange values is cut at each ``psum``, ``pmax`` and
+``pmin``: into a map up to the value that is sent, a reduction, and a map of the same body, to which the result is
+given. An element's index is one more operand of its map. So each map that is left is a function of one element, and
+the reductions are the only places where elements meet.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from paraxis._core import collectives, jax_api, maps, primitives
+from paraxis._core.jax_api import ClosedJaxpr, JaxprEqn, Literal
+from paraxis.errors import CollectiveError
+
+_PLAIN_CALLS = ("jit", "pjit", "call", "core_call", "closed_call", "remat", "remat2", "checkpoint")
+CALLS = frozenset((*_PLAIN_CALLS, "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"))
+LOOPS = frozenset(("scan", "while", "cond"))
+COLLECTIVES = {"psum": "sum", "pmax": "max", "pmin": "min"}
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """One value of a program: it is what it is, and equal to no other."""
+
+    aval: Any
+
+
+Atom = Value | Literal
+
+
+def shape(atom: Atom) -> tuple[int, ...]:
+    aval: Any = atom.aval
+    return aval.shape
+
+
+@dataclasses.dataclass(eq=False)
+class Step:
+    """An operation of a flat program. To who reads it, it is like one of JAX's equations."""
+
+    primitive: Any
+    params: dict[str, Any]
+    invars: list[Atom]
+    outvars: list[Value]
+    ctx: Any
+    line: str
+    effects: Any
+
+    @property
+    def name(self) -> str:
+        return self.primitive.name
+
+    @property
+    def eqn(self) -> Any:
+        """Itself, for what reads JAX's equations."""
+        return self
+
+    @property
+    def operands(self) -> list[Value]:
+        return [atom for atom in self.invars if isinstance(atom, Value)]
+
+
+@dataclasses.dataclass
+class Flat:
+    """A program: its arguments, constants with their values, operations in order, and what it returns.
+
+    ``index``: the argument that holds the elements' numbers, along the axis; ``None`` if nothing reads them.
+    """
+
+    arguments: list[Value]
+    constants: dict[Value, Any]
+    steps: list[Step]
+    results: list[Atom]
+    index: Value | None
+
+    @functools.cached_property
+    def values(self) -> list[Value]:
+        """All of them, in order: the same places in a trace of the same function for other shapes."""
+        index = [] if self.index is None else [self.index]
+        return [*self.arguments, *self.constants, *index, *(v for step in self.steps for v in step.outvars)]
+
+
+def axes_of(closed: ClosedJaxpr) -> dict[str, int]:
+    """Return the axes along which a traced function maps or reduces, with their sizes, outermost ones only."""
+    found: dict[str, int] = {}
+
+    def look(jaxpr: Any) -> None:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name.startswith("px_"):
+                found.setdefault(eqn.params["axis"], eqn.params["size"])
+                if eqn.primitive is maps.map_p:
+                    continue
+            for sub in jax_api.subjaxprs(eqn):
+                look(sub)
+
+    look(closed.jaxpr)
+    return found
+
+
+def flat(closed: ClosedJaxpr, axis: str) -> Flat:
+    """Return a traced function as a list of operations, in which elements of this axis meet at reductions only.
+
+    Raises:
+        CollectiveError: if elements exchange values otherwise; the message has the line.
+    """
+    closed, constants = jax_api.without_constants(closed)
+    made = [Value(v.aval) for v in closed.jaxpr.invars]
+    held = dict(zip(made[: len(constants)], constants, strict=True))
+    reader = _Reader(axis, held)
+    results = reader.read(closed.jaxpr, made)
+    return Flat(made[len(constants) :], held, reader.steps, results, reader.index)
+
+
+class _Reader:
+    def __init__(self, axis: str, constants: dict[Value, Any]) -> None:
+        self.axis = axis
+        self.constants = constants
+        self.steps: list[Step] = []
+        self.index: Value | None = None
+
+    def read(self, jaxpr: Any, given: Sequence[Atom], line: str = "a line that JAX has not noted") -> list[Atom]:
+        known: dict[Any, Atom] = dict(zip(jaxpr.invars, given, strict=True))
+
+        def atom(v: Any) -> Atom:
+            return v if isinstance(v, Literal) else known[v]
+
+        for eqn in jaxpr.eqns:
+            operands = [atom(v) for v in eqn.invars]
+            known.update(zip(eqn.outvars, self._of(eqn, operands, jax_api.line_of(eqn) or line), strict=True))
+        return [atom(v) for v in jaxpr.outvars]
+
+    def _of(self, eqn: JaxprEqn, operands: list[Atom], line: str) -> Sequence[Atom]:
+        if eqn.primitive.name in CALLS:
+            body = _body_of(eqn)
+            consts = [self._constant(value) for value in body.consts]
+            return self.read(jax_api.without_constants(body)[0].jaxpr, [*consts, *operands], line)
+        outs = [Value(v.aval) for v in eqn.outvars]
+        step = Step(eqn.primitive, dict(eqn.params), operands, outs, eqn.ctx, line, eqn.effects)
+        if eqn.primitive is maps.map_p and eqn.params["axis"] == self.axis:
+            self._map(step)
+        else:
+            self.steps.append(step)
+        return step.outvars
+
+    def _constant(self, value: Any) -> Value:
+        made = Value(jax.typeof(value))
+        self.constants[made] = value
+        return made
+
+    # --- maps along the axis -----------------------------------------------------------------------------------
+
+    def _map(self, step: Step) -> None:
+        if not collectives.mentions(step.params["body"].jaxpr, step.params["how"].mapped[-1]):
+            self.steps.append(step)
+            return
+        step.params["recipe"] = None
+        step.params["body"] = _opened(step.params["body"], step.params["how"])
+        while (cut := self._first_exchange(step)) is not None:
+            self._cut(step, cut)
+        if _reads_index(step.params["body"].jaxpr, self.axis):
+            self.index = self.index or Value(jax_api.ShapedArray((step.params["size"],), jax.numpy.int32))
+            step.params["body"] = _given_index(step.params["body"], self.axis, step.params["how"])
+            step.params["shared"] = (*step.params["shared"], False)
+            step.invars = [*step.invars, self.index]
+        self.steps.append(step)
+
+    def _first_exchange(self, step: Step) -> int | None:
+        for number, eqn in enumerate(step.params["body"].jaxpr.eqns):
+            name, bodies = eqn.primitive.name, list(jax_api.subjaxprs(eqn))
+            if name == "axis_index" or not collectives.named_in(eqn, {self.axis}):
+                continue
+            if bodies and not any(_exchanges(body, self.axis) for body in bodies):
+                continue  # it reads the element's index
+            alone = tuple(eqn.params.get("axes", ())) == (self.axis,) and eqn.params["axis_index_groups"] is None
+            if name in COLLECTIVES and alone:
+                return number
+            raise CollectiveError(
+                f"elements of axis {self.axis!r} exchange values by {name}, at {_line(eqn, step)}, "
+                f"which needs all of them at once. An engine runs them in turns: write px.psum, px.pmean, px.pmax or "
+                f"px.pmin, not inside a loop or branch, or reduce after the map: px.reduce_sum(px.map_fn(…))"
+            )
+        return None
+
+    def _cut(self, step: Step, number: int) -> None:
+        """Put the map up to an exchange, and the reductions, before the map; what they give becomes operands."""
+        params, body, how = step.params, step.params["body"], step.params["how"]
+        eqn = body.jaxpr.eqns[number]
+        sent = list(eqn.invars)  # JAX itself gives the sum of a constant
+        before = jax_api.pruned(body, sent, effects=False)
+        rows = [Value(_rows_aval(v.aval, params["size"])) for v in sent]
+        first = {**params, "body": before, "summed": (False,) * len(sent)}
+        self._add(maps.map_p, first, list(step.invars), rows, step)
+        totals: dict[Any, Value] = {}
+        kind = COLLECTIVES[eqn.primitive.name]
+        for v, value in zip(sent, rows, strict=True):
+            total = totals[v] = Value(v.aval)
+            how_reduced = {"axis": self.axis, "size": params["size"], "padded": None}
+            self._add(primitives.REDUCTIONS[kind], how_reduced, [value], [total], step)
+        params["body"] = _after(body, number, sent, how)
+        count = len(sent)
+        params["shared"] = (*params["shared"], *[True] * count, *[False] * count)
+        step.invars = [*step.invars, *(totals[v] for v in sent), *rows]
+
+    def _add(self, primitive: Any, params: dict[str, Any], invars: list[Atom], outs: list[Value], of: Step) -> None:
+        self.steps.append(Step(primitive, params, invars, outs, of.ctx, of.line, frozenset()))
+
+
+def _line(eqn: JaxprEqn, step: Step) -> str:
+    return jax_api.line_of(eqn) or step.line
+
+
+def _rows_aval(aval: Any, size: int) -> Any:
+    return jax_api.ShapedArray((size, *aval.shape), aval.dtype, weak_type=aval.weak_type)
+
+
+def _body_of(eqn: JaxprEqn) -> ClosedJaxpr:
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        body = eqn.params.get(key)
+        if body is not None:
+            return body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
+    raise NotImplementedError(f"a call without a body: {eqn.primitive.name}")
+
+
+def _opened(body: ClosedJaxpr, how: maps.How) -> ClosedJaxpr:
+    """Return the same body with its calls opened."""
+
+    def run(*args: Any) -> list[Any]:
+        return _run(body, args)
+
+    def _run(body: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+        return jax_api.evaluate(body, args, lambda _: False, special)
+
+    def special(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
+        return _run(_body_of(eqn), operands) if eqn.primitive.name in CALLS else None
+
+    return _retraced(run, body.in_avals, how)
+
+
+def _retraced(run: Callable[..., Any], avals: Sequence[Any], how: maps.How) -> ClosedJaxpr:
+    return jax_api.trace(run, avals, how.names)[0]
+
+
+def _after(body: ClosedJaxpr, number: int, sent: Sequence[Any], how: maps.How) -> ClosedJaxpr:
+    """Return a body that is given what one of its exchanges gives, and as it was computed before, what it sends."""
+    jaxpr, count = body.jaxpr, len(sent)
+
+    def run(*args: Any) -> list[Any]:
+        own, totals, rows = args[: len(jaxpr.invars)], args[len(jaxpr.invars) : -count], args[len(args) - count :]
+        values: dict[Any, Any] = {**dict(zip(jaxpr.invars, own, strict=True)), **dict(zip(sent, rows, strict=True))}
+
+        def read(v: Any) -> Any:
+            return v.val if isinstance(v, Literal) else values[v]
+
+        for at, eqn in enumerate(jaxpr.eqns):
+            given = at == number
+            found = totals if given else jax_api.bind(eqn, eqn.params, [read(v) for v in eqn.invars])
+            values.update((v, y) for v, y in zip(eqn.outvars, found, strict=True) if v not in sent)
+        return [read(v) for v in jaxpr.outvars]
+
+    avals = [*body.in_avals, *(v.aval for v in sent), *(v.aval for v in sent)]
+    traced = _retraced(run, avals, how)
+    return jax_api.pruned(traced, traced.jaxpr.outvars)
+
+
+# --- an element's index ------------------------------------------------------------------------------------------
+
+
+def _reads_index(jaxpr: Any, axis: str) -> bool:
+    return any(collectives.named_in(eqn, {axis}) for eqn in jaxpr.eqns)
+
+
+def _exchanges(jaxpr: Any, axis: str) -> bool:
+    return any(
+        any(_exchanges(sub, axis) for sub in jax_api.subjaxprs(eqn))
+        if any(True for _ in jax_api.subjaxprs(eqn))
+        else eqn.primitive.name != "axis_index" and collectives.named_in(eqn, {axis})
+        for eqn in jaxpr.eqns
+    )
+
+
+def _given_index(body: ClosedJaxpr, axis: str, how: maps.How) -> ClosedJaxpr:
+    """Return a body whose last argument is the element's index."""
+
+    def run(*args: Any) -> list[Any]:
+        *own, index = args
+
+        def within(body: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+            return jax_api.evaluate(body, args, lambda _: False, special)
+
+        def special(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
+            if eqn.primitive.name == "axis_index" and collectives.named_in(eqn, {axis}):
+                return [index]
+            if eqn.primitive.name in CALLS:
+                return within(_body_of(eqn), operands)
+            if not collectives.named_in(eqn, {axis}):
+                return None
+            if eqn.primitive.name in LOOPS:
+                return rebuilt(eqn, operands, lambda _, body, args: within(body, args))
+            raise CollectiveError(
+                f"px.axis_index({axis!r}) is read inside {eqn.primitive.name}, at {jax_api.line_of(eqn)}, "
+                f"where an engine cannot give it; read it before, and give it to the inner function as an argument"
+            )
+
+        return within(body, own)
+
+    return _retraced(run, [*body.in_avals, jax_api.ShapedArray((), jax.numpy.int32)], how)
+
+
+# --- loops and branches, written anew with other bodies --------------------------------------------------------------
+
+Run = Callable[[int, ClosedJaxpr, Sequence[Any]], list[Any]]
+
+
+@dataclasses.dataclass
+class Scan:
+    """The arguments of a ``scan`` by their parts."""
+
+    body: ClosedJaxpr
+    fixed: list[Any]
+    carry: list[Any]
+    scanned: list[Any]
+    length: int
+    reverse: bool
+
+    @classmethod
+    def of(cls, eqn: Any, operands: Sequence[Any]) -> "Scan":
+        body = eqn.params["jaxpr"]
+        outs = zip(eqn.outvars, body.jaxpr.outvars, strict=True)
+        num_carry = sum(len(v.aval.shape) == len(inner.aval.shape) for v, inner in outs)
+        num_scanned = sum(
+            len(v.aval.shape) > len(inner.aval.shape) for v, inner in zip(eqn.invars, body.jaxpr.invars, strict=True)
+        )
+        num_fixed = len(operands) - num_carry - num_scanned
+        parts = operands[:num_fixed], operands[num_fixed : num_fixed + num_carry], operands[num_fixed + num_carry :]
+        fixed, carry, scanned = map(list, parts)
+        return cls(body, fixed, carry, scanned, eqn.params["length"], eqn.params["reverse"])
+
+    def numbers(self) -> Iterator[int]:
+        return iter(range(self.length - 1, -1, -1) if self.reverse else range(self.length))
+
+
+def rebuilt(eqn: Any, operands: Sequence[Any], run: Run) -> list[Any]:
+    """Return the results of a loop or branch whose bodies, by their number, are run by ``run(number, body, args)``."""
+    params = eqn.params
+    if eqn.primitive.name == "cond":
+        branches = [functools.partial(_branch, run, number, body) for number, body in enumerate(params["branches"])]
+        return list(jax.lax.switch(operands[0], branches, *operands[1:]))
+    if eqn.primitive.name == "while":
+        num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+        asked, fixed = operands[:num_cond], operands[num_cond : num_cond + num_body]
+        return list(
+            jax.lax.while_loop(
+                lambda carry: run(0, params["cond_jaxpr"], [*asked, *carry])[0],
+                lambda carry: run(1, params["body_jaxpr"], [*fixed, *carry]),
+                list(operands[num_cond + num_body :]),
+            )
+        )
+    scan = Scan.of(eqn, operands)
+
+    def step(carry: list[Any], scanned: list[Any]) -> tuple[list[Any], list[Any]]:
+        found = run(0, scan.body, [*scan.fixed, *carry, *scanned])
+        return found[: len(carry)], found[len(carry) :]
+
+    carry, stacked = jax.lax.scan(step, scan.carry, scan.scanned, length=scan.length, reverse=scan.reverse)
+    return [*carry, *stacked]
+
+
+def _branch(run: Run, number: int, body: ClosedJaxpr, *args: Any) -> list[Any]:
+    return run(number, body, args)

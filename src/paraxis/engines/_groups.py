@@ -1,0 +1,499 @@
+"""Elements of an axis that are read when they are needed: clients' data on disk, say."""
+
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from paraxis._calls import arguments
+from paraxis._host import archives
+from paraxis.errors import DataError, ShapeError
+
+_NUM_SHAPES = 12
+
+
+class Groups:
+    """The elements of an axis, each a pytree of arrays, read when they are needed.
+
+    In place of an array ``(size, ...)`` among the arguments of :meth:`px.Stream.run`, it stands for one whose rows
+    are its elements. On the mesh, :meth:`arrays` gives that array.
+
+    **Elements of different length** (``lengths`` is given, or the source knows them): arrays whose first dimension
+    is the element's length are filled up to a common one, by repeating the last row, and the mapped function gets an
+    :class:`Padded` element: ``data.x`` with ``data.mask``, which says what is real, and ``data.count``. Whatever it
+    computes over rows must use the mask.
+
+    Args:
+        source: has a length, and gives element ``i`` by ``source[i]``: a list, a Grain source, a PyTorch or Hugging
+            Face dataset, anything of your own. If it has ``__getitems__(indices)``, many are read at once. It is
+            read from several threads.
+        lengths: number of rows of each element, integers ``(size,)``; default: the source's own ``lengths``, if it
+            has some, otherwise all elements have the same shapes.
+        ids: a name for each element, for errors; default: the source's own ``ids``, or numbers.
+        num_shapes: into how many lengths elements are filled up at most; each is compiled once.
+
+    Raises:
+        DataError: if there are no elements, or lengths that are no lengths.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> rng = np.random.default_rng(0)
+        >>> clients = px.Groups([{"x": rng.normal(size=(n, 3))} for n in (4, 2, 7)], lengths=[4, 2, 7])
+        >>> len(clients), clients[2]["x"].shape
+        (3, (7, 3))
+    """
+
+    def __init__(
+        self, source: Any, *, lengths: Any = None, ids: Iterable[Any] | None = None, num_shapes: int = _NUM_SHAPES
+    ) -> None:
+        try:
+            count = len(source)
+        except TypeError:
+            count = None
+        if count is None or not hasattr(source, "__getitem__") or isinstance(source, (dict, str, bytes)):
+            raise DataError(
+                f"Groups: source must have a length and give elements by number, got {arguments.described(source)}; "
+                f"write px.Groups([{{'x': x, 'y': y}} for x, y in clients]), or px.Groups.of_arrays(tree)"
+            )
+        if not count:
+            raise DataError("Groups: source has no elements; give at least one")
+        self._source = source
+        self._numbers = np.arange(count)
+        lengths = getattr(source, "lengths", None) if lengths is None else lengths
+        self._lengths = None if lengths is None else _lengths(lengths, count)
+        own = getattr(source, "ids", None)
+        ids = own if ids is None and not callable(own) else ids
+        self._ids = None if ids is None else _ids(ids, count)
+        self._shapes: dict[int, np.ndarray] = {}
+        self._most = arguments.count("Groups", "num_shapes", num_shapes, write="px.Groups(source, num_shapes=12)")
+
+    @classmethod
+    def of_arrays(cls, tree: Any) -> "Groups":
+        """Return the rows of arrays as elements: a pytree of ``(size, ...)``, in memory or memory-mapped.
+
+        Raises:
+            ShapeError: if they are not equally many.
+
+        Example:
+            >>> import numpy as np, paraxis as px
+            >>> len(px.Groups.of_arrays({"x": np.zeros((5, 3)), "y": np.zeros(5)}))
+            5
+        """
+        return cls(_Rows(tree))
+
+    @classmethod
+    def npz(cls, folder: str | Path, *, num_shapes: int = _NUM_SHAPES) -> "Groups":
+        """Return the ``.npz`` files of a folder as elements, in the order of their names.
+
+        Lengths are read from the files' headers: an element has as many rows as the first dimension that its arrays
+        have in common. If it is the same in all files, elements are not padded.
+
+        Raises:
+            DataError: if there are no such files, or one is damaged; the message names it.
+        """
+        arguments.path("Groups.npz", "folder", folder, write="px.Groups.npz('clients')")
+        source = _Files(Path(folder))
+        lengths = source.lengths
+        same = lengths is None or len(set(lengths)) == 1
+        return cls(source, lengths=None if same else lengths, ids=source.ids, num_shapes=num_shapes)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: int) -> Any:
+        """Return one element as it is in the source, a pytree of arrays."""
+        try:
+            number = _integer(number)
+        except TypeError:
+            got = arguments.described(number)
+            raise TypeError(f"Groups: number must be an integer, got {got}; write groups[0]") from None
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"Groups: number must be at most {len(self) - 1}, got {number}; there are {len(self)}")
+        return self._element(int(self._numbers[number]))
+
+    @property
+    def ids(self) -> list[Any]:
+        """What the elements are called; numbers, if the source does not say."""
+        return [self._name(int(number)) for number in self._numbers]
+
+    @property
+    def lengths(self) -> np.ndarray | None:
+        """Return the number of rows of each element, ``(size,)``; ``None``: all have the same shapes."""
+        return None if self._lengths is None else self._lengths[self._numbers]
+
+    def sample(self, count: int, *, seed: int | Sequence[int]) -> "Groups":
+        """Return so many elements, drawn without replacement: a cohort. It is the same for the same seed anywhere.
+
+        Args:
+            count: how many.
+            seed: an integer, or several, such as ``(seed, round)``.
+
+        Raises:
+            ValueError: if there are not so many.
+
+        Example:
+            >>> import numpy as np, paraxis as px
+            >>> clients = px.Groups.of_arrays(np.arange(10))
+            >>> [int(client) for client in px.Groups.sample(clients, 3, seed=(0, 1))]
+            [2, 9, 0]
+        """
+        write = f"groups.sample({min(8, len(self))}, seed=(0, round))"
+        count = arguments.count("Groups.sample", "count", count, write=write)
+        if count > len(self):
+            raise ValueError(f"Groups.sample: count must be at most {len(self)}, the elements there are, got {count}")
+        try:
+            seeds = [_integer(part) for part in (seed if isinstance(seed, (tuple, list)) else (seed,))]
+            random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seeds)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"Groups.sample: seed must be a non-negative integer, or several, got {arguments.described(seed)}; "
+                f"write {write}"
+            ) from error
+        drawn = random.permutation(len(self))[:count]
+        return self._some(self._numbers[drawn])
+
+    def arrays(self) -> Any:
+        """Return all elements in memory, ``(size, ...)`` each; of different length, as one :class:`Padded`.
+
+        This is how a cohort goes into a program on the mesh: ``program(w, groups.sample(100, seed=0).arrays())``.
+        """
+        length = None if self.lengths is None else rounded_up(int(self.lengths.max()), self._shapes_of(1))
+        return self._read(np.arange(len(self)), length)
+
+    def readable(self) -> "Groups":
+        """Return the elements that can be read: each is read once. ``len`` says how many are left."""
+        good = []
+        for number in self._numbers:
+            try:
+                self._element(int(number))
+            except DataError:
+                continue
+            good.append(number)
+        if not good:
+            raise DataError(f"Groups.readable: none of {len(self)} elements can be read")
+        return self._some(np.asarray(good))
+
+    def __repr__(self) -> str:
+        lengths = self.lengths
+        rows = "" if lengths is None else f", {int(lengths.min())} to {int(lengths.max())} rows each"
+        return f"<Groups: {len(self)} elements{rows}>"
+
+    def _some(self, numbers: np.ndarray) -> "Groups":
+        other = object.__new__(Groups)
+        other.__dict__.update(self.__dict__, _numbers=numbers)
+        return other
+
+    def _name(self, number: int) -> Any:
+        return number if self._ids is None else self._ids[number]
+
+    # --- for engines -------------------------------------------------------------------------------------------
+
+    def _shapes_of(self, count: int) -> np.ndarray:
+        """Return the few lengths to which elements are filled up, where ``count`` go together, the longest first.
+
+        All samples of the same size have the same ones: what counts is how long elements are in the whole source.
+        """
+        assert self._lengths is not None
+        together = max(1, round(count * len(self._lengths) / len(self)))
+        if together not in self._shapes:
+            order = np.sort(self._lengths)[::-1]
+            heads = np.arange(len(order)) // together * together
+            self._shapes[together] = fewest(order[heads], self._most)
+        return self._shapes[together]
+
+    @functools.cached_property
+    def _first(self) -> Any:
+        """The first element, which says what all of them look like."""
+        return self._element(int(self._numbers[0]))
+
+    def _structs(self, length: int | None) -> Any:
+        """Return what all elements together look like: shapes ``(size, ...)``, padded to this length."""
+        one = self._first
+        if length is not None:
+            leaves, structure = jax.tree.flatten(one)
+            filled = [_filled(x[:1], length) if is_long else x for x, is_long in zip(leaves, self._long, strict=True)]
+            one = Padded(jax.tree.unflatten(structure, filled), np.zeros(length, bool), np.int32())
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((len(self), *a.shape), a.dtype), one)
+
+    def _read(self, places: np.ndarray, length: int | None) -> Any:
+        """Return elements by their places, one after the other along a new first dimension, in NumPy arrays.
+
+        Raises:
+            DataError: if one cannot be read; the message names it.
+            ShapeError: if one does not look like the first; likewise.
+        """
+        numbers = self._numbers[places]
+        if isinstance(self._source, _Rows) and length is None:
+            return self._source.rows(numbers)
+        elements = self._elements(numbers)
+        padded = [self._padded(x, int(number), length) for x, number in zip(elements, numbers, strict=True)]
+        return jax.tree.map(lambda *xs: np.stack(xs), *padded)
+
+    def _elements(self, numbers: np.ndarray) -> list[Any]:
+        many = getattr(self._source, "__getitems__", None)
+        if many is None:
+            return [self._element(int(number)) for number in numbers]
+        try:
+            found = list(many([int(number) for number in numbers]))
+        except Exception as error:
+            raise DataError(f"Groups: elements {self._told(numbers)} cannot be read: {_said(error)}") from error
+        if len(found) != len(numbers):
+            raise DataError(f"Groups: the source gave {len(found)} elements for {len(numbers)}: {self._told(numbers)}")
+        return [_as_arrays(x) for x in found]
+
+    def _element(self, number: int) -> Any:
+        try:
+            return _as_arrays(self._source[number])
+        except Exception as error:
+            raise DataError(
+                f"Groups: element {self._name(number)!r} (number {number}) cannot be read: {_said(error)}. To go on "
+                f"without what cannot be read, write groups = groups.readable()"
+            ) from error
+
+    def _told(self, numbers: np.ndarray) -> str:
+        names = [repr(self._name(int(number))) for number in numbers]
+        return ", ".join(names if len(names) <= 8 else [*names[:6], "…", names[-1]])
+
+    def _padded(self, element: Any, number: int, length: int | None) -> Any:
+        if length is None:
+            self._require_like_first(element, number)
+            return element
+        assert self._lengths is not None
+        own = int(self._lengths[number])
+        leaves, structure = jax.tree.flatten(element)
+        filled = []
+        for leaf, is_long in zip(leaves, self._long, strict=True):
+            if not is_long:
+                filled.append(leaf)
+            elif leaf.shape[:1] != (own,):
+                raise ShapeError(
+                    f"Groups: element {self._name(number)!r} (number {number}) has {leaf.shape[0]} rows, where lengths "
+                    f"says {own}; give lengths=[len(…) for each element]"
+                )
+            else:
+                filled.append(_filled(leaf, length))
+        data = jax.tree.unflatten(structure, filled)
+        return Padded(data, np.arange(length) < own, np.int32(own))
+
+    @functools.cached_property
+    def _long(self) -> list[bool]:
+        """Which leaves have as many rows as the element's length: looked up in elements of two lengths."""
+        assert self._lengths is not None
+        numbers = {int(n): None for n in (self._lengths.argmin(), self._lengths.argmax())}
+        told = [
+            [leaf.shape[:1] == (int(self._lengths[n]),) for leaf in jax.tree.leaves(self._element(n))] for n in numbers
+        ]
+        long = [all(each) for each in zip(*told, strict=True)]
+        if not any(long):
+            raise ShapeError("Groups: no array of an element has as many rows as lengths says; leave lengths out")
+        return long
+
+    @functools.cached_property
+    def _looks(self) -> Any:
+        leaves, structure = jax.tree.flatten(self._first)
+        return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
+
+    def _require_like_first(self, element: Any, number: int) -> None:
+        leaves, structure = jax.tree.flatten(element)
+        looks = structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
+        if number != int(self._numbers[0]) and looks != self._looks:
+            got = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+            first = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in self._looks[1])
+            raise ShapeError(
+                f"Groups: element {self._name(number)!r} (number {number}) is {got}, but the first is {first}. If "
+                f"elements have different lengths, write px.Groups(source, lengths=[len(…) for each element])"
+            )
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Padded:
+    """An element filled up to a length that it shares with others.
+
+    Attributes:
+        data: the element's own pytree, its rows filled up to ``length`` by repeating the last.
+        mask: booleans ``(length,)``, which rows are real.
+        count: how many are, int32.
+
+    What ``data`` has under a name, this has, too: ``element.x`` for ``element.data["x"]``.
+    """
+
+    def __init__(self, data: Any, mask: Any, count: Any) -> None:
+        self.data, self.mask, self.count = data, mask, count
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "data" not in self.__dict__:
+            raise AttributeError(name)
+        data = self.data
+        if isinstance(data, dict) and name in data:
+            return data[name]
+        if not isinstance(data, dict) and hasattr(data, name):
+            return getattr(data, name)
+        names = list(data) if isinstance(data, dict) else []
+        raise AttributeError(f"a padded element has no {name!r}; it has {', '.join(map(str, names))}, mask and count")
+
+    def __getitem__(self, name: Any) -> Any:
+        return self.data[name]
+
+    def __repr__(self) -> str:
+        return f"Padded(data={self.data!r}, mask={self.mask!r}, count={self.count!r})"
+
+    def tree_flatten_with_keys(self) -> tuple[Any, None]:
+        keys = (jax.tree_util.GetAttrKey(name) for name in ("data", "mask", "count"))
+        return tuple(zip(keys, (self.data, self.mask, self.count), strict=True)), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Sequence[Any]) -> "Padded":
+        return cls(*children)
+
+
+def fewest(lengths: np.ndarray, most: int) -> np.ndarray:
+    """Return the lengths, at most so many, to which elements are filled up with the least padding in all.
+
+    By dynamic programming over the different lengths: with ``k`` of them, the last covers lengths ``i`` to ``j``.
+    """
+    values, counts = np.unique(np.maximum(lengths, 1), return_counts=True)
+    if len(values) > 512:  # as many quantiles of the work are as good
+        edges = np.searchsorted(np.cumsum(values * counts), np.linspace(0, (values * counts).sum(), 513)[1:-1])
+        last = np.unique(np.append(edges, len(values) - 1))
+        counts = np.diff(np.cumsum(counts)[last], prepend=0)
+        values = values[last]
+    below = np.concatenate([[0], np.cumsum(counts)])
+    number = len(values)
+    cost = np.where(np.arange(number) >= 0, values * below[1:], 0).astype(float)  # one shape covers all up to j
+    chosen = [np.zeros(number, int)]
+    for _ in range(min(most, number) - 1):
+        total = np.full((number, number), np.inf)  # [j, i]: the last shape covers i to j
+        for j in range(number):
+            i = np.arange(1, j + 1)
+            total[j, i] = cost[i - 1] + values[j] * (below[j + 1] - below[i])
+        total[:, 0] = values * below[1:]
+        first = total.argmin(axis=1)
+        cost = total[np.arange(number), first]
+        chosen.append(first)
+    found, j = [], number - 1
+    for first in reversed(chosen):
+        found.append(values[j])
+        if first[j] == 0:
+            break
+        j = first[j] - 1
+    return np.asarray(found[::-1])
+
+
+def rounded_up(length: int, shapes: np.ndarray) -> int:
+    """Return the length to which elements of this length are filled up."""
+    return int(shapes[np.searchsorted(shapes, length)])
+
+
+class _Rows:
+    """Arrays as a source of their rows."""
+
+    def __init__(self, tree: Any) -> None:
+        arguments.arrays("Groups.of_arrays", "tree", tree)
+        self.tree = jax.tree.map(functools.partial(arguments.host_array, "Groups.of_arrays", "tree"), tree)
+        counts = {leaf.shape[:1] for leaf in jax.tree.leaves(self.tree)}
+        if len(counts) != 1 or counts in ({()}, {(0,)}):
+            told = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(self.tree)) or "none"
+            raise ShapeError(f"Groups.of_arrays: tree must have arrays of equally many rows, (size, ...), got {told}")
+        self.count = counts.pop()[0]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> Any:
+        return jax.tree.map(lambda x: x[number], self.tree)
+
+    def rows(self, numbers: np.ndarray) -> Any:
+        first, last = int(numbers[0]), int(numbers[-1])
+        in_order = last - first + 1 == len(numbers) and bool((np.diff(numbers) == 1).all())
+        return jax.tree.map(lambda x: np.asarray(x[first : last + 1] if in_order else x[numbers]), self.tree)
+
+
+class _Files:
+    """A folder of ``.npz`` files as a source."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = sorted(path for path in folder.glob("*.npz"))
+        if not self.paths:
+            raise DataError(
+                f"Groups.npz: folder must have .npz files, one for each element, got none in {str(folder)!r}"
+            )
+        self.ids = [path.stem for path in self.paths]
+
+    @functools.cached_property
+    def lengths(self) -> list[int] | None:
+        """Of each file, from its header; ``None`` if arrays of one have no dimension in common."""
+        found = []
+        for path in self.paths:
+            try:
+                with archives.Archive(path) as archive:
+                    firsts = {archive.kind(name).shape[:1] for name in archive.names}
+            except (OSError, archives.Damaged) as error:
+                raise DataError(f"Groups.npz: {str(path)!r} cannot be read: {_said(error)}") from error
+            if len(firsts) != 1 or firsts == {()}:
+                return None
+            found.append(firsts.pop()[0])
+        return found
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        with archives.Archive(self.paths[number]) as archive:
+            return {name: archive.read(name) for name in archive.names}
+
+
+def _as_arrays(element: Any) -> Any:
+    return jax.tree.map(_as_array, element)
+
+
+def _as_array(leaf: Any) -> np.ndarray:
+    """Return a leaf in the dtype that JAX has for it."""
+    made = np.asarray(leaf)
+    if made.dtype == object or made.dtype.kind in "USMm":
+        raise TypeError(f"it holds {made.dtype} where numbers are needed")
+    return made.astype(jax.dtypes.canonicalize_dtype(made.dtype), copy=False)
+
+
+def _filled(leaf: np.ndarray, length: int) -> np.ndarray:
+    extra = length - leaf.shape[0]
+    if not leaf.shape[0]:
+        return np.zeros((length, *leaf.shape[1:]), leaf.dtype)
+    return np.concatenate([leaf, np.broadcast_to(leaf[-1:], (extra, *leaf.shape[1:]))]) if extra else leaf
+
+
+def _lengths(lengths: Any, count: int) -> np.ndarray:
+    try:
+        found = np.asarray(lengths() if callable(lengths) else lengths)
+    except Exception:  # whatever it is, it is no array
+        found = np.asarray(None)
+    if found.shape != (count,) or not np.issubdtype(found.dtype, np.integer) or (found < 0).any():
+        raise DataError(
+            f"Groups: lengths must be {count} integers, 0 or more, one for each element, got "
+            f"{arguments.described(lengths)}; write lengths=[len(…) for each element]"
+        )
+    return found.astype(int)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError("a truth value is no number")
+    return operator.index(value)
+
+
+def _ids(ids: Any, count: int) -> list[Any]:
+    try:
+        found = None if isinstance(ids, (str, bytes, dict)) else [str(name) and name for name in ids]
+    except Exception:  # whatever it is, it cannot be gone through
+        found = None
+    if found is None or len(found) != count:
+        got = arguments.described(ids) if found is None else len(found)
+        raise DataError(f"Groups: ids must be one for each of {count} elements, got {got}; write ids=range({count})")
+    return found
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

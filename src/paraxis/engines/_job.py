@@ -1,0 +1,334 @@
+"""A call that an engine runs: its arguments told apart, its function traced and cut, for each length of elements."""
+
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._calls import arguments, pytrees
+from paraxis._core import jax_api, placing, programs, structure
+from paraxis._core.axis import Axis
+from paraxis._core.jax_api import ClosedJaxpr, Literal
+from paraxis.engines._flat import Flat, Step, Value, axes_of, flat
+from paraxis.engines._groups import Groups, rounded_up
+from paraxis.engines._plan import Keep, Plan, plan
+from paraxis.engines._stage import Stage
+from paraxis.errors import AxisError, LoweringError, ShapeError
+
+Length = int | None
+"""The number of rows to which elements are filled up; ``None``: they all have the same shapes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Elements that are run together: their numbers, and their common length."""
+
+    numbers: np.ndarray
+    length: Length
+
+
+class Job:
+    """A function and its arguments, with the axis whose elements are run in turns."""
+
+    def __init__(
+        self, who: str, fn: Callable[..., Any], args: Sequence[Any], keep: Keep, known: dict[Any, Any] | None = None
+    ) -> None:
+        self.who, self.fn = who, fn
+        self.keep: Keep = keep
+        self._leaves, self._structure = jax.tree.flatten(pytrees.sealed(tuple(args)), is_leaf=_is_groups)
+        arguments.arrays(who, "args", [leaf for leaf in self._leaves if _is_traced(leaf)])
+        self.groups = [leaf for leaf in self._leaves if isinstance(leaf, Groups)]
+        counts = {len(groups) for groups in self.groups}
+        if len(counts) > 1:
+            told = " and ".join(map(str, sorted(counts)))
+            raise ShapeError(f"{who}: groups must have equally many elements, got {told}")
+        self.ragged = next((groups for groups in self.groups if groups.lengths is not None), None)
+        self._count = counts.pop() if counts else None
+        self._traces: dict[Length, Traced] = {}
+        if known is not None:
+            self._traces = known.setdefault(self._key, {})
+
+    @functools.cached_property
+    def axis(self) -> Axis:
+        """The axis that the groups' elements lie along."""
+        found = axes_of(self.traced(self._longest).closed)
+        fits = {name: size for name, size in found.items() if self._count in (None, size)}
+        if len(fits) == 1:
+            return Axis(*next(iter(fits.items())))
+        told = ", ".join(f"{name!r} of {size}" for name, size in found.items()) or "none"
+        if self._count is None:
+            raise AxisError(
+                f"{self.who}: fn must map along one axis, or get groups that say along which, got axes: {told}"
+            )
+        raise AxisError(
+            f"{self.who}: groups has {self._count} elements, and fn must map along one axis of that size; its axes: "
+            f"{told}. Write @px.program(clients={self._count})"
+        )
+
+    @property
+    def num_devices(self) -> int:
+        return placing.place(self.axis).num_devices
+
+    def chunks(self, count: int) -> list[Chunk]:
+        """Return the elements in chunks of ``count``, the last one shorter. Longer elements are first."""
+        size = self.axis.size
+        starts = range(0, size, count)
+        if self.ragged is None:
+            return [Chunk(np.arange(start, min(start + count, size)), None) for start in starts]
+        lengths = self.ragged.lengths
+        assert lengths is not None
+        order = np.argsort(-lengths, kind="stable")
+        parts = (order[start : start + count] for start in starts)
+        shapes = self.ragged._shapes_of(count)
+        return [Chunk(part, rounded_up(int(lengths[part[0]]), shapes)) for part in parts]
+
+    @property
+    def _longest(self) -> Length:
+        """The greatest length there is: as good as any to see what the function maps along."""
+        return None if self.ragged is None else int(self.ragged._shapes_of(1)[-1])
+
+    def traced(self, length: Length) -> "Traced":
+        """Return the function's trace for elements of this length."""
+        if length not in self._traces:
+            self._traces[length] = self._trace(length)
+        return self._traces[length]
+
+    @property
+    def _key(self) -> Any:
+        """What a trace depends on."""
+        kinds = []
+        for leaf in self._leaves:
+            if isinstance(leaf, Groups):
+                look = jax.tree.map(
+                    lambda x: (x.shape, str(x.dtype)), leaf._structs(None if leaf.lengths is None else 1)
+                )
+                kinds.append((len(leaf), leaf.lengths is not None, str(look)))
+            elif _is_traced(leaf):
+                aval = jax_api.typed_struct(leaf)
+                kinds.append((aval.shape, aval.dtype, aval.weak_type, aval.sharding))
+            else:
+                kinds.append(structure.key(leaf))
+        return (self._structure, *kinds)
+
+    def _stands(self, length: Length) -> list[Any]:
+        """Return what each argument of the trace stands for: an array, or a leaf of groups."""
+        found: list[Any] = []
+        for leaf in self._leaves:
+            if isinstance(leaf, Groups):
+                count = len(jax.tree.leaves(leaf._structs(length if leaf.lengths is not None else None)))
+                found += [(leaf, number) for number in range(count)]
+            elif _is_traced(leaf):
+                found.append(leaf)
+        return found
+
+    def _trace(self, length: Length) -> "Traced":
+        structs: list[Any] = []
+        trees: list[Any] = []
+        for leaf in self._leaves:
+            if isinstance(leaf, Groups):
+                leaves, tree = jax.tree.flatten(leaf._structs(length if leaf.lengths is not None else None))
+                trees.append((tree, len(leaves)))
+                structs += leaves
+            elif _is_traced(leaf):
+                trees.append(None)
+                structs.append(jax_api.typed_struct(leaf))
+
+        def run(*traced: Any) -> Any:
+            given, told = iter(traced), iter(trees)
+            whole = []
+            for leaf in self._leaves:
+                if isinstance(leaf, Groups):
+                    tree, number = next(told)
+                    whole.append(jax.tree.unflatten(tree, [next(given) for _ in range(number)]))
+                elif _is_traced(leaf):
+                    next(told)
+                    whole.append(next(given))
+                else:
+                    whole.append(leaf)
+            return pytrees.sealed(self.fn(*pytrees.opened(jax.tree.unflatten(self._structure, whole))))
+
+        vars(run)["__wrapped__"] = self.fn
+        closed, out_tree = jax_api.trace(run, structs, {})
+        return Traced(closed, out_tree)
+
+    def cut(self, length: Length) -> "Cut":
+        """Return the function cut into passes, for elements of this length."""
+        traced, stands = self.traced(length), self._stands(length)
+        if traced.plan is None:
+            program = flat(traced.closed, self.axis.name)
+            placed = [v for v, x in zip(program.arguments, stands, strict=True) if isinstance(x, tuple)]
+            traced.plan = plan(program, self.axis.name, self.axis.size, placed, self.keep)
+        given = dict(zip(traced.plan.flat.arguments, stands, strict=True))
+        return Cut(traced.plan, given, traced.out_tree)
+
+    def description(self, chunks: Sequence[Chunk]) -> dict[str, str]:
+        """Return digests of what the numbers of a run depend on."""
+        lengths = list(dict.fromkeys(chunk.length for chunk in chunks))
+        texts = [re.sub(r" at 0x[0-9a-f]+", "", str(self.traced(length).closed.jaxpr)) for length in lengths]
+        constants = [x for length in lengths for x in self.traced(length).closed.consts]
+        arrays = [np.asarray(x) if not isinstance(x, jax.Array) else x for x in self._leaves if _is_traced(x)]
+        elements = [f"{len(groups)} {groups.ids} {groups.lengths}" for groups in self.groups]
+        sizes = [f"{chunk.length}: {chunk.numbers.tolist()}" for chunk in chunks]
+        return {
+            "program": digest(*texts, jax.__version__, *constants),
+            "arguments": digest(*arrays),
+            "elements": digest(*elements),
+            "chunks (at_once, devices)": digest(*sizes, str(self.num_devices)),
+        }
+
+
+@dataclasses.dataclass
+class Traced:
+    """A function's trace, the structure of its result, and its passes, once they are decided."""
+
+    closed: ClosedJaxpr
+    out_tree: Any
+    plan: Plan | None = None
+
+
+def digest(*parts: Any) -> str:
+    """Return a digest of texts, and of arrays' numbers."""
+    found = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str):
+            found.update(part.encode())
+        else:
+            is_key = jnp.issubdtype(part.dtype, jax.dtypes.extended)
+            host = np.asarray(jax.random.key_data(part) if is_key else part)
+            found.update(f"{host.dtype}{host.shape}".encode())
+            found.update(np.ascontiguousarray(host).tobytes())
+    return found.hexdigest()
+
+
+def _is_groups(leaf: Any) -> bool:
+    return isinstance(leaf, Groups)
+
+
+def _is_traced(leaf: Any) -> bool:
+    return not isinstance(leaf, bool) and isinstance(leaf, (int, float, complex, np.ndarray, np.generic, jax.Array))
+
+
+@dataclasses.dataclass
+class Pieces:
+    """Rows that were computed: those of each chunk, on the host."""
+
+    parts: list[Any] = dataclasses.field(default_factory=list)
+
+
+Rows = tuple[Groups, int] | Pieces | np.ndarray | jax.Array
+"""Where rows are read: a leaf of groups, what a pass has computed, an array ``(size, ...)``."""
+
+
+@dataclasses.dataclass
+class Cut:
+    """A program cut into passes, with what is known so far: shared values, and where rows are read.
+
+    Attributes:
+        plan: of the program.
+        given: what each argument stands for: a value, or rows.
+        out_tree: structure of the result.
+    """
+
+    plan: Plan
+    given: dict[Value, Any]
+    out_tree: Any = None
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        whole = {v: x for v, x in self.given.items() if not isinstance(x, (tuple, Pieces))}
+        known = {**whole, **plan.flat.constants}
+        self.shared: dict[Value, Any] = {v: x for v, x in known.items() if v not in plan.sources}
+        self.rows: dict[Value, Rows] = {v: x for v, x in known.items() if v in plan.sources}
+        self.rows.update((v, x) for v, x in self.given.items() if isinstance(x, (tuple, Pieces)))
+
+    @property
+    def program(self) -> Flat:
+        return self.plan.flat
+
+    def stage(self, level: int) -> Stage:
+        return Stage.of(self.plan, level)
+
+    def value(self, place: int) -> Value:
+        return self.program.values[place]
+
+    @property
+    def results(self) -> list[Any]:
+        """Shared results as values, others as :data:`Rows`."""
+        found = []
+        for v in self.program.results:
+            if isinstance(v, Literal):
+                found.append(jnp.asarray(v.val))
+            else:
+                found.append(self.know([v])[0] if self.plan.dims[v] is None else self.rows[v])
+        return found
+
+    def know(self, values: Sequence[Value]) -> list[Any]:
+        """Return shared values, computed from those that are known, which they become themselves."""
+        steps = self._steps_to(values)
+        if steps:
+            inside = {v for step in steps for v in step.outvars}
+            needed = list(dict.fromkeys(v for step in steps for v in step.operands if v not in inside))
+            found = list(dict.fromkeys(v for step in steps for v in step.outvars))
+            operands = [self.shared[v] for v in needed]
+            structs = [jax_api.struct(x) for x in operands]
+            key = (*map(id, steps), *((x.shape, x.dtype, x.weak_type) for x in structs))
+
+            def run(*args: Any) -> list[Any]:
+                env = dict(zip(needed, args, strict=True))
+                for step in steps:
+                    read = [v.val if isinstance(v, Literal) else env[v] for v in step.invars]
+                    env.update(zip(step.outvars, jax_api.bind(step.eqn, step.params, read), strict=True))
+                return [env[v] for v in found]
+
+            if key not in self.plan.between:
+                self.plan.between[key] = programs.by_structure(jax_api.trace(run, structs, {})[0])
+            self.shared.update(zip(found, self.plan.between[key](*operands), strict=True))
+        return [self.shared[v] for v in values]
+
+    def _steps_to(self, values: Sequence[Value]) -> list[Step]:
+        wanted, steps = list(values), set[Step]()
+        while wanted:
+            v = wanted.pop()
+            if v not in self.shared and self.plan.made[v] not in steps:
+                steps.add(self.plan.made[v])
+                wanted += self.plan.made[v].operands
+        return [step for step in self.program.steps if step in steps]
+
+    def learn(self, other: "Cut") -> None:
+        """Take over what another length's program knows and what is the same in this one."""
+        pairs = zip(other.program.values, self.program.values, strict=True)
+        differing = self._differing(other)
+        for theirs, ours in pairs:
+            if theirs in other.shared and ours not in differing and ours not in self.shared:
+                self.shared[ours] = other.shared[theirs]
+
+    @functools.cache  # noqa: B019  there are as many as lengths, and they go together
+    def _differing(self, other: "Cut") -> set[Value]:
+        """Return the shared values that are computed otherwise than for another length."""
+        if [s.name for s in self.program.steps] != [s.name for s in other.program.steps]:
+            raise LoweringError(
+                "the program does other operations for elements of another length; write it so that only shapes differ"
+            )
+        found: set[Value] = set()
+        constants = zip(other.program.constants.items(), self.program.constants.items(), strict=True)
+        found.update(v for (_, a), (v, b) in constants if jnp.shape(a) != jnp.shape(b) or not np.array_equal(a, b))
+        for theirs, ours in zip(other.program.steps, self.program.steps, strict=True):
+            if ours.outvars and self.plan.dims[ours.outvars[0]] is None and self.plan.kinds[ours] == "shared":
+                same = structure.key(theirs.params) == structure.key(ours.params)
+                literals = [(a, b) for a, b in zip(theirs.invars, ours.invars, strict=True) if isinstance(b, Literal)]
+                same = same and all(isinstance(a, Literal) and np.array_equal(a.val, b.val) for a, b in literals)
+                if not same or any(v in found for v in ours.operands):
+                    found.update(ours.outvars)
+        return found
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other

@@ -1,0 +1,195 @@
+"""What a run has done so far, on disk, so that one that was killed goes on, to the same bits.
+
+    FOLDER/paraxis-run.json          what the run depends on: its program, its arguments, its chunks
+    FOLDER/paraxis-pass-0003.npz     what a pass gave, when it is done
+    FOLDER/paraxis-part-0003.npz     parts of the pass under way, and how many chunks they are of
+    FOLDER/paraxis-rows-0003-0.npz   rows that are kept, of chunks from number 0 on
+
+Each file takes its place when it is whole. The host's part of a run, loops included, is run again from the start; what
+passes gave is taken from here, so that it takes the same way. When the run is done, its files go.
+"""
+
+import io
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._core import dtypes, jax_api
+from paraxis._host import archives, files, records
+from paraxis.engines._job import Pieces
+from paraxis.engines._sums import Totals
+from paraxis.errors import CheckpointError, LoweringError
+
+_FORMAT = 1
+_RECORD = "paraxis-run.json"
+_OURS = re.compile(r"\.?paraxis-(run\.json|(pass|part|rows)-\d{4,}(-\d+)?\.npz)(-[0-9a-f]+)?$")
+"""Names of files in such a folder, those included that a kill has left half written."""
+_DESCRIPTION = records.table_of(records.text())
+_HEAD = records.table_of(records.list_of(records.anything))
+
+
+class Journal:
+    """A folder with what a run has done.
+
+    Args:
+        folder: is made if it is not there.
+        description: what the run depends on, as digests by their names.
+        every: seconds between two savings.
+
+    Raises:
+        CheckpointError: if the folder holds another run, something else, or what cannot be read or written.
+    """
+
+    def __init__(self, folder: Path, description: Mapping[str, str], every: float) -> None:
+        self._folder, self._every = folder, every
+        self._saved_at = time.monotonic()
+        self._rows_saved = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            others = sorted(path.name for path in folder.iterdir() if not _OURS.match(path.name))
+            if others:
+                raise CheckpointError(
+                    f"Stream: folder must be one of its own, but {str(folder)!r} holds {others[0]!r}; write "
+                    f"px.Stream(…, folder={str(folder / 'run')!r})"
+                )
+            if (folder / _RECORD).exists():
+                self._require_same(records.read_file(folder / _RECORD, _FORMAT, _DESCRIPTION), description)
+            else:
+                self._write(_RECORD, records.wrapped(_FORMAT, description))
+        except (OSError, records.Wrong) as error:
+            raise self._unusable(error) from error
+
+    def finished(self, number: int) -> tuple[list[Any], list[Pieces]] | None:
+        """Return what a pass gave: totals, and rows; ``None`` if it is not done."""
+        found = self._read(f"paraxis-pass-{number:04}.npz")
+        if found is None:
+            return None
+        head, arrays = found
+        return arrays, self._rows(number, int(head["rows"][0]), int(head["rows"][1]))
+
+    def begun(self, number: int, totals: Totals, pieces: Sequence[Pieces]) -> int:
+        """Fill in the parts of a pass under way; return how many chunks they are of."""
+        found = self._read(f"paraxis-part-{number:04}.npz")
+        self._rows_saved = 0
+        if found is None:
+            return 0
+        head, arrays = found
+        done, taken = int(head["done"][0]), iter(arrays)
+        totals.held = [[next(taken) for _ in totals.kinds] if there else None for there in head["held"]]
+        for mine, saved in zip(pieces, self._rows(number, len(pieces), done), strict=True):
+            mine.parts[:] = saved.parts
+        self._rows_saved = done
+        return done
+
+    def part(self, number: int, done: int, totals: Totals, pieces: Sequence[Pieces], *, now: bool = False) -> None:
+        """Save the parts of a pass under way, if it is time."""
+        if not now and time.monotonic() - self._saved_at < self._every:
+            return
+        self._save_rows(number, done, pieces)
+        there = [part is not None for part in totals.held]
+        arrays = [x for part in totals.held if part is not None for x in part]
+        self._save(f"paraxis-part-{number:04}.npz", {"done": [done], "held": there}, arrays)
+        self._saved_at = time.monotonic()
+
+    def finish(self, number: int, done: int, totals: Sequence[Any], pieces: Sequence[Pieces]) -> None:
+        """Save what a pass gave."""
+        self._save_rows(number, done, pieces)
+        self._save(f"paraxis-pass-{number:04}.npz", {"rows": [len(pieces), done]}, totals)
+        (self._folder / f"paraxis-part-{number:04}.npz").unlink(missing_ok=True)
+        self._saved_at = time.monotonic()
+
+    def clear(self) -> None:
+        """Remove the files of a run that is done, and the folder if nothing else is in it."""
+        for path in [path for path in self._folder.iterdir() if _OURS.match(path.name)]:
+            path.unlink(missing_ok=True)
+        if not any(self._folder.iterdir()):
+            self._folder.rmdir()
+
+    # --- rows --------------------------------------------------------------------------------------------------
+
+    def _save_rows(self, number: int, done: int, pieces: Sequence[Pieces]) -> None:
+        if not pieces or done == self._rows_saved:
+            return
+        new = [x for one in pieces for x in one.parts[self._rows_saved : done]]
+        if any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in new):
+            raise LoweringError(
+                "Stream: random keys are kept between passes, which cannot be saved in folder; leave folder out, or "
+                "make the keys where they are used: px.keys(key)"
+            )
+        self._save(f"paraxis-rows-{number:04}-{self._rows_saved}.npz", {"to": [done]}, new)
+        self._rows_saved = done
+
+    def _rows(self, number: int, count: int, done: int) -> list[Pieces]:
+        found = [Pieces() for _ in range(count)]
+        at = 0
+        while count and at < done:
+            saved = self._read(f"paraxis-rows-{number:04}-{at}.npz")
+            if saved is None:
+                raise self._unusable(FileNotFoundError(f"rows from chunk {at} on of pass {number} are not there"))
+            head, arrays = saved
+            each = len(arrays) // count
+            for place, one in enumerate(found):
+                one.parts += [np.asarray(x) for x in arrays[place * each : (place + 1) * each]]
+            at = int(head["to"][0])
+        for one in found:
+            del one.parts[done:]
+        return found
+
+    # --- files -------------------------------------------------------------------------------------------------
+
+    def _save(self, name: str, head: Mapping[str, list[Any]], arrays: Sequence[Any]) -> None:
+        hosts = [np.asarray(x) for x in arrays]
+        weak = [bool(getattr(x, "weak_type", False)) for x in arrays]
+        kinds = [[x.dtype.name, list(x.shape), is_weak] for x, is_weak in zip(hosts, weak, strict=True)]
+        text = json.dumps({**head, "kinds": kinds}).encode()
+        made = io.BytesIO()
+        np.savez(made, np.frombuffer(text, np.uint8), *(np.frombuffer(x.tobytes(), np.uint8) for x in hosts))
+        self._write(name, made.getvalue())
+
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            with files.replaced(self._folder / name) as file:
+                file.write(data)
+        except OSError as error:
+            raise CheckpointError(
+                f"Stream: {str(self._folder / name)!r} cannot be written: {error}; what was saved before is there: "
+                f"make room, and run it again to go on"
+            ) from error
+
+    def _read(self, name: str) -> tuple[dict[str, Any], list[Any]] | None:
+        path = self._folder / name
+        if not path.exists():
+            return None
+        try:
+            with archives.Archive(path) as archive:
+                head = records.read(archive.read("arr_0").tobytes(), _HEAD)
+                raw = [archive.read(f"arr_{at + 1}") for at in range(len(head["kinds"]))]
+            arrays = [_array(data, *kind) for data, kind in zip(raw, head["kinds"], strict=True)]
+        except (OSError, archives.Damaged, records.Wrong, KeyError, TypeError, ValueError) as error:
+            raise self._unusable(error, name) from error
+        return head, arrays
+
+    def _require_same(self, saved: Mapping[str, str], own: Mapping[str, str]) -> None:
+        differing = [name for name in own if saved.get(name) != own[name]]
+        if differing:
+            raise CheckpointError(
+                f"Stream: folder {str(self._folder)!r} holds a run with other {' and '.join(differing)}; give another "
+                f"folder, or remove this one to begin anew"
+            )
+
+    def _unusable(self, error: BaseException, name: str = "") -> CheckpointError:
+        return CheckpointError(
+            f"Stream: folder {str(self._folder / name)!r} cannot be used: {error}; remove it to begin anew"
+        )
+
+
+def _array(data: np.ndarray, dtype: str, shape: Sequence[int], weak: bool) -> Any:
+    made = jnp.asarray(np.frombuffer(data.tobytes(), dtypes.named(dtype)).reshape(shape))
+    return jax_api.weak(made) if weak else made

@@ -1,0 +1,237 @@
+"""Elements that are read when they are needed: sources, elements of different length, cohorts, bad ones."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+
+LENGTHS = [4, 1, 7, 2, 7, 3, 0, 5]
+rng = np.random.default_rng(0)
+CLIENTS = [
+    {
+        "x": rng.normal(size=(n, 3)).astype("float32"),
+        "y": rng.normal(size=n).astype("float32"),
+        "rate": np.float32(n + 1),
+    }
+    for n in LENGTHS
+]
+W = jnp.array([0.9, -0.4, 0.3])
+
+
+def client_loss(w, data):
+    """The mean over the rows that are real, times a number of the client's own."""
+    squares = jnp.where(data.mask, (data.x @ w - data.y) ** 2, 0.0)
+    return data.rate * squares.sum() / jnp.maximum(data.count, 1)
+
+
+@px.program(clients=len(CLIENTS))
+def ragged_loss(w, data):
+    return px.reduce_mean(px.map_fn(client_loss, (px.broadcast(w), data)))
+
+
+def by_hand(w: np.ndarray) -> float:
+    each = [c["rate"] * np.square(c["x"] @ w - c["y"]).sum() / max(len(c["y"]), 1) for c in CLIENTS]
+    return float(np.mean(each))
+
+
+@pytest.mark.parametrize("num_shapes", [1, 2])
+def test_elements_of_different_length_count_what_is_real(num_shapes):
+    groups = px.Groups(CLIENTS, lengths=LENGTHS, num_shapes=num_shapes)
+    value, gradient = px.Stream(at_once=1).run(jax.value_and_grad(ragged_loss), W, groups)
+    np.testing.assert_allclose(value, by_hand(np.asarray(W)), rtol=1e-5)
+    step = 1e-3 * np.eye(3)
+    finite = [(by_hand(np.asarray(W) + d) - by_hand(np.asarray(W) - d)) / 2e-3 for d in step]
+    np.testing.assert_allclose(gradient, finite, rtol=1e-3)
+    np.testing.assert_allclose(ragged_loss(W, groups.arrays()), value, rtol=1e-5)
+
+
+def test_results_of_elements_of_different_length_are_in_the_order_of_the_elements():
+    clients = CLIENTS * 2
+    groups = px.Groups(clients, lengths=LENGTHS * 2, num_shapes=2)
+    axis = px.Axis("clients", len(clients))
+    sums = px.Stream(at_once=1).run(lambda d: px.map_fn(lambda d: jnp.where(d.mask, d.y, 0).sum(), d, axis), groups)
+    np.testing.assert_allclose(sums, [c["y"].sum() for c in clients], rtol=1e-5, atol=1e-6)
+    with pytest.raises(px.LoweringError, match="elements of different length have different numbers"):
+        px.Stream(at_once=1).run(lambda d: px.map_fn(lambda d: d.y, d, axis), groups)
+
+
+def test_lengths_are_few_and_padding_is_little():
+    lengths = np.random.default_rng(0).lognormal(3.5, 0.8, 3400).astype(int) + 1
+    groups = px.Groups([{"x": np.zeros(n, np.float32)} for n in lengths], lengths=lengths)
+
+    @px.program(clients=3400)
+    def total(data):
+        return px.reduce_sum(px.map_fn(lambda d: jnp.where(d.mask, d.x, 1.0).sum(), data))
+
+    said = px.Stream(at_once=8).passes(total, groups)  # chunks of 64 on 8 devices
+    assert len({length for _, length in said.chunks}) <= 12
+    assert 1 <= said.padding <= 1.25
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 30])
+def test_the_lengths_chosen_are_the_best_there_are(most):
+    """Eight elements of each length are a chunk on eight devices: its length, or a greater one that is chosen."""
+    rng = np.random.default_rng(most)
+    values = sorted(rng.choice(np.arange(1, 40), 10, replace=False).tolist())
+    lengths = np.repeat(values, 8)
+    groups = px.Groups([{"x": np.zeros(n)} for n in lengths], lengths=lengths, num_shapes=most)
+    axis = px.Axis("clients", len(lengths))
+    found = px.Stream(at_once=1).passes(lambda d: px.reduce_sum(d.mask.sum(1), axis), groups).chunks
+    choices = itertools.combinations(values[:-1], min(most, len(values)) - 1)
+    best = min(sum(min(c for c in (*chosen, values[-1]) if c >= n) for n in values) for chosen in choices)
+    assert sum(length or 0 for _, length in found) == best
+    assert len({length for _, length in found}) <= most
+
+
+def test_a_padded_element_has_its_own_names():
+    padded = px.Groups(CLIENTS, lengths=LENGTHS, num_shapes=1).arrays()
+    assert padded.x.shape == (8, 7, 3)
+    np.testing.assert_array_equal(padded.mask.sum(1), LENGTHS)
+    np.testing.assert_array_equal(padded.count, LENGTHS)
+    np.testing.assert_array_equal(padded["rate"], [n + 1 for n in LENGTHS])
+    assert (padded.x[0, 4:] == CLIENTS[0]["x"][-1]).all()  # padding repeats a real row
+    with pytest.raises(AttributeError, match="a padded element has no 'z'; it has rate, x, y, mask and count"):
+        _ = padded.z
+
+
+# --- sources -----------------------------------------------------------------------------------------------------
+
+
+def test_files_of_a_folder(tmp_path):
+    for number, client in enumerate(CLIENTS):
+        np.savez(tmp_path / f"client-{number}.npz", x=client["x"], y=client["y"])
+    groups = px.Groups.npz(tmp_path)
+    assert groups.ids[:2] == ["client-0", "client-1"]
+    assert groups.lengths is not None
+    assert groups.lengths.tolist() == LENGTHS
+    np.testing.assert_array_equal(groups[2]["x"], CLIENTS[2]["x"])
+    (tmp_path / "client-5.npz").write_bytes(b"not an archive")
+    with pytest.raises(px.DataError, match=r"client-5\.npz' cannot be read"):
+        px.Groups.npz(tmp_path)
+    with pytest.raises(px.DataError, match=r"folder must have \.npz files"):
+        px.Groups.npz(tmp_path / "none")
+
+
+def test_a_memory_mapped_array_and_a_source_that_gives_many_at_once(tmp_path):
+    x = rng.normal(size=(20, 3)).astype("float32")
+    np.save(tmp_path / "x.npy", x)
+    axis = px.Axis("rows", 20)
+    asked = []
+
+    class Many:
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, number):
+            return x[number]
+
+        def __getitems__(self, numbers):
+            asked.append(len(numbers))
+            return [x[number] for number in numbers]
+
+    for groups in (px.Groups.of_arrays(np.load(tmp_path / "x.npy", mmap_mode="r")), px.Groups(Many())):
+        result = px.Stream(at_once=1).run(lambda x: px.reduce_sum(x, axis), groups)
+        np.testing.assert_allclose(result, x.sum(0), rtol=1e-5)
+    assert asked == [8, 8, 4]
+
+
+def test_a_source_of_grain():
+    grain = pytest.importorskip("grain.python")
+    source = grain.MapDataset.source(list(range(10))).map(lambda i: {"x": np.full(2, i, np.float32)})
+    result = px.Stream(at_once=1).run(lambda d: px.reduce_sum(d["x"], px.Axis("rows", 10)), px.Groups(source))
+    np.testing.assert_allclose(result, [45.0, 45.0])
+
+
+# --- cohorts -----------------------------------------------------------------------------------------------------
+
+
+def test_a_cohort_is_drawn_by_its_seed_alone():
+    groups = px.Groups(CLIENTS, lengths=LENGTHS, ids=[f"c{n}" for n in range(8)], num_shapes=2)
+    cohort = groups.sample(3, seed=(0, 5))
+    assert cohort.ids == groups.sample(3, seed=(0, 5)).ids
+    assert len(set(cohort.ids)) == len(cohort) == 3
+    assert {tuple(groups.sample(3, seed=(0, r)).ids) for r in range(4)} != {tuple(cohort.ids)}
+    with pytest.raises(ValueError, match=r"count must be at most 8.*got 9"):
+        groups.sample(9, seed=0)
+    with pytest.raises(ValueError, match=r"seed must be a non-negative integer.*got -1"):
+        groups.sample(2, seed=-1)
+
+
+def test_cohorts_share_what_was_traced():
+    traces = []
+
+    @px.program(clients=3)
+    def loss(w, data):
+        traces.append(1)
+        return px.reduce_mean(px.map_fn(client_loss, (px.broadcast(w), data)))
+
+    groups, run = px.Groups(CLIENTS, lengths=LENGTHS, num_shapes=1), px.Stream(at_once=1).jit(loss)
+    for seed in range(3):
+        cohort = groups.sample(3, seed=seed)
+        expected = [
+            c["rate"] * np.square(c["x"] @ np.asarray(W) - c["y"]).sum() / max(len(c["y"]), 1)
+            for c in (CLIENTS[int(i)] for i in cohort.ids)
+        ]
+        np.testing.assert_allclose(run(W, cohort), np.mean(expected), rtol=1e-5)
+    assert len(traces) == 1
+
+
+# --- what is wrong is named ----------------------------------------------------------------------------------------
+
+
+class Broken:
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        if number in (2, 4):
+            raise OSError("no such sector")
+        return np.full(3, number, np.float32)
+
+
+def test_an_element_that_cannot_be_read_is_named_and_may_be_left_out():
+    groups = px.Groups(Broken(), ids=list("abcdef"))
+    with pytest.raises(
+        px.DataError, match=r"element 'c' \(number 2\) cannot be read: OSError: no such sector.*readable"
+    ):
+        px.Stream(at_once=1).run(lambda x: px.reduce_sum(x, px.Axis("rows", 6)), groups)
+    left = groups.readable()
+    assert left.ids == ["a", "b", "d", "f"]
+    result = px.Stream(at_once=1).run(lambda x: px.reduce_mean(x, px.Axis("rows", 4)), left)
+    np.testing.assert_allclose(result, np.full(3, 9 / 4))
+
+
+def test_elements_that_look_otherwise_are_named():
+    odd = [np.zeros(3, np.float32)] * 4 + [np.zeros(2, np.float32)]
+    with pytest.raises(
+        px.ShapeError, match=r"element 4 \(number 4\) is float32\[2\], but the first is float32\[3\].*lengths="
+    ):
+        px.Stream(at_once=1).run(lambda x: px.reduce_sum(x, px.Axis("rows", 5)), px.Groups(odd))
+    wrong = px.Groups([{"x": np.zeros(n)} for n in (2, 3, 5)], lengths=[2, 4, 5])
+    with pytest.raises(px.ShapeError, match=r"element 1 \(number 1\) has 3 rows, where lengths says 4"):
+        wrong.arrays()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: px.Groups([]), "source has no elements"),
+        (lambda: px.Groups({"x": 1}), "source must have a length and give elements by number, got"),
+        (lambda: px.Groups([1, 2], lengths=[1]), r"lengths must be 2 integers, 0 or more"),
+        (lambda: px.Groups([1, 2], lengths=[1, -1]), r"lengths must be 2 integers, 0 or more"),
+        (lambda: px.Groups([1, 2], ids=["a"]), "ids must be one for each of 2 elements, got 1"),
+        (
+            lambda: px.Groups.of_arrays({"a": np.zeros(3), "b": np.zeros(2)}),
+            "tree must have arrays of equally many rows",
+        ),
+        (lambda: px.Groups([1, 2], num_shapes=0), "num_shapes must be"),
+        (lambda: px.Groups(["a", "b"])[0], "element 0 .* cannot be read: TypeError: it holds <U1"),
+    ],
+)
+def test_bad_groups(make, text):
+    with pytest.raises((px.DataError, ValueError), match=text):
+        make()

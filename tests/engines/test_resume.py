@@ -1,0 +1,190 @@
+"""A run that saves what it has done goes on after it was killed, to the same bits, and touches nothing but its own."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from paraxis.engines import Progress
+
+N = 24
+AXIS = px.Axis("clients", N)
+X = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")
+W = jnp.array([0.9, -0.4, 0.3])
+
+
+def loss(w, x):
+    """Two rounds in a loop on the host, rows that are kept, a maximum."""
+
+    def step(w, _):
+        g = px.map_fn(lambda w, x: jnp.tanh(x * w), (px.broadcast(w, AXIS), x), AXIS)
+        return w - 0.1 * px.reduce_mean(g, AXIS), None
+
+    w, _ = jax.lax.scan(step, w, None, length=2)
+    losses = px.map_fn(lambda w, x: jnp.sum(jnp.tanh(w * x) ** 2), (px.broadcast(w, AXIS), x), AXIS)
+    return px.reduce_max(losses, AXIS) + px.reduce_mean(losses, AXIS)
+
+
+FN = jax.value_and_grad(loss)
+
+
+class Stopped(Exception):  # noqa: N818  it is no error
+    pass
+
+
+def stopped_after(chunks: int, seen: list[Progress] | None = None):
+    seen = [] if seen is None else seen
+    before = len(seen)
+
+    def watch(progress: Progress) -> None:
+        seen.append(progress)
+        if len(seen) > before + chunks:
+            raise Stopped
+
+    return watch
+
+
+def run(folder: Path | None, x=X, w=W, at_once=1, **options):
+    return px.Stream(at_once=at_once, folder=folder, save_every=0, **options).run(FN, w, px.Groups.of_arrays(x))
+
+
+def bits(result) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result)]
+
+
+def test_a_run_goes_on_from_where_it_was_stopped(tmp_path):
+    whole: list[Progress] = []
+    expected = run(None, verbose=whole.append)
+    stops = 0
+    seen: list[Progress] = []
+    while True:
+        try:
+            result = run(tmp_path / "run", verbose=stopped_after(4, seen))
+            break
+        except Stopped:
+            stops += 1
+    assert bits(result) == bits(expected)
+    assert stops > 2
+    assert len(seen) <= len(whole) + stops  # only the chunk at which it was stopped is computed again
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_run_is_not_gone_on_with(tmp_path):
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", verbose=stopped_after(2))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(px.CheckpointError, match="holds a run with other arguments; give another folder"):
+        run(tmp_path / "run", w=2 * W)
+    with pytest.raises(px.CheckpointError, match=r"holds a run with other chunks \(at_once, devices\)"):
+        run(tmp_path / "run", at_once=2)
+    with pytest.raises(px.CheckpointError, match="holds a run with other program"):
+        px.Stream(at_once=1, folder=tmp_path / "run").run(loss, W, px.Groups.of_arrays(X))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(
+        px.CheckpointError, match=r"must be one of its own, but .* holds 'thesis\.tex'; write px\.Stream"
+    ):
+        run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["paraxis-run.json", "paraxis-pass-*.npz", "paraxis-part-*.npz", "paraxis-rows-*.npz"]
+)
+def test_damage_is_an_error_that_names_the_file(tmp_path, pattern):
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", verbose=stopped_after(8))
+    path = sorted((tmp_path / "run").glob(pattern))[-1]
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    with pytest.raises(px.CheckpointError, match=r"cannot be used: .*; remove it to begin anew"):
+        run(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_is_an_error_or_makes_no_difference(tmp_path):
+    expected = bits(run(None))
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", verbose=stopped_after(8))
+    saved = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    errors = 0
+    for path, data in saved.items():
+        for at in np.random.default_rng(0).integers(0, len(data), 6):
+            for other, whole in saved.items():
+                other.parent.mkdir(exist_ok=True)
+                other.write_bytes(whole)
+            path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+            try:
+                assert bits(run(tmp_path / "run")) == expected
+            except px.CheckpointError:
+                errors += 1
+                shutil.rmtree(tmp_path / "run")
+    assert errors > len(saved)
+
+
+def test_a_full_disk_is_named_and_what_was_saved_is_there(tmp_path, monkeypatch):
+    expected = run(None)
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", verbose=stopped_after(3))
+    real = os.fsync
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        px.CheckpointError, match=r"cannot be written: .*No space left on device.*run it again to go on"
+    ):
+        run(tmp_path / "run")
+    monkeypatch.setattr(os, "fsync", real)
+    assert bits(run(tmp_path / "run")) == bits(expected)
+
+
+CHILD = """
+import sys, time
+import numpy as np
+import paraxis as px
+sys.path.insert(0, {root!r})
+from tests.engines import test_resume as t
+
+def slow(progress):
+    print(progress.done, flush=True)
+    time.sleep(0.02)
+
+np.savez({out!r}, *t.jax.tree.leaves(t.run(t.Path({folder!r}), verbose=slow)))
+"""
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_killed_at_any_time_it_goes_on_to_the_same_bits(tmp_path, kills):
+    expected = bits(run(None))
+    root = str(Path(__file__).parents[2])
+    code = CHILD.format(root=root, out=str(tmp_path / "out.npz"), folder=str(tmp_path / "run"))
+    random = np.random.default_rng(kills)
+    code_of_last = None
+    for number in range(kills + 1):
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        if number < kills:
+            for _ in range(int(random.integers(1, 4))):
+                process.stdout.readline()
+            time.sleep(random.uniform(0, 0.02))
+            process.send_signal(signal.SIGKILL)
+        process.communicate()
+        code_of_last = process.returncode
+        if code_of_last == 0:
+            with np.load(tmp_path / "out.npz") as saved:
+                assert [saved[name].tobytes() for name in saved.files] == expected
+            (tmp_path / "out.npz").unlink()
+    assert code_of_last == 0

@@ -1,0 +1,401 @@
+"""A program streamed gives what it gives with plain ``jnp`` and ``jax.vmap`` on all rows: values and derivatives.
+
+Each program is written once, for some verbs; the oracle runs it with verbs of a few lines that know neither axes nor
+devices. With eight devices and twelve elements, ``at_once=1`` makes a chunk of eight and a last one of four, shorter
+than one element per device.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+import paraxis as px
+from tests._support import assert_close
+
+N = 12
+AXIS = px.Axis("clients", N)
+rng = np.random.default_rng(0)
+X = rng.normal(size=(N, 5, 3)).astype("float32")
+Y = rng.normal(size=(N, 5)).astype("float32")
+WEIGHTS = rng.uniform(0.1, 1, N).astype("float32")
+MASK = np.arange(N) % 3 > 0
+W = jnp.array([0.9, -0.4, 0.3])
+
+
+class Plain:
+    """The verbs as they read: all rows at once, on one device."""
+
+    keys = staticmethod(lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(N)))
+    broadcast = staticmethod(lambda x: jax.tree.map(lambda a: jnp.broadcast_to(a, (N, *jnp.shape(a))), x))
+    map_fn = staticmethod(lambda fn, args: jax.vmap(fn, axis_name="clients")(*args))
+    index = staticmethod(lambda: jax.lax.axis_index("clients"))
+    psum = staticmethod(lambda x: jax.lax.psum(x, "clients"))
+    pmean = staticmethod(lambda x: jax.lax.pmean(x, "clients"))
+    pmax = staticmethod(lambda x: jax.lax.pmax(x, "clients"))
+    reduce_sum = staticmethod(lambda x: x.sum(0))
+    reduce_max = staticmethod(lambda x: x.max(0))
+    reduce_min = staticmethod(lambda x: x.min(0))
+    reduce_prod = staticmethod(lambda x: x.prod(0))
+    reduce_any = staticmethod(lambda x: x.any(0))
+    reduce_all = staticmethod(lambda x: x.all(0))
+    reduce_weighted_mean = staticmethod(lambda x, w: (x * w).sum(0) / w.sum())
+
+    @staticmethod
+    def reduce_mean(x: Any, where: Any = None) -> Any:
+        return x.mean(0) if where is None else jnp.where(where, x, 0).sum(0) / where.sum()
+
+
+class Ours:
+    """Those of Paraxis."""
+
+    keys = staticmethod(lambda key: px.keys(key, AXIS))
+    broadcast = staticmethod(lambda x: px.broadcast(x, AXIS))
+    map_fn = staticmethod(lambda fn, args: px.map_fn(fn, args, AXIS))
+    index = staticmethod(lambda: px.axis_index("clients"))
+    psum = staticmethod(lambda x: px.psum(x, "clients"))
+    pmean = staticmethod(lambda x: px.pmean(x, "clients"))
+    pmax = staticmethod(lambda x: px.pmax(x, "clients"))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **options: getattr(px, name)(*args, AXIS, **options)
+
+
+def one(w: Any, x: Any, y: Any) -> Any:
+    """The loss of a client."""
+    return jnp.mean((jnp.tanh(x @ w) - y) ** 2)
+
+
+def mean(v: Any, w: Any, x: Any, y: Any) -> Any:
+    return v.reduce_mean(v.map_fn(one, (v.broadcast(w), x, y)))
+
+
+def weighted(v: Any, w: Any, x: Any, y: Any) -> Any:
+    return v.reduce_weighted_mean(v.map_fn(one, (v.broadcast(w), x, y)), jnp.asarray(WEIGHTS))
+
+
+def masked(v: Any, w: Any, x: Any, y: Any) -> Any:
+    return v.reduce_mean(v.map_fn(one, (v.broadcast(w), x, y)), where=jnp.asarray(MASK))
+
+
+def extremes(v: Any, w: Any, x: Any, y: Any) -> Any:
+    losses = v.map_fn(one, (v.broadcast(w), x, y))
+    return v.reduce_max(losses) + 3 * v.reduce_min(losses)
+
+
+def tied(v: Any, w: Any, x: Any, y: Any) -> Any:
+    """Elements attain the maximum in several chunks."""
+    return v.reduce_max(
+        v.map_fn(lambda w, i, x: jnp.tanh(w * (i % 4)).sum() + 0 * x[0, 0], (v.broadcast(w), jnp.arange(N), x))
+    )
+
+
+def largest_inside(v: Any, w: Any, x: Any, y: Any) -> Any:
+    """A maximum that the mapped function itself compares with."""
+    losses = v.map_fn(one, (v.broadcast(w), x, y))
+    top = v.broadcast(jax.lax.stop_gradient(v.reduce_max(losses)))
+    return v.reduce_sum(
+        v.map_fn(lambda loss, top, w: jnp.where(loss == top, w.sum() * loss, 0.0), (losses, top, v.broadcast(w)))
+    )
+
+
+def normalised(v: Any, w: Any, x: Any, y: Any) -> Any:
+    mu = v.reduce_mean(x)
+    var = v.reduce_mean(v.map_fn(lambda m, x: (x - m) ** 2, (v.broadcast(mu), x)))
+
+    def scaled(w: Any, m: Any, s: Any, x: Any, y: Any) -> Any:
+        return one(w, (x - m) / jnp.sqrt(s + 1e-3), y)
+
+    return v.reduce_mean(v.map_fn(scaled, (v.broadcast(w), v.broadcast(mu), v.broadcast(var), x, y)))
+
+
+def between(v: Any, w: Any, x: Any, y: Any) -> Any:
+    """Operations on rows outside of maps."""
+    x = jnp.moveaxis((x - v.reduce_mean(x))[:, ::-1, :2], 1, 2).reshape(N, -1)
+    scale = jnp.concatenate([jnp.ones((N, 5)), jnp.full((N, 5), 2.0)], 1)
+    losses = jnp.sum((x * scale) ** 2, 1) * w.sum() + y[:, 0]
+    return jnp.sum(losses * jnp.arange(1.0, N + 1)) + jnp.asarray(WEIGHTS) @ losses
+
+
+def local_steps(w: Any, x: Any, y: Any) -> Any:
+    return jax.lax.scan(lambda w, _: (w - 0.1 * jax.grad(one)(w, x, y), None), w, None, length=2)[0]
+
+
+def rounds(v: Any, w: Any, x: Any, y: Any) -> Any:
+    for _ in range(2):
+        w = v.reduce_mean(v.map_fn(local_steps, (v.broadcast(w), x, y)))
+    return mean(v, w, x, y)
+
+
+def noisy(v: Any, w: Any, x: Any, y: Any) -> Any:
+    def of(w: Any, x: Any, y: Any, key: Any) -> Any:
+        return one(w, x + jax.random.normal(key, x.shape), y)
+
+    return v.reduce_mean(v.map_fn(of, (v.broadcast(w), x, y, v.keys(jax.random.key(3)))))
+
+
+def indexed(v: Any, w: Any, x: Any, y: Any) -> Any:
+    def of(w: Any, x: Any, y: Any) -> Any:
+        return jax.lax.fori_loop(0, 2, lambda _, z: z * (1.0 + v.index()), one(w, x, y))
+
+    return v.reduce_sum(v.map_fn(of, (v.broadcast(w), x, y)))
+
+
+def exchanging(v: Any, w: Any, x: Any, y: Any) -> Any:
+    def of(w: Any, x: Any, y: Any) -> Any:
+        loss = one(w, x, y)
+        top = v.pmax(jax.lax.stop_gradient(loss))
+        share = jnp.exp(loss - top) / v.psum(jnp.exp(loss - top))
+        return share * (loss - v.pmean(loss)) ** 2
+
+    return v.reduce_sum(v.map_fn(of, (v.broadcast(w), x, y)))
+
+
+def scanned(v: Any, w: Any, x: Any, y: Any) -> Any:
+    """Reductions in a loop, which carries rows as well: control variates."""
+
+    def step(carry: Any, _: Any) -> Any:
+        w, c = carry
+        g = v.map_fn(lambda w, c, x, y: jax.grad(one)(w, x, y) - c, (v.broadcast(w), c, x, y))
+        move = v.reduce_mean(g)
+        return (w - 0.1 * move, c + 0.5 * g), move
+
+    (w, c), moves = jax.lax.scan(step, (w, jnp.zeros((N, 3))), None, length=2)
+    return mean(v, w, x, y) + v.reduce_sum(c).sum() + moves.sum()
+
+
+def over_time(v: Any, w: Any, x: Any, y: Any) -> Any:
+    """A loop outside of maps in which elements do not meet."""
+    state, _ = jax.lax.scan(lambda h, step: (jnp.tanh(h + step @ w), None), jnp.zeros(N), jnp.moveaxis(x, 1, 0))
+    return v.reduce_mean(state * y[:, 0])
+
+
+_ALL = (mean, weighted, masked, extremes, tied, largest_inside, normalised, between, rounds, noisy, indexed)
+PROGRAMS: dict[str, Callable[..., Any]] = {fn.__name__: fn for fn in (*_ALL, exchanging, scanned, over_time)}
+
+
+def streamed(fn: Callable[..., Any], at_once: int, *args: Any, **options: Any) -> Any:
+    groups = px.Groups.of_arrays
+    return px.Stream(at_once=at_once, **options).run(fn, *args, groups(X), groups(Y))
+
+
+@pytest.mark.parametrize("at_once", [1, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3, 12))])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_value_and_gradient_are_those_of_all_rows_at_once(name, at_once):
+    program = PROGRAMS[name]
+    expected = jax.jit(jax.value_and_grad(lambda w, x, y: program(Plain, w, x, y)))(W, X, Y)
+    actual = streamed(jax.value_and_grad(lambda w, x, y: program(Ours(), w, x, y)), at_once, W)
+    assert_close(actual, expected)
+    assert np.abs(np.asarray(expected[1])).max() > 1e-3  # a gradient of zeros would agree with a forgotten one
+
+
+def every_reduction(v: Any, x: Any, y: Any) -> Any:
+    losses = v.map_fn(one, (v.broadcast(W), x, y))
+    return {
+        "prod": v.reduce_prod(losses),
+        "any": v.reduce_any(losses > 2.0),
+        "all": v.reduce_all(losses > 0.0),
+        "integers": v.reduce_sum((losses * 10).astype("int32")),
+        "half": v.reduce_sum(losses.astype("bfloat16")).astype("float32"),
+        "rows": losses / v.reduce_sum(losses),
+        "given": x,
+    }
+
+
+def test_other_reductions_and_results_with_a_row_for_each_element():
+    expected = jax.jit(lambda x, y: every_reduction(Plain, x, y))(X, Y)
+    actual = streamed(lambda x, y: every_reduction(Ours(), x, y), 1)
+    np.testing.assert_allclose(actual.pop("half"), expected.pop("half"), rtol=1e-2)
+    assert isinstance(actual["rows"], np.ndarray)
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=1e-5, err_msg=name)
+
+
+DERIVED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "hessian": jax.hessian,
+    "jvp": lambda f: lambda w, x, y: jax.jvp(lambda w: f(w, x, y), (w,), (w,)),
+    "Hessian-vector product": lambda f: lambda w, x, y: jax.jvp(lambda w: jax.grad(f)(w, x, y), (w,), (w,)),
+    "vmap": lambda f: lambda w, x, y: jax.vmap(jax.grad(f), (0, None, None))(jnp.stack([w, 2 * w]), x, y),
+    "of the data": lambda f: jax.grad(f, argnums=1),
+    "jit": lambda f: jax.jit(jax.grad(f)),
+}
+
+
+@pytest.mark.parametrize("how", DERIVED)
+def test_whatever_jax_makes_of_a_program_can_be_streamed(how):
+    derive = DERIVED[how]
+    expected = jax.jit(derive(lambda w, x, y: mean(Plain, w, x, y)))(W, X, Y)
+    actual = streamed(derive(lambda w, x, y: mean(Ours(), w, x, y)), 1, W)
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6), actual, expected)
+
+
+def test_nested_axes_and_a_program_under_its_own_names():
+    @px.program(clients=N, rows=5)
+    def loss(w, x, y):
+        def client(w, x, y):
+            squares = px.map_fn(lambda w, x, y: (jnp.tanh(x @ w) - y) ** 2, (px.broadcast(w, "rows"), x, y), "rows")
+            return px.reduce_mean(squares, "rows")
+
+        return px.reduce_mean(px.map_fn(client, (px.broadcast(w, "clients"), x, y), "clients"), "clients")
+
+    expected = jax.jit(jax.value_and_grad(lambda w, x, y: mean(Plain, w, x, y)))(W, X, Y)
+    assert_close(streamed(jax.value_and_grad(loss), 1, W), expected)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 9.0])
+def test_a_branch_and_a_loop_are_decided_by_what_passes_give(threshold):
+    def program(v, w, x, y):
+        loss = mean(v, w, x, y)
+        w = jax.lax.cond(loss > threshold, lambda w: v.reduce_max(x)[0] * w, lambda w: v.reduce_mean(x)[0] + w, w)
+
+        def step(state):
+            w, _, count = state
+            return w * 0.7, mean(v, w, x, y), count + 1
+
+        return jax.lax.while_loop(lambda s: (s[1] > 1.2) & (s[2] < 4), step, (w, jnp.inf, 0))
+
+    expected = jax.jit(lambda x, y: program(Plain, W, x, y))(X, Y)
+    assert_close(streamed(lambda x, y: program(Ours(), W, x, y), 1), expected)
+
+
+def test_effects_happen_once_per_element_however_many_passes_there_are():
+    seen: list[int] = []
+
+    def noted(i, x):
+        io_callback(lambda i: seen.append(int(i)), None, i)
+        return x.sum()
+
+    def spread(x, y):
+        sums = px.map_fn(noted, (jnp.arange(N), x), AXIS)
+        return px.reduce_mean((sums - px.reduce_mean(sums, AXIS)) ** 2, AXIS)
+
+    np.testing.assert_allclose(streamed(spread, 1), X.sum((1, 2)).var(), rtol=1e-4)
+    assert sorted(seen) == list(range(N))
+
+
+def test_arrays_used_as_rows_are_cut_and_what_is_closed_over_as_well():
+    def closed(w):
+        return mean(Ours(), w, X, Y)
+
+    expected = jax.jit(jax.grad(lambda w: mean(Plain, w, X, Y)))(W)
+    assert_close(px.Stream(at_once=1).run(jax.grad(closed), W), expected)
+    given = px.Stream(at_once=1).run(jax.grad(lambda w, x, y: mean(Ours(), w, x, y)), W, X, px.Groups.of_arrays(Y))
+    assert_close(given, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "passes", "kept"),
+    [
+        ("mean", 1, 0),
+        ("weighted", 2, 0),
+        ("normalised", 3, 0),
+        ("rounds", 5, 0),
+        ("extremes", 3, 1),
+        ("scanned", 6, None),
+    ],
+)
+def test_passes_are_known_before_and_as_many_as_reductions_depend_on_each_other(name, passes, kept):
+    fn = jax.value_and_grad(lambda w, x, y: PROGRAMS[name](Ours(), w, x, y))
+    groups = [px.Groups.of_arrays(x) for x in (X, Y)]
+    said = px.Stream(at_once=1).passes(fn, W, *groups)
+    assert said.num_passes == passes
+    assert kept is None or len(said.kept) == kept
+    assert [count for count, _ in said.chunks] == [8, 4]
+
+
+def test_each_element_is_read_once_in_each_pass():
+    class Source:
+        def __init__(self):
+            self.read: list[int] = []
+
+        def __len__(self):
+            return N
+
+        def __getitem__(self, number):
+            self.read.append(number)
+            return X[number]
+
+    def spread(x):
+        return px.reduce_mean((x - px.reduce_mean(x, AXIS)) ** 2, AXIS)
+
+    source = Source()
+    result = px.Stream(at_once=1).run(spread, px.Groups(source))
+    np.testing.assert_allclose(result, X.var(0), rtol=1e-5)
+    counts = np.bincount(source.read, minlength=N)
+    assert counts[1:].tolist() == [2] * (N - 1)  # the first one also says what all look like
+
+
+def test_a_jitted_run_traces_once_and_takes_other_numbers():
+    traces = []
+
+    def loss(w, x, y):
+        traces.append(1)
+        return mean(Ours(), w, x, y)
+
+    run = px.Stream(at_once=1).jit(jax.grad(loss))
+    groups = [px.Groups.of_arrays(x) for x in (X, Y)]
+    first, second = run(W, *groups), run(2 * W, *groups)
+    assert len(traces) == 1
+    assert_close(first, jax.grad(lambda w: mean(Plain, w, X, Y))(W))
+    assert_close(second, jax.grad(lambda w: mean(Plain, w, X, Y))(2 * W))
+    with pytest.raises(TypeError, match=r"must be given by position, got w by name"):
+        run(w=W)
+
+
+def test_progress_is_told():
+    told = []
+    streamed(lambda x, y: mean(Ours(), W, x, y), 1, verbose=told.append)
+    assert [(p.done, p.elements, p.pass_number, p.passes) for p in told] == [(8, N, 1, 1), (12, N, 1, 1)]
+    assert str(told[-1]) == "pass 1 of 1: 12 of 12 clients, 0 s left"
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+HERE = r"test_stream\.py:\d+"
+
+
+@pytest.mark.parametrize(
+    ("fn", "error", "text"),
+    [
+        (lambda x, y: jnp.sort(y[:, 0])[3], px.LoweringError, rf"meet in sort over the rows, at .*{HERE}"),
+        (lambda x, y: y[::-1] @ y[0], px.LoweringError, rf"meet in .* over the rows, at .*{HERE}"),
+        (
+            lambda x, y: px.reduce_sum(px.map_fn(lambda a: px.all_gather(a, "clients").sum(), y, AXIS), AXIS),
+            px.CollectiveError,
+            rf"exchange values by all_gather, at .*{HERE}.*px\.psum",
+        ),
+        (
+            lambda x, y: px.reduce_sum(px.map_fn(lambda a: (a - y).sum(), y, AXIS), AXIS),
+            px.LoweringError,
+            rf"see all elements' values: a mapped function closes over them, at .*{HERE}",
+        ),
+    ],
+)
+def test_elements_that_meet_elsewhere_than_in_a_reduction_are_refused_with_the_line(fn, error, text):
+    with pytest.raises(error, match=text):
+        streamed(lambda x, y: px.reduce_sum(x, AXIS).sum() + fn(x, y), 1)
+
+
+def test_the_derivative_of_a_product_needs_all_factors_at_once():
+    with pytest.raises(px.LoweringError, match="elements of axis 'clients' meet in"):
+        streamed(
+            jax.grad(lambda w, x, y: px.reduce_prod(px.map_fn(one, (px.broadcast(w, AXIS), x, y), AXIS), AXIS)), 1, W
+        )
+
+
+def test_groups_and_axes_that_do_not_fit():
+    groups = px.Groups.of_arrays
+    with pytest.raises(px.AxisError, match=r"groups has 5 elements.*its axes: 'clients' of 12.*clients=5"):
+        px.Stream(at_once=1).run(lambda x: px.reduce_sum(jnp.zeros(N), AXIS) + x.sum(), groups(np.zeros(5)))
+    with pytest.raises(px.ShapeError, match="groups must have equally many elements, got 5 and 12"):
+        px.Stream(at_once=1).run(lambda x, y: px.reduce_sum(x, AXIS), groups(X), groups(np.zeros(5)))
+    with pytest.raises(ValueError, match=r"Stream: at_once must be .*got 0"):
+        px.Stream(at_once=0)
+    with pytest.raises(ValueError, match="Stream: keep must be"):
+        px.Stream(at_once=1, keep="nothing")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"Stream\.run: fn must be"):
+        px.Stream(at_once=1).run(3, groups(X))  # pyright: ignore[reportArgumentType]

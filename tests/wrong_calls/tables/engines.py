@@ -1,0 +1,90 @@
+"""Calls of engines, and of the elements that they read."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import paraxis as px
+from tests.wrong_calls import _functions as own
+from tests.wrong_calls._calls import Call
+from tests.wrong_calls._values import (
+    count,
+    either,
+    flag,
+    function,
+    instance,
+    items,
+    leaves,
+    none,
+    number,
+    one_of,
+    optional,
+    path,
+    rows,
+    tree,
+)
+
+X = np.ones((8, 3), np.float32)
+ELEMENTS = [np.ones(3, np.float32)] * 8
+GROUPS = px.Groups.of_arrays(X)
+STREAM = px.Stream(at_once=1)
+FOLDER = Path(tempfile.mkdtemp())
+np.savez(FOLDER / "a.npz", x=X)
+STREAMED = {"*args[0]": (GROUPS, either(rows(8), instance(px.Groups)))}
+
+
+def seeds(x: Any) -> bool:
+    one = count(0, 10**500)
+    return one(x) or items(one)(x)
+
+
+def sized(x: Any) -> bool:
+    """Whatever it holds is looked at when it is read."""
+    try:
+        return not isinstance(x, (str, bytes, dict)) and hasattr(x, "__getitem__") and len(x) > 0
+    except TypeError:
+        return False
+
+
+def eight(x: Any) -> bool:
+    return not isinstance(x, (str, bytes, dict)) and np.shape(x)[:1] == (8,)
+
+
+def rows_of_any(x: Any) -> bool:
+    shapes = {np.shape(leaf)[:1] for leaf in leaves(x)} if tree(x) else set()
+    return len(shapes) == 1 and shapes not in ({()}, {(0,)})
+
+
+CALLS = [
+    Call(
+        "px.Groups",
+        px.Groups,
+        lambda: {
+            "source": (ELEMENTS, sized),
+            "lengths": (None, optional(none)),
+            "ids": (None, optional(eight)),
+            "num_shapes": (12, count()),
+        },
+    ),
+    Call("Groups.of_arrays", px.Groups.of_arrays, lambda: {"tree": (X, rows_of_any)}),
+    Call("Groups.npz", px.Groups.npz, lambda: {"folder": (FOLDER, none), "num_shapes": (12, count())}),
+    Call("Groups.sample", GROUPS.sample, lambda: {"count": (2, count(1, 8)), "seed": (0, seeds)}),
+    Call("Groups.__getitem__", GROUPS.__getitem__, lambda: {"*number": (1, count(-8, 7))}, documented=(IndexError,)),
+    Call(
+        "px.Stream",
+        px.Stream,
+        lambda: {
+            "at_once": (1, count()),
+            "keep": ("recompute", one_of("recompute", "memory")),
+            "readers": (2, count()),
+            "folder": (None, optional(path)),
+            "save_every": (1.0, number(0)),
+            "verbose": (False, either(flag, function)),
+        },
+    ),
+    Call("Stream.run", STREAM.run, lambda: {"*fn": (own.streamed, function), **STREAMED}),
+    Call("Stream.jit", STREAM.jit, lambda: {"fn": (own.streamed, function)}),
+    Call("Stream.passes", STREAM.passes, lambda: {"*fn": (own.streamed, function), **STREAMED}),
+]
