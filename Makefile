@@ -20,7 +20,7 @@ help:
 	@echo 'make defects    break the package on purpose, some two hundred times: does make test notice?'
 	@echo 'make faults     for nights: kills, full disks and failing processes; docs/reliability.md gets the table'
 	@echo 'make install    $(VENV) with everything that tests, examples, benchmarks and documentation need'
-	@echo 'make bench      every benchmark in turn'
+	@echo 'make bench      every benchmark in turn; benchmarks/README.md gets the figures'
 	@echo 'make lint       ruff, pyright, import contract, and what type checkers say of users'\'' code'
 	@echo 'make docs       the documentation, into site/, and what is wrong with it'
 	@echo 'make dist       for releases: wheel and sdist, into dist/, each extra installed; PYTHONS=... for others'
@@ -57,7 +57,7 @@ faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults --kills $(KILLS)
 
 bench: $(VENV)/.dev
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file --save || exit 1; done
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

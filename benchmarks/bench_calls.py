@@ -1,19 +1,7 @@
 """What an eager call costs that traces its function anew and finds what was compiled: over tracing it, and a jit call.
 
 MLP 64-64-10, 8 clients × 8 rows; each function has been compiled before. ``jax.jit`` around it is the last column but
-one. Typical output, two shared CPU cores, jax 0.10.2::
-
-    eager calls, 2 devices              ms   traced  jit call   ms / (traced + jit)
-      map_fn of a closure                  4.13     2.75      0.81       1.16
-      program, a mean of losses            7.35     4.27      1.27       1.33
-      program, a mean of gradients        23.60    19.34      1.52       1.13
-      jax.value_and_grad(program)         32.30    25.66      1.45       1.19
-
-    eager calls, 8 devices              ms   traced  jit call   ms / (traced + jit)
-      map_fn of a closure                  4.69     2.28      1.23       1.34
-      program, a mean of losses            6.04     3.32      1.42       1.28
-      program, a mean of gradients        20.64    16.24      3.07       1.07
-      jax.value_and_grad(program)         36.23    25.66      3.45       1.24
+one.
 """
 
 import statistics

@@ -4,35 +4,6 @@ The CNN is that of Flax's HOWTO on ensembling (batch 32, momentum SGD); members 
 already. ``async loop`` is one compiled step called for each member on its device without waiting: the best there is by
 hand for convolutions on CPU. The columns AR and AG count all-reduces and all-gathers of the compiled step; ``first``
 is the first call, compiling included, where the rival was not compiled before.
-
-Typical output, two shared CPU cores, jax 0.10.2 (shortened)::
-
-    CNN, 8 members, 2 devices
-                                 ms / step  first, s  AR  AG  time / ours
-      px.ensemble                    82.78      1.73   0   0         1.00
-      async loop                     81.54      1.09   0   0         0.99
-      unrolled in the shard          96.85      0.26   0   0         1.17
-      vmap in the shard             174.10      0.30   0   0         2.10
-      sharded jit(vmap)             409.41      0.57   0   6         4.95
-
-    CNN, 8 members, 8 devices
-                                 ms / step  first, s  AR  AG  time / ours
-      px.ensemble                    66.13      4.76   0   0         1.00
-      async loop                     66.34      4.09   0   0         1.00
-      jax.pmap                       69.30      0.15   0   0         1.05
-      unrolled in the shard          66.84      0.12   0   0         1.01
-      vmap in the shard              67.07      0.10   0   0         1.01
-      sharded jit(vmap)            1757.62      3.29   0   6        26.58
-
-    MLP, 64 × 32 × 10, 32 members, 8 devices
-                                 ms / step  first, s  AR  AG  time / ours
-      px.ensemble                     1.25      0.48   0   0         1.00
-      async loop                      2.93      2.06   0   0         2.35
-      vmap in the shard               0.79      0.01   0   0         0.63
-      whole epochs, nothing awaited between steps
-      fit, scanned                   0.247                           1.00
-      train, step by step            1.152                           3.83
-      async loop, one batch          1.343                           5.43
 """
 
 import functools
@@ -229,7 +200,9 @@ def _prediction(devices: int) -> None:
     sums = rows.per_device(_moments.weighted_sums, np.ones(2 * devices))
     text = _moments.combine_sums.lower(sums, ens._state.placement, 2.0 * devices).compile().as_text()
     assert text is not None
-    print(f"\nprediction, {devices} devices: {of_program(text).count}")
+    count = of_program(text).count
+    print(f"\nprediction, {devices} devices\n{'':28}{'AR':>4}{'AG':>4}")
+    print(f"  {'ens.predict':26}{count['all_reduce']:4}{count['all_gather']:4}")
 
 
 if __name__ == "__main__":

@@ -3,26 +3,6 @@
 ``run`` is the solver with the estimator's data laid out before, to the estimator's own tolerance; ``rows and run`` lays
 them out as well, as ``fit`` must. All are compiled before, and take turns; ratios are of medians. An estimator also
 checks its input and describes what was found.
-
-Typical output, two shared CPU cores, jax 0.10.2::
-
-    LogisticRegression, 50,000 × 784 × 10, tol=1e-3, 1 device
-                      iterations       s  of run  of both
-      run                      7    0.55    1.00     0.71
-      rows and run             7    0.77    1.40     1.00
-      fit                      7    0.76    1.38     0.99
-
-    LogisticRegression, 50,000 × 784 × 10, tol=1e-6, 1 device
-                      iterations       s  of run  of both
-      run                     14    0.93    1.00     0.68
-      rows and run            14    1.37    1.48     1.00
-      fit                     15    1.06    1.14     0.77
-
-    Ridge, 50,000 × 784, tol=1e-5, 2 devices
-                      iterations       s  of run  of both
-      run                     11    0.43    1.00     0.78
-      rows and run            11    0.56    1.28     1.00
-      fit                     10    0.53    1.23     0.96
 """
 
 import dataclasses

@@ -1,7 +1,4 @@
-"""Value and gradient of a mean of MLP losses over shapes: 64 clients, each with some rows, against programs by hand.
-
-Typical output is shown in README.md.
-"""
+"""Value and gradient of a mean of MLP losses over shapes: 64 clients, each with some rows, against programs by hand."""
 
 import functools
 import math
@@ -80,7 +77,7 @@ def one_shape(devices: int, repeats: int, widths: tuple[int, ...], rows: int) ->
     harness.report(title, made, "paraxis, jax.grad(program)")
     best = min(rival.milliseconds for name, rival in made.items() if not name.startswith("paraxis"))
     for name in list(rivals)[:2]:
-        print(f"  {name}: {made[name].milliseconds / best:.2f} x the best of the others")
+        print(f"  {name.removeprefix('paraxis, ') + ' / best by hand':38}{made[name].milliseconds / best:8.2f}")
     worst = max(float(jnp.abs(a - b).max()) for other in results for a, b in zip(results[0], other, strict=True))
     print(f"  largest difference between rivals: {worst:.1e}")
 

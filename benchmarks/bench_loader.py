@@ -5,34 +5,6 @@ ahead. Busy is the share of the time in which there is a batch to compute with; 
 as from a disk or a network: for half of a step's time, nothing is done. ``computes`` takes rows out of a file mapped
 into memory and makes numbers of them, in NumPy, for as long; on a CPU that takes cores from the device, whose steps are
 then longer, which no reading ahead gives back.
-
-Typical output, two shared CPU cores, jax 0.10.2::
-
-    1 devices, 7.2 ms of computing per step
-                                         ms / step    busy
-      waits: on the devices already           7.52   99.8%
-      waits: px.loader                        8.51   97.7%
-      waits: px.loader, read_ahead=0         12.56   63.2%
-      waits: by hand, no thread              12.34   65.2%
-      waits: Grain, one thread               14.86   84.1%
-      computes: on the devices already        7.20   99.9%
-      computes: px.loader                    10.51   98.6%
-      computes: px.loader, read_ahead=0      11.64   62.3%
-      computes: by hand, no thread           11.22   63.6%
-      computes: Grain, one thread            15.16   86.2%
-
-    2 devices, 11.5 ms of computing per step
-                                         ms / step    busy
-      waits: on the devices already          12.38   99.9%
-      waits: px.loader                       13.41   97.3%
-      waits: px.loader, read_ahead=0         18.97   63.3%
-      waits: by hand, no thread              19.19   65.1%
-      waits: Grain, one thread               19.91   91.6%
-      computes: on the devices already       12.77   99.9%
-      computes: px.loader                    17.57   98.1%
-      computes: px.loader, read_ahead=0      20.41   65.3%
-      computes: by hand, no thread           20.03   67.5%
-      computes: Grain, one thread            20.63   96.0%
 """
 
 import statistics

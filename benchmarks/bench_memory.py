@@ -2,22 +2,6 @@
 
 On 8 devices, 64 clients are run in a single turn, which needs no accumulator for the gradient: one parameters' size
 less than any number of turns. From two turns on nothing grows.
-
-Typical output, two shared CPU cores, jax 0.10.2::
-
-    temporary memory, MB per device, 2 devices   64 clients         128        1024    1024 / 64
-      mean of losses, forward                             1.33        1.33        1.33         1.00
-      mean of losses, gradient                            5.57        5.57        5.57         1.00
-      FedAvg round, forward                              16.85       16.85       16.85         1.00
-      FedAvg round, gradient                             29.41       29.41       29.41         1.00
-      FedAvg round, gradient, without at_once           104.52
-
-    temporary memory, MB per device, 8 devices   64 clients         128        1024    1024 / 64
-      mean of losses, forward                             1.05        1.33        1.33         1.27
-      mean of losses, gradient                            2.67        5.57        5.57         2.08
-      FedAvg round, forward                              15.52       16.85       16.85         1.09
-      FedAvg round, gradient                             27.60       29.41       29.41         1.07
-      FedAvg round, gradient, without at_once            27.60
 """
 
 from typing import Any

@@ -1,26 +1,4 @@
-"""Value and gradient of a mean of MLP losses: 64 clients × 32 rows, 784-512-512-10.
-
-Typical output, two shared CPU cores, jax 0.10.2 (setup s: CPU seconds to trace and compile; AR, AG: all-reduces and
-all-gathers in the compiled program)::
-
-    MLP, value and gradient, 2 devices
-                                                  ms  setup s   GF/dev  temp MB  AR  AG  time / ours
-      paraxis, jax.grad(program)                43.9     0.44    3.290     10.6   1   0         1.00
-      paraxis, jax.grad in the map              47.7     0.48    3.291     10.6   1   0         1.09
-      by hand: shard_map of vmap                44.5     0.46    3.291     10.6   1   0         1.01
-      DrJAX                                    343.3     0.43    3.311     89.1   1   0         7.82
-      one flat batch (bound)                    49.3     0.40    3.290     10.5   1   0         1.12
-      largest difference between rivals: 7.2e-07
-
-    MLP, value and gradient, 8 devices
-                                                  ms  setup s   GF/dev  temp MB  AR  AG  time / ours
-      paraxis, jax.grad(program)                45.3     0.47    0.823      2.7   1   0         1.00
-      paraxis, jax.grad in the map              46.9     0.55    0.824      2.7   1   0         1.04
-      by hand: shard_map of vmap                46.0     0.51    0.824      2.7   1   0         1.02
-      DrJAX                                    245.9     0.45    0.828     21.4   1   0         5.43
-      one flat batch (bound)                    47.5     0.37    0.823      2.7   1   0         1.05
-      largest difference between rivals: 4.8e-07
-"""
+"""Value and gradient of a mean of MLP losses: 64 clients × 32 rows, 784-512-512-10."""
 
 import logging
 

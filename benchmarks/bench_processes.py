@@ -11,28 +11,6 @@ times as long for kilobytes, where a round of messages does, for which each proc
 there is more to lose than that: two processes have twice the threads for the same cores, and whoever is done first
 waits for the other one. And on cores that are shared, one device has all of them already: more devices, of whatever
 process, add what they communicate, and a second update of the same parameters.
-
-Typical output, two shared CPU cores, jax 0.10.2::
-
-    MLP, 128 rows                     ms  all-reduces       bytes   it / 1 process x 2 devices
-      1 process x 1 device          3.87            0           0                         0.24
-      1 process x 2 devices        16.45            1   2,674,692                         1.00
-      2 processes x 1 device       18.80            1   2,674,692                         1.15
-
-    MLP, gradient alone               ms  all-reduces       bytes   it / 1 process x 2 devices
-      1 process x 1 device          0.13            0           0                         0.06
-      1 process x 2 devices         2.25            1   2,674,688                         1.00
-      2 processes x 1 device        2.92            1   2,674,688                         1.30
-
-    CNN, 32 rows                      ms  all-reduces       bytes   it / 1 process x 2 devices
-      1 process x 1 device          4.47            0           0                         0.45
-      1 process x 2 devices         9.94            1      81,964                         1.00
-      2 processes x 1 device       16.80            1      81,964                         1.69
-
-    CNN, gradient alone               ms  all-reduces       bytes   it / 1 process x 2 devices
-      1 process x 1 device          0.04            0           0                         0.08
-      1 process x 2 devices         0.50            1      81,960                         1.00
-      2 processes x 1 device        1.32            1      81,960                         2.75
 """
 
 import argparse
@@ -45,6 +23,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import harness
+import page
+
 LAYOUTS = {"1 process x 1 device": (1, 1), "1 process x 2 devices": (1, 2), "2 processes x 1 device": (2, 1)}
 COMMAND = [sys.executable, "-c", "import sys; from paraxis.cli import main; sys.exit(main())", "launch"]
 CHUNKS, CHUNK = 5, 10
@@ -55,10 +36,14 @@ Found = dict[str, dict[str, float]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=2, help="launches of each layout")
+    parser.add_argument("--save", action="store_true", help="keep what is printed in results/, for README.md")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         measure()
+    elif options.save:
+        harness.run_apart("2 processes", ["--repeats", str(options.repeats)], save=True)
+        page.write()
     else:
         report(compare(options.repeats))
 

@@ -1,17 +1,6 @@
 """Weak scaling, compiled but not run: clients and devices grow together; what does a device send?
 
 AR, AG: all-reduces and all-gathers in the compiled program; bytes and 10⁹ operations per device.
-
-Typical output, two shared CPU cores, jax 0.10.2::
-
-        8 devices     16 clients  MLP, value and gradient     1 AR  0 AG    2,674,692 bytes   0.206 GF
-        8 devices     16 clients  CNN, FedAvg round           1 AR  0 AG       81,960 bytes   0.180 GF
-        8 devices     16 clients  CNN, FedAvg round, DrJAX    1 AR  8 AG   33,587,240 bytes   1.330 GF
-       64 devices    128 clients  MLP, value and gradient     1 AR  0 AG    2,674,692 bytes   0.206 GF
-       64 devices    128 clients  CNN, FedAvg round           1 AR  0 AG       81,960 bytes   0.180 GF
-       64 devices    128 clients  CNN, FedAvg round, DrJAX    1 AR  8 AG  268,124,200 bytes  10.523 GF
-      512 devices   1024 clients  MLP, value and gradient     1 AR  0 AG    2,674,692 bytes   0.206 GF
-      512 devices   1024 clients  CNN, FedAvg round           1 AR  0 AG       81,960 bytes   0.180 GF
 """
 
 import logging
@@ -56,12 +45,13 @@ def run(devices: int, repeats: int) -> None:
         rivals = {"MLP, value and gradient": (jax.value_and_grad(loss), mlp), "CNN, FedAvg round": (round_, cnn)}
         if devices <= 64:
             rivals["CNN, FedAvg round, DrJAX"] = (their_round, cnn)
+        print(f"\n{clients} clients, {devices} devices\n{'':28}{'AR':>4}{'AG':>4}{'bytes':>13}{'GF/dev':>9}")
         for name, (fn, args) in rivals.items():
             made = harness.compile_all({name: fn}, args)[name]
             found = made.communication
             print(
-                f"{devices:5} devices {clients:6} clients  {name:26}{found.count['all_reduce']:3} AR"
-                f"{found.count['all_gather']:3} AG {found.total_bytes:12,} bytes {made.gigaflops:7.3f} GF",
+                f"  {name:26}{found.count['all_reduce']:4}{found.count['all_gather']:4}{found.total_bytes:13,}"
+                f"{made.gigaflops:9.3f}",
                 flush=True,
             )
 

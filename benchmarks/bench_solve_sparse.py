@@ -29,7 +29,7 @@ def run(devices: int, repeats: int) -> None:
         for dtype, tol in ((np.float64, 1e-4), (np.float64, 1e-8), (np.float32, 1e-4)):
             print(
                 f"\n{num_rows:,} × {num_columns:,}, {np.dtype(dtype).name}, gap {tol:g}, {devices} device"
-                f"{'s' * (devices > 1)}\n{'alpha / largest':>15}{'not zero':>10}{'sets':>6}{'passes':>8}{'fit, ms':>10}"
+                f"{'s' * (devices > 1)}\n{'':25}{'not zero':>10}{'sets':>6}{'passes':>8}{'fit, ms':>10}"
                 f"{'solver, ms':>12}{'scikit-learn, theirs / ours: fit':>34}{'solver':>8}{'epochs':>8}",
                 flush=True,
             )
@@ -86,8 +86,9 @@ def compare(X: np.ndarray, y: np.ndarray, part: float, tol: float, devices: int,
     fit, solver, their_fit, their_solver = (1e3 * min(taken) for taken in times)
     state = found["state"]
     print(
-        f"{part:15g}{int(state.num_used):10d}{int(state.iter_num):6d}{int(state.data_passes):8d}{fit:10.2f}{solver:12.2f}"
-        f"{their_fit / fit:34.2f}{their_solver / solver:8.2f}{alone.n_iter_:8d}",
+        f"  {f'alpha / largest = {part:g}':23}{int(state.num_used):10d}{int(state.iter_num):6d}"
+        f"{int(state.data_passes):8d}{fit:10.2f}{solver:12.2f}{their_fit / fit:34.2f}{their_solver / solver:8.2f}"
+        f"{alone.n_iter_:8d}",
         flush=True,
     )
 

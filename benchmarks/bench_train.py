@@ -6,58 +6,6 @@ costs is seen without it, and in a step by hand that does the same. The bare loo
 millisecond over batches that are there already, and waits at its end only; ``fit`` does the same and fetches each loss.
 A checkpoint is saved in the background after every 50 steps of the CNN, and the last one is waited for. Times are those
 of the fastest quarter of the turns.
-
-Typical output of ``--devices 1 --repeats 3`` (the loop: 6), two shared CPU cores, jax 0.10.2. Ratios wobble by some
-hundredths, those of checkpoints by a tenth: 0.97, 1.04 and 1.11 in three runs::
-
-    MLP, Adam, 1 device                             ms              it / by hand
-      px.train_step                              3.543                     1.042
-      px.train_step, guard=False                 3.438                     1.011
-      by hand                                    3.401                     1.000
-      by hand, with norm and guard               3.412                     1.003
-      px.train_step                              421.2 MFLOP    42.2 MB moved  no communication
-      px.train_step, guard=False                 419.9 MFLOP    41.7 MB moved  no communication
-      by hand                                    419.9 MFLOP    41.7 MB moved  no communication
-      by hand, with norm and guard               421.2 MFLOP    42.2 MB moved  no communication
-      traced 0 times more in 248 steps
-
-    CNN, Adam, 1 device                             ms              it / by hand
-      px.train_step                              4.400                     1.041
-      px.train_step, guard=False                 4.264                     1.009
-      by hand                                    4.226                     1.000
-      by hand, with norm and guard               4.252                     1.006
-      px.train_step                              180.6 MFLOP    42.0 MB moved  no communication
-      px.train_step, guard=False                 180.5 MFLOP    42.0 MB moved  no communication
-      by hand                                    180.5 MFLOP    42.0 MB moved  no communication
-      by hand, with norm and guard               180.6 MFLOP    42.0 MB moved  no communication
-      traced 0 times more in 186 steps
-
-    transformer, Adam, 1 device                     ms              it / by hand
-      px.train_step                             14.259                     1.027
-      px.train_step, guard=False                13.867                     0.999
-      by hand                                   13.882                     1.000
-      by hand, with norm and guard              14.104                     1.016
-      px.train_step                              762.9 MFLOP   144.1 MB moved  no communication
-      px.train_step, guard=False                 762.7 MFLOP   144.5 MB moved  no communication
-      by hand                                    762.7 MFLOP   144.5 MB moved  no communication
-      by hand, with norm and guard               762.9 MFLOP   144.1 MB moved  no communication
-      traced 0 times more in 62 steps
-
-    the loop, a step                                ms            it / bare loop
-      bare loop                                  0.877                     1.000
-      bare loop, each loss fetched               0.888                     1.012
-      px.fit                                     0.915                     1.043
-      px.fit, progress shown                     0.912                     1.040
-      px.fit, log                                0.960                     1.094
-      px.fit, log and TensorBoard                1.084                     1.235
-
-    checkpoints, 64 rows, a step                    ms  it / px.fit, no checkpoint
-      px.fit, no checkpoint                      9.799                     1.000
-      px.fit, one every 50 steps                 9.499                     0.969
-
-    checkpoints, 256 rows, a step                   ms  it / px.fit, no checkpoint
-      px.fit, no checkpoint                     69.492                     1.000
-      px.fit, one every 50 steps                61.601                     0.886
 """
 
 import collections

@@ -2,36 +2,6 @@
 
 The calls: 20 layers of 4 × 4, 40 leaves, batch 2: a network so small that what is measured is the cost of a call.
 Per-example gradients compile to the same program as by hand, operation for operation; what differs is noise.
-
-Typical output, two shared CPU cores, jax 0.10.2::
-
-    one call, 40 leaves, µs                        median   ours / it   it / ours
-      px.Jit(net)(x)                                 36.9        1.00         1.0
-      jax.jit over the leaves                        21.7        1.70         0.6
-      nnx.cached_partial                            326.7        0.11         8.9
-      nnx.jit                                      1462.8        0.03        39.7
-
-    one train step with Adam, 40 leaves, µs        median   ours / it   it / ours
-      px.Jit(train, net, opt)(x, y)                 276.2        1.00         1.0
-      jax.jit over the leaves                       238.5        1.16         0.9
-      nnx.cached_partial                            824.7        0.33         3.0
-      nnx.jit                                      3346.4        0.08        12.1
-
-    per-example gradients, MLP, 256 rows, ms       median   ours / it   it / ours
-      px.Jit(px.Vectorize(px.grad(loss), net))       75.6        1.00         1.0
-      jax.jit(jax.vmap(jax.grad(loss)))              72.2        1.05         1.0
-
-    train step, CNN, 2 devices × 32 rows, ms       median   ours / it   it / ours
-      px.Parallel(train, net, opt)(x, y)              5.9        1.00         1.0
-      jit(shard_map(train)) by hand                   6.0        0.98         1.0
-      ours                                      1 all_reduce, 81,964 bytes; temporary memory 6.1 MB
-      by hand                                   1 all_reduce, 81,964 bytes; temporary memory 6.1 MB
-
-    train step, CNN, 8 devices × 32 rows, ms       median   ours / it   it / ours
-      px.Parallel(train, net, opt)(x, y)             23.4        1.00         1.0
-      jit(shard_map(train)) by hand                  22.8        1.02         1.0
-      ours                                      1 all_reduce, 81,964 bytes; temporary memory 6.1 MB
-      by hand                                   1 all_reduce, 81,964 bytes; temporary memory 6.1 MB
 """
 
 import statistics

@@ -2,6 +2,8 @@
 
 Wall times on a shared machine wobble; so rivals take turns, the median counts, and what is quoted is a ratio. Numbers
 that do not wobble (collectives, bytes, FLOPs, temporary memory) are read off the compiled program.
+
+With ``--save``, what is printed replaces its part of ``results/``, and the figures of ``README.md`` are written anew.
 """
 
 import argparse
@@ -12,7 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+import page
 
 
 def main(run: Callable[[int, int], None], doc: str | None, devices: Sequence[int] = (2, 8)) -> None:
@@ -21,20 +26,42 @@ def main(run: Callable[[int, int], None], doc: str | None, devices: Sequence[int
     parser.add_argument("--devices", type=int, nargs="*", default=list(devices), help="numbers of simulated devices")
     parser.add_argument("--real", action="store_true", help="on the devices there are, instead of simulated ones")
     parser.add_argument("--repeats", type=int, default=9, help="calls of each rival")
+    parser.add_argument("--save", action="store_true", help="keep what is printed in results/, for README.md")
     options = parser.parse_args()
-    if options.real:
+    if options.save or (len(options.devices) > 1 and not options.real):
+        for count in options.devices if not options.real else [None]:
+            part = "real devices" if count is None else f"{count} device{'s' * (count > 1)}"
+            where = ["--real"] if count is None else ["--devices", str(count)]
+            run_apart(part, [*where, "--repeats", str(options.repeats)], options.save)
+        if options.save:
+            page.write()
+    elif options.real:
         import jax
 
         run(len(jax.devices()), options.repeats)
-    elif len(options.devices) == 1:
+    else:
         from paraxis.testing import simulate_devices
 
         simulate_devices(options.devices[0])
         run(options.devices[0], options.repeats)
-    else:
-        for count in options.devices:
-            command = [sys.executable, sys.argv[0], "--devices", str(count), "--repeats", str(options.repeats)]
-            subprocess.run(command, check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
+
+
+def run_apart(part: str, arguments: Sequence[str], save: bool) -> None:
+    """Run this benchmark again in a process of its own, and keep what it prints if asked."""
+    printed: list[str] = []
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, sys.argv[0], *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            print(line, end="", flush=True)
+            printed.append(line.rstrip())
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    if save:
+        name = Path(sys.argv[0]).name
+        bench = name.removeprefix("bench_").removesuffix(".py")
+        page.save(bench, part, " ".join(["python", f"benchmarks/{name}", *arguments]), printed)
 
 
 @dataclasses.dataclass

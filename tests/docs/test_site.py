@@ -59,18 +59,6 @@ def test_a_notebook_is_shown_with_what_came_out(site: Path, name: str) -> None:
     assert (site / "notebooks" / f"{name}.ipynb").exists()
 
 
-def test_the_figures_of_the_front_page_are_those_of_the_benchmarks() -> None:
-    rows = (ROOT / "benchmarks" / "README.md").read_text("utf-8").splitlines()
-    shown = re.findall(
-        r"^\*\*([\d.]+).*\b(DrJAX|JAXopt|hand)\b", (ROOT / "docs" / "index.md").read_text("utf-8"), re.MULTILINE
-    )
-    assert [rival for _, rival in shown] == ["DrJAX", "JAXopt", "hand"]
-    for figure, rival in shown:
-        assert [row for row in rows if rival in row and re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.])", row)], (
-            figure
-        )
-
-
 def test_an_example_that_is_no_code_is_found() -> None:
     assert checks.garbled_examples(checks.parse("<p>Example: &gt;&gt;&gt; f(1)<br>2</p>")) == [
         "an example that is no code: Example: >>> f(1)"
