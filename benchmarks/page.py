@@ -125,45 +125,63 @@ def figures(folder: Path = RESULTS) -> str:
     Raises:
         LookupError: a benchmark has printed a part, but not a cell that is to be shown from it.
     """
-    sections: list[str] = []
-    misses: list[str] = []
-    judged = 0
     chosen = tomllib.loads(FIGURES.read_text("utf-8"))
+    counts, sections = [], []
     for bench, title in chosen["titles"].items():
         path = folder / f"{bench}.json"
         parts = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        read = {name: tables(part["printed"]) for name, part in parts.items()}
-        rows = ["| | target | " + " | ".join(parts) + " |", "|---|---|" + "---|" * len(parts)]
-        quoted = False
-        for figure in chosen[bench]:
-            cells: list[str] = []
-            for name, part in parts.items():
-                target, wanted = _of(figure["target"], name), _of(figure["cell"], name)
-                earlier = part.get("quoted", {}).get(figure["of"])
-                shown = earlier or (value(read[name], wanted) if wanted else "")
-                if shown is None:
-                    raise LookupError(f"{bench}, {name}: {figure['of']!r}: nothing printed for {wanted!r}")
-                if shown and target[:1] in {"≤", "≥", "="}:
-                    judged += 1
-                if missed(target, shown):
-                    misses.append(f"* `bench_{bench}.py`, {name}: {figure['of']}: **{shown}**, target {target}")
-                    shown = f"**{shown}**"
-                quoted |= bool(earlier)
-                cells.append(shown + (" †" if earlier else ""))
-            targets = figure["target"]
-            target = "; ".join(targets.values()) if isinstance(targets, dict) else targets
-            if not any(cells):
-                continue  # measured apart, and not since
-            rows.append(f"| {figure['of']} | {target.removeprefix('= ')} | {' | '.join(cells)} |")
-        note = ["† Several runs, or one whose output was not kept."] * quoted
-        sections.append("\n\n".join([f"## {title}", _about(bench), "\n".join(rows), *note, *_printed(bench, parts)]))
-    met = f"{judged - len(misses)} of {judged} figures meet their target. These miss it:"
-    return "\n\n".join([met, "\n".join(misses), *sections])
+        shown = {name: _figures_of(bench, name, part, chosen[bench]) for name, part in parts.items()}
+        judged = [
+            missed(target, figure)
+            for name in parts
+            for choice, figure in zip(chosen[bench], shown[name], strict=True)
+            if figure and (target := _of(choice["target"], name))[:1] in {"≤", "≥", "="}
+        ]
+        met = f"{len(judged) - sum(judged)} | {sum(judged)}" if judged else "| "
+        counts.append(f"| [{title}](#{_anchor(title)}) | {met} |")
+        table = "\n".join(_rows(parts, chosen[bench], shown))
+        quoted = ["† Several runs, or one whose output was not kept."] * ("†" in table)
+        sections.append("\n\n".join([f"## {title}", _about(bench), table, *quoted, *_printed(parts)]))
+    summary = ["| | targets met | missed |", "|---|---|---|", *counts]
+    return "\n".join(summary) + "\n\n" + "\n\n".join(sections)
+
+
+def _figures_of(bench: str, name: str, part: dict[str, Any], choices: list[dict[str, Any]]) -> list[str]:
+    """Return each figure of a part as it is quoted, else as it was printed; nothing for those of other parts."""
+    read, found = tables(part["printed"]), []
+    for choice in choices:
+        cell = _of(choice["cell"], name)
+        shown = part.get("quoted", {}).get(choice["of"]) or (value(read, cell) if cell else "")
+        if shown is None:
+            raise LookupError(f"{bench}, {name}: {choice['of']!r}: nothing printed for {cell!r}")
+        found.append(shown)
+    return found
+
+
+def _rows(parts: dict[str, Any], choices: list[dict[str, Any]], shown: dict[str, list[str]]) -> Iterator[str]:
+    yield "| | target | " + " | ".join(parts) + " |"
+    yield "|---|---|" + "---|" * len(parts)
+    for number, choice in enumerate(choices):
+        cells: list[str] = []
+        for name, part in parts.items():
+            figure = shown[name][number]
+            bold = "**" if figure and missed(_of(choice["target"], name), figure) else ""
+            dagger = "\N{NO-BREAK SPACE}†" if choice["of"] in part.get("quoted", {}) else ""
+            cells.append(f"{bold}{figure}{bold}{dagger}")
+        targets = choice["target"].values() if isinstance(choice["target"], dict) else [choice["target"]]
+        target = "; ".join(target.removeprefix("= ") for target in targets)
+        if any(cells):
+            yield f"| {choice['of']} | {target} | {' | '.join(cells)} |"
 
 
 def _of(choice: str | dict[str, str], part: str) -> str:
     """Return what holds for a part, which is the text, or that of the part."""
     return choice if isinstance(choice, str) else choice.get(part, "")
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor of a title, by the rule that GitHub and MkDocs have in common for ours."""
+    return re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
 
 
 def _about(bench: str) -> str:
@@ -172,18 +190,20 @@ def _about(bench: str) -> str:
     return f"`bench_{bench}.py`. {first}"
 
 
-def _printed(bench: str, parts: dict[str, Any]) -> Iterator[str]:
+def _printed(parts: dict[str, Any]) -> Iterator[str]:
+    """Yield where the figures are from, parts measured alike together, and what was printed."""
+    alike: dict[str, list[str]] = {}
     for name, part in parts.items():
         versions = ", ".join(f"{package} {version}" for package, version in part["versions"].items())
-        about = f"{part['measured']}, {part['machine']}, {versions}"
-        if part.get("note"):
-            about += f"; {part['note']}"
-        if not part["printed"]:
-            yield f"{name}: {about}: `{part['command']}`"
-            continue
-        text = html.escape("\n".join(part["printed"]), quote=False)
-        summary = f"<summary>{name}: {about}: <code>{part['command']}</code></summary>"
-        yield f"<details>\n{summary}\n\n<pre><code>{text}\n</code></pre>\n\n</details>"
+        note = f" ({part['note']})" if part.get("note") else ""
+        about = f"measured {part['measured']} on {part['machine']}, {versions}{note}: `{part['command']}`"
+        alike.setdefault(about, []).append(name)
+    for about, names in alike.items():
+        yield f"{', '.join(names)}: {about}"
+    text = "\n\n".join("\n".join(part["printed"]) for part in parts.values() if part["printed"])
+    if text:
+        text = html.escape(text, quote=False)
+        yield f"<details>\n<summary>What was printed</summary>\n\n<pre><code>{text}\n</code></pre>\n\n</details>"
 
 
 def written(readme: str, new: str) -> str:

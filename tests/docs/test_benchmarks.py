@@ -75,7 +75,9 @@ def test_what_a_line_ends_with_is_shown(bench: str, begins: str, of: str) -> Non
     lines = [line for part in RESULTS[bench].values() for line in part["printed"] if line.startswith(begins)]
     section = page.README.read_text("utf-8").split(f"\n`bench_{bench}.py`. ")[1].split("\n## ")[0]
     (row,) = rows(section, f"| {of} |")
-    assert [cell.strip(" *") for cell in row.split("|")[3:-1]] == [line.split()[-1] for line in lines]
+    assert [cell.strip(" *†\N{NO-BREAK SPACE}") for cell in row.split("|")[3:-1]] == [
+        line.split()[-1] for line in lines
+    ]
 
 
 TWO_LINES = """\
