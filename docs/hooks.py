@@ -10,6 +10,7 @@ _DOCS = Path(__file__).parent
 _ENTRY = re.compile(r"^::: (?P<path>\S+)(?:\n +options:\n +members: \[(?P<members>.*)\])?", re.MULTILINE)
 _REFERENCE = re.compile(r":(?:func|class|data|meth|mod):`(?:paraxis\.|px\.)?([\w.]+)`")
 _SESSION = re.compile(r"^```python(?=\n>>> )", re.MULTILINE)
+_SHOWN = re.compile(r"^```(pycon|console)\n(?=(?:(?!```).*\n)*?.{120,}\n)", re.MULTILINE)
 _NAMES = re.compile(r"<!-- names: (\S+) -->")
 _EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
 
@@ -23,8 +24,12 @@ def entries() -> dict[Path, dict[str, list[str]]]:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Mark sessions as such, so that what they print is not read as Python, and list the names of the reference."""
-    return _NAMES.sub(lambda match: _names(match[1]), _SESSION.sub("```pycon", markdown))
+    """Mark sessions as such, so that what they print is not read as Python, and list the names of the reference.
+
+    A session that shows a long message is marked too, for its lines to be wrapped.
+    """
+    sessions = _SHOWN.sub(r"``` { .\1 .px-wrap }\n", _SESSION.sub("```pycon", markdown))
+    return _NAMES.sub(lambda match: _names(match[1]), sessions)
 
 
 def _names(page: str) -> str:

@@ -1,6 +1,12 @@
 """What a release says of itself: one version, one licence, the same authors, and each extra explained and tried."""
 
+import importlib.util
 import re
+import sys
+import types
+from typing import Any
+
+import pytest
 
 import paraxis as px
 from tests.packaging._programs import PROGRAMS
@@ -36,3 +42,51 @@ def test_each_extra_has_a_program_that_is_run_with_it() -> None:
 def test_each_extra_for_users_is_on_the_page_about_installing() -> None:
     page = (ROOT / "docs" / "install.md").read_text("utf-8")
     assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted(FOR_USERS)
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import the build's own module, whose base class is only there while something is built."""
+    interface = types.ModuleType("hatchling.metadata.plugin.interface")
+    interface.__dict__["MetadataHookInterface"] = object
+    for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin", interface.__name__):
+        monkeypatch.setitem(sys.modules, name, interface)
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "led"),
+    [
+        ("see [Install](docs/install.md).", "see Install (`docs/install.md`).", "see [Install](at/docs/install.md)."),
+        ("[a/B.md](a/B.md)", "`a/B.md`", "[a/B.md](at/a/B.md)"),
+        ("[Killed](docs/t.md#kill-it)", "Killed (`docs/t.md`)", "[Killed](at/docs/t.md#kill-it)"),
+        ("[else](https://somewhere.test/a.md)", None, None),
+        ("`x[0](y.z)`, [i](#here)", None, None),
+        (
+            "```python\nx[0](y)\n```\n[`x`](x.md)",
+            "```python\nx[0](y)\n```\n`x` (`x.md`)",
+            "```python\nx[0](y)\n```\n[`x`](at/x.md)",
+        ),
+    ],
+)
+def test_links_to_files_are_named_or_led_where_the_files_are(hook: Any, text: str, named: str, led: str) -> None:
+    assert hook.readme(text, "").removesuffix(hook._NOTE) == (named or text)
+    assert hook.readme(text, "at/") == (led or text)
+
+
+def test_on_an_index_no_link_of_the_readme_is_dead(hook: Any) -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    files = [target.partition("#")[0] for target in targets if "://" not in target]
+    assert files
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+    shown = hook.readme(text, "")
+    assert [target for target in re.findall(r"\]\(([^)]*)\)", shown) if "://" not in target] == []
+    assert [file for file in files if f"`{file}`" not in shown] == []
+    led = re.findall(r"\]\(([^)]*)\)", hook.readme(text, "https://somewhere.test/"))
+    assert led == [target if "://" in target else f"https://somewhere.test/{target}" for target in targets]
