@@ -1,5 +1,6 @@
 """The built site, of the night, as `.ci/run` runs `make docs`; every day, that each check fails where it should."""
 
+import importlib.util
 import json
 import os
 import re
@@ -57,6 +58,26 @@ def test_a_notebook_is_shown_with_what_came_out(site: Path, name: str) -> None:
         assert all(bar["value"] == bar["max"] for bar in bars)
     assert re.search(rf'<img[^>]* src="{name}-\d+-\d+\.png"', text)
     assert (site / "notebooks" / f"{name}.ipynb").exists()
+
+
+@pytest.mark.parametrize(
+    ("language", "line", "shown"),
+    [
+        ("python", ">>> f()", "```pycon\n"),
+        ("python", ">>> f()\nError: " + 120 * "x", "``` { .pycon .px-wrap }\n"),
+        ("console", "$ f\n" + 120 * "x", "``` { .console .px-wrap }\n"),
+        ("text", 150 * "x", "```text\n"),  # a drawing
+        ("python", "x = " + 120 * "1", "```python\n"),
+        ("console", f"$ f\n```\n\n{120 * 'x'}\n\n```console\n$ g", "```console\n"),  # text between two
+    ],
+)
+def test_long_messages_of_sessions_are_wrapped(language: str, line: str, shown: str) -> None:
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    assert hooks.on_page_markdown(f"```{language}\n{line}\n```\n").startswith(shown)
 
 
 def test_an_example_that_is_no_code_is_found() -> None:
