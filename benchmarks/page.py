@@ -137,7 +137,7 @@ def figures(folder: Path = RESULTS) -> str:
             for choice, figure in zip(chosen[bench], shown[name], strict=True)
             if figure and (target := _of(choice["target"], name))[:1] in {"≤", "≥", "="}
         ]
-        met = f"{len(judged) - sum(judged)} | {sum(judged)}" if judged else "| "
+        met = f"{len(judged) - sum(judged)} | {sum(judged)}" if judged else "no target | "
         counts.append(f"| [{title}](#{_anchor(title)}) | {met} |")
         table = "\n".join(_rows(parts, chosen[bench], shown))
         quoted = ["† Several runs, or one whose output was not kept."] * ("†" in table)
