@@ -1,0 +1,240 @@
+"""`px.Stream` beside the mesh: time with data in memory, time and memory as clients grow, reading, ragged cohorts.
+
+The mesh has its data on the devices already; the stream takes it from the host, chunk by chunk. Both are traced before.
+"""
+
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import paraxis as px
+
+ROWS, COLUMNS, HIDDEN, CLASSES = 32, 64, 256, 10
+GROWING = (1_000, 10_000, 100_000)
+
+
+def run(devices: int, repeats: int) -> None:
+    _against_the_mesh(devices, repeats)
+    _while_reading(devices, repeats)
+    _ragged_rounds(devices, repeats)
+    _growing(devices)
+
+
+def params() -> Any:
+    rng = np.random.default_rng(0)
+    shapes = {"a": (COLUMNS, HIDDEN), "b": (HIDDEN, CLASSES)}
+    return {name: jnp.asarray(rng.normal(size=s).astype("float32") / s[0] ** 0.5) for name, s in shapes.items()}
+
+
+def client_loss(p: Any, data: Any) -> jax.Array:
+    logits = jax.nn.log_softmax(jnp.tanh(data["x"] @ p["a"]) @ p["b"])
+    return -jnp.mean(jnp.take_along_axis(logits, data["y"][:, None], 1))
+
+
+def value_and_grad(clients: px.Axis) -> Any:
+    def loss(p: Any, data: Any) -> jax.Array:
+        return px.reduce_mean(px.map_fn(client_loss, (px.broadcast(p, clients), data), clients), clients)
+
+    return jax.value_and_grad(loss)
+
+
+def rows(size: int) -> Any:
+    rng = np.random.default_rng(1)
+    return {
+        "x": rng.normal(size=(size, ROWS, COLUMNS)).astype("float32"),
+        "y": rng.integers(0, CLASSES, (size, ROWS)).astype("int32"),
+    }
+
+
+def _medians(rivals: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Return milliseconds of each, measured in turns after a first call."""
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    for call in rivals.values():
+        jax.block_until_ready(call())
+    for _ in range(repeats):
+        for name, call in rivals.items():
+            begin = time.perf_counter()
+            jax.block_until_ready(call())
+            times[name].append(1e3 * (time.perf_counter() - begin))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def _against_the_mesh(devices: int, repeats: int) -> None:
+    size, p = 2000, params()
+    data = rows(size)
+    whole, turns = px.Axis("clients", size), px.Axis("clients", size, at_once=64)
+    placed, groups = px.scatter(data, whole), px.Groups.of_arrays(data)
+    on_mesh, in_turns = jax.jit(value_and_grad(whole)), jax.jit(value_and_grad(turns))
+    streams = {k: px.Stream(at_once=k).jit(value_and_grad(whole)) for k in (64, 250)}
+    found = _medians(
+        {
+            "the mesh": lambda: on_mesh(p, placed),
+            "the mesh, at_once=64": lambda: in_turns(p, placed),
+            **{f"Stream(at_once={k})": lambda step=step: step(p, groups) for k, step in streams.items()},
+        },
+        repeats,
+    )
+    best = min(found["the mesh"], found["the mesh, at_once=64"])
+    print(f"\nvalue and gradient, {size:,} clients of {ROWS} rows, {devices} devices        ms    over the better mesh")
+    for name, ms in found.items():
+        print(f"  {name:62}{ms:8.0f}{ms / best:24.2f}", flush=True)
+
+
+class Slow:
+    """Elements that take some time to read."""
+
+    def __init__(self, data: Any, seconds: float) -> None:
+        self.data, self.seconds = data, seconds
+
+    def __len__(self) -> int:
+        return len(self.data["y"])
+
+    def __getitem__(self, number: int) -> Any:
+        return jax.tree.map(lambda x: x[number], self.data)
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        time.sleep(self.seconds * len(numbers))
+        return [self[number] for number in numbers]
+
+
+def _while_reading(devices: int, repeats: int) -> None:
+    size, p = 1000, params()
+    data = rows(size)
+    step = px.Stream(at_once=64).jit(value_and_grad(px.Axis("clients", size)))
+    in_memory = px.Groups(Slow(data, 0.0))
+    alone = _medians({"": lambda: step(p, in_memory)}, 3)[""]
+    slow = px.Groups(Slow(data, alone / 1e3 / size / 2))
+    found = _medians({"at once": lambda: step(p, in_memory), "slowly": lambda: step(p, slow)}, repeats)
+    print(f"\nreading takes half as long as computing, {devices} devices      ms    devices busy, %")
+    for name, ms in found.items():
+        print(f"  {'elements are given ' + name:50}{ms:8.0f}{100 * found['at once'] / ms:19.0f}", flush=True)
+
+
+# --- a federated round over clients of different length --------------------------------------------------------------
+
+BATCH, COHORT = 20, 100
+
+
+def ragged() -> tuple[list[Any], np.ndarray]:
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(3.5, 0.8, 400).astype(int), 4, 400)
+    make = rng.normal, rng.integers
+    return [{"x": make[0](size=(n, 784)).astype("float32"), "y": make[1](0, 10, n)} for n in lengths], lengths
+
+
+def wide_params() -> Any:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(784, 128)) / 28, rng.normal(size=(128, 10)) / 11
+    return {"a": jnp.asarray(a.astype("float32")), "b": jnp.asarray(b.astype("float32"))}
+
+
+def batch_loss(p: Any, x: Any, y: Any, mask: Any) -> jax.Array:
+    logits = jax.nn.log_softmax(jnp.maximum(x @ p["a"], 0) @ p["b"])
+    losses = -jnp.take_along_axis(logits, y[:, None], 1)[:, 0]
+    return jnp.sum(jnp.where(mask, losses, 0.0)) / jnp.maximum(mask.sum(), 1)
+
+
+def local_epoch(p: Any, x: Any, y: Any, mask: Any) -> Any:
+    """One epoch in batches of 20; an empty batch changes nothing."""
+    count = -(-x.shape[0] // BATCH)
+    extra = count * BATCH - x.shape[0]
+    x, y, mask = (jnp.pad(v, [(0, extra)] + [(0, 0)] * (v.ndim - 1)) for v in (x, y, mask))
+
+    def step(p: Any, batch: Any) -> Any:
+        g = jax.grad(batch_loss)(p, *batch)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, p, g), None
+
+    return jax.lax.scan(step, p, [v.reshape(count, BATCH, *v.shape[1:]) for v in (x, y, mask)])[0]
+
+
+@px.program(clients=COHORT)
+def round_of(p: Any, data: Any) -> Any:
+    new = px.map_fn(lambda p, d: local_epoch(p, d.x, d.y, d.mask), (px.broadcast(p), data))
+    return px.reduce_weighted_mean(new, data.count.astype(jnp.float32))
+
+
+def _ragged_rounds(devices: int, repeats: int) -> None:
+    clients, lengths = ragged()
+    groups = px.Groups(clients, lengths=lengths)
+    p, cohorts = wide_params(), [groups.sample(COHORT, seed=(0, number)) for number in range(4)]
+    engines = {count: px.Stream(at_once=-(-count // devices)) for count in (8, 24)}
+    steps, on_mesh = {count: engine.jit(round_of) for count, engine in engines.items()}, jax.jit(round_of)
+
+    def each(run: Callable[[Any], Any]) -> Callable[[], Any]:
+        return lambda: [run(cohort) for cohort in cohorts]
+
+    found = _medians(
+        {
+            **{
+                f"Stream, chunks of {count}": each(lambda cohort, step=step: step(p, cohort))
+                for count, step in steps.items()
+            },
+            "the mesh, padded to the longest": each(lambda cohort: on_mesh(p, cohort.arrays())),
+        },
+        max(2, repeats // 3),
+    )
+    padding = [f"{engine.passes(round_of, p, cohorts[0]).padding:.2f}" for engine in engines.values()]
+    padding.append(f"{COHORT * cohorts[0].arrays().mask.shape[1] / cohorts[0].lengths.sum():.2f}")
+    best = min(found.values())
+    print(f"\na round of {COHORT} of 400 ragged clients, {devices} devices      ms    over the fastest    padding")
+    for (name, ms), padded in zip(found.items(), padding, strict=True):
+        print(f"  {name:50}{ms / len(cohorts):8.0f}{ms / best:20.2f}{padded:>11}", flush=True)
+
+
+# --- as clients grow -------------------------------------------------------------------------------------------------
+
+
+class Repeated:
+    """As many clients as one likes, of which a thousand differ."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.data = size, rows(1000)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, number: int) -> Any:
+        return jax.tree.map(lambda x: x[number % 1000], self.data)
+
+
+def measure(size: int) -> None:
+    """Print seconds of a second pass, and the peak of memory, of this many clients."""
+    step = px.Stream(at_once=64).jit(value_and_grad(px.Axis("clients", size)))
+    groups = px.Groups(Repeated(size))
+    p = params()
+    if size <= 10_000:
+        jax.block_until_ready(step(p, groups))  # compiled
+    begin = time.perf_counter()
+    jax.block_until_ready(step(p, groups))
+    seconds = time.perf_counter() - begin
+    status = Path("/proc/self/status").read_text()
+    print(seconds, int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024)
+
+
+def _growing(devices: int) -> None:
+    print(f"\nas clients grow, at_once=64, {devices} devices      seconds    ms a client    peak memory, MB")
+    for size in GROWING:
+        command = [sys.executable, __file__, "--measure", str(size), "--devices", str(devices)]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        seconds, peak = (float(word) for word in output.split())
+        print(f"  {size:9,} clients {seconds:36.2f}{1e3 * seconds / size:15.3f}{peak:19.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    if "--measure" in sys.argv:
+        from paraxis.testing import simulate_devices
+
+        simulate_devices(int(sys.argv[-1]))
+        measure(int(sys.argv[2]))
+    else:
+        harness.main(run, __doc__)
