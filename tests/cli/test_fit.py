@@ -156,7 +156,8 @@ def test_weights_are_those_of_scikit_learn(case: str, tmp_path: Path, capsys: py
     weight: Any = np.random.default_rng(2).integers(0, 4, NUM_ROWS) * 0.7
     file, out = write(tmp_path / "data.csv", {**DATA, "counts": weight}), tmp_path / "out"
     given = ["--target", name, *ignoring(name), "--weights", "counts", *arguments, "--strength", STRENGTH]
-    status, text, err = said(capsys, "fit", file, *given, "--test-fraction", 0.25, "--seed", 3, "--out", out)
+    held_out = ["--test-fraction", 0.25, "--seed", 3, "--devices", 2]
+    status, text, err = said(capsys, "fit", file, *given, *held_out, "--out", out)
     assert (status, err) == (0, "")
     y, classes = DATA[name], name != "price"
     train, test = dealt(y, classes)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli._files import complaints, everything, read, said, settled_by
 
-NUM_ROWS = 80
+NUM_ROWS = 60
 # Refused when all that the file and its options could be blamed for has been looked at, and before anything is fitted.
 LAST = ["--devices", "9"]
 BEYOND = "--devices 9 is more than the 8 there are"
@@ -80,12 +80,18 @@ FAULTS: dict[str, tuple[Callable[[Draft], None], str]] = {
     "ids of text": (column("patient id", lambda row: f"P{row:04d}"), "'patient id'.* names? the rows"),
     "ids of digits": (column("customerID", lambda row: str(7000 + 3 * row)), "'customerID'.* names? the rows"),
     "dates": (column("day", lambda row: f"2026-01-{1 + row % 28:02d}"), "'day' holds neither numbers nor text"),
-    "other dates": (column("seen", lambda row: f"{1 + row % 28}.{1 + row // 28}.2026"), "'seen'.* text of 80 levels"),
-    "remarks": (column("- it's\n$(a)", lambda row: f"remark {row}"), r"- it's\\n\$\(a\).* text of 80 levels"),
+    "other dates": (
+        column("seen", lambda row: f"{1 + row % 28}.{1 + row // 28}.2026"),
+        f"'seen'.* text of {NUM_ROWS} levels",
+    ),
+    "remarks": (column("- it's\n$(a)", lambda row: f"remark {row}"), rf"- it's\\n\$\(a\).* text of {NUM_ROWS} levels"),
     "places": (column("city", lambda row: ("Bern", "Chur", "NA")[row % 3]), "'city'.* holds? text"),
     "codes": (column("code", lambda row: ("00", "01")[row * row % 3 % 2]), "'code'.* holds? text"),
     "gaps": (lambda it: it.mark("b", [""] * 4), r"missing values?, .*'b' \(4\)"),
-    "a column of gaps": (column("empty", lambda row: "" if row else "1"), r"missing values?, .*'empty' \(79\)"),
+    "a column of gaps": (
+        column("empty", lambda row: "" if row else "1"),
+        rf"missing values?, .*'empty' \({NUM_ROWS - 1}\)",
+    ),
     "marks": (lambda it: it.mark("c", ["?", "-", "?"]), "'c' holds text, such as '.' in line .* among numbers"),
     "infinities": (lambda it: it.mark("c", ["inf", "-Infinity"]), r"infinite values, in column 'c' \(2\)"),
     "no target": (lambda it: it.mark("y", ["", ""]), r"missing values?, in columns? 'y' \(2\)"),
@@ -94,7 +100,7 @@ FAULTS: dict[str, tuple[Callable[[Draft], None], str]] = {
     "an objective": (asked("--objective", "squared"), "--objective squared needs numbers"),
     "weights": (asked("--weights", "bb"), "no column of weights 'bb'"),
     "class weights": (asked("--class-weight", "yess=2"), "names no class"),
-    "folds": (asked("--strengths", "1,2", "--folds", "79"), "--folds 79 is too many"),
+    "folds": (asked("--strengths", "1,2", "--folds", f"{NUM_ROWS - 1}"), f"--folds {NUM_ROWS - 1} is too many"),
 }
 APART = [
     {"latin-1", "utf-16 without a mark"},
