@@ -1,5 +1,6 @@
 """A test that takes too long fails the run, unless it is one of the night, whatever else its result."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,11 +55,12 @@ def run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[
     (folder / "conftest.py").write_text(CONFTEST.format(root=str(ROOT)))
     (folder / "test_it.py").write_text(TESTS + tests)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # they take longer than the tests
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("options", [(), ("-p", "xdist", "-n", "1")], ids=["alone", "xdist"])
 def test_what_takes_too_long_fails_a_run_that_would_pass(tmp_path: Path, options: tuple[str, ...]) -> None:
     done = run(tmp_path, ITSELF + FIXTURE + CHILD, *options)
     assert done.returncode == 1, done.stdout

@@ -153,13 +153,14 @@ size = int(sys.argv[1])
 ens = px.ensemble(make, size, 0, apply=logits)
 keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(size)]
 alone = [make(key) for key in keys]
-softmax = lambda alone: np.mean([jax.nn.softmax(logits(p, X)) for p in alone], 0)
+step_alone, softmax_alone = jax.jit(step), jax.jit(lambda params: jax.nn.softmax(logits(params, X)))
+softmax = lambda alone: np.mean([softmax_alone(p) for p in alone], 0)
 close(ens.predict(X), softmax(alone))
 for _ in range(2):
-    alone, values = zip(*(step(p, X, y) for p in alone))
+    alone, values = zip(*(step_alone(p, X, y) for p in alone))
     close(ens.train(step, X, y), np.stack(values))
 rates = jnp.linspace(0.1, 1.0, size)
-alone, values = zip(*(step(p, X, y, rate) for p, rate in zip(alone, rates)))
+alone, values = zip(*(step_alone(p, X, y, rate) for p, rate in zip(alone, rates)))
 close(ens.train(step, X, y, rates, in_axes=(None, None, 0)), np.stack(values))
 close(ens.members(X), np.stack([logits(p, X) for p in alone]))
 ens.save(sys.argv[2])

@@ -7,7 +7,8 @@ import pytest
 from tests.launch._support import Launch, launched  # noqa: F401  (a fixture)
 
 LAWS = """
-import sys
+import os, sys
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=1"
 import numpy as np
 import jax, jax.numpy as jnp
 import paraxis as px
@@ -34,21 +35,33 @@ for size in map(int, sys.argv[1:]):
         return px.gather(px.map_fn(fn, *args, rows), rows)
 
     close(fetched(jnp.sin, x), np.sin(x))
-    close(fetched(lambda x: x - px.pmean(x, "rows"), x), x - x.mean(0))
     close(px.gather(px.scatter(x, rows), rows), x)
-    close(px.reduce_max(x, rows), x.max(0))
-    close(px.reduce_weighted_mean(x, x[:, 0] ** 2, rows), np.average(x, axis=0, weights=x[:, 0] ** 2))
+    close(px.gather(px.pmap(lambda x: x / px.psum(x, "i"), axis_name="i")(x), rows), x / x.sum(0))
     value, slope = np.sin(w * x).sum(1).mean(), (np.cos(w * x) * x).mean(0)
     program = px.program(rows=rows)(loss)
-    for here in (loss, program, jax.jit(program)):
-        close(here(w, x), value)
-        close(jax.grad(here)(w, x), slope)
-    in_turns = px.Axis("rows", size, at_once=1)
-    close(px.reduce_sum(px.map_fn(jnp.sin, x, in_turns), in_turns), np.sin(x).sum(0))
-    close(px.gather(px.pmap(lambda x: x / px.psum(x, "i"), axis_name="i")(x), rows), x / x.sum(0))
-    drawn = fetched(jax.random.normal, px.keys(jax.random.key(0), rows))
+    close(program(w, x), value)
+    close(jax.grad(program)(w, x), slope)
+
+    @jax.jit
+    def in_one_program(w, x, rows=rows, size=size, loss=loss, program=program, fetched=fetched):
+        in_turns = px.Axis("rows", size, at_once=1)
+        return (
+            fetched(lambda x: x - px.pmean(x, "rows"), x),
+            px.reduce_max(x, rows),
+            px.reduce_weighted_mean(x, x[:, 0] ** 2, rows),
+            *jax.value_and_grad(loss)(w, x),
+            *jax.value_and_grad(program)(w, x),
+            px.reduce_sum(px.map_fn(jnp.sin, x, in_turns), in_turns),
+            fetched(jax.random.normal, px.keys(jax.random.key(0), rows)),
+            fetched(jax.random.bits, px.keys(jax.random.PRNGKey(0), rows)),
+        )
+
+    *found, drawn, bits = in_one_program(w, x)
+    weighted = np.average(x, axis=0, weights=x[:, 0] ** 2)
+    expected = (x - x.mean(0), x.max(0), weighted, value, slope, value, slope, np.sin(x).sum(0))
+    for got, wanted in zip(found, expected, strict=True):
+        close(got, wanted)
     close(drawn, [jax.random.normal(jax.random.fold_in(jax.random.key(0), i)) for i in range(size)])
-    bits = fetched(jax.random.bits, px.keys(jax.random.PRNGKey(0), rows))
     old = [jax.random.fold_in(jax.random.PRNGKey(0), i) for i in range(size)]
     np.testing.assert_array_equal(bits, [jax.random.bits(key) for key in old])
 print("held for", size)

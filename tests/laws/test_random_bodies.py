@@ -17,7 +17,7 @@ import pytest
 import paraxis as px
 from tests._support import assert_close, axis_on, in_double, values
 
-NUM_EVERY_DAY, NUM_AT_NIGHT = 60, 2000
+NUM_EVERY_DAY, NUM_AT_NIGHT = 36, 2000
 
 Values = dict[str, Any]
 Body = Callable[..., tuple[jax.Array, ...]]
