@@ -51,13 +51,15 @@ def test_folds_in_one_program_are_fits_fold_by_fold(case: str, devices: int) -> 
     np.testing.assert_allclose(found.estimator.coef_, search.best_estimator_.coef_, rtol=1e-5, atol=1e-6)
 
 
-def test_weights_and_a_splitter_of_ones_own() -> None:
-    ours, theirs, y = CASES["ridge"]
+@pytest.mark.parametrize("case", ["balanced", pytest.param("ridge", marks=pytest.mark.slow)])
+def test_weights_and_a_splitter_of_ones_own(case: str) -> None:
+    """Of classes, it runs the program that the test before has compiled."""
+    ours, theirs, y = CASES[case]
     splitter = KFold(3, shuffle=True, random_state=0)
     found = solve.cross_validate_path(on(1, ours), X, y, GRID, splitter, sample_weight=WEIGHT)
     for row, strength in enumerate(GRID):
         for fold, (train, test) in enumerate(splitter.split(X)):
-            model = new(theirs, alpha=strength).fit(X[train], y[train], WEIGHT[train])
+            model = new(theirs, **{ours.strength_name: strength}).fit(X[train], y[train], WEIGHT[train])
             expected = model.score(X[test], y[test], WEIGHT[test])
             np.testing.assert_allclose(found.scores[row, fold], expected, rtol=1e-8)
 

@@ -120,7 +120,7 @@ def test_fits_are_those_of_scikit_learn(case: str, weighted: bool) -> None:
         np.testing.assert_allclose(found.predict(X), expected.predict(X), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["three classes", "two classes", "counts", "ridge"])
 def test_a_small_tolerance_gives_nine_digits(case: str) -> None:
     ours, theirs, y = CASES[case]

@@ -72,6 +72,7 @@ def test_a_linear_models_solution_by_each_argument(by: str) -> None:
 @pytest.mark.parametrize("batched", [False, pytest.param(True, marks=pytest.mark.slow)])
 @in_float64
 def test_ridge_by_hand(batched: bool) -> None:
+    """Both modes of differentiation, in one program with one solve."""
     x, y = X, X @ np.array([1.0, -2.0, 0.5]) + np.sin(np.arange(40.0))
     solver = px.solve.LBFGS(objective.ridge, **TIGHT)
 
@@ -82,12 +83,18 @@ def test_ridge_by_hand(batched: bool) -> None:
         return jnp.linalg.solve(x.T @ x / 40 + l2 * jnp.eye(3), x.T @ y / 40)
 
     args = jnp.asarray(0.3), jnp.asarray(x), jnp.asarray(y)
-    np.testing.assert_allclose(ours(*args), closed(*args), rtol=1e-9)
-    derivatives = jax.jit(jax.jacrev(closed, argnums=(0, 1, 2)))(*args)
     if not batched:
-        for transform in (jax.jacfwd, jax.jacrev):
-            for found, expected in zip(jax.jit(transform(ours, argnums=(0, 1, 2)))(*args), derivatives, strict=True):
-                np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
+
+        @jax.jit
+        def solution_and_derivatives(*args: Any) -> tuple[jax.Array, list[Any]]:
+            solution, push = jax.linearize(ours, *args)  # `push` is linear, and so its own derivative
+            return solution, [transform(push, argnums=(0, 1, 2))(*args) for transform in (jax.jacfwd, jax.jacrev)]
+
+        solution, both = solution_and_derivatives(*args)
+        np.testing.assert_allclose(solution, closed(*args), rtol=1e-9)
+        for found in both:
+            for one, expected in zip(found, jax.jit(jax.jacrev(closed, argnums=(0, 1, 2)))(*args), strict=True):
+                np.testing.assert_allclose(one, expected, rtol=1e-7, atol=1e-9)
         return
     batch = jnp.array([0.1, 0.3, 1.0])
     found = jax.jit(jax.vmap(jax.grad(lambda l2: ours(l2, *args[1:]).sum())))(batch)

@@ -1,4 +1,7 @@
-"""A fit without a penalty that has no finite solution says so: a linear program is the judge of that."""
+"""A fit without a penalty that has no finite solution says so: a linear program is the judge of that.
+
+Four columns and at most 64 rows, as in ``test_estimators.py``: fits of the same kind are then one program.
+"""
 
 import itertools
 import warnings
@@ -32,13 +35,13 @@ def separates(X: np.ndarray, signs: np.ndarray, pinned: np.ndarray) -> bool:
 def classes(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Some can be told apart, some but for ties, some not; with columns on other scales, and rows far off."""
     rng = np.random.default_rng(seed)
-    X = np.column_stack([rng.normal(size=(40, 2)), rng.integers(0, 2, 40)])
+    X = np.column_stack([rng.normal(size=(40, 2)), rng.integers(0, 2, 40), rng.normal(size=40)])
     noise = [0.0, 1.0, 1.0, 3.0][seed % 4]
     y = X[:, 0] - X[:, 1] + noise * rng.normal(size=40) > 0
     if seed % 4 == 1:
         y |= X[:, 2] > 0  # an indicator of rows that are all of one class
     if seed % 8 >= 4:
-        X = X * [1e3, 1e-2, 1] + [50, 0, -3]
+        X = X * [1e3, 1e-2, 1, 1] + [50, 0, -3, 0]
     if seed % 3 == 0:
         X[0, :2] *= 30
     return X, y
@@ -79,18 +82,18 @@ def several_classes(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """One apart from others that are mixed, or apart but for ties; all apart; pairs that are mixed, apart; none."""
     rng = np.random.default_rng(seed)
     kind = seed % 5
-    y = np.arange(120) % 5
-    X = rng.normal(size=(len(y), 3))
+    y = np.arange(60) % (3 if seed < 10 else 5)
+    X = rng.normal(size=(len(y), 2))
     if kind == 0:
         X[:, 0] += 12 * (y == 0)
     if kind == 1:
-        X[:, 2] = (y == 0) * rng.integers(0, 2, len(y))
+        X[:, 1] = (y == 0) * rng.integers(0, 2, len(y))
     if kind == 2:
         X[:, 0] += 12 * y
     if kind == 3:
         X[:, 0] += 12 * (y // 2)
     if seed % 2:
-        X = X * [1e3, 1e-2, 1] + [50, 0, -3]
+        X = X * [1e3, 1e-2] + [50, 0]
     return np.column_stack([X, X[:, 0] - X[:, 1], np.zeros(len(y))]), y
 
 
@@ -111,10 +114,10 @@ def test_several_classes_of_which_some_can_be_told_apart_have_no_finite_solution
 def test_counts_of_a_group_that_has_none_have_no_finite_solution(empty: bool) -> None:
     rng = np.random.default_rng(0)
     group = np.arange(40) % 4 == 0
-    X = np.column_stack([rng.normal(size=40), group])
+    X = np.column_stack([rng.normal(size=(40, 2)), group, ~group])
     y = np.where(group, 0 if empty else 1, 1) * rng.poisson(np.exp(X[:, 0])) + (~group)
     assert separates(X, np.full(40, -1), y > 0) == empty
-    model = px.solve.PoissonRegressor(alpha=0.0, devices=1)
+    model = px.solve.PoissonRegressor(alpha=0.0, fit_intercept=False, devices=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(X, y)
@@ -138,10 +141,10 @@ def test_of_several_classes_and_along_a_path_it_is_told_too() -> None:
 @pytest.mark.parametrize("alpha", [0.0, 2.0])
 def test_a_target_of_one_column_is_one_target(alpha: float) -> None:
     rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(30, 3)), rng.normal(size=(30, 1))
+    X, y = rng.normal(size=(30, 4)), rng.normal(size=(30, 1))
     ours, theirs = px.solve.Ridge(alpha, devices=1).fit(X, y), Ridge(alpha).fit(X, y)
     one = px.solve.Ridge(alpha, devices=1).fit(X, y[:, 0])
-    assert ours.coef_.shape == theirs.coef_.shape == (3,)
+    assert ours.coef_.shape == theirs.coef_.shape == (4,)
     assert ours.predict(X).shape == theirs.predict(X).shape == (30,)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-9)
     np.testing.assert_array_equal(ours.coef_, one.coef_)
