@@ -56,7 +56,7 @@ def test_micro_batches_add_up_to_the_whole_batch(devices: int, microbatches: int
     assert_near(float(metrics["losses"]), np.mean(plain_loss(plain_params(), batch)))
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_gradient_is_that_of_the_whole_batch(devices: int) -> None:
     """For numbers of rows that are a multiple, that are none, and that are fewer than the micro-batches."""
     batches = [rows(size, size) for size in (15, 13, 3)]
@@ -80,7 +80,7 @@ def test_micro_batches_are_those_of_optax() -> None:
     assert_near(step(px.TrainState.create(plain_params(), ADAM), batch)[0].params, params)
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_batch_norm_takes_the_same_micro_batches_on_any_devices(devices: int) -> None:
     batch, net = rows(13), Net(dropout=0)
     graph, params, rest = nnx.split(net, nnx.Param, ...)

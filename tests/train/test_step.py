@@ -59,7 +59,7 @@ def linen_loss(model: Any, batch: Any) -> jax.Array:
     return jnp.mean((model(batch["x"], train=True) - batch["y"]) ** 2)
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_linen_module_is_trained_as_by_its_apply(devices: int) -> None:
     net, key, batch = LinenNet(), jax.random.key(3), rows(13)
     variables = net.init(key, batch["x"][:1])
