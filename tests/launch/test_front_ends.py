@@ -151,8 +151,10 @@ def step(params, x, y, rate=0.1):
 
 size = int(sys.argv[1])
 ens = px.ensemble(make, size, 0, apply=logits)
-keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(size)]
-alone = [make(key) for key in keys]
+alone = [make(jax.random.fold_in(jax.random.key(0), i)) for i in range(max(size, 4))]
+one_on_each_device = px.ensemble(make, 4, 0, apply=logits)
+close(one_on_each_device.members(X), np.stack([logits(p, X) for p in alone[:4]]))
+alone = alone[:size]
 step_alone, softmax_alone = jax.jit(step), jax.jit(lambda params: jax.nn.softmax(logits(params, X)))
 softmax = lambda alone: np.mean([softmax_alone(p) for p in alone], 0)
 close(ens.predict(X), softmax(alone))
