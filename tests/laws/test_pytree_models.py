@@ -103,7 +103,7 @@ def test_verbs_take_models_and_give_models(make: Callable[..., Any]) -> None:
         return px.reduce_mean(px.map_fn(lambda model, x: model(x).sum(), (copies, x), axis), axis)
 
     arrays, fixed = eqx.partition(model, eqx.is_inexact_array)
-    expected = jax.grad(lambda arrays: rows_of(eqx.combine(arrays, fixed), x).sum() / 10)(arrays)
+    expected = jax.jit(jax.grad(lambda arrays: rows_of(eqx.combine(arrays, fixed), x).sum() / 10))(arrays)
     assert_close(jax.grad(loss)(arrays, x), expected)
     mapped = px.map_fn(lambda model: px.pmax(halved(model), axis), (px.broadcast(model, axis),), axis)
     same(px.gather(mapped, axis), jax.tree.map(lambda a: np.stack([a] * 10) if eqx.is_array(a) else a, halved(model)))
@@ -131,7 +131,7 @@ def test_programs_and_pmap_take_models_and_give_models(make: Callable[..., Any])
 
 
 @pytest.mark.sampled(1)
-@MAKES
+@pytest.mark.parametrize("make", [make_scaled, make_equinox])
 def test_transforms_take_models_bound_and_when_called(make: Callable[..., Any]) -> None:
     model, x, y = make(jax.random.key(0)), values(16, 3), values(16, 2, seed=1)
     assert_close(px.Jit(model)(x[0]), model(x[0]))
