@@ -31,10 +31,7 @@ for size in map(int, sys.argv[1:]):
     def loss(w, x, rows=rows):
         return px.reduce_mean(px.map_fn(lambda w, x: jnp.sum(jnp.sin(w * x)), (px.broadcast(w, rows), x), rows), rows)
 
-    def fetched(fn, *args, rows=rows):
-        return px.gather(px.map_fn(fn, *args, rows), rows)
-
-    close(fetched(jnp.sin, x), np.sin(x))
+    close(px.gather(px.map_fn(jnp.sin, x, rows), rows), np.sin(x))
     close(px.gather(px.scatter(x, rows), rows), x)
     close(px.gather(px.pmap(lambda x: x / px.psum(x, "i"), axis_name="i")(x), rows), x / x.sum(0))
     value, slope = np.sin(w * x).sum(1).mean(), (np.cos(w * x) * x).mean(0)
@@ -43,24 +40,27 @@ for size in map(int, sys.argv[1:]):
     close(jax.grad(program)(w, x), slope)
 
     @jax.jit
-    def in_one_program(w, x, rows=rows, size=size, loss=loss, program=program, fetched=fetched):
+    def in_one_program(w, x, rows=rows, size=size, loss=loss, program=program):
         in_turns = px.Axis("rows", size, at_once=1)
-        return (
-            fetched(lambda x: x - px.pmean(x, "rows"), x),
+        mapped = (
+            px.map_fn(lambda x: x - px.pmean(x, "rows"), x, rows),
+            px.map_fn(jax.random.normal, px.keys(jax.random.key(0), rows), rows),
+            px.map_fn(jax.random.bits, px.keys(jax.random.PRNGKey(0), rows), rows),
+        )
+        return mapped, (
             px.reduce_max(x, rows),
             px.reduce_weighted_mean(x, x[:, 0] ** 2, rows),
             *jax.value_and_grad(loss)(w, x),
             *jax.value_and_grad(program)(w, x),
             px.reduce_sum(px.map_fn(jnp.sin, x, in_turns), in_turns),
-            fetched(jax.random.normal, px.keys(jax.random.key(0), rows)),
-            fetched(jax.random.bits, px.keys(jax.random.PRNGKey(0), rows)),
         )
 
-    *found, drawn, bits = in_one_program(w, x)
+    mapped, reduced = in_one_program(w, x)
     weighted = np.average(x, axis=0, weights=x[:, 0] ** 2)
-    expected = (x - x.mean(0), x.max(0), weighted, value, slope, value, slope, np.sin(x).sum(0))
-    for got, wanted in zip(found, expected, strict=True):
+    for got, wanted in zip(reduced, (x.max(0), weighted, value, slope, value, slope, np.sin(x).sum(0)), strict=True):
         close(got, wanted)
+    centred, drawn, bits = px.gather(mapped, rows)
+    close(centred, x - x.mean(0))
     close(drawn, [jax.random.normal(jax.random.fold_in(jax.random.key(0), i)) for i in range(size)])
     old = [jax.random.fold_in(jax.random.PRNGKey(0), i) for i in range(size)]
     np.testing.assert_array_equal(bits, [jax.random.bits(key) for key in old])
