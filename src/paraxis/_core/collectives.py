@@ -217,7 +217,7 @@ def differentiable(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis]) -> jax_api
     def special(eqn: jax_api.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
         if any(jax_api.holds(sub, "all_to_all") for sub in jax_api.subjaxprs(eqn)) and eqn.primitive.name != "px_map":
             return _rebind(eqn, operands, lambda body, args: jax_api.evaluate(body, args, lambda _: False, special))
-        name = _axes(eqn)[0] if eqn.primitive.name == "all_to_all" else None
+        name = named_axes(eqn)[0] if eqn.primitive.name == "all_to_all" else None
         if name not in known or eqn.params.get("axis_index_groups") is not None:
             return None
         rows = jax.lax.all_gather(operands[0], name)
@@ -240,7 +240,7 @@ def _logical(name: str) -> str:
 
 def _renamed(body: jax_api.ClosedJaxpr, args: Sequence[Any], names: Mapping[str, str]) -> list[Any]:
     def special(eqn: jax_api.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
-        if not names.keys().isdisjoint(_axes(eqn)):
+        if not names.keys().isdisjoint(named_axes(eqn)):
             key = "axes" if "axes" in eqn.params else "axis_name"
             old = eqn.params[key]
             new = names[old] if isinstance(old, str) else tuple(names.get(axis, axis) for axis in old)
@@ -288,7 +288,9 @@ def mentions(jaxpr: jax_api.Jaxpr, axis: Axis) -> bool:
 
 def named_in(eqn: jax_api.JaxprEqn, names: Set[str]) -> bool:
     """Return whether an equation, or one inside it, names one of the axes."""
-    return not names.isdisjoint(_axes(eqn)) or any(_mentions(sub, frozenset(names)) for sub in jax_api.subjaxprs(eqn))
+    return not names.isdisjoint(named_axes(eqn)) or any(
+        _mentions(sub, frozenset(names)) for sub in jax_api.subjaxprs(eqn)
+    )
 
 
 def nests(eqn: jax_api.JaxprEqn) -> bool:
@@ -300,7 +302,8 @@ def nests(eqn: jax_api.JaxprEqn) -> bool:
 
 def _mentions(jaxpr: jax_api.Jaxpr, names: frozenset[str]) -> bool:
     return any(
-        not names.isdisjoint(_axes(eqn)) or any(_mentions(sub, names - _bound(eqn)) for sub in jax_api.subjaxprs(eqn))
+        not names.isdisjoint(named_axes(eqn))
+        or any(_mentions(sub, names - _bound(eqn)) for sub in jax_api.subjaxprs(eqn))
         for eqn in jaxpr.eqns
     )
 
@@ -312,7 +315,8 @@ def _bound(eqn: jax_api.JaxprEqn) -> frozenset[str]:
     return jax_api.bound_axes(eqn) if eqn.primitive.name == "shard_map" else frozenset()
 
 
-def _axes(eqn: jax_api.JaxprEqn) -> tuple[Any, ...]:
+def named_axes(eqn: jax_api.JaxprEqn) -> tuple[Any, ...]:
+    """Return the names of axes, and the numbers of dimensions, over which an equation works."""
     if eqn.primitive.name == "shard_map":
         return ()
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
@@ -324,7 +328,7 @@ def evaluate(jaxpr: jax_api.ClosedJaxpr, args: Sequence[Any], exchange: Exchange
     name = _logical(exchange.placement.axis.name)
 
     def special(eqn: jax_api.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
-        if name in _axes(eqn):
+        if name in named_axes(eqn):
             return _carry_out(eqn, operands, exchange)
         if any(_mentions(sub, frozenset([name])) for sub in jax_api.subjaxprs(eqn)):
             return _rebind(eqn, operands, lambda body, args: evaluate(body, args, exchange))
@@ -359,11 +363,11 @@ def _carry_out(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchang
         )
     if kind in _REDUCTIONS:
         ours, real = _logical(name), exchange.placement.crossed_axes
-        across = tuple(other for axis in _axes(eqn) for other in (real if axis == ours else (axis,)))
+        across = tuple(other for axis in named_axes(eqn) for other in (real if axis == ours else (axis,)))
         return [exchange.reduced(kind, x, across) for x in operands]
     if kind == "axis_index":
         return [exchange.index()]
-    if len(_axes(eqn)) == 1 and kind in _EXCHANGES:
+    if len(named_axes(eqn)) == 1 and kind in _EXCHANGES:
         rows = exchange.gathered(operands[0])
         return [_EXCHANGES[kind](rows, exchange.index(), size=size, **params)]
     raise CollectiveError(

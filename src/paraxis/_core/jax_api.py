@@ -60,6 +60,7 @@ __all__ = [
     "is_explicit",
     "is_impure",
     "is_tracing",
+    "is_transposed",
     "jaxpr_as_fun",
     "line_of",
     "manual_axes",
@@ -316,6 +317,11 @@ def line_of(eqn: JaxprEqn) -> str | None:
         if not frame.file_name.startswith(_INSIDE) and not frame.file_name.startswith("<frozen"):
             return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
     return None
+
+
+def is_transposed(eqn: JaxprEqn) -> bool:
+    """Return whether an operation is of the backward pass of a derivative."""
+    return "transpose(" in str(eqn.source_info.name_stack)
 
 
 def holds(jaxpr: Jaxpr, name: str) -> bool:

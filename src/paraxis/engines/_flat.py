@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core import collectives, jax_api, maps, primitives
+from paraxis._core import collectives, jax_api, maps, primitives, rowwise
 from paraxis._core.jax_api import ClosedJaxpr, JaxprEqn, Literal
 from paraxis.errors import CollectiveError
 
@@ -329,12 +329,7 @@ class Scan:
     @classmethod
     def of(cls, eqn: Any, operands: Sequence[Any]) -> "Scan":
         body = eqn.params["jaxpr"]
-        outs = zip(eqn.outvars, body.jaxpr.outvars, strict=True)
-        num_carry = sum(len(v.aval.shape) == len(inner.aval.shape) for v, inner in outs)
-        num_scanned = sum(
-            len(v.aval.shape) > len(inner.aval.shape) for v, inner in zip(eqn.invars, body.jaxpr.invars, strict=True)
-        )
-        num_fixed = len(operands) - num_carry - num_scanned
+        num_fixed, num_carry = rowwise.scan_parts(eqn)
         parts = operands[:num_fixed], operands[num_fixed : num_fixed + num_carry], operands[num_fixed + num_carry :]
         fixed, carry, scanned = map(list, parts)
         return cls(body, fixed, carry, scanned, eqn.params["length"], eqn.params["reverse"])

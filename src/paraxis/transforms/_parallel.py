@@ -65,7 +65,8 @@ class Parallel(Compiled[_P, _R], Generic[_P, _R]):
             precedence. ``nnx.BatchStat``: the mean. Metrics of Flax are merged. Each device starts from the whole old
             value: a ``"sum"`` of running totals counts it once per device, and ``"stack"`` adds an axis at each call.
         sync_batch_norm: whether BatchNorm layers, however they are reached, use the statistics of the whole batch, as
-            on one device, instead of those of each device's share.
+            on one device, instead of those of each device's share. A layer of yours that takes statistics itself, such
+            as ``x.mean(0)``, is not changed; a warning names it. Write ``px.pmean(x.mean(0), "device")`` there.
         check: whether to require that values written without a rule are the same on all devices, and that padding of a
             batch that does not divide changes no result. Write ``False`` for functions that the checks misjudge.
         donate: as in :class:`Jit`.

@@ -7,6 +7,7 @@ which results differ between devices, and, if rows had to be added, whether they
 import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from paraxis._core import jax_api, layout, placing, replicas, tree, verbs
 from paraxis._core.axis import Axis
 from paraxis._modules import graphs, norms
 from paraxis.errors import ShapeError, StateError
-from paraxis.transforms import _batches, _body, _metrics, _padding, _randomness, _results, _sync
+from paraxis.transforms import _batches, _body, _metrics, _padding, _randomness, _results, _statistics, _sync
 from paraxis.transforms._binding import Binding
 from paraxis.transforms._body import Body
 from paraxis.transforms._statics import Statics
@@ -114,6 +115,8 @@ class Call:
         if self._plan.check:
             differs = self._differing(body, [at > -2 for at in row_dims])
         self._differs = jax.tree.unflatten(out_tree, differs)
+        if self._plan.check and self._plan.sync_batch_norm:
+            self._warn_of_statistics(_statistics.of_shares(one, body, avals, row_dims, self._axis.name))
         if self._metrics:
             self._look_at_metrics(body, out_tree, whole, keys, rows)
         if self._plan.check:
@@ -128,6 +131,16 @@ class Call:
                 f"Parallel: the check that variables stay the same on all devices cannot see through the function "
                 f"({type(error).__name__}: {error}); if they do, write check=False"
             ) from error
+
+    def _warn_of_statistics(self, places: Sequence[str]) -> None:
+        if places and self._axis.size > 1:
+            warnings.warn(
+                f"Parallel: sync_batch_norm=True reaches Flax's BatchNorm layers, but a statistic of the rows that is "
+                f"taken at {', and at '.join(places)} and applied to rows is of each device's share alone. For that of "
+                f"the whole batch, combine it there, px.pmean(x.mean(0), {self._axis.name!r}), and for a variance "
+                f"px.pmean(((x - mean) ** 2).mean(0), {self._axis.name!r}); if it is meant, write check=False",
+                stacklevel=2,
+            )
 
     def _look_at_metrics(self, body: jax_api.ClosedJaxpr, out_tree: Any, whole: Any, keys: Any, rows: Any) -> None:
         """Note for each variable of a metric that is written whether its old value is part of the new one.
