@@ -114,3 +114,17 @@ def test_its_mode_is_what_the_umask_allows(umask: int, tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "again.npz").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("kind", [TypeError, KeyError, AttributeError])
+@pytest.mark.parametrize("where", [(json, "loads"), (hashlib, "sha256"), (np, "frombuffer")], ids=lambda at: at[1])
+def test_a_mistake_of_the_reader_is_not_told_as_damage(
+    where: tuple[Any, str], kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: Any, **__: Any) -> Any:
+        raise kind("a mistake")
+
+    path = saved(tmp_path / "model.npz")
+    monkeypatch.setattr(*where, mistaken)
+    with pytest.raises(kind, match="a mistake"):
+        load(path)

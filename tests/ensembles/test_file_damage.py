@@ -226,3 +226,25 @@ def test_an_ensemble_with_a_file_cut_short_may_be_replaced(length: float, ens: p
 def test_numpy_reads_what_is_written_whole(place: Path) -> None:
     with np.load(io.BytesIO((place / "member-000.npz").read_bytes()), allow_pickle=False) as file:
         assert all(file[name].size for name in file.files)
+
+
+# --- mistakes that are not in the file --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [TypeError, KeyError, ValueError, AttributeError])
+@pytest.mark.parametrize("where", [(json, "loads"), (np, "frombuffer"), (math, "prod")], ids=lambda at: at[1])
+def test_a_mistake_of_the_reader_is_not_told_as_damage(
+    where: tuple[Any, str], kind: type[Exception], ens: px.Ensemble, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: Any, **__: Any) -> Any:
+        raise kind("a mistake")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*where, mistaken)
+        if where == (json, "loads") and kind is ValueError:  # what it says of bytes that are not JSON
+            with pytest.raises(px.DataError, match="is damaged"):
+                px.load_member(make, place / "member-000.npz")
+        else:
+            with pytest.raises(kind, match="a mistake"):
+                px.load_member(make, place / "member-000.npz")
+    assert bits([px.load_member(make, place / "member-000.npz")]) == bits([ens[0]])

@@ -9,13 +9,18 @@ import math
 import re
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 
-from paraxis._host import files
+_BAD_BYTES = (
+    *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, struct.error, OSError),
+    *(ValueError, EOFError, OverflowError, RuntimeError),  # of Python's reader: what is encrypted, negative, too long
+)
+"""What Python's reader of archives raises on bytes that are not what was written; around its calls only."""
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _START = len(_MAGIC) + 2
@@ -47,12 +52,16 @@ class Archive:
         try:
             self._size = self._file.seek(0, 2)
             self._zip = zipfile.ZipFile(self._file)
-            self._entries = {entry.filename.removesuffix(".npy"): entry for entry in self._zip.infolist()}
-            if len(self._entries) < len(self._zip.infolist()):
-                raise Damaged("two of its arrays have the same name")
-        except BaseException as error:
+        except _BAD_BYTES as error:
             self._file.close()
-            raise _told(error) from error
+            raise Damaged(str(error)) from error
+        except BaseException:
+            self._file.close()
+            raise
+        self._entries = {entry.filename.removesuffix(".npy"): entry for entry in self._zip.infolist()}
+        if len(self._entries) < len(self._zip.infolist()):
+            self._file.close()
+            raise Damaged("two of its arrays have the same name")
 
     @property
     def names(self) -> list[str]:
@@ -68,21 +77,25 @@ class Archive:
                     start = opened.read(_START)
                     length = int.from_bytes(start[len(_MAGIC) :], "little")
                     header = opened.read(length)
-            except Exception as error:
-                raise _told(error) from error
+            except _BAD_BYTES as error:
+                raise Damaged(str(error)) from error
             self._kinds[name] = _kind(name, start, header, entry.file_size)[0]
         return self._kinds[name]
 
     def read(self, name: str) -> np.ndarray:
         """Return an array. Its bytes have the archive's checksum."""
+        entry = self._entry(name)
         try:
-            data = self._zip.read(self._entry(name))
-        except Exception as error:
-            raise _told(error) from error
+            data = self._zip.read(entry)
+        except _BAD_BYTES as error:
+            raise Damaged(str(error)) from error
         length = int.from_bytes(data[len(_MAGIC) : _START], "little")
         kind, is_fortran = _kind(name, data[:_START], data[_START : _START + length], len(data))
         flat = np.frombuffer(data, kind.dtype, math.prod(kind.shape), _START + length)
-        return flat.reshape(kind.shape, order="F" if is_fortran else "C")
+        try:
+            return flat.reshape(kind.shape, order="F" if is_fortran else "C")
+        except ValueError as error:  # a side of 0 beside one that no array has
+            raise Damaged(f"its array {name!r} is no array: {error}") from error
 
     def _entry(self, name: str) -> zipfile.ZipInfo:
         entry = self._entries.get(name)
@@ -114,15 +127,9 @@ def _kind(name: str, start: bytes, header: bytes, size: int) -> tuple[Kind, bool
         raise Damaged(f"its array {name!r} is none that np.savez makes of numbers")
     try:
         dtype = np.dtype(found[1].decode())
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise Damaged(f"its array {name!r} is of no type that is known: {error}") from None
     shape = tuple(int(one) for one in found[3].decode().replace(" ", "").split(",") if one)
-    if _START + len(header) + math.prod(shape) * dtype.itemsize != size or dtype.hasobject:
+    if _START + len(header) + math.prod(shape) * dtype.itemsize != size or dtype.hasobject or not dtype.itemsize:
         raise Damaged(f"its array {name!r} says that it is {dtype} {shape}, which its {size} bytes are not")
     return Kind(dtype, shape), found[2] == b"True"
-
-
-def _told(error: BaseException) -> BaseException:
-    """Return what reading an archive raises, as damage, where it says that."""
-    is_damage = isinstance(error, (*files.DAMAGED, struct.error, OverflowError, IndexError))
-    return Damaged(str(error)) if is_damage and not isinstance(error, files.ABSENT) else error

@@ -6,24 +6,9 @@ import os
 import secrets
 import shutil
 import stat
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
-
-DAMAGED = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    EOFError,
-    RuntimeError,
-    NotImplementedError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-"""What NumPy and its archive's reader raise on bytes that are not what was written."""
 
 ABSENT = (FileNotFoundError, IsADirectoryError, PermissionError)
 """What opening a file raises that says nothing of its bytes."""

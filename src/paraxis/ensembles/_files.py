@@ -4,7 +4,7 @@ A directory of them has a record, ``paraxis.json``, which says how many there ar
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,25 @@ _BEGINS = b"PK\x03\x04", b"paraxis.npy"  # how a file of a member begins: an arc
 _LARGEST_HEADER = 1 << 26  # bytes
 
 _ENSEMBLE = records.fields({"holds": records.one_of("ensemble"), "members": records.integer(1, _MOST)})
+
+
+def _known(find: Callable[[str], object]) -> records.Check:
+    """Accept names that a function, which raises a ``ValueError`` otherwise, finds something for."""
+
+    def check(value: Any, where: str) -> None:
+        records.text()(value, where)
+        try:
+            find(value)
+        except ValueError as error:
+            raise records.Wrong(f"{where}: {error}") from None
+
+    return check
+
+
 _MEMBER = records.list_of(
     records.either(
-        records.fields({"name": records.text(), "dtype": records.text()}),
-        records.fields({"name": records.text(), "key": records.text()}),
+        records.fields({"name": records.text(), "dtype": _known(dtypes.named)}),
+        records.fields({"name": records.text(), "key": _known(dtypes.of_keys)}),
     )
 )
 
@@ -118,7 +133,7 @@ def read(path: Any, expected: Mapping[str, jax.ShapeDtypeStruct]) -> list[jax.Ar
             return [_decoded(archive.read(str(index)), entry) for index, entry in enumerate(entries)]
     except (DataError, StateError, *files.ABSENT):
         raise
-    except files.DAMAGED as error:
+    except (archives.Damaged, records.Wrong, OSError) as error:
         raise DataError(
             f"load_member: {path} is damaged, or no file of a member ({error}); load another one, the other files are "
             f"not affected"

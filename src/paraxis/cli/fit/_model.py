@@ -90,7 +90,7 @@ def is_model(path: Path) -> bool:
     try:
         with archives.Archive(path) as archive:
             return {"format", "checksums"} <= records.read(_text(archive), _ANY_HEADER).keys()
-    except (ValueError, OSError):
+    except (archives.Damaged, records.Wrong, OSError):
         return False
 
 
@@ -118,7 +118,7 @@ def load(place: Path) -> Model:
         raise CommandError(
             f"{path} cannot be read: {error.strerror}; a model is made by: paraxis fit DATA --target COLUMN --out DIR"
         ) from None
-    except files.DAMAGED as error:
+    except (archives.Damaged, records.Wrong, OSError) as error:
         reason = " ".join(str(error).split())
         raise CommandError(f"{path} is damaged, or no model of paraxis fit ({reason[:200]}); fit it again") from None
 

@@ -139,7 +139,7 @@ def _refused(path: Path) -> Iterator[None]:
         yield
     except files.ABSENT as error:
         raise CommandError(f"{path} cannot be read: {error.strerror}") from None
-    except (pa.ArrowException, *files.DAMAGED) as error:
+    except (pa.ArrowException, NoReadingError, UnicodeError, OSError) as error:
         reason = " ".join(str(error).split())
         remedies = error.remedies if isinstance(error, NoReadingError) else ()
         kind = path.suffix[1:].upper()
@@ -194,26 +194,33 @@ def _read_npz(path: Path) -> list[Column]:
             # Of a file that is no archive, NumPy gives the array that it is.
             loaded = np.load(opened, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
-                raise ValueError("it is one array, not an archive; write np.savez(path, X=X, y=y)")
-            with loaded as archive:
-                arrays = {name: archive[name] for name in archive.files}
-        except ValueError as error:
+                arrays = None
+            else:
+                with loaded as archive:
+                    arrays = {name: archive[name] for name in archive.files}
+        except OSError:
+            raise
+        except Exception as error:  # of NumPy, which says in many ways that bytes are not what was written
             if "allow_pickle" not in str(error):
-                raise
-            raise ValueError(
+                raise NoReadingError(str(error)) from error
+            raise NoReadingError(
                 "it is no archive, or holds Python objects, which are not loaded; write np.savez(path, X=X, y=y) with "
                 "arrays of numbers or text, y.astype(str)"
             ) from None
+    if arrays is None:
+        raise NoReadingError("it is one array, not an archive; write np.savez(path, X=X, y=y)")
     columns = [column for name, array in arrays.items() for column in _of_array(name, array)]
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"its arrays have different numbers of rows, {lengths}; each row needs a value in every array")
+        raise NoReadingError(
+            f"its arrays have different numbers of rows, {lengths}; each row needs a value in every array"
+        )
     return columns
 
 
 def _of_array(name: str, array: np.ndarray) -> list[Column]:
     if array.ndim not in (1, 2):
-        raise ValueError(f"its array {name!r} has shape {array.shape}; an array must be (rows,) or (rows, columns)")
+        raise NoReadingError(f"its array {name!r} has shape {array.shape}; an array must be (rows,) or (rows, columns)")
     if array.ndim == 2:
         return [column for i in range(array.shape[1]) for column in _of_array(f"{name}{i}", array[:, i])]
     return [of_numpy(name, array, np.zeros(len(array), bool), str(array.dtype))]
