@@ -26,9 +26,13 @@ class Draft:
     arguments: list[str] = dataclasses.field(default_factory=list)
     delimiter: str = ","
     encoding: str = "utf-8"
+    short: int = 0  # rows at the end, of one value
+    renamed: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def write(self, path: Path) -> Path:
-        rows = [self.columns, *zip(*self.columns.values(), strict=True)]
+        header = [self.renamed.get(name, name) for name in self.columns]
+        rows = [header, *zip(*self.columns.values(), strict=True)]
+        rows += [row[:1] for row in rows[1 : 1 + self.short]]
         quoted = [[f'"{cell}"' if set(cell) & set(',;\n"|\t') else cell for cell in row] for row in rows]
         text = "".join(self.delimiter.join(row) + "\r\n" for row in quoted)
         path.write_bytes(text.encode(self.encoding))
@@ -58,6 +62,11 @@ def column(name: str, cell: Callable[[int], str]) -> Callable[[Draft], None]:
         it.columns = {name: [cell(row) for row in range(NUM_ROWS)], **it.columns}
 
     return put
+
+
+def twice(it: Draft) -> None:
+    column("more", lambda row: f"{row % 9}.5")(it)
+    it.renamed["more"] = "größe"
 
 
 def attribute(**values: Any) -> Callable[[Draft], None]:
@@ -100,6 +109,8 @@ FAULTS: dict[str, tuple[Callable[[Draft], None], str]] = {
     "an objective": (asked("--objective", "squared"), "--objective squared needs numbers"),
     "weights": (asked("--weights", "bb"), "no column of weights 'bb'"),
     "class weights": (asked("--class-weight", "yess=2"), "names no class"),
+    "short rows": (attribute(short=3), "line .* has 1 value, but .* columns, and 2 more rows of another length"),
+    "the same name": (twice, "several columns named 'größe'"),
     "folds": (asked("--strengths", "1,2", "--folds", f"{NUM_ROWS - 1}"), f"--folds {NUM_ROWS - 1} is too many"),
 }
 APART = [

@@ -153,7 +153,7 @@ REFUSED: list[tuple[str, str, list[str], str]] = [
         'a,y\n"1\n1",2\n3,4,5\n', "utf-8", [],
         "line 4 has 3 values, but there are 2 columns; put quotes around a value with ','",
     ),
-    ("a,y\r1,2\r3\r", "utf-8", [], "line 3 has 1 values, but there are 2 columns"),
+    ("a,y\r1,2\r3\r", "utf-8", [], "line 3 has 1 value, but there are 2 columns"),
 ]  # fmt: skip
 
 
@@ -244,3 +244,30 @@ def test_the_index_of_a_data_frame_is_known(name: str, stripped: bool, tmp_path:
     assert _read(path, FORM).index == ("__index_level_0__",)
     frame.to_csv(tmp_path / "data.csv")
     assert set(_read(tmp_path / "data.csv", FORM).index) <= {""}
+
+
+def test_rows_of_another_length_are_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
+    text = 'a;"n;m";y\n1;"x\n;";2\n3;4\n\n5;"";6\n7;8;9;10\n11;"q""";12\n'
+    table = _read(write(tmp_path / "data.csv", text), CsvForm(delimiter=";", uneven_rows="drop"))
+    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=";"))[1:]
+    expected = [(number, row) for number, row in enumerate(filter(None, rows)) if len(row) == 3]
+    assert table.numbers.tolist() == [number for number, _ in expected] == [0, 2, 4]
+    assert table.columns["a"].values.tolist() == [int(row[0]) for _, row in expected]
+    assert table.columns["y"].values.tolist() == [int(row[2]) for _, row in expected]
+    assert [table.place(row) for row in range(3)] == ["line 2", "line 6", "line 8"]
+    (told,) = table.notes
+    assert told.startswith(
+        "2 rows of another length left out: line 4 has 2 values, but there are 3 columns, and 1 more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [("a,a,a.2,y", ["a", "a.3", "a.2", "y"]), ("a,y,a,a", ["a", "y", "a.2", "a.3"]), (",a,,y", ["", "a", ".2", "y"])],
+)
+def test_columns_of_the_same_name_are_numbered(names: str, expected: list[str], tmp_path: Path) -> None:
+    path = write(tmp_path / "data.csv", f"{names}\n1,2,3,4\n")
+    table = _read(path, CsvForm(same_names="number"))
+    assert [*table.columns] == expected
+    assert [column.values.tolist() for column in table.columns.values()] == [[1], [2], [3], [4]]
+    assert list(table.index) == [name for name in expected if name in ("", ".2")]

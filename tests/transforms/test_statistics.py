@@ -136,7 +136,7 @@ def test_statistics_of_a_share_are_told_of_by_the_name_of_the_function(rows: int
         for f, args in ((called, (x,)), (clipped_step, (x, weight))):
             (told,) = traced(f, net, *args, reduce="concat" if len(args) == 1 else "same")
             name = getattr(function, "__wrapped__", function).__qualname__
-            assert re.search(rf"taken at .*test_statistics\.py:\d+ \({re.escape(name)}\)", told), told
+            assert re.search(rf"taken at .*test_statistics\.py:\d+ \({re.escape(name)}", told), told
             assert "px.pmean(x.mean(0), 'device')" in told
 
 

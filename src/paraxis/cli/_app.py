@@ -32,6 +32,15 @@ _NaValues = Annotated[
     typer.Option(metavar="WORD", help="Count this word in a CSV file as a missing value; may be repeated."),
 ]
 
+_UnevenRows = Annotated[
+    Literal["fail", "drop"],
+    typer.Option(help="What to do with rows of a CSV file that have more or fewer values than there are columns."),
+]
+_SameNames = Annotated[
+    Literal["fail", "number"],
+    typer.Option(help="What to do with columns of the same name; number: call them x, x.2, x.3."),
+]
+
 _QUICK_ROUNDS, _QUICK_EPOCHS = 3, 2
 
 # What the parser of the command line raises, whichever version of click typer stands on.
@@ -183,12 +192,15 @@ def fit(
     delimiter: _Delimiter = ",",
     decimal: _Decimal = ".",
     na_values: _NaValues = None,
+    uneven_rows: _UnevenRows = "fail",
+    same_names: _SameNames = "fail",
 ) -> None:
     """Fit a linear model to the columns of a file, on all devices."""
     options = FitOptions(
         data, target, objective, penalty, strength, grid_of(strengths), folds, l1_ratio, missing, text,
         tuple(ignore or ()), tuple(id_ or ()), weights, tuple(class_weight or ()), test_fraction, seed, devices,
-        float32, tol, max_iterations, out, force, CsvForm(encoding, delimiter, decimal, tuple(na_values or ())),
+        float32, tol, max_iterations, out, force,
+        CsvForm(encoding, delimiter, decimal, tuple(na_values or ()), uneven_rows, same_names),
     )  # fmt: skip
     with needed("fit", "fit"):
         from paraxis.cli.fit import _fit
@@ -221,11 +233,13 @@ def predict(
     delimiter: _Delimiter = ",",
     decimal: _Decimal = ".",
     na_values: _NaValues = None,
+    uneven_rows: _UnevenRows = "fail",
+    same_names: _SameNames = "fail",
 ) -> None:
     """Predict the target for the rows of a file, with a model that paraxis fit wrote."""
     with needed("predict", "fit"):
         from paraxis.cli.fit import _predict
-    form = CsvForm(encoding, delimiter, decimal, tuple(na_values or ()))
+    form = CsvForm(encoding, delimiter, decimal, tuple(na_values or ()), uneven_rows, same_names)
     _predict.run_predict(
         PredictOptions(model, data, out, probabilities, missing, tuple(keep or ()), force, form), Console()
     )

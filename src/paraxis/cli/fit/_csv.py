@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv as arrow_csv
@@ -58,8 +59,16 @@ class NoReadingError(ValueError):
         self.remedies, self.certain = remedies, certain
 
 
-def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> list[Column]:
-    """Return the columns of a file.
+class Csv(NamedTuple):
+    """The columns of a file, the numbers of its rows in it, from 0, and what to tell of how it was read."""
+
+    columns: list[Column]
+    numbers: np.ndarray
+    notes: tuple[str, ...]
+
+
+def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> Csv:
+    """Read a file.
 
     Args:
         path: the file.
@@ -71,28 +80,45 @@ def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> list[Column]
     """
     text = _decoded(path.read_bytes(), form)
     names = _names(text if text.find("\n", 0, _HEAD) < 0 else text[:_HEAD], form)
+    numbers, notes = None, ()
     try:
-        table = arrow_csv.read_csv(
-            pa.BufferReader(text.encode()),
-            parse_options=arrow_csv.ParseOptions(delimiter=form.delimiter, newlines_in_values=True),
-            convert_options=arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
-        )
+        table = _cells(text, names, form)
     except pa.ArrowInvalid:
-        _require_rows_of(len(names), text, form)
-        raise
+        even = _even_rows(len(names), text, form)
+        if even is None:
+            raise
+        text_of_even, numbers, notes = even
+        table = _cells(text_of_even, names, form)
     if text.count('"') % 2 or any("\n" in (column[-1].as_py() if len(column) else "") for column in table.columns):
         _require_closed(text, form)
+    numbers = np.arange(table.num_rows) if numbers is None else numbers
+    names = numbered(table.schema.names) if form.same_names == "number" else table.schema.names
+
+    def line(row: int) -> int:
+        return line_of(text, form, int(numbers[row]))
+
     columns, refused = [], []
-    for index, name in enumerate(table.schema.names):
+    for name, cells in zip(names, table.columns, strict=True):
+        is_text = name in as_text
         try:
-            columns.append(
-                _column(name, table.column(index), form, name in as_text, lambda row: line_of(text, form, row))
-            )
+            columns.append(_column(name, cells, form, is_text, line))
         except NoReadingError as error:
             refused.append(error)
     if refused:  # one that leaves no doubt tells how to read the others
         raise next((error for error in refused if error.certain), refused[0])
-    return columns
+    return Csv(columns, numbers, notes)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """Return names of which no two are the same: the second x is x.2, or the next that is free."""
+    taken, found = set(names), []
+    for index, name in enumerate(names):
+        new, count = name, itertools.count(2)
+        if name in names[:index]:
+            new = next(one for one in (f"{name}.{number}" for number in count) if one not in taken)
+            taken.add(new)
+        found.append(new)
+    return found
 
 
 def require_delimiter(path: Path, form: CsvForm, names: Sequence[str]) -> None:
@@ -209,16 +235,43 @@ def _records(text: str, form: CsvForm, *, strict: bool = False) -> Iterator[tupl
         ) from None
 
 
-def _require_rows_of(size: int, text: str, form: CsvForm) -> None:
+def _cells(text: str, names: Sequence[str], form: CsvForm) -> pa.Table:
+    return arrow_csv.read_csv(
+        pa.BufferReader(text.encode()),
+        parse_options=arrow_csv.ParseOptions(delimiter=form.delimiter, newlines_in_values=True),
+        convert_options=arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+    )
+
+
+def _even_rows(size: int, text: str, form: CsvForm) -> tuple[str, np.ndarray, tuple[str, ...]] | None:
+    """Return the text without rows of another length, the numbers of its rows, and what to tell; if there are such.
+
+    Raises:
+        NoReadingError: if they are not to be dropped.
+    """
     _require_closed(text, form)
-    for line, cells in _records(text, form):
-        if len(cells) != size:
-            if (other := _only_delimiter(text, form)) is not None:
-                _refuse_delimiter(other)
-            raise NoReadingError(
-                f"line {line} has {len(cells)} values, but there are {size} columns; put quotes around a value with "
-                f"{form.delimiter!r} in it"
-            )
+    records = list(_records(text, form))
+    rows = records[1:]
+    uneven = [(line, len(cells)) for line, cells in rows if len(cells) != size]
+    if not uneven:
+        return None
+    if (other := _only_delimiter(text, form)) is not None:
+        _refuse_delimiter(other)
+    (line, length), *others = uneven
+    has = f"line {line} has {length} value{'s' * (length != 1)}, but there are {size} columns"
+    more = f", and {len(others):,} more row{'s' * (len(others) > 1)} of another length" if others else ""
+    if form.uneven_rows != "drop":
+        some_are_even = len(uneven) < len(rows)
+        advice = f"put quotes around a value with {form.delimiter!r} in it"
+        if some_are_even:
+            advice += ", or write --uneven-rows drop to leave such rows out"
+        raise NoReadingError(f"{has}{more}; {advice}", [{"uneven_rows": "drop"}] * some_are_even)
+    kept = io.StringIO(newline="")
+    writer = csv.writer(kept, delimiter=form.delimiter, lineterminator="\n")
+    writer.writerows(cells for _, cells in records if len(cells) == size)
+    numbers = np.array([number for number, (_, cells) in enumerate(rows) if len(cells) == size], int)
+    told = f"{len(uneven):,} row{'s' * (len(uneven) > 1)} of another length left out: {has}{more}"
+    return kept.getvalue(), numbers, (told,)
 
 
 def _only_delimiter(text: str, form: CsvForm) -> str | None:

@@ -199,6 +199,8 @@ def _read(options: FitOptions, read: _Read, note: _Note) -> tuple[Table, list[st
     """Return the table, and the columns to predict from."""
     used = [options.target, *([options.weights] if options.weights is not None else [])]
     table = read(options.data, options.csv, as_text=frozenset((*options.ignore, *options.id)) - {*used})
+    for text in table.notes:
+        note(text)
     table.required([options.target], "target column", "target")
     table.required(used[1:], "column of weights", "weights")
     if options.weights == options.target:

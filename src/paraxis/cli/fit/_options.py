@@ -10,7 +10,7 @@ from paraxis.cli._errors import CommandError
 
 @dataclasses.dataclass(frozen=True)
 class CsvForm:
-    """The format of a CSV file.
+    """The format of a CSV file, and what becomes of what is wrong with it.
 
     Attributes:
         encoding: ``None``: UTF-8, or what a mark at its beginning says.
@@ -18,12 +18,16 @@ class CsvForm:
         decimal: in numbers between whole and fraction, ``.`` or ``,``. It may be the delimiter, too, where quotes are
             around such numbers.
         na_values: words that stand for a missing value in any column, beside the usual ones between numbers.
+        uneven_rows: of more or fewer values than there are columns: ``fail``, or ``drop``.
+        same_names: of several columns: ``fail``, or ``number``; not of CSV only.
     """
 
     encoding: str | None = None
     delimiter: str = ","
     decimal: str = "."
     na_values: tuple[str, ...] = ()
+    uneven_rows: str = "fail"
+    same_names: str = "fail"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delimiter", {"tab": "\t", "\\t": "\t"}.get(self.delimiter, self.delimiter))

@@ -107,6 +107,7 @@ def _checked(options: PredictOptions, model: Model) -> tuple[Table, list[str], l
     as_text = texts | ({target.name} if target.kind == "text" else set())
     as_text |= {name for name in (*model.id, *options.keep) if name not in names and name != target.name}
     table = read_table(options.data, options.csv, as_text=as_text)
+    notes += table.notes
     table.required(names, "column")
     kept = [*_id_columns(options, model, table, note), *options.keep]
     _require_keepable(options, model, table)

@@ -17,14 +17,14 @@ import pyarrow.parquet as arrow_parquet
 
 from paraxis._host import files
 from paraxis.cli._errors import CommandError
-from paraxis.cli.fit._csv import NoReadingError, line_of, read_csv, require_delimiter
+from paraxis.cli.fit._csv import NoReadingError, line_of, numbered, read_csv, require_delimiter
 from paraxis.cli.fit._options import CsvForm
 from paraxis.cli.fit._values import Column, of_arrow, of_numpy
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 
 _NAMED = 6  # a message names no more columns than that
-_PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0")
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0|\.\d+")  # the last is a second one without a name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Table:
         columns: all of them.
         index: those that name rows, and so say nothing about them.
         form: how it is written, if it is CSV.
+        notes: what to tell of how it was read.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class Table:
     columns: dict[str, Column]
     index: tuple[str, ...]
     form: CsvForm
+    notes: tuple[str, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -107,29 +109,40 @@ def read_table(path: Path, form: CsvForm, *, as_text: Iterable[str] = ()) -> Tab
         raise CommandError(
             f"{path}: cannot tell what it is from its suffix {path.suffix!r}; it must be one of {', '.join(SUFFIXES)}"
         )
-    if form != CsvForm() and kind != ".csv":
-        usual = {field.name: lambda _, usual=field.default: usual for field in dataclasses.fields(form)}
+    usual = dataclasses.replace(CsvForm(), same_names=form.same_names)
+    if form != usual and kind != ".csv":
+        fields = {field.name: lambda _, name=field.name: getattr(usual, name) for field in dataclasses.fields(form)}
         raise CommandError(
-            f"{path} is no CSV file; leave out --encoding, --delimiter, --decimal and --na-values", remedies=[usual]
+            f"{path} is no CSV file; leave out --encoding, --delimiter, --decimal, --na-values and --uneven-rows",
+            remedies=[fields],
         )
     index: tuple[str, ...] = ()
+    numbers, notes = None, ()
     with _refused(path):
         if kind == ".csv":
-            columns = read_csv(path, form, frozenset(as_text))
+            columns, numbers, notes = read_csv(path, form, frozenset(as_text))
         elif kind == ".parquet":
             columns, index = _read_parquet(path)
         else:
             columns = _read_npz(path)
+    if form.same_names == "number":
+        names = numbered([column.name for column in columns])  # of CSV they are by now
+        columns = [dataclasses.replace(column, name=name) for column, name in zip(columns, names, strict=True)]
     names = [column.name for column in columns]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise CommandError(f"{path} has several columns named {quoted(twice)}; give each a name of its own")
+        raise CommandError(
+            f"{path} has several columns named {quoted(twice)}; give each a name of its own, or write --same-names "
+            f"number to call them {twice[0]!r}, {numbered([twice[0]] * 2)[1]!r} and so on",
+            remedies=[{"same_names": "number"}],
+        )
     num_rows = len(columns[0].values) if columns else 0
     if not num_rows:
         raise CommandError(f"{path} is empty: it holds no rows")
     # Without a name or with one that pandas makes: an index that was written with the columns.
     index += tuple(name for name in names if name not in index and (not name or _PANDAS_INDEX.fullmatch(name)))
-    return Table(path, np.arange(num_rows), {column.name: column for column in columns}, index, form)
+    numbers = np.arange(num_rows) if numbers is None else numbers
+    return Table(path, numbers, {column.name: column for column in columns}, index, form, notes)
 
 
 @contextlib.contextmanager
