@@ -26,6 +26,7 @@ def learnt(kind: str) -> tuple[dict[str, Any], list[str]]:
             ["--text", "one-hot"],
         ),
         "squared": ({"u": u, "v": v, "y": z}, ["--missing", "mean"]),
+        "weighted": ({"u": u, "v": v, "y": z, "w": 1 + second}, ["--weights", "w"]),
         "poisson": ({"u": u, "v": v, "y": rng.poisson(np.exp(z / 4))}, ["--objective", "poisson"]),
         "boolean": ({"u": u, "y": u > 0}, []),
         "integer": (

@@ -365,3 +365,30 @@ def test_rows_without_a_target_are_left_out_of_a_fit(tmp_path: Path, capsys: pyt
     assert (status, err) == (0, "")
     assert "1 of 20 rows have missing values and are left out" in out
     assert "19 fitted to" in out
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts", "told"),
+    [
+        ([1, 0, 3], [1, 0, 3], ""),
+        ([1, None, 3], [1, 0, 3], "1 row has no weight that is finite and not negative, and no part in the metrics"),
+        ([-1, 2, 0.5], [0, 2, 0.5], "1 row has no weight that is finite and not negative, and no part"),
+        ([0, 0, 0], [1, 1, 1], "'w', has none above 0: all rows count the same"),
+        (["a", "b", "c"], [1, 1, 1], "'w', holds text here: all rows count the same"),
+        (None, [1, 1, 1], "'w', is not there: all rows count the same"),
+    ],
+    ids=str,
+)
+def test_metrics_are_weighted_as_those_of_the_fit(
+    weights: list[Any] | None, counts: list[float], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = saved(tmp_path / "model.npz", "weighted")
+    y = np.array([4.0, 1.0, 2.0])
+    given = {"y": y, "u": ROWS["u"], "v": ROWS["v"]} | ({} if weights is None else {"w": weights})
+    status, text, err = said(capsys, "predict", model, write(tmp_path / "data.csv", given))
+    assert (status, err) == (0, "")
+    rmse = np.sqrt(np.average((y - by_hand(model)[:, 0]) ** 2, weights=counts))
+    assert f"{rmse:.4g}" in text
+    assert told in text
+    assert ("weighted by 'w'" in text) == (counts != [1, 1, 1])
+    assert "does not use 'w'" not in text

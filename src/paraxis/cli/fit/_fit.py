@@ -123,6 +123,7 @@ def run_fit(options: FitOptions, console: Console) -> None:
             "status": solved.status,
             "data": options.data.name,
             "digest": digest_of(options.data),
+            "weights": options.weights,
         }
         model = Model(
             work.target, recipe, solved.coef, solved.intercept, options.missing == "mean", about, tuple(options.id)

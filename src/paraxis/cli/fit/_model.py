@@ -47,6 +47,12 @@ class Model:
     about: dict[str, Any]
     id: tuple[str, ...] = ()
 
+    @property
+    def weights(self) -> str | None:
+        """The column of weights that it was fitted with; files of before have none in them."""
+        name = self.about.get("weights")
+        return name if isinstance(name, str) else None
+
     def linear(self, table: Table) -> np.ndarray:
         """Return the linear model's predictions, ``(n, k)``."""
         return self.recipe.design(table) @ self.coef.T + self.intercept

@@ -111,7 +111,7 @@ def _checked(options: PredictOptions, model: Model) -> tuple[Table, list[str], l
     table.required(names, "column")
     kept = [*_id_columns(options, model, table, note), *options.keep]
     _require_keepable(options, model, table)
-    extra = [name for name in table.columns if name not in (*names, *model.id, *kept, target.name)]
+    extra = [name for name in table.columns if name not in (*names, *model.id, *kept, target.name, model.weights)]
     if extra:
         note(f"the model does not use {quoted(extra)}")
     columns.require_no_marks(
@@ -206,9 +206,38 @@ def _compare(model: Model, table: Table, z: np.ndarray, console: Console, note: 
     if objective == "poisson":
         known = known & (y >= 0)
     if not known.all():
-        absent = int((~known).sum())
-        rows = "1 row has" if absent == 1 else f"{absent:,} rows have"
-        note(f"{rows} no target that the model could have predicted, and no part in the metrics")
+        note(f"{_have(~known)} no target that the model could have predicted, and no part in the metrics")
+    weight, where = _weights(model, table, known, note), ""
+    if weight is not None:
+        where = f", weighted by {model.weights!r}"
+        known = known & np.isfinite(weight) & (weight >= 0)
     if known.any():
-        metrics = {"model": measured(objective, z[known], y[known])}
-        console.print(metrics_grid(f"On {int(known.sum()):,} rows, beside {column.name!r}", metrics))
+        metrics = {"model": measured(objective, z[known], y[known], None if weight is None else weight[known])}
+        console.print(metrics_grid(f"On {int(known.sum()):,} rows{where}, beside {column.name!r}", metrics))
+
+
+def _weights(model: Model, table: Table, known: np.ndarray, note: Callable[[str], None]) -> np.ndarray | None:
+    """Return how much each row counts in the metrics, as it did in those of the fit; says where it cannot be told."""
+    name = model.weights
+    if name is None:
+        return None
+    column = table.columns.get(name)
+    if column is None or not column.is_number:
+        why = "is not there" if column is None else f"holds {column.stored} here"
+        note(f"the column of weights that the model was fitted with, {name!r}, {why}: all rows count the same")
+        return None
+    weight = column.numbers
+    usable = np.isfinite(weight) & (weight >= 0)
+    if not weight[known & usable].any():
+        note(
+            f"the column of weights that the model was fitted with, {name!r}, has none above 0: all rows count the same"
+        )
+        return None
+    if (known & ~usable).any():
+        note(f"{_have(known & ~usable)} no weight that is finite and not negative, and no part in the metrics")
+    return weight
+
+
+def _have(rows: np.ndarray) -> str:
+    count = int(rows.sum())
+    return "1 row has" if count == 1 else f"{count:,} rows have"
