@@ -1,5 +1,7 @@
 """A function given as ``verbose`` is told of each iteration."""
 
+import concurrent.futures
+import threading
 from typing import Any
 
 import jax
@@ -63,13 +65,91 @@ def test_an_estimator_tells_once_whatever_the_devices(devices: int) -> None:
     assert sorted(one.iter_num for one in seen) == list(range(1, model.n_iter_ + 1))
 
 
-@pytest.mark.slow
-def test_a_fit_whose_watch_fails_ends_and_the_next_one_is_told() -> None:
-    def failing(told: px.solve.Iteration) -> None:
-        raise ValueError("no more")
+class MineError(Exception):
+    pass
 
+
+def at(number: int, error: type[BaseException] = MineError) -> Any:
+    def watch(seen: px.solve.Iteration) -> None:
+        if seen.iter_num == number:
+            raise error(f"in iteration {seen.iter_num}")
+
+    return watch
+
+
+def quartic(params: jax.Array, *_: Any) -> jax.Array:
+    return jnp.sum((params - 1) ** 4 + params**2)
+
+
+def stepped(watch: Any) -> None:
+    solver = px.solve.LBFGS(quartic, verbose=watch)
+    params, state = jnp.zeros(3), solver.init_state(jnp.zeros(3))
+    for _ in range(3):
+        params, state = solver.update(params, state)
+
+
+def on_devices(watch: Any) -> None:
+    data = px.solve.rows(X.astype("float32"), Y.astype("float32"))
+    px.solve.LBFGS(FUN, tol=0, verbose=watch).run(jnp.zeros(3), 0.1, data)
+
+
+def side_by_side(watch: Any) -> None:
+    jax.vmap(px.solve.GradientDescent(quartic, verbose=watch).run)(jnp.zeros((2, 3)))
+
+
+def in_a_thread(watch: Any) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(px.solve.GradientDescent(quartic, verbose=watch).run, jnp.zeros(3)).result()
+
+
+RUNS: dict[str, Any] = {
+    "NewtonCG": lambda watch: px.solve.NewtonCG(quartic, verbose=watch).run(jnp.zeros(3)),
+    "ProximalGradient": lambda watch: px.solve.ProximalGradient(quartic, verbose=watch).run(jnp.zeros(3), None),
+    "update": stepped,
+    "eight devices": on_devices,
+    "vmap": side_by_side,
+    "a thread": in_a_thread,
+    "Ridge": lambda watch: px.solve.Ridge(verbose=watch, tol=1e-12).fit(X, Y),
+    "Lasso": lambda watch: px.solve.Lasso(alpha=1e-3, verbose=watch, tol=1e-12, devices=1).fit(X, Y),
+    "folds": lambda watch: px.solve.cross_validate_path(px.solve.Ridge(verbose=watch, devices=1), X, Y, [1.0, 2.0]),
+}
+
+
+SLOW = ("folds", "update", "vmap", "NewtonCG", "Ridge")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])
+def test_what_it_raises_is_raised_by_the_run(name: str) -> None:
+    number = 1 if name in ("Lasso", "folds", "Ridge") else 2
+    with pytest.raises(MineError, match=f"in iteration {number}") as caught:
+        RUNS[name](at(number))
+    assert caught.traceback[-1].name == "watch"  # where it was raised
+    RUNS[name](lambda seen: None)  # nothing of it is left
+
+
+def test_to_raise_keyboard_interrupt_ends_a_run_with_what_was_found() -> None:
     seen: list[px.solve.Iteration] = []
-    with pytest.raises(Exception, match="no more"):
-        px.solve.Ridge(verbose=failing, devices=1).fit(X, Y)
-    model = px.solve.Ridge(verbose=seen.append, devices=1).fit(X, Y)
-    assert len(seen) == model.n_iter_
+
+    def enough(iteration: px.solve.Iteration) -> None:
+        seen.append(iteration)
+        if iteration.iter_num == 2:
+            raise KeyboardInterrupt
+
+    start = jnp.zeros(3)
+    with pytest.raises(px.solve.Interrupted) as caught:
+        px.solve.GradientDescent(quartic, tol=0, verbose=enough).run(start)
+    assert int(caught.value.state.status) == px.solve.Status.INTERRUPTED
+    assert quartic(caught.value.params) < quartic(start)
+    assert [one.iter_num for one in seen] == [1, 2]
+    with pytest.raises(px.solve.Interrupted) as of_fit:
+        px.solve.Ridge(verbose=at(1, KeyboardInterrupt), tol=1e-12).fit(X, Y)
+    assert of_fit.value.estimator.coef_.shape == (3,)
+
+
+def test_within_jit_it_is_shown_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+    _, state = jax.jit(px.solve.GradientDescent(quartic, tol=1e-3, verbose=at(2)).run)(jnp.zeros(3))
+    jax.effects_barrier()
+    assert int(state.status) == px.solve.Status.CONVERGED
+    assert [(one.exc_type, str(one.exc_value)) for one in shown] == [(MineError, "in iteration 2")]

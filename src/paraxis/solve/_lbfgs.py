@@ -285,7 +285,7 @@ class LBFGS(SmoothSolver):
 
     @functools.cached_property
     def _run(self) -> Solve:
-        return differentiable(self._solved, self.optimality_fun)
+        return differentiable(self._solved, self.optimality_fun, self.verbose)
 
     def _solved(self, params: Any, arguments: Any, prepared: None) -> OptStep:
         """Return some iterations with the rows' curvatures at the start, and the others with those found by then."""

@@ -220,7 +220,7 @@ class NewtonCG(SmoothSolver):
 
     @functools.cached_property
     def _run(self) -> Solve:
-        return differentiable(self._solved, self.optimality_fun)
+        return differentiable(self._solved, self.optimality_fun, self.verbose)
 
     def _start(self, params: Any, arguments: Any, preconditioner: jax.Array | None) -> NewtonCGState:
         args, kwargs = arguments

@@ -12,7 +12,7 @@ import numpy as np
 from paraxis import _html as html
 from paraxis._core import arrays
 from paraxis.errors import ShapeError
-from paraxis.solve import _trees as trees
+from paraxis.solve import _trees as trees, _watching as watching
 from paraxis.solve._problem import Point, Problem
 from paraxis.solve._search import noise
 from paraxis.solve._status import Status
@@ -208,4 +208,4 @@ def say(state: Any, verbose: bool | Watch) -> None:
 
 
 def _tell(watch: Watch, *numbers: Any) -> None:
-    watch(Iteration(*(np.asarray(number).item() for number in numbers)))
+    watching.tell(watch, Iteration(*(np.asarray(number).item() for number in numbers)))

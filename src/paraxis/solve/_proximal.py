@@ -323,7 +323,7 @@ class ProximalGradient(Solver):
 
     @functools.cached_property
     def _run(self) -> Solve:
-        return differentiable(self._solved, self.optimality_fun, inverse=self._inverse)
+        return differentiable(self._solved, self.optimality_fun, self.verbose, inverse=self._inverse)
 
     def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
         """Judged by the gradient at the parameters computed anew; if it is no solution, begun again from there."""

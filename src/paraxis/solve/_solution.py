@@ -21,7 +21,7 @@ from paraxis import _html as html
 from paraxis._core import arrays, jax_api
 from paraxis._core.programs import Traced
 from paraxis._host import interrupts
-from paraxis.solve import _trees as trees
+from paraxis.solve import _trees as trees, _watching as watching
 from paraxis.solve._status import Status
 
 _CONFIRMATIONS = 3  # that may fail
@@ -166,7 +166,8 @@ class Iterated:
 
     def __call__(self, step: OptStep, arguments: Any, limit: int) -> OptStep:
         none = np.zeros(jnp.shape(step.state.status), np.int32)
-        if _has_to_be_whole((step, arguments)) or not interrupts.can_be_asked_for():
+        may_end = interrupts.can_be_asked_for() or watching.is_listening()
+        if _has_to_be_whole((step, arguments)) or not may_end:
             return self._program(step, none, arguments, np.int32(limit))[0]
         with attended() as passed:
             return self._in_parts(passed, step, none, arguments, limit)
@@ -206,16 +207,33 @@ def _is_running(step: OptStep) -> bool:
 
 
 def _unless(asked: Callable[[], bool], step: OptStep) -> OptStep:
-    """Return the step, unless it is asked for.
+    """Return the step, unless it is asked for, or who is told of iterations has raised something.
 
     Raises:
-        Interrupted: if it is.
+        Interrupted: if it is asked for, or that is a ``KeyboardInterrupt``.
+        BaseException: if it is another one.
     """
-    if not asked():
+    error = watching.raised()
+    if error is not None and not isinstance(error, KeyboardInterrupt):
+        raise error
+    if error is None and not asked():
         return step
     params, state = step
     ended = jnp.where(jnp.asarray(state.status) == Status.RUNNING, Status.INTERRUPTED, state.status)
-    raise Interrupted(params, dataclasses.replace(state, status=ended.astype(jnp.int32)))
+    raise Interrupted(params, dataclasses.replace(state, status=ended.astype(jnp.int32))) from error
+
+
+def watched(watch: object, solve: Callable[..., OptStep], *operands: Any) -> OptStep:
+    """Return what a run, or an iteration, comes to.
+
+    Raises:
+        BaseException: what ``watch``, if it is a function that is told of iterations, has raised; what is a
+            ``KeyboardInterrupt`` as ``Interrupted``.
+    """
+    with watching.listening(watch):
+        step = solve(*operands)
+        watching.settle()
+        return _unless(lambda: False, step)
 
 
 def _types(tree: Any) -> Any:
@@ -253,13 +271,15 @@ def _part(
     return jax.lax.while_loop(lambda carry: go_on(carry[0]), run_and_confirm, start)
 
 
-def differentiable(solve: Solve, optimality: Callable[..., Any], *, inverse: Inverse | None = None) -> Solve:
-    """Return a run with the derivative of its solution.
+def differentiable(
+    solve: Solve, optimality: Callable[..., Any], watch: object = None, *, inverse: Inverse | None = None
+) -> Solve:
+    """Return a run with the derivative of its solution; ``watch`` may be a function that it tells of its iterations.
 
     ``optimality(params, *args, **kwargs)`` is zero at a solution; its derivative by the parameters is symmetric, or is
     solved for by ``inverse``.
     """
-    return functools.partial(_run, _Run(solve, optimality, inverse))
+    return functools.partial(_run, _Run(functools.partial(watched, watch, solve), optimality, inverse))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from paraxis.solve import (
     _trees as trees,
 )
 from paraxis.solve._problem import Problem
-from paraxis.solve._solution import Iterated, OptStep, in_stages
+from paraxis.solve._solution import Iterated, OptStep, in_stages, watched
 from paraxis.solve._status import Status
 from paraxis.solve.objective import LinearObjective
 
@@ -30,6 +30,7 @@ class Solver(abc.ABC):
     has_aux: bool
     maxiter: int
     tol: float
+    verbose: bool | progress.Watch
 
     def __getstate__(self) -> dict[str, Any]:
         return checks.options(self)
@@ -53,8 +54,8 @@ class Solver(abc.ABC):
         """
         traced = jax_api.is_tracing() or arrays.is_traced((params, state, args, kwargs))
         if traced or not self._reads_arguments_only:
-            return self._iteration(params, state, *args, **kwargs)
-        return self._compiled_step(params, state, args, kwargs)
+            return watched(self.verbose, functools.partial(self._iteration, params, state, *args, **kwargs))
+        return watched(self.verbose, self._compiled_step, params, state, args, kwargs)
 
     @property
     def _reads_arguments_only(self) -> bool:

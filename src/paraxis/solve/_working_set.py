@@ -26,7 +26,7 @@ from paraxis.solve._problem import Point
 from paraxis.solve._progress import Progress
 from paraxis.solve._rows import Rows
 from paraxis.solve._search import noise
-from paraxis.solve._solution import OptStep, attended
+from paraxis.solve._solution import OptStep, attended, watched
 from paraxis.solve._status import Status
 from paraxis.solve.objective import ridge
 
@@ -107,7 +107,7 @@ class WorkingSet:
             l2: not negative.
             data: rows on devices.
         """
-        return arrays.on_auto_mesh(self._solved, init_params, l1, l2, data)
+        return watched(self.verbose, arrays.on_auto_mesh, self._solved, init_params, l1, l2, data)
 
     def _solved(self, params: Any, l1: Any, l2: Any, data: Rows) -> OptStep:
         with attended() as passed:

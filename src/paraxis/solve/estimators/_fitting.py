@@ -17,7 +17,7 @@ import numpy as np
 from paraxis._core import arrays, layout, placing
 from paraxis._core.axis import Axis
 from paraxis.errors import DeviceError
-from paraxis.solve import prox
+from paraxis.solve import _watching as watching, prox
 from paraxis.solve._lbfgs import LBFGS
 from paraxis.solve._newton import NewtonCG
 from paraxis.solve._progress import Iteration, Watch
@@ -190,8 +190,11 @@ def _seated(plan: Plan) -> Iterator[Plan]:
         seat = _Seat()
     seat.watch = plan.verbose
     try:
-        yield dataclasses.replace(plan, verbose=seat)
-        jax.effects_barrier()
+        with watching.listening(seat):
+            yield dataclasses.replace(plan, verbose=seat)
+            watching.settle()
+            if (error := watching.raised()) is not None:
+                raise error
     finally:
         seat.watch = None
     _free_seats.append(seat)  # not after a failure: what was begun may go on to tell

@@ -1,0 +1,74 @@
+"""What a function that is told of iterations raises: kept, and raised where the run was called.
+
+The function is called within a compiled program. An exception there would be one of XLA's, without the type that it
+had; and if several devices take part in the program, the others would wait for ever.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+
+from paraxis._core import jax_api
+
+
+class _Ear:
+    error: BaseException | None = None
+
+
+_ears: dict[int, list[_Ear]] = {}  # of runs that are under way, by the id of the function that each tells
+_innermost: ContextVar[_Ear | None] = ContextVar("paraxis_watch", default=None)
+
+
+def tell(watch: Callable[[Any], object], seen: Any) -> None:
+    """Call a function that is told of iterations; once it has raised, no more until the run has ended."""
+    ears = tuple(_ears.get(id(watch), ()))
+    if any(ear.error is not None for ear in ears):
+        return
+    try:
+        watch(seen)
+    except BaseException as error:
+        for ear in ears:
+            ear.error = error
+        if not ears:  # within jax.jit, nobody is there to raise it: it is shown, as those of other threads are
+            shown = (type(error), error, error.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(shown))
+
+
+@contextlib.contextmanager
+def listening(watch: object) -> Iterator[None]:
+    """Within, what the function raises can be asked for, if it is one."""
+    if not callable(watch):
+        yield
+        return
+    ear = _Ear()
+    ears = _ears.setdefault(id(watch), [])
+    ears.append(ear)
+    token = _innermost.set(ear)
+    try:
+        yield
+    finally:
+        _innermost.reset(token)
+        ears.remove(ear)
+        if not ears:
+            _ears.pop(id(watch), None)
+
+
+def is_listening() -> bool:
+    """Return whether somebody may ask what such a function raises."""
+    return _innermost.get() is not None
+
+
+def raised() -> BaseException | None:
+    """Return what the function of the innermost run has raised so far."""
+    ear = _innermost.get()
+    return None if ear is None else ear.error
+
+
+def settle() -> None:
+    """Wait until the function has been told of all iterations that were computed."""
+    if is_listening() and not jax_api.is_tracing():
+        jax.effects_barrier()
