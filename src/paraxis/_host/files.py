@@ -1,11 +1,14 @@
 """Files that are there whole or not at all: written beside the old ones, and put in their place when done."""
 
 import contextlib
+import ctypes
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -74,6 +77,24 @@ def replaced_directory(target: Path, may_go: Callable[[Path], None] | None = Non
         raise
 
 
+def put_back(target: Path, is_ours: Callable[[Path], bool]) -> None:
+    """Where nothing is: put back the directory that a process, killed since, had moved away to replace it.
+
+    One that is alive needs a moment between the two, which is waited for.
+    """
+    target = Path(os.path.realpath(target))
+    if os.path.lexists(target) or not target.parent.is_dir():
+        return
+    moved = re.compile(re.escape(_stem(target)) + r"[0-9a-f]{16}" + _OLD)
+    for entry in sorted(target.parent.iterdir()):
+        if moved.fullmatch(entry.name) and entry.is_dir() and not entry.is_symlink() and is_ours(entry):
+            time.sleep(_MOMENT)
+            if not os.path.lexists(target):
+                with contextlib.suppress(OSError):  # somebody else was faster, or it may not be
+                    entry.rename(target)
+            return
+
+
 def contents(path: Path, most: int) -> bytes:
     """Return the bytes of an ordinary file. Links are not followed, and pipes not waited for.
 
@@ -136,19 +157,54 @@ def _mode(path: Path) -> int | None:
 
 def _beside(target: Path) -> Path:
     """Return a new name for what will take a place."""
-    return target.with_name(f".{target.name[:40]}-{secrets.token_hex(8)}")
+    return target.with_name(f"{_stem(target)}{secrets.token_hex(8)}")
+
+
+def _stem(target: Path) -> str:
+    return f".{target.name[:40]}-"
+
+
+_OLD = "-old"
+_MOMENT = 0.5  # seconds
 
 
 def _exchange(target: Path, new: Path, may_go: Callable[[Path], None] | None) -> None:
-    """Put a new directory in the place of an old one, which goes; if that fails, the old one is back."""
-    old = new.with_name(f"{new.name}-old")
-    target.rename(old)
-    try:
+    """Put a new directory in the place of an old one, which goes; if that fails, the old one is back.
+
+    Both change places at once where the system can do that: then whoever is killed in between leaves the one or the
+    other. Elsewhere :func:`put_back` mends it.
+    """
+    old = new.with_name(f"{new.name}{_OLD}")
+    if _swapped(new, target):
         # Only now: under its old name it could get more files after the check.
+        try:
+            if may_go is not None:
+                may_go(new)
+        except BaseException:
+            if not _swapped(new, target):
+                new.rename(old)  # it is what must stay, wherever that is
+            raise
+        shutil.rmtree(new)
+        return
+    try:
+        target.rename(old)
         if may_go is not None:
             may_go(old)
         new.rename(target)
     except BaseException:
-        old.rename(target)
+        if os.path.lexists(old):
+            old.rename(target)
         raise
     shutil.rmtree(old)
+
+
+def _swapped(one: Path, other: Path) -> bool:
+    """Have two names change places at once; return whether the system, and the kind of disk, could."""
+    try:
+        call = ctypes.CDLL(None).renameat2
+    except (OSError, AttributeError, TypeError):
+        return False
+    return call(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _CHANGE_PLACES) == 0
+
+
+_HERE, _CHANGE_PLACES = -100, 2  # of Linux: AT_FDCWD, RENAME_EXCHANGE

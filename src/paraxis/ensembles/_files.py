@@ -70,6 +70,7 @@ def write_directory(path: Any, members: Iterable[Mapping[str, jax.Array]]) -> No
                 f"place: ens.save('{target}-ensemble')"
             )
 
+    files.put_back(target, lambda left: not _strange(left))
     if target.exists():
         require_ours(target.resolve())
     with files.replaced_directory(target, require_ours) as directory:
@@ -88,6 +89,7 @@ def member_files(path: Any) -> list[Path]:
         DataError: if its record is damaged.
     """
     directory = Path(path)
+    files.put_back(directory, lambda left: not _strange(left))
     found = {file.name for file in directory.glob("member-*.npz")}
     try:
         count = records.read_file(directory / _RECORD, _FORMAT, _ENSEMBLE)["members"]

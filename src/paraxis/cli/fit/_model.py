@@ -108,6 +108,7 @@ def load(place: Path) -> Model:
     Raises:
         CommandError: if there is none, or it is not what was written.
     """
+    files.put_back(place.parent if place.name == FILE_NAME else place, lambda left: is_model(left / FILE_NAME))
     path = place / FILE_NAME if place.is_dir() else place
     try:
         with archives.Archive(path) as archive:

@@ -32,6 +32,7 @@ def require_place(out: Path, data: Path, force: bool) -> None:
     Raises:
         CommandError: if not.
     """
+    files.put_back(out, lambda left: is_model(left / FILE_NAME))
     require_creatable(out)
     place = out.resolve()
     # A link to the data would go, too.
