@@ -103,6 +103,28 @@ def test_a_users_own_in_the_place_of_a_lock_stays(turn: int, lock: str, tmp_path
     assert photograph(place, elsewhere) == before
 
 
+@pytest.mark.parametrize("content", [b"my notes\n", b"process 7 on my list\n", b"x" * 400, b"process 7".ljust(900)])
+def test_a_users_own_file_under_the_name_of_a_lock_is_not_written_to(content: bytes, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    with px.Checkpoints(place, asynchronous=False) as checkpoints:
+        checkpoints.save(1, {"a": np.zeros(3)})
+    locks = [place / ".paraxis" / name for name in ("run.lock", "writer.lock")]
+    signed = locks[0].read_bytes()
+    assert signed.startswith(f"process {os.getpid()} on ".encode())
+    for lock in locks:
+        lock.unlink()
+        lock.write_bytes(content)
+    with px.Checkpoints(place, asynchronous=False) as checkpoints:
+        checkpoints.save(2, {"a": np.ones(3)})
+    assert [lock.read_bytes() for lock in locks] == [content] * 2
+    assert px.Checkpoints(place).steps == (1, 2)
+    for lock in locks:  # one that was signed before is signed again
+        lock.write_bytes(b"process 7 on another".ljust(400))
+    with px.Checkpoints(place, asynchronous=False) as checkpoints:
+        checkpoints.save(3, {"a": np.ones(3)})
+    assert locks[0].read_bytes() == signed
+
+
 def test_a_link_to_the_directory_of_another_run_is_not_followed(tmp_path: Path) -> None:
     with px.Checkpoints(tmp_path / "other", asynchronous=False) as other:
         other.save(1, {"x": 1})

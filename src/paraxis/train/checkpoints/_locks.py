@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import threading
 import time
@@ -54,8 +55,8 @@ class Lock:
             self._close(handle)
 
     def sign(self) -> None:
-        """Write the process's name into the file, for those who find it locked."""
-        if self._handle is not None:
+        """Write the process's name into the file, for those who find it locked; not if it holds anything else."""
+        if self._handle is not None and _is_signature(os.pread(self._handle, _LENGTH + 1, 0)):
             os.pwrite(self._handle, f"process {os.getpid()} on {socket.gethostname()}".ljust(_LENGTH).encode(), 0)
 
     def __enter__(self) -> Self:
@@ -93,10 +94,16 @@ def _awaited(path: Path) -> Lock:
     until = time.monotonic() + _PATIENCE
     while (lock := Lock.take(path, wait=False)) is None:
         if time.monotonic() > until:
-            owner = files.contents(path, 4 * _LENGTH).decode(errors="replace").strip() or "its name is not known"
+            signature = files.beginning(path, _LENGTH + 1)
+            owner = signature.decode().strip() if signature and _is_signature(signature) else "its name is not known"
             raise BlockingIOError(f"another process writes there ({owner}), and a directory is for one run at a time")
         time.sleep(0.1)
     return lock
+
+
+def _is_signature(content: bytes) -> bool:
+    """Return whether the whole of a file is what :meth:`Lock.sign` writes, or nothing."""
+    return not content or (re.fullmatch(rb"process \d+ on [ -~]*", content) is not None and len(content) == _LENGTH)
 
 
 def _forget() -> None:
