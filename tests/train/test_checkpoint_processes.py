@@ -42,6 +42,8 @@ def test_one_that_cannot_write_ends_all_and_leaves_what_was_there(tmp_path: Path
     assert done.returncode not in (0, None)
     assert "the checkpoint of step 2 could not be written to" in done.stderr
     assert "No space left on device; the others, of steps 1, are there as before" in done.stderr
+    assert f"process {number} " in done.stderr.split("step 2 could not be written to", 1)[1].splitlines()[0]
+    assert "then start all processes again, to go on from step 1" in done.stderr
     checkpoints = px.Checkpoints(tmp_path)
     assert checkpoints.steps == (1,)
     assert sorted(os.listdir(tmp_path)) == [".paraxis", "1"]

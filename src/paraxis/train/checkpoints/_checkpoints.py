@@ -22,7 +22,7 @@ from paraxis.train.checkpoints._folders import Folder
 from paraxis.train.checkpoints._keeping import Keeping, checked_count
 from paraxis.train.checkpoints._records import Damaged, Removed
 from paraxis.train.checkpoints._restoring import found
-from paraxis.train.checkpoints._saving import Saving, checked_leaves, checked_notes, checked_step, contents
+from paraxis.train.checkpoints._saving import OfAnother, Saving, checked_leaves, checked_notes, checked_step, contents
 
 _Tree = TypeVar("_Tree")
 _PATIENCE, _PAUSE = 10.0, 0.5  # seconds
@@ -213,7 +213,7 @@ class Checkpoints:
         """Wait until the last saved checkpoint is written.
 
         Raises:
-            CheckpointError: if it could not be written.
+            CheckpointError: if it could not be written; of several processes, it names the one that could not write.
 
         Communicates: one barrier, if something was being written.
         """
@@ -222,11 +222,15 @@ class Checkpoints:
         error = self._saving.wait()  # a Ctrl-C ends the waiting, not the writing
         step, self._saving = self._saving.step, None
         if error is not None:
-            others = f"the others, of steps {', '.join(map(str, self.steps))}, are there as before"
+            others, by, go_on = f"the others, of steps {', '.join(map(str, self.steps))}, are there as before", "", ""
+            if processes.count() > 1:
+                by = "" if isinstance(error, OfAnother) else f" by process {processes.index()} of {processes.count()}"
+                where = "the beginning" if self.latest is None else f"step {self.latest}"
+                go_on = f"; then start all processes again, to go on from {where}"
             raise CheckpointError(
-                f"save: the checkpoint of step {step} could not be written to {self.path}: {_reason(error)}; "
+                f"save: the checkpoint of step {step} could not be written to {self.path}{by}: {_reason(error)}; "
                 f"{others if self.steps else 'there is no other'}. To save, {_cure(error)}give another place: "
-                f"px.Checkpoints('{self.path}-2')"
+                f"px.Checkpoints('{self.path}-2'){go_on}"
             ) from error
 
     @arguments.named()

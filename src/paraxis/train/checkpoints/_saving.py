@@ -96,6 +96,10 @@ def contents(step: int, leaves: Mapping[str, tuple[Any, Kind]], notes: Mapping[s
     return Contents(packed.arrays, record)
 
 
+class OfAnother(RuntimeError):  # noqa: N818  it says whose error it is, and never leaves the room
+    """What another process could not do."""
+
+
 class Saving:
     """A checkpoint that is being written in the background. The first process gives it its name when it is whole.
 
@@ -153,7 +157,7 @@ class Saving:
 
     def _failed_anywhere(self) -> bool:
         for number, error in processes.reports("" if self.error is None else repr(self.error)).items():
-            self.error = self.error or RuntimeError(f"process {number} could not write its part: {error}")
+            self.error = self.error or OfAnother(f"process {number} could not write its part: {error}")
         return self.error is not None
 
     def _begin(self) -> Lock | None:
