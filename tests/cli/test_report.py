@@ -72,11 +72,24 @@ REASONS: dict[str, tuple[dict[str, Any], list[Any], str]] = {
     "weights": ({"w": np.arange(NUM_ROWS) + 1.5}, ["--weights", "w"], "weights have several meanings"),
     "means": ({"b": [None, *DATA["visits"][1:]]}, ["--missing", "mean"], "means stood for missing values"),
     "early": ({}, ["--max-iterations", 1], "the solver stopped before the test for a solution was passed"),
+    "perfect": ({"y": DATA["age"] * 2.5 + 0.25}, [], "the fit is perfect, so no errors are left"),
+    "perfect, float32": (
+        {"y": DATA["age"] * 2.5 + 0.25},
+        ["--float32"],
+        "the fit is perfect, so no errors are left",
+    ),
+    "separated": (
+        {"y": np.where(DATA["age"] > np.median(DATA["age"]), "many", "few")},
+        [],
+        "the columns tell the classes apart without an error",
+    ),
     "classes": ({"y": DATA["group"]}, [], "those of more than two classes are determined but for a constant"),
 }
 
 
-@pytest.mark.parametrize("why", ["penalty", *at_night([why for why in REASONS if why != "penalty"], 5)])
+@pytest.mark.parametrize(
+    "why", ["penalty", "perfect", *at_night([why for why in REASONS if why not in ("penalty", "perfect")], 5)]
+)
 def test_where_there_are_no_standard_errors_it_is_said_why(
     why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

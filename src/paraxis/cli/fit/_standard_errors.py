@@ -18,6 +18,7 @@ _HOLDS = {
 }
 _MOST_COLUMNS = 1000  # of a matrix that is inverted on the host
 _LARGEST_CONDITION = 1e12
+_EXACT = {"float64": 1e-7, "float32": 1e-4}  # of a fit's errors, beside the target's spread: they are the solver's own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,41 +52,71 @@ def of_model(
         "those of more than two classes are determined but for a constant": len(model.coef) > 1,
         "weights have several meanings, and each has its own": weighted,
         "means stood for missing values; write --missing drop-rows": filled,
+        "the columns tell the classes apart without an error, so ever larger coefficients are more likely": (
+            model.target.objective == "logistic" and _tells_apart(model, X, y)
+        ),
         "the solver stopped before the test for a solution was passed": not converged,
         f"there are more than {_MOST_COLUMNS} columns": X.shape[1] > _MOST_COLUMNS,
     }
     reason = next((reason for reason, holds in why_none.items() if holds), None)
-    if reason is None:
-        values = _values(model, X.astype(np.float64), y)
-        if values is not None:
-            return StandardErrors(values, _HOLDS[model.target.objective])
-        reason = "some columns are determined by the others, as are all levels of a text"
-    return StandardErrors(None, f"There are no standard errors: {reason}.")
+    found = _values(model, X, y) if reason is None else reason
+    if isinstance(found, str):
+        return StandardErrors(None, f"There are no standard errors: {found}.")
+    return StandardErrors(found, _HOLDS[model.target.objective])
 
 
-def _values(model: Model, X: np.ndarray, y: np.ndarray) -> np.ndarray | None:
-    """Return them, unless the columns do not determine the coefficients."""
+def _tells_apart(model: Model, X: np.ndarray, y: np.ndarray) -> bool:
+    """Return whether a model of two classes is right about each row."""
+    z = X @ model.coef[0] + model.intercept[0]
+    return bool(np.all(np.where(y > 0, z, -z) > 0))
+
+
+def _values(model: Model, X: np.ndarray, y: np.ndarray) -> np.ndarray | str:
+    """Return them, or why there are none."""
+    exact = _EXACT[X.dtype.name]
+    X = X.astype(np.float64)
     z = X @ model.coef[0] + model.intercept[0]
     D = np.column_stack([np.ones(len(X)), X])
-    information = D.T @ (_precision(model.target.objective, z, y, D.shape[1])[:, None] * D)
-    unit = np.sqrt(np.diag(information))
-    if not np.all(np.isfinite(unit) & (unit > 0)):
-        return None
-    scaled = information / np.outer(unit, unit)
-    if np.linalg.cond(scaled) > _LARGEST_CONDITION:
-        return None
-    covariance = np.linalg.inv(scaled) / np.outer(unit, unit)
+    if len(D) < D.shape[1]:
+        return "there are more coefficients than rows"
+    if _inverse(D.T @ D) is None:
+        return "some columns are determined by the others, as are all levels of a text"
+    if model.target.objective == "squared" and (reason := _perfect(z, y, D.shape[1], exact)) is not None:
+        return reason
+    covariance = _inverse(D.T @ (_precision(model.target.objective, z, y, D.shape[1])[:, None] * D))
+    if covariance is None:
+        return "the rows whose target is uncertain do not determine the coefficients"
     # To the columns' own units: the intercept there is the one here less the coefficients' means.
     change = np.diag(np.concatenate([[1], 1 / model.recipe.scales]))
     change[0, 1:] = -model.recipe.means / model.recipe.scales
     return np.sqrt(np.einsum("ij,jk,ik->i", change, covariance, change))
 
 
+def _inverse(information: np.ndarray) -> np.ndarray | None:
+    """Return the inverse, unless rounding allows none."""
+    unit = np.sqrt(np.diag(information))
+    if not np.all(np.isfinite(unit) & (unit > 0)):
+        return None
+    scaled = information / np.outer(unit, unit)
+    if np.linalg.cond(scaled) > _LARGEST_CONDITION:
+        return None
+    return np.linalg.inv(scaled) / np.outer(unit, unit)
+
+
+def _perfect(z: np.ndarray, y: np.ndarray, num_columns: int, exact: float) -> str | None:
+    """Return why rows leave no errors to be seen, if so."""
+    if len(y) <= num_columns:
+        return "there are as many coefficients as rows, so no errors are left to tell their variance"
+    largest = np.abs(y).max()
+    if np.sqrt(np.mean((y - z) ** 2)) <= exact * (np.std(y) if np.std(y) > exact * largest else largest):
+        return "the fit is perfect, so no errors are left to tell their variance"
+    return None
+
+
 def _precision(objective: str, z: np.ndarray, y: np.ndarray, num_columns: int) -> np.ndarray:
     """Return that of each row's target, ``(n,)``."""
     if objective == "squared":
-        variance = np.sum((y - z) ** 2) / (len(y) - num_columns)
-        return np.full(len(y), 1 / variance if variance > 0 else np.inf)
+        return np.full(len(y), (len(y) - num_columns) / np.sum((y - z) ** 2))
     if objective == "poisson":
         return np.exp(z)
     odds = np.exp(-np.abs(z))
