@@ -187,6 +187,23 @@ apart = px.ensemble(make, size, 0, lowering="dispatch")
 refused(px.LoweringError, "several processes", apart.train, lambda p: p)
 """
 
+OTHER_DATA = """
+import optax
+
+apart = np.arange(203) == 101 * here.process  # in each process another row
+refused(px.DataError, f"rows: X is another one in process {1 - here.process}", px.solve.rows, X + apart[:, None], y)
+refused(px.DataError, "rows: y is another one in process", px.solve.rows, X, y + apart)
+refused(px.DataError, "rows: sample_weight is another one", px.solve.rows, X, y, 1.0 + apart)
+fewer = slice(200 + here.process)
+refused(px.DataError, "rows: X is another one in process", px.solve.Ridge().fit, X[fewer], z[fewer])
+state = px.TrainState.create({"w": jnp.zeros(7)}, optax.sgd(0.1))
+train = px.train_step(lambda params, batch: (batch["x"] @ params["w"] - batch["z"]) ** 2)
+for data in (px.loader({"x": X, "z": z + apart}, 40), [{"x": X[:40], "z": (z + apart)[:40]}]):
+    refused(px.DataError, "'z'] is another one in process", px.fit, state, train, data, epochs=1, progress=False)
+assert px.fit(state, train, px.loader({"x": X, "z": z}, 40), epochs=1, progress=False).state.step == 6
+assert px.solve.rows(X, y).num_rows == 203  # they are in step with each other still
+"""
+
 SCRIPTS = {
     "lbfgs": SOLVERS + LBFGS,
     "other solvers": SOLVERS + OTHER_SOLVERS,
@@ -195,11 +212,13 @@ SCRIPTS = {
     "parallel": MODULES,
     "other transforms": MODULES + OTHER_TRANSFORMS,
     "ensembles": ENSEMBLES,
+    "other data": OTHER_DATA,
     "more of ensembles": ENSEMBLES + MORE_OF_ENSEMBLES,
 }
 OF_EVERY_DAY = [("ensembles", 5)]
 AT_NIGHT = [
-    (name, 0) for name in ("lbfgs", "parallel", "other solvers", "derivatives", "estimators", "other transforms")
+    (name, 0)
+    for name in ("lbfgs", "parallel", "other solvers", "derivatives", "estimators", "other transforms", "other data")
 ]
 AT_NIGHT += [("more of ensembles", size) for size in (2, 4, 5)]
 

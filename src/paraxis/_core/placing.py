@@ -326,6 +326,12 @@ def spans_processes(placement: Placement) -> bool:
     return mesh is not None and any(device.process_index != mine for device in mesh.devices.flat)
 
 
+def spans_all_processes(placement: Placement) -> bool:
+    """Return whether each of several processes has some of its devices, and so takes part."""
+    mesh = concrete_mesh(placement)
+    return mesh is not None and len({device.process_index for device in mesh.devices.flat}) == jax.process_count() > 1
+
+
 def can_be_dispatched(placement: Placement) -> bool:
     """Return whether this process can call an executable for each element on the element's device."""
     return is_spread_alone(placement) and not spans_processes(placement)

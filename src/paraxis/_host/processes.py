@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Self
 
@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 from paraxis._core import jax_api
-from paraxis.errors import ProcessError, StateError
+from paraxis._host import digests
+from paraxis.errors import DataError, ProcessError, StateError
 
 _BARRIER_TIMEOUT = 600.0
 
@@ -109,6 +110,38 @@ def reports(text: str) -> dict[int, str]:
     padded[: said.size] = said
     gathered = enumerate(jax_api.gathered_from_processes(padded))
     return {number: bytes(row).rstrip(b"\0").decode(errors="ignore") for number, row in gathered if row.any()}
+
+
+_MOST_COMPARED = 40
+
+
+def require_same(what: str, given: Mapping[str, Any], instead: str) -> None:
+    """Check that each process was given the same arrays, as far as a digest of some of their rows tells.
+
+    Args:
+        what: the function of ours, for the error.
+        given: arrays by the names of arguments, as many in each process; all processes must call it.
+        instead: what to give, for the error.
+
+    Raises:
+        DataError: in each process, naming the first that differ.
+
+    Communicates: what :func:`reports` does; nothing in a lone process.
+    """
+    if count() == 1:
+        return
+    said = {name: digests.of_array(x) for name, x in itertools.islice(given.items(), _MOST_COMPARED)}
+    mine = " ".join(digests.of_bytes(f"{name}: {text}".encode())[:8] for name, text in said.items()) or "none"
+    others = {number: report for number, report in reports(mine).items() if report != mine}
+    if not others:
+        return
+    number, report = next(iter(others.items()))
+    both = itertools.zip_longest(said, mine.split(), report.split())
+    name = next((name for name, one, other in both if one != other), None) or "data"
+    raise DataError(
+        f"{what}: {name} is another one in process {number} than in process {index()}, which has "
+        f"{said.get(name, 'none')}; {instead}"
+    )
 
 
 @contextlib.contextmanager

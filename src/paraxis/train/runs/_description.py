@@ -7,7 +7,6 @@ by some of their rows; and what says nothing of itself by its name. There are no
 import dataclasses
 import decimal
 import functools
-import hashlib
 import importlib.metadata
 import inspect
 import io
@@ -23,9 +22,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-import jax
-import numpy as np
-
+from paraxis._host import digests
 from paraxis.train.runs._feed import Feed
 from paraxis.train.steps._grouped import GroupedStep
 from paraxis.train.steps._state import TrainState
@@ -39,8 +36,6 @@ _MOST_FACTS = 300  # of one thing
 _MOST_ITEMS = 32  # of a list, else some of them
 _MOST_SAID = 20
 _LONGEST = 80
-_WHOLE = 1 << 20  # bytes of an array that are read whole
-_ROWS = 64
 _MODEL = "model"
 _LIBRARIES = ("optax", "flax", "equinox")
 _INSTALLED = tuple(
@@ -134,7 +129,7 @@ class _Walk:
             yield path, _short(repr(x))
             return
         if hasattr(x, "dtype") and hasattr(x, "shape"):
-            yield path, _array(x)
+            yield path, digests.of_array(x)
             return
         if id(x) in self._seen or depth > _DEEPEST:
             return
@@ -155,7 +150,7 @@ class _Walk:
         elif isinstance(x, (list, tuple)):
             if len(x) > _MOST_ITEMS:
                 yield (path, f"{_name(type(x))} of {len(x):,}"), _TEXT
-            for number in _some(len(x), _MOST_ITEMS, _MOST_ITEMS // 4):
+            for number in digests.some(len(x), _MOST_ITEMS, _MOST_ITEMS // 4):
                 yield f"{path}[{number}]", x[number]
         elif isinstance(x, functools.partial):
             yield path, x.func
@@ -189,7 +184,7 @@ def _of_function(path: str, function: FunctionType) -> Iterator[tuple[Any, Any]]
     code = function.__code__
     is_installed = code.co_filename.startswith((*_INSTALLED, "<frozen"))
     text = "" if is_installed else _code(function)
-    yield (path, f"{_name(function)}, code {_digest(text.encode())}" if text else _name(function)), _TEXT
+    yield (path, f"{_name(function)}, code {digests.of_bytes(text.encode())}" if text else _name(function)), _TEXT
     for parameter in inspect.signature(function).parameters.values():
         if parameter.default is not parameter.empty:
             yield f"{path}.{parameter.name}", parameter.default
@@ -248,34 +243,8 @@ def _name(x: Any) -> str:
 
 def _short(text: str) -> str:
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", text)
-    return text if len(text) <= _LONGEST else f"{text[:20]}…, {len(text)} characters, digest {_digest(text.encode())}"
-
-
-def _array(x: Any) -> str:
-    """Return its dtype and shape, and a digest of its values; of a large one, of some of its rows."""
-    shape = tuple(map(int, x.shape))
-    kind = f"{x.dtype} {shape}"
-    is_key = isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.extended)
-    if is_key or (isinstance(x, jax.Array) and not x.is_fully_addressable) or getattr(x.dtype, "hasobject", False):
-        return kind
-    if not shape:
-        return repr(np.asarray(x).item())
-    size = np.asarray(x[:1]).nbytes
-    is_whole = size * shape[0] <= _WHOLE
-    # Row by row: each kind of array, in memory, on a device or in a file, can be asked so.
-    rows = _some(shape[0], 0, _ROWS)
-    content = np.asarray(x) if is_whole else np.stack([np.asarray(x[row]) for row in rows])
-    of = "" if is_whole else f" of {len(rows)} of its {shape[0]:,} rows"
-    little = content.astype(content.dtype.newbyteorder("<"), copy=False)
-    return f"{kind}, digest {_digest(np.ascontiguousarray(little).tobytes())}{of}"
-
-
-def _some(number: int, at_most: int, otherwise: int) -> list[int]:
-    """Return all numbers below a small one; below a large one so many, evenly spaced, the first and last included."""
-    if number <= at_most:
-        return list(range(number))
-    return sorted({round(i * (number - 1) / (otherwise - 1)) for i in range(otherwise)})
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:12]
+    return (
+        text
+        if len(text) <= _LONGEST
+        else f"{text[:20]}…, {len(text)} characters, digest {digests.of_bytes(text.encode())}"
+    )

@@ -63,6 +63,12 @@ class Feed:
         """Return what the numbers in the batches depend on, to be described."""
         return {"data": self._data} if self._loader is None else self._loader.depends_on()
 
+    def arrays(self) -> dict[str, Any]:
+        """Return the arrays in memory that batches are made of, by where they stand in ``data``."""
+        found = jax.tree_util.tree_leaves_with_path(self.depends_on()["data"])
+        in_memory = (jax.Array, np.ndarray)
+        return {f"data{jax.tree_util.keystr(path)}": x for path, x in found if isinstance(x, in_memory)}
+
     def rows(self, number: int) -> np.ndarray | None:
         """Return which rows a batch has, if that is known."""
         if self._loader is not None:

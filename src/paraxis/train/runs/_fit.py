@@ -130,6 +130,7 @@ def fit(
         StateError: if ``step`` is not a step, but for example a loss function; if the checkpoint is of another state;
             if an earlier step has consumed the arrays of ``state``; or if ``paraxis launch`` started this process with
             others, and it did not join them.
+        DataError: with several processes, if arrays in ``data`` are not the same in all, as far as a digest tells.
         ProcessError: in the other processes, if the first cannot write to one of the paths.
         NonFiniteError: if a loss or a gradient is not finite. The message names the step, the batch, its rows, and the
             rows whose own values are not finite. The batch is saved beside the checkpoint, or else beside the log.
@@ -141,7 +142,7 @@ def fit(
         Exception: anything that the step, the data, an evaluation or a callback raises, with a note that names the
             step.
 
-    Communicates: only what the step, evaluations and checkpoints do; and with several processes, 400 bytes from each
+    Communicates: only what the step, evaluations and checkpoints do; and with several processes, 800 bytes from each
     at the beginning.
 
     Example:
@@ -176,6 +177,7 @@ def fit(
     _check(state, step, log_every, tensorboard, plot)
     if plan.checkpoints is not None:
         _resume.check_best(plan.checkpoints, names)
+    processes.require_same("px.fit", feed.arrays(), "give each process the same data: px.fit divides them")
     first = processes.is_first()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_saving(plan.checkpoints))

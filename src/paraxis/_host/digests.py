@@ -1,0 +1,41 @@
+"""An array in a few words that are the same in every process: its type, its shape, and a digest of its values."""
+
+import hashlib
+from typing import Any
+
+import jax
+import numpy as np
+
+_WHOLE = 1 << 20  # bytes of an array that are read whole
+_ROWS = 64
+
+
+def of_array(x: Any) -> str:
+    """Return an array's dtype and shape, and a digest of its values; of a large one, of some of its rows."""
+    shape = tuple(map(int, x.shape))
+    kind = f"{x.dtype} {shape}"
+    is_key = isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.extended)
+    if is_key or (isinstance(x, jax.Array) and not x.is_fully_addressable) or getattr(x.dtype, "hasobject", False):
+        return kind
+    if not shape:
+        return repr(np.asarray(x).item())
+    size = np.asarray(x[:1]).nbytes
+    is_whole = size * shape[0] <= _WHOLE
+    # Row by row: each kind of array, in memory, on a device or in a file, can be asked so.
+    rows = some(shape[0], 0, _ROWS)
+    content = np.asarray(x) if is_whole else np.stack([np.asarray(x[row]) for row in rows])
+    of = "" if is_whole else f" of {len(rows)} of its {shape[0]:,} rows"
+    little = content.astype(content.dtype.newbyteorder("<"), copy=False)
+    return f"{kind}, digest {of_bytes(np.ascontiguousarray(little).tobytes())}{of}"
+
+
+def some(number: int, at_most: int, otherwise: int) -> list[int]:
+    """Return all numbers below a small one; below a large one so many, evenly spaced, the first and last included."""
+    if number <= at_most:
+        return list(range(number))
+    return sorted({round(i * (number - 1) / (otherwise - 1)) for i in range(otherwise)})
+
+
+def of_bytes(content: bytes) -> str:
+    """Return twelve digits."""
+    return hashlib.sha256(content).hexdigest()[:12]
