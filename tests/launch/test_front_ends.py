@@ -164,7 +164,6 @@ for _ in range(2):
 rates = jnp.linspace(0.1, 1.0, size)
 alone, values = zip(*(step_alone(p, X, y, rate) for p, rate in zip(alone, rates)))
 close(ens.train(step, X, y, rates, in_axes=(None, None, 0)), np.stack(values))
-close(ens.members(X), np.stack([logits(p, X) for p in alone]))
 ens.save(sys.argv[2])
 loaded = px.load_ensemble(make, sys.argv[2], apply=logits)
 np.testing.assert_array_equal(loaded[size - 1]["w"], ens[size - 1]["w"])
@@ -172,6 +171,7 @@ close(ens[size - 1]["w"], alone[-1]["w"])
 """
 
 MORE_OF_ENSEMBLES = """
+close(ens.members(X), np.stack([logits(p, X) for p in alone]))
 mean, variance = ens.predict(X, average="moments")
 close(variance, np.var([logits(p, X) for p in alone], 0))
 doubled = px.gather(px.map_fn(lambda p: 2 * p["w"], ens.stacked(), ens.axis), ens.axis)
