@@ -184,7 +184,8 @@ def _ragged_rounds(devices: int, repeats: int) -> None:
         max(2, repeats // 3),
     )
     padding = [f"{engine.passes(round_of, p, cohorts[0]).padding:.2f}" for engine in engines.values()]
-    padding.append(f"{COHORT * cohorts[0].arrays().mask.shape[1] / cohorts[0].lengths.sum():.2f}")
+    whole = cohorts[0].arrays()
+    padding.append(f"{COHORT * whole.mask.shape[1] / whole.count.sum():.2f}")
     best = min(found.values())
     print(f"\na round of {COHORT} of 400 ragged clients, {devices} devices      ms    over the fastest    padding")
     for (name, ms), padded in zip(found.items(), padding, strict=True):
@@ -218,7 +219,7 @@ def measure(size: int) -> None:
     jax.block_until_ready(step(p, groups))
     seconds = time.perf_counter() - begin
     status = Path("/proc/self/status").read_text()
-    print(seconds, int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024)
+    print(seconds, int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1024)
 
 
 def _growing(devices: int) -> None:

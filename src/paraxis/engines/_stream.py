@@ -280,10 +280,8 @@ class _Run:
         try:
             for at, (chunk, rows) in enumerate(self._read(cuts, level, begin), begin):
                 count, own = len(chunk.numbers), cuts[chunk.length].stage(level)
-                placement = self._placement(count)
-                laid = [_laid(x, placement) for x in rows]
-                run = own.compiled(shared[chunk.length], laid, count)
-                found = run(*shared[chunk.length], *laid, jnp.asarray(chunk.numbers, jnp.int32))
+                run = own.compiled(shared[chunk.length], rows[:-1], count)
+                found = run(*shared[chunk.length], *rows)
                 totals.add([found[place] for place in folded])
                 for place, one in zip(kept, pieces, strict=True):
                     one.parts.append(_on_host(found[place]))
@@ -306,12 +304,16 @@ class _Run:
         return placing.place(dataclasses.replace(self.job.axis, size=count))
 
     def _read(self, cuts: dict[Length, Cut], level: int, begin: int) -> Iterator[tuple[Chunk, list[Any]]]:
-        """Yield the chunks with the rows that a pass needs of each, read ahead."""
+        """Yield the chunks with the rows that a pass needs of each, and their numbers, read ahead and on the devices."""
+        # what says where they lie is known in this thread only
+        places = {count: self._placement(count) for count in {len(chunk.numbers) for chunk in self.chunks[begin:]}}
         waiting: collections.deque[Any] = collections.deque()
         with concurrent.futures.ThreadPoolExecutor(self.engine.readers, "paraxis-read") as pool:
             try:
                 for at, chunk in enumerate(self.chunks[begin:], begin):
-                    waiting.append((chunk, pool.submit(self._rows, cuts[chunk.length], level, at)))
+                    waiting.append(
+                        (chunk, pool.submit(self._rows, cuts[chunk.length], level, at, places[len(chunk.numbers)]))
+                    )
                     if len(waiting) > self.engine.readers:
                         first, rows = waiting.popleft()
                         yield first, rows.result()
@@ -322,9 +324,10 @@ class _Run:
                 for _, rows in waiting:
                     rows.cancel()
 
-    def _rows(self, cut: Cut, level: int, at: int) -> list[Any]:
+    def _rows(self, cut: Cut, level: int, at: int, placement: placing.Placement) -> list[Any]:
         read: dict[int, list[Any]] = {}
-        return [self._of_chunk(cut.rows[v], at, read) for v in cut.stage(level).rows]
+        rows = [self._of_chunk(cut.rows[v], at, read) for v in cut.stage(level).rows]
+        return [*(_laid(x, placement) for x in rows), jnp.asarray(self.chunks[at].numbers, jnp.int32)]
 
     def _of_chunk(self, rows: Rows, at: int, read: dict[int, list[Any]]) -> Any:
         """Return the rows of a chunk; ``read`` has the leaves of groups that were read for it."""
