@@ -304,7 +304,7 @@ class _Run:
         return placing.place(dataclasses.replace(self.job.axis, size=count))
 
     def _read(self, cuts: dict[Length, Cut], level: int, begin: int) -> Iterator[tuple[Chunk, list[Any]]]:
-        """Yield the chunks with the rows that a pass needs of each, and their numbers, read ahead and on the devices."""
+        """Yield the chunks with the rows that a pass needs of each, and their numbers, read ahead, on the devices."""
         # what says where they lie is known in this thread only
         places = {count: self._placement(count) for count in {len(chunk.numbers) for chunk in self.chunks[begin:]}}
         waiting: collections.deque[Any] = collections.deque()
