@@ -346,6 +346,33 @@ def test_a_jitted_run_traces_once_and_takes_other_numbers():
         run(w=W)
 
 
+def test_memory_decides_how_many_are_run_at_once():
+    size = 4000
+    axis = px.Axis("clients", size)
+
+    def loss(w, x):
+        return px.reduce_mean(
+            px.map_fn(lambda w, x: jnp.sum(jnp.tanh(x * w) ** 2), (px.broadcast(w, axis), x), axis), axis
+        )
+
+    x = np.random.default_rng(0).normal(size=(size, 100, 3)).astype("float32")
+    groups = px.Groups.of_arrays(x)
+    chunks = {}
+    for megabytes in (1, 2, 1000):
+        stream = px.Stream(memory=f"{megabytes} MB")
+        ((chunks[megabytes], _), *_) = stream.passes(jax.grad(loss), W, groups).chunks
+    assert chunks[1000] == size
+    assert 1.7 < chunks[2] / chunks[1] < 2.4
+    assert chunks[2] * x[0].nbytes < 2e6
+    assert_close(stream.run(loss, W, groups), jnp.mean(jnp.sum(jnp.tanh(x * W) ** 2, (1, 2))))
+    with pytest.raises(ValueError, match=r"memory must be at least [\d,]+ bytes.*got 1,000; write px\.Stream\(memory="):
+        px.Stream(memory="1kB").run(loss, W, groups)
+    with pytest.raises(ValueError, match="at_once or memory must be given, and not both"):
+        px.Stream()
+    with pytest.raises(ValueError, match=r"text such as '2GB', got 'much'"):
+        px.Stream(memory="much")
+
+
 def test_progress_is_told():
     told = []
     streamed(lambda x, y: mean(Ours(), W, x, y), 1, verbose=told.append)

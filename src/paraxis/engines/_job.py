@@ -51,13 +51,14 @@ class Job:
         self.ragged = next((groups for groups in self.groups if groups.lengths is not None), None)
         self._count = counts.pop() if counts else None
         self._traces: dict[Length, Traced] = {}
+        self._facts: dict[str, int] = {}
         if known is not None:
-            self._traces = known.setdefault(self._key, {})
+            self._traces, self._facts = known.setdefault(self._key, ({}, {}))
 
     @functools.cached_property
     def axis(self) -> Axis:
         """The axis that the groups' elements lie along."""
-        found = axes_of(self.traced(self._longest).closed)
+        found = axes_of(self.traced(self.longest).closed)
         fits = {name: size for name, size in found.items() if self._count in (None, size)}
         if len(fits) == 1:
             return Axis(*next(iter(fits.items())))
@@ -89,7 +90,7 @@ class Job:
         return [Chunk(part, rounded_up(int(lengths[part[0]]), shapes)) for part in parts]
 
     @property
-    def _longest(self) -> Length:
+    def longest(self) -> Length:
         """The greatest length there is: as good as any to see what the function maps along."""
         return None if self.ragged is None else int(self.ragged._shapes_of(1)[-1])
 
@@ -98,6 +99,12 @@ class Job:
         if length not in self._traces:
             self._traces[length] = self._trace(length)
         return self._traces[length]
+
+    def remembered(self, what: str, make: Callable[[], int]) -> int:
+        """Return something that depends on types only, found out once."""
+        if what not in self._facts:
+            self._facts[what] = make()
+        return self._facts[what]
 
     @property
     def _key(self) -> Any:

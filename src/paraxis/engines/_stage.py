@@ -7,6 +7,7 @@ What lies between maps is applied to the chunk's rows; each result's shape is ch
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,6 +74,26 @@ class Stage:
         if key not in self._compiled:
             self._compiled[key] = self._traced(structs, count)
         return self._compiled[key]
+
+    def bytes_for(self, count: int) -> int:
+        """Return the bytes that the devices together need to compute a pass over ``count`` elements, rows included."""
+        avals = [v.aval for v in self.shared]
+        for v in self.rows:
+            at = self.plan.dims[v] or 0
+            avals.append(v.aval.update(shape=(*v.aval.shape[:at], count, *v.aval.shape[at + 1 :])))
+        structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+        numbers = jax.ShapeDtypeStruct((count,), jnp.int32)
+        jitted: Any = jax.jit(lambda *args: self.run(args, count))
+        used = jitted.lower(*structs, numbers).compile().memory_analysis()
+        devices = self._num_devices(count)
+        return devices * (used.temp_size_in_bytes + used.output_size_in_bytes + used.argument_size_in_bytes)
+
+    def bytes_of_rows(self, count: int) -> int:
+        """Return the bytes of the rows that a pass over ``count`` elements is given."""
+        return sum(count * math.prod(v.aval.shape) * v.aval.dtype.itemsize // self.plan.size for v in self.rows)
+
+    def _num_devices(self, count: int) -> int:
+        return _Chunk(self.plan, count, None, {}).placement().num_devices
 
     def _traced(self, structs: Sequence[Any], count: int) -> Callable[..., list[Any]]:
         numbers = jax.ShapeDtypeStruct((count,), jnp.int32)
@@ -162,9 +183,9 @@ class _Chunk:
         if ours and step.primitive is maps.map_p:
             return maps.map_p.bind(*operands, **self._map(step))
         if ours and step.primitive is primitives.broadcast_p:
-            return [layout.copies(operands[0], self._placement())]
+            return [layout.copies(operands[0], self.placement())]
         if ours:
-            padded = self._placement().num_padded
+            padded = self.placement().num_padded
             changed = {"size": self.count, "padded": primitives.Rows(padded) if padded > self.count else None}
             return [step.primitive.bind(*operands, **{**step.params, **changed})]
         if step.name in LOOPS:
@@ -186,7 +207,7 @@ class _Chunk:
         smaller = dataclasses.replace(how, placement=placement, mapped=mapped)
         return {**step.params, "size": self.count, "how": smaller, "devices": placing.named_devices(placement)}
 
-    def _placement(self) -> Placement:
+    def placement(self) -> Placement:
         for step in self.plan.flat.steps:
             if step.primitive is maps.map_p and step.params["axis"] == self.plan.axis:
                 return step.params["how"].placement.holding(self.count)

@@ -4,6 +4,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +83,11 @@ class Stream:
     beforehand.
 
     Args:
-        at_once: elements in flight per device.
+        at_once: elements in flight per device. Give this or ``memory``.
+        memory: bytes that a pass may take, on all devices together and for rows that were read ahead: an integer, or
+            text such as ``"2GB"``. As many elements are run at once as fit; for that, passes are compiled for two
+            sizes more. Values kept between passes, results with a row for each element, and what the process needs
+            anyway are not counted.
         keep: what becomes of values of elements that a later pass needs: ``"recompute"`` computes them again from
             the data, ``"memory"`` keeps them. What is compared with a maximum or minimum over the elements, and what
             has effects, is always kept, since computed again it might be another.
@@ -105,8 +110,9 @@ class Stream:
         Array([-2., -2., -2.], dtype=float32)
     """
 
-    at_once: int
+    at_once: int | None = None
     _: dataclasses.KW_ONLY
+    memory: int | str | None = None
     keep: Literal["recompute", "memory"] = "recompute"
     readers: int = 2
     folder: str | Path | None = None
@@ -114,9 +120,18 @@ class Stream:
     verbose: bool | Callable[[Progress], Any] = False
 
     def __post_init__(self) -> None:
-        for name in ("at_once", "readers"):
-            write = "px.Stream(at_once=64)" if name == "at_once" else "px.Stream(at_once=64, readers=2)"
-            object.__setattr__(self, name, arguments.count("Stream", name, getattr(self, name), write=write))
+        if (self.at_once is None) == (self.memory is None):
+            raise ValueError(
+                f"Stream: at_once or memory must be given, and not both, got at_once={self.at_once!r}, "
+                f"memory={self.memory!r}; write px.Stream(at_once=64) or px.Stream(memory='2GB')"
+            )
+        if self.at_once is not None:
+            at_once = arguments.count("Stream", "at_once", self.at_once, write="px.Stream(at_once=64)")
+            object.__setattr__(self, "at_once", at_once)
+        else:
+            object.__setattr__(self, "memory", _bytes(self.memory))
+        readers = arguments.count("Stream", "readers", self.readers, write="px.Stream(at_once=64, readers=2)")
+        object.__setattr__(self, "readers", readers)
         arguments.one_of("Stream", "keep", self.keep, ("recompute", "memory"))
         if not callable(self.verbose):
             arguments.flag("Stream", "verbose", self.verbose)
@@ -203,7 +218,7 @@ class _Run:
 
     def __init__(self, engine: Stream, job: Job) -> None:
         self.engine, self.job = engine, job
-        self.chunks = job.chunks(engine.at_once * job.num_devices)
+        self.chunks = job.chunks(self._count())
         lengths = dict.fromkeys(chunk.length for chunk in self.chunks)
         self.cuts: dict[Length, Cut] = {length: job.cut(length) for length in lengths}
         self.first = next(iter(self.cuts.values()))
@@ -223,6 +238,36 @@ class _Run:
         if self.journal is not None:
             self.journal.clear()
         return pytrees.opened(jax.tree.unflatten(self.first.out_tree, leaves))
+
+    def _count(self) -> int:
+        """Return the number of elements in a chunk."""
+        engine, job = self.engine, self.job
+        if engine.at_once is not None:
+            return engine.at_once * job.num_devices
+        assert isinstance(engine.memory, int)
+        return job.remembered(f"memory={engine.memory}", self._fitting)
+
+    def _fitting(self) -> int:
+        """Return how many elements fit into memory: what a pass needs grows linearly with them."""
+        engine, job = self.engine, self.job
+        assert isinstance(engine.memory, int)
+        plan, devices = job.cut(job.longest).plan, job.num_devices
+        few, more = devices, 3 * devices
+        ahead = engine.readers + 1
+
+        def needed(count: int) -> int:
+            stages = [Stage.of(one, level) for one in _plans(plan) for level in range(one.num_levels)]
+            return max(s.bytes_for(count) + ahead * s.bytes_of_rows(count) for s in stages if not s.is_empty)
+
+        least, later = needed(few), needed(more)
+        each = max(1, (later - least) // (more - few))
+        count = few + (engine.memory - least) // each
+        if count < 1:
+            raise ValueError(
+                f"{job.who}: memory must be at least {least:,} bytes, which one element on each of {devices} devices "
+                f"takes, got {engine.memory:,}; write px.Stream(memory={2 * least})"
+            )
+        return min(max(1, count // devices) * devices, job.axis.size)
 
     def execute(self, cuts: dict[Length, Cut]) -> dict[Length, list[Any]]:
         """Run a program that is cut for elements of each length; return its results for each."""
@@ -441,6 +486,15 @@ class _Run:
             sys.stderr.flush()
 
 
+def _plans(plan: Plan) -> Iterator[Plan]:
+    """Yield a plan, and those of loops in it around passes."""
+    yield plan
+    for step, loop in plan.loops.items():
+        if plan.kinds[step] == "loop":
+            for body in loop.bodies:
+                yield from _plans(body)
+
+
 def num_passes(plan: Plan) -> int | None:
     """Return how often elements are read; ``None`` if that depends on values."""
     total = sum(not Stage.of(plan, level).is_empty for level in range(plan.num_levels))
@@ -461,6 +515,22 @@ def _stacked(items: Sequence[Any]) -> Any:
     if isinstance(items[0], Pieces):
         return Pieces([np.stack(parts) for parts in zip(*(item.parts for item in items), strict=True)])
     return jnp.stack(items)
+
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def _bytes(memory: Any) -> int:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", memory.lower()) if isinstance(memory, str) else None
+    if found is not None and found[2] in _UNITS:
+        memory = int(float(found[1]) * _UNITS[found[2]])
+    if isinstance(memory, bool) or not isinstance(memory, int) or memory < 1:
+        raise ValueError(
+            f"Stream: memory must be a number of bytes, or text such as '2GB', got {arguments.described(memory)}; "
+            f"write px.Stream(memory='2GB')"
+        )
+    return memory
 
 
 def _laid(rows: Any, placement: placing.Placement) -> Any:

@@ -77,6 +77,7 @@ CALLS = [
         px.Stream,
         lambda: {
             "at_once": (1, count()),
+            "memory": (None, optional(none)),  # with at_once, there is none that is right
             "keep": ("recompute", one_of("recompute", "memory")),
             "readers": (2, count()),
             "folder": (None, optional(path)),
