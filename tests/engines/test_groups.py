@@ -1,6 +1,8 @@
 """Elements that are read when they are needed: sources, elements of different length, cohorts, bad ones."""
 
+import gc
 import itertools
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +59,28 @@ def test_results_of_elements_of_different_length_are_in_the_order_of_the_element
     np.testing.assert_allclose(sums, [c["y"].sum() for c in clients], rtol=1e-5, atol=1e-6)
     with pytest.raises(px.LoweringError, match="elements of different length have different numbers"):
         px.Stream(at_once=1).run(lambda d: px.map_fn(lambda d: d.y, d, axis), groups)
+
+
+def test_values_of_different_length_cannot_be_put_together():
+    """Not even where one has length 1, which would be repeated."""
+    groups = px.Groups([{"x": np.ones(n, "float32")} for n in [1] * 8 + [3] * 8], lengths=[1] * 8 + [3] * 8)
+    with pytest.raises(
+        px.LoweringError, match=r"different length have different numbers are reduced .*test_groups\.py"
+    ):
+        px.Stream(at_once=1).run(lambda d: px.reduce_sum(d.x, px.Axis("clients", 16)), groups)
+    other = px.Groups([{"z": np.ones(n, "float32")} for n in range(1, 17)], lengths=range(1, 17))
+    with pytest.raises(px.ShapeError, match="groups with lengths must have the same ones"):
+        px.Stream(at_once=1).run(lambda d, e: px.reduce_sum(d.count + e.count, px.Axis("c", 16)), groups, other)
+
+
+def test_a_run_over_elements_of_different_length_leaves_nothing_behind():
+    groups = px.Groups(CLIENTS * 2, lengths=LENGTHS * 2, num_shapes=2)
+    data = weakref.ref(groups)
+    axis = px.Axis("clients", 16)
+    px.Stream(at_once=1).run(lambda d: px.reduce_mean(d.count - px.reduce_mean(d.count, axis), axis), groups)
+    del groups
+    gc.collect()
+    assert data() is None
 
 
 def test_lengths_are_few_and_padding_is_little():

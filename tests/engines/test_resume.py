@@ -86,6 +86,8 @@ def test_another_run_is_not_gone_on_with(tmp_path):
         run(tmp_path / "run", w=2 * W)
     with pytest.raises(px.CheckpointError, match=r"holds a run with other chunks \(at_once, devices\)"):
         run(tmp_path / "run", at_once=2)
+    with pytest.raises(px.CheckpointError, match="holds a run with other keep"):
+        run(tmp_path / "run", keep="memory")
     with pytest.raises(px.CheckpointError, match="holds a run with other program"):
         px.Stream(at_once=1, folder=tmp_path / "run").run(loss, W, px.Groups.of_arrays(X))
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before

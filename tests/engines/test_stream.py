@@ -215,6 +215,36 @@ def test_other_reductions_and_results_with_a_row_for_each_element():
         np.testing.assert_allclose(actual[name], value, rtol=1e-5, err_msg=name)
 
 
+def square_operations(x: Any) -> dict[str, Any]:
+    """Operations whose other operand has as many entries as there are elements, which are none of theirs."""
+    table, order, own = jnp.asarray(SQUARE), jnp.asarray(ORDER), jnp.argmax(x, 1)[:, None]
+    kernel = jnp.reshape(table, (N, 4, 3))
+    return {
+        "columns": x[:, order],
+        "a column for each": jnp.take_along_axis(x, order[:, None], 1),
+        "a column of one's own": jnp.take_along_axis(x, own, 1),
+        "of a table": jnp.take_along_axis(table, own, 1),
+        "kernel": jax.lax.conv_general_dilated(x.reshape(N, 4, 3), kernel, (1,), "SAME"),
+    }
+
+
+SQUARE = rng.normal(size=(N, N)).astype("float32")
+ORDER = rng.integers(0, N, N)
+
+
+@pytest.mark.parametrize("at_once", [1, N])
+def test_what_is_as_long_as_there_are_elements_is_not_taken_for_theirs(at_once):
+    """Elements of different length are not in order, so that a chunk of all of them is not, either."""
+    lengths = [1 + i % 3 for i in range(N)]
+    elements = [{"row": row, "x": np.zeros(n, "float32")} for row, n in zip(SQUARE, lengths, strict=True)]
+    groups = px.Groups(elements, lengths=lengths, num_shapes=1)
+    count, found = px.Stream(at_once=at_once).run(
+        lambda d: (px.reduce_sum(d.count, AXIS), square_operations(d["row"])), groups
+    )
+    assert count == sum(lengths)
+    assert_close(found, jax.jit(square_operations)(SQUARE))
+
+
 DERIVED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "hessian": jax.hessian,
     "jvp": lambda f: lambda w, x, y: jax.jvp(lambda w: f(w, x, y), (w,), (w,)),
@@ -231,6 +261,29 @@ def test_whatever_jax_makes_of_a_program_can_be_streamed(how):
     expected = jax.jit(derive(lambda w, x, y: mean(Plain, w, x, y)))(W, X, Y)
     actual = streamed(derive(lambda w, x, y: mean(Ours(), w, x, y)), 1, W)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6), actual, expected)
+
+
+def test_values_kept_for_a_maximum_may_have_their_elements_in_a_later_dimension():
+    def gradients(v, x, y):
+        return jax.vmap(jax.grad(lambda w: extremes(v, w, x, y)))(jnp.stack([W, -W, 2 * W]))
+
+    expected = jax.jit(lambda x, y: gradients(Plain, x, y))(X, Y)
+    assert_close(streamed(lambda x, y: gradients(Ours(), x, y), 1), expected)
+
+
+@pytest.mark.parametrize("length", [0, 2])
+def test_a_loop_carries_random_keys_and_may_take_no_step(length):
+    def program(v, x, y):
+        def step(carry, _):
+            keys, total = carry
+            draws = v.map_fn(lambda key, x: jnp.sum(x * jax.random.normal(key, x.shape)), (keys, x))
+            keys = v.map_fn(lambda key: jax.random.fold_in(key, 1), (keys,))
+            return (keys, total + v.reduce_mean(draws)), draws
+
+        (_, total), draws = jax.lax.scan(step, (v.keys(jax.random.key(3)), 0.0), None, length=length)
+        return total, draws, v.reduce_sum(x)
+
+    assert_close(streamed(lambda x, y: program(Ours(), x, y), 1), jax.jit(lambda x, y: program(Plain, x, y))(X, Y))
 
 
 def test_nested_axes_and_a_program_under_its_own_names():
@@ -275,6 +328,52 @@ def test_effects_happen_once_per_element_however_many_passes_there_are():
 
     np.testing.assert_allclose(streamed(spread, 1), X.sum((1, 2)).var(), rtol=1e-4)
     assert sorted(seen) == list(range(N))
+
+
+def test_effects_on_shared_values_happen_once():
+    seen: list[tuple[str, float]] = []
+
+    def program(x, y):
+        total = px.reduce_sum(y[:, 0], AXIS)
+        jax.debug.callback(lambda v: seen.append(("sum", float(v))), total)
+
+        def step(c, _):
+            c = c + px.reduce_max(y[:, 0] * c, AXIS)
+            io_callback(lambda v: seen.append(("step", float(v))), None, c)
+            return c, None
+
+        return jax.lax.scan(step, 1.0, None, length=2)[0]
+
+    last = streamed(program, 1)
+    jax.effects_barrier()
+    assert sorted(name for name, _ in seen) == ["step", "step", "sum"]
+    np.testing.assert_allclose(dict(seen)["sum"], Y[:, 0].sum(), rtol=1e-5)
+    assert dict(seen)["step"] == float(last)
+
+
+def test_bits_of_integers_are_put_together_bit_by_bit():
+    """On one device: XLA has no such reduction of integers across several."""
+    bits = np.arange(1, N + 1, dtype="int32") << 1
+    one_device = px.Axis("clients", N, mesh=jax.sharding.Mesh(jax.devices()[:1], "clients"))
+
+    def program(x):
+        return jax.lax.reduce_or(x, (0,)), jax.lax.reduce_and(x | 5, (0,)), px.reduce_sum(x, one_device)
+
+    found = px.Stream(at_once=5).run(program, px.Groups.of_arrays(bits))
+    assert [int(y) for y in found] == [np.bitwise_or.reduce(bits), np.bitwise_and.reduce(bits | 5), bits.sum()]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [jax.jit, jax.grad, lambda f: lambda w: jax.vmap(f)(w[None]), lambda f: jax.jit(lambda w: f(np.asarray(W)))],
+    ids=["jit", "grad", "vmap", "jit of constants"],
+)
+def test_an_engine_cannot_be_traced(transform):
+    def run(w):
+        return streamed(lambda w, x, y: mean(Ours(), w, x, y), 1, w)
+
+    with pytest.raises(px.LoweringError, match=r"called inside jax\.jit, jax\.grad or the like; write px\.Stream"):
+        transform(run)(W)
 
 
 def test_arrays_used_as_rows_are_cut_and_what_is_closed_over_as_well():

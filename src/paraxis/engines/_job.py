@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments, pytrees
-from paraxis._core import jax_api, placing, programs, structure
+from paraxis._core import arrays, jax_api, placing, programs, structure
 from paraxis._core.axis import Axis
 from paraxis._core.jax_api import ClosedJaxpr, Literal
 from paraxis.engines._flat import Flat, Step, Value, axes_of, flat
@@ -41,6 +41,11 @@ class Job:
     ) -> None:
         self.who, self.fn = who, fn
         self.keep: Keep = keep
+        if jax_api.is_tracing() or arrays.is_traced(args):
+            raise LoweringError(
+                f"{who}: an engine is a loop outside of JAX and cannot be traced, but it was called inside jax.jit, "
+                f"jax.grad or the like; write px.Stream(at_once=64).run(jax.grad(fn), …), and jit none of it"
+            )
         self._leaves, self._structure = jax.tree.flatten(pytrees.sealed(tuple(args)), is_leaf=_is_groups)
         arguments.arrays(who, "args", [leaf for leaf in self._leaves if _is_traced(leaf)])
         self.groups = [leaf for leaf in self._leaves if isinstance(leaf, Groups)]
@@ -48,6 +53,12 @@ class Job:
         if len(counts) > 1:
             told = " and ".join(map(str, sorted(counts)))
             raise ShapeError(f"{who}: groups must have equally many elements, got {told}")
+        told = {tuple(groups.lengths) for groups in self.groups if groups.lengths is not None}
+        if len(told) > 1:
+            raise ShapeError(
+                f"{who}: groups with lengths must have the same ones, since elements are ordered by them, got two "
+                f"that differ; write one px.Groups of elements that hold both, or fill up one of them yourself"
+            )
         self.ragged = next((groups for groups in self.groups if groups.lengths is not None), None)
         self._count = counts.pop() if counts else None
         self._traces: dict[Length, Traced] = {}
@@ -179,14 +190,15 @@ class Job:
         lengths = list(dict.fromkeys(chunk.length for chunk in chunks))
         texts = [re.sub(r" at 0x[0-9a-f]+", "", str(self.traced(length).closed.jaxpr)) for length in lengths]
         constants = [x for length in lengths for x in self.traced(length).closed.consts]
-        arrays = [np.asarray(x) if not isinstance(x, jax.Array) else x for x in self._leaves if _is_traced(x)]
+        given = [np.asarray(x) if not isinstance(x, jax.Array) else x for x in self._leaves if _is_traced(x)]
         elements = [f"{len(groups)} {groups.ids} {groups.lengths}" for groups in self.groups]
         sizes = [f"{chunk.length}: {chunk.numbers.tolist()}" for chunk in chunks]
         return {
             "program": digest(*texts, jax.__version__, *constants),
-            "arguments": digest(*arrays),
+            "arguments": digest(*given),
             "elements": digest(*elements),
             "chunks (at_once, devices)": digest(*sizes, str(self.num_devices)),
+            "keep": self.keep,
         }
 
 
@@ -275,9 +287,19 @@ class Cut:
                 found.append(self.know([v])[0] if self.plan.dims[v] is None else self.rows[v])
         return found
 
-    def know(self, values: Sequence[Value]) -> list[Any]:
+    def act(self, level: int) -> None:
+        """Have the effects that are computed from shared values of a level."""
+        acting = [step for step in self.plan.acting(level, "shared") if not self._is_done(step)]
+        if acting:
+            self.know([v for step in acting for v in step.operands], acting)
+
+    def _is_done(self, step: Step) -> bool:
+        return bool(step.outvars) and all(v in self.shared for v in step.outvars)
+
+    def know(self, values: Sequence[Value], acting: Sequence[Step] = ()) -> list[Any]:
         """Return shared values, computed from those that are known, which they become themselves."""
-        steps = self._steps_to(values)
+        wanted = {*self._steps_to(values), *acting}
+        steps = [step for step in self.program.steps if step in wanted]
         if steps:
             inside = {v for step in steps for v in step.outvars}
             needed = list(dict.fromkeys(v for step in steps for v in step.operands if v not in inside))
@@ -298,14 +320,14 @@ class Cut:
             self.shared.update(zip(found, self.plan.between[key](*operands), strict=True))
         return [self.shared[v] for v in values]
 
-    def _steps_to(self, values: Sequence[Value]) -> list[Step]:
+    def _steps_to(self, values: Sequence[Value]) -> set[Step]:
         wanted, steps = list(values), set[Step]()
         while wanted:
             v = wanted.pop()
             if v not in self.shared and self.plan.made[v] not in steps:
                 steps.add(self.plan.made[v])
                 wanted += self.plan.made[v].operands
-        return [step for step in self.program.steps if step in steps]
+        return steps
 
     def learn(self, other: "Cut") -> None:
         """Take over what another length's program knows and what is the same in this one."""
@@ -315,9 +337,13 @@ class Cut:
             if theirs in other.shared and ours not in differing and ours not in self.shared:
                 self.shared[ours] = other.shared[theirs]
 
-    @functools.cache  # noqa: B019  there are as many as lengths, and they go together
     def _differing(self, other: "Cut") -> set[Value]:
         """Return the shared values that are computed otherwise than for another length."""
+        if other.plan not in self.plan.differing:
+            self.plan.differing[other.plan] = self._compared(other)
+        return self.plan.differing[other.plan]
+
+    def _compared(self, other: "Cut") -> set[Value]:
         if [s.name for s in self.program.steps] != [s.name for s in other.program.steps]:
             raise LoweringError(
                 "the program does other operations for elements of another length; write it so that only shapes differ"
@@ -333,9 +359,3 @@ class Cut:
                 if not same or any(v in found for v in ours.operands):
                     found.update(ours.outvars)
         return found
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other

@@ -12,7 +12,7 @@ derivative would be zero. So must the results of what has effects, which happen 
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal as OneOf
 
 from paraxis._core import jax_api, maps, primitives, rowwise
@@ -29,10 +29,19 @@ _FOLDS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce
     "reduce_and": "all",
 }
 _EXTREMES = frozenset(("max", "min"))
+_PAIRED: dict[str, Callable[[Step], tuple[Sequence[int], Sequence[int]]]] = {
+    "dot_general": lambda step: step.params["dimension_numbers"][1],
+    "gather": lambda step: (
+        step.params["dimension_numbers"].operand_batching_dims,
+        step.params["dimension_numbers"].start_indices_batching_dims,
+    ),
+    "conv_general_dilated": lambda step: ((), ()),
+}
+"""Operations whose two operands go together in these dimensions only, whatever their shapes."""
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"))
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Plan:
     """A flat program with its passes decided.
 
@@ -49,6 +58,7 @@ class Plan:
         live: the values that the results, or something with effects, depend on.
         loops: for each loop over rows, the plans of its bodies.
         stages, between: what was made of it: its passes, and programs of what is computed between them.
+        differing: the shared values that are computed otherwise than in a plan for elements of another length.
     """
 
     flat: Flat
@@ -66,6 +76,7 @@ class Plan:
     loops: "dict[Step, Loop]"
     stages: dict[int, Any] = dataclasses.field(default_factory=dict)
     between: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    differing: "dict[Plan, set[Value]]" = dataclasses.field(default_factory=dict)
 
     @property
     def num_levels(self) -> int:
@@ -86,9 +97,9 @@ class Plan:
         """The number of each value, the same in a trace for elements of another length."""
         return {v: number for number, v in enumerate(self.flat.values)}
 
-    def acting(self, level: int) -> list[Step]:
-        """Return what has effects in a pass."""
-        return [s for s in self.flat.steps if s.effects and self.kinds[s] == "rows" and self.level_of(s) == level]
+    def acting(self, level: int, kind: Kind = "rows") -> list[Step]:
+        """Return what has effects in a pass, or between passes."""
+        return [s for s in self.flat.steps if s.effects and self.kinds[s] == kind and self.level_of(s) == level]
 
     def loops_at(self, level: int) -> list[Step]:
         """Return the loops that run after a pass."""
@@ -147,11 +158,17 @@ def plan(
     if program.index is not None:
         sources.add(program.index)
     given = {*program.arguments, *program.constants}
-    while True:
-        found = _Analysis(program, axis, size, sources, given, dims or {})
-        if found.more <= sources:
+    read, found = set(sources), None
+    while found is None or not found.more <= sources:
+        sources |= set() if found is None else found.more
+        try:
+            found = _Analysis(program, axis, size, sources, given, dims or {})
+        except LoweringError:
+            if sources == read:
+                raise
+            # What is used as rows in one place is shared in another: it stays whole, and is cut where rows are needed.
+            found = _Analysis(program, axis, size, read, given, dims or {})
             break
-        sources |= found.more
     made = {v: step for step in program.steps for v in step.outvars}
     result = Plan(
         program,
@@ -288,13 +305,11 @@ class _Analysis:
 
     def _cut_beside(self, step: Step, dims: list[int | None]) -> None:
         """Note which operands without rows are to be cut like those that have some: they are as long."""
-        if step.name == "dot_general":
-            batch = step.params["dimension_numbers"][1]
-            for left, right in zip(*batch, strict=True):
-                if dims[0] == left and dims[1] is None:
-                    self._take(step, 1, right)
-                if dims[1] == right and dims[0] is None:
-                    self._take(step, 0, left)
+        if step.name in _PAIRED:
+            for numbers in zip(*_PAIRED[step.name](step), strict=True):
+                for own, other in ((0, 1), (1, 0)):
+                    if dims[own] == numbers[own] and dims[other] is None:
+                        self._take(step, other, numbers[other])
             return
         rank, dim = next((len(shape(v)), dim) for v, dim in zip(step.invars, dims, strict=True) if dim is not None)
         for number, v in enumerate(step.invars):

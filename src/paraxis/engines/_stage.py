@@ -228,6 +228,8 @@ class _Chunk:
             if key in params:
                 params[key] = None
         place = dims[0] if dims else None
+        if step.name == "gather" and place in params["dimension_numbers"].operand_batching_dims:
+            return params
         changed: dict[str, tuple[str, int | None]] = {
             "broadcast_in_dim": ("shape", out),
             "reshape": ("new_sizes", out),

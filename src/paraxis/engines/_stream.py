@@ -273,6 +273,7 @@ class _Run:
         """Run a program that is cut for elements of each length; return its results for each."""
         plan = next(iter(cuts.values())).plan
         for level in range(plan.num_levels):
+            next(iter(cuts.values())).act(level)
             if not Stage.of(plan, level).is_empty:
                 self._pass(cuts, level)
             for step in plan.loops_at(level):
@@ -318,6 +319,7 @@ class _Run:
         """Run a pass over all chunks, from where it was left; return the totals, and rows."""
         first, journal, number = next(iter(cuts.values())), self.journal, self.passes_done
         gives = first.stage(level).gives
+        self._require_same_parts(cuts, level, folded)
         totals, pieces = Totals([first.plan.folds[gives[at]] for at in folded]), [Pieces() for _ in kept]
         begin = journal.begun(number, totals, pieces) if journal else 0
         done, before = sum(len(chunk.numbers) for chunk in self.chunks[:begin]), None
@@ -345,6 +347,16 @@ class _Run:
             journal.finish(number, len(self.chunks), sums, pieces)
         return sums, pieces
 
+    def _require_same_parts(self, cuts: dict[Length, Cut], level: int, folded: Sequence[int]) -> None:
+        given = [[cut.stage(level).gives[at] for at in folded] for cut in cuts.values()]
+        for values in zip(*given, strict=True):
+            if len({v.aval.shape for v in values}) > 1:
+                line = next(iter(cuts.values())).plan.made[values[0]].line
+                raise LoweringError(
+                    f"{self.job.who}: values of which elements of different length have different numbers are "
+                    f"reduced over the elements, at {line}; reduce them over an element's rows first, with its mask"
+                )
+
     def _placement(self, count: int) -> placing.Placement:
         return placing.place(dataclasses.replace(self.job.axis, size=count))
 
@@ -371,8 +383,11 @@ class _Run:
 
     def _rows(self, cut: Cut, level: int, at: int, placement: placing.Placement) -> list[Any]:
         read: dict[int, list[Any]] = {}
-        rows = [self._of_chunk(cut.rows[v], at, read) for v in cut.stage(level).rows]
-        return [*(_laid(x, placement) for x in rows), jnp.asarray(self.chunks[at].numbers, jnp.int32)]
+        rows = [
+            _laid(self._of_chunk(cut.rows[v], at, read), cut.plan.dims[v] or 0, placement)
+            for v in cut.stage(level).rows
+        ]
+        return [*rows, jnp.asarray(self.chunks[at].numbers, jnp.int32)]
 
     def _of_chunk(self, rows: Rows, at: int, read: dict[int, list[Any]]) -> Any:
         """Return the rows of a chunk; ``read`` has the leaves of groups that were read for it."""
@@ -396,7 +411,7 @@ class _Run:
                 f"reduce them over an element's rows, with its mask"
             )
         order = np.argsort(np.concatenate([chunk.numbers for chunk in self.chunks]), kind="stable")
-        module: Any = np if isinstance(parts[0], np.ndarray) else jnp
+        module = _numpy_of(parts[0])
         return module.take(module.concatenate(parts, axis=dim), order, axis=dim)
 
     # --- loops around passes -----------------------------------------------------------------------------------
@@ -432,7 +447,8 @@ class _Run:
         """Return rows as they are, and a whole array, of which rows are needed, cut into those of the chunks."""
         if dim is None or isinstance(x, (tuple, Pieces)):
             return x
-        return Pieces([np.take(np.asarray(x), chunk.numbers, axis=dim) for chunk in self.chunks])
+        whole = _on_host(x)
+        return Pieces([_numpy_of(whole).take(whole, chunk.numbers, axis=dim) for chunk in self.chunks])
 
     def _cond(self, step: Step, operands: dict[Length, list[Any]], run: _RunBody) -> dict[Length, list[Any]]:
         chosen = int(next(iter(operands.values()))[0])
@@ -462,11 +478,12 @@ class _Run:
             found = run(0, args)
             carry = {length: values[: len(some.carry)] for length, values in found.items()}
             stacks[number] = {length: values[len(some.carry) :] for length, values in found.items()}
+        empty = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in step.outvars if some.length == 0][len(some.carry) :]
         count = len(step.outvars) - len(some.carry)
         return {
             length: [
                 *carry[length],
-                *(_stacked([stacks[n][length][at] for n in range(some.length)]) for at in range(count)),
+                *(empty or (_stacked([stacks[n][length][at] for n in range(some.length)]) for at in range(count))),
             ]
             for length in scans
         }
@@ -513,7 +530,8 @@ def _item(x: Any, number: int) -> Any:
 
 def _stacked(items: Sequence[Any]) -> Any:
     if isinstance(items[0], Pieces):
-        return Pieces([np.stack(parts) for parts in zip(*(item.parts for item in items), strict=True)])
+        chunks = zip(*(item.parts for item in items), strict=True)
+        return Pieces([_numpy_of(parts[0]).stack(parts) for parts in chunks])
     return jnp.stack(items)
 
 
@@ -533,10 +551,10 @@ def _bytes(memory: Any) -> int:
     return memory
 
 
-def _laid(rows: Any, placement: placing.Placement) -> Any:
-    """Lay rows over the devices, if they divide; else JAX does it."""
+def _laid(rows: Any, dim: int, placement: placing.Placement) -> Any:
+    """Lay rows over the devices, if they are in the first dimension and divide; else JAX does it."""
     target = arrays.sharding(placement, rows=True)
-    if target is None or jnp.issubdtype(rows.dtype, jax.dtypes.extended):
+    if target is None or dim or jnp.issubdtype(rows.dtype, jax.dtypes.extended):
         return rows
     return arrays.put(rows, target)
 
@@ -544,3 +562,7 @@ def _laid(rows: Any, placement: placing.Placement) -> Any:
 def _on_host(rows: Any) -> Any:
     """Return rows in the host's memory. Random keys stay where they are."""
     return rows if jnp.issubdtype(rows.dtype, jax.dtypes.extended) else np.asarray(rows)
+
+
+def _numpy_of(rows: Any) -> Any:
+    return np if isinstance(rows, np.ndarray) else jnp

@@ -18,8 +18,8 @@ _MERGE = {
     "max": jnp.maximum,
     "min": jnp.minimum,
     "prod": jnp.multiply,
-    "any": jnp.logical_or,
-    "all": jnp.logical_and,
+    "any": jnp.bitwise_or,
+    "all": jnp.bitwise_and,
 }
 
 
