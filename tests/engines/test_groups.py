@@ -240,6 +240,44 @@ def test_elements_that_look_otherwise_are_named():
         wrong.arrays()
 
 
+ROWS = {"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, np.float32)}
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize(
+    ("odd", "text"),
+    [
+        (
+            {"x": ROWS["x"], "t": ROWS["y"]},
+            r"is .*\['t'\] float32\[4\].*, but the first is .*\['y'\] float32\[4\].*names",
+        ),
+        (
+            {"x": ROWS["x"][:, :2], "y": ROWS["y"]},
+            r"is \['x'\] float32\[4, 2\], but the first is \['x'\] float32\[4, 3\];",
+        ),
+        (
+            {"x": ROWS["x"], "y": np.zeros(4, np.int32)},
+            r"is \['y'\] int32\[4\], but .*'y'\] float32\[4\]; give .* dtype",
+        ),
+        ({"x": ROWS["x"]}, r"is \['x'\] float32\[4, 3\], but .*'y'"),
+        (
+            {"x": [[0.0] * 3] * 4, "y": ROWS["y"]},
+            r"is \['x'\]\[0\]\[0\] float32\[\].*…, but .*of a list of numbers np\.asarray",
+        ),
+        (None, "is no array, but"),
+    ],
+)
+def test_an_element_that_looks_otherwise_is_told_by_what_differs(odd, text, ragged):
+    """Of whatever length: also where it is the shortest or longest, and where NumPy would have put them together."""
+    longer = {"x": np.zeros((5, 3), np.float32), "y": np.zeros(5, np.float32)}
+    shorter = {k: v[:2] for k, v in ROWS.items()}
+    for rest in ([longer], [longer, shorter]) if ragged else ([],):
+        clients = [ROWS, ROWS, odd, *rest]
+        lengths = [4, 4, 4, *(len(x["y"]) for x in rest)] if ragged else None
+        with pytest.raises(px.ShapeError, match=rf"element 2 \(number 2\) {text}"):
+            px.Groups(clients, lengths=lengths).arrays()
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -253,7 +291,15 @@ def test_elements_that_look_otherwise_are_named():
             "tree must have arrays of equally many rows",
         ),
         (lambda: px.Groups([1, 2], num_shapes=0), "num_shapes must be"),
-        (lambda: px.Groups(["a", "b"])[0], "element 0 .* cannot be read: TypeError: it holds <U1"),
+        (lambda: px.Groups(["a", "b"])[0], r"element 0 .* cannot be used: holds text \(<U1\) where numbers are needed"),
+        (
+            lambda: px.Groups([{"x": 1.0, "label": "cat"}], ids=["c0"])[0],
+            r"element 'c0' .*\['label'\] holds text \(<U3\) .*np\.unique",
+        ),
+        (
+            lambda: px.Groups([{"x": {1, 2}}]).readable(),
+            r"none of 1 elements can be read\. Groups: element 0 .*objects",
+        ),
     ],
 )
 def test_bad_groups(make, text):

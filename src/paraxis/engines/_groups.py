@@ -166,15 +166,16 @@ class Groups:
 
     def readable(self) -> "Groups":
         """Return the elements that can be read: each is read once. ``len`` says how many are left."""
-        good = []
+        good, first = [], None
         for number in self._numbers:
             try:
                 self._element(int(number))
-            except DataError:
+            except DataError as error:
+                first = first or error
                 continue
             good.append(number)
         if not good:
-            raise DataError(f"Groups.readable: none of {len(self)} elements can be read")
+            raise DataError(f"Groups.readable: none of {len(self)} elements can be read. {first}") from first
         return self._some(np.asarray(good))
 
     def __repr__(self) -> str:
@@ -243,24 +244,43 @@ class Groups:
             raise DataError(f"Groups: elements {self._told(numbers)} cannot be read: {_said(error)}") from error
         if len(found) != len(numbers):
             raise DataError(f"Groups: the source gave {len(found)} elements for {len(numbers)}: {self._told(numbers)}")
-        return [_as_arrays(x) for x in found]
+        return [self._as_arrays(x, int(number)) for x, number in zip(found, numbers, strict=True)]
 
     def _element(self, number: int) -> Any:
         try:
-            return _as_arrays(self._source[number])
+            found = self._source[number]
         except Exception as error:
             raise DataError(
-                f"Groups: element {self._name(number)!r} (number {number}) cannot be read: {_said(error)}. To go on "
-                f"without what cannot be read, write groups = groups.readable()"
+                f"Groups: {self._called(number)} cannot be read: {_said(error)}. To go on without what cannot be "
+                f"read, write groups = groups.readable()"
             ) from error
+        return self._as_arrays(found, number)
+
+    def _as_arrays(self, element: Any, number: int) -> Any:
+        def made(path: Any, leaf: Any) -> np.ndarray:
+            found = np.asarray(leaf)
+            if found.dtype == object or found.dtype.kind in "USMm":
+                kind = {"U": "text", "S": "text", "M": "dates", "m": "times"}.get(found.dtype.kind, "objects")
+                raise DataError(
+                    f"Groups: {self._called(number)} cannot be used: "
+                    f"{' '.join(filter(None, [jax.tree_util.keystr(path), 'holds']))} {kind} ({found.dtype}) where "
+                    f"numbers are needed; leave it out, or give numbers, of labels codes = np.unique(labels, "
+                    f"return_inverse=True)[1]"
+                )
+            return found.astype(jax.dtypes.canonicalize_dtype(found.dtype), copy=False)
+
+        return jax.tree.map_with_path(made, element)
+
+    def _called(self, number: int) -> str:
+        return f"element {self._name(number)!r} (number {number})"
 
     def _told(self, numbers: np.ndarray) -> str:
         names = [repr(self._name(int(number))) for number in numbers]
         return ", ".join(names if len(names) <= 8 else [*names[:6], "…", names[-1]])
 
     def _padded(self, element: Any, number: int, length: int | None) -> Any:
+        self._require_like_first(element, number, ragged=length is not None)
         if length is None:
-            self._require_like_first(element, number)
             return element
         assert self._lengths is not None
         own = int(self._lengths[number])
@@ -271,8 +291,8 @@ class Groups:
                 filled.append(leaf)
             elif leaf.shape[:1] != (own,):
                 raise ShapeError(
-                    f"Groups: element {self._name(number)!r} (number {number}) has {leaf.shape[0]} rows, where lengths "
-                    f"says {own}; give lengths=[len(…) for each element]"
+                    f"Groups: {self._called(number)} has {leaf.shape[0]} rows, where lengths says {own}; give "
+                    f"lengths=[len(…) for each element]"
                 )
             else:
                 filled.append(_filled(leaf, length))
@@ -284,29 +304,53 @@ class Groups:
         """Which leaves have as many rows as the element's length: looked up in elements of two lengths."""
         assert self._lengths is not None
         numbers = {int(n): None for n in (self._lengths.argmin(), self._lengths.argmax())}
+        elements = {n: self._element(n) for n in numbers}
+        for n, element in elements.items():
+            if jax.tree.structure(element) != jax.tree.structure(self._first):
+                raise self._unlike(element, n)
         told = [
-            [leaf.shape[:1] == (int(self._lengths[n]),) for leaf in jax.tree.leaves(self._element(n))] for n in numbers
+            [leaf.shape[:1] == (int(self._lengths[n]),) for leaf in jax.tree.leaves(x)] for n, x in elements.items()
         ]
         long = [all(each) for each in zip(*told, strict=True)]
         if not any(long):
             raise ShapeError("Groups: no array of an element has as many rows as lengths says; leave lengths out")
         return long
 
-    @functools.cached_property
-    def _looks(self) -> Any:
-        leaves, structure = jax.tree.flatten(self._first)
+    def _look(self, element: Any, ragged: bool) -> Any:
+        """Return what elements must have in common: all but the number of rows, where that is their own."""
+        leaves, structure = jax.tree.flatten(element)
+        if ragged and len(leaves) == len(self._long):
+            return structure, [
+                (leaf.shape[is_long:], leaf.dtype) for leaf, is_long in zip(leaves, self._long, strict=True)
+            ]
         return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
-    def _require_like_first(self, element: Any, number: int) -> None:
-        leaves, structure = jax.tree.flatten(element)
-        looks = structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
-        if number != int(self._numbers[0]) and looks != self._looks:
-            got = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
-            first = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in self._looks[1])
-            raise ShapeError(
-                f"Groups: element {self._name(number)!r} (number {number}) is {got}, but the first is {first}. If "
-                f"elements have different lengths, write px.Groups(source, lengths=[len(…) for each element])"
-            )
+    @functools.cached_property
+    def _looks(self) -> dict[bool, Any]:
+        return {ragged: self._look(self._first, ragged) for ragged in {False, self._lengths is not None}}
+
+    def _require_like_first(self, element: Any, number: int, *, ragged: bool) -> None:
+        if number != int(self._numbers[0]) and self._look(element, ragged) != self._looks[ragged]:
+            raise self._unlike(element, number)
+
+    def _unlike(self, element: Any, number: int) -> ShapeError:
+        """Return the error of an element that does not look like the first."""
+        got, first = (jax.tree_util.tree_leaves_with_path(x) for x in (element, self._first))
+        if jax.tree.structure(element) != jax.tree.structure(self._first):
+            write = "give each the same arrays under the same names, and of a list of numbers np.asarray(numbers)"
+        else:
+            pairs = [(a, b) for a, b in zip(got, first, strict=True) if _told(a) != _told(b)]
+            got, first = [a for a, _ in pairs], [b for _, b in pairs]
+            if any(a.dtype != b.dtype for (_, a), (_, b) in pairs):
+                write = "give all the same dtype: np.asarray(x, np.float32)"
+            elif self._lengths is None and all(a.ndim and a.shape[1:] == b.shape[1:] for (_, a), (_, b) in pairs):
+                write = "if elements have different lengths, write px.Groups(source, lengths=[len(…) for each element])"
+            else:
+                write = "only the number of rows may differ, where lengths are given"
+        mine, other = (
+            ", ".join([*map(_told, leaves[:4]), *["…"] * (len(leaves) > 4)]) or "no array" for leaves in (got, first)
+        )
+        return ShapeError(f"Groups: {self._called(number)} is {mine}, but the first is {other}; {write}")
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -446,16 +490,9 @@ class _Files:
             return {name: archive.read(name) for name in archive.names}
 
 
-def _as_arrays(element: Any) -> Any:
-    return jax.tree.map(_as_array, element)
-
-
-def _as_array(leaf: Any) -> np.ndarray:
-    """Return a leaf in the dtype that JAX has for it."""
-    made = np.asarray(leaf)
-    if made.dtype == object or made.dtype.kind in "USMm":
-        raise TypeError(f"it holds {made.dtype} where numbers are needed")
-    return made.astype(jax.dtypes.canonicalize_dtype(made.dtype), copy=False)
+def _told(leaf: tuple[Any, np.ndarray]) -> str:
+    path, array = leaf
+    return f"{jax.tree_util.keystr(path)} {array.dtype}{list(array.shape)}".strip()
 
 
 def _filled(leaf: np.ndarray, length: int) -> np.ndarray:
