@@ -136,8 +136,27 @@ def test_files_of_a_folder(tmp_path):
     (tmp_path / "client-5.npz").write_bytes(b"not an archive")
     with pytest.raises(px.DataError, match=r"client-5\.npz' cannot be read"):
         px.Groups.npz(tmp_path)
-    with pytest.raises(px.DataError, match=r"folder must have \.npz files"):
-        px.Groups.npz(tmp_path / "none")
+    left = px.Groups.npz(tmp_path, readable=True)
+    assert len(left) == len(CLIENTS) - 1
+    assert "client-5" not in left.ids
+    for path, text in ((tmp_path / "none", "is not there"), (tmp_path / "client-0.npz", "is a file")):
+        with pytest.raises(px.DataError, match=rf"folder must have \.npz files.*{text}; write px\.Groups\.npz"):
+            px.Groups.npz(path)
+
+
+def test_files_that_are_compressed_or_hold_a_number_beside_the_rows(tmp_path):
+    for client in CLIENTS:
+        np.savez_compressed(tmp_path / f"client-{len(client['y'])}{client['y'].sum():.3f}", **client)
+    groups = px.Groups.npz(tmp_path)
+    assert groups.lengths is not None
+    assert sorted(groups.lengths.tolist()) == sorted(LENGTHS)
+    padded = groups.arrays()
+    np.testing.assert_array_equal(padded.rate, padded.count + 1)
+    np.savez(tmp_path / "client-z", x=np.zeros(3), label=np.array(["cat"] * 3, object))
+    with pytest.raises(
+        px.DataError, match=r"client-z\.npz' cannot be read.*'label' holds Python objects.*readable=True"
+    ):
+        px.Groups.npz(tmp_path)
 
 
 def test_a_memory_mapped_array_and_a_source_that_gives_many_at_once(tmp_path):

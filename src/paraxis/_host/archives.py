@@ -1,7 +1,7 @@
 """Arrays in NumPy's ``.npz`` files, as ``np.savez`` writes them: what each is is known before memory is taken for it.
 
-Not a reader of any ``.npz``: what is compressed, pickled, structured or otherwise not what ``np.savez`` makes of plain
-arrays is refused. So no file makes more bytes than it has itself.
+Not a reader of any ``.npz``: what is pickled, structured or otherwise not what ``np.savez`` makes of plain arrays is
+refused; so is what is compressed, unless the caller allows it. So no file of ours makes more bytes than it has itself.
 """
 
 import dataclasses
@@ -41,12 +41,17 @@ class Kind:
 class Archive:
     """An ``.npz`` file, open until its ``with`` ends.
 
+    Args:
+        path: of the file.
+        compressed: whether it may be one of ``np.savez_compressed``, as files of a user may; ours never are.
+
     Raises:
         OSError: if it cannot be opened.
         Damaged: here and in the methods, if it is not what ``np.savez`` wrote.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, compressed: bool = False) -> None:
+        self._compressed = compressed
         self._file = path.open("rb")
         self._kinds: dict[str, Kind] = {}
         try:
@@ -102,7 +107,8 @@ class Archive:
         if entry is None:
             raise Damaged(f"it has no array {name!r}")
         is_plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
-        if not is_plain or entry.header_offset + entry.file_size > self._size:
+        is_known = is_plain or (self._compressed and entry.compress_type == zipfile.ZIP_DEFLATED)
+        if not is_known or entry.header_offset + entry.compress_size > self._size:
             raise Damaged(f"its array {name!r} is compressed, or longer than the file")
         return entry
 
@@ -130,6 +136,8 @@ def _kind(name: str, start: bytes, header: bytes, size: int) -> tuple[Kind, bool
     except (TypeError, ValueError) as error:
         raise Damaged(f"its array {name!r} is of no type that is known: {error}") from None
     shape = tuple(int(one) for one in found[3].decode().replace(" ", "").split(",") if one)
-    if _START + len(header) + math.prod(shape) * dtype.itemsize != size or dtype.hasobject or not dtype.itemsize:
+    if dtype.hasobject:
+        raise Damaged(f"its array {name!r} holds Python objects; save numbers, of labels their codes")
+    if _START + len(header) + math.prod(shape) * dtype.itemsize != size or not dtype.itemsize:
         raise Damaged(f"its array {name!r} says that it is {dtype} {shape}, which its {size} bytes are not")
     return Kind(dtype, shape), found[2] == b"True"

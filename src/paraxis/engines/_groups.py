@@ -86,17 +86,32 @@ class Groups:
         return cls(_Rows(tree))
 
     @classmethod
-    def npz(cls, folder: str | Path, *, num_shapes: int = _NUM_SHAPES) -> "Groups":
+    def npz(cls, folder: str | Path, *, num_shapes: int = _NUM_SHAPES, readable: bool = False) -> "Groups":
         """Return the ``.npz`` files of a folder as elements, in the order of their names.
 
         Lengths are read from the files' headers: an element has as many rows as the first dimension that its arrays
-        have in common. If it is the same in all files, elements are not padded.
+        have in common, those without any apart. If it is the same in all files, elements are not padded.
+
+        Args:
+            folder: with files of ``np.savez`` or ``np.savez_compressed``, one for each element.
+            num_shapes: into how many lengths elements are filled up at most.
+            readable: leave out files that cannot be read; each is read once. ``len`` says how many are left.
 
         Raises:
             DataError: if there are no such files, or one is damaged; the message names it.
+
+        Example:
+            >>> import pathlib, tempfile, numpy as np, paraxis as px
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     for name, n in [("anna", 4), ("ben", 2)]:
+            ...         np.savez(pathlib.Path(folder, name), x=np.ones((n, 3)), y=np.ones(n))
+            ...     clients = px.Groups.npz(folder)
+            >>> clients, clients.ids
+            (<Groups: 2 elements, 2 to 4 rows each>, ['anna', 'ben'])
         """
         arguments.path("Groups.npz", "folder", folder, write="px.Groups.npz('clients')")
-        source = _Files(Path(folder))
+        arguments.flag("Groups.npz", "readable", readable)
+        source = _Files(Path(folder), readable)
         lengths = source.lengths
         same = lengths is None or len(set(lengths)) == 1
         return cls(source, lengths=None if same else lengths, ids=source.ids, num_shapes=num_shapes)
@@ -441,7 +456,10 @@ class _Rows:
         counts = {leaf.shape[:1] for leaf in jax.tree.leaves(self.tree)}
         if len(counts) != 1 or counts in ({()}, {(0,)}):
             told = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(self.tree)) or "none"
-            raise ShapeError(f"Groups.of_arrays: tree must have arrays of equally many rows, (size, ...), got {told}")
+            raise ShapeError(
+                f"Groups.of_arrays: tree must have arrays of equally many rows, (size, ...), got {told}; of a list of "
+                f"elements, write px.Groups(clients, lengths=[len(…) for each element])"
+            )
         self.count = counts.pop()[0]
 
     def __len__(self) -> int:
@@ -459,12 +477,22 @@ class _Rows:
 class _Files:
     """A folder of ``.npz`` files as a source."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, readable: bool) -> None:
         self.paths = sorted(path for path in folder.glob("*.npz"))
         if not self.paths:
-            raise DataError(
-                f"Groups.npz: folder must have .npz files, one for each element, got none in {str(folder)!r}"
+            got = (
+                "which has none" if folder.is_dir() else "which is a file" if folder.exists() else "which is not there"
             )
+            raise DataError(
+                f"Groups.npz: folder must have .npz files, one for each element, got {str(folder)!r}, {got}; write "
+                f"px.Groups.npz('clients'), where clients/ has the files that np.savez made"
+            )
+        if readable:
+            self.paths = [path for path in self.paths if _is_readable(path)]
+            if not self.paths:
+                raise DataError(
+                    f"Groups.npz: none of the .npz files in {str(folder)!r} can be read; leave readable out"
+                )
         self.ids = [path.stem for path in self.paths]
 
     @functools.cached_property
@@ -473,11 +501,14 @@ class _Files:
         found = []
         for path in self.paths:
             try:
-                with archives.Archive(path) as archive:
-                    firsts = {archive.kind(name).shape[:1] for name in archive.names}
+                with archives.Archive(path, compressed=True) as archive:
+                    firsts = {archive.kind(name).shape[:1] for name in archive.names} - {()}
             except (OSError, archives.Damaged) as error:
-                raise DataError(f"Groups.npz: {str(path)!r} cannot be read: {_said(error)}") from error
-            if len(firsts) != 1 or firsts == {()}:
+                raise DataError(
+                    f"Groups.npz: {str(path)!r} cannot be read: {_said(error)}. To go on without what cannot be read, "
+                    f"write px.Groups.npz({str(path.parent)!r}, readable=True)"
+                ) from error
+            if len(firsts) != 1:
                 return None
             found.append(firsts.pop()[0])
         return found
@@ -486,8 +517,20 @@ class _Files:
         return len(self.paths)
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        with archives.Archive(self.paths[number]) as archive:
-            return {name: archive.read(name) for name in archive.names}
+        return _read_file(self.paths[number])
+
+
+def _read_file(path: Path) -> dict[str, np.ndarray]:
+    with archives.Archive(path, compressed=True) as archive:
+        return {name: archive.read(name) for name in archive.names}
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        _read_file(path)
+    except (OSError, archives.Damaged):
+        return False
+    return True
 
 
 def _told(leaf: tuple[Any, np.ndarray]) -> str:

@@ -69,7 +69,11 @@ CALLS = [
         },
     ),
     Call("Groups.of_arrays", px.Groups.of_arrays, lambda: {"tree": (X, rows_of_any)}),
-    Call("Groups.npz", px.Groups.npz, lambda: {"folder": (FOLDER, none), "num_shapes": (12, count())}),
+    Call(
+        "Groups.npz",
+        px.Groups.npz,
+        lambda: {"folder": (FOLDER, none), "num_shapes": (12, count()), "readable": (False, flag)},
+    ),
     Call("Groups.sample", GROUPS.sample, lambda: {"count": (2, count(1, 8)), "seed": (0, seeds)}),
     Call("Groups.__getitem__", GROUPS.__getitem__, lambda: {"*number": (1, count(-8, 7))}, documented=(IndexError,)),
     Call(
