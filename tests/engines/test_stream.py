@@ -5,6 +5,7 @@ devices. With eight devices and twelve elements, ``at_once=1`` makes a chunk of 
 than one element per device.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -441,7 +442,9 @@ def test_a_jitted_run_traces_once_and_takes_other_numbers():
     assert len(traces) == 1
     assert_close(first, jax.grad(lambda w: mean(Plain, w, X, Y))(W))
     assert_close(second, jax.grad(lambda w: mean(Plain, w, X, Y))(2 * W))
-    with pytest.raises(TypeError, match=r"must be given by position, got w by name"):
+    with pytest.raises(
+        TypeError, match=r"must be given by position, got w by name; write px\.Stream.*\.jit\(fn\)\(w\)"
+    ):
         run(w=W)
 
 
@@ -525,3 +528,51 @@ def test_groups_and_axes_that_do_not_fit():
         px.Stream(at_once=1, keep="nothing")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"Stream\.run: fn must be"):
         px.Stream(at_once=1).run(3, groups(X))  # pyright: ignore[reportArgumentType]
+
+
+@px.program(clients=5)
+def five(w, x):
+    return px.reduce_mean(px.map_fn(lambda w, x: jnp.where(x.mask, x.x, 0).sum() * w, (px.broadcast(w), x)))
+
+
+RAGGED = [{"x": np.ones(n, np.float32)} for n in (1, 3, 2)]
+EQUAL = px.Groups([{"x": np.ones(2, np.float32)}] * 5)
+
+
+def grad_of_a_run(w: Any) -> Any:
+    return jax.grad(lambda w: px.Stream(at_once=1).run(lambda w, x: five(w, x), w, EQUAL))(w)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (
+            lambda run: run(five, 1.0, px.Groups(RAGGED, lengths=[1, 3, 2])),
+            px.ShapeError,
+            r"(?s)as 3 elements, \['x'\] float32\[3, 3\], filled up, with mask and count\. .*clients=3",
+        ),
+        (lambda run: run(five, 1.0, EQUAL), AttributeError, r"(?s)no lengths are given, so there is no mask or count"),
+        (
+            lambda run: run(five, 1.0, x=EQUAL),
+            TypeError,
+            r"no argument 'x'; .*by position; write Stream\.run\(fn, …, x\)",
+        ),
+        (
+            lambda run: run(lambda x: px.reduce_sum(x["mask"], AXIS), px.Groups(RAGGED, lengths=[1, 3, 2])),
+            KeyError,
+            r"'mask' is not among the element's own arrays; write data\.mask",
+        ),
+        (lambda run: five(1.0, EQUAL), px.DataError, r"px\.Stream\(at_once=64\)\.run.*groups\.arrays\(\)"),
+        (lambda run: px.Groups(RAGGED, length=[1, 3, 2]), TypeError, "no argument 'length'; write lengths="),
+        (
+            lambda run: grad_of_a_run(1.0),
+            px.LoweringError,
+            r"args must be known.*Stream\.run\(jax\.grad\(fn\), w, groups",
+        ),
+    ],
+)
+def test_an_error_tells_what_the_function_got_and_what_to_write(call, error, text):
+    with pytest.raises(error) as caught:
+        call(px.Stream(at_once=1).run)
+    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert re.search(text, told), told

@@ -459,9 +459,17 @@ def by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
 def _misspelt(
     who: str, fn: Callable[..., Any], kwargs: Mapping[str, Any], other_names: Mapping[str, str]
 ) -> TypeError | None:
-    known = [name for name in inspect.signature(fn).parameters if name != "self"]
+    parameters = inspect.signature(fn).parameters
+    known = [name for name in parameters if name != "self"]
+    others = [name for name, one in parameters.items() if one.kind is inspect.Parameter.VAR_POSITIONAL]
     for wrong in (name for name in kwargs if name not in known):
         near = other_names.get(wrong) or next(iter(difflib.get_close_matches(wrong, known, 1, 0.6)), None)
-        write = f"write {near}=…" if near is not None else f"there are {', '.join(known)}; write one of these"
+        if near is not None:
+            write = f"write {near}=…"
+        elif others:
+            at = ", ".join([*known[: known.index(others[0])], f"…, {wrong}"])
+            write = f"what is one of {others[0]} is given by position; write {who}({at})"
+        else:
+            write = f"there are {', '.join(known)}; write one of these"
         return TypeError(f"{who}: there is no argument {wrong!r}; {write}")
     return None

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._core.axis import Axis
-from paraxis.errors import ShapeError
+from paraxis.errors import ParaxisError, ShapeError
 
 
 def arrays(verb: str, argument: str, tree: Any) -> Any:
@@ -22,6 +22,8 @@ def arrays(verb: str, argument: str, tree: Any) -> Any:
             return leaf
         try:
             return jnp.asarray(leaf)
+        except ParaxisError:  # one of ours that is no array, and says what to write
+            raise
         except (TypeError, ValueError) as error:
             raise ShapeError(
                 f"{verb}: {name(argument, path)} is a {type(leaf).__name__}, not an array. Pass arrays only; "

@@ -47,6 +47,7 @@ class Groups:
         (3, (7, 3))
     """
 
+    @arguments.named(length="lengths", names="ids")
     def __init__(
         self, source: Any, *, lengths: Any = None, ids: Iterable[Any] | None = None, num_shapes: int = _NUM_SHAPES
     ) -> None:
@@ -129,6 +130,12 @@ class Groups:
         if not -len(self) <= number < len(self):
             raise IndexError(f"Groups: number must be at most {len(self) - 1}, got {number}; there are {len(self)}")
         return self._element(int(self._numbers[number]))
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise DataError(
+            "Groups: its elements are read when they are needed, and it is no array; write px.Stream(at_once=64).run("
+            "loss, w, groups), or on the mesh loss(w, groups.arrays())"
+        )
 
     @property
     def ids(self) -> list[Any]:
@@ -395,6 +402,8 @@ class Padded:
         raise AttributeError(f"a padded element has no {name!r}; it has {', '.join(map(str, names))}, mask and count")
 
     def __getitem__(self, name: Any) -> Any:
+        if isinstance(self.data, dict) and name not in self.data and name in ("mask", "count"):
+            raise KeyError(f"{name!r} is not among the element's own arrays; write data.{name}")
         return self.data[name]
 
     def __repr__(self) -> str:

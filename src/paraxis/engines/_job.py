@@ -48,6 +48,11 @@ class Job:
             )
         self._leaves, self._structure = jax.tree.flatten(pytrees.sealed(tuple(args)), is_leaf=_is_groups)
         arguments.arrays(who, "args", [leaf for leaf in self._leaves if _is_traced(leaf)])
+        if any(arguments.is_traced(leaf) for leaf in self._leaves):
+            raise LoweringError(
+                f"{who}: args must be known, but one is traced by jax.jit, jax.grad or the like, which would take in "
+                f"all elements at once. Give what JAX makes of fn, outside of them: {who}(jax.grad(fn), w, groups)"
+            )
         self.groups = [leaf for leaf in self._leaves if isinstance(leaf, Groups)]
         counts = {len(groups) for groups in self.groups}
         if len(counts) > 1:
@@ -172,7 +177,12 @@ class Job:
             return pytrees.sealed(self.fn(*pytrees.opened(jax.tree.unflatten(self._structure, whole))))
 
         vars(run)["__wrapped__"] = self.fn
-        closed, out_tree = jax_api.trace(run, structs, {})
+        try:
+            closed, out_tree = jax_api.trace(run, structs, {})
+        except Exception as error:
+            for groups in self.groups:
+                error.add_note(f"{self.who}: {_told(groups, length)}")
+            raise
         return Traced(closed, out_tree)
 
     def cut(self, length: Length) -> "Cut":
@@ -223,6 +233,17 @@ def digest(*parts: Any) -> str:
             found.update(f"{host.dtype}{host.shape}".encode())
             found.update(np.ascontiguousarray(host).tobytes())
     return found.hexdigest()
+
+
+def _told(groups: Groups, length: Length) -> str:
+    """Return what stands in place of groups, for who reads an error of a function that was traced with it."""
+    count = len(groups)
+    is_ragged = groups.lengths is not None
+    structs = groups._structs(length if is_ragged else None)
+    leaves = jax.tree_util.tree_leaves_with_path(structs.data if is_ragged else structs)
+    told = ", ".join(f"{jax.tree_util.keystr(path)} {x.dtype}{list(x.shape)}".strip() for path, x in leaves[:8])
+    filled = ", filled up, with mask and count" if is_ragged else "; no lengths are given, so there is no mask or count"
+    return f"fn got groups as {count} elements, {told}{filled}. Its axis has that size: @px.program(clients={count})"
 
 
 def _is_groups(leaf: Any) -> bool:

@@ -181,7 +181,11 @@ class Stream:
         @functools.wraps(fn)
         def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             if kwargs:
-                raise TypeError(f"Stream.jit: arguments must be given by position, got {', '.join(kwargs)} by name")
+                names = ", ".join(kwargs)
+                raise TypeError(
+                    f"Stream.jit: arguments must be given by position, got {names} by name; write "
+                    f"px.Stream(at_once=64).jit(fn)({names})"
+                )
             return _Run(self, Job("Stream.jit", fn, args, self.keep, known)).result()
 
         return run
