@@ -1,11 +1,14 @@
 """A run that saves what it has done goes on after it was killed, to the same bits, and touches nothing but its own."""
 
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -76,6 +79,36 @@ def test_a_run_goes_on_from_where_it_was_stopped(tmp_path):
     assert stops > 2
     assert len(seen) <= len(whole) + stops  # only the chunk at which it was stopped is computed again
     assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupt_loses_nothing_and_leaves_no_thread(tmp_path):
+    """Also where it is not yet time to save."""
+    whole: list[Progress] = []
+    expected = run(None, verbose=whole.append)
+    seen: list[Progress] = []
+
+    def interrupted(progress: Progress) -> None:
+        seen.append(progress)
+        if len(seen) in (2, 5):
+            signal.raise_signal(signal.SIGINT)
+
+    engine = px.Stream(at_once=1, folder=tmp_path / "run", save_every=1000, verbose=interrupted)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            engine.run(FN, W, px.Groups.of_arrays(X))
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("paraxis")]
+    assert bits(engine.run(FN, W, px.Groups.of_arrays(X))) == bits(expected)
+    assert [(p.pass_number, p.done) for p in seen] == [(p.pass_number, p.done) for p in whole]
+
+
+def test_the_time_left_does_not_count_what_an_earlier_run_has_done(tmp_path, monkeypatch):
+    """By a clock on which each chunk takes a second."""
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", verbose=stopped_after(4))
+    seen: list[Progress] = []
+    monkeypatch.setattr("paraxis.engines._stream.time", types.SimpleNamespace(monotonic=itertools.count().__next__))
+    run(tmp_path / "run", verbose=seen.append)
+    assert [p.seconds_left for p in seen] == [float(left) for left in reversed(range(len(seen)))]
 
 
 def test_another_run_is_not_gone_on_with(tmp_path):

@@ -5,6 +5,7 @@ devices. With eight devices and twelve elements, ``at_once=1`` makes a chunk of 
 than one element per device.
 """
 
+import io
 import re
 from collections.abc import Callable
 from typing import Any
@@ -480,6 +481,25 @@ def test_progress_is_told():
     streamed(lambda x, y: mean(Ours(), W, x, y), 1, verbose=told.append)
     assert [(p.done, p.elements, p.pass_number, p.passes) for p in told] == [(8, N, 1, 1), (12, N, 1, 1)]
     assert str(told[-1]) == "pass 1 of 1: 12 of 12 clients, 0 s left"
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_progress_is_shown_on_a_line_or_in_lines(monkeypatch, on_terminal):
+    """The last is shown in any case, and a terminal's line is left, also by an error."""
+    shown = io.StringIO()
+    shown.isatty = lambda: on_terminal  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setattr("sys.stderr", shown)
+    total = px.Stream(at_once=1, verbose=True).jit(lambda x: px.reduce_sum(x, AXIS))
+    total(px.Groups.of_arrays(X))
+    lines = shown.getvalue().splitlines()
+    assert lines[0 if not on_terminal else 1].startswith("pass 1 of 1: 8 of 12 clients, ")
+    assert lines[-1].rstrip() == "pass 1 of 1: 12 of 12 clients, 0 s left"
+    assert shown.getvalue().endswith("\n")
+    with pytest.raises(px.DataError):
+        total(px.Groups([*[X[0]] * 11, "a"]))
+    assert shown.getvalue().endswith("\n")
+    shown.close()
+    total(px.Groups.of_arrays(X))
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------

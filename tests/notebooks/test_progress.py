@@ -103,3 +103,15 @@ def test_an_ensemble_shows_its_epochs(kernel: Kernel) -> None:
     (forms,) = kernel.areas
     assert forms[-1]["text/plain"] == "epoch 3 of 3: step 1 (1 to 1), 3 of 3 active"
     assert '<progress value="3" max="3">' in forms[-1]["text/html"]
+
+
+def test_a_streamed_run_shows_one_area_that_changes(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:
+    total = px.Stream(at_once=1, verbose=True).run
+    total(lambda x: px.reduce_sum(x, px.Axis("<rows>", 40)), px.Groups.of_arrays(np.ones(40, np.float32)))
+    (forms,) = kernel.areas
+    assert forms[0]["text/plain"].startswith("pass 1 of 1: 8 of 40 <rows>, ")
+    assert forms[-1]["text/plain"] == "pass 1 of 1: 40 of 40 <rows>, 0 s left"
+    assert '<progress value="40" max="40">' in forms[-1]["text/html"]
+    assert "&lt;rows&gt;" in forms[-1]["text/html"]
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")

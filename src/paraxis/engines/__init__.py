@@ -1,6 +1,7 @@
 """Other ways to run what is mapped: streamed through one machine, in bounded memory."""
 
 from paraxis.engines._groups import Groups, Padded
-from paraxis.engines._stream import Passes, Progress, Stream
+from paraxis.engines._progress import Progress
+from paraxis.engines._stream import Passes, Stream
 
 __all__ = ["Groups", "Padded", "Passes", "Progress", "Stream"]

@@ -5,7 +5,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,36 +20,13 @@ from paraxis.engines._flat import Scan, Step, Value
 from paraxis.engines._job import Chunk, Cut, Job, Length, Pieces, Rows
 from paraxis.engines._journal import Journal
 from paraxis.engines._plan import Plan
+from paraxis.engines._progress import Progress, Show, shown
 from paraxis.engines._stage import Stage
 from paraxis.engines._sums import Totals
 from paraxis.errors import DataError, LoweringError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """How far a run has come.
-
-    Attributes:
-        axis: the axis whose elements are run.
-        done, elements: elements of this pass that are done, and of all.
-        pass_number, passes: the pass under way, from 1, and how many there are; ``None`` if that depends on values.
-        seconds_left: in all passes, if each takes as long per element as so far; ``None`` if it cannot be known.
-    """
-
-    axis: str
-    done: int
-    elements: int
-    pass_number: int
-    passes: int | None
-    seconds_left: float | None
-
-    def __str__(self) -> str:
-        of = "" if self.passes is None else f" of {self.passes}"
-        left = "" if self.seconds_left is None else f", {self.seconds_left:.0f} s left"
-        return f"pass {self.pass_number}{of}: {self.done:,} of {self.elements:,} {self.axis}{left}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +71,8 @@ class Stream:
         folder: where a run saves what it has done, so that the same call goes on after it was killed, to the same
             bits. It is made if it is not there, and goes when the run is done.
         save_every: seconds between two savings.
-        verbose: whether to show how far it is; or a function to call with each :class:`px.engines.Progress`.
+        verbose: whether to show how far it is: below a notebook's cell, on a terminal's line, elsewhere a line every
+            half minute; or a function to call with the :class:`px.engines.Progress` of each chunk.
 
     Raises:
         ValueError: if an argument is malformed.
@@ -230,13 +207,16 @@ class _Run:
         self.passes_done = 0
         self.journal: Journal | None = None
         self.began = time.monotonic()
+        self.found = 0  # elements of all passes that an earlier run has done
+        self.told: Show
 
     def result(self) -> Any:
         engine = self.engine
         if engine.folder is not None:
             described = self.job.description(self.chunks)
             self.journal = Journal(Path(engine.folder), described, engine.save_every)
-        found = self.execute(self.cuts)[self.chunks[0].length]
+        with shown(engine.verbose) as self.told:
+            found = self.execute(self.cuts)[self.chunks[0].length]
         dims = [self.first.plan.dims[v] if isinstance(v, Value) else None for v in self.first.program.results]
         leaves = [jnp.asarray(y) if dim is None else self._whole(y, dim) for y, dim in zip(found, dims, strict=True)]
         if self.journal is not None:
@@ -305,6 +285,7 @@ class _Run:
         folded = [at for at, v in enumerate(stage.gives) if v in plan.folds]
         kept = [at for at, v in enumerate(stage.gives) if v not in plan.folds and v not in first.rows]
         found = self.journal.finished(self.passes_done) if self.journal else None
+        self.found += self.job.axis.size if found else 0
         sums, pieces = found or self._run(cuts, level, shared, folded, kept)
         self.passes_done += 1
         for cut in cuts.values():
@@ -327,7 +308,8 @@ class _Run:
         totals, pieces = Totals([first.plan.folds[gives[at]] for at in folded]), [Pieces() for _ in kept]
         begin = journal.begun(number, totals, pieces) if journal else 0
         done, before = sum(len(chunk.numbers) for chunk in self.chunks[:begin]), None
-        finished = begin
+        self.found += done
+        reached = begin, list(totals.held)  # one assignment: an interrupt comes before it or after it
         try:
             for at, (chunk, rows) in enumerate(self._read(cuts, level, begin), begin):
                 count, own = len(chunk.numbers), cuts[chunk.length].stage(level)
@@ -338,12 +320,14 @@ class _Run:
                     one.parts.append(_on_host(found[place]))
                 jax.block_until_ready(before)  # one chunk computes, and one waits
                 before = found
-                finished, done = at + 1, done + count
+                done += count
+                reached = at + 1, list(totals.held)
                 self._tell(done)
                 if journal:
-                    journal.part(number, finished, totals, pieces)
-        except DataError:
+                    journal.part(number, at + 1, totals, pieces)
+        except (DataError, KeyboardInterrupt):
             if journal:
+                finished, totals.held = reached
                 journal.part(number, finished, totals, pieces, now=True)
             raise
         sums = totals.result() if folded else []
@@ -493,18 +477,11 @@ class _Run:
         }
 
     def _tell(self, done: int) -> None:
-        if not self.engine.verbose:
-            return
         size, passes = self.job.axis.size, self.num_passes
         finished = self.passes_done * size + done
-        per_element = (time.monotonic() - self.began) / finished
+        per_element = (time.monotonic() - self.began) / max(1, finished - self.found)
         left = None if passes is None else per_element * (passes * size - finished)
-        told = Progress(self.job.axis.name, done, size, self.passes_done + 1, passes, left)
-        if callable(self.engine.verbose):
-            self.engine.verbose(told)
-        else:
-            sys.stderr.write(f"\r{told}   " + ("\n" if finished == size * (passes or 0) else ""))
-            sys.stderr.flush()
+        self.told(Progress(self.job.axis.name, done, size, self.passes_done + 1, passes, left))
 
 
 def _plans(plan: Plan) -> Iterator[Plan]:
