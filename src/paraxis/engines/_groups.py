@@ -11,6 +11,7 @@ import numpy as np
 
 from paraxis._calls import arguments
 from paraxis._host import archives
+from paraxis.engines._parquet import Parquet
 from paraxis.errors import DataError, ShapeError
 
 _NUM_SHAPES = 12
@@ -116,6 +117,27 @@ class Groups:
         lengths = source.lengths
         same = lengths is None or len(set(lengths)) == 1
         return cls(source, lengths=None if same else lengths, ids=source.ids, num_shapes=num_shapes)
+
+    @classmethod
+    def parquet(cls, folder: str | Path, *, by: str, num_shapes: int = _NUM_SHAPES) -> "Groups":
+        """Return the rows of Parquet files that have the same value in one column as elements.
+
+        An element is a dict of the other columns: numbers, or lists of equal length, which become a second dimension.
+        Files that are sorted by the column are read once in each pass; others, as often as an element lies elsewhere.
+
+        Args:
+            folder: a folder of ``.parquet`` files, or one such file.
+            by: the column. Its values are the elements' ids.
+            num_shapes: as above.
+
+        Raises:
+            DataError: if there are no such files, or one has no such column, or cannot be read; the message names it.
+            ModuleNotFoundError: if pyarrow is missing; the extra ``fit`` brings it.
+        """
+        arguments.path("Groups.parquet", "folder", folder, write="px.Groups.parquet('clients', by='user')")
+        arguments.text("Groups.parquet", "by", by, "px.Groups.parquet('clients', by='user')")
+        source = Parquet(Path(folder), by)
+        return cls(source, lengths=None if len(set(source.lengths)) == 1 else source.lengths, num_shapes=num_shapes)
 
     def __len__(self) -> int:
         return len(self._numbers)

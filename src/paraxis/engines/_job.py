@@ -44,15 +44,10 @@ class Job:
         if jax_api.is_tracing() or arrays.is_traced(args):
             raise LoweringError(
                 f"{who}: an engine is a loop outside of JAX and cannot be traced, but it was called inside jax.jit, "
-                f"jax.grad or the like; write px.Stream(at_once=64).run(jax.grad(fn), …), and jit none of it"
+                f"jax.grad or the like; write {who}(jax.grad(fn), w, groups), and jit none of it"
             )
         self._leaves, self._structure = jax.tree.flatten(pytrees.sealed(tuple(args)), is_leaf=_is_groups)
         arguments.arrays(who, "args", [leaf for leaf in self._leaves if _is_traced(leaf)])
-        if any(arguments.is_traced(leaf) for leaf in self._leaves):
-            raise LoweringError(
-                f"{who}: args must be known, but one is traced by jax.jit, jax.grad or the like, which would take in "
-                f"all elements at once. Give what JAX makes of fn, outside of them: {who}(jax.grad(fn), w, groups)"
-            )
         self.groups = [leaf for leaf in self._leaves if isinstance(leaf, Groups)]
         counts = {len(groups) for groups in self.groups}
         if len(counts) > 1:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import paraxis as px
 from tests.wrong_calls import _functions as own
@@ -32,6 +34,8 @@ GROUPS = px.Groups.of_arrays(X)
 STREAM = px.Stream(at_once=1)
 FOLDER = Path(tempfile.mkdtemp())
 np.savez(FOLDER / "a.npz", x=X)
+TABLE = FOLDER / "a.parquet"
+pq.write_table(pa.table({"user": [1, 1, 2], "x": [0.0, 1.0, 2.0]}), TABLE)
 STREAMED = {"*args[0]": (GROUPS, either(rows(8), instance(px.Groups)))}
 
 
@@ -73,6 +77,11 @@ CALLS = [
         "Groups.npz",
         px.Groups.npz,
         lambda: {"folder": (FOLDER, none), "num_shapes": (12, count()), "readable": (False, flag)},
+    ),
+    Call(
+        "Groups.parquet",
+        px.Groups.parquet,
+        lambda: {"folder": (TABLE, none), "by": ("user", none), "num_shapes": (12, count())},
     ),
     Call("Groups.sample", GROUPS.sample, lambda: {"count": (2, count(1, 8)), "seed": (0, seeds)}),
     Call("Groups.__getitem__", GROUPS.__getitem__, lambda: {"*number": (1, count(-8, 7))}, documented=(IndexError,)),
