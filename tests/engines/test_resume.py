@@ -111,6 +111,30 @@ def test_the_time_left_does_not_count_what_an_earlier_run_has_done(tmp_path, mon
     assert [p.seconds_left for p in seen] == [float(left) for left in reversed(range(len(seen)))]
 
 
+def test_files_without_a_record_are_nobodys(tmp_path):
+    """As they are left where the record went first; a run with other arguments would take them for its own."""
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", verbose=stopped_after(8))
+    (tmp_path / "run" / "paraxis-run.json").unlink()
+    assert bits(run(tmp_path / "run", w=2 * W)) == bits(run(None, w=2 * W))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_is_for_one_run_at_a_time(tmp_path):
+    errors: list[Exception] = []
+    expected = bits(run(None))
+
+    def meanwhile(progress: Progress) -> None:
+        if not errors:
+            with pytest.raises(px.CheckpointError, match=r"in use by another run; wait .*folder='.*run-2'") as caught:
+                run(tmp_path / "run")
+            errors.append(caught.value)
+
+    assert bits(run(tmp_path / "run", verbose=meanwhile)) == expected
+    assert errors
+    assert not (tmp_path / "run").exists()
+
+
 def test_another_run_is_not_gone_on_with(tmp_path):
     with pytest.raises(Stopped):
         run(tmp_path / "run", verbose=stopped_after(2))

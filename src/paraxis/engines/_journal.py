@@ -6,11 +6,13 @@
     FOLDER/paraxis-rows-0003-0.npz   rows that are kept, of chunks from number 0 on
 
 Each file takes its place when it is whole. The host's part of a run, loops included, is run again from the start; what
-passes gave is taken from here, so that it takes the same way. When the run is done, its files go.
+passes gave is taken from here, so that it takes the same way. When the run is done, its files go, and the record last:
+files without one are nobody's. The folder itself is locked while a run has it.
 """
 
 import io
 import json
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -44,7 +46,8 @@ class Journal:
         every: seconds between two savings.
 
     Raises:
-        CheckpointError: if the folder holds another run, something else, or what cannot be read or written.
+        CheckpointError: if the folder holds another run, something else, or what cannot be read or written; or if
+            another run has it.
     """
 
     def __init__(self, folder: Path, description: Mapping[str, str], every: float) -> None:
@@ -53,6 +56,23 @@ class Journal:
         self._rows_saved = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(folder)
+        except BlockingIOError as error:
+            raise CheckpointError(
+                f"Stream: folder {str(folder)!r} is in use by another run; wait until it is done, or give this one a "
+                f"folder of its own: px.Stream(…, folder={str(folder) + '-2'!r})"
+            ) from error
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            self._begin(description)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, description: Mapping[str, str]) -> None:
+        folder = self._folder
+        try:
             others = sorted(path.name for path in folder.iterdir() if not _OURS.match(path.name))
             if others:
                 raise CheckpointError(
@@ -62,6 +82,8 @@ class Journal:
             if (folder / _RECORD).exists():
                 self._require_same(records.read_file(folder / _RECORD, _FORMAT, _DESCRIPTION), description)
             else:
+                for path in self._ours():
+                    path.unlink()
                 self._write(_RECORD, records.wrapped(_FORMAT, description))
         except (OSError, records.Wrong) as error:
             raise self._unusable(error) from error
@@ -107,10 +129,20 @@ class Journal:
 
     def clear(self) -> None:
         """Remove the files of a run that is done, and the folder if nothing else is in it."""
-        for path in [path for path in self._folder.iterdir() if _OURS.match(path.name)]:
+        for path in self._ours():
             path.unlink(missing_ok=True)
         if not any(self._folder.iterdir()):
             self._folder.rmdir()
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def _ours(self) -> list[Path]:
+        """By name: what a pass gave comes before the rows that belong to it, and the record last."""
+        return sorted(path for path in self._folder.iterdir() if _OURS.match(path.name))
 
     # --- rows --------------------------------------------------------------------------------------------------
 
@@ -188,6 +220,42 @@ class Journal:
         return CheckpointError(
             f"Stream: folder {str(self._folder / name)!r} cannot be used: {error}; remove it to begin anew"
         )
+
+
+_PATIENCE = 3.0
+"""Seconds: a process that was killed gives up its files some time after it has vanished from sight."""
+
+
+def _locked(folder: Path) -> int | None:
+    """Return the handle of a folder that is locked until it is closed; ``None`` where the system has no such locks.
+
+    Raises:
+        BlockingIOError: if it is another's.
+        OSError: if it cannot be opened.
+    """
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+        except (ImportError, PermissionError):
+            return None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(handle), os.stat(folder)):
+                return handle
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(handle)
+                raise
+            time.sleep(0.1)
+        except FileNotFoundError:  # another run was done with it just now
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:  # not on this kind of disk
+            os.close(handle)
+            return None
+        os.close(handle)
 
 
 def _array(data: np.ndarray, dtype: str, shape: Sequence[int], weak: bool) -> Any:

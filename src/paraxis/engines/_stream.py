@@ -69,7 +69,7 @@ class Stream:
             has effects, is always kept, since computed again it might be another.
         readers: threads that read elements ahead.
         folder: where a run saves what it has done, so that the same call goes on after it was killed, to the same
-            bits. It is made if it is not there, and goes when the run is done.
+            bits. It is made if it is not there, is for one run at a time, and goes when the run is done.
         save_every: seconds between two savings.
         verbose: whether to show how far it is: below a notebook's cell, on a terminal's line, elsewhere a line every
             half minute; or a function to call with the :class:`px.engines.Progress` of each chunk.
@@ -215,7 +215,14 @@ class _Run:
         if engine.folder is not None:
             described = self.job.description(self.chunks)
             self.journal = Journal(Path(engine.folder), described, engine.save_every)
-        with shown(engine.verbose) as self.told:
+        try:
+            return self._finished()
+        finally:
+            if self.journal is not None:
+                self.journal.close()
+
+    def _finished(self) -> Any:
+        with shown(self.engine.verbose) as self.told:
             found = self.execute(self.cuts)[self.chunks[0].length]
         dims = [self.first.plan.dims[v] if isinstance(v, Value) else None for v in self.first.program.results]
         leaves = [jnp.asarray(y) if dim is None else self._whole(y, dim) for y, dim in zip(found, dims, strict=True)]
