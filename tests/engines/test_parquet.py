@@ -26,6 +26,7 @@ def test_the_rows_of_each_user_are_an_element(tmp_path, order):
     write(tmp_path, order)
     groups = px.Groups.parquet(tmp_path, by="user")
     assert sorted(groups.ids) == sorted(set(USERS))
+    assert groups.lengths is not None
     for name, length, element in zip(groups.ids, groups.lengths, groups, strict=True):
         own = order[USERS[order] == name]
         assert length == len(own)

@@ -106,7 +106,8 @@ def test_the_time_left_does_not_count_what_an_earlier_run_has_done(tmp_path, mon
     with pytest.raises(Stopped):
         run(tmp_path / "run", verbose=stopped_after(4))
     seen: list[Progress] = []
-    monkeypatch.setattr("paraxis.engines._stream.time", types.SimpleNamespace(monotonic=itertools.count().__next__))
+    clock = types.SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr(sys.modules[px.Stream.__module__], "time", clock)
     run(tmp_path / "run", verbose=seen.append)
     assert [p.seconds_left for p in seen] == [float(left) for left in reversed(range(len(seen)))]
 

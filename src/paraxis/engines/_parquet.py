@@ -1,6 +1,7 @@
 """Parquet files as a source of elements: the rows that have the same value in one column."""
 
 import functools
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Parquet:
             for group in range(file.num_row_groups):
                 values = file.read_row_group(group, columns=[self._by]).column(0).to_numpy()
                 edges = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
-                for start, stop in zip(edges, edges[1:], strict=False):
+                for start, stop in itertools.pairwise(edges):
                     if stop > start:
                         name = values[start].item() if isinstance(values[start], np.generic) else values[start]
                         parts.setdefault(name, []).append((number, group, start, stop))
