@@ -590,7 +590,7 @@ def grad_of_a_run(w: Any) -> Any:
         (
             lambda run: grad_of_a_run(1.0),
             px.LoweringError,
-            r"cannot be traced.*Stream\.run\(jax\.grad\(fn\), w, groups",
+            r"cannot be traced.*run\(jax\.grad\(fn\), w, groups",
         ),
     ],
 )

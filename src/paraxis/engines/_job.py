@@ -44,7 +44,7 @@ class Job:
         if jax_api.is_tracing() or arrays.is_traced(args):
             raise LoweringError(
                 f"{who}: an engine is a loop outside of JAX and cannot be traced, but it was called inside jax.jit, "
-                f"jax.grad or the like; write {who}(jax.grad(fn), w, groups), and jit none of it"
+                f"jax.grad or the like; write px.Stream(at_once=64).run(jax.grad(fn), w, groups), and jit none of it"
             )
         self._leaves, self._structure = jax.tree.flatten(pytrees.sealed(tuple(args)), is_leaf=_is_groups)
         arguments.arrays(who, "args", [leaf for leaf in self._leaves if _is_traced(leaf)])
