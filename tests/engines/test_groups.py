@@ -297,6 +297,14 @@ def test_an_element_that_looks_otherwise_is_told_by_what_differs(odd, text, ragg
             px.Groups(clients, lengths=lengths).arrays()
 
 
+def test_that_another_element_is_longer_is_not_told_as_what_differs():
+    clients = [{k: v[:2] for k, v in ROWS.items()}, {"x": ROWS["x"], "y": np.zeros(4, np.int32)}]
+    with pytest.raises(
+        px.ShapeError, match=r"is \['y'\] int32\[4\], but the first is \['y'\] float32\[2\]; give all the"
+    ):
+        px.Groups(clients, lengths=[2, 4]).arrays()
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [

@@ -585,8 +585,13 @@ def grad_of_a_run(w: Any) -> Any:
             KeyError,
             r"'mask' is not among the element's own arrays; write data\.mask",
         ),
+        (lambda run: run(five, 1.0, RAGGED), px.ShapeError, r"(?s)none of args is px\.Groups; .*px\.Groups\(clients\)"),
         (lambda run: five(1.0, EQUAL), px.DataError, r"px\.Stream\(at_once=64\)\.run.*groups\.arrays\(\)"),
-        (lambda run: px.Groups(RAGGED, length=[1, 3, 2]), TypeError, "no argument 'length'; write lengths="),  # pyright: ignore[reportCallIssue]
+        (
+            lambda run: px.Groups(RAGGED, length=[1, 3, 2]),  # pyright: ignore[reportCallIssue]
+            TypeError,
+            "no argument 'length'; write lengths=",
+        ),
         (
             lambda run: grad_of_a_run(1.0),
             px.LoweringError,

@@ -354,7 +354,7 @@ class Groups:
         elements = {n: self._element(n) for n in numbers}
         for n, element in elements.items():
             if jax.tree.structure(element) != jax.tree.structure(self._first):
-                raise self._unlike(element, n)
+                raise self._unlike(element, n, ragged=False)
         told = [
             [leaf.shape[:1] == (int(self._lengths[n]),) for leaf in jax.tree.leaves(x)] for n, x in elements.items()
         ]
@@ -378,15 +378,17 @@ class Groups:
 
     def _require_like_first(self, element: Any, number: int, *, ragged: bool) -> None:
         if number != int(self._numbers[0]) and self._look(element, ragged) != self._looks[ragged]:
-            raise self._unlike(element, number)
+            raise self._unlike(element, number, ragged=ragged)
 
-    def _unlike(self, element: Any, number: int) -> ShapeError:
+    def _unlike(self, element: Any, number: int, *, ragged: bool) -> ShapeError:
         """Return the error of an element that does not look like the first."""
         got, first = (jax.tree_util.tree_leaves_with_path(x) for x in (element, self._first))
         if jax.tree.structure(element) != jax.tree.structure(self._first):
             write = "give each the same arrays under the same names, and of a list of numbers np.asarray(numbers)"
         else:
-            pairs = [(a, b) for a, b in zip(got, first, strict=True) if _told(a) != _told(b)]
+            looks = zip(self._look(element, ragged)[1], self._looks[ragged][1], strict=True)
+            differ = [mine != other for mine, other in looks]
+            pairs = [(a, b) for a, b, is_other in zip(got, first, differ, strict=True) if is_other]
             got, first = [a for a, _ in pairs], [b for _, b in pairs]
             if any(a.dtype != b.dtype for (_, a), (_, b) in pairs):
                 write = "give all the same dtype: np.asarray(x, np.float32)"

@@ -177,6 +177,10 @@ class Job:
         except Exception as error:
             for groups in self.groups:
                 error.add_note(f"{self.who}: {_told(groups, length)}")
+            if not self.groups:
+                error.add_note(
+                    f"{self.who}: none of args is px.Groups; of a list of elements, write px.Groups(clients)"
+                )
             raise
         return Traced(closed, out_tree)
 
