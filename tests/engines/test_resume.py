@@ -151,6 +151,25 @@ def test_another_run_is_not_gone_on_with(tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
+def test_arrays_that_a_mapped_function_closes_over_and_other_data_are_another_run(tmp_path):
+    def go(factor, x, **options):
+        scale = np.full(3, factor, "float32")
+
+        def total(x):
+            return px.reduce_sum(px.map_fn(jax.jit(lambda x: x @ scale), x, AXIS), AXIS)
+
+        options = {"folder": tmp_path / "run", "save_every": 0, **options}
+        return px.Stream(at_once=1, **options).run(total, px.Groups.of_arrays(x))
+
+    with pytest.raises(Stopped):
+        go(1, X, verbose=stopped_after(1))
+    with pytest.raises(px.CheckpointError, match="holds a run with other program"):
+        go(2, X)
+    with pytest.raises(px.CheckpointError, match="holds a run with other elements"):
+        go(1, 2 * X)
+    np.testing.assert_allclose(go(1, X), X.sum(), rtol=1e-4)
+
+
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(

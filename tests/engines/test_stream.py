@@ -283,7 +283,7 @@ def test_a_loop_carries_random_keys_and_may_take_no_step(length):
             keys, total = carry
             draws = v.map_fn(lambda key, x: jnp.sum(x * jax.random.normal(key, x.shape)), (keys, x))
             keys = v.map_fn(lambda key: jax.random.fold_in(key, 1), (keys,))
-            return (keys, total + v.reduce_mean(draws)), draws
+            return (keys, total + v.reduce_mean(draws)), (draws, x)
 
         (_, total), draws = jax.lax.scan(step, (v.keys(jax.random.key(3)), 0.0), None, length=length)
         return total, draws, v.reduce_sum(x)
@@ -541,6 +541,11 @@ def test_the_derivative_of_a_product_needs_all_factors_at_once():
 
 def test_groups_and_axes_that_do_not_fit():
     groups = px.Groups.of_arrays
+    other = px.Axis("clients", 5)
+    with pytest.raises(px.AxisError, match=r"'clients' must have one size .*got 12 and 5, at .*test_stream\.py"):
+        px.Stream(at_once=1).run(
+            lambda x: (px.reduce_sum(x, AXIS), px.map_fn(lambda a: 2 * a, jnp.arange(5.0), other)), groups(X)
+        )
     with pytest.raises(px.AxisError, match=r"groups has 5 elements.*its axes: 'clients' of 12.*clients=5"):
         px.Stream(at_once=1).run(lambda x: px.reduce_sum(jnp.zeros(N), AXIS) + x.sum(), groups(np.zeros(5)))
     with pytest.raises(px.ShapeError, match="groups must have equally many elements, got 5 and 12"):

@@ -15,7 +15,7 @@ import jax
 
 from paraxis._core import collectives, jax_api, maps, primitives, rowwise
 from paraxis._core.jax_api import ClosedJaxpr, JaxprEqn, Literal
-from paraxis.errors import CollectiveError
+from paraxis.errors import AxisError, CollectiveError
 
 _PLAIN_CALLS = ("jit", "pjit", "call", "core_call", "closed_call", "remat", "remat2", "checkpoint")
 CALLS = frozenset((*_PLAIN_CALLS, "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"))
@@ -85,13 +85,22 @@ class Flat:
 
 
 def axes_of(closed: ClosedJaxpr) -> dict[str, int]:
-    """Return the axes along which a traced function maps or reduces, with their sizes, outermost ones only."""
+    """Return the axes along which a traced function maps or reduces, with their sizes, outermost ones only.
+
+    Raises:
+        AxisError: if one name stands for two sizes.
+    """
     found: dict[str, int] = {}
 
     def look(jaxpr: Any) -> None:
         for eqn in jaxpr.eqns:
             if eqn.primitive.name.startswith("px_"):
-                found.setdefault(eqn.params["axis"], eqn.params["size"])
+                name, size = eqn.params["axis"], eqn.params["size"]
+                if found.setdefault(name, size) != size:
+                    raise AxisError(
+                        f"axis {name!r} must have one size in a program that an engine runs, got {found[name]} and "
+                        f"{size}, at {jax_api.line_of(eqn)}; give the other axis another name"
+                    )
                 if eqn.primitive is maps.map_p:
                     continue
             for sub in jax_api.subjaxprs(eqn):

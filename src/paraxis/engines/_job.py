@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 from paraxis._calls import arguments, pytrees
 from paraxis._core import arrays, jax_api, placing, programs, structure
 from paraxis._core.axis import Axis
-from paraxis._core.jax_api import ClosedJaxpr, Literal
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, Literal
 from paraxis.engines._flat import Flat, Step, Value, axes_of, flat
 from paraxis.engines._groups import Groups, rounded_up
 from paraxis.engines._plan import Keep, Plan, plan
@@ -198,14 +198,15 @@ class Job:
         """Return digests of what the numbers of a run depend on."""
         lengths = list(dict.fromkeys(chunk.length for chunk in chunks))
         texts = [re.sub(r" at 0x[0-9a-f]+", "", str(self.traced(length).closed.jaxpr)) for length in lengths]
-        constants = [x for length in lengths for x in self.traced(length).closed.consts]
+        constants = [x for length in lengths for x in _constants(self.traced(length).closed)]
         given = [np.asarray(x) if not isinstance(x, jax.Array) else x for x in self._leaves if _is_traced(x)]
         elements = [f"{len(groups)} {groups.ids} {groups.lengths}" for groups in self.groups]
+        firsts = [x for groups in self.groups for x in jax.tree.leaves(groups._first)]
         sizes = [f"{chunk.length}: {chunk.numbers.tolist()}" for chunk in chunks]
         return {
             "program": digest(*texts, jax.__version__, *constants),
             "arguments": digest(*given),
-            "elements": digest(*elements),
+            "elements": digest(*elements, *firsts),
             "chunks (at_once, devices)": digest(*sizes, str(self.num_devices)),
             "keep": self.keep,
         }
@@ -218,6 +219,17 @@ class Traced:
     closed: ClosedJaxpr
     out_tree: Any
     plan: Plan | None = None
+
+
+def _constants(closed: ClosedJaxpr) -> Iterator[Any]:
+    """Yield the arrays in a trace, those in bodies included, which its text leaves out or shortens."""
+    yield from closed.consts
+    for eqn in closed.jaxpr.eqns:
+        yield from (v.val for v in eqn.invars if isinstance(v, Literal) and v.aval.shape)
+        for value in eqn.params.values():
+            for item in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(item, (ClosedJaxpr, Jaxpr)):
+                    yield from _constants(item if isinstance(item, ClosedJaxpr) else ClosedJaxpr(item, ()))
 
 
 def digest(*parts: Any) -> str:

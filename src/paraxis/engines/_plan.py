@@ -38,7 +38,10 @@ _PAIRED: dict[str, Callable[[Step], tuple[Sequence[int], Sequence[int]]]] = {
     "conv_general_dilated": lambda step: ((), ()),
 }
 """Operations whose two operands go together in these dimensions only, whatever their shapes."""
-_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"))
+_COMPARISONS = frozenset(
+    (*("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"), *("sign", "floor", "ceil", "round", "is_finite"))
+)
+"""Operations that jump where two values are equal, or their difference is zero."""
 
 
 @dataclasses.dataclass(eq=False)

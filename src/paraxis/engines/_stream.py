@@ -478,10 +478,16 @@ class _Run:
         return {
             length: [
                 *carry[length],
-                *(empty or (_stacked([stacks[n][length][at] for n in range(some.length)]) for at in range(count))),
+                *(empty or (self._stacked([stacks[n][length][at] for n in range(some.length)]) for at in range(count))),
             ]
             for length in scans
         }
+
+    def _stacked(self, items: Sequence[Any]) -> Any:
+        if not isinstance(items[0], (tuple, Pieces)):
+            return jnp.stack(items)
+        parts = ([self._of_chunk(item, at, {}) for item in items] for at in range(len(self.chunks)))
+        return Pieces([_numpy_of(steps[0]).stack(steps) for steps in parts])
 
     def _tell(self, done: int) -> None:
         size, passes = self.job.axis.size, self.num_passes
@@ -514,13 +520,6 @@ def num_passes(plan: Plan) -> int | None:
 
 def _item(x: Any, number: int) -> Any:
     return Pieces([part[number] for part in x.parts]) if isinstance(x, Pieces) else x[number]
-
-
-def _stacked(items: Sequence[Any]) -> Any:
-    if isinstance(items[0], Pieces):
-        chunks = zip(*(item.parts for item in items), strict=True)
-        return Pieces([_numpy_of(parts[0]).stack(parts) for parts in chunks])
-    return jnp.stack(items)
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
