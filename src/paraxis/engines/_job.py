@@ -15,7 +15,7 @@ from paraxis._calls import arguments, pytrees
 from paraxis._core import arrays, jax_api, placing, programs, structure
 from paraxis._core.axis import Axis
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, Literal
-from paraxis.engines._flat import Flat, Step, Value, axes_of, flat
+from paraxis.engines._flat import Flat, Step, Value, axes_of, flat, shape
 from paraxis.engines._groups import Groups, rounded_up
 from paraxis.engines._plan import Keep, Plan, plan
 from paraxis.engines._stage import Stage
@@ -225,7 +225,7 @@ def _constants(closed: ClosedJaxpr) -> Iterator[Any]:
     """Yield the arrays in a trace, those in bodies included, which its text leaves out or shortens."""
     yield from closed.consts
     for eqn in closed.jaxpr.eqns:
-        yield from (v.val for v in eqn.invars if isinstance(v, Literal) and v.aval.shape)
+        yield from (v.val for v in eqn.invars if isinstance(v, Literal) and shape(v))
         for value in eqn.params.values():
             for item in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(item, (ClosedJaxpr, Jaxpr)):
