@@ -186,7 +186,7 @@ class Groups:
             >>> import numpy as np, paraxis as px
             >>> clients = px.Groups.of_arrays(np.arange(10))
             >>> [int(client) for client in px.Groups.sample(clients, 3, seed=(0, 1))]
-            [2, 9, 0]
+            [1, 5, 6]
         """
         write = f"groups.sample({min(8, len(self))}, seed=(0, round))"
         count = arguments.count("Groups.sample", "count", count, write=write)
