@@ -321,11 +321,11 @@ class _Run:
             for at, (chunk, rows) in enumerate(self._read(cuts, level, begin), begin):
                 count, own = len(chunk.numbers), cuts[chunk.length].stage(level)
                 run = own.compiled(shared[chunk.length], rows[:-1], count)
-                found = run(*shared[chunk.length], *rows)
+                found = arrays.ready(run(*arrays.ready([*shared[chunk.length], *rows])))
                 totals.add([found[place] for place in folded])
                 for place, one in zip(kept, pieces, strict=True):
                     one.parts.append(_on_host(found[place]))
-                jax.block_until_ready(before)  # one chunk computes, and one waits
+                jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
                 before = found
                 done += count
                 reached = at + 1, list(totals.held)
@@ -382,7 +382,7 @@ class _Run:
             _laid(self._of_chunk(cut.rows[v], at, read), cut.plan.dims[v] or 0, placement)
             for v in cut.stage(level).rows
         ]
-        return [*rows, jnp.asarray(self.chunks[at].numbers, jnp.int32)]
+        return arrays.ready([*rows, jnp.asarray(self.chunks[at].numbers, jnp.int32)])
 
     def _of_chunk(self, rows: Rows, at: int, read: dict[int, list[Any]]) -> Any:
         """Return the rows of a chunk; ``read`` has the leaves of groups that were read for it."""
