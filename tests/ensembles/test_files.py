@@ -1,5 +1,6 @@
 """Members in files: what is read is what was written, or an error that names the file."""
 
+import ctypes
 import pathlib
 from collections.abc import Callable
 from pathlib import Path
@@ -381,6 +382,10 @@ def test_a_failure_while_putting_in_place_loses_nothing(
             raise KeyboardInterrupt("stop")
         return rename(self, target)
 
+    def none(*_: Any) -> None:
+        raise OSError
+
+    monkeypatch.setattr(ctypes, "CDLL", none)  # as on a system that cannot have two names change places at once
     monkeypatch.setattr(pathlib.Path, "rename", failing)
     with pytest.raises(KeyboardInterrupt, match="stop"):
         ens.save(tmp_path / "ensemble")

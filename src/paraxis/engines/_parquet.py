@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paraxis._calls import extras
+from paraxis._calls.extras import needed
 from paraxis.errors import DataError
 
 _ROW_GROUPS_KEPT = 8
@@ -22,7 +22,7 @@ class Parquet:
     """
 
     def __init__(self, folder: Path, by: str) -> None:
-        with extras.needed("px.Groups.parquet", "fit"):
+        with needed("px.Groups.parquet", "fit"):
             import pyarrow.parquet  # noqa: F401
 
         self._by = by
