@@ -38,7 +38,7 @@ def test_a_fit_of_balanced_classes() -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("case", "devices"),
-    [("balanced", 1), ("lasso", 2), ("three classes", 2), ("ridge", 3), ("ridge, two targets", 1), ("counts", 1)],
+    [("lasso", 2), ("balanced", 1), ("three classes", 2), ("ridge", 3), ("ridge, two targets", 1), ("counts", 1)],
 )
 def test_folds_in_one_program_are_fits_fold_by_fold(case: str, devices: int) -> None:
     ours, theirs, y = CASES[case]
@@ -53,7 +53,6 @@ def test_folds_in_one_program_are_fits_fold_by_fold(case: str, devices: int) -> 
 
 @pytest.mark.parametrize("case", ["balanced", pytest.param("ridge", marks=pytest.mark.slow)])
 def test_weights_and_a_splitter_of_ones_own(case: str) -> None:
-    """Of classes, it runs the program that the test before has compiled."""
     ours, theirs, y = CASES[case]
     splitter = KFold(3, shuffle=True, random_state=0)
     found = solve.cross_validate_path(on(1, ours), X, y, GRID, splitter, sample_weight=WEIGHT)
