@@ -180,7 +180,9 @@ _ALL = (mean, weighted, masked, extremes, tied, largest_inside, normalised, betw
 PROGRAMS: dict[str, Callable[..., Any]] = {fn.__name__: fn for fn in (*_ALL, exchanging, scanned, over_time)}
 
 
-NEWEST = ("extremes", "exchanging", "scanned")  # one each of what is kept, cut inside a body, and run by the host
+# One each of what is kept, cut inside a body, and run by the host; what others cover is of the night.
+MARKS = {name: pytest.mark.newest for name in ("extremes", "exchanging", "scanned")}
+MARKS |= {name: pytest.mark.slow for name in ("rounds", "weighted")}
 
 
 def streamed(fn: Callable[..., Any], at_once: int, *args: Any, **options: Any) -> Any:
@@ -189,7 +191,7 @@ def streamed(fn: Callable[..., Any], at_once: int, *args: Any, **options: Any) -
 
 
 @pytest.mark.parametrize("at_once", [1, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3, 12))])
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.newest) if n in NEWEST else n for n in PROGRAMS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in PROGRAMS])
 def test_value_and_gradient_are_those_of_all_rows_at_once(name, at_once):
     program = PROGRAMS[name]
     expected = jax.jit(jax.value_and_grad(lambda w, x, y: program(Plain, w, x, y)))(W, X, Y)
@@ -260,7 +262,7 @@ DERIVED: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.parametrize("how", DERIVED)
+@pytest.mark.parametrize("how", [pytest.param(h, marks=pytest.mark.slow) if h == "hessian" else h for h in DERIVED])
 def test_whatever_jax_makes_of_a_program_can_be_streamed(how):
     derive = DERIVED[how]
     expected = jax.jit(derive(lambda w, x, y: mean(Plain, w, x, y)))(W, X, Y)
