@@ -181,8 +181,8 @@ PROGRAMS: dict[str, Callable[..., Any]] = {fn.__name__: fn for fn in (*_ALL, exc
 
 
 # One each of what is kept, cut inside a body, and run by the host; what others cover is of the night.
-MARKS = {name: pytest.mark.newest for name in ("extremes", "exchanging", "scanned")}
-MARKS |= {name: pytest.mark.slow for name in ("rounds", "weighted")}
+MARKS = dict.fromkeys(("extremes", "exchanging", "scanned"), pytest.mark.newest)
+MARKS |= dict.fromkeys(("rounds", "weighted"), pytest.mark.slow)
 
 
 def streamed(fn: Callable[..., Any], at_once: int, *args: Any, **options: Any) -> Any:
