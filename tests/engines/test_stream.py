@@ -181,7 +181,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {fn.__name__: fn for fn in (*_ALL, exc
 
 
 # One each of what is kept, cut inside a body, and run by the host; what others cover is of the night.
-MARKS = dict.fromkeys(("extremes", "exchanging", "scanned"), pytest.mark.newest)
+MARKS: dict[str, pytest.MarkDecorator] = dict.fromkeys(("extremes", "exchanging", "scanned"), pytest.mark.newest)
 MARKS |= dict.fromkeys(("rounds", "weighted"), pytest.mark.slow)
 
 
