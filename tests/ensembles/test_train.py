@@ -194,7 +194,8 @@ def test_the_old_state_is_given_away_only_if_donated(donate: bool, lowering: Any
     width = 7  # by which the members' arrays are known
     weights = np.asarray(values(SIZE, width))
     x = np.asarray(values(6, width))[:, :, None]  # of another shape
-    alive = {id(array) for array in jax.live_arrays()}
+    others = jax.live_arrays()  # held: the number of one that is freed may be given to a new one
+    alive = {id(array) for array in others}
     ens = px.ensemble(lambda key, w: w, SIZE, 0, weights, mesh=mesh_of(2), donate=donate, lowering=lowering)
 
     def fall(w: jax.Array, x: jax.Array, y: jax.Array) -> Any:
