@@ -5,7 +5,9 @@ devices. With eight devices and twelve elements, ``at_once=1`` makes a chunk of 
 than one element per device.
 """
 
+import functools
 import io
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import io_callback
+from jax.sharding import Mesh
 
 import paraxis as px
 from tests._support import assert_close
@@ -278,6 +281,110 @@ def test_values_kept_for_a_maximum_may_have_their_elements_in_a_later_dimension(
     assert_close(streamed(lambda x, y: gradients(Ours(), x, y), 1), expected)
 
 
+def test_what_is_compared_with_a_maximum_is_the_value_of_which_it_was_taken():
+    """As if each pass rounded otherwise: a loss that is computed again is another, and would attain no maximum."""
+    computed = itertools.count()
+    noise = functools.partial(
+        jax.pure_callback, lambda _: np.float32(1e-6 * next(computed)), jax.ShapeDtypeStruct((), jnp.float32)
+    )
+
+    def noisy(w: Any, x: Any, y: Any) -> Any:
+        return one(w, x, y) + jax.lax.stop_gradient(noise(x[0, 0], vmap_method="sequential"))
+
+    def once(w: Any, x: Any, y: Any) -> Any:
+        return px.reduce_max(px.map_fn(noisy, (px.broadcast(w, AXIS), x, y), AXIS), AXIS)
+
+    def in_a_loop(w: Any, x: Any, y: Any) -> Any:
+        return jax.lax.fori_loop(0, 2, lambda _, top: jnp.maximum(top, once(w, x, y)), -jnp.inf)
+
+    def compared_with_a_loop(w: Any, x: Any, y: Any) -> Any:
+        losses = px.map_fn(noisy, (px.broadcast(w, AXIS), x, y), AXIS)
+        top = jax.lax.fori_loop(0, 1, lambda _, top: jnp.maximum(top, px.reduce_max(losses, AXIS)), -jnp.inf)
+        return px.reduce_sum(jnp.where(losses == top, 1.0, 0.0), AXIS)
+
+    engine, groups = px.Stream(at_once=1), [px.Groups.of_arrays(x) for x in (X, Y)]
+    largest = jax.value_and_grad(lambda w: jax.vmap(one, (None, 0, 0))(w, X, Y).max())(W)
+    assert_close(engine.run(jax.value_and_grad(once), W, *groups), largest, rtol=1e-4)
+    assert_close(engine.run(in_a_loop, W, *groups), largest[0], rtol=1e-4)
+    assert float(engine.run(compared_with_a_loop, W, *groups)) == 1.0
+
+
+def test_a_sum_of_all_is_not_that_of_a_chunk_where_its_map_is_run_again():
+    """A map gives a sum and rows; the sum is put together, the rows are computed again beside it."""
+
+    def far(w: Any, x: Any) -> Any:
+        total, rows = summed_and_rows(w, x)
+        return px.reduce_sum((rows - total) ** 2, AXIS)
+
+    def summed_and_rows(w: Any, x: Any) -> Any:
+        found = px.map_fn(lambda w, x: jnp.tanh(x @ w).sum(), (px.broadcast(w, AXIS), x), AXIS)
+        return px.reduce_sum(found, AXIS), found
+
+    def plain(w: Any, x: Any) -> Any:
+        found = jax.vmap(lambda x: jnp.tanh(x @ w).sum())(x)
+        return ((found - found.sum()) ** 2).sum()
+
+    got = px.Stream(at_once=1).run(jax.value_and_grad(far), W, px.Groups.of_arrays(X))
+    assert_close(got, jax.value_and_grad(plain)(W, X), rtol=1e-4)
+
+
+@pytest.mark.parametrize("keep", ["recompute", "memory"])
+def test_values_are_kept_between_the_passes_of_a_loop_as_asked(keep):
+    computed = itertools.count()
+
+    def noted(x: Any) -> Any:
+        return jax.pure_callback(
+            lambda x: (next(computed), x)[1], jax.ShapeDtypeStruct((), x.dtype), x, vmap_method="sequential"
+        )
+
+    def spread(_: Any, total: Any, x: Any) -> Any:
+        rows = px.map_fn(lambda x: noted(x.sum()), (x,), AXIS)
+        return total + px.reduce_sum(
+            px.map_fn(lambda r, m: (r - m) ** 2, (rows, px.broadcast(px.reduce_mean(rows, AXIS), AXIS)), AXIS), AXIS
+        )
+
+    found = px.Stream(at_once=1, keep=keep).run(
+        lambda x: jax.lax.fori_loop(0, 2, functools.partial(spread, x=x), 0.0), px.Groups.of_arrays(X)
+    )
+    assert_close(found, 2 * N * X.sum((1, 2)).var(), rtol=1e-5)
+    assert next(computed) == (2 * N if keep == "memory" else 4 * N)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda devices: {"mesh": Mesh(devices[:2], ("clients",))},
+        lambda devices: {"mesh": Mesh(devices[5:], ("clients",))},
+        lambda devices: {"mesh": Mesh(devices.reshape(4, 2), ("data", "model")), "over": "data"},
+    ],
+    ids=["the first two devices", "the last three", "one axis of a mesh of two"],
+)
+def test_chunks_lie_where_the_axis_says(place):
+    placed = px.Axis("clients", N, **place(np.array(jax.devices())))
+
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        return px.reduce_mean(px.map_fn(one, (px.broadcast(w, placed), x, y), placed), placed)
+
+    engine, groups = px.Stream(at_once=1), [px.Groups.of_arrays(x) for x in (X, Y)]
+    expected = jax.value_and_grad(lambda w: jax.vmap(one, (None, 0, 0))(w, X, Y).mean())(W)
+    assert_close(engine.run(jax.value_and_grad(loss), W, *groups), expected)
+    devices = placed.mesh.shape[placed.over or "clients"] if placed.mesh is not None else 0
+    assert engine.passes(loss, W, *groups).chunks[0] == (devices, None)
+
+
+def test_a_jitted_run_follows_the_mesh_and_the_width_that_are_in_force():
+    mean = px.Stream(at_once=1).jit(lambda x: px.reduce_mean(px.map_fn(lambda x: (x**2).sum(), (x,), AXIS), AXIS))
+    exact = rng.normal(size=(N, 3))
+    groups = px.Groups(list(exact))
+    assert mean(groups).dtype == np.float32
+    with jax.enable_x64(True):
+        assert_close(np.asarray(mean(groups)), (exact**2).sum(1).mean(), rtol=1e-15)
+        assert_close(np.asarray(mean(px.Groups.of_arrays(exact))), (exact**2).sum(1).mean(), rtol=1e-15)
+    with jax.set_mesh(Mesh(np.array(jax.devices()[:3]), ("clients",))):
+        assert_close(mean(groups), np.float32((exact**2).sum(1).mean()))
+    assert mean(groups).dtype == np.float32
+
+
 @pytest.mark.parametrize("length", [0, 2])
 def test_a_loop_carries_random_keys_and_may_take_no_step(length):
     def program(v, x, y):
@@ -500,7 +607,7 @@ def test_progress_is_shown_on_a_line_or_in_lines(monkeypatch, on_terminal):
     assert lines[0 if not on_terminal else 1].startswith("pass 1 of 1: 8 of 12 clients, ")
     assert lines[-1].rstrip() == "pass 1 of 1: 12 of 12 clients, 0 s left"
     assert shown.getvalue().endswith("\n")
-    with pytest.raises(px.DataError):
+    with pytest.raises(px.DataError, match=r"element 11 .* holds text"):
         total(px.Groups([*[X[0]] * 11, "a"]))
     assert shown.getvalue().endswith("\n")
     shown.close()

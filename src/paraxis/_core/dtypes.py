@@ -8,6 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 
+def is_wide() -> bool:
+    """Return whether 64-bit numbers are in force, in this thread."""
+    return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+
+
 def named(name: str) -> np.dtype:
     """Return the dtype of numbers or booleans that has a name, JAX's own such as bfloat16 included.
 

@@ -301,6 +301,15 @@ def rebuilt(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Any
     return ClosedJaxpr(closed.jaxpr.replace(eqns=list(eqns), outvars=list(outvars), debug_info=info), closed.consts)
 
 
+CALLS = frozenset(
+    (
+        *("jit", "pjit", "call", "core_call", "closed_call", "remat", "remat2", "checkpoint"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+    )
+)
+"""Operations that do what their body does, once."""
+
+
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """Yield each jaxpr among an equation's parameters (bodies of loops, branches, calls)."""
     for value in eqn.params.values():

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from paraxis._core import jax_api
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, subjaxprs
 
 
@@ -367,8 +368,7 @@ def _deciding(eqn: JaxprEqn, decision: Rows) -> Mixed:
 
 
 _NESTED: dict[str, Callable[[JaxprEqn, Sequence[Rows], _Runs], Sequence[Rows]]] = {
-    **dict.fromkeys(("jit", "pjit", "call", "core_call", "closed_call", "remat", "remat2", "checkpoint"), _call),
-    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _call),
+    **dict.fromkeys(jax_api.CALLS, _call),
     "cond": _cond,
     "while": _while,
     "scan": _scan,

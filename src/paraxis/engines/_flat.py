@@ -14,11 +14,10 @@ from typing import Any
 import jax
 
 from paraxis._core import collectives, jax_api, maps, primitives, rowwise
-from paraxis._core.jax_api import ClosedJaxpr, JaxprEqn, Literal
+from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from paraxis._core.placing import Placement
 from paraxis.errors import AxisError, CollectiveError
 
-_PLAIN_CALLS = ("jit", "pjit", "call", "core_call", "closed_call", "remat", "remat2", "checkpoint")
-CALLS = frozenset((*_PLAIN_CALLS, "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"))
 LOOPS = frozenset(("scan", "while", "cond"))
 COLLECTIVES = {"psum": "sum", "pmax": "max", "pmin": "min"}
 
@@ -110,6 +109,20 @@ def axes_of(closed: ClosedJaxpr) -> dict[str, int]:
     return found
 
 
+def placement_of(closed: ClosedJaxpr, axis: str) -> Placement | None:
+    """Return where a traced function first maps this axis; ``None`` if it does not."""
+
+    def look(jaxpr: Any) -> Placement | None:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive is maps.map_p and eqn.params["axis"] == axis:
+                return eqn.params["how"].placement
+            if (found := next(filter(None, map(look, jax_api.subjaxprs(eqn))), None)) is not None:
+                return found
+        return None
+
+    return look(closed.jaxpr)
+
+
 def flat(closed: ClosedJaxpr, axis: str) -> Flat:
     """Return a traced function as a list of operations, in which elements of this axis meet at reductions only.
 
@@ -143,7 +156,7 @@ class _Reader:
         return [atom(v) for v in jaxpr.outvars]
 
     def _of(self, eqn: JaxprEqn, operands: list[Atom], line: str) -> Sequence[Atom]:
-        if eqn.primitive.name in CALLS:
+        if eqn.primitive.name in jax_api.CALLS:
             body = _body_of(eqn)
             consts = [self._constant(value) for value in body.consts]
             return self.read(jax_api.without_constants(body)[0].jaxpr, [*consts, *operands], line)
@@ -227,11 +240,8 @@ def _rows_aval(aval: Any, size: int) -> Any:
 
 
 def _body_of(eqn: JaxprEqn) -> ClosedJaxpr:
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        body = eqn.params.get(key)
-        if body is not None:
-            return body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
-    raise NotImplementedError(f"a call without a body: {eqn.primitive.name}")
+    body = next(value for value in eqn.params.values() if isinstance(value, (ClosedJaxpr, Jaxpr)))
+    return body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
 
 
 def _opened(body: ClosedJaxpr, how: maps.How) -> ClosedJaxpr:
@@ -244,7 +254,7 @@ def _opened(body: ClosedJaxpr, how: maps.How) -> ClosedJaxpr:
         return jax_api.evaluate(body, args, lambda _: False, special)
 
     def special(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
-        return _run(_body_of(eqn), operands) if eqn.primitive.name in CALLS else None
+        return _run(_body_of(eqn), operands) if eqn.primitive.name in jax_api.CALLS else None
 
     return _retraced(run, body.in_avals, how)
 
@@ -303,7 +313,7 @@ def _given_index(body: ClosedJaxpr, axis: str, how: maps.How) -> ClosedJaxpr:
         def special(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
             if eqn.primitive.name == "axis_index" and collectives.named_in(eqn, {axis}):
                 return [index]
-            if eqn.primitive.name in CALLS:
+            if eqn.primitive.name in jax_api.CALLS:
                 return within(_body_of(eqn), operands)
             if not collectives.named_in(eqn, {axis}):
                 return None

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from paraxis._calls import arguments
+from paraxis._core import dtypes
 from paraxis._host import archives
 from paraxis.engines._parquet import Parquet
 from paraxis.errors import DataError, ShapeError
@@ -71,6 +72,7 @@ class Groups:
         ids = own if ids is None and not callable(own) else ids
         self._ids = None if ids is None else _ids(ids, count)
         self._shapes: dict[int, np.ndarray] = {}
+        self._known: dict[Any, Any] = {}
         self._most = arguments.count("Groups", "num_shapes", num_shapes, write="px.Groups(source, num_shapes=12)")
 
     @classmethod
@@ -232,7 +234,7 @@ class Groups:
 
     def _some(self, numbers: np.ndarray) -> "Groups":
         other = object.__new__(Groups)
-        other.__dict__.update(self.__dict__, _numbers=numbers)
+        other.__dict__.update(self.__dict__, _numbers=numbers, _known={})
         return other
 
     def _name(self, number: int) -> Any:
@@ -253,10 +255,13 @@ class Groups:
             self._shapes[together] = fewest(order[heads], self._most)
         return self._shapes[together]
 
-    @functools.cached_property
+    @property
     def _first(self) -> Any:
-        """The first element, which says what all of them look like."""
-        return self._element(int(self._numbers[0]))
+        """The first element, which says what all of them look like. It is read once for each width of numbers."""
+        key = "first", dtypes.is_wide()
+        if key not in self._known:
+            self._known[key] = self._element(int(self._numbers[0]))
+        return self._known[key]
 
     def _structs(self, length: int | None) -> Any:
         """Return what all elements together look like: shapes ``(size, ...)``, padded to this length."""
@@ -372,12 +377,15 @@ class Groups:
             ]
         return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
-    @functools.cached_property
-    def _looks(self) -> dict[bool, Any]:
-        return {ragged: self._look(self._first, ragged) for ragged in {False, self._lengths is not None}}
+    def _looks(self, ragged: bool) -> Any:
+        """Return what the first one looks like, once for each width of numbers."""
+        key = ragged, dtypes.is_wide()
+        if key not in self._known:
+            self._known[key] = self._look(self._first, ragged)
+        return self._known[key]
 
     def _require_like_first(self, element: Any, number: int, *, ragged: bool) -> None:
-        if number != int(self._numbers[0]) and self._look(element, ragged) != self._looks[ragged]:
+        if number != int(self._numbers[0]) and self._look(element, ragged) != self._looks(ragged):
             raise self._unlike(element, number, ragged=ragged)
 
     def _unlike(self, element: Any, number: int, *, ragged: bool) -> ShapeError:
@@ -386,7 +394,7 @@ class Groups:
         if jax.tree.structure(element) != jax.tree.structure(self._first):
             write = "give each the same arrays under the same names, and of a list of numbers np.asarray(numbers)"
         else:
-            looks = zip(self._look(element, ragged)[1], self._looks[ragged][1], strict=True)
+            looks = zip(self._look(element, ragged)[1], self._looks(ragged)[1], strict=True)
             differ = [mine != other for mine, other in looks]
             pairs = [(a, b) for a, b, is_other in zip(got, first, differ, strict=True) if is_other]
             got, first = [a for a, _ in pairs], [b for _, b in pairs]

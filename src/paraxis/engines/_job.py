@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments, pytrees
-from paraxis._core import arrays, jax_api, placing, programs, structure
+from paraxis._core import arrays, dtypes, jax_api, placing, programs, structure
 from paraxis._core.axis import Axis
 from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, Literal
-from paraxis.engines._flat import Flat, Step, Value, axes_of, flat, shape
+from paraxis._core.placing import Placement
+from paraxis.engines._flat import Flat, Step, Value, axes_of, flat, placement_of, shape
 from paraxis.engines._groups import Groups, rounded_up
 from paraxis.engines._plan import Keep, Plan, plan
 from paraxis.engines._stage import Stage
@@ -83,9 +84,10 @@ class Job:
             f"{told}. Write @px.program(clients={self._count})"
         )
 
-    @property
-    def num_devices(self) -> int:
-        return placing.place(self.axis).num_devices
+    @functools.cached_property
+    def placement(self) -> Placement:
+        """Where the program maps its elements; if it maps none, where it would."""
+        return placement_of(self.traced(self.longest).closed, self.axis.name) or placing.place(self.axis)
 
     def chunks(self, count: int) -> list[Chunk]:
         """Return the elements in chunks of ``count``, the last one shorter. Longer elements are first."""
@@ -132,7 +134,7 @@ class Job:
                 kinds.append((aval.shape, aval.dtype, aval.weak_type, aval.sharding))
             else:
                 kinds.append(structure.key(leaf))
-        return (self._structure, *kinds)
+        return (self._structure, *kinds, jax.sharding.get_abstract_mesh(), dtypes.is_wide())
 
     def _stands(self, length: Length) -> list[Any]:
         """Return what each argument of the trace stands for: an array, or a leaf of groups."""
@@ -190,7 +192,7 @@ class Job:
         if traced.plan is None:
             program = flat(traced.closed, self.axis.name)
             placed = [v for v, x in zip(program.arguments, stands, strict=True) if isinstance(x, tuple)]
-            traced.plan = plan(program, self.axis.name, self.axis.size, placed, self.keep)
+            traced.plan = plan(program, self.placement, placed, self.keep)
         given = dict(zip(traced.plan.flat.arguments, stands, strict=True))
         return Cut(traced.plan, given, traced.out_tree)
 
@@ -207,7 +209,7 @@ class Job:
             "program": digest(*texts, jax.__version__, *constants),
             "arguments": digest(*given),
             "elements": digest(*elements, *firsts),
-            "chunks (at_once, devices)": digest(*sizes, str(self.num_devices)),
+            "chunks (at_once, devices)": digest(*sizes, str(self.placement.num_devices)),
             "keep": self.keep,
         }
 
@@ -304,9 +306,6 @@ class Cut:
 
     def stage(self, level: int) -> Stage:
         return Stage.of(self.plan, level)
-
-    def value(self, place: int) -> Value:
-        return self.program.values[place]
 
     @property
     def results(self) -> list[Any]:

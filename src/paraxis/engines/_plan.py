@@ -17,6 +17,7 @@ from typing import Any, Literal as OneOf
 
 from paraxis._core import jax_api, maps, primitives, rowwise
 from paraxis._core.jax_api import ClosedJaxpr, Literal
+from paraxis._core.placing import Placement
 from paraxis.engines._flat import LOOPS, Flat, Scan, Step, Value, flat, shape
 from paraxis.errors import LoweringError
 
@@ -49,7 +50,7 @@ class Plan:
     """A flat program with its passes decided.
 
     Attributes:
-        size: number of elements.
+        placement: of the axis whose elements are run in turns; chunks lie there as well.
         dims: for each value the dimension of its rows; ``None`` if it is shared.
         level: the reductions, one after another, that a value depends on.
         kinds: for each step whether it is computed once, on rows, or is a loop around passes.
@@ -65,8 +66,7 @@ class Plan:
     """
 
     flat: Flat
-    axis: str
-    size: int
+    placement: Placement
     dims: dict[Value, int | None]
     level: dict[Value, int]
     kinds: dict[Step, Kind]
@@ -82,18 +82,25 @@ class Plan:
     differing: "dict[Plan, set[Value]]" = dataclasses.field(default_factory=dict)
 
     @property
+    def axis(self) -> str:
+        return self.placement.axis.name
+
+    @property
+    def size(self) -> int:
+        return self.placement.size
+
+    @property
     def num_levels(self) -> int:
         return 1 + max(self.level.values(), default=0)
 
     def of_pass(self, level: int) -> list[Value]:
         """Return what a pass computes: parts of reductions, rows that are kept, rows that are returned."""
         steps = (step for step in self.flat.steps if self.kinds[step] == "rows" and self.level_of(step) == level)
-        found = dict.fromkeys(v for step in steps for v in step.outvars if v in self.live and self._is_given(v))
+        found = dict.fromkeys(
+            v for step in steps for v in step.outvars if v in self.live and (v in self.folds or v in self.kept)
+        )
         found.update(dict.fromkeys(v for v in self._returned if self.level[v] == level))
         return list(found)
-
-    def _is_given(self, v: Value) -> bool:
-        return v in self.folds or v in self.kept
 
     @functools.cached_property
     def places(self) -> dict[Value, int]:
@@ -124,32 +131,32 @@ class Plan:
         seen: set[Value] = set()
         while wanted:
             value = wanted.pop()
-            if value in seen or (self.dims[value] is None and value not in self.folds) or value in self.sources:
+            if value in seen or self.is_given(value, level):
                 continue
             seen.add(value)
-            step = self.made[value]
-            if value in self.folds and self.level_of(step) < level:
-                continue  # it has been put together
-            if value in self.kept and self.level[value] < level:
-                continue
-            steps.add(step)
-            wanted += step.operands
+            steps.add(self.made[value])
+            wanted += self.made[value].operands
         return [step for step in self.flat.steps if step in steps]
+
+    def is_given(self, v: Value, level: int) -> bool:
+        """Return whether a pass is given a value: an earlier one has put it together or kept it, or it is read."""
+        if v in self.folds:
+            return self.level_of(self.made[v]) < level
+        return self.dims[v] is None or v in self.sources or (v in self.kept and self.level[v] < level)
 
 
 def plan(
     program: Flat,
-    axis: str,
-    size: int,
+    placement: Placement,
     placed: Iterable[Value],
-    keep: Keep = "recompute",
+    keep: Keep,
     dims: dict[Value, int | None] | None = None,
 ) -> Plan:
     """Decide the passes of a program.
 
     Args:
         program: a flat program.
-        axis, size: the axis whose elements are run in turns.
+        placement: of the axis whose elements are run in turns.
         placed: the arguments that are read from a source.
         keep: what becomes of placed values that a later pass needs.
         dims: where the rows of arguments lie, if not in the first dimension.
@@ -165,18 +172,17 @@ def plan(
     while found is None or not found.more <= sources:
         sources |= set() if found is None else found.more
         try:
-            found = _Analysis(program, axis, size, sources, given, dims or {})
+            found = _Analysis(program, placement, keep, sources, given, dims or {})
         except LoweringError:
             if sources == read:
                 raise
             # What is used as rows in one place is shared in another: it stays whole, and is cut where rows are needed.
-            found = _Analysis(program, axis, size, read, given, dims or {})
+            found = _Analysis(program, placement, keep, read, given, dims or {})
             break
     made = {v: step for step in program.steps for v in step.outvars}
     result = Plan(
         program,
-        axis,
-        size,
+        placement,
         found.dims,
         found.level,
         found.kinds,
@@ -208,9 +214,17 @@ class _Analysis:
     """One walk through a program: where rows lie, at which level, and which whole values turn out to be sources."""
 
     def __init__(
-        self, flat: Flat, axis: str, size: int, sources: set[Value], given: set[Value], known: dict[Value, int | None]
+        self,
+        flat: Flat,
+        placement: Placement,
+        keep: Keep,
+        sources: set[Value],
+        given: set[Value],
+        known: dict[Value, int | None],
     ) -> None:
-        self.axis, self.size, self.given = axis, size, given
+        self.placement, self.given = placement, given
+        self.keep: Keep = keep
+        self.axis, self.size = placement.axis.name, placement.size
         self.dims: dict[Value, int | None] = {
             v: 0 if v in sources else None for v in (*flat.arguments, *flat.constants)
         }
@@ -299,7 +313,7 @@ class _Analysis:
         alone = not any(isinstance(place, rowwise.Mixed) for place in moved)
         decides = dims[0] if step.name == "cond" else None
         self._refuse_if(step, decides is not None, "decide which branch all of them take")
-        self.loops[step] = inner = loop(step, dims, self.axis, self.size)
+        self.loops[step] = inner = loop(step, dims, self.placement, self.keep)
         if alone:
             for number, (dim, inside) in enumerate(zip(dims, operand_dims(step, inner), strict=True)):
                 if dim is None and inside is not None:
@@ -350,14 +364,15 @@ class Loop:
     out_dims: list[int | None]
 
 
-def loop(step: Step, dims: Sequence[int | None], axis: str, size: int) -> Loop:
+def loop(step: Step, dims: Sequence[int | None], placement: Placement, keep: Keep) -> Loop:
     """Plan the bodies of a loop or branch. What a loop carries has rows if it has some after any number of steps."""
+    axis = placement.axis.name
 
     def planned(body: ClosedJaxpr, dims: Sequence[int | None]) -> tuple[Plan, list[int | None], list[int | None]]:
         """Return a body's plan, and where rows lie in its arguments, of which it may take some, and in its results."""
         program = flat(body, axis)
         placed = [v for v, dim in zip(program.arguments, dims, strict=True) if dim is not None]
-        found = plan(program, axis, size, placed, dims=dict(zip(program.arguments, dims, strict=True)))
+        found = plan(program, placement, placed, keep, dict(zip(program.arguments, dims, strict=True)))
         outs = [found.dims[v] if isinstance(v, Value) else None for v in program.results]
         return found, [found.dims[v] for v in program.arguments], outs
 
@@ -464,10 +479,11 @@ def _origins(of: Plan, values: Sequence[Value], level: int) -> set[Value]:
 
 
 def _extreme(of: Plan) -> set[Any]:
-    """Return the values that come from a maximum or minimum over elements."""
+    """Return the values that come from a maximum or minimum over elements, or may."""
     found: set[Any] = {v for v, kind in of.folds.items() if kind in _EXTREMES}
     for step in of.flat.steps:
-        if any(v in found for v in step.operands):
+        inside = of.loops[step].bodies if step in of.loops else []
+        if any(v in found for v in step.operands) or any(map(_extreme, inside)):
             found.update(step.outvars)
     return found
 

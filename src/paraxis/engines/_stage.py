@@ -51,7 +51,7 @@ class Stage:
     def _of(cls, plan: Plan, level: int) -> "Stage":
         gives, acting = plan.of_pass(level), plan.acting(level)
         steps = plan.needs(gives, acting, level)
-        made = {v for step in steps for v in step.outvars}
+        made = {v for step in steps for v in step.outvars if not plan.is_given(v, level)}
         used: dict[Value, None] = {}
         for step in steps:
             for number, v in enumerate(step.invars):
@@ -85,15 +85,12 @@ class Stage:
         numbers = jax.ShapeDtypeStruct((count,), jnp.int32)
         jitted: Any = jax.jit(lambda *args: self.run(args, count))
         used = jitted.lower(*structs, numbers).compile().memory_analysis()
-        devices = self._num_devices(count)
-        return devices * (used.temp_size_in_bytes + used.output_size_in_bytes + used.argument_size_in_bytes)
+        each = used.temp_size_in_bytes + used.output_size_in_bytes + used.argument_size_in_bytes
+        return self.plan.placement.num_devices * each
 
     def bytes_of_rows(self, count: int) -> int:
         """Return the bytes of the rows that a pass over ``count`` elements is given."""
         return sum(count * math.prod(v.aval.shape) * v.aval.dtype.itemsize // self.plan.size for v in self.rows)
-
-    def _num_devices(self, count: int) -> int:
-        return _Chunk(self.plan, count, None, {}).placement().num_devices
 
     def _traced(self, structs: Sequence[Any], count: int) -> Callable[..., list[Any]]:
         numbers = jax.ShapeDtypeStruct((count,), jnp.int32)
@@ -156,7 +153,7 @@ class _Chunk:
                     f"elements of axis {plan.axis!r} meet in {step.name}, at {step.line}: of {self.count} elements it "
                     f"makes {list(jnp.shape(y))}, where {list(expected)} was expected"
                 )
-            self.values[v] = y
+            self.values.setdefault(v, y)  # what the pass is given is as an earlier one has computed it
 
     def _shape(self, v: Value) -> tuple[int, ...]:
         shape, dim = v.aval.shape, self.plan.dims[v]
@@ -183,9 +180,9 @@ class _Chunk:
         if ours and step.primitive is maps.map_p:
             return maps.map_p.bind(*operands, **self._map(step))
         if ours and step.primitive is primitives.broadcast_p:
-            return [layout.copies(operands[0], self.placement())]
+            return [layout.copies(operands[0], self.placement)]
         if ours:
-            padded = self.placement().num_padded
+            padded = self.placement.num_padded
             changed = {"size": self.count, "padded": primitives.Rows(padded) if padded > self.count else None}
             return [step.primitive.bind(*operands, **{**step.params, **changed})]
         if step.name in LOOPS:
@@ -207,11 +204,9 @@ class _Chunk:
         smaller = dataclasses.replace(how, placement=placement, mapped=mapped)
         return {**step.params, "size": self.count, "how": smaller, "devices": placing.named_devices(placement)}
 
+    @property
     def placement(self) -> Placement:
-        for step in self.plan.flat.steps:
-            if step.primitive is maps.map_p and step.params["axis"] == self.plan.axis:
-                return step.params["how"].placement.holding(self.count)
-        return placing.AT_HAND.holding(self.count)
+        return self.plan.placement.holding(self.count)
 
     def _run_body(self, of: Plan, args: Sequence[Any]) -> list[Any]:
         """Run the body of a loop in which elements do not meet."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments, pytrees
-from paraxis._core import arrays, placing
+from paraxis._core import arrays, dtypes, placing
 from paraxis.engines._flat import Scan, Step, Value
 from paraxis.engines._job import Chunk, Cut, Job, Length, Pieces, Rows
 from paraxis.engines._journal import Journal
@@ -234,7 +234,7 @@ class _Run:
         """Return the number of elements in a chunk."""
         engine, job = self.engine, self.job
         if engine.at_once is not None:
-            return engine.at_once * job.num_devices
+            return engine.at_once * job.placement.num_devices
         assert isinstance(engine.memory, int)
         return job.remembered(f"memory={engine.memory}", self._fitting)
 
@@ -242,7 +242,7 @@ class _Run:
         """Return how many elements fit into memory: what a pass needs grows linearly with them."""
         engine, job = self.engine, self.job
         assert isinstance(engine.memory, int)
-        plan, devices = job.cut(job.longest).plan, job.num_devices
+        plan, devices = job.cut(job.longest).plan, job.placement.num_devices
         few, more = devices, 3 * devices
         ahead = engine.readers + 1
 
@@ -352,20 +352,19 @@ class _Run:
                     f"reduced over the elements, at {line}; reduce them over an element's rows first, with its mask"
                 )
 
-    def _placement(self, count: int) -> placing.Placement:
-        return placing.place(dataclasses.replace(self.job.axis, size=count))
-
     def _read(self, cuts: dict[Length, Cut], level: int, begin: int) -> Iterator[tuple[Chunk, list[Any]]]:
         """Yield the chunks with the rows that a pass needs of each, and their numbers, read ahead, on the devices."""
-        # what says where they lie is known in this thread only
-        places = {count: self._placement(count) for count in {len(chunk.numbers) for chunk in self.chunks[begin:]}}
+        wide = dtypes.is_wide()  # a thread does not see the width that is in force where it is started
+
+        def rows_of(at: int) -> list[Any]:
+            with jax.enable_x64(wide):
+                return self._rows(cuts[self.chunks[at].length], level, at)
+
         waiting: collections.deque[Any] = collections.deque()
         with concurrent.futures.ThreadPoolExecutor(self.engine.readers, "paraxis-read") as pool:
             try:
                 for at, chunk in enumerate(self.chunks[begin:], begin):
-                    waiting.append(
-                        (chunk, pool.submit(self._rows, cuts[chunk.length], level, at, places[len(chunk.numbers)]))
-                    )
+                    waiting.append((chunk, pool.submit(rows_of, at)))
                     if len(waiting) > self.engine.readers:
                         first, rows = waiting.popleft()
                         yield first, rows.result()
@@ -376,8 +375,9 @@ class _Run:
                 for _, rows in waiting:
                     rows.cancel()
 
-    def _rows(self, cut: Cut, level: int, at: int, placement: placing.Placement) -> list[Any]:
+    def _rows(self, cut: Cut, level: int, at: int) -> list[Any]:
         read: dict[int, list[Any]] = {}
+        placement = self.job.placement.holding(len(self.chunks[at].numbers))
         rows = [
             _laid(self._of_chunk(cut.rows[v], at, read), cut.plan.dims[v] or 0, placement)
             for v in cut.stage(level).rows

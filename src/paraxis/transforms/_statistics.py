@@ -137,8 +137,7 @@ _TAKING = frozenset(
     )
 )
 _STATISTICS = frozenset(("var", "nanvar", "std", "nanstd"))  # of jax.numpy: what meets inside stays there
-_CALLS = ("jit", "pjit", "closed_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call")
-_NESTED = frozenset((*_CALLS, "cond", "while", "scan"))
+_NESTED = frozenset((*jax_api.CALLS, "cond", "while", "scan"))
 
 
 def _joined(one: Sequence[_Value], other: Sequence[_Value]) -> list[_Value]:

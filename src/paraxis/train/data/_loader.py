@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from paraxis._calls import arguments
-from paraxis._core import placing
+from paraxis._core import dtypes, placing
 from paraxis._core.axis import Axis
 from paraxis.errors import DataError
 from paraxis.train import _batches
@@ -212,7 +212,7 @@ class Loader:
 
     def _laid_out(self, parts: Generator[Part, None, None]) -> Closable:
         # A thread does not see the mesh, nor the width of numbers, that are in force where it is started.
-        made = self._made(parts, placing.settled(self._axis), _is_wide())
+        made = self._made(parts, placing.settled(self._axis), dtypes.is_wide())
         return ReadAhead(made, self._read_ahead) if self._read_ahead else made
 
     def _made(self, parts: Generator[Part, None, None], axis: Axis, wide: bool) -> Generator[Batch, None, None]:
@@ -231,8 +231,3 @@ class Loader:
             found = self._transform(found, part.epoch, part.ids[positions])
         is_new = self._transform is None and not isinstance(self._source, Batches)
         return for_devices(found, len(positions), copy=not is_new)
-
-
-def _is_wide() -> bool:
-    """Return whether 64-bit numbers are in force, in this thread."""
-    return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
