@@ -479,11 +479,10 @@ def _origins(of: Plan, values: Sequence[Value], level: int) -> set[Value]:
 
 
 def _extreme(of: Plan) -> set[Any]:
-    """Return the values that come from a maximum or minimum over elements, or may."""
+    """Return the values that come from a maximum or minimum over elements. What a loop around passes is given is kept anyway."""
     found: set[Any] = {v for v, kind in of.folds.items() if kind in _EXTREMES}
     for step in of.flat.steps:
-        inside = of.loops[step].bodies if step in of.loops else []
-        if any(v in found for v in step.operands) or any(map(_extreme, inside)):
+        if any(v in found for v in step.operands):
             found.update(step.outvars)
     return found
 
