@@ -479,7 +479,7 @@ def _origins(of: Plan, values: Sequence[Value], level: int) -> set[Value]:
 
 
 def _extreme(of: Plan) -> set[Any]:
-    """Return the values that come from a maximum or minimum over elements. What a loop around passes is given is kept anyway."""
+    """Return the values that come from a maximum or minimum over elements. What loops are given is kept anyway."""
     found: set[Any] = {v for v, kind in of.folds.items() if kind in _EXTREMES}
     for step in of.flat.steps:
         if any(v in found for v in step.operands):
