@@ -23,6 +23,7 @@ FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = [
     paraxis,
+    paraxis.engines,
     paraxis.ensembles,
     paraxis.errors,
     paraxis.launch,
@@ -76,7 +77,7 @@ def test_every_block_of_a_page_runs(path):
 @pytest.mark.page
 @pytest.mark.parametrize("name", NAMES)
 def test_the_examples_of_a_docstring_print_what_they_say(name):
-    for test in doctest.DocTestFinder(recurse=False).find(NAMES[name], name, globs={}):
+    for test in doctest.DocTestFinder(recurse=isinstance(NAMES[name], type)).find(NAMES[name], name, globs={}):
         _compare(test)
 
 
