@@ -107,7 +107,7 @@ def test_the_time_left_does_not_count_what_an_earlier_run_has_done(tmp_path, mon
         run(tmp_path / "run", verbose=stopped_after(4))
     seen: list[Progress] = []
     clock = types.SimpleNamespace(monotonic=itertools.count().__next__)
-    monkeypatch.setattr(sys.modules[px.Stream.__module__], "time", clock)
+    monkeypatch.setattr(sys.modules[px.Stream.run.__module__], "time", clock)
     run(tmp_path / "run", verbose=seen.append)
     assert [p.seconds_left for p in seen] == [float(left) for left in reversed(range(len(seen)))]
 

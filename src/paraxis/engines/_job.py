@@ -1,5 +1,6 @@
 """A call that an engine runs: its arguments told apart, its function traced and cut, for each length of elements."""
 
+import abc
 import dataclasses
 import functools
 import hashlib
@@ -269,13 +270,48 @@ def _is_traced(leaf: Any) -> bool:
 
 @dataclasses.dataclass
 class Pieces:
-    """Rows that were computed: those of each chunk, on the host."""
+    """Rows that were computed: those of each chunk, on the host, or elsewhere."""
 
     parts: list[Any] = dataclasses.field(default_factory=list)
 
 
 Rows = tuple[Groups, int] | Pieces | np.ndarray | jax.Array
 """Where rows are read: a leaf of groups, what a pass has computed, an array ``(size, ...)``."""
+
+
+def of_chunk(rows: Rows, chunk: Chunk, at: int, read: dict[int, list[Any]]) -> Any:
+    """Return the rows of a chunk, the one with this number; ``read`` has the leaves of groups that were read for it."""
+    if isinstance(rows, Pieces):
+        return loaded(rows.parts[at])
+    if not isinstance(rows, tuple):
+        return on_host(rows)[chunk.numbers]
+    groups, leaf = rows
+    if id(groups) not in read:
+        length = chunk.length if groups.lengths is not None else None
+        read[id(groups)] = jax.tree.leaves(groups._read(chunk.numbers, length))
+    return read[id(groups)][leaf]
+
+
+class Elsewhere(abc.ABC):
+    """Rows that are not in this process's memory."""
+
+    @abc.abstractmethod
+    def load(self) -> np.ndarray:
+        """Return them."""
+
+
+def loaded(part: Any) -> Any:
+    """Return rows that may be elsewhere."""
+    return part.load() if isinstance(part, Elsewhere) else part
+
+
+def on_host(rows: Any) -> Any:
+    """Return rows in the host's memory. Random keys stay where they are."""
+    return rows if jnp.issubdtype(rows.dtype, jax.dtypes.extended) else np.asarray(rows)
+
+
+def numpy_of(rows: Any) -> Any:
+    return np if isinstance(rows, np.ndarray) else jnp
 
 
 @dataclasses.dataclass

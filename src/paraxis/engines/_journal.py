@@ -25,7 +25,7 @@ import numpy as np
 
 from paraxis._core import dtypes, jax_api
 from paraxis._host import archives, files, records
-from paraxis.engines._job import Pieces
+from paraxis.engines._job import Pieces, loaded
 from paraxis.engines._sums import Totals
 from paraxis.errors import CheckpointError, LoweringError
 
@@ -41,6 +41,7 @@ class Journal:
     """A folder with what a run has done.
 
     Args:
+        engine: the engine's name, for errors.
         folder: is made if it is not there.
         description: what the run depends on, as digests by their names.
         every: seconds between two savings.
@@ -50,8 +51,8 @@ class Journal:
             another run has it.
     """
 
-    def __init__(self, folder: Path, description: Mapping[str, str], every: float) -> None:
-        self._folder, self._every = folder, every
+    def __init__(self, engine: str, folder: Path, description: Mapping[str, str], every: float) -> None:
+        self._engine, self._folder, self._every = engine, folder, every
         self._saved_at = time.monotonic()
         self._rows_saved = 0
         try:
@@ -59,8 +60,8 @@ class Journal:
             self._lock = _locked(folder)
         except BlockingIOError as error:
             raise CheckpointError(
-                f"Stream: folder {str(folder)!r} is in use by another run; wait until it is done, or give this one a "
-                f"folder of its own: px.Stream(…, folder={str(folder) + '-2'!r})"
+                f"{self._engine}: folder {str(folder)!r} is in use by another run; wait until it is done, or give "
+                f"this one a folder of its own: px.{self._engine}(…, folder={str(folder) + '-2'!r})"
             ) from error
         except OSError as error:
             raise self._unusable(error) from error
@@ -76,8 +77,8 @@ class Journal:
             others = sorted(path.name for path in folder.iterdir() if not _OURS.match(path.name))
             if others:
                 raise CheckpointError(
-                    f"Stream: folder must be one of its own, but {str(folder)!r} holds {others[0]!r}; write "
-                    f"px.Stream(…, folder={str(folder / 'run')!r})"
+                    f"{self._engine}: folder must be one of its own, but {str(folder)!r} holds {others[0]!r}; write "
+                    f"px.{self._engine}(…, folder={str(folder / 'run')!r})"
                 )
             if (folder / _RECORD).exists():
                 self._require_same(records.read_file(folder / _RECORD, _FORMAT, _DESCRIPTION), description)
@@ -149,11 +150,11 @@ class Journal:
     def _save_rows(self, number: int, done: int, pieces: Sequence[Pieces]) -> None:
         if not pieces or done == self._rows_saved:
             return
-        new = [x for one in pieces for x in one.parts[self._rows_saved : done]]
+        new = [loaded(x) for one in pieces for x in one.parts[self._rows_saved : done]]
         if any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in new):
             raise LoweringError(
-                "Stream: random keys are kept between passes, which cannot be saved in folder; leave folder out, or "
-                "make the keys where they are used: px.keys(key)"
+                f"{self._engine}: random keys are kept between passes, which cannot be saved in folder; leave folder "
+                "out, or make the keys where they are used: px.keys(key)"
             )
         self._save(f"paraxis-rows-{number:04}-{self._rows_saved}.npz", {"to": [done]}, new)
         self._rows_saved = done
@@ -191,8 +192,8 @@ class Journal:
                 file.write(data)
         except OSError as error:
             raise CheckpointError(
-                f"Stream: {str(self._folder / name)!r} cannot be written: {error}; what was saved before is there: "
-                f"make room, and run it again to go on"
+                f"{self._engine}: {str(self._folder / name)!r} cannot be written: {error}; what was saved before is "
+                f"there: make room, and run it again to go on"
             ) from error
 
     def _read(self, name: str) -> tuple[dict[str, Any], list[Any]] | None:
@@ -212,13 +213,13 @@ class Journal:
         differing = [name for name in own if saved.get(name) != own[name]]
         if differing:
             raise CheckpointError(
-                f"Stream: folder {str(self._folder)!r} holds a run with other {' and '.join(differing)}; give another "
-                f"folder, or remove this one to begin anew"
+                f"{self._engine}: folder {str(self._folder)!r} holds a run with other {' and '.join(differing)}; give "
+                f"another folder, or remove this one to begin anew"
             )
 
     def _unusable(self, error: BaseException, name: str = "") -> CheckpointError:
         return CheckpointError(
-            f"Stream: folder {str(self._folder / name)!r} cannot be used: {error}; remove it to begin anew"
+            f"{self._engine}: folder {str(self._folder / name)!r} cannot be used: {error}; remove it to begin anew"
         )
 
 

@@ -32,14 +32,23 @@ class Totals:
 
     def add(self, part: Sequence[Any]) -> None:
         """Take in the parts of the next chunk."""
-        carried = list(part)
-        for place, other in enumerate(self.held):
-            if other is None:
-                self.held[place] = carried
-                return
+        self._add(list(part), 0)
+
+    def join(self, others: Sequence[list[Any] | None]) -> None:
+        """Take in what the next chunks have come to: a power of two of them, and so many are in; or the last ones."""
+        for place, part in reversed(list(enumerate(others))):
+            if part is not None:
+                self._add(part, place)
+
+    def _add(self, carried: list[Any], place: int) -> None:
+        """Take in the parts of ``2**place`` chunks."""
+        self.held += [None] * (place + 1 - len(self.held))
+        while (other := self.held[place]) is not None:
             self.held[place] = None
             carried = self._merged(other, carried)
-        self.held.append(carried)
+            place += 1
+            self.held += [None] * (place + 1 - len(self.held))
+        self.held[place] = carried
 
     def result(self) -> list[Any]:
         """Return all of them together; later chunks are added to earlier ones."""

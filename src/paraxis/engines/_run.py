@@ -1,0 +1,441 @@
+"""One call of an engine: what the host does around passes, loops that hold reductions included."""
+
+import abc
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._calls import arguments, pytrees
+from paraxis.engines._flat import Scan, Step, Value
+from paraxis.engines._job import Chunk, Cut, Job, Length, Pieces, Rows, loaded, numpy_of, of_chunk, on_host
+from paraxis.engines._journal import Journal
+from paraxis.engines._plan import Keep, Plan
+from paraxis.engines._progress import Progress, Show, shown
+from paraxis.engines._stage import Stage
+from paraxis.engines._sums import Totals
+from paraxis.errors import DataError, LoweringError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """A pass over the chunks that is to be run.
+
+    Attributes:
+        cuts: the program, cut, for elements of each length.
+        level: which pass of it.
+        number: of the pass in the whole run, from 0.
+        shared: the values that it is given whole, for each length.
+        folded, kept: which of what it gives are parts of reductions, and rows.
+        kinds: how the parts are put together.
+    """
+
+    job: Job
+    chunks: Sequence[Chunk]
+    cuts: dict[Length, Cut]
+    level: int
+    number: int
+    shared: dict[Length, list[Any]]
+    folded: Sequence[int]
+    kept: Sequence[int]
+    kinds: Sequence[str]
+
+    def stage(self, length: Length) -> Stage:
+        return self.cuts[length].stage(self.level)
+
+    def rows(self, at: int) -> list[Any]:
+        """Return the rows that the pass needs of a chunk, in the host's memory."""
+        chunk, read = self.chunks[at], dict[int, list[Any]]()
+        cut = self.cuts[chunk.length]
+        return [of_chunk(cut.rows[v], chunk, at, read) for v in cut.stage(self.level).rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """What chunks that follow each other have given: parts of reductions, as in :class:`Totals`, and each one's rows.
+
+    Their number is a power of two, and so many go before; only the last block may have fewer.
+    """
+
+    totals: list[list[Any] | None]
+    rows: list[list[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Passes:
+    """What a run will do; see :meth:`Stream.passes`.
+
+    Attributes:
+        num_passes: how often each element is read; ``None`` if that depends on values, as in a ``while`` loop.
+        elements: how many there are.
+        chunks: sizes of the chunks, with the length to which their elements are filled up.
+        kept: shapes of one element's values that are kept between passes.
+        padding: rows that are computed over rows that are real; 1.0 if all elements have the same shapes.
+    """
+
+    num_passes: int | None
+    elements: int
+    chunks: list[tuple[int, Length]]
+    kept: list[tuple[int, ...]]
+    padding: float
+
+
+class Engine(abc.ABC):
+    """What engines have in common. One says how large chunks are, and carries out passes."""
+
+    keep: Keep
+    folder: str | Path | None
+    save_every: float
+    verbose: bool | Callable[[Progress], Any]
+
+    @abc.abstractmethod
+    def _chunk_size(self, job: Job) -> int:
+        """Return the number of elements in a chunk."""
+
+    @abc.abstractmethod
+    def _blocks(self, work: Pass, begin: int) -> Generator[Block, None, None]:
+        """Yield what chunks give, from one on, in order."""
+
+    def _job(self, who: str, fn: Callable[..., Any], args: Sequence[Any], known: dict[Any, Any] | None) -> Job:
+        return Job(who, fn, args, self.keep, known)
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _started(
+        self, method: str, fn: Callable[..., Any], args: Sequence[Any], known: dict[Any, Any] | None = None
+    ) -> "Run":
+        return Run(self, self._job(f"{self._name}.{method}", fn, args, known))
+
+    def _require_options(self) -> None:
+        """Refuse what is malformed, of the options that all engines have."""
+        arguments.one_of(self._name, "keep", self.keep, ("recompute", "memory"))
+        if not callable(self.verbose):
+            arguments.flag(self._name, "verbose", self.verbose)
+        if self.folder is not None:
+            arguments.path(self._name, "folder", self.folder, write=f"px.{self._name}(at_once=64, folder='run')")
+        write = f"px.{self._name}(at_once=64, folder='run', save_every=10)"
+        arguments.number(self._name, "save_every", self.save_every, least=0, unit="seconds", write=write)
+
+    @arguments.named()
+    def run(self, fn: Callable[..., _R], *args: Any) -> _R:
+        """Return ``fn(*args)``, in which groups stand for arrays of all their elements.
+
+        Args:
+            fn: built from the verbs: a program, or its gradient, value and gradient, jvp, Hessian-vector product,
+                several rounds of one, and so on. It is traced at each call.
+            *args: its arguments. :class:`px.Groups` for what is read in turns; arrays ``(size, ...)`` that are used
+                as elements' values are cut into chunks, too; everything else is shared.
+
+        Returns:
+            The function's result. What has a value per element is in NumPy arrays ``(size, ...)``.
+
+        Raises:
+            LoweringError: if elements meet elsewhere than in a reduction; the message has the line.
+            CollectiveError: if they exchange values otherwise than by ``psum``, ``pmean``, ``pmax`` and ``pmin``.
+            AxisError: if it is not clear along which axis the elements are.
+            DataError, ShapeError: if an element cannot be read, or does not look like the others; they name it.
+            CheckpointError: if ``folder`` holds another run, or cannot be written.
+        """
+        arguments.function(
+            f"{self._name}.run", "fn", fn, f"px.{self._name}(at_once=64).run(jax.grad(loss), w, clients)"
+        )
+        return self._started("run", fn, args).result()
+
+    def jit(self, fn: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Return :meth:`run` of a function that is traced once for each type of arguments, as under ``jax.jit``.
+
+        Example:
+            >>> import jax, numpy as np, paraxis as px
+            >>> @px.program(clients=100)
+            ... def mean(x):
+            ...     return px.reduce_mean(x)
+            >>> streamed = px.Stream(at_once=8).jit(mean)
+            >>> streamed(px.Groups.of_arrays(np.arange(100.0)))
+            Array(49.5, dtype=float32)
+        """
+        arguments.function(f"{self._name}.jit", "fn", fn, f"px.{self._name}(at_once=64).jit(jax.grad(loss))")
+        known: dict[Any, Any] = {}
+
+        @functools.wraps(fn)
+        def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if kwargs:
+                names = ", ".join(kwargs)
+                raise TypeError(
+                    f"{self._name}.jit: arguments must be given by position, got {names} by name; write "
+                    f"px.{self._name}(at_once=64).jit(fn)({names})"
+                )
+            return self._started("jit", fn, args, known).result()
+
+        return run
+
+    @arguments.named()
+    def passes(self, fn: Callable[..., Any], *args: Any) -> Passes:
+        """Return what :meth:`run` would do: how many passes, in which chunks. Nothing is computed.
+
+        Example:
+            >>> import jax, numpy as np, paraxis as px
+            >>> @px.program(clients=100)
+            ... def spread(x):
+            ...     return px.reduce_mean((x - px.reduce_mean(x)) ** 2)
+            >>> px.Stream(at_once=8).passes(spread, px.Groups.of_arrays(np.ones(100))).num_passes
+            2
+        """
+        arguments.function(f"{self._name}.passes", "fn", fn, f"px.{self._name}(at_once=64).passes(loss, w, clients)")
+        run = self._started("passes", fn, args)
+        chunks = [(len(chunk.numbers), chunk.length) for chunk in run.chunks]
+        cut = run.first
+        kept = [tuple(n for d, n in enumerate(v.aval.shape) if d != cut.plan.dims[v]) for v in cut.plan.kept]
+        padding = 1.0
+        if run.job.ragged is not None and run.job.ragged.lengths is not None:
+            padding = sum(count * (length or 0) for count, length in chunks) / max(1, int(run.job.ragged.lengths.sum()))
+        return Passes(run.num_passes, run.job.axis.size, chunks, kept, padding)
+
+
+_RunBody = Callable[[int, dict[Length, list[Any]]], dict[Length, list[Any]]]
+"""Runs one of a loop's bodies with these arguments, for each length."""
+
+
+class Run:
+    """One call of an engine."""
+
+    def __init__(self, engine: "Engine", job: Job) -> None:
+        self.engine, self.job = engine, job
+        self.chunks = job.chunks(engine._chunk_size(job))
+        lengths = dict.fromkeys(chunk.length for chunk in self.chunks)
+        self.cuts: dict[Length, Cut] = {length: job.cut(length) for length in lengths}
+        self.first = next(iter(self.cuts.values()))
+        self.num_passes = num_passes(self.first.plan)
+        self.passes_done = 0
+        self.journal: Journal | None = None
+        self.began = time.monotonic()
+        self.found = 0  # elements of all passes that an earlier run has done
+        self.told: Show
+
+    def result(self) -> Any:
+        engine = self.engine
+        if engine.folder is not None:
+            described = self.job.description(self.chunks)
+            self.journal = Journal(type(engine).__name__, Path(engine.folder), described, engine.save_every)
+        try:
+            return self._finished()
+        finally:
+            if self.journal is not None:
+                self.journal.close()
+
+    def _finished(self) -> Any:
+        with shown(self.engine.verbose) as self.told:
+            found = self.execute(self.cuts)[self.chunks[0].length]
+        dims = [self.first.plan.dims[v] if isinstance(v, Value) else None for v in self.first.program.results]
+        leaves = [jnp.asarray(y) if dim is None else self._whole(y, dim) for y, dim in zip(found, dims, strict=True)]
+        if self.journal is not None:
+            self.journal.clear()
+        return pytrees.opened(jax.tree.unflatten(self.first.out_tree, leaves))
+
+    def execute(self, cuts: dict[Length, Cut]) -> dict[Length, list[Any]]:
+        """Run a program that is cut for elements of each length; return its results for each."""
+        plan = next(iter(cuts.values())).plan
+        for level in range(plan.num_levels):
+            next(iter(cuts.values())).act(level)
+            if not Stage.of(plan, level).is_empty:
+                self._pass(cuts, level)
+            for step in plan.loops_at(level):
+                number = plan.flat.steps.index(step)
+                self._loop(cuts, {length: cut.program.steps[number] for length, cut in cuts.items()})
+        self._align(cuts)
+        return {length: cut.results for length, cut in cuts.items()}
+
+    def _align(self, cuts: dict[Length, Cut]) -> None:
+        """Have all lengths' programs know what the first does, where it is the same."""
+        first, *others = cuts.values()
+        for other in others:
+            other.learn(first)
+
+    # --- one pass ----------------------------------------------------------------------------------------------
+
+    def _pass(self, cuts: dict[Length, Cut], level: int) -> None:
+        first = next(iter(cuts.values()))
+        shared: dict[Length, list[Any]] = {}
+        for length, cut in cuts.items():
+            if cut is not first:
+                cut.learn(first)
+            shared[length] = cut.know(cut.stage(level).shared)
+        stage, plan = first.stage(level), first.plan
+        folded = [at for at, v in enumerate(stage.gives) if v in plan.folds]
+        kept = [at for at, v in enumerate(stage.gives) if v not in plan.folds and v not in first.rows]
+        kinds = [plan.folds[stage.gives[at]] for at in folded]
+        found = self.journal.finished(self.passes_done) if self.journal else None
+        self.found += self.job.axis.size if found else 0
+        work = Pass(self.job, self.chunks, cuts, level, self.passes_done, shared, folded, kept, kinds)
+        sums, pieces = found or self._carried_out(work)
+        self.passes_done += 1
+        for cut in cuts.values():
+            gives = cut.stage(level).gives
+            cut.rows.update((gives[at], one) for at, one in zip(kept, pieces, strict=True))
+            cut.shared.update((gives[at], y) for at, y in zip(folded, sums, strict=True))
+
+    def _carried_out(self, work: Pass) -> tuple[list[Any], list[Pieces]]:
+        """Run a pass over all chunks, from where it was left; return the totals, and rows."""
+        self._require_same_parts(work.cuts, work.level, work.folded)
+        totals, pieces, journal = Totals(work.kinds), [Pieces() for _ in work.kept], self.journal
+        at = journal.begun(work.number, totals, pieces) if journal else 0
+        done = sum(len(chunk.numbers) for chunk in self.chunks[:at])
+        self.found += done
+        reached = at, list(totals.held)  # one assignment: an interrupt comes before it or after it
+        try:
+            with contextlib.closing(self.engine._blocks(work, at)) as blocks:
+                for block in blocks:
+                    totals.join(block.totals)
+                    for place, one in enumerate(pieces):
+                        one.parts += [rows[place] for rows in block.rows]
+                    done += sum(len(chunk.numbers) for chunk in self.chunks[at : at + len(block.rows)])
+                    at += len(block.rows)
+                    reached = at, list(totals.held)
+                    self._tell(done)
+                    if journal:
+                        journal.part(work.number, at, totals, pieces)
+        except (DataError, KeyboardInterrupt):
+            if journal:
+                finished, totals.held = reached
+                journal.part(work.number, finished, totals, pieces, now=True)
+            raise
+        sums = totals.result() if work.folded else []
+        if journal:
+            journal.finish(work.number, len(self.chunks), sums, pieces)
+        return sums, pieces
+
+    def _require_same_parts(self, cuts: dict[Length, Cut], level: int, folded: Sequence[int]) -> None:
+        given = [[cut.stage(level).gives[at] for at in folded] for cut in cuts.values()]
+        for values in zip(*given, strict=True):
+            if len({v.aval.shape for v in values}) > 1:
+                line = next(iter(cuts.values())).plan.made[values[0]].line
+                raise LoweringError(
+                    f"{self.job.who}: values of which elements of different length have different numbers are "
+                    f"reduced over the elements, at {line}; reduce them over an element's rows first, with its mask"
+                )
+
+    def _whole(self, rows: Rows, dim: int) -> np.ndarray:
+        """Put a result's rows together, in the order of the elements."""
+        parts = [of_chunk(rows, chunk, at, {}) for at, chunk in enumerate(self.chunks)]
+        if len({np.shape(part)[:dim] + np.shape(part)[dim + 1 :] for part in parts}) > 1:
+            raise LoweringError(
+                f"{self.job.who}: fn returns values of which elements of different length have different numbers; "
+                f"reduce them over an element's rows, with its mask"
+            )
+        order = np.argsort(np.concatenate([chunk.numbers for chunk in self.chunks]), kind="stable")
+        module = numpy_of(parts[0])
+        return module.take(module.concatenate(parts, axis=dim), order, axis=dim)
+
+    # --- loops around passes -----------------------------------------------------------------------------------
+
+    def _loop(self, cuts: dict[Length, Cut], steps: dict[Length, Step]) -> None:
+        self._align(cuts)
+        loops = {length: cut.plan.loops[steps[length]] for length, cut in cuts.items()}
+        operands = {length: [self._operand(cut, v) for v in steps[length].invars] for length, cut in cuts.items()}
+
+        def run(number: int, args: dict[Length, list[Any]]) -> dict[Length, list[Any]]:
+            inner = {}
+            for length, of in loops.items():
+                body, dims = of.bodies[number], of.in_dims[number]
+                given = [self._as_rows(x, dim) for x, dim in zip(args[length], dims, strict=True)]
+                inner[length] = Cut(body, dict(zip(body.flat.arguments, given, strict=True)))
+            return self.execute(inner)
+
+        some = next(iter(steps.values()))
+        results = {"scan": self._scan, "while": self._while, "cond": self._cond}[some.name](some, operands, run)
+        for length, cut in cuts.items():
+            for v, y, dim in zip(steps[length].outvars, results[length], loops[length].out_dims, strict=True):
+                if dim is None:
+                    cut.shared[v] = y
+                else:
+                    cut.rows[v] = self._as_rows(y, dim)
+
+    def _operand(self, cut: Cut, v: Any) -> Any:
+        if not isinstance(v, Value):
+            return jnp.asarray(v.val)
+        return cut.know([v])[0] if cut.plan.dims[v] is None else cut.rows[v]
+
+    def _as_rows(self, x: Any, dim: int | None) -> Any:
+        """Return rows as they are, and a whole array, of which rows are needed, cut into those of the chunks."""
+        if dim is None or isinstance(x, (tuple, Pieces)):
+            return x
+        whole = on_host(x)
+        return Pieces([numpy_of(whole).take(whole, chunk.numbers, axis=dim) for chunk in self.chunks])
+
+    def _cond(self, step: Step, operands: dict[Length, list[Any]], run: _RunBody) -> dict[Length, list[Any]]:
+        chosen = int(next(iter(operands.values()))[0])
+        number = min(max(chosen, 0), len(step.params["branches"]) - 1)
+        return run(number, {length: values[1:] for length, values in operands.items()})
+
+    def _while(self, step: Step, operands: dict[Length, list[Any]], run: _RunBody) -> dict[Length, list[Any]]:
+        num_cond, num_body = step.params["cond_nconsts"], step.params["body_nconsts"]
+        carry = {length: values[num_cond + num_body :] for length, values in operands.items()}
+        while True:
+            going = run(0, {length: [*values[:num_cond], *carry[length]] for length, values in operands.items()})
+            if not bool(next(iter(going.values()))[0]):
+                return carry
+            fixed = {length: values[num_cond : num_cond + num_body] for length, values in operands.items()}
+            carry = run(1, {length: [*values, *carry[length]] for length, values in fixed.items()})
+
+    def _scan(self, step: Step, operands: dict[Length, list[Any]], run: _RunBody) -> dict[Length, list[Any]]:
+        scans = {length: Scan.of(step, values) for length, values in operands.items()}
+        carry = {length: scan.carry for length, scan in scans.items()}
+        some = next(iter(scans.values()))
+        stacks: dict[int, dict[Length, list[Any]]] = {}
+        for number in some.numbers():
+            args = {
+                length: [*scan.fixed, *carry[length], *(_item(x, number) for x in scan.scanned)]
+                for length, scan in scans.items()
+            }
+            found = run(0, args)
+            carry = {length: values[: len(some.carry)] for length, values in found.items()}
+            stacks[number] = {length: values[len(some.carry) :] for length, values in found.items()}
+        empty = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in step.outvars if some.length == 0][len(some.carry) :]
+        count = len(step.outvars) - len(some.carry)
+        return {
+            length: [
+                *carry[length],
+                *(empty or (self._stacked([stacks[n][length][at] for n in range(some.length)]) for at in range(count))),
+            ]
+            for length in scans
+        }
+
+    def _stacked(self, items: Sequence[Any]) -> Any:
+        if not isinstance(items[0], (tuple, Pieces)):
+            return jnp.stack(items)
+        parts = ([of_chunk(item, chunk, at, {}) for item in items] for at, chunk in enumerate(self.chunks))
+        return Pieces([numpy_of(steps[0]).stack(steps) for steps in parts])
+
+    def _tell(self, done: int) -> None:
+        size, passes = self.job.axis.size, self.num_passes
+        finished = self.passes_done * size + done
+        per_element = (time.monotonic() - self.began) / max(1, finished - self.found)
+        left = None if passes is None else per_element * (passes * size - finished)
+        self.told(Progress(self.job.axis.name, done, size, self.passes_done + 1, passes, left))
+
+
+def num_passes(plan: Plan) -> int | None:
+    """Return how often elements are read; ``None`` if that depends on values."""
+    total = sum(not Stage.of(plan, level).is_empty for level in range(plan.num_levels))
+    for level in range(plan.num_levels):
+        for step in plan.loops_at(level):
+            counts = [num_passes(body) for body in plan.loops[step].bodies]
+            if step.name == "while" or None in counts or len(set(counts)) > 1:
+                return None
+            total += (counts[0] or 0) * (step.params["length"] if step.name == "scan" else 1)
+    return total
+
+
+def _item(x: Any, number: int) -> Any:
+    return Pieces([loaded(part)[number] for part in x.parts]) if isinstance(x, Pieces) else x[number]
