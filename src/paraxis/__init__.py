@@ -51,7 +51,7 @@ if typing.TYPE_CHECKING:
         train as train,
         transforms as transforms,
     )
-    from paraxis.engines import Groups, Stream
+    from paraxis.engines import Groups, Pool, Ray, Stream
     from paraxis.ensembles import Ensemble, ensemble, load_ensemble, load_member
     from paraxis.launch import initialize
     from paraxis.train import (
@@ -92,6 +92,8 @@ __all__ = [
     "Optimizer",
     "Parallel",
     "ParaxisError",
+    "Pool",
+    "Ray",
     "StopEarly",
     "Stream",
     "TrainState",
@@ -136,7 +138,7 @@ __all__ = [
 # What needs a framework besides JAX, or is large, is loaded when it is first used.
 _ROOMS = ("engines", "ensembles", "errors", "launch", "solve", "testing", "train", "transforms")
 _ROOM_OF = {
-    **dict.fromkeys(("Groups", "Stream"), "engines"),
+    **dict.fromkeys(("Groups", "Pool", "Ray", "Stream"), "engines"),
     **dict.fromkeys(("Ensemble", "ensemble", "load_ensemble", "load_member"), "ensembles"),
     "initialize": "launch",
     **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "StopEarly", "TrainState", "TrainingStopped"), "train"),

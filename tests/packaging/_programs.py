@@ -35,6 +35,21 @@ NNX = """
     assert ens.predict(x).shape == (10, 2)
 """
 
+POOL = """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import paraxis as px
+
+    x, axis = np.arange(30.0, dtype="float32").reshape(10, 3), px.Axis("clients", 10)
+
+    def total(w, x):
+        return px.reduce_sum(px.map_fn(lambda w, x: w @ x, (px.broadcast(w, axis), x), axis), axis)
+
+    gradient = ENGINE.run(jax.grad(total), jnp.ones(3), px.Groups.of_arrays(x))
+    assert np.allclose(gradient, x.sum(0))
+"""
+
 CLI = """
     import subprocess
     import sys
@@ -122,6 +137,8 @@ PROGRAMS = {
     for name, program in {
         "bare": BARE,
         "nnx": NNX,
+        "pool": POOL.replace("ENGINE", "px.Pool(at_once=5, workers=1)"),
+        "ray": POOL.replace("ENGINE", "px.Ray(at_once=5)"),
         "cli": CLI,
         "solve": SOLVE,
         "fit": FIT,

@@ -333,6 +333,16 @@ def is_transposed(eqn: JaxprEqn) -> bool:
     return "transpose(" in str(eqn.source_info.name_stack)
 
 
+def exported(fn: Callable[..., Any], structs: Sequence[Any]) -> bytes:
+    """Return a function for arguments of these types as bytes, which any process with CPU devices can run."""
+    return bytes(jax.export.export(jax.jit(fn), platforms=["cpu"])(*structs).serialize())
+
+
+def imported(program: bytes) -> Callable[..., Any]:
+    """Return the function that bytes hold, to be compiled at its first call."""
+    return jax.jit(jax.export.deserialize(bytearray(program)).call)
+
+
 def holds(jaxpr: Jaxpr, name: str) -> bool:
     """Return whether an operation of this name is in a program."""
     return any(eqn.primitive.name == name or any(holds(sub, name) for sub in subjaxprs(eqn)) for eqn in jaxpr.eqns)

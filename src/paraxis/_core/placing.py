@@ -1,6 +1,7 @@
 """Where the elements of an axis lie: which devices, how many on each, which rows are padding."""
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import itertools
@@ -101,12 +102,27 @@ class Placement:
         return f"{self.axis.name}:{self.size}/{self.num_devices}"
 
 
+_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("paraxis_alone", default=False)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Within, every axis lies on one device, whatever it asks for: a program is traced to be run elsewhere."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
 def place(axis: Axis) -> Placement:
     """Decide where an axis lies, here and now.
 
     Raises:
         AxisError: if the mesh lacks what the axis asks for.
     """
+    if _alone.get():
+        return Placement(dataclasses.replace(axis, mesh=None, over=None), None, ())
     context = jax.sharding.get_abstract_mesh()
     if scope.current().mapped:
         return _place_inside(axis, context)

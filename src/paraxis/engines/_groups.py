@@ -1,7 +1,9 @@
 """Elements of an axis that are read when they are needed: clients' data on disk, say."""
 
 import functools
+import io
 import operator
+import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -241,6 +243,15 @@ class Groups:
         return number if self._ids is None else self._ids[number]
 
     # --- for engines -------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _can_be_sent(self) -> bool:
+        """Whether another process can read the elements: the source is not large, and of a module that it has."""
+        try:
+            _Portable(_Limited(_MOST_SENT), pickle.HIGHEST_PROTOCOL).dump(self)
+        except Exception:  # whatever a source's own pickling raises
+            return False
+        return True
 
     def _shapes_of(self, count: int) -> np.ndarray:
         """Return the few lengths to which elements are filled up, where ``count`` go together, the longest first.
@@ -491,8 +502,62 @@ def rounded_up(length: int, shapes: np.ndarray) -> int:
     return int(shapes[np.searchsorted(shapes, length)])
 
 
+_MOST_SENT = 16 * 2**20
+"""Bytes of a source that is sent to other processes; of larger ones, rows are."""
+
+
+class _Limited(io.RawIOBase):
+    """Counts what is written, and raises when it is too much."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def write(self, data: Any) -> int:
+        self._left -= memoryview(data).nbytes
+        if self._left < 0:
+            raise OverflowError("it is too large")
+        return memoryview(data).nbytes
+
+
+class _Portable(pickle.Pickler):
+    """Refuses what only the program that runs here has."""
+
+    def persistent_id(self, obj: Any) -> None:
+        if getattr(obj, "__module__", None) == "__main__":
+            raise pickle.PicklingError(f"{obj!r} is of the program itself")
+
+
+class _Mapped:
+    """A memory-mapped array, by its file."""
+
+    def __init__(self, array: np.memmap) -> None:
+        self._told = (str(array.filename), array.dtype, array.shape, array.offset)
+
+    def open(self) -> np.ndarray:
+        name, dtype, shape, offset = self._told
+        return np.memmap(name, dtype, "r", offset, shape)
+
+
+def _by_file(array: np.ndarray) -> Any:
+    """Return the file in which an array is, if it is the whole of a memory-mapped one, else the array."""
+    base = array
+    while isinstance(base.base, np.ndarray):  # a slice of a mapped array calls itself one, with the offset of the whole
+        base = base.base
+    is_whole = base.flags.c_contiguous and (base.ctypes.data, base.shape) == (array.ctypes.data, array.shape)
+    if not isinstance(base, np.memmap) or base.filename is None or not is_whole or base.dtype != array.dtype:
+        return array
+    return _Mapped(base)
+
+
 class _Rows:
     """Arrays as a source of their rows."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "tree": jax.tree.map(_by_file, self.tree)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        tree = jax.tree.map(lambda x: x.open() if isinstance(x, _Mapped) else x, state["tree"])
+        self.__dict__.update(state, tree=tree)
 
     def __init__(self, tree: Any) -> None:
         arguments.arrays("Groups.of_arrays", "tree", tree)

@@ -1,6 +1,7 @@
 """A call that an engine runs: its arguments told apart, its function traced and cut, for each length of elements."""
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -36,20 +37,34 @@ class Chunk:
 
 
 class Job:
-    """A function and its arguments, with the axis whose elements are run in turns."""
+    """A function and its arguments, with the axis whose elements are run in turns.
+
+    ``elsewhere``: it is to be run by other processes, each on one device, whatever its axes say.
+    """
 
     def __init__(
-        self, who: str, fn: Callable[..., Any], args: Sequence[Any], keep: Keep, known: dict[Any, Any] | None = None
+        self,
+        who: str,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        keep: Keep,
+        known: dict[Any, Any] | None = None,
+        *,
+        elsewhere: bool = False,
     ) -> None:
         self.who, self.fn = who, fn
         self.keep: Keep = keep
+        self._placing = placing.alone if elsewhere else contextlib.nullcontext
         if jax_api.is_tracing() or arrays.is_traced(args):
             raise LoweringError(
-                f"{who}: an engine is a loop outside of JAX and cannot be traced, but it was called inside jax.jit, "
-                f"jax.grad or the like; write px.Stream(at_once=64).run(jax.grad(fn), w, groups), and jit none of it"
+                f"{who}: args must be arrays and groups, got traced ones: an engine is a loop outside of JAX and cannot "
+                f"be traced, but it was called inside jax.jit, jax.grad or the like; write "
+                f"px.Stream(at_once=64).run(jax.grad(fn), w, groups), and jit none of it"
             )
         self._leaves, self._structure = jax.tree.flatten(pytrees.sealed(tuple(args)), is_leaf=_is_groups)
         arguments.arrays(who, "args", [leaf for leaf in self._leaves if _is_traced(leaf)])
+        if elsewhere:
+            self._leaves = [arrays.free(x) if _is_spread(x) else x for x in self._leaves]
         self.groups = [leaf for leaf in self._leaves if isinstance(leaf, Groups)]
         counts = {len(groups) for groups in self.groups}
         if len(counts) > 1:
@@ -88,7 +103,8 @@ class Job:
     @functools.cached_property
     def placement(self) -> Placement:
         """Where the program maps its elements; if it maps none, where it would."""
-        return placement_of(self.traced(self.longest).closed, self.axis.name) or placing.place(self.axis)
+        with self._placing():
+            return placement_of(self.traced(self.longest).closed, self.axis.name) or placing.place(self.axis)
 
     def chunks(self, count: int) -> list[Chunk]:
         """Return the elements in chunks of ``count``, the last one shorter. Longer elements are first."""
@@ -176,7 +192,8 @@ class Job:
 
         vars(run)["__wrapped__"] = self.fn
         try:
-            closed, out_tree = jax_api.trace(run, structs, {})
+            with self._placing():
+                closed, out_tree = jax_api.trace(run, structs, {})
         except Exception as error:
             for groups in self.groups:
                 error.add_note(f"{self.who}: {_told(groups, length)}")
@@ -258,6 +275,10 @@ def _told(groups: Groups, length: Length) -> str:
     told = ", ".join(f"{jax.tree_util.keystr(path)} {x.dtype}{list(x.shape)}".strip() for path, x in leaves[:8])
     filled = ", filled up, with mask and count" if is_ragged else "; no lengths are given, so there is no mask or count"
     return f"fn got groups as {count} elements, {told}{filled}. Its axis has that size: @px.program(clients={count})"
+
+
+def _is_spread(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and len(leaf.devices()) > 1
 
 
 def _is_groups(leaf: Any) -> bool:

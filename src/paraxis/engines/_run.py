@@ -53,11 +53,13 @@ class Pass:
     def stage(self, length: Length) -> Stage:
         return self.cuts[length].stage(self.level)
 
-    def rows(self, at: int) -> list[Any]:
-        """Return the rows that the pass needs of a chunk, in the host's memory."""
+    def rows(self, at: int, which: Sequence[bool] | None = None) -> list[Any]:
+        """Return the rows that the pass needs of a chunk, or some of them, in the host's memory."""
         chunk, read = self.chunks[at], dict[int, list[Any]]()
         cut = self.cuts[chunk.length]
-        return [of_chunk(cut.rows[v], chunk, at, read) for v in cut.stage(self.level).rows]
+        values = cut.stage(self.level).rows
+        wanted = (v for v, is_wanted in zip(values, which or [True] * len(values), strict=True) if is_wanted)
+        return [of_chunk(cut.rows[v], chunk, at, read) for v in wanted]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +110,10 @@ class Engine(abc.ABC):
 
     def _job(self, who: str, fn: Callable[..., Any], args: Sequence[Any], known: dict[Any, Any] | None) -> Job:
         return Job(who, fn, args, self.keep, known)
+
+    def _running(self) -> contextlib.AbstractContextManager[None]:
+        """Return what a run is done within."""
+        return contextlib.nullcontext()
 
     @property
     def _name(self) -> str:
@@ -229,7 +235,8 @@ class Run:
             described = self.job.description(self.chunks)
             self.journal = Journal(type(engine).__name__, Path(engine.folder), described, engine.save_every)
         try:
-            return self._finished()
+            with engine._running():
+                return self._finished()
         finally:
             if self.journal is not None:
                 self.journal.close()

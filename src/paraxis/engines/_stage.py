@@ -38,7 +38,7 @@ class Stage:
     rows: list[Value]
     gives: list[Value]
     steps: list[Step]
-    _compiled: dict[Any, Callable[..., list[Any]]] = dataclasses.field(default_factory=dict)
+    _compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: Plan, level: int) -> "Stage":
@@ -75,18 +75,61 @@ class Stage:
             self._compiled[key] = self._traced(structs, count)
         return self._compiled[key]
 
+    def exported(self, shared: Sequence[Any], count: int) -> bytes:
+        """Return the pass for chunks of ``count`` elements, to be run by another process; random keys as numbers.
+
+        Raises:
+            LoweringError: if it calls back to this process, or gives random keys.
+        """
+        structs = [*map(jax_api.struct, shared), *self._structs_of_rows(count)]
+        key = ("exported", count, *((x.shape, x.dtype) for x in structs))
+        if key not in self._compiled:
+            self._compiled[key] = self._as_bytes(structs, count)
+        return self._compiled[key]
+
+    def _as_bytes(self, structs: Sequence[Any], count: int) -> bytes:
+        self._require_no_calls_back()
+        numbers = jax.ShapeDtypeStruct((count,), jnp.int32)
+        plain = [jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x for x in structs]
+        kinds = [str(jax.random.key_impl(jnp.zeros((), x.dtype))) if _is_key(x) else None for x in structs]
+
+        def run(*args: Any) -> list[Any]:
+            *given, last = args
+            found = (x if k is None else jax.random.wrap_key_data(x, impl=k) for x, k in zip(given, kinds, strict=True))
+            return self.run([*found, last], count)
+
+        return jax_api.exported(run, [*plain, numbers])
+
+    def _require_no_calls_back(self) -> None:
+        for step in self.steps:
+            if step.effects or "callback" in step.name or any(map(jax_api.calls_back, jax_api.subjaxprs(step.eqn))):
+                raise LoweringError(
+                    f"the program calls back to this process, at {step.line}, which other processes cannot; leave the "
+                    f"callback out, or run it here: px.Stream(at_once=64)"
+                )
+        for v in self.gives:
+            if _is_key(v.aval):
+                raise LoweringError(
+                    f"random keys are kept between passes, or returned, from {self.plan.made[v].line}, which other "
+                    f"processes cannot give; make the keys where they are used: px.keys(key)"
+                )
+
     def bytes_for(self, count: int) -> int:
         """Return the bytes that the devices together need to compute a pass over ``count`` elements, rows included."""
-        avals = [v.aval for v in self.shared]
-        for v in self.rows:
-            at = self.plan.dims[v] or 0
-            avals.append(v.aval.update(shape=(*v.aval.shape[:at], count, *v.aval.shape[at + 1 :])))
-        structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+        structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.shared]
+        structs += self._structs_of_rows(count)
         numbers = jax.ShapeDtypeStruct((count,), jnp.int32)
         jitted: Any = jax.jit(lambda *args: self.run(args, count))
         used = jitted.lower(*structs, numbers).compile().memory_analysis()
         each = used.temp_size_in_bytes + used.output_size_in_bytes + used.argument_size_in_bytes
         return self.plan.placement.num_devices * each
+
+    def _structs_of_rows(self, count: int) -> list[jax.ShapeDtypeStruct]:
+        shapes = []
+        for v in self.rows:
+            at = self.plan.dims[v] or 0
+            shapes.append((*v.aval.shape[:at], count, *v.aval.shape[at + 1 :]))
+        return [jax.ShapeDtypeStruct(each, v.aval.dtype) for each, v in zip(shapes, self.rows, strict=True)]
 
     def bytes_of_rows(self, count: int) -> int:
         """Return the bytes of the rows that a pass over ``count`` elements is given."""
@@ -105,6 +148,10 @@ class Stage:
         for step in self.steps:
             chunk.apply(step)
         return [values[v] for v in self.gives]
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
 def _behind(plan: Plan, step: Step, number: int, v: Value) -> list[Value]:

@@ -25,6 +25,7 @@ from tests.wrong_calls._values import (
     optional,
     path,
     rows,
+    text,
     tree,
 )
 
@@ -37,6 +38,14 @@ np.savez(FOLDER / "a.npz", x=X)
 TABLE = FOLDER / "a.parquet"
 pq.write_table(pa.table({"user": [1, 1, 2], "x": [0.0, 1.0, 2.0]}), TABLE)
 STREAMED = {"*args[0]": (GROUPS, either(rows(8), instance(px.Groups)))}
+
+
+OF_ALL = {
+    "keep": ("recompute", one_of("recompute", "memory")),
+    "folder": (None, optional(path)),
+    "save_every": (1.0, number(0)),
+    "verbose": (False, either(flag, function)),
+}
 
 
 def seeds(x: Any) -> bool:
@@ -91,11 +100,19 @@ CALLS = [
         lambda: {
             "at_once": (1, count()),
             "memory": (None, optional(none)),  # with at_once, there is none that is right
-            "keep": ("recompute", one_of("recompute", "memory")),
             "readers": (2, count()),
-            "folder": (None, optional(path)),
-            "save_every": (1.0, number(0)),
-            "verbose": (False, either(flag, function)),
+            **OF_ALL,
+        },
+    ),
+    Call("px.Pool", px.Pool, lambda: {"at_once": (1, count()), "workers": (None, optional(count())), **OF_ALL}),
+    Call(
+        "px.Ray",
+        px.Ray,
+        lambda: {
+            "at_once": (1, count()),
+            "address": (None, optional(text)),
+            "ahead": (None, optional(count())),
+            **OF_ALL,
         },
     ),
     Call("Stream.run", STREAM.run, lambda: {"*fn": (own.streamed, function), **STREAMED}),

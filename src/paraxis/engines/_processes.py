@@ -1,0 +1,105 @@
+"""Engines whose passes other processes carry out: what a pool and a cluster have in common."""
+
+import abc
+import contextlib
+import os
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from paraxis._calls import extras
+from paraxis._core import jax_api
+from paraxis._host import threads
+from paraxis.engines import _tasks
+from paraxis.engines._job import Job
+from paraxis.engines._run import Block, Engine, Pass
+from paraxis.engines._tasks import Given, Task, Work
+from paraxis.errors import DataError
+
+TRIES = 3
+"""How often a task may end its process before it is looked into."""
+
+
+class ProcessEndedError(Exception):
+    """A process ended while it did a task. The text says how."""
+
+
+class Distributed(Engine):
+    """An engine that says how tasks are done."""
+
+    at_once: int
+
+    @abc.abstractmethod
+    def _done(self, work: Work, tasks: Iterator[Task]) -> Generator[Given, None, None]:
+        """Yield what tasks give, in their order; each is tried :data:`TRIES` times.
+
+        Raises:
+            TaskFailedError: with a task that ended its process each time.
+        """
+
+    @abc.abstractmethod
+    def _attempt(self, work: Work, task: Task) -> Given:
+        """Do one task, once.
+
+        Raises:
+            ProcessEndedError: if it ends its process.
+        """
+
+    def _chunk_size(self, job: Job) -> int:
+        return self.at_once
+
+    def _job(self, who: str, fn: Callable[..., Any], args: Sequence[Any], known: dict[Any, Any] | None) -> Job:
+        with extras.needed(f"px.{self._name}", "ray" if self._name == "Ray" else "pool"):
+            import flatbuffers as flatbuffers  # with which JAX writes programs
+        return Job(who, fn, args, self.keep, known, elsewhere=True)
+
+    def _blocks(self, work: Pass, begin: int) -> Generator[Block, None, None]:
+        sent = _tasks.work_of(work)
+        gives = next(iter(work.cuts.values())).stage(work.level).gives
+        avals = [gives[at].aval for at in work.folded]
+        try:
+            with contextlib.closing(self._done(sent, _tasks.tasks_of(work, sent, begin))) as done:
+                for held, rows in done:
+                    yield Block([None if part is None else _typed(part, avals) for part in held], rows)
+        except TaskFailedError as error:
+            self._name_culprit(sent, error)
+
+    def _name_culprit(self, work: Work, error: "TaskFailedError") -> None:
+        """Say which element ends its process, found by halves."""
+        task, said = error.task, str(error)
+        while len(_tasks.elements_of(task)) > 1:
+            for half in _tasks.halves(task):
+                try:
+                    self._attempt(work, half)
+                except ProcessEndedError as ended:
+                    task, said = half, str(ended)
+                    break
+            else:
+                break
+        numbers = _tasks.elements_of(task)
+        which = f"element {numbers[0]}" if len(numbers) == 1 else f"one of elements {numbers[0]} to {numbers[-1]}"
+        raise DataError(
+            f"{self._name}: {which} ended each process that ran it, {TRIES} of them: {said}. If memory is short, give "
+            f"a smaller at_once; else look at the element: groups[{numbers[0]}]"
+        ) from error
+
+
+class TaskFailedError(Exception):
+    """A task ended its process as often as it was tried."""
+
+    def __init__(self, task: Task, said: str) -> None:
+        super().__init__(said)
+        self.task = task
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of a process that does tasks: it has one device and one thread, so that bits are alike."""
+    flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", os.environ.get("XLA_FLAGS", ""))
+    return {"XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu", threads.VARIABLE: "1"}
+
+
+def _typed(part: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+    arrays = map(jnp.asarray, part)
+    return [jax_api.weak(x) if aval.weak_type else x for x, aval in zip(arrays, avals, strict=True)]

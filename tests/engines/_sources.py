@@ -1,0 +1,54 @@
+"""Sources of elements that another process can be sent: their elements tell who read them, or end who reads them."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class Rows:
+    """Rows of numbers that depend on their index only, with the reader's process."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": np.arange(3, dtype="float32") * (index + 1) / self.count, "process": np.int32(os.getpid())}
+
+
+class Deadly(Rows):
+    """One of the elements kills who reads it: always, or until it has left a mark."""
+
+    def __init__(self, count: int, which: int, once: Path | None = None) -> None:
+        super().__init__(count)
+        self.which, self.once = which, once
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.which and (self.once is None or not self.once.exists()):
+            if self.once is not None:
+                self.once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+class Bad(Rows):
+    """One of the elements cannot be read."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 7:
+            raise OSError("the disk is gone")
+        return super().__getitem__(index)
+
+
+class Slow(Rows):
+    """Reading takes a while."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.02)
+        return super().__getitem__(index)

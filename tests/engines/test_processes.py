@@ -1,0 +1,301 @@
+"""A program that other processes run gives what it gives with plain ``jnp``, whatever becomes of the processes."""
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+
+import paraxis as px
+from tests._support import assert_close
+from tests.engines import _sources
+from tests.engines._programs import AXIS, PROGRAMS, N, Ours, Plain, W, X, Y
+
+# A loop on the host, what is kept, elements that exchange values; what others cover is of the night.
+DAILY = ("scanned", "extremes", "exchanging")
+NAMES = [pytest.param(n, marks=() if n in DAILY else pytest.mark.slow) for n in PROGRAMS]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with px.Pool(at_once=5, workers=2) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def ray():
+    pytest.importorskip("ray")
+    import ray
+
+    yield px.Ray(at_once=5)
+    ray.shutdown()
+
+
+def groups(*arrays: Any) -> list[px.Groups]:
+    return [px.Groups.of_arrays(x) for x in arrays]
+
+
+def agrees(engine: Any, name: str) -> None:
+    program = PROGRAMS[name]
+    expected = jax.jit(jax.value_and_grad(lambda w, x, y: program(Plain, w, x, y)))(W, X, Y)
+    actual = engine.run(jax.value_and_grad(lambda w, x, y: program(Ours(), w, x, y)), W, *groups(X, Y))
+    assert_close(actual, expected)
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pool_gives_what_all_rows_at_once_give(pool, name):
+    agrees(pool, name)
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "extremes" else pytest.mark.slow) for n in PROGRAMS])
+def test_a_cluster_gives_what_all_rows_at_once_give(ray, name):
+    agrees(ray, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [1, 3, 7, N])
+def test_chunks_of_any_size(at_once):
+    with px.Pool(at_once=at_once, workers=2) as engine:
+        agrees(engine, "normalised")
+
+
+# --- elements, and who reads them --------------------------------------------------------------------------------
+
+COUNT = 40
+MEMBERS = px.Axis("members", COUNT)
+
+
+def total(element: Any) -> Any:
+    """The sum of squares, and the processes that have read the elements."""
+    found = px.map_fn(lambda e: jnp.sum(e["x"] ** 2), (element,), MEMBERS)
+    return px.reduce_sum(found, MEMBERS), px.map_fn(lambda e: e["process"] + 0, (element,), MEMBERS)
+
+
+SQUARES = (np.arange(1, COUNT + 1) ** 2).sum() * 5 / COUNT**2
+
+
+def test_elements_are_read_where_they_are_used_unless_their_source_is_of_this_program(pool):
+    found, readers = pool.run(total, px.Groups(_sources.Rows(COUNT)))
+    np.testing.assert_allclose(found, SQUARES, rtol=1e-5)
+    assert os.getpid() not in readers
+
+    class Own(_sources.Rows):
+        pass
+
+    found, readers = pool.run(total, px.Groups(Own(COUNT)))
+    np.testing.assert_allclose(found, SQUARES, rtol=1e-5)
+    assert set(readers.tolist()) == {os.getpid()}
+
+
+def test_arrays_in_files_are_sent_by_their_names(pool, tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((N, 1_000_000), "float32"))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert len(pickle.dumps(px.Groups.of_arrays(mapped))) < 10_000
+    assert len(pickle.dumps(px.Groups.of_arrays(mapped[1:]))) > 1_000_000  # no file has just these
+    found = pool.run(lambda x: px.reduce_sum(px.map_fn(jnp.sum, (x,), AXIS), AXIS), px.Groups.of_arrays(mapped))
+    assert float(found) == N * 1e6
+
+
+def test_elements_of_different_length_from_files(pool, tmp_path):
+    lengths = [1 + i % 4 for i in range(N)]
+    for i, n in enumerate(lengths):
+        np.savez(tmp_path / f"{i:02}.npz", x=X[i, :n])
+    ragged = px.Groups.npz(tmp_path)
+
+    def loss(w: Any, data: Any) -> Any:
+        def of(w: Any, data: Any) -> Any:
+            return jnp.sum(jnp.where(data.mask, jnp.tanh(data.x @ w), 0)) / data.count
+
+        return px.reduce_mean(px.map_fn(of, (px.broadcast(w, AXIS), data), AXIS), AXIS)
+
+    plain = jax.value_and_grad(lambda w: sum(jnp.tanh(X[i, :n] @ w).mean() for i, n in enumerate(lengths)) / N)
+    assert_close(pool.run(jax.value_and_grad(loss), W, ragged), plain(W))
+
+
+def test_results_with_rows_and_of_any_dtype(pool):
+    def every(w: Any, x: Any) -> Any:
+        losses = px.map_fn(lambda w, x: jnp.tanh(x @ w).sum(), (px.broadcast(w, AXIS), x), AXIS)
+        share = losses / px.reduce_sum(jnp.abs(losses), AXIS)
+        return {"share": share, "half": share.astype("bfloat16"), "x": x, "empty": x[:, :0], "w": w, "weak": 2.0 * w}
+
+    found = pool.run(every, W, *groups(X))
+    losses = np.tanh(X @ np.asarray(W)).sum(1)
+    np.testing.assert_allclose(found["share"], losses / np.abs(losses).sum(), rtol=1e-5)
+    assert found["half"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found["x"], X)
+    assert found["empty"].shape == (N, 0, 3)
+    with jax.enable_x64(True):
+        exact = pool.run(lambda x: px.reduce_sum(px.map_fn(jnp.sum, (x,), AXIS), AXIS), *groups(X.astype("float64")))
+    assert exact.dtype == np.float64
+    np.testing.assert_allclose(exact, X.astype("float64").sum(), rtol=1e-14)
+
+
+def test_bits_do_not_depend_on_the_number_of_processes(pool):
+    fn = jax.value_and_grad(lambda w, x, y: PROGRAMS["normalised"](Ours(), w, x, y))
+    bits = set()
+    with px.Pool(at_once=5, workers=1) as alone:
+        for run in (pool.jit(fn), alone.jit(fn)):
+            for _ in range(2):
+                bits.add(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(run(W, *groups(X, Y)))))
+    assert len(bits) == 1
+
+
+# --- processes that end ------------------------------------------------------------------------------------------
+
+
+def children() -> list[psutil.Process]:
+    """The processes that were started for engines, and have not ended."""
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [process] if "serve()" in " ".join(process.cmdline()) else []
+    return found
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_processes_are_replaced_and_the_bits_are_the_same(kills):
+    source, before = px.Groups(_sources.Slow(COUNT)), children()
+    random, left = np.random.default_rng(0), [kills]
+
+    def kill(_: Any) -> None:
+        if left[0] and random.random() < 0.3:
+            left[0] -= 1
+            found = [p for p in children() if p not in before]
+            found[random.integers(len(found))].send_signal(signal.SIGKILL)
+
+    with px.Pool(at_once=1, workers=2, verbose=kill) as engine:
+        found = set()
+        while left[0]:
+            found.add(np.asarray(engine.run(lambda e: total(e)[0], source)).tobytes())
+        found.add(np.asarray(engine.run(lambda e: total(e)[0], source)).tobytes())
+        assert len(found) == 1
+    assert children() == before
+
+
+@pytest.mark.parametrize("where", ["small", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pool", "ray"))])
+def test_an_element_that_ends_its_process_is_named(where, request):
+    engine = px.Pool(at_once=2, workers=1) if where == "small" else request.getfixturevalue(where)
+    with pytest.raises(px.DataError, match=r"element 23 ended each process that ran it, 3 of them: .*groups\[23\]"):
+        engine.run(total, px.Groups(_sources.Deadly(COUNT, 23)))
+    found, _ = engine.run(total, px.Groups(_sources.Rows(COUNT)))  # it goes on with others
+    np.testing.assert_allclose(found, SQUARES, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["pool", "ray"])
+def test_a_process_that_ended_once_is_replaced(where, request, tmp_path):
+    source = _sources.Deadly(COUNT, 23, once=tmp_path / "mark")
+    found, _ = request.getfixturevalue(where).run(total, px.Groups(source))
+    np.testing.assert_allclose(found, SQUARES, rtol=1e-5)
+    assert source.once is not None
+    assert source.once.exists()
+
+
+@pytest.mark.parametrize("where", ["pool", pytest.param("ray", marks=pytest.mark.slow)])
+def test_an_element_that_cannot_be_read_is_named(where, request):
+    with pytest.raises(px.DataError, match=r"element 7 \(number 7\) cannot be read: OSError: the disk is gone"):
+        request.getfixturevalue(where).run(total, px.Groups(_sources.Bad(COUNT)))
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_what_is_under_way(tmp_path):
+    def interrupt(progress: Any) -> None:
+        if progress.done == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    before = children()
+    with px.Pool(at_once=1, workers=2, verbose=interrupt, folder=tmp_path / "run", save_every=1000) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            engine.run(total, px.Groups(_sources.Slow(COUNT)))
+        seen = []
+        again = px.Pool(at_once=1, workers=1, verbose=seen.append, folder=tmp_path / "run")
+        with again:  # another number of processes goes on with it
+            found, _ = again.run(total, px.Groups(_sources.Slow(COUNT)))
+    np.testing.assert_allclose(found, SQUARES, rtol=1e-5)
+    assert seen[0].done == 5
+    assert children() == before
+
+
+_LEFT_ALONE = """
+import paraxis as px
+from tests.engines import _sources
+from tests.engines.test_processes import total
+px.Pool(at_once=1, workers=2, verbose=lambda p: print(p.done, flush=True)).run(total, px.Groups(_sources.Slow(40)))
+"""
+
+
+def test_processes_end_with_the_one_that_started_them():
+    started = subprocess.Popen([sys.executable, "-c", _LEFT_ALONE], stdout=subprocess.PIPE, cwd=Path.cwd())
+    assert started.stdout is not None
+    with started, started.stdout:
+        started.stdout.readline()
+        workers = psutil.Process(started.pid).children()
+        started.kill()
+    assert len(workers) >= 2
+    assert not psutil.wait_procs(workers, timeout=60)[1]
+
+
+def test_one_run_at_a_time(pool):
+    def meanwhile(_: Any) -> None:
+        with pytest.raises(px.errors.StateError, match=r"give each thread a px\.Pool of its own"):
+            pool.run(total, px.Groups(_sources.Rows(COUNT)))
+        told.append(True)
+
+    told: list[bool] = []
+    slow = threading.Thread(target=lambda: pool.run(total, px.Groups(_sources.Slow(COUNT))))
+    slow.start()
+    while not pool._processes._lock.locked():
+        time.sleep(0.01)
+    meanwhile(None)
+    slow.join()
+    assert told
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+def shows(w: Any, x: Any) -> Any:
+    def of(w: Any, x: Any) -> Any:
+        jax.debug.print("{}", w[0])
+        return x @ w
+
+    return px.reduce_sum(px.map_fn(of, (px.broadcast(w, AXIS), x), AXIS), AXIS)
+
+
+def keys(w: Any, x: Any) -> Any:
+    return px.map_fn(lambda key, x: key, (px.keys(jax.random.key(0), AXIS), x), AXIS)
+
+
+@pytest.mark.parametrize(
+    ("fn", "text"),
+    [(shows, r"calls back .*test_processes\.py:\d+.*px\.Stream"), (keys, r"random keys are .*test_processes\.py:\d+")],
+)
+def test_what_other_processes_cannot_do_is_refused(pool, fn, text):
+    with pytest.raises(px.LoweringError, match=text):
+        pool.run(fn, W, *groups(X))
+
+
+def test_what_is_missing_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for engine, extra in ((px.Pool(at_once=1), "pool"), (px.Ray(at_once=1), "ray")):
+        told = rf"needs flatbuffers, which is not installed; write pip .*\[{extra}\]"
+        with pytest.raises(ModuleNotFoundError, match=told):
+            engine.run(lambda x: px.reduce_sum(x, AXIS), *groups(X))
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ModuleNotFoundError, match=r"px\.Ray needs ray, .*or write px\.Pool"):
+        px.Ray(at_once=1).run(lambda x: px.reduce_sum(x, AXIS), *groups(X))
