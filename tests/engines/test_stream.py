@@ -9,6 +9,7 @@ import functools
 import io
 import itertools
 import re
+import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_a_sum_of_all_is_not_that_of_a_chunk_where_its_map_is_run_again():
     assert_close(got, jax.value_and_grad(plain)(W, X), rtol=1e-4)
 
 
-@pytest.mark.parametrize("keep", ["recompute", "memory"])
+@pytest.mark.parametrize("keep", ["recompute", "memory", "disk"])
 def test_values_are_kept_between_the_passes_of_a_loop_as_asked(keep):
     computed = itertools.count()
 
@@ -183,7 +184,34 @@ def test_values_are_kept_between_the_passes_of_a_loop_as_asked(keep):
         lambda x: jax.lax.fori_loop(0, 2, functools.partial(spread, x=x), 0.0), px.Groups.of_arrays(X)
     )
     assert_close(found, 2 * N * X.sum((1, 2)).var(), rtol=1e-5)
-    assert next(computed) == (2 * N if keep == "memory" else 4 * N)
+    assert next(computed) == (4 * N if keep == "recompute" else 2 * N)
+
+
+def test_values_that_are_kept_on_disk_are_in_a_folder_that_goes_and_a_full_disk_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    files: list[int] = []
+
+    def largest(w: Any, x: Any, y: Any) -> Any:
+        return PROGRAMS["extremes"](Ours(), w, x, y)
+
+    def look(_: Any) -> None:
+        files.append(len(list(tmp_path.glob("*/*"))))
+
+    groups = [px.Groups.of_arrays(x) for x in (X, Y)]
+    engine = px.Stream(at_once=1, keep="disk", verbose=look)
+    expected = jax.jit(jax.value_and_grad(lambda w: PROGRAMS["extremes"](Plain, w, X, Y)))(W)
+    assert_close(engine.run(jax.value_and_grad(largest), W, *groups), expected)
+    assert max(files) >= 2
+    assert not list(tmp_path.iterdir())
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, limits[1]))  # bytes of a file, instead of a disk that is full
+    try:
+        with pytest.raises(px.DataError, match=r"kept between passes .*File too large.*keep='recompute'"):
+            engine.run(jax.value_and_grad(largest), W, *groups)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

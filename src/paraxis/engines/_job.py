@@ -7,6 +7,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from paraxis.engines._flat import Flat, Step, Value, axes_of, flat, placement_of
 from paraxis.engines._groups import Groups, rounded_up
 from paraxis.engines._plan import Keep, Plan, plan
 from paraxis.engines._stage import Stage
-from paraxis.errors import AxisError, LoweringError, ShapeError
+from paraxis.errors import AxisError, DataError, LoweringError, ShapeError
 
 Length = int | None
 """The number of rows to which elements are filled up; ``None``: they all have the same shapes."""
@@ -57,8 +58,8 @@ class Job:
         self._placing = placing.alone if elsewhere else contextlib.nullcontext
         if jax_api.is_tracing() or arrays.is_traced(args):
             raise LoweringError(
-                f"{who}: args must be arrays and groups, got traced ones: an engine is a loop outside of JAX and cannot "
-                f"be traced, but it was called inside jax.jit, jax.grad or the like; write "
+                f"{who}: args must be arrays and groups, got traced ones: an engine is a loop outside of JAX and "
+                f"cannot be traced, but it was called inside jax.jit, jax.grad or the like; write "
                 f"px.Stream(at_once=64).run(jax.grad(fn), w, groups), and jit none of it"
             )
         self._leaves, self._structure = jax.tree.flatten(pytrees.sealed(tuple(args)), is_leaf=_is_groups)
@@ -319,6 +320,36 @@ class Elsewhere(abc.ABC):
     @abc.abstractmethod
     def load(self) -> np.ndarray:
         """Return them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved(Elsewhere):
+    """Rows in a file."""
+
+    path: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rows: np.ndarray, path: Path) -> "Saved":
+        """Write rows to a file.
+
+        Raises:
+            DataError: if there is no room.
+        """
+        try:
+            path.write_bytes(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+        except OSError as error:
+            raise DataError(
+                f"rows that are kept between passes cannot be written to {str(path)!r}: {error}; make room, set the "
+                f"environment variable TMPDIR to a folder on another disk, or write keep='recompute'"
+            ) from error
+        return cls(str(path), rows.dtype, rows.shape)
+
+    def load(self) -> np.ndarray:
+        if 0 in self.shape:
+            return np.zeros(self.shape, self.dtype)
+        return np.memmap(self.path, self.dtype, "r", shape=self.shape)
 
 
 def loaded(part: Any) -> Any:

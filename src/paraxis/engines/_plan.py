@@ -21,7 +21,7 @@ from paraxis._core.placing import Placement
 from paraxis.engines._flat import LOOPS, Flat, Scan, Step, Value, flat, shape
 from paraxis.errors import LoweringError
 
-Keep = OneOf["recompute", "memory"]
+Keep = OneOf["recompute", "memory", "disk"]
 Kind = OneOf["shared", "rows", "loop"]
 
 _KINDS = {primitive.name: kind for kind, primitive in primitives.REDUCTIONS.items()}

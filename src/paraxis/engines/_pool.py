@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator
 from multiprocessing.connection import Connection, wait
@@ -16,15 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from paraxis._calls import arguments
 from paraxis._host import threads
 from paraxis.engines import _tasks
-from paraxis.engines._job import Elsewhere
 from paraxis.engines._plan import Keep
 from paraxis.engines._processes import TRIES, Distributed, ProcessEndedError, TaskFailedError, environment
 from paraxis.engines._progress import Progress
+from paraxis.engines._run import temporary
 from paraxis.engines._tasks import Given, Task, Work
 from paraxis.errors import DataError, StateError
 
@@ -92,7 +89,7 @@ class Pool(Distributed):
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
 
-    def _running(self) -> contextlib.AbstractContextManager[None]:
+    def _running(self) -> contextlib.AbstractContextManager[Path]:
         return self._processes.in_use()
 
     def _done(self, work: Work, tasks: Iterator[Task]) -> Generator[Given, None, None]:
@@ -108,24 +105,21 @@ class _Processes:
     def __init__(self, count: int) -> None:
         self._all: list[_Process | None] = [None] * count
         self._lock = threading.Lock()
-        self._folder: str | None = None
 
     @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Within, rows that are computed have a folder."""
+    def in_use(self) -> Generator[Path, None, None]:
+        """Within, nobody else may use them; gives a folder for rows."""
         if not self._lock.acquire(blocking=False):
             raise StateError("Pool: it runs already, in another thread; give each thread a px.Pool of its own")
         try:
-            with tempfile.TemporaryDirectory(prefix="paraxis-pool-") as self._folder:
-                yield
+            with temporary() as folder:
+                yield folder
         finally:
-            self._folder = None
             self._lock.release()
 
     def done(self, work: Work, tasks: Iterator[Task]) -> Generator[Given, None, None]:
         """Yield what tasks give, in their order."""
-        assert self._folder is not None
-        told = pickle.dumps((work, self._folder), protocol=pickle.HIGHEST_PROTOCOL)
+        told = pickle.dumps(work, protocol=pickle.HIGHEST_PROTOCOL)
         again: collections.deque[tuple[int, Task]] = collections.deque()
         tries, given, yielded = collections.Counter[int](), dict[int, Given](), 0
         numbered = enumerate(tasks)
@@ -160,7 +154,7 @@ class _Processes:
 
     def attempt(self, work: Work, task: Task) -> Given:
         """Do one task, once."""
-        told = pickle.dumps((work, self._folder), protocol=pickle.HIGHEST_PROTOCOL)
+        told = pickle.dumps(work, protocol=pickle.HIGHEST_PROTOCOL)
         process = next(self._idle())
         process.start(told, (0, task))
         try:
@@ -268,32 +262,12 @@ class _Process:
 # --- in the process ----------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Saved(Elsewhere):
-    """Rows in a file."""
-
-    path: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, path: Path, rows: np.ndarray) -> "_Saved":
-        rows.tofile(path)
-        return cls(str(path), rows.dtype, rows.shape)
-
-    def load(self) -> np.ndarray:
-        if 0 in self.shape:
-            return np.zeros(self.shape, self.dtype)
-        return np.memmap(self.path, self.dtype, "r", shape=self.shape)
-
-
 def serve() -> None:
     """Do tasks until nobody asks for any."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asks, answers = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # what is printed goes where errors go
     work: Work | Exception = StateError("a task came before its pass")
-    folder = ""
     while True:
         try:
             message: Any = asks.recv()
@@ -302,20 +276,17 @@ def serve() -> None:
         except Exception as error:  # a source that cannot be made here
             work = DataError(f"Pool: groups cannot be read by another process: {type(error).__name__}: {error}")
             continue
-        if isinstance(message, tuple):
-            work, folder = message
-            continue
-        answers.send(_answer(work, message, Path(folder)))
+        if isinstance(message, Work):
+            work = message
+        else:
+            answers.send(_answer(work, message))
 
 
-def _answer(work: Work | Exception, task: Task, folder: Path) -> tuple[Exception | None, Given | None]:
+def _answer(work: Work | Exception, task: Task) -> tuple[Exception | None, Given | None]:
     if isinstance(work, Exception):
         return work, None
     try:
-        held, rows = _tasks.perform(work, task)
-        names = [[folder / f"{task.name}-{at}-{n}" for n in range(len(row))] for at, row in enumerate(rows)]
-        saved = [[_Saved.of(*each) for each in zip(*both, strict=True)] for both in zip(names, rows, strict=True)]
-        return None, (held, saved)
+        return None, _tasks.perform(work, task)
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))

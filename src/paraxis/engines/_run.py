@@ -4,6 +4,7 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ class Pass:
         shared: the values that it is given whole, for each length.
         folded, kept: which of what it gives are parts of reductions, and rows.
         kinds: how the parts are put together.
+        spill: a folder for rows, for as long as the run goes on; ``None``: they are kept in memory.
     """
 
     job: Job
@@ -49,6 +51,7 @@ class Pass:
     folded: Sequence[int]
     kept: Sequence[int]
     kinds: Sequence[str]
+    spill: Path | None
 
     def stage(self, length: Length) -> Stage:
         return self.cuts[length].stage(self.level)
@@ -92,6 +95,13 @@ class Passes:
     padding: float
 
 
+@contextlib.contextmanager
+def temporary() -> Generator[Path, None, None]:
+    """Give a folder that is there for as long as a run."""
+    with tempfile.TemporaryDirectory(prefix="paraxis-rows-") as folder:
+        yield Path(folder)
+
+
 class Engine(abc.ABC):
     """What engines have in common. One says how large chunks are, and carries out passes."""
 
@@ -111,8 +121,8 @@ class Engine(abc.ABC):
     def _job(self, who: str, fn: Callable[..., Any], args: Sequence[Any], known: dict[Any, Any] | None) -> Job:
         return Job(who, fn, args, self.keep, known)
 
-    def _running(self) -> contextlib.AbstractContextManager[None]:
-        """Return what a run is done within."""
+    def _running(self) -> contextlib.AbstractContextManager[Path | None]:
+        """Return what a run is done within, which gives a folder for rows, or none."""
         return contextlib.nullcontext()
 
     @property
@@ -126,7 +136,7 @@ class Engine(abc.ABC):
 
     def _require_options(self) -> None:
         """Refuse what is malformed, of the options that all engines have."""
-        arguments.one_of(self._name, "keep", self.keep, ("recompute", "memory"))
+        arguments.one_of(self._name, "keep", self.keep, ("recompute", "memory", "disk"))
         if not callable(self.verbose):
             arguments.flag(self._name, "verbose", self.verbose)
         if self.folder is not None:
@@ -228,6 +238,7 @@ class Run:
         self.began = time.monotonic()
         self.found = 0  # elements of all passes that an earlier run has done
         self.told: Show
+        self.spill: Path | None = None
 
     def result(self) -> Any:
         engine = self.engine
@@ -235,7 +246,7 @@ class Run:
             described = self.job.description(self.chunks)
             self.journal = Journal(type(engine).__name__, Path(engine.folder), described, engine.save_every)
         try:
-            with engine._running():
+            with engine._running() as self.spill:
                 return self._finished()
         finally:
             if self.journal is not None:
@@ -284,7 +295,7 @@ class Run:
         kinds = [plan.folds[stage.gives[at]] for at in folded]
         found = self.journal.finished(self.passes_done) if self.journal else None
         self.found += self.job.axis.size if found else 0
-        work = Pass(self.job, self.chunks, cuts, level, self.passes_done, shared, folded, kept, kinds)
+        work = Pass(self.job, self.chunks, cuts, level, self.passes_done, shared, folded, kept, kinds, self.spill)
         sums, pieces = found or self._carried_out(work)
         self.passes_done += 1
         for cut in cuts.values():

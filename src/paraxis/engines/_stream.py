@@ -2,22 +2,24 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paraxis._calls import arguments
 from paraxis._core import arrays, dtypes, placing
-from paraxis.engines._job import Chunk, Job, on_host
+from paraxis.engines._job import Chunk, Job, Saved, on_host
 from paraxis.engines._plan import Keep, Plan
 from paraxis.engines._progress import Progress
-from paraxis.engines._run import Block, Engine, Pass
+from paraxis.engines._run import Block, Engine, Pass, temporary
 from paraxis.engines._stage import Stage
 
 
@@ -38,8 +40,8 @@ class Stream(Engine):
             sizes more. Values kept between passes, results with a row for each element, and what the process needs
             anyway are not counted.
         keep: what becomes of values of elements that a later pass needs: ``"recompute"`` computes them again from
-            the data, ``"memory"`` keeps them. What is compared with a maximum or minimum over the elements, and what
-            has effects, is always kept, since computed again it might be another.
+            the data, ``"memory"`` keeps them, ``"disk"`` in temporary files. What is compared with a maximum or
+            minimum over the elements, and what has effects, is always kept, since computed again it might be another.
         readers: threads that read elements ahead.
         folder: where a run saves what it has done, so that the same call goes on after it was killed, to the same
             bits. It is made if it is not there, is for one run at a time, and goes when the run is done.
@@ -84,6 +86,9 @@ class Stream(Engine):
         object.__setattr__(self, "readers", readers)
         self._require_options()
 
+    def _running(self) -> contextlib.AbstractContextManager[Path | None]:
+        return temporary() if self.keep == "disk" else contextlib.nullcontext()
+
     def _chunk_size(self, job: Job) -> int:
         if self.at_once is not None:
             return self.at_once * job.placement.num_devices
@@ -116,7 +121,7 @@ class Stream(Engine):
             shared = work.shared[chunk.length]
             run = work.stage(chunk.length).compiled(shared, rows[:-1], len(chunk.numbers))
             found = arrays.ready(run(*arrays.ready([*shared, *rows])))
-            yield Block([[found[at] for at in work.folded]], [[on_host(found[at]) for at in work.kept]])
+            yield Block([[found[at] for at in work.folded]], [_kept(work, chunk, [found[at] for at in work.kept])])
             jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
             before = found
 
@@ -142,6 +147,16 @@ class Stream(Engine):
             finally:
                 for _, rows in waiting:
                     rows.cancel()
+
+
+def _kept(work: Pass, chunk: Chunk, rows: Sequence[Any]) -> list[Any]:
+    """Return rows of a chunk in the host's memory, or in files. Random keys stay where they are."""
+    found = [on_host(x) for x in rows]
+    if work.spill is None:
+        return found
+    name = f"{work.number}-{chunk.numbers[0]}"
+    paths = [work.spill / f"{name}-{number}" for number in range(len(found))]
+    return [Saved.of(x, path) if isinstance(x, np.ndarray) else x for x, path in zip(found, paths, strict=True)]
 
 
 def _laid_out(work: Pass, at: int) -> list[Any]:

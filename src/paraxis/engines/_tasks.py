@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 
 from paraxis._core import dtypes, jax_api, structure
 from paraxis.engines._groups import Groups
-from paraxis.engines._job import Length, loaded
+from paraxis.engines._job import Length, Saved, loaded
 from paraxis.engines._run import Pass
 from paraxis.engines._sums import Totals
 
@@ -40,6 +41,7 @@ class Work:
             them.
         folded, kept, kinds: as in :class:`Pass`.
         wide: whether 64-bit numbers are in force.
+        spill: a folder for rows, if they are kept in files.
     """
 
     programs: dict[tuple[Length, int], bytes]
@@ -50,6 +52,7 @@ class Work:
     kept: Sequence[int]
     kinds: Sequence[str]
     wide: bool
+    spill: Path | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +90,7 @@ def work_of(of: Pass) -> Work:
             else:
                 reads[length].append(None)
     shared = {length: [_plain(x) for x in values] for length, values in of.shared.items()}
-    return Work(programs, shared, sources, reads, of.folded, of.kept, of.kinds, dtypes.is_wide())
+    return Work(programs, shared, sources, reads, of.folded, of.kept, of.kinds, dtypes.is_wide(), of.spill)
 
 
 def tasks_of(of: Pass, work: Work, begin: int) -> Iterator[Task]:
@@ -110,7 +113,10 @@ def perform(work: Work, task: Task) -> Given:
 
     def take(found: Sequence[Any]) -> None:
         totals.add([found[at] for at in work.folded])
-        rows.append([np.asarray(found[at]) for at in work.kept])
+        kept = [np.asarray(found[at]) for at in work.kept]
+        if work.spill is not None:
+            kept = [Saved.of(x, work.spill / f"{task.name}-{len(rows)}-{n}") for n, x in enumerate(kept)]
+        rows.append(kept)
 
     with jax.enable_x64(work.wide):
         shared = {length: [jnp.asarray(x) for x in work.shared[length]] for length in {p.length for p in task.parts}}

@@ -41,7 +41,7 @@ STREAMED = {"*args[0]": (GROUPS, either(rows(8), instance(px.Groups)))}
 
 
 OF_ALL = {
-    "keep": ("recompute", one_of("recompute", "memory")),
+    "keep": ("recompute", one_of("recompute", "memory", "disk")),
     "folder": (None, optional(path)),
     "save_every": (1.0, number(0)),
     "verbose": (False, either(flag, function)),
