@@ -14,6 +14,7 @@ import numpy as np
 from paraxis._calls import arguments
 from paraxis._core import dtypes
 from paraxis._host import archives
+from paraxis.engines._federated import source_of
 from paraxis.engines._parquet import Parquet
 from paraxis.errors import DataError, ShapeError
 
@@ -33,8 +34,9 @@ class Groups:
 
     Args:
         source: has a length, and gives element ``i`` by ``source[i]``: a list, a Grain source, a PyTorch or Hugging
-            Face dataset, anything of your own. If it has ``__getitems__(indices)``, many are read at once. It is
-            read from several threads.
+            Face dataset, anything of your own. Or federated data of FedJAX, TensorFlow Federated or Flower, whose
+            clients are the elements, each a dict of arrays of its examples. If it has ``__getitems__(indices)``, many
+            are read at once. It is read from several threads.
         lengths: number of rows of each element, integers ``(size,)``; default: the source's own ``lengths``, if it
             has some, otherwise all elements have the same shapes.
         ids: a name for each element, for errors; default: the source's own ``ids``, or numbers.
@@ -55,6 +57,7 @@ class Groups:
     def __init__(
         self, source: Any, *, lengths: Any = None, ids: Iterable[Any] | None = None, num_shapes: int = _NUM_SHAPES
     ) -> None:
+        source = source_of(source)
         try:
             count = len(source)
         except TypeError:
