@@ -19,6 +19,7 @@ COLUMNS = {
     "fedavg": "rounds to 80 %",
     "fedavg_partial": "taking part",
     "federated_autodiff": "loss, tuned",
+    "federated_cohorts": "rounds to 85 %",
     "mnist_cnn": "a step communicates",
     "private_gradients": "largest clipped norm",
     "sharded_logreg": "average step-time ratio",
