@@ -1,5 +1,6 @@
 """All tests run on eight simulated CPU devices; each worker of pytest-xdist starts its own."""
 
+import gc
 import importlib.metadata
 import itertools
 import os
@@ -18,7 +19,8 @@ ON_NEWEST = {"laws", "core", "host", "docs"}  # their tests of every day are mar
 # code generators for CPUs, which is gone from later ones: there the tests see the newer one, as do, everywhere, those
 # that start processes with flags of their own: of examples, commands, and several processes. Level 1 of the machine
 # code's optimisation takes a tenth off; level 0 would take a fifth, but with it a program on a mesh gave wrong numbers.
-_FASTER = "--xla_backend_optimization_level=1"
+# Nor is a program divided into parts for several threads to generate the code of: each would be set up for by itself.
+_FASTER = "--xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     _FASTER += " --xla_cpu_use_fusion_emitters=false"
 
@@ -59,6 +61,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in ON_NEWEST:
             item.add_marker(pytest.mark.newest)
+
+
+def pytest_collection_finish() -> None:
+    """Look less often for what is garbage: tracing makes so many objects that Python would spend a tenth on that.
+
+    Nor are those looked at again that are there now: modules and tests.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 # Each compiled program takes some dozens of the memory maps that Linux lets a process have, 65,530; without one, XLA
