@@ -12,8 +12,9 @@ REASON = "No public face:"
 
 def names_a_private_module(source: str) -> bool:
     """Whether a file does so without giving the reason in its first line."""
-    reason = (ast.get_docstring(ast.parse(source)) or "").startswith(REASON)
-    return bool(PRIVATE.search(source)) and not reason
+    if not PRIVATE.search(source):
+        return False
+    return not (ast.get_docstring(ast.parse(source)) or "").startswith(REASON)
 
 
 def test_a_test_that_imports_a_private_module_says_why_in_its_first_line() -> None:
