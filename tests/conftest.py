@@ -76,7 +76,7 @@ def pytest_collection_finish() -> None:
 # Each compiled program takes some dozens of the memory maps that Linux lets a process have, 65,530; without one, XLA
 # crashes. The tests of a worker compile more than that.
 MAPS = Path("/proc/self/maps")
-MOST_MAPS = 40_000
+MOST_MAPS = 20_000
 _done = itertools.count(1)
 
 

@@ -28,14 +28,6 @@ def test_a_path_is_fits_one_by_one(case: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_fit_of_balanced_classes() -> None:
-    """It compiles what the refit of the next test finds."""
-    ours, theirs, y = CASES["balanced"]
-    model, expected = on(1, ours).fit(X, y), new(theirs).fit(X, y)
-    np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("case", "devices"),
     [("lasso", 2), ("balanced", 1), ("three classes", 2), ("ridge", 3), ("ridge, two targets", 1), ("counts", 1)],
@@ -51,7 +43,10 @@ def test_folds_in_one_program_are_fits_fold_by_fold(case: str, devices: int) -> 
     np.testing.assert_allclose(found.estimator.coef_, search.best_estimator_.coef_, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", ["balanced", pytest.param("ridge", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "case",
+    ["two classes, balanced", *(pytest.param(case, marks=pytest.mark.slow) for case in ("balanced", "ridge"))],
+)
 def test_weights_and_a_splitter_of_ones_own(case: str) -> None:
     ours, theirs, y = CASES[case]
     splitter = KFold(3, shuffle=True, random_state=0)
@@ -61,6 +56,9 @@ def test_weights_and_a_splitter_of_ones_own(case: str) -> None:
             model = new(theirs, **{ours.strength_name: strength}).fit(X[train], y[train], WEIGHT[train])
             expected = model.score(X[test], y[test], WEIGHT[test])
             np.testing.assert_allclose(found.scores[row, fold], expected, rtol=1e-8)
+    assert found.best == GRID[found.scores.mean(1).argmax()]
+    expected = new(theirs, **{ours.strength_name: found.best}).fit(X, y, WEIGHT)
+    np.testing.assert_allclose(found.estimator.coef_, expected.coef_, rtol=1e-4, atol=1e-6)
 
 
 def test_a_grid_must_be_numbers_in_a_row() -> None:

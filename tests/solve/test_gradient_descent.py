@@ -63,10 +63,10 @@ def test_a_linear_model_reads_its_data_less_often_and_ends_at_the_same_minimum()
 @in_float64
 def test_fixed_steps_are_those_of_the_textbook() -> None:
     solver = GradientDescent(_logistic, stepsize=0.7, acceleration=False, maxiter=3, tol=1e-12)
-    state = solver.init_state(jnp.zeros(5), 0.05, X, LABELS)
+    state, update = jax.jit(solver.init_state)(jnp.zeros(5), 0.05, X, LABELS), jax.jit(solver.update)
     params, expected = jnp.zeros(5), np.zeros(5)
     for _ in range(3):
-        params, state = solver.update(params, state, 0.05, X, LABELS)
+        params, state = update(params, state, 0.05, X, LABELS)
         slope = _slope(expected, 0.05)
         expected = expected - 0.7 * slope
         np.testing.assert_allclose(state.error, np.linalg.norm(slope), rtol=1e-10)
@@ -84,10 +84,10 @@ def test_accelerated_fixed_steps_are_those_of_jaxopt() -> None:
     ours = GradientDescent(_logistic, stepsize=0.7, maxiter=4, tol=1e-12)
     start = jnp.zeros(5)
     expected, state = start, theirs.init_state(start, 0.05, X, LABELS)
-    params, own = start, ours.init_state(start, 0.05, X, LABELS)
+    params, own, update = start, jax.jit(ours.init_state)(start, 0.05, X, LABELS), jax.jit(ours.update)
     for _ in range(4):
         expected, state = theirs.update(expected, state, 0.05, X, LABELS)
-        params, own = jax.jit(ours.update)(params, own, 0.05, X, LABELS)
+        params, own = update(params, own, 0.05, X, LABELS)
         np.testing.assert_allclose(params, expected, rtol=1e-10)
         np.testing.assert_allclose(own.velocity, state.velocity, rtol=1e-10)
 

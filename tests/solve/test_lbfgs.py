@@ -140,7 +140,7 @@ def test_a_fixed_step_iterates_as_by_hand(history: int) -> None:
     solver = px.solve.LBFGS(fun, stepsize=0.3, history_size=history, tol=0.0)
     rival = _jaxopt().LBFGS(fun, stepsize=0.3, history_size=history, tol=0.0)
     params = other = jnp.array(start)
-    state, other_state = solver.init_state(params), rival.init_state(other)
+    state, other_state = jax.jit(solver.init_state)(params), rival.init_state(other)
     step, rival_step = jax.jit(solver.update), jax.jit(rival.update)
     for expected in path[1:]:
         params, state = step(params, state)
@@ -326,9 +326,9 @@ def test_negative_options_are_refused(name: str, value: float) -> None:
 
 def test_a_step_of_negative_curvature_is_not_remembered() -> None:
     solver, params = px.solve.LBFGS(jnp.cos, stepsize=0.5, maxiter=4, tol=0), jnp.float32(0.3)
-    state = solver.init_state(params)
+    state, update = jax.jit(solver.init_state)(params), jax.jit(solver.update)
     values = [float(state.value)]
     for _ in range(4):
-        params, state = solver.update(params, state)
+        params, state = update(params, state)
         values.append(float(state.value))
     assert (np.diff(values) < 0).all()

@@ -126,7 +126,7 @@ def _optimum(name: str) -> tuple[np.ndarray, float]:
     return model.predict_proba(x), _objective(model.coef_.T, model.intercept_, x, y, l2)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("precondition", [None, "auto"])
 @pytest.mark.parametrize("name", HARD)
 @in_float64

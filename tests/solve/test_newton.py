@@ -211,7 +211,7 @@ def test_an_update_has_at_most_three_all_reduces_and_gathers_nothing(loss: str, 
 def test_the_rows_are_read_once_per_iteration_and_twice_per_product(kind: str, precondition: Any) -> None:
     fun, start = _objective(kind)
     solver, data = px.solve.NewtonCG(fun, precondition=precondition, tol=1e-4), _placed(kind, 1)
-    assert int(solver.init_state(start, L2, data).data_passes) == 2
+    assert int(jax.jit(solver.init_state)(start, L2, data).data_passes) == 2
     end = solver.run(start, L2, data).state
     assert int(end.status) == Status.CONVERGED
     assert int(end.num_cg_iter) >= int(end.iter_num) > 1

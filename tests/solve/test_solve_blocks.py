@@ -58,7 +58,8 @@ def _update(solver: Any, devices: int, size: int = 48) -> tuple[Any, Any, Any]:
 def test_a_step_is_made_of_maps_and_sums_on_any_devices(name: str) -> None:
     solver, texts = SOLVERS[name](SOFTMAX), []
     for devices in (1, 8):
-        params, state, data = _update(solver, devices)
+        data, params = _softmax_data(devices, 48)
+        state = jax.eval_shape(solver.init_state, params, L2, data)
         program = jax.make_jaxpr(solver.update)(params, state, L2, data)
         maps = [eqn.params for eqn in _outside(program) if _is_map(eqn)]
         assert maps

@@ -20,7 +20,7 @@ SIZE = 199  # rows, of which the Gram matrix takes every fourth; of 200, as on e
 
 def _errors(solver: Any, data: Any, num_steps: int = 3) -> list[float]:
     params = jnp.zeros((5, 3))
-    state = solver.init_state(params, L2, data)
+    state = jax.jit(solver.init_state)(params, L2, data)
     update, found = jax.jit(solver.update), []
     for _ in range(num_steps):
         params, state = update(params, state, L2, data)
@@ -85,9 +85,9 @@ def test_a_given_step_size_is_that_of_a_step_along_the_gradient(name: str, steps
         "GradientDescent without acceleration": px.solve.GradientDescent(FUN, stepsize=stepsize, acceleration=False),
     }[name]
     params, w = jnp.zeros((5, 3)), np.zeros((5, 3))
-    state = solver.init_state(params, L2, (x, y))
+    state, update = jax.jit(solver.init_state)(params, L2, (x, y)), jax.jit(solver.update)
     assert np.linalg.norm(_gradient(w, x, y)) > 1
     for i in range(3 if "without" in name else 1):
-        params, state = solver.update(params, state, L2, (x, y))
+        params, state = update(params, state, L2, (x, y))
         w = w - (stepsize(i) if callable(stepsize) else stepsize) * _gradient(w, x, y)
         np.testing.assert_allclose(params, w, rtol=1e-10, atol=1e-12)

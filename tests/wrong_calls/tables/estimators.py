@@ -139,7 +139,7 @@ CALLS = [
         "solve.cross_validate_path",
         solve.cross_validate_path,
         lambda: {
-            "estimator": (estimator("Ridge"), instance(type(estimator("Ridge")))),
+            "estimator": (estimator("Lasso", solver="proximal-gradient"), instance(solve.Lasso)),  # compiled soonest
             "X": (MANY, none),
             "y": (MANY[:, 0], none),
             "grid": ([0.1, 1.0], lambda v: GRID(v) and not_negative(v) and len(v) > 0),
