@@ -1,4 +1,7 @@
-"""Models that ``paraxis fit`` has made, for the tests of what is done with them."""
+"""Models that ``paraxis fit`` has made, for the tests of what is done with them.
+
+Other tests of the commands, too, fit to 40 rows of two numbers on one device where they can: it is compiled once.
+"""
 
 import contextlib
 import functools

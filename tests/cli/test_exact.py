@@ -71,11 +71,11 @@ def test_an_index_is_not_learnt_from_and_a_second_fit_is_not_compiled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"u": rng.normal(size=30), "v": rng.normal(size=30)})
-    frame["y"] = np.arange(30) + 0.5  # in order: the index would tell all
+    frame = pd.DataFrame({"u": rng.normal(size=40), "v": rng.normal(size=40)})
+    frame["y"] = np.arange(40) + 0.5  # in order: the index would tell all
     expected = LinearRegression().fit(frame[["u", "v"]], frame["y"]).coef_
     for number, (index, name) in enumerate(
-        [(pd.Index(range(30)), "__index_level_0__"), (pd.Index(range(30), name="patient"), "patient")]
+        [(pd.Index(range(40)), "__index_level_0__"), (pd.Index(range(40), name="patient"), "patient")]
     ):
         frame.set_index(index).to_parquet(tmp_path / "data.parquet", index=True)
         arguments = ["fit", tmp_path / "data.parquet", *QUICK, "--penalty", "none", "--out", tmp_path / f"out{number}"]
@@ -89,8 +89,8 @@ def test_an_index_is_not_learnt_from_and_a_second_fit_is_not_compiled(
         np.testing.assert_allclose([float(row["coefficient"]) for row in rows[1:]], expected, rtol=1e-6)
     kept = ["--keep", "patient", "--out", tmp_path / "kept.csv"]
     status, text, _ = said(capsys, "predict", tmp_path / "out1", tmp_path / "data.parquet", *kept)
-    assert [row["patient"] for row in read(tmp_path / "kept.csv")] == [str(row) for row in range(30)]
-    note = "data.parquet is the file that the model was fitted to, with 30 of its rows: this does not show how well"
+    assert [row["patient"] for row in read(tmp_path / "kept.csv")] == [str(row) for row in range(40)]
+    note = "data.parquet is the file that the model was fitted to, with 40 of its rows: this does not show how well"
     assert note in text
     frame[:20].to_parquet(tmp_path / "part.parquet")
     assert "the file that the model was fitted to" not in said(

@@ -10,8 +10,8 @@ from paraxis.cli import main
 from tests.cli._files import columns, complaints, everything, said, write
 
 DATA = columns()
-NUMBERS = {name: DATA[name] for name in ("age", "income", "tiny", "price")}
-QUICK = ["--target", "price", "--devices", 1]
+NUMBERS = {name: DATA[name][:40] for name in ("age", "tiny", "price")}
+QUICK = ["--target", "price", "--devices", 1, "--test-fraction", 0]
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +135,7 @@ def test_what_came_during_a_fit_stays(
 
 @pytest.mark.slow
 def test_a_column_without_a_name_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write(tmp_path / "data.csv", {"": range(60), **NUMBERS})
+    file = write(tmp_path / "data.csv", {"": range(40), **NUMBERS})
     note = "note column 1 has no name, and is left out: what numbers the rows is not to predict from\n"
     for arguments in ([], ["--ignore", ""]):
         status, text, err = said(capsys, "fit", file, *QUICK, *arguments, "--out", tmp_path / f"out{len(arguments)}")

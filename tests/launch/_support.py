@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -51,6 +52,15 @@ def launched(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
 def kill_what_was_launched() -> None:
     for _ in range(2):
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A port that no other process is given. JAX's coordinator has it all the same, as it shares what it listens at."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 class Running:

@@ -146,7 +146,7 @@ def logits(params, x):
 
 
 def step(params, x, y, rate=0.1):
-    cost = lambda params: -jnp.take_along_axis(jax.nn.log_softmax(logits(params, x)), y[:, None], 1).mean()
+    cost = lambda params: ((logits(params, x) - jnp.eye(3)[y]) ** 2).mean()
     value, slopes = jax.value_and_grad(cost)(params)
     return jax.tree.map(lambda p, g: p - rate * g, params, slopes), value
 

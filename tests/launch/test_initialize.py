@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 import paraxis as px
 import paraxis.launch
 from paraxis.launch import Options, Processes, launch
-from tests.launch._support import TRAINING, plain_environment
+from tests.launch._support import TRAINING, held_port, plain_environment
 
 THERE = {"PARAXIS_COORDINATOR": "127.0.0.1:5000", "PARAXIS_NUM_PROCESSES": "4", "PARAXIS_PROCESS": "2"}
 
@@ -245,10 +245,10 @@ def test_a_scheduler_whose_processes_jax_cannot_find_is_named(
         initialize()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture
+def port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
 
 
 def by_hand(variables: list[dict[str, str]], *arguments: str) -> list[subprocess.Popen[str]]:
@@ -276,9 +276,9 @@ def ends(started: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.slow
-def test_without_a_launcher_an_exception_ends_all_at_once() -> None:
+def test_without_a_launcher_an_exception_ends_all_at_once(port: int) -> None:
     """JAX alone would have each wait for the other until its shutdown times out, after 300 s."""
-    coordinator = f"127.0.0.1:{free_port()}"
+    coordinator = f"127.0.0.1:{port}"
     place = {"PARAXIS_COORDINATOR": coordinator, "PARAXIS_NUM_PROCESSES": "2"}
     found = ends(by_hand([place | {"PARAXIS_PROCESS": str(number)} for number in (0, 1)], "raise"))
     assert [status for status, _, _ in found] == [70, 70]
@@ -287,8 +287,8 @@ def test_without_a_launcher_an_exception_ends_all_at_once() -> None:
 
 
 @pytest.mark.slow
-def test_the_tasks_of_a_slurm_step_find_each_other() -> None:
-    step = SLURM | {"JAX_COORDINATOR_PORT": str(free_port())}
+def test_the_tasks_of_a_slurm_step_find_each_other(port: int) -> None:
+    step = SLURM | {"JAX_COORDINATOR_PORT": str(port)}
     own = [{"SLURM_PROCID": str(number), "SLURM_LOCALID": str(number)} for number in (0, 1)]
     found = ends(by_hand([step | variables for variables in own], "finish"))
     assert [status for status, _, _ in found] == [0, 0], found
@@ -298,8 +298,8 @@ def test_the_tasks_of_a_slurm_step_find_each_other() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_one_process_that_is_asked_to_stop_has_all_stop(number: signal.Signals) -> None:
-    place = {"PARAXIS_COORDINATOR": f"127.0.0.1:{free_port()}", "PARAXIS_NUM_PROCESSES": "2"}
+def test_one_process_that_is_asked_to_stop_has_all_stop(number: signal.Signals, port: int) -> None:
+    place = {"PARAXIS_COORDINATOR": f"127.0.0.1:{port}", "PARAXIS_NUM_PROCESSES": "2"}
     started = by_hand([place | {"PARAXIS_PROCESS": str(number)} for number in (0, 1)], "train")
     for process in started:
         assert process.stdout is not None
@@ -319,15 +319,16 @@ ALONE = {"PARAXIS_COORDINATOR": "127.0.0.1:0", "PARAXIS_NUM_PROCESSES": "1", "PA
 def done_alone(script: Path, text: str) -> subprocess.CompletedProcess[str]:
     """A script that is the only process of a computation, run without a launcher."""
     script.write_text(text)
-    place = ALONE | {"PARAXIS_COORDINATOR": f"127.0.0.1:{free_port()}"}
-    return subprocess.run(
-        [sys.executable, script],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-        env={**plain_environment(), **place},
-    )
+    with held_port() as port:
+        place = ALONE | {"PARAXIS_COORDINATOR": f"127.0.0.1:{port}"}
+        return subprocess.run(
+            [sys.executable, script],
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+            env={**plain_environment(), **place},
+        )
 
 
 HOLDS_THE_LOCK = """

@@ -56,12 +56,12 @@ time.sleep(100)
 def test_ranks_that_do_not_leave_in_time_are_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(DEAF)
-    with running(tmp_path, "-n", "2", "--grace", "0.5", "--restarts", "3", str(script)) as run:
+    with running(tmp_path, "-n", "2", "--grace", "3", "--restarts", "3", str(script)) as run:
         run.wait_for("here", times=2)
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 143
     assert run.out.count("asked") == 2
-    assert "killed rank 0, rank 1 before it exited: 0.5 s (--grace) have passed" in run.error
+    assert "killed rank 0, rank 1 before it exited: 3 s (--grace) have passed" in run.error
     assert "restart" not in run.error
 
 

@@ -205,6 +205,12 @@ def _mesh(kind: AxisType, **axes: int) -> Mesh:
 def test_bodies_may_close_over_arrays(kind: AxisType, size: int) -> None:
     """Concrete ones, traced ones, ones of NumPy, inside a loop or not; of a mesh that is given or set."""
     mesh, w, x, v = _mesh(kind, rows=4, model=2), values(3), values(size, 3), jnp.asarray(values(3)) + 1
+
+    def plain(w: Any, v: Any) -> jax.Array:
+        looped = (1 * v + x) * v + x
+        return ((jnp.sin(w * x) @ v)[:, None] + looped).sum(1).mean() + 2
+
+    expected = jax.jit(jax.value_and_grad(plain, argnums=(0, 1)))(w, v)
     for axis in (px.Axis("rows", size), px.Axis("rows", size, mesh=mesh)):
         with jax.set_mesh(mesh):
 
@@ -216,14 +222,9 @@ def test_bodies_may_close_over_arrays(kind: AxisType, size: int) -> None:
                 return px.reduce_mean(px.map_fn(body, x, axis), axis)
 
             got = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(w, v)
-            eager = loss(w, v)
-
-    def plain(w: Any, v: Any) -> jax.Array:
-        looped = (1 * v + x) * v + x
-        return ((jnp.sin(w * x) @ v)[:, None] + looped).sum(1).mean() + 2
-
-    expected = jax.value_and_grad(plain, argnums=(0, 1))(w, v)
-    assert_close(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, expected), rtol=1e-4)
+            assert_close(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, expected), rtol=1e-4)
+    with jax.set_mesh(mesh):
+        eager = loss(w, v)
     assert_close(np.asarray(eager), np.asarray(expected[0]), rtol=1e-4)
 
 

@@ -59,6 +59,7 @@ def same(actual: Any, expected: Any) -> None:
     assert_close(jax.tree.map(jnp.asarray, a), jax.tree.map(jnp.asarray, b))
 
 
+@eqx.filter_jit
 def rows_of(model: Any, x: jax.Array) -> jax.Array:
     return jax.vmap(model)(x)
 

@@ -33,21 +33,22 @@ def _slow_bowl(p: jax.Array) -> tuple[jax.Array, jax.Array]:
 @pytest.mark.parametrize("name", SOLVERS)
 def test_ctrl_c_ends_a_run_within_two_seconds_with_what_was_found(name: str) -> None:
     solver, hyperparams = SOLVERS[name]
-    sent = []
+    told, sent = [], []
 
     def send() -> None:
-        sent.append(time.monotonic())
+        sent.append(told[-1])
         os.kill(os.getpid(), signal.SIGINT)
 
     def watch(one: px.solve.Iteration) -> None:
+        told.append(one.iter_num)
         if one.iter_num == 20:
             threading.Timer(0.1, send).start()
 
     slow = solver(_slow_bowl, value_and_grad=True, stepsize=1e-6, tol=0, maxiter=2_000, verbose=watch)
     with pytest.raises(px.solve.Interrupted, match=r"stopped\.params") as caught:
         slow.run(jnp.ones(3), *hyperparams)
-    assert time.monotonic() - sent[0] < 2
     params, state = caught.value.params, caught.value.state
+    assert int(state.iter_num) - sent[0] < 200  # which sleep for two seconds; on a loaded machine they take longer
     assert int(state.status) == Status.INTERRUPTED
     assert "Ctrl-C" in state.reason
     assert 20 <= int(state.iter_num) < 2_000

@@ -1,10 +1,11 @@
 """Several processes of one program, without the launcher."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.launch._support import held_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,16 +19,18 @@ def outputs_of(number: int, *arguments: str | Path, devices: int, **variables: s
         devices: of each process.
         **variables: of their environment.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    with held_port() as port:
+        return _outputs_of(number, *arguments, str(port), devices=devices, **variables)
+
+
+def _outputs_of(number: int, *arguments: str | Path, devices: int, **variables: str) -> list[str]:
     path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     flags = f"--xla_force_host_platform_device_count={devices}"
     env = os.environ | {"PYTHONPATH": path, "XLA_FLAGS": flags} | variables
     env.pop("JAX_COMPILATION_CACHE_DIR", None)  # its entries are not written atomically
     started = [
         subprocess.Popen(
-            [sys.executable, *arguments, port, str(process)],
+            [sys.executable, *arguments, str(process)],
             cwd=ROOT,
             env=env,
             stdout=subprocess.PIPE,
