@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look less often for what is garbage: tracing makes so many objects that Python would spend a tenth on that.
+    """Look less often for what is garbage: tracing makes many objects, and a twentieth of the time went there.
 
     Nor are those looked at again that are there now: modules and tests.
     """

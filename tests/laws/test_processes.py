@@ -8,7 +8,7 @@ from tests.launch._support import Launch, launched  # noqa: F401  (a fixture)
 
 LAWS = """
 import gc, os, sys
-gc.disable()  # it takes a tenth of the time
+gc.disable()  # tracing makes many objects, to look at which takes long
 flags = " --xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + flags
 import numpy as np
