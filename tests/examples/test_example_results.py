@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+import paraxis as px
 from paraxis.testing import assert_communication
 from tests._support import assert_close
 
@@ -127,6 +128,47 @@ def test_cohorts_are_of_able_clients(example):
         mask = module.cohort(np.random.default_rng(seed), able, 4)
         assert mask.sum() == 4
         assert not (mask & ~able).any()
+
+
+# --- cohorts of clients of different size ----------------------------------------------------------------------------
+
+
+def test_a_cohort_that_is_padded_gives_what_its_clients_give_one_by_one(example, model):
+    """FedAvg's mean change and SCAFFOLD's vectors, by loops in NumPy over clients that are not padded."""
+    module = example("federated_cohorts")
+    cohort = module.clients().groups.sample(module.COHORT, seed=(0, 0))
+    rate, steps = module.LOCAL_RATE, module.LOCAL_STEPS
+
+    @jax.jit
+    def gradient(model, x, y):
+        return jax.grad(
+            lambda m: (
+                -jnp.mean(
+                    jnp.take_along_axis(
+                        jax.nn.log_softmax(jax.nn.relu(x @ m["w1"] + m["b1"]) @ m["w2"] + m["b2"]), y[:, None], 1
+                    )
+                )
+            )
+        )(model)
+
+    changes, counts, vectors = [], [], []
+    for index in range(len(cohort)):
+        x, y = cohort[index]["x"], cohort[index]["y"]
+        after, used = model, jax.tree.map(jnp.zeros_like, model)
+        for _ in range(steps):
+            g = gradient(after, x, y)
+            after = jax.tree.map(lambda p, g: p - rate * g, after, g)
+            used = jax.tree.map(lambda u, g: u + g / steps, used, g)
+        changes.append(jax.tree.map(jnp.subtract, after, model))
+        vectors.append(used)  # with vectors of zeros, the new one is the mean gradient
+        counts.append(len(y))
+    expected = jax.tree.map(lambda *each: np.average(each, axis=0, weights=counts).astype("float32"), *changes)
+    padded = cohort.arrays()
+    assert_close(jax.tree.map(np.asarray, module.mean_change(model, padded)), expected, rtol=1e-4)
+    zeros = jax.tree.map(jnp.zeros_like, model)
+    own = jax.tree.map(lambda p: np.zeros((len(cohort), *p.shape), "float32"), model)
+    _, _, new = px.Stream(at_once=1).run(module.scaffold_round, model, zeros, cohort, own)
+    assert_close(new, jax.tree.map(lambda *each: np.stack(each), *vectors), rtol=1e-3, atol=1e-5)
 
 
 # --- federated automatic differentiation -----------------------------------------------------------------------------
