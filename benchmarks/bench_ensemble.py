@@ -22,7 +22,7 @@ from models import ensemble_cnn, ensemble_cnn_params, ensemble_mlp, ensemble_mlp
 
 import paraxis as px
 from paraxis.ensembles import _moments, _resident as resident
-from paraxis.explain import of_program
+from paraxis.reports import of_program
 
 TX = optax.sgd(0.1, momentum=0.9)
 Step = Callable[[], Any]

@@ -160,7 +160,7 @@ def milliseconds(some: Callable[[int], None]) -> float:
 
 
 def communicated(program: str | None) -> dict[str, float]:
-    from paraxis.explain import of_program
+    from paraxis.reports import of_program
 
     found = of_program(program or "")
     return {"all_reduces": found.count["all_reduce"], "bytes": found.bytes["all_reduce"]}

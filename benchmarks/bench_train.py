@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from models import cnn_loss, cnn_params, cross_entropy, mlp_loss, mlp_params
 
 import paraxis as px
-from paraxis.explain import of_program
+from paraxis.reports import of_program
 from paraxis.train.checkpoints._checkpoints import Checkpoints
 
 Loss = Callable[[Any, jax.Array, jax.Array], jax.Array]

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from models import cnn_loss, cnn_params, mlp_loss, mlp_params
 
 import paraxis as px
-from paraxis.explain import of_program
+from paraxis.reports import of_program
 
 
 class Deep(nnx.Module):

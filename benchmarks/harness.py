@@ -94,7 +94,7 @@ def compile_all(rivals: dict[str, Callable[..., Any]], args: Sequence[Any]) -> d
     """Trace and compile each rival for the same arguments."""
     import jax
 
-    from paraxis.explain import of_program
+    from paraxis.reports import of_program
 
     made = {}
     for name, fn in rivals.items():

@@ -13,8 +13,8 @@ import paraxis
 import paraxis.engines
 import paraxis.ensembles
 import paraxis.errors
-import paraxis.explain
 import paraxis.launch
+import paraxis.reports
 import paraxis.solve
 import paraxis.testing
 import paraxis.train
@@ -55,7 +55,7 @@ def documented() -> list[str]:
 
 
 def test_exported_names_are_sorted_and_there():
-    for module in (*MODULES, paraxis.explain):
+    for module in (*MODULES, paraxis.reports):
         as_ruff_sorts = sorted(set(module.__all__), key=lambda name: (not name.isupper(), name))
         assert module.__all__ == as_ruff_sorts, module.__name__
         assert [name for name in module.__all__ if not hasattr(module, name)] == [], module.__name__

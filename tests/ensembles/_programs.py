@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import pytest
 
-from paraxis.explain import Communication, of_program
+from paraxis.reports import Communication, of_program
 
 After = list[Callable[[], None]]
 

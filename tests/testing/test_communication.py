@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from paraxis.explain import of_program
+from paraxis.reports import of_program
 from paraxis.testing import assert_communication, communication
 from tests._support import axis_on, values
 

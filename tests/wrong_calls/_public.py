@@ -9,8 +9,8 @@ import paraxis
 import paraxis.engines
 import paraxis.ensembles
 import paraxis.errors
-import paraxis.explain
 import paraxis.launch
+import paraxis.reports
 import paraxis.solve
 import paraxis.testing
 import paraxis.train
@@ -21,7 +21,7 @@ ROOMS: dict[str, types.ModuleType] = {
     "engines": paraxis.engines,
     "ensembles": paraxis.ensembles,
     "errors": paraxis.errors,
-    "explain": paraxis.explain,
+    "reports": paraxis.reports,
     "launch": paraxis.launch,
     "objective": paraxis.solve.objective,
     "prox": paraxis.solve.prox,

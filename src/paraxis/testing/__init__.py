@@ -1,6 +1,6 @@
 """For tests of programs: simulated devices, and assertions about communication and placement."""
 
-from paraxis.explain import Communication, communication
+from paraxis.reports import Communication, communication
 from paraxis.testing._assertions import assert_communication, assert_same_everywhere
 from paraxis.testing._devices import simulate_devices
 

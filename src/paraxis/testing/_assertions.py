@@ -10,7 +10,7 @@ import numpy as np
 from paraxis._calls import arguments, integers
 from paraxis._core import maps, placing
 from paraxis.errors import CommunicationError, DeviceError
-from paraxis.explain import Communication, communication
+from paraxis.reports import Communication, communication
 
 
 @arguments.named()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import paraxis as px
-from paraxis import explain, launch, testing
+from paraxis import launch, reports, testing
 from tests.wrong_calls import _functions as own
 from tests.wrong_calls._calls import Call
 from tests.wrong_calls._values import (
@@ -47,7 +47,7 @@ CALLS = [
         lambda: {"*fn": (own.plus, function), "*args[0]": (jnp.ones(8), either(tree, instance(jax.ShapeDtypeStruct)))},
         left_out=NOT_RUN,
     ),
-    Call("explain.of_program", explain.of_program, lambda: {"text": ("", lambda v: isinstance(v, str))}),
+    Call("reports.of_program", reports.of_program, lambda: {"text": ("", lambda v: isinstance(v, str))}),
     Call(
         "testing.assert_communication",
         testing.assert_communication,

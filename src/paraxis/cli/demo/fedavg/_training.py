@@ -17,7 +17,7 @@ from paraxis.cli.demo._digits import Labelled
 from paraxis.cli.demo._options import Options
 from paraxis.cli.demo.fedavg import _model
 from paraxis.cli.demo.fedavg._rounds import make_round, make_test
-from paraxis.explain import Communication, of_program
+from paraxis.reports import Communication, of_program
 
 _NUM_STEPS, _BATCH = 4, 10
 

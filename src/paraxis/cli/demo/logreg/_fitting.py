@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from paraxis._core.axis import Axis
 from paraxis.cli.demo.logreg._digits import Labelled
-from paraxis.explain import Communication, communication
+from paraxis.reports import Communication, communication
 from paraxis.solve import LBFGS, Status, objective, rows
 
 C = 1.0

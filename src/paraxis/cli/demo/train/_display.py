@@ -11,7 +11,7 @@ from rich.table import Table
 
 from paraxis.cli.demo._devices import describe
 from paraxis.cli.demo.train._running import BATCH, Run, largest_difference, num_differing
-from paraxis.explain import Communication
+from paraxis.reports import Communication
 from paraxis.train import Event
 
 

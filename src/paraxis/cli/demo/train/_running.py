@@ -16,7 +16,7 @@ from paraxis._core.axis import Axis
 from paraxis.cli.demo._digits import Digits
 from paraxis.cli.demo._options import Options
 from paraxis.cli.demo.train import _model
-from paraxis.explain import Communication, communication
+from paraxis.reports import Communication, communication
 from paraxis.train import Evaluate, Event, History, TrainingStopped, TrainState, eval_step, fit, loader, train_step
 
 BATCH = 100

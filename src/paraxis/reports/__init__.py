@@ -1,5 +1,5 @@
 """What a compiled function communicates."""
 
-from paraxis.explain._communication import Communication, communication, of_program
+from paraxis.reports._communication import Communication, communication, of_program
 
 __all__ = ["Communication", "communication", "of_program"]
