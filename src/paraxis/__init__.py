@@ -2,7 +2,7 @@
 
 The root has the axis, programs, verbs, collectives, and the names with which most uses of a front end begin. All others
 are in their rooms, each of which is loaded when it is first used: ``px.engines``, ``px.ensembles``, ``px.errors``,
-``px.launch``, ``px.solve``, ``px.testing``, ``px.train``, ``px.transforms``.
+``px.launch``, ``px.reports``, ``px.solve``, ``px.testing``, ``px.train``, ``px.transforms``.
 """
 
 import importlib
@@ -46,6 +46,7 @@ if typing.TYPE_CHECKING:
         ensembles as ensembles,
         errors as errors,
         launch as launch,
+        reports as reports,
         solve as solve,
         testing as testing,
         train as train,
@@ -54,6 +55,7 @@ if typing.TYPE_CHECKING:
     from paraxis.engines import Groups, Pool, Ray, Stream
     from paraxis.ensembles import Ensemble, ensemble, load_ensemble, load_member
     from paraxis.launch import initialize
+    from paraxis.reports import explain
     from paraxis.train import (
         Checkpoints,
         Evaluate,
@@ -105,6 +107,7 @@ __all__ = [
     "broadcast",
     "ensemble",
     "eval_step",
+    "explain",
     "fit",
     "freeze",
     "gather",
@@ -136,11 +139,12 @@ __all__ = [
 ]
 
 # What needs a framework besides JAX, or is large, is loaded when it is first used.
-_ROOMS = ("engines", "ensembles", "errors", "launch", "solve", "testing", "train", "transforms")
+_ROOMS = ("engines", "ensembles", "errors", "launch", "reports", "solve", "testing", "train", "transforms")
 _ROOM_OF = {
     **dict.fromkeys(("Groups", "Pool", "Ray", "Stream"), "engines"),
     **dict.fromkeys(("Ensemble", "ensemble", "load_ensemble", "load_member"), "ensembles"),
     "initialize": "launch",
+    "explain": "reports",
     **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "StopEarly", "TrainState", "TrainingStopped"), "train"),
     **dict.fromkeys(("eval_step", "fit", "loader", "train_step"), "train"),
     **dict.fromkeys(("GradValues", "Jit", "Optimizer", "Parallel", "Vectorize"), "transforms"),

@@ -11,6 +11,7 @@ import paraxis
 import paraxis.ensembles
 import paraxis.errors
 import paraxis.launch
+import paraxis.reports
 import paraxis.solve
 import paraxis.testing
 import paraxis.train
@@ -27,6 +28,7 @@ MODULES = [
     paraxis.ensembles,
     paraxis.errors,
     paraxis.launch,
+    paraxis.reports,
     paraxis.solve,
     paraxis.solve.objective,
     paraxis.solve.prox,

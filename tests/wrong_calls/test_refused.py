@@ -17,10 +17,12 @@ CALLS = {f"{table.__name__.rpartition('.')[2]}-{call}": call for table in TABLES
 WITHOUT = {
     "made by our functions, and read": (
         *("ensembles.Ensemble", "ensembles.Epoch", "ensembles.History", "ensembles.Reliability", "ensembles.Scores"),
-        *("engines.Padded", "engines.Passes", "reports.Communication", "launch.Processes", "objective.LinearObjective"),
+        *("engines.Padded", "engines.Passes", "testing.Communication", "launch.Processes", "objective.LinearObjective"),
         *("transforms.Gradients", "transforms.Variables"),
         *("solve.CrossValidated", "solve.LBFGSState", "solve.NewtonCGState", "solve.OptStep", "solve.Path"),
         *("solve.ProximalGradientState", "solve.Rows", "solve.Status", "train.Batch", "train.Fitted", "train.History"),
+        *("reports.Collective", "reports.Finding", "reports.Layout", "reports.LineWork", "reports.Memory"),
+        *("reports.Report", "reports.Work"),
         *("train.Loader", "train.Record", "train.Restored", "train.TrainState"),
     ),
     "a record of what happened, of which all values are right": ("engines.Progress", "train.Event", "solve.Iteration"),

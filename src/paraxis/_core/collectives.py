@@ -364,11 +364,13 @@ def _carry_out(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchang
     if kind in _REDUCTIONS:
         ours, real = _logical(name), exchange.placement.crossed_axes
         across = tuple(other for axis in named_axes(eqn) for other in (real if axis == ours else (axis,)))
-        return [exchange.reduced(kind, x, across) for x in operands]
+        with jax_api.from_its_line(eqn):
+            return [exchange.reduced(kind, x, across) for x in operands]
     if kind == "axis_index":
         return [exchange.index()]
     if len(named_axes(eqn)) == 1 and kind in _EXCHANGES:
-        rows = exchange.gathered(operands[0])
+        with jax_api.from_its_line(eqn):
+            rows = exchange.gathered(operands[0])
         return [_EXCHANGES[kind](rows, exchange.index(), size=size, **params)]
     raise CollectiveError(
         f"{kind} over axis {name!r} is not defined here; use px.psum, px.pmean, px.pmax, px.pmin or px.all_gather"

@@ -23,6 +23,12 @@ def flops(jaxpr: jax_api.Jaxpr) -> int:
 
 
 def _of(eqn: jax_api.JaxprEqn) -> int:
+    times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    return of_product(eqn) or times * sum(map(flops, jax_api.subjaxprs(eqn)))
+
+
+def of_product(eqn: jax_api.JaxprEqn) -> int:
+    """Return the same of one operation; 0: it is neither a matrix product nor a convolution."""
     if eqn.primitive.name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
         shape = _shape(eqn.invars[0])
@@ -31,8 +37,7 @@ def _of(eqn: jax_api.JaxprEqn) -> int:
         kernel = _shape(eqn.invars[1])
         out_channels = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
         return 2 * math.prod(_shape(eqn.outvars[0])) * math.prod(kernel) // max(out_channels, 1)
-    times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-    return times * sum(map(flops, jax_api.subjaxprs(eqn)))
+    return 0
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ Everything else in the package uses names that JAX documents as public on both e
 range (0.10.2 and 0.12). What is imported here is listed with the reason why it is needed.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import (
+    config,  # lets a compiled program that is kept tell the lines of another file, or not
     core,  # the one place that says whether a trace is under way, where no argument tells
     distributed,  # its client is the only barrier that has a timeout
     mesh as meshes,  # what `with mesh:` entered
+    source_info_util as source,  # says which line an operation that is bound again comes from
     xla_bridge,  # says whether devices were started, without starting them, and lets CPU's network be told its address
 )
 from jax._src.lax import lax  # the one way to a weak type
@@ -28,7 +31,7 @@ from jax.extend.core import (
     get_opaque_trace_state,
     jaxpr_as_fun,
 )
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, partial_eval
 
 __all__ = [
     "ClosedJaxpr",
@@ -52,6 +55,8 @@ __all__ = [
     "element_struct",
     "entered_devices",
     "evaluate",
+    "frames_of",
+    "from_its_line",
     "gathered_from_processes",
     "get_opaque_trace_state",
     "has_effects",
@@ -63,6 +68,7 @@ __all__ = [
     "is_transposed",
     "jaxpr_as_fun",
     "line_of",
+    "lines_kept",
     "manual_axes",
     "map_jaxprs",
     "of_first_process",
@@ -80,6 +86,7 @@ __all__ = [
     "weak",
     "with_copies",
     "without_constants",
+    "without_dead",
     "without_unread",
 ]
 
@@ -231,9 +238,15 @@ def trace(fn: Callable[..., Any], avals: Sequence[Any], axis_env: Mapping[str, i
 
 def bind(eqn: JaxprEqn, params: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
     """Apply an equation's primitive to other operands, in the context the equation was traced in."""
-    with eqn.ctx.manager:
+    with from_its_line(eqn), eqn.ctx.manager:
         results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(dict(params)))
     return results if eqn.primitive.multiple_results else [results]
+
+
+def from_its_line(eqn: JaxprEqn) -> Any:
+    """Return a context in which what is bound comes from the line that an equation came from, and bears its name."""
+    info = eqn.source_info
+    return source.user_context(info.traceback, name_stack=source.current_name_stack() + info.name_stack)
 
 
 def bound_axes(eqn: JaxprEqn) -> frozenset[str]:
@@ -318,6 +331,24 @@ def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
                 yield item.jaxpr
             elif isinstance(item, Jaxpr):
                 yield item
+
+
+def without_dead(closed: ClosedJaxpr) -> Jaxpr:
+    """Return a program without what its results and effects do not need, in loops, branches and calls as well."""
+    return partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[0]
+
+
+@contextlib.contextmanager
+def lines_kept() -> Iterator[None]:
+    """Compile what has the lines of its own source: of programs on disk, JAX takes one that was made from others."""
+    with config.compilation_cache_include_metadata_in_key(True):
+        yield
+
+
+def frames_of(eqn: JaxprEqn) -> list[tuple[str, int, str]]:
+    """Return the calls that an equation comes from, the innermost first: file, line, function."""
+    frames = getattr(eqn.source_info.traceback, "frames", None) or []
+    return [(frame.file_name, frame.line_num, frame.function_name) for frame in frames]
 
 
 def line_of(eqn: JaxprEqn) -> str | None:

@@ -41,7 +41,7 @@ def here(body: ClosedJaxpr, args: Sequence[Any], names: Mapping[str, int], neste
 
 
 def _bind(eqn: JaxprEqn, params: dict[str, Any], operands: Sequence[Any], mesh: AbstractMesh) -> Sequence[Any]:
-    with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
+    with jax_api.from_its_line(eqn), eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
         results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(dict(params)))
     return results if eqn.primitive.multiple_results else [results]
 

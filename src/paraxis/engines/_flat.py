@@ -48,6 +48,7 @@ class Step:
     ctx: Any
     line: str
     effects: Any
+    source_info: Any
 
     @property
     def name(self) -> str:
@@ -161,7 +162,7 @@ class _Reader:
             consts = [self._constant(value) for value in body.consts]
             return self.read(jax_api.without_constants(body)[0].jaxpr, [*consts, *operands], line)
         outs = [Value(v.aval) for v in eqn.outvars]
-        step = Step(eqn.primitive, dict(eqn.params), operands, outs, eqn.ctx, line, eqn.effects)
+        step = Step(eqn.primitive, dict(eqn.params), operands, outs, eqn.ctx, line, eqn.effects, eqn.source_info)
         if eqn.primitive is maps.map_p and eqn.params["axis"] == self.axis:
             self._map(step)
         else:
@@ -228,7 +229,7 @@ class _Reader:
         step.invars = [*step.invars, *(totals[v] for v in sent), *rows]
 
     def _add(self, primitive: Any, params: dict[str, Any], invars: list[Atom], outs: list[Value], of: Step) -> None:
-        self.steps.append(Step(primitive, params, invars, outs, of.ctx, of.line, frozenset()))
+        self.steps.append(Step(primitive, params, invars, outs, of.ctx, of.line, frozenset(), of.source_info))
 
 
 def _line(eqn: JaxprEqn, step: Step) -> str:

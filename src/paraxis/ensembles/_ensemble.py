@@ -252,9 +252,13 @@ class Ensemble:
 
         It is the program of all members if they run together, or that of one member if they run separately.
         """
+        return self._trace_train(step, *args, in_axes=in_axes).lower()
+
+    @_on_own_devices
+    def _trace_train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
         placed = _arguments.place("ensemble.lower", args, in_axes, self._population.placement)
         program = self._population.train_program(step, placed)
-        return program.lower([self._state, *placed.rows], [placed.shared])
+        return program.trace([self._state, *placed.rows], [placed.shared])
 
     @arguments.named()
     @_on_own_devices

@@ -89,13 +89,13 @@ class Program:
             operands = ready(operands)
         return Stacked(self._placement, self._stacked(*operands))
 
-    def lower(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> Any:
-        """Lower what is run, like ``jax.jit(f).lower``: for all rows if they are together, else for the first."""
+    def trace(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> Any:
+        """Trace what is run, like ``jax.jit(f).trace``: for all rows if they are together, else for the first."""
         if self._lower(own, shared) == "dispatch":
-            return self._separate.lower(
+            return self._separate.trace(
                 *(members.as_separate().rows[0] for members in own), *(x.copies[0] for x in shared)
             )
-        return self._stacked.lower(*self._operands(own, shared))
+        return self._stacked.trace(*self._operands(own, shared))
 
     def small(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> bool:
         """Return whether one row's work is small, and best done in loops and vectorised."""

@@ -101,11 +101,14 @@ def pmap(
                 raise
             return pytrees.opened(compiled(*moved[0], **moved[1]))
 
-    def lower(*args: Any, **kwargs: Any) -> Any:
+    def trace(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = sealed(args, kwargs)
-        return compiled.lower(*args, **kwargs)
+        return compiled.trace(*args, **kwargs)
 
-    call.lower = lower  # pyright: ignore[reportFunctionMemberAccess]
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        return trace(*args, **kwargs).lower()
+
+    vars(call).update(lower=lower, _trace=trace)
     return call
 
 

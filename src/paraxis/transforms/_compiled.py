@@ -65,8 +65,11 @@ class Compiled(Wrapped[_P, _R], Generic[_P, _R]):
     @arguments.named()
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Return the program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
+        return self._trace(*args, **kwargs).lower()
+
+    def _trace(self, *args: Any, **kwargs: Any) -> Any:
         _, _, program, state, _, given, named = self._ready(args, kwargs)
-        return program.jitted.lower(*state, *given, **named)
+        return program.jitted.trace(*state, *given, **named)
 
     @abc.abstractmethod
     def _run(self, binding: Binding, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -1,6 +1,8 @@
 """Calls of assertions, and of what starts processes."""
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +20,36 @@ from tests.wrong_calls._values import (
     items,
     none,
     number,
+    one_of,
     optional,
+    path,
     rows,
     text,
     tree,
 )
 
 ROWS = px.Axis("rows", 8)
+KINDS = (
+    "gather",
+    "redundant",
+    "padding",
+    "replicated",
+    "constant",
+    "undonated",
+    "unused_donation",
+    "unjoined",
+    "uneven",
+)
 HERE = __file__
 NOTHING = str(Path(__file__).parents[1] / "_nothing.py")
 NOT_RUN = ("a tracer that escaped", "a deleted array")  # what is only lowered is not looked into
+
+
+@functools.cache
+def explained() -> Any:
+    return px.explain(own.plus)(jax.ShapeDtypeStruct((8,), jnp.float32))
+
+
 COUNTS = {
     name: (0, optional(count(0)))
     for name in [
@@ -47,6 +69,13 @@ CALLS = [
         lambda: {"*fn": (own.plus, function), "*args[0]": (jnp.ones(8), either(tree, instance(jax.ShapeDtypeStruct)))},
         left_out=NOT_RUN,
     ),
+    Call("px.explain", px.explain, lambda: {"*fn": (own.plus, function)}),
+    Call(
+        "Report.found",
+        lambda **k: explained().found(**k),
+        lambda: {"kind": ("gather", one_of(*KINDS))},
+    ),
+    Call("Report.save", lambda **k: explained().save(**k), lambda: {"path": ("saved", path)}, documented=(OSError,)),
     Call("reports.of_program", reports.of_program, lambda: {"text": ("", lambda v: isinstance(v, str))}),
     Call(
         "testing.assert_communication",

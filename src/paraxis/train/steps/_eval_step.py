@@ -53,6 +53,10 @@ class EvalStep:
         devices, run, used, laid_out = self._placed(state, batch)
         return devices.run(run.lower, used, laid_out)
 
+    def _trace(self, state: TrainState, batch: Any) -> Any:
+        devices, run, used, laid_out = self._placed(state, batch)
+        return devices.run(run.trace, used, laid_out)
+
     def _placed(self, state: TrainState, batch: Any) -> tuple[_rows.Devices, PerKind, TrainState, Batch]:
         _rows.refuse_tracing("eval_step", "evaluate")
         _rows.require_state("eval_step", state, TrainState)

@@ -33,6 +33,9 @@ class PerKind:
     def lower(self, *args: Any) -> Any:
         return self._of(args).lower(*args)
 
+    def trace(self, *args: Any) -> Any:
+        return self._of(args).trace(*args)
+
     def _of(self, args: Any) -> Any:
         # A partial of its own: JAX keeps what it compiles with the function, and lets it go with that.
         numbers = tuple(range(self._static))

@@ -81,6 +81,10 @@ class TrainStep:
         devices, run, state, batch = self._placed(state, batch)
         return devices.run(run.lower, state, batch)
 
+    def _trace(self, state: TrainState, batch: Any) -> Any:
+        devices, run, state, batch = self._placed(state, batch)
+        return devices.run(run.trace, state, batch)
+
     @property
     def depends_on(self) -> dict[str, Any]:
         """What the numbers that it gives depend on, by the names of :func:`train_step`'s arguments."""

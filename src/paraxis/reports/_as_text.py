@@ -1,0 +1,124 @@
+"""A report as text, for a terminal."""
+
+from collections.abc import Iterator, Sequence
+
+from paraxis.reports import _units
+from paraxis.reports._lines import Line
+from paraxis.reports._values import Collective, Contents, Layout, LineWork
+
+_MOST = 12
+"""The most lines of a list; of longer ones, how many are left out."""
+_CODE = 60
+"""The most letters of a line's code."""
+
+
+def of(report: Contents) -> str:
+    """Return the whole report."""
+    return "\n".join(line.rstrip() for part in (_head, _sent, _computed, _held, _lies, _found) for line in part(report))
+
+
+def _head(report: Contents) -> Iterator[str]:
+    lowered, compiled = report.seconds
+    devices = _units.of(report.num_devices, "device")
+    yield f"{report.name} on {devices}; traced in {lowered:.2f} s, compiled in {compiled:.2f} s"
+
+
+def _sent(report: Contents) -> Iterator[str]:
+    yield ""
+    if not report.collectives:
+        yield "Sends nothing"
+    else:
+        count, total = _units.of(len(report.collectives), "collective"), _units.size(report.total_bytes)
+        yield f"Sends {total} per device in {count}"
+        yield from _table([sent(collective) for collective in report.collectives])
+    if report.callbacks:
+        yield f"Calls Python from {', '.join(str(line or '?') for line in report.callbacks)}"
+
+
+def sent(c: Collective) -> list[str]:
+    """Return a collective's cells: total, each, kind and shape, along, whose, where, code."""
+    often = f"{c.times:,} × " if c.times > 1 else ""
+    each = f"{often}{_units.size(c.bytes)}" + ("" if c.is_certain else " per turn")
+    along = f"along {', '.join(c.axes)}" if c.axes else f"of {c.group_size} devices"
+    whose = c.verb or ("written" if c.is_written else "compiler")
+    side = ", backward" if c.is_backward else ""
+    return [each, f"{c.kind} {c.shape}", along, whose + side, str(c.line or ""), code(c.line)]
+
+
+def code(line: Line | None) -> str:
+    """Return the text of a line, cut if it is long."""
+    text = line.code if line else ""
+    return text if len(text) <= _CODE else f"{text[: _CODE - 2]} …"
+
+
+def _computed(report: Contents) -> Iterator[str]:
+    yield ""
+    yield computed(report)
+    if len(report.work.lines) > 1 or report.work.flops:
+        yield from _table([line_work(line) for line in report.work.lines])
+    if report.work.uncounted:
+        yield f"  not counted: {', '.join(report.work.uncounted)}"
+
+
+def computed(report: Contents) -> str:
+    """Return the sentence about the work of one device."""
+    work = report.work
+    if not work.flops:
+        return "Computes no matrix products or convolutions"
+    share = f", {work.factor:.2f} × an equal share" if work.factor else ""
+    open_ = "" if work.is_certain else ", counting one turn of a loop without a known end"
+    return f"Computes {_units.amount(work.flops)} per device in products and convolutions{share}{open_}"
+
+
+def line_work(line: LineWork) -> list[str]:
+    """Return a line's cells: work, of its share, where, code."""
+    share = f"{line.flops / line.share:.2f} × its share" if line.share else ""
+    return [_units.amount(line.flops), share, str(line.line or "elsewhere"), code(line.line)]
+
+
+def _held(report: Contents) -> Iterator[str]:
+    yield ""
+    yield held(report)
+
+
+def held(report: Contents) -> str:
+    """Return the sentence about the memory of one device."""
+    memory = report.memory
+    limit = f" of {_units.size(memory.limit)}" if memory.limit else ""
+    parts = {"arguments": memory.arguments, "results": memory.results, "temporaries": memory.temporaries}
+    text = ", ".join(f"{name} {_units.size(size)}" for name, size in parts.items())
+    donated = f"; {_units.size(memory.donated)} of the results lie where arguments were" if memory.donated else ""
+    return f"Holds {_units.size(memory.peak)}{limit} per device: {text}{donated}"
+
+
+def _lies(report: Contents) -> Iterator[str]:
+    for title, arrays in (("Arguments", report.arguments), ("Results", report.results)):
+        if arrays:
+            yield ""
+            yield title
+            yield from _table([layout(array) for array in arrays])
+
+
+def layout(array: Layout) -> list[str]:
+    """Return an array's cells: name, dtype, how it is cut, bytes on one device."""
+    donated = "donated" if array.is_donated else ""
+    return [array.name, array.dtype, str(array), f"{_units.size(array.bytes_per_device)} per device", donated]
+
+
+def _found(report: Contents) -> Iterator[str]:
+    yield ""
+    yield "Findings" if report.findings else "No findings"
+    for number, finding in enumerate(report.findings, 1):
+        yield f"  {number}. {finding.text}"
+        if finding.line:
+            yield f"     {finding.line}   {code(finding.line)}"
+        yield f"     → {finding.write}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows[:_MOST]:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
+        yield "  " + "  ".join(cells)
+    if len(rows) > _MOST:
+        yield f"  … {len(rows) - _MOST:,} more"

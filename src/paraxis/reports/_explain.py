@@ -1,0 +1,232 @@
+"""The report on a function: it is traced, lowered and compiled, as a call would do, and its text is read."""
+
+import dataclasses
+import functools
+import inspect
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from paraxis._calls import arguments, pytrees
+from paraxis._core import jax_api
+from paraxis.reports import _findings, _layouts, _lines, _meshes, _text, _work
+from paraxis.reports._report import Report
+from paraxis.reports._values import Collective, Layout, LineWork, Memory, Work
+
+_WRITTEN = re.compile(
+    r"(unreduced_)?(psum(2|_invariant|_scatter)?|pmax|pmin|pbroadcast|ppermute|all_gather(_invariant|_reduced)?"
+    r"|(ragged_)?all_to_all|reduce_scatter)"
+)
+"""JAX's names of collectives that a program asks for itself."""
+
+
+@arguments.named()
+def explain(fn: Callable[..., Any]) -> Callable[..., Report]:
+    """Return a function of the same arguments that reports what a call sends, computes and holds; nothing is run.
+
+    It compiles the function for its arguments, as a call would, and reads the compiled program. So it tells what runs,
+    with what the compiler has put in, and which line of the source asks for it.
+
+    Args:
+        fn: any function of arrays; what ``jax.jit`` returns, with its shardings and donations; a program; a transform
+            such as :class:`Parallel`; what :func:`train_step` returns; a bound method such as ``ensemble.train``; an
+            NNX module, or a model that is a callable pytree.
+
+    Returns:
+        A function. Its arguments are those of ``fn``, with ``jax.ShapeDtypeStruct`` in place of arrays where the values
+        do not matter; give these a ``sharding`` to say how they lie. Of a plain function's arguments, arrays and
+        numbers are traced, and all others, such as text, ``True`` and functions, are constants. It returns a
+        :class:`paraxis.reports.Report`.
+
+    Raises:
+        TypeError: if ``fn`` cannot be called. The report's function raises what tracing or compiling ``fn`` raises.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, paraxis as px
+        >>> clients = px.Axis("clients", 8)
+        >>> def average(x):
+        ...     return px.reduce_mean(px.map_fn(jnp.sin, x, clients), clients)
+        >>> report = px.explain(average)(jax.ShapeDtypeStruct((8, 1000), jnp.float32))
+        >>> [(c.kind, c.bytes, c.axes, c.verb) for c in report.collectives]
+        [('all_reduce', 4000, ('clients',), 'px.reduce_mean')]
+    """
+    arguments.function("explain", "fn", fn, "px.explain(lambda x: …)(x)")
+
+    @functools.wraps(fn, updated=())
+    def explained(*args: Any, **kwargs: Any) -> Report:
+        return _report(fn, args, kwargs)
+
+    return explained
+
+
+def _report(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Report:
+    start = time.perf_counter()
+    with jax_api.lines_kept():
+        closed, lowered, names = _lowered(fn, args, kwargs)
+        middle = time.perf_counter()
+        compiled = lowered.compile()
+    seconds = middle - start, time.perf_counter() - middle
+    program = _text.Program(compiled.as_text() or "")
+    jaxpr = jax_api.without_dead(closed) if closed is not None else None
+    given, results = _layouts.of(compiled, lowered, names)
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    meshes = tuple(_meshes.used(jaxpr, shardings, program.num_devices))
+    report = Report(
+        name=_name(fn),
+        num_devices=program.num_devices,
+        collectives=_collectives(program, meshes, given),
+        work=_work_of(program, jaxpr),
+        memory=_memory(compiled),
+        arguments=given,
+        results=results,
+        callbacks=tuple(_work.calls_python(jaxpr)) if jaxpr is not None else (),
+        seconds=seconds,
+    )
+    seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info)
+    return dataclasses.replace(report, findings=_findings.of(seen))
+
+
+# --- lowered, whatever it is ---------------------------------------------------------------------------------------
+
+
+def _lowered(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Sequence[str] | None]:
+    """Return the jaxpr if there is one, the lowered program, and the names of its arguments if they are known."""
+    method = _method(fn)
+    if method is not None:
+        traced = method(*args, **kwargs)
+        jaxpr, lowered = getattr(traced, "jaxpr", None), traced.lower()
+        names = None if jaxpr is None else jaxpr.jaxpr.debug_info.arg_names
+        return jaxpr, getattr(lowered, "lowered", lowered), names
+    if hasattr(fn, "lower"):  # somebody else's
+        lowered = fn.lower(*args, **kwargs)
+        return None, getattr(lowered, "lowered", lowered), None  # as Equinox and NNX have it
+    return _flattened(fn, args, kwargs)
+
+
+def _method(fn: Any) -> Any:
+    """Return what traces a function without running it, as the function itself would."""
+    if _is_of_modules(fn) and not hasattr(fn, "_trace"):
+        from paraxis.transforms import Jit  # which needs NNX
+
+        fn = Jit(fn)
+    owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
+    own = getattr(fn, "_trace", None) or getattr(owner, f"_trace_{name}", None)
+    return own or (fn.trace if hasattr(fn, "trace") and hasattr(fn, "lower") else None)
+
+
+def _is_of_modules(fn: Any) -> bool:
+    """Return whether a function is an NNX module, or one of our transforms of them."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and (isinstance(fn, nnx.Module) or type(fn).__module__.startswith("paraxis.transforms."))
+
+
+def _flattened(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Sequence[str]]:
+    """Return the same of a plain function, or a model; what is no array among its arguments is constant."""
+    called = fn
+    if pytrees.is_model(fn):  # its arrays are arguments, too
+        args, called = (fn, *args), lambda fn, *args, **kwargs: fn(*args, **kwargs)
+    sealed = pytrees.sealed((tuple(args), kwargs))
+    leaves, structure = jax.tree.flatten(sealed)
+    is_array = [_is_array(leaf) for leaf in leaves]
+    names = _argument_names(called, *sealed)
+
+    def run(*given: Any) -> Any:
+        values = iter(given)
+        whole = [next(values) if moves else leaf for leaf, moves in zip(leaves, is_array, strict=True)]
+        args, kwargs = pytrees.opened(jax.tree.unflatten(structure, whole))
+        return pytrees.sealed(called(*args, **kwargs))
+
+    run.__name__ = _name(fn)
+    vars(run)["__wrapped__"] = called  # JAX's errors then name the user's function, and not this one
+    traced = jax.jit(run).trace(*(leaf for leaf, moves in zip(leaves, is_array, strict=True) if moves))
+    return traced.jaxpr, traced.lower(), [name for name, moves in zip(names, is_array, strict=True) if moves]
+
+
+def _is_array(leaf: Any) -> bool:
+    kinds = (int, float, complex, np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct)
+    return isinstance(leaf, kinds) and not isinstance(leaf, bool)
+
+
+def _argument_names(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
+    """Return the name of each leaf of the arguments."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), "args")
+    positional += [f"{rest}[{number}]" for number in range(len(args) - len(positional))]
+    given = [*zip(positional, args, strict=False), *sorted(kwargs.items())]
+    return [
+        f"{name}{jax.tree_util.keystr(p)}" for name, x in given for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]
+    ]
+
+
+def _name(fn: Any) -> str:
+    inner = getattr(fn, "func", fn)  # of a partial
+    return getattr(inner, "__name__", type(inner).__name__)
+
+
+# --- read ------------------------------------------------------------------------------------------------------------
+
+
+def _collectives(
+    program: _text.Program, meshes: tuple[_meshes.Shape, ...], given: Sequence[Layout]
+) -> tuple[Collective, ...]:
+    found = [_collective(program, operation, meshes, given) for operation in program.collectives if operation.times]
+    return tuple(sorted(found, key=lambda c: -c.total_bytes))
+
+
+def _collective(
+    program: _text.Program, operation: _text.Operation, meshes: tuple[_meshes.Shape, ...], given: Sequence[Layout]
+) -> Collective:
+    assert operation.kind is not None
+    groups, path = program.groups(operation), operation.path
+    is_permutation = operation.kind == "collective_permute"
+    axes = (_meshes.axes_of_pairs if is_permutation else _meshes.axes)(groups, meshes)
+    line, verb = _lines.nearest(program.frames_before(operation))
+    number = program.argument_of(operation)
+    return Collective(
+        kind=operation.kind,
+        shape=_text.plain(operation.shape),
+        bytes=_text.sent_bytes(program, operation),
+        times=operation.times,
+        is_certain=operation.is_certain,
+        axes=axes,
+        group_size=program.num_devices if is_permutation else program.group_size(operation),
+        line=line,
+        verb=verb,
+        is_backward="transpose(" in path,
+        is_written=_WRITTEN.fullmatch(path.rpartition("/")[2]) is not None,
+        operand=given[number].name if number is not None and number < len(given) else None,
+    )
+
+
+def _work_of(program: _text.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
+    written, is_bounded = _work.of_jaxpr(jaxpr) if jaxpr is not None else (None, False)
+    done = _work.of_program(program, written or _work.Lines())
+    is_certain = all(op.is_certain for op in program.operations if op.opcode in _work.PRODUCTS and op.times)
+    shares: dict[_lines.Line | None, float] | None = None
+    if written is not None and is_bounded and is_certain:  # the compiler may know an end that the program does not say
+        shares = {line: flops / program.num_devices for line, flops in written.items()}
+    lines = [
+        LineWork(line, done[line], None if shares is None else shares.get(line, 0.0))
+        for line in sorted({*done, *(shares or ())}, key=lambda line: (-done[line], str(line)))
+    ]
+    share = None if shares is None else sum(shares.values())
+    return Work(sum(done.values()), share, tuple(lines), is_certain, _work.uncounted(program))
+
+
+def _memory(compiled: Any) -> Memory:
+    used = compiled.memory_analysis()
+    arguments_, results = used.argument_size_in_bytes, used.output_size_in_bytes
+    temporaries, donated = used.temp_size_in_bytes, used.alias_size_in_bytes
+    peak = max(getattr(used, "peak_memory_in_bytes", 0), arguments_ + results - donated + temporaries)
+    device = jax.tree.leaves(compiled.output_shardings or compiled.input_shardings)
+    stats = next(iter(device[0].device_set)).memory_stats() if device else None
+    return Memory(arguments_, results, temporaries, donated, peak, (stats or {}).get("bytes_limit"))

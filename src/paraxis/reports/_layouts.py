@@ -1,0 +1,63 @@
+"""How arrays lie on devices: into how many blocks each dimension is cut, and which devices hold which block."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis.reports._values import Layout
+
+
+def of(compiled: Any, lowered: Any, names: Sequence[str] | None) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    """Return the layouts of the arguments that a program uses, and those of its results."""
+    given, structure = jax.tree_util.tree_flatten_with_path(lowered.args_info)
+    if names is None or len(names) != len(given):
+        names = [_argument_name(path) for path, _ in given]
+    sides = structure.flatten_up_to(compiled.input_shardings) if given else []
+    arguments = [
+        _layout(name, info.shape, info.dtype, side, info.donated)
+        for name, (_, info), side in zip(names, given, sides, strict=True)
+        if side is not None  # nothing reads it
+    ]
+    made, structure = jax.tree_util.tree_flatten_with_path(lowered.out_info)
+    results = [
+        _layout(f"result{jax.tree_util.keystr(path)}", info.shape, info.dtype, side)
+        for (path, info), side in zip(made, structure.flatten_up_to(compiled.output_shardings), strict=True)
+    ]
+    return tuple(arguments), tuple(results)
+
+
+def _argument_name(path: Any) -> str:
+    """Return a leaf's name in a pair of positional and named arguments."""
+    part = jax.tree_util.keystr(path[1:])
+    return f"args{part}" if path[:1] and getattr(path[0], "idx", 0) == 0 else part.strip("[]'")
+
+
+def _layout(name: str, shape: Sequence[int], dtype: Any, sharding: Any, is_donated: bool = False) -> Layout:
+    shape = tuple(shape)
+    split, blocks = _blocks(sharding, shape)
+    size = 0 if dtype == jax.dtypes.float0 else _itemsize(dtype)
+    local = math.prod(-(-n // parts) for n, parts in zip(shape, split, strict=True))
+    return Layout(name, shape, str(dtype), split, blocks, math.prod(shape) * size, local * size, is_donated)
+
+
+def _itemsize(dtype: Any) -> int:
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype)).size * 4
+    return np.dtype(dtype).itemsize
+
+
+@functools.lru_cache(maxsize=1024)
+def _blocks(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return the number of blocks along each dimension, and the devices that hold each."""
+    if len(sharding.device_set) == 1:
+        return (1,) * len(shape), (tuple(device.id for device in sharding.device_set),)
+    held: dict[tuple[int, ...], list[int]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        held.setdefault(tuple(cut.start or 0 for cut in index), []).append(device.id)
+    split = tuple(len({start[axis] for start in held}) for axis in range(len(shape)))
+    return split, tuple(tuple(sorted(held[start])) for start in sorted(held))

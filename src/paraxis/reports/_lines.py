@@ -1,0 +1,94 @@
+"""The user's line behind an operation, and the verb of ours that stands in it.
+
+An operation comes from a chain of calls. The user's is the innermost one that is neither JAX's, nor ours, nor another
+library's; if there is none, as in an optimiser's step, it is a library's, and if there is none either, nobody's.
+"""
+
+import dataclasses
+import functools
+import linecache
+import os
+import sysconfig
+from collections.abc import Iterable, Sequence, Set
+from pathlib import Path
+
+import jax
+
+_OURS = f"{Path(__file__).parent.parent}{os.sep}"
+_JAX = f"{Path(jax.__file__).parent}{os.sep}"
+_DOOR = f"{Path(__file__).parent / '_explain.py'}"
+_WRAPPERS = f"{_OURS}_calls{os.sep}"
+_LIBRARIES = tuple(
+    f"{path}{os.sep}" for name in ("purelib", "platlib", "stdlib", "platstdlib") if (path := sysconfig.get_path(name))
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of a program's source.
+
+    Attributes:
+        file: where.
+        number: of the line.
+        function: around it; empty if unknown.
+    """
+
+    file: str
+    number: int
+    function: str = ""
+
+    @property
+    def code(self) -> str:
+        """The text of the line, if it can be read."""
+        return linecache.getline(self.file, self.number).strip()
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.number}"
+
+
+Behind = tuple[Line | None, str | None]
+"""A line, and the verb of ours in it."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _side(file: str) -> str:
+    if file.startswith((_JAX, "<frozen")):
+        return "jax"
+    if file.startswith(_OURS):
+        return "ours"
+    return "library" if file.startswith(_LIBRARIES) else "user"
+
+
+def behind(frames: Sequence[tuple[str, int, str]]) -> Behind:
+    """Return the line that a chain of calls, the innermost first, comes from, and the verb that is called there."""
+    inside: list[tuple[str, int, str]] = []
+    for frame in frames:
+        if frame[0] == _DOOR:  # who asks for the report is not where its operations come from
+            break
+        inside.append(frame)
+    for wanted in ("user", "library"):
+        verb = None
+        for file, number, function in inside:
+            side = _side(file)
+            if side == wanted:
+                return Line(file, number, function.rpartition(".")[2]), verb
+            if side == "ours" and not file.startswith(_WRAPPERS):
+                verb = _verb(function) or verb
+    return None, None
+
+
+def nearest(chains: Iterable[Sequence[tuple[str, int, str]]], known: Set[Line | None] = frozenset()) -> Behind:
+    """Return the same of the first chain that comes from one of the ``known`` lines, if these are known.
+
+    The compiler's passes make operations without saying whence; what is asked for is then near by.
+    """
+    for chain in chains:
+        found = behind(chain)
+        if found[0] is not None and (not known or found[0] in known):
+            return found
+    return (next(iter(known)), None) if len(known) == 1 else (None, None)
+
+
+def _verb(function: str) -> str | None:
+    name = function.partition(".<locals>")[0]
+    return None if name.startswith("_") else f"px.{name}"

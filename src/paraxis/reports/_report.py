@@ -1,0 +1,62 @@
+"""A report, as users have it: what is in it, and how it looks."""
+
+import dataclasses
+from pathlib import Path
+
+from paraxis._calls import arguments
+from paraxis._host import files
+from paraxis.reports import _as_html, _as_text
+from paraxis.reports._values import Contents
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report(Contents):
+    """What a compiled function sends, computes and holds, and what could be better; made by :func:`paraxis.explain`.
+
+    ``print(report)`` shows it, a notebook as a page, and :meth:`save` writes that page to a file.
+
+    Attributes:
+        name: of the function.
+        num_devices: on which it runs.
+        collectives: what it sends, most bytes first; each has ``kind``, ``shape``, ``bytes``, ``times``,
+            ``total_bytes``, ``axes``, ``line``, ``verb``, ``is_backward`` and ``is_written``.
+        work: what it computes: ``flops`` and ``share`` of one device, and ``lines`` with the same.
+        memory: what one device holds: ``arguments``, ``results``, ``temporaries``, ``donated``, ``peak``, ``limit``.
+        arguments: how each lies: ``name``, ``shape``, ``split``, ``blocks``, ``copies``, ``bytes_per_device``.
+        results: likewise.
+        callbacks: the lines that call Python while it runs.
+        seconds: what tracing and lowering took, and what compiling took.
+        findings: what could be better, worst first: ``kind``, ``text``, ``line``, ``write`` and ``weight``.
+    """
+
+    def __repr__(self) -> str:
+        num = len(self.findings)
+        return f"<report on {self.name}: {self.communication}; {num} finding{'' if num == 1 else 's'}>"
+
+    def __str__(self) -> str:
+        return _as_text.of(self)
+
+    def _repr_html_(self) -> str:
+        return _as_html.part(self)
+
+    @arguments.named()
+    def save(self, path: str | Path) -> None:
+        """Write the report as one HTML file that needs nothing else.
+
+        Args:
+            path: of the file, such as ``"report.html"``. One that is there is replaced, whole.
+
+        Raises:
+            OSError: if it cannot be written.
+
+        Example:
+            >>> import jax.numpy as jnp, os, paraxis as px, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = os.path.join(folder, "report.html")
+            ...     px.explain(jnp.sin)(jnp.ones(3)).save(path)
+            ...     os.path.exists(path)
+            True
+        """
+        arguments.path("save", "path", path, write="'report.html'")
+        with files.replaced(Path(path)) as file:
+            file.write(_as_html.page(self).encode())

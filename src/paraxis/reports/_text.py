@@ -1,0 +1,361 @@
+"""The text of a compiled program (XLA's HLO), read: which operations it has, how often each runs, and whence it comes.
+
+A program's text is a list of computations, callees before callers; each is a list of operations. One that stands in
+the body of a loop runs as often as the loop does, if the compiler knows how often that is.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+KINDS: tuple[str, ...] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "collective_permute",
+    "collective_broadcast",
+)
+
+Groups = tuple[tuple[int, ...], ...]
+Frame = tuple[str, int, str]
+"""A file, the number of a line in it, and the name of the function."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An operation of a program.
+
+    Attributes:
+        name: unique in the program.
+        shape: of the result, as text.
+        opcode: such as ``"dot"``; of an asynchronous pair, the one that starts it, without ``-start``.
+        starts: whether it is the start of an asynchronous pair.
+        text: the whole line.
+        computation: number of the one that it stands in.
+        times: how often the program runs it, loops multiplied.
+        is_certain: whether ``times`` is known; if not, a loop without a known end counts as one turn.
+    """
+
+    name: str
+    shape: str
+    opcode: str
+    starts: bool
+    text: str
+    computation: int
+    times: int = 1
+    is_certain: bool = True
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of collective that it is, one of :data:`KINDS`."""
+        name = self.opcode.replace("-", "_").removeprefix("ragged_")
+        return name if name in KINDS else None
+
+    @property
+    def path(self) -> str:
+        """JAX's name of it, such as ``jit(f)/transpose(jvp())/reduce_sum``."""
+        found = _PATH.search(self.text)
+        return found[1] if found else ""
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of its operands."""
+        start = self.text.find("(", self.text.find(f" {self.opcode}", self.text.find(self.shape) + len(self.shape)))
+        end = self.text.find(")", start)
+        return _NAME.findall(self.text[start:end])
+
+
+class Program:
+    """A compiled program's operations, in the order of its text."""
+
+    def __init__(self, text: str) -> None:
+        devices = _PARTITIONS.search(text)
+        self.num_devices = int(devices[1]) if devices else 1
+        self.has_devices = devices is not None
+        self.aliased = frozenset(int(number) for number in _ALIAS.findall(text.partition("\n")[0]))
+        self._tables = _tables(text)
+        computations, has_entry = _operations(text)
+        self._last = {c.name: c.operations[-1].opcode for c in computations if c.operations}
+        self.operations = _counted(computations, has_entry)
+        self._by_name = {operation.name: operation for operation in self.operations}
+        numbers = {computation.name: number for number, computation in enumerate(computations)}
+        self._callers = {
+            numbers[callee]: op for op in self.operations for callee in _callees(op.text) if callee in numbers
+        }
+
+    @property
+    def collectives(self) -> list[Operation]:
+        """Those operations that exchange something."""
+        return [op for op in self.operations if op.kind is not None and self.group_size(op) != 1]
+
+    def find(self, name: str) -> Operation | None:
+        return self._by_name.get(name)
+
+    def group_size(self, operation: Operation) -> int:
+        """Return the number of devices that take part together; 0: the text does not say."""
+        found = groups(operation.text)
+        return max(map(len, found)) if found else self.num_devices if self.has_devices else 0
+
+    def groups(self, operation: Operation) -> Groups:
+        """Return the numbers of the devices that take part together."""
+        return groups(operation.text) or (tuple(range(self.num_devices)),)
+
+    def reduces_by(self, operation: Operation) -> str:
+        """Return the name of the operation by which a reduction combines two values."""
+        found = _TO_APPLY.search(operation.text)
+        return self._last.get(found[1], "") if found else ""
+
+    def frames(self, operation: Operation) -> list[Frame]:
+        """Return the calls that an operation comes from, the innermost first; none if a pass has not kept them."""
+        text = operation.text
+        if by_table := _FRAME_ID.search(text):
+            return self._tables.chain(by_table[1])
+        alone = _SOURCE.search(text)
+        return [(alone[1], int(alone[2]), "")] if alone else []
+
+    def frames_before(self, operation: Operation) -> Iterator[list[Frame]]:
+        """Yield the frames of an operation, and of some of those that its operands come from, the nearest first."""
+        for found in itertools.islice(self._before(operation), 24):
+            if frames := self.frames(found):
+                yield frames
+
+    def _before(self, operation: Operation) -> Iterator[Operation]:
+        """Yield an operation and those that it comes from, breadth first."""
+        queue, seen = [operation], {operation.name}
+        while queue:
+            yield (first := queue.pop(0))
+            names = first.operands
+            if first.opcode == "parameter" and first.computation in self._callers:  # as in a fusion
+                names = [self._callers[first.computation].name]
+            fresh = [name for name in names if name not in seen]
+            seen.update(fresh)
+            queue += [self._by_name[name] for name in fresh if name in self._by_name]
+
+    def argument_of(self, operation: Operation) -> int | None:
+        """Return the number of the argument that the first operand is, perhaps moved, renamed or converted."""
+        for _ in range(8):
+            names = operation.operands
+            found = self._by_name.get(names[0]) if names else None
+            if found is None or found.opcode not in ("bitcast", "convert", "copy", "parameter", "reshape", "fusion"):
+                return None
+            if found.opcode == "parameter":
+                entry = self.operations[-1].computation
+                number = _PARAMETER.search(found.text)
+                return int(number[1]) if number and found.computation == entry else None
+            if found.opcode == "fusion" and len(found.operands) != 1:
+                return None
+            operation = found
+        return None
+
+    def depends(self, operation: Operation, on: Operation) -> bool:
+        """Return whether an operation needs another's result, in the same computation."""
+        return any(found is on for found in itertools.islice(self._before(operation), 1, None))
+
+
+# --- operations --------------------------------------------------------------------------------------------------
+
+_OPERATION = re.compile(
+    r"^\s*(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+)\s+(?P<opcode>[a-z][\w\-]*?)(?P<start>-start)?\("
+)
+_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|true_computation|false_computation|branch_computations|called_computations)="
+    r"(\{[^}]*\}|%?[\w.\-]+)"
+)
+_TO_APPLY = re.compile(r"to_apply=%?([\w.\-]+)")
+_NAME = re.compile(r"%([\w.\-]+)")
+_TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
+_PATH = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_PARAMETER = re.compile(r" parameter\((\d+)\)")
+_PARTITIONS = re.compile(r"num_partitions=(\d+)")
+_ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Computation:
+    name: str
+    operations: list[Operation]
+    is_entry: bool
+
+
+def _operations(text: str) -> tuple[list[_Computation], bool]:
+    """Return the computations, and whether one of them is said to be where the program begins."""
+    found = [_Computation("", [], False)]  # a piece of a program need not say which computation it is of
+    for line in text.splitlines():
+        if not line.startswith(" ") and (heading := _COMPUTATION.match(line)):
+            found.append(_Computation(heading["name"], [], heading["entry"] is not None))
+        elif match := _OPERATION.match(line):
+            is_start = match["start"] is not None
+            operation = Operation(match["name"], match["shape"], match["opcode"], is_start, line, len(found) - 1)
+            found[-1].operations.append(operation)
+    return found, any(computation.is_entry for computation in found)
+
+
+def _counted(computations: list[_Computation], has_entry: bool) -> list[Operation]:
+    """Return all operations with how often each runs: callees stand before their callers."""
+    times = {c.name: 1 if c.is_entry or not has_entry else 0 for c in computations}
+    certain = {c.name: True for c in computations}
+    counted: list[list[Operation]] = []
+    for computation in reversed(computations):
+        runs, is_certain = times[computation.name], certain[computation.name]
+        counted.append([dataclasses.replace(op, times=runs, is_certain=is_certain) for op in computation.operations])
+        if not has_entry:
+            continue
+        for operation in computation.operations:
+            trips = 1
+            if operation.opcode == "while":
+                known = _TRIPS.search(operation.text)
+                trips, known_here = (int(known[1]), True) if known else (1, False)
+            else:
+                known_here = True
+            for callee in _callees(operation.text):
+                if callee in times:
+                    times[callee] += runs * trips
+                    certain[callee] &= is_certain and known_here
+    return [operation for part in reversed(counted) for operation in part]
+
+
+def _callees(text: str) -> Iterator[str]:
+    """Yield the names of the computations that an operation runs."""
+    if "=%" in text or "={%" in text:
+        for called in _CALLED.findall(text):
+            yield from (name.lstrip("%") for name in called.strip("{}").split(", "))
+
+
+# --- sizes -------------------------------------------------------------------------------------------------------
+
+_ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*\w*)\[(?P<dims>[\d,]*)\]")
+
+
+def sent_bytes(program: Program, operation: Operation) -> int:
+    """Return what a device gives to a collective or gets from it, whichever is larger; of several arrays, all."""
+    sizes = [_array_bytes(m["dtype"], m["dims"]) for m in _ARRAY.finditer(operation.shape)]
+    if operation.starts and operation.kind in ("all_gather", "collective_permute"):  # (operands, results, …)
+        return max(sizes, default=0)
+    return sum(sizes) * (program.group_size(operation) if operation.kind == "reduce_scatter" else 1)
+
+
+def dims(shape: str) -> tuple[int, ...]:
+    """Return the dimensions of an array, of a tuple's first one."""
+    found = _ARRAY.search(shape)
+    return tuple(int(dim) for dim in found["dims"].split(",") if dim) if found else ()
+
+
+def plain(shape: str) -> str:
+    """Return the text of a shape without what it says about layouts."""
+    parts = [m[0] for m in _ARRAY.finditer(shape)]
+    return ", ".join(parts) if len(parts) < 4 else f"{parts[0]}, … ({len(parts)} arrays)"
+
+
+def _array_bytes(dtype: str, dims: str) -> int:
+    elements = math.prod(int(dim) for dim in dims.split(",") if dim)
+    return elements * _bits(dtype) // 8
+
+
+@functools.lru_cache
+def _bits(dtype: str) -> int:
+    if dtype == "pred":
+        return 8
+    digits = re.search(r"\d+", dtype)
+    return int(digits[0]) if digits else 0
+
+
+# --- who takes part ----------------------------------------------------------------------------------------------
+
+# Written in one of four ways: every group in full, {{0,1},{2,3}}; as rows of a range that is reshaped and transposed,
+# [2,2]<=[2,2]T(1,0); by axes of a mesh, mesh['d'=4,'m'=2] {'m'}, where 'd':(1)2 is a part of an axis; or as pairs.
+_LISTED = re.compile(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}")
+_RESHAPED = re.compile(r"replica_groups=\[(\d+),(\d+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?)?")
+_BY_AXES = re.compile(r"replica_groups=mesh\[(?P<mesh>[^\]]*(?:\[[^\]]*\][^\]]*)*)\]\s*\{(?P<axes>[^}]*)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{(\{\d+,\d+\}(?:,\{\d+,\d+\})*)\}")
+
+
+def groups(text: str) -> Groups:
+    """Return the numbers of the devices that take part together, as an operation's text says it; ``()``: all."""
+    if reshaped := _RESHAPED.search(text):
+        count, size, source, order = int(reshaped[1]), int(reshaped[2]), reshaped[3], reshaped[4]
+        ids = _arranged(_ints(source) if source else [count * size], _ints(order) if order else None)
+        return tuple(tuple(ids[i * size : (i + 1) * size]) for i in range(count))
+    if listed := _LISTED.search(text):
+        return tuple(tuple(_ints(group)) for group in listed[1].strip("{}").split("},{"))
+    if by_axes := _BY_AXES.search(text):
+        return _along(by_axes["mesh"], by_axes["axes"])
+    if pairs := _PAIRS.search(text):
+        return tuple(tuple(_ints(pair)) for pair in pairs[1].strip("{}").split("},{"))
+    return ()
+
+
+def _ints(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def _arranged(sizes: Sequence[int], order: Sequence[int] | None) -> list[int]:
+    """Return the numbers from 0 on, reshaped to ``sizes``, transposed, and flat again."""
+    order = range(len(sizes)) if order is None else order
+    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    places = itertools.product(*(range(sizes[axis]) for axis in order))
+    return [sum(i * strides[axis] for i, axis in zip(place, order, strict=True)) for place in places]
+
+
+def _along(mesh: str, axes: str) -> Groups:
+    """Return the groups along axes of a mesh, or along parts of them."""
+    sizes: dict[str, int] = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
+    cuts: dict[str, tuple[int, int]] = {}
+    for name, before, part in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes):
+        cuts[name] = (int(before), int(part)) if part else (1, sizes[name])
+    finer: list[tuple[int, bool]] = []
+    for name, size in sizes.items():
+        before, part = cuts.get(name, (1, 1))
+        finer += [(before, False), (part, name in cuts), (size // (before * part), False)]
+    shape = [size for size, _ in finer]
+    order = [i for i, (_, along) in enumerate(finer) if not along] + [i for i, (_, along) in enumerate(finer) if along]
+    ids = _arranged(shape, order)
+    if permuted := re.search(r"device_ids=\(?\[([\d,]+)\](?:T\(([\d,]+)\))?", mesh):
+        devices = _arranged(_ints(permuted[1]), _ints(permuted[2]) if permuted[2] else None)
+        ids = [devices[i] for i in ids]
+    size = math.prod(size for size, along in finer if along)
+    return tuple(tuple(ids[i : i + size]) for i in range(0, len(ids), size))
+
+
+# --- whence ------------------------------------------------------------------------------------------------------
+
+_FRAME_ID = re.compile(r"stack_frame_id=(\d+)")
+_SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
+_SECTION = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:\d+ .*\n)+)", re.MULTILINE)
+_LOCATION = re.compile(r"file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
+_PARENT = re.compile(r"file_location_id=(\d+)(?: parent_frame_id=(\d+))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tables:
+    """What stands at a program's head: frames by number, each with its place and its caller's number."""
+
+    places: Mapping[str, Frame]
+    callers: Mapping[str, str]
+
+    def chain(self, number: str) -> list[Frame]:
+        found: list[Frame] = []
+        while number in self.places and len(found) < 200:
+            found.append(self.places[number])
+            number = self.callers[number]
+        return found
+
+
+def _tables(text: str) -> _Tables:
+    sections = {name: dict(line.split(" ", 1) for line in lines.splitlines()) for name, lines in _SECTION.findall(text)}
+    frames = sections.get("StackFrames", {})
+    names = {part: sections.get(part, {}) for part in ("FileNames", "FunctionNames")}
+    locations: dict[str, Frame] = {}
+    for number, location in sections.get("FileLocations", {}).items():
+        if found := _LOCATION.search(location):
+            file, function = names["FileNames"].get(found[1], '""'), names["FunctionNames"].get(found[2], '""')
+            locations[number] = (file.strip('"'), int(found[3]), function.strip('"'))
+    pairs = {number: found for number, frame in frames.items() if (found := _PARENT.search(frame))}
+    # A frame's caller stands before it. Where a number is a frame's own, all are one too high.
+    shift = any(found[2] == number for number, found in pairs.items())
+    callers = {number: str(int(found[2] or 0) - shift) for number, found in pairs.items()}
+    return _Tables({n: locations[found[1]] for n, found in pairs.items() if found[1] in locations}, callers)

@@ -1,0 +1,24 @@
+"""Sizes and amounts as people read them."""
+
+
+def size(num_bytes: float) -> str:
+    """Return a number of bytes in powers of 1024."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:,.0f} bytes" if unit == "bytes" else f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.4g} TiB"
+
+
+def amount(number: float, unit: str = "FLOP") -> str:
+    """Return an amount in powers of 1000."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(number) < 1000:
+            return f"{number:.3g} {prefix}{unit}"
+        number /= 1000
+    return f"{number:,.4g} P{unit}"
+
+
+def of(number: int, thing: str) -> str:
+    """Return a number of things."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

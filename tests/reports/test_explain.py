@@ -1,0 +1,390 @@
+"""Reports on programs whose communication, work and memory are known: by hand, and by a reader of their own text."""
+
+import collections
+import functools
+import re
+import warnings
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+import paraxis as px
+from paraxis.reports import Report
+
+pytestmark = pytest.mark.newest
+
+HERE = Path(__file__).name
+KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
+
+
+def struct(*shape: int, dtype: Any = jnp.float32, lies: Any = None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=lies)
+
+
+@functools.cache
+def mesh(**axes: int) -> Mesh:
+    return Mesh(np.array(jax.devices()[: int(np.prod(list(axes.values())))]).reshape([*axes.values()]), (*axes,))
+
+
+def lies(over: Mesh, *spec: Any) -> NamedSharding:
+    return NamedSharding(over, P(*spec))
+
+
+def counted(fn: Any, *args: Any) -> collections.Counter[str]:
+    """The collectives of a compiled program, by a regular expression of the test's own."""
+    jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
+    text = str(jitted.lower(*args).compile().as_text())
+    return collections.Counter(name.replace("-", "_") for name in re.findall(rf" ({KINDS})(?:-start)?\(", text))
+
+
+def sent(report: Report) -> list[tuple[Any, ...]]:
+    return [(c.kind, c.bytes, c.times, c.axes) for c in report.collectives]
+
+
+def line_with(marker: str) -> int:
+    """The number of this file's line that ends with a comment."""
+    lines = Path(__file__).read_text("utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"  # {marker}"))
+
+
+# --- programs with known communication ------------------------------------------------------------------------------
+
+ROWS = px.Axis("rows", 16)
+
+
+def data_parallel(w, x, y):
+    def mean_loss(w):
+        losses = px.map_fn(lambda w, x, y: jnp.mean((x @ w - y) ** 2), (px.broadcast(w, ROWS), x, y), ROWS)  # product
+        return px.reduce_mean(losses, ROWS)
+
+    def step(w, _):
+        return w - px.reduce_max(jnp.abs(x), ROWS).max() * jax.grad(mean_loss)(w), None  # maximum
+
+    return jax.lax.scan(step, w, length=7)[0]
+
+
+def ring(x):
+    def body(x):
+        around = [(i, (i + 1) % 4) for i in range(4)]
+        return jax.lax.fori_loop(0, 3, lambda _, x: jax.lax.ppermute(x, "m", around), x)  # ring
+
+    return jax.shard_map(body, mesh=mesh(d=2, m=4), in_specs=P("d", "m"), out_specs=P("d", "m"), check_vma=False)(x)
+
+
+def exchange(x):
+    def body(x):
+        return jax.lax.psum(jax.lax.all_to_all(x, "d", 1, 0, tiled=True), ("d", "m"))
+
+    return jax.shard_map(body, mesh=mesh(d=2, m=4), in_specs=P("d"), out_specs=P(), check_vma=False)(x)
+
+
+@px.program(pods=2, clients=4)
+def nested(x):
+    within = px.map_fn(lambda x: px.reduce_max(px.map_fn(jnp.sin, x, "clients"), "clients"), x, "pods")
+    return px.reduce_sum(within, "pods")
+
+
+def tensor_parallel(a, b, x):
+    return jnp.tanh(x @ a) @ b  # hidden
+
+
+def gathered(w, x):
+    return x @ w  # weights
+
+
+TENSOR = mesh(data=2, model=4)
+FLAT = mesh(d=8)
+PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = {
+    "data-parallel steps in a loop": (
+        data_parallel,
+        (struct(8, 4), struct(16, 3, 8), struct(16, 3, 4)),
+        [("all_reduce", 8 * 4 * 4, 7, ("rows",)), ("all_reduce", 3 * 8 * 4, 1, ("rows",))],
+    ),
+    "tensor-parallel MLP": (
+        tensor_parallel,
+        (
+            struct(8, 32, lies=lies(TENSOR, None, "model")),
+            struct(32, 4, lies=lies(TENSOR, "model", None)),
+            struct(6, 8, lies=lies(TENSOR, "data", None)),
+        ),
+        [("all_reduce", 3 * 4 * 4, 1, ("model",))],
+    ),
+    "sharded weights, gathered when used": (
+        jax.jit(gathered, out_shardings=lies(FLAT, "d")),
+        (struct(16, 4, lies=lies(FLAT, "d")), struct(64, 16, lies=lies(FLAT, "d"))),
+        [("all_gather", 16 * 4 * 4, 1, ("d",))],
+    ),
+    "ring": (ring, (struct(4, 8),), [("collective_permute", 2 * 2 * 4, 3, ("m",))]),
+    "all-to-all, and a sum over all": (
+        exchange,
+        (struct(4, 6),),
+        [("all_to_all", 4 * 3 * 4, 1, ("d",)), ("all_reduce", 4 * 3 * 4, 1, ("d", "m"))],
+    ),
+    "nested axes": (
+        nested,
+        (struct(2, 4, 5),),
+        [("all_reduce", 5 * 4, 1, ("clients",)), ("all_reduce", 5 * 4, 1, ("pods",))],
+    ),
+}
+
+
+@functools.cache
+def report_on(name: str) -> Report:
+    fn, args, _ = PROGRAMS[name]
+    return px.explain(fn)(*args)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_sent_is_what_theory_says_and_what_the_text_has(name: str) -> None:
+    fn, args, expected = PROGRAMS[name]
+    report = report_on(name)
+    assert sorted(sent(report)) == sorted(expected)
+    assert report.num_devices == 8
+    assert {kind: n for kind, n in report.communication.count.items() if n} == dict(counted(fn, *args))
+    assert report.total_bytes == sum(size * times for _, size, times, _ in expected)
+
+
+def test_each_collective_has_the_line_the_verb_and_the_side() -> None:
+    steps = report_on("data-parallel steps in a loop").collectives
+    gradient, maximum = sorted(steps, key=lambda c: -c.times)
+    assert (gradient.verb, gradient.is_backward, gradient.is_written) == ("px.map_fn", True, False)
+    assert (maximum.verb, maximum.is_backward) == ("px.reduce_max", False)
+    assert [c.line.number for c in (gradient, maximum) if c.line] == [line_with("product"), line_with("maximum")]
+    assert {c.line.file for c in steps if c.line} == {__file__}
+    (permute,) = report_on("ring").collectives
+    assert permute.is_written
+    assert permute.line is not None
+    assert (str(permute.line), permute.line.function) == (f"{HERE}:{line_with('ring')}", "<lambda>")
+    assert "ppermute" in permute.line.code
+    (weights,) = report_on("sharded weights, gathered when used").collectives
+    assert (weights.operand, weights.is_written) == ("w", False)
+    assert weights.line is not None
+    assert weights.line.number == line_with("weights")
+
+
+def test_work_is_counted_by_line_with_loops_and_shared_equally() -> None:
+    work = report_on("data-parallel steps in a loop").work
+    # Forward x @ w, and in the backward pass one product for w: 2 * 3 * 8 * 4 each, 2 elements a device, 7 turns.
+    assert (work.flops, work.share, work.is_certain, work.uncounted) == (2 * 2 * 3 * 8 * 4 * 2 * 7,) * 2 + (True, ())
+    (line,) = work.lines
+    assert line.line is not None
+    assert line.line.number == line_with("product")
+    dense = report_on("tensor-parallel MLP").work
+    assert (dense.flops, dense.factor) == ((2 * 6 * 8 * 32 + 2 * 6 * 32 * 4) // 8, 1.0)
+
+
+def test_memory_is_what_the_compiler_says() -> None:
+    fn, args, _ = PROGRAMS["tensor-parallel MLP"]
+    memory: Any = report_on("tensor-parallel MLP").memory
+    expected: Any = jax.jit(fn).lower(*args).compile().memory_analysis()
+    assert memory.arguments == expected.argument_size_in_bytes == (8 * 8 + 8 * 4 + 3 * 8) * 4
+    assert memory.results == expected.output_size_in_bytes
+    assert memory.temporaries == expected.temp_size_in_bytes
+    assert memory.peak >= memory.arguments + memory.results
+    donating = px.explain(jax.jit(lambda x: x + 1, donate_argnums=0))(struct(1024))
+    assert (donating.memory.donated, donating.arguments[0].is_donated) == (4096, True)
+
+
+def test_how_arrays_lie_is_told_for_any_rank() -> None:
+    a, b, x = report_on("tensor-parallel MLP").arguments
+    assert (a.name, a.split, a.blocks, a.copies) == ("a", (1, 4), ((0, 4), (1, 5), (2, 6), (3, 7)), 2)
+    assert (b.split, b.bytes, b.bytes_per_device) == ((4, 1), 32 * 4 * 4, 8 * 4 * 4)
+    assert (x.split, x.copies, x.dtype) == ((2, 1), 4, "float32")
+    cube = px.explain(lambda x: x + 1)(struct(4, 2, 6, lies=lies(mesh(a=2, b=2, c=2), "a", "b", "c"))).arguments[0]
+    assert (cube.split, cube.blocks) == ((2, 2, 2), tuple((i,) for i in range(8)))
+    assert str(cube) == "4/2 × 2/2 × 6/2"
+
+
+def test_a_convolution_for_each_member_is_found_to_be_done_many_times() -> None:
+    def conv(x, w):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)  # convolution
+
+    gradient = jax.grad(lambda x, w: (conv(x, w) ** 2).sum(), 1)
+    members = px.Axis("members", 16, mesh=FLAT, over="d")
+    args = [struct(*shape, lies=lies(FLAT, "d")) for shape in ((16, 4, 8, 8, 1), (16, 3, 3, 1, 2))]
+    bad, good = px.explain(jax.vmap(gradient))(*args), px.explain(lambda *xs: px.map_fn(gradient, xs, members))(*args)
+    # One convolution forward and one for the kernel's gradient, of 16 members.
+    whole = 16 * 2 * (2 * 4 * 8 * 8 * 3 * 3 * 2)
+    assert bad.work.share == good.work.share == good.work.flops == whole / 8
+    assert good.findings == ()
+    assert bad.work.factor is not None
+    assert bad.work.factor > 4
+    (finding,) = bad.found("redundant")
+    assert finding.line is not None
+    assert (finding.line.number, "px.map_fn" in finding.write) == (line_with("convolution"), True)
+
+
+def test_the_gather_of_keys_that_jax_20381_asks_about_is_found_with_its_line() -> None:
+    def shuffled(rng, inputs):
+        rng = jax.random.split(rng, len(inputs))  # split
+        return jax.vmap(jax.random.permutation)(rng, inputs)
+
+    rows = lies(FLAT, "d", None, None)
+    with jax.threefry_partitionable(False):  # as it was then
+        shuffle = jax.jit(shuffled, in_shardings=(lies(FLAT), rows), out_shardings=rows)
+        report = px.explain(shuffle)(jax.random.PRNGKey(0), struct(24, 16, 2))
+    gathers = [c for c in report.collectives if c.kind == "all_gather"]
+    assert gathers
+    assert {(c.line.number, c.is_written) for c in gathers if c.line} == {(line_with("split"), False)}
+
+
+# --- whatever can be called -------------------------------------------------------------------------------------------
+
+
+def net() -> nnx.Linear:
+    return nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+
+
+def of_train_step() -> Report:
+    def loss(model, batch):
+        return ((model(batch["x"]) - batch["y"]) ** 2).mean()
+
+    state = px.TrainState.create(net(), optax.sgd(0.1))
+    batch = {"x": np.ones((20, 4), np.float32), "y": np.ones((20, 2), np.float32)}
+    report = px.explain(px.train_step(loss))(state, batch)
+    assert not state.step.is_deleted()  # nothing was run
+    return report
+
+
+def of_ensemble() -> Report:
+    ens = px.ensemble(lambda key: jax.random.normal(key, (4, 2)), 8, key=jax.random.key(0))
+    before = np.asarray(ens.stacked())
+    report = px.explain(ens.train)(lambda w, x: w - jax.grad(lambda w: (x @ w).sum())(w), jnp.ones((5, 4)))
+    np.testing.assert_array_equal(ens.stacked(), before)
+    return report
+
+
+LINEN = {"params": {"kernel": struct(4, 2), "bias": struct(2)}}
+FORMS: dict[str, tuple[Callable[[], Report], int, int]] = {
+    "function": (lambda: px.explain(lambda x: x @ x)(struct(4, 4)), 1, 2 * 4**3),
+    "partial": (lambda: px.explain(functools.partial(jnp.matmul, jnp.ones((4, 4))))(struct(4, 4)), 1, 2 * 4**3),
+    "constants": (lambda: px.explain(lambda x, how, on: x @ x if on and how else x)(struct(4, 4), "", on=1 > 0), 1, 0),
+    "Jit": (lambda: px.explain(px.Jit(net()))(struct(8, 4)), 1, 2 * 8 * 4 * 2),
+    "Parallel": (lambda: px.explain(px.Parallel(net()))(jnp.ones((16, 4))), 8, 2 * 2 * 4 * 2),
+    "NNX module": (lambda: px.explain(net())(struct(8, 4)), 1, 2 * 8 * 4 * 2),
+    "nnx.jit": (lambda: px.explain(nnx.jit(lambda net, x: net(x)))(net(), jnp.ones((8, 4))), 1, 2 * 8 * 4 * 2),
+    "Equinox module": (
+        lambda: px.explain(eqx.nn.Linear(4, 2, key=jax.random.key(0)))(struct(4)),
+        1,
+        2 * 4 * 2,
+    ),
+    "filter_jit": (
+        lambda: px.explain(eqx.filter_jit(lambda m, x: jax.vmap(m)(x)))(
+            eqx.nn.Linear(4, 2, key=jax.random.key(0)), jnp.ones((8, 4))
+        ),
+        1,
+        2 * 8 * 4 * 2,
+    ),
+    "Linen": (lambda: px.explain(nn.Dense(2).apply)(LINEN, struct(8, 4)), 1, 2 * 8 * 4 * 2),
+    "pmap": (lambda: px.explain(px.pmap(lambda x: x @ x))(struct(8, 4, 4)), 8, 2 * 4**3),
+    "train_step": (of_train_step, 8, 2 * 2 * 3 * 4 * 2),
+    "ensemble.train": (of_ensemble, 8, 2 * 5 * 4 * 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_whatever_can_be_called_is_explained(form: str) -> None:
+    make, devices, flops = FORMS[form]
+    report = make()
+    assert report.num_devices == devices
+    assert report.work.flops == flops
+    assert report.arguments
+
+
+def test_nothing_is_run_and_calls_of_python_are_named() -> None:
+    called: list[Any] = []
+
+    def f(x):
+        jax.debug.callback(called.append, x)  # call
+        return x * 2
+
+    x = jnp.ones(3)
+    report = px.explain(jax.jit(f, donate_argnums=0))(x)
+    assert [line.number for line in report.callbacks if line] == [line_with("call")]
+    assert not called
+    assert not x.is_deleted()
+
+
+def test_a_loop_without_a_known_end_counts_as_one_turn_and_says_so() -> None:
+    report = px.explain(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ x, x))(struct(4, 4))
+    assert (report.work.flops, report.work.is_certain, report.work.share) == (128, False, None)
+    assert "one turn" in str(report)
+
+
+def test_errors_are_those_of_a_call_and_name_what_was_wrong() -> None:
+    with pytest.raises(TypeError, match=r"explain: fn must be a function, got 3; write px.explain\(lambda x: …\)\(x\)"):
+        px.explain(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="dot_general requires contracting"):
+        px.explain(lambda x: x @ x)(struct(3, 2))
+    with pytest.raises(ValueError, match="found: kind must be one of"):
+        report_on("ring").found("gathers")  # pyright: ignore[reportArgumentType]
+
+
+# --- shown -----------------------------------------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    """Whether each tag that is opened is closed, in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_the_text_has_it_all_in_a_few_lines() -> None:
+    text = str(report_on("data-parallel steps in a loop"))
+    line = rf"7 × 128 bytes +all_reduce f32\[8,4\] +along rows +px.map_fn, backward +{HERE}:{line_with('product')} "
+    assert re.search(line, text)
+    assert text.startswith("data_parallel on 8 devices; traced in ")
+    assert "Sends 992 bytes per device in 2 collectives" in text
+    assert "1.00 × an equal share" in text
+    assert re.search(r"x +float32 +16/8 × 3 × 8 +192 bytes per device", text)
+    assert repr(report_on("ring")) == "<report on ring: 1 collective_permute (16 bytes); 0 findings>"
+
+
+def test_html_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
+    report = px.explain(jax.jit(lambda **xs: xs["<b>"] + 1))(
+        **{"<b>": struct(4, 8, lies=lies(mesh(d=2, m=4), "d", "m"))}
+    )
+    report.save(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text("utf-8")
+    words = Tags(page).words
+    assert any("<b>" in word for word in words)
+    assert "dimension 1 (8) to the right, dimension 0 (4) down" in words
+    assert [word for word in words if word.isdigit()][:8] == [str(i) for i in range(8)]
+    assert not re.search(r"https?:|<script|@import|url\(", page)
+    assert "prefers-color-scheme: dark" in page
+    assert Tags(report._repr_html_()).words
+    with pytest.raises(ValueError, match=r"save: path must be a path.*write 'report.html'"):
+        report.save(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_no_warning_is_shown_that_a_call_would_not_show() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report_on.__wrapped__("nested axes")
