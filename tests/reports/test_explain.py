@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import inspect
 import re
 import warnings
 from collections.abc import Callable
@@ -63,9 +64,13 @@ def line_with(marker: str) -> int:
 ROWS = px.Axis("rows", 16)
 
 
+def loss(w, x, y):
+    return jnp.mean((x @ w - y) ** 2)  # product
+
+
 def data_parallel(w, x, y):
     def mean_loss(w):
-        losses = px.map_fn(lambda w, x, y: jnp.mean((x @ w - y) ** 2), (px.broadcast(w, ROWS), x, y), ROWS)  # product
+        losses = px.map_fn(loss, (px.broadcast(w, ROWS), x, y), ROWS)  # map
         return px.reduce_mean(losses, ROWS)
 
     def step(w, _):
@@ -160,7 +165,7 @@ def test_each_collective_has_the_line_the_verb_and_the_side() -> None:
     gradient, maximum = sorted(steps, key=lambda c: -c.times)
     assert (gradient.verb, gradient.is_backward, gradient.is_written) == ("px.map_fn", True, False)
     assert (maximum.verb, maximum.is_backward) == ("px.reduce_max", False)
-    assert [c.line.number for c in (gradient, maximum) if c.line] == [line_with("product"), line_with("maximum")]
+    assert [c.line.number for c in (gradient, maximum) if c.line] == [line_with("map"), line_with("maximum")]
     assert {c.line.file for c in steps if c.line} == {__file__}
     (permute,) = report_on("ring").collectives
     assert permute.is_written
@@ -303,6 +308,12 @@ def test_whatever_can_be_called_is_explained(form: str) -> None:
     assert report.arguments
 
 
+def test_what_a_library_does_has_the_line_of_the_library() -> None:
+    (line,) = px.explain(px.Jit(net()))(struct(8, 4)).work.lines
+    assert line.line is not None
+    assert line.line.file == inspect.getsourcefile(nnx.Linear)
+
+
 def test_nothing_is_run_and_calls_of_python_are_named() -> None:
     called: list[Any] = []
 
@@ -358,7 +369,7 @@ class Tags(HTMLParser):
 
 def test_the_text_has_it_all_in_a_few_lines() -> None:
     text = str(report_on("data-parallel steps in a loop"))
-    line = rf"7 × 128 bytes +all_reduce f32\[8,4\] +along rows +px.map_fn, backward +{HERE}:{line_with('product')} "
+    line = rf"7 × 128 bytes +all_reduce f32\[8,4\] +along rows +px.map_fn, backward +{HERE}:{line_with('map')} "
     assert re.search(line, text)
     assert text.startswith("data_parallel on 8 devices; traced in ")
     assert "Sends 992 bytes per device in 2 collectives" in text

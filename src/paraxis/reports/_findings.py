@@ -94,7 +94,7 @@ def _unjoined(seen: Seen) -> Iterator[Finding]:
             continue
         shapes = ", ".join(_text.plain(operation.shape) for operation in apart)
         text = f"{len(apart)} sums of {shapes} need nothing of each other, and each has an all-reduce of its own"
-        line, _ = _lines.nearest(program.frames_before(apart[-1]))
+        line, _ = _lines.nearest(program.frames_near(apart[-1]))
         write = "make them one dtype and reduce them together: jax.lax.psum((a, b), axis), px.reduce_sum((a, b))"
         weight = 0.1 * (len(apart) - 1) / len(program.collectives)
         yield Finding("unjoined", text, line, write, weight)

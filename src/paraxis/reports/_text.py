@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 KINDS: tuple[str, ...] = (
     "all_reduce",
@@ -117,23 +117,45 @@ class Program:
         alone = _SOURCE.search(text)
         return [(alone[1], int(alone[2]), "")] if alone else []
 
-    def frames_before(self, operation: Operation) -> Iterator[list[Frame]]:
-        """Yield the frames of an operation, and of some of those that its operands come from, the nearest first."""
-        for found in itertools.islice(self._before(operation), 24):
+    def frames_near(self, operation: Operation) -> Iterator[list[Frame]]:
+        """Yield the frames of an operation, and of some near it, the likeliest to have asked for it first.
+
+        What is gathered is gathered for who uses it; anything else comes from what it is made of.
+        """
+        ways = (self._before, self._after) if operation.kind != "all_gather" else (self._after, self._before)
+        for found in itertools.chain.from_iterable(itertools.islice(way(operation), _NEAR) for way in ways):
             if frames := self.frames(found):
                 yield frames
 
     def _before(self, operation: Operation) -> Iterator[Operation]:
         """Yield an operation and those that it comes from, breadth first."""
+
+        def behind(found: Operation) -> list[str]:
+            if found.opcode == "parameter" and found.computation in self._callers:  # as in a fusion
+                return [self._callers[found.computation].name]
+            return found.operands
+
+        return self._walk(operation, behind)
+
+    def _after(self, operation: Operation) -> Iterator[Operation]:
+        """Yield an operation and those that use it, breadth first."""
+        return self._walk(operation, lambda found: self._users.get(found.name, []))
+
+    def _walk(self, operation: Operation, following: Callable[[Operation], list[str]]) -> Iterator[Operation]:
         queue, seen = [operation], {operation.name}
         while queue:
             yield (first := queue.pop(0))
-            names = first.operands
-            if first.opcode == "parameter" and first.computation in self._callers:  # as in a fusion
-                names = [self._callers[first.computation].name]
-            fresh = [name for name in names if name not in seen]
+            fresh = [name for name in following(first) if name not in seen and name in self._by_name]
             seen.update(fresh)
-            queue += [self._by_name[name] for name in fresh if name in self._by_name]
+            queue += [self._by_name[name] for name in fresh]
+
+    @functools.cached_property
+    def _users(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for operation in self.operations:
+            for name in operation.operands:
+                found.setdefault(name, []).append(operation.name)
+        return found
 
     def argument_of(self, operation: Operation) -> int | None:
         """Return the number of the argument that the first operand is, perhaps moved, renamed or converted."""
@@ -155,6 +177,9 @@ class Program:
         """Return whether an operation needs another's result, in the same computation."""
         return any(found is on for found in itertools.islice(self._before(operation), 1, None))
 
+
+_NEAR = 24
+"""How many operations are looked at for the line of one without."""
 
 # --- operations --------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ def of_program(program: _text.Program, written: Lines) -> Lines:
     found: Lines = collections.Counter()
     for operation in program.operations:
         if operation.times and (flops := _flops(program, operation)):
-            line, _ = _lines.nearest(program.frames_before(operation), written.keys())
+            line, _ = _lines.nearest(program.frames_near(operation), written.keys())
             found[line] += flops * operation.times
     return found
 
