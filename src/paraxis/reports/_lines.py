@@ -9,7 +9,7 @@ import functools
 import linecache
 import os
 import sysconfig
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import jax
@@ -77,16 +77,10 @@ def behind(frames: Sequence[tuple[str, int, str]]) -> Behind:
     return None, None
 
 
-def nearest(chains: Iterable[Sequence[tuple[str, int, str]]], known: Set[Line | None] = frozenset()) -> Behind:
-    """Return the same of the first chain that comes from one of the ``known`` lines, if these are known.
-
-    The compiler's passes make operations without saying whence; what is asked for is then near by.
-    """
-    for chain in chains:
-        found = behind(chain)
-        if found[0] is not None and (not known or found[0] in known):
-            return found
-    return (next(iter(known)), None) if len(known) == 1 else (None, None)
+def nearest(chains: Iterable[Sequence[tuple[str, int, str]]]) -> Behind:
+    """Return the same of the first chain that comes from a line."""
+    found = (behind(chain) for chain in chains)
+    return next((one for one in found if one[0] is not None), (None, None))
 
 
 def _verb(function: str) -> str | None:

@@ -25,12 +25,25 @@ _FREE = ("Sharding", "SPMD", "callback", "annotate", "AllocateBuffer", "Topk", "
 
 
 def of_program(program: _text.Program, written: Lines) -> Lines:
-    """Return what one device computes, by line; ``written``: what there is to be computed, as far as it is known."""
+    """Return what one device computes, by line; ``written``: what all have to compute, as far as it is known.
+
+    The compiler's passes do not always keep lines. An operation without gets one from near it that asks for products,
+    first of those that lack as much as it does.
+    """
     found: Lines = collections.Counter()
+    without: list[tuple[int, _text.Operation]] = []
     for operation in program.operations:
-        if operation.times and (flops := _flops(program, operation)):
-            line, _ = _lines.nearest(program.frames_near(operation), written.keys())
-            found[line] += flops * operation.times
+        if operation.times and (flops := _flops(program, operation) * operation.times):
+            line, _ = _lines.behind(program.frames(operation))
+            if line is None:
+                without.append((flops, operation))
+            else:
+                found[line] += flops
+    for flops, operation in sorted(without, key=lambda pair: -pair[0]):
+        near = [_lines.behind(frames)[0] for frames in program.frames_near(operation)]
+        asking = [line for line in (*near, *written) if line in written]
+        lacking = [line for line in asking if written[line] >= program.num_devices * (found[line] + 0.9 * flops)]
+        found[next(iter(lacking or asking or near), None)] += flops
     return found
 
 
