@@ -272,7 +272,7 @@ def _leaves(who: str, argument: str, tree: Any) -> list[tuple[str, Any]]:
 # --- calls that failed ------------------------------------------------------------------------------------------------
 
 
-def named(**other_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def named(*taken: type, **other_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Return a public function whose errors name its arguments, for what others' code says without a name.
 
     A call that succeeds is not looked at. One that ends in another error than ours is told by the argument with which
@@ -280,6 +280,7 @@ def named(**other_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     not, and the error is a library's, a note tells what the call was given.
 
     Args:
+        *taken: types of leaves that are right here, though JAX cannot compute with them, such as shapes.
         **other_names: names that elsewhere an option has, and what it is called here.
     """
 
@@ -296,7 +297,7 @@ def named(**other_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
                 if isinstance(error, TypeError) and traceback is not None and traceback.tb_next is None:
                     told: Exception | None = _misspelt(who, fn, kwargs, other_names)
                 else:
-                    told = blamed(who, by_name(fn, args, kwargs), error)
+                    told = blamed(who, by_name(fn, args, kwargs), error, taken)
                 if told is None:
                     _note(error, who, by_name(fn, args, kwargs))
                     raise
@@ -332,16 +333,18 @@ def _who(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
     return owner if method in ("__init__", "__call__") else f"{owner}.{method}"
 
 
-def blamed(who: str, given: Mapping[str, Any], error: Exception) -> Exception | None:
+def blamed(who: str, given: Mapping[str, Any], error: Exception, taken: tuple[type, ...] = ()) -> Exception | None:
     """Return an error that names the argument at fault for one of JAX's or NumPy's; ``None``: no argument is.
 
     Args:
         who: what was called.
         given: its arguments, by name.
         error: how it ended.
+        taken: types of leaves that are not at fault.
     """
     try:
         leaves = [leaf for argument, value in given.items() for leaf in _leaves(who, argument, value)]
+        leaves = [(name, leaf) for name, leaf in leaves if not isinstance(leaf, taken)]
     except TypeError as told:
         return told
     # Functions come last, and of them the last first: a call's own function is no array either.

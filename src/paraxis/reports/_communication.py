@@ -38,7 +38,7 @@ class Communication:
         return ", ".join(parts) or "no communication"
 
 
-@arguments.named()
+@arguments.named(jax.ShapeDtypeStruct)
 def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communication:
     """Compile a function for the given arguments, without running it, and count its collectives.
 

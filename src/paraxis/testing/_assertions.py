@@ -10,10 +10,10 @@ import numpy as np
 from paraxis._calls import arguments, integers
 from paraxis._core import maps, placing
 from paraxis.errors import CommunicationError, DeviceError
-from paraxis.reports import Communication, communication
+from paraxis.reports import Communication, Memory, Work, communication, explain
 
 
-@arguments.named()
+@arguments.named(jax.ShapeDtypeStruct)
 def assert_communication(
     fn: Callable[..., Any],
     *args: Any,
@@ -69,6 +69,88 @@ def assert_communication(
     if broken:
         raise CommunicationError(f"{_name(fn)}: {'; '.join(broken)}. The compiled program has: {found}")
     return found
+
+
+@arguments.named(jax.ShapeDtypeStruct)
+def assert_memory(
+    fn: Callable[..., Any], *args: Any, max_bytes: int | None = None, max_temporary_bytes: int | None = None
+) -> Memory:
+    """Assert how much memory of one device a function needs; it is compiled, but not run.
+
+    Args:
+        fn: as in :func:`paraxis.explain`.
+        *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
+        max_bytes: the most bytes of arguments, results and temporaries together; what is donated counts once.
+        max_temporary_bytes: the most bytes of what is neither.
+
+    Returns:
+        What the compiler says.
+
+    Raises:
+        AssertionError: if it needs more; the message lists all parts.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from paraxis.testing import assert_memory
+        >>> assert_memory(lambda x: x * 2, jnp.ones(256), max_bytes=2048).arguments
+        1024
+    """
+    arguments.function("assert_memory", "fn", fn, "assert_memory(lambda x: …, x, max_bytes=2**30)")
+    promised = {"max_bytes": max_bytes, "max_temporary_bytes": max_temporary_bytes}
+    for name, most in promised.items():
+        if most is not None:
+            arguments.count("assert_memory", name, most, least=0, most=2**63, write=f"{name}=2**30")
+    memory = explain(fn)(*args).memory
+    found = {"max_bytes": memory.peak, "max_temporary_bytes": memory.temporaries}
+    broken = [
+        f"{name}={most:,} was promised, found {found[name]:,}"
+        for name, most in promised.items()
+        if most is not None and found[name] > most
+    ]
+    if broken:
+        raise AssertionError(
+            f"{_name(fn)}: {'; '.join(broken)}. One device holds arguments of {memory.arguments:,} bytes, results of "
+            f"{memory.results:,}, of these {memory.donated:,} where arguments were, and temporaries of "
+            f"{memory.temporaries:,}"
+        )
+    return memory
+
+
+@arguments.named(jax.ShapeDtypeStruct)
+def assert_no_redundant_work(fn: Callable[..., Any], *args: Any) -> Work:
+    """Assert that the devices share a function's work, and none does what another does; it is compiled, but not run.
+
+    Matrix products and convolutions are looked at. Together, the devices may do a quarter more of them than there is to
+    do, beside the work on padding.
+
+    Args:
+        fn: as in :func:`paraxis.explain`.
+        *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
+
+    Returns:
+        What one device computes, and an equal share.
+
+    Raises:
+        AssertionError: if work is done more than once, with the lines; or if nobody can tell, as in a loop without a
+            known end.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> from paraxis.testing import assert_no_redundant_work
+        >>> rows = px.Axis("rows", 16)
+        >>> assert_no_redundant_work(lambda x: px.map_fn(lambda x: x @ x, x, rows), jnp.ones((16, 4, 4))).flops
+        256
+    """
+    arguments.function("assert_no_redundant_work", "fn", fn, "assert_no_redundant_work(lambda x: …, x)")
+    report = explain(fn)(*args)
+    if report.work.flops and report.work.share is None:
+        raise AssertionError(
+            f"{_name(fn)}: nobody can tell whether work is done twice, since a loop has no known end, or another "
+            f"library compiles the function; assert it of a part, such as the body of the loop"
+        )
+    if found := report.found("redundant"):
+        raise AssertionError(f"{_name(fn)}: {'; '.join(map(str, found))}")
+    return report.work
 
 
 @arguments.named()

@@ -88,6 +88,40 @@ CALLS = [
         left_out=NOT_RUN,
     ),
     Call(
+        "testing.assert_memory",
+        testing.assert_memory,
+        lambda: {
+            "*fn": (own.plus, function),
+            "*args[0]": (jnp.ones(8), either(tree, instance(jax.ShapeDtypeStruct))),
+            "max_bytes": (2**30, optional(count(0))),
+            "max_temporary_bytes": (None, optional(count(0))),
+        },
+        left_out=NOT_RUN,
+        documented=(AssertionError,),
+    ),
+    Call(
+        "testing.assert_no_redundant_work",
+        testing.assert_no_redundant_work,
+        lambda: {"*fn": (own.plus, function), "*args[0]": (jnp.ones(8), either(tree, instance(jax.ShapeDtypeStruct)))},
+        left_out=NOT_RUN,
+    ),
+    Call(
+        "testing.Snapshot",
+        testing.Snapshot,
+        lambda: {"path": ("x.paraxis.txt", path), "name": ("test", text), "update": (True, flag)},
+    ),
+    Call(
+        "Snapshot.__call__",
+        lambda *args, **k: testing.Snapshot("x.paraxis.txt", "test", update=True)(*args, **k),
+        lambda: {
+            "*fn": (own.plus, function),
+            "*args[0]": (jnp.ones(8), either(tree, instance(jax.ShapeDtypeStruct))),
+            "tolerance": (0.0, number(0)),
+        },
+        left_out=NOT_RUN,
+        documented=(OSError,),
+    ),
+    Call(
         "testing.assert_same_everywhere",
         testing.assert_same_everywhere,
         lambda: {
