@@ -1,0 +1,86 @@
+"""`px.explain`: how much longer it takes than to trace, lower and compile alone; at most 1.15 times as long is wanted.
+
+Rivals take turns, and the first turn, each time with a function that JAX has not seen. CPU time counts, since a
+compiler's threads wait for each other on a shared machine. The report is printed as well.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import jax
+import jax.numpy as jnp
+
+import paraxis as px
+
+ROWS, TOKENS, WIDTH = 16, 32, 128
+
+
+def run(devices: int, repeats: int) -> None:
+    print(f"\nCPU seconds, {devices} devices")
+    print(f"  {'':34}{'alone':>9}{'explained':>11}{'it / alone':>12}")
+    for name, (make, args) in PROGRAMS.items():
+        times: dict[str, list[float]] = {"alone": [], "explained": []}
+        for turn in range(repeats + 1):
+            for rival, compile_ in RIVALS if turn % 2 else RIVALS[::-1]:
+                fn, start = make(), time.process_time()
+                compile_(fn, args)
+                times[rival] += [time.process_time() - start] if turn else []
+        apart, together = (statistics.median(times[rival]) for rival in ("alone", "explained"))
+        print(f"  {name:34}{apart:9.2f}{together:11.2f}{together / apart:12.2f}", flush=True)
+
+
+def alone(fn: Callable[..., Any], args: Any) -> Any:
+    return jax.jit(fn).lower(*args).compile()
+
+
+def explained(fn: Callable[..., Any], args: Any) -> str:
+    return str(px.explain(fn)(*args))
+
+
+RIVALS: list[tuple[str, Callable[..., Any]]] = [("alone", alone), ("explained", explained)]
+
+
+def struct(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def over_rows(loss: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+    """A function of nothing that makes a new gradient of the mean loss each time."""
+
+    def make() -> Callable[..., Any]:
+        rows = px.Axis("rows", ROWS)
+
+        def mean(params: Any, x: Any) -> Any:
+            return px.reduce_mean(px.map_fn(loss, (px.broadcast(params, rows), x), rows), rows)
+
+        return lambda params, x: jax.grad(mean)(params, x)
+
+    return make
+
+
+def mlp(params: Any, x: Any) -> Any:
+    for w in params:
+        x = jnp.tanh(x @ w)
+    return jnp.mean(x**2)
+
+
+def transformer(params: Any, x: Any) -> Any:
+    for p in params:
+        scores = jax.nn.softmax((x @ p["query"]) @ (x @ p["key"]).T)
+        x = x + scores @ (x @ p["value"])
+        x = x + jax.nn.gelu(x @ p["up"]) @ p["down"]
+    return jnp.mean(x**2)
+
+
+SQUARE = struct(WIDTH, WIDTH)
+BLOCK = dict.fromkeys(("query", "key", "value"), SQUARE) | {"up": struct(WIDTH, 512), "down": struct(512, WIDTH)}
+PROGRAMS: dict[str, Any] = {
+    "MLP, 3 layers": (over_rows(mlp), ([SQUARE] * 3, struct(ROWS, TOKENS, WIDTH))),
+    "transformer, 2 blocks": (over_rows(transformer), ([BLOCK] * 2, struct(ROWS, TOKENS, WIDTH))),
+}
+
+if __name__ == "__main__":
+    harness.main(run, __doc__, devices=(8,))
