@@ -40,13 +40,15 @@ def part(report: Contents) -> str:
 def _parts(report: Contents) -> Iterator[str]:
     yield _heading("Findings" if report.findings else "No findings") + _findings(report)
     lowered, compiled = report.seconds
-    yield _heading("Sends") + (
+    yield _heading("Communication") + (
         html.table(["bytes", "what", "along", "whose", "line", "code"], [_as_text.sent(c) for c in report.collectives])
         if report.collectives
-        else html.note("nothing")
+        else html.note("Sends nothing")
     )
+    if report.callbacks:
+        yield html.note(_as_text.calls(report))
     yield (
-        _heading("Computes")
+        _heading("Work")
         + html.note(_as_text.computed(report))
         + (
             html.table(["work", "of its share", "line", "code"], [_as_text.line_work(x) for x in report.work.lines])
@@ -54,7 +56,7 @@ def _parts(report: Contents) -> Iterator[str]:
             else ""
         )
     )
-    yield _heading("Holds") + html.note(_as_text.held(report))
+    yield _heading("Memory") + html.note(_as_text.held(report))
     for title, arrays in (("Arguments", report.arguments), ("Results", report.results)):
         if arrays:
             yield _heading(title) + "".join(_array(array) for array in arrays)

@@ -32,7 +32,12 @@ def _sent(report: Contents) -> Iterator[str]:
         yield f"Sends {total} per device in {count}"
         yield from _table([sent(collective) for collective in report.collectives])
     if report.callbacks:
-        yield f"Calls Python from {', '.join(str(line or '?') for line in report.callbacks)}"
+        yield calls(report)
+
+
+def calls(report: Contents) -> str:
+    """Return the sentence about calls of Python."""
+    return f"Calls Python from {', '.join(str(line or 'an unknown line') for line in report.callbacks)}"
 
 
 def sent(c: Collective) -> list[str]:
