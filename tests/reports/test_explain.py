@@ -163,7 +163,7 @@ def test_each_collective_has_the_line_the_verb_and_the_side() -> None:
     steps = report_on("data-parallel steps in a loop").collectives
     gradient, maximum = sorted(steps, key=lambda c: -c.times)
     assert (gradient.verb, gradient.is_backward, gradient.is_written) == ("px.map_fn", True, False)
-    assert (maximum.verb, maximum.is_backward) == ("px.reduce_max", False)
+    assert (maximum.verb, maximum.is_backward, maximum.operand) == ("px.reduce_max", False, None)
     assert [c.line.number for c in (gradient, maximum) if c.line] == [line_with("map"), line_with("maximum")]
     assert {c.line.file for c in steps if c.line} == {__file__}
     (permute,) = report_on("ring").collectives

@@ -79,7 +79,7 @@ class Program:
         self.aliased = frozenset(int(number) for number in _ALIAS.findall(text.partition("\n")[0]))
         self._tables = _tables(text)
         computations, has_entry = _operations(text)
-        self._last = {c.name: c.operations[-1].opcode for c in computations if c.operations}
+        self._opcodes = {c.name: [operation.opcode for operation in c.operations] for c in computations}
         self.operations = _counted(computations, has_entry)
         self._by_name = {operation.name: operation for operation in self.operations}
         numbers = {computation.name: number for number, computation in enumerate(computations)}
@@ -107,7 +107,7 @@ class Program:
     def reduces_by(self, operation: Operation) -> str:
         """Return the name of the operation by which a reduction combines two values."""
         found = _TO_APPLY.search(operation.text)
-        return self._last.get(found[1], "") if found else ""
+        return self._opcodes[found[1]][-1] if found and self._opcodes.get(found[1]) else ""
 
     def frames(self, operation: Operation) -> list[Frame]:
         """Return the calls that an operation comes from, the innermost first; none if a pass has not kept them."""
@@ -162,22 +162,29 @@ class Program:
         for _ in range(8):
             names = operation.operands
             found = self._by_name.get(names[0]) if names else None
-            if found is None or found.opcode not in ("bitcast", "convert", "copy", "parameter", "reshape", "fusion"):
+            if found is None:
                 return None
             if found.opcode == "parameter":
-                entry = self.operations[-1].computation
                 number = _PARAMETER.search(found.text)
-                return int(number[1]) if number and found.computation == entry else None
-            if found.opcode == "fusion" and len(found.operands) != 1:
+                return int(number[1]) if number and found.computation == self.operations[-1].computation else None
+            if not self._moves(found):
                 return None
             operation = found
         return None
+
+    def _moves(self, operation: Operation) -> bool:
+        """Return whether an operation gives the numbers of its one operand, in another order or of another dtype."""
+        if operation.opcode != "fusion":
+            return operation.opcode in _MOVES
+        inside = {name for callee in _callees(operation.text) for name in self._opcodes.get(callee, ())}
+        return len(operation.operands) == 1 and inside <= {*_MOVES, "parameter"}
 
     def depends(self, operation: Operation, on: Operation) -> bool:
         """Return whether an operation needs another's result, in the same computation."""
         return any(found is on for found in itertools.islice(self._before(operation), 1, None))
 
 
+_MOVES = ("bitcast", "convert", "copy", "reshape", "transpose")
 _NEAR = 24
 """How many operations are looked at for the line of one without."""
 
