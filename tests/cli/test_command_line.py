@@ -30,7 +30,7 @@ def run(*arguments: str, before: str = "", **environment: str) -> subprocess.Com
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     status, out, err = said(capsys, *arguments)
     assert (status, err) == (0, "")
-    assert [name for name in ("demo", "fit", "predict", "--version") if name not in out] == []
+    assert [name for name in ("demo", "explain", "fit", "predict", "--version") if name not in out] == []
 
 
 @pytest.mark.parametrize("arguments", [["demo", "--help"], ["demo", "fedavg", "--help"]])

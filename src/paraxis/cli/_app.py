@@ -277,3 +277,35 @@ def launch(
         arguments or (), module, num_processes=num_processes, devices=devices, restarts=restarts, grace=grace,
         stuck_after=stuck_after,
     )  # fmt: skip
+
+
+@app.command()
+def explain(
+    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="model.py:step, or package.model:step.")],
+    shapes: Annotated[
+        str | None,
+        typer.Option(metavar="SHAPES", help="What the function is given, such as 'float32[64,10] int32[]'."),
+    ] = None,
+    arguments: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A function in the same module that returns a tuple of the arguments."),
+    ] = None,
+    devices: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            max=4096,
+            help="Simulate so many devices on the CPU. May be repeated, for a table.",
+            show_default="those there are",
+        ),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report to this file, too.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers, for other programs.")] = False,
+) -> None:
+    """Tell what a function of yours sends, computes and holds. It is compiled, but not run.
+
+    Devices are simulated before your module is imported, so a mesh that it makes of jax.devices() has all of them.
+    """
+    from paraxis.cli.explain import run_explain
+
+    run_explain(function, shapes, arguments, devices or [], html, as_json)

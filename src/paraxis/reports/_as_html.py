@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from paraxis import _html as html
-from paraxis.reports import _as_text, _units
+from paraxis.reports import _as_text, units
 from paraxis.reports._values import Contents, Layout
 
 _STYLE = """
@@ -24,7 +24,7 @@ _BLOCK = "border: 1px solid currentColor; padding: 0.2em 0.7em; text-align: cent
 
 def page(report: Contents) -> str:
     """Return a page of its own, dark or light as the reader's system is."""
-    title = f"{html.escaped(report.name)} on {html.escaped(_units.of(report.num_devices, 'device'))}"
+    title = f"{html.escaped(report.name)} on {html.escaped(units.of(report.num_devices, 'device'))}"
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'

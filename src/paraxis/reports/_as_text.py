@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from paraxis.reports import _units
+from paraxis.reports import units
 from paraxis.reports._lines import Line
 from paraxis.reports._values import Collective, Contents, Layout, LineWork
 
@@ -19,7 +19,7 @@ def of(report: Contents) -> str:
 
 def _head(report: Contents) -> Iterator[str]:
     lowered, compiled = report.seconds
-    devices = _units.of(report.num_devices, "device")
+    devices = units.of(report.num_devices, "device")
     yield f"{report.name} on {devices}; traced in {lowered:.2f} s, compiled in {compiled:.2f} s"
 
 
@@ -28,7 +28,7 @@ def _sent(report: Contents) -> Iterator[str]:
     if not report.collectives:
         yield "Sends nothing"
     else:
-        count, total = _units.of(len(report.collectives), "collective"), _units.size(report.total_bytes)
+        count, total = units.of(len(report.collectives), "collective"), units.size(report.total_bytes)
         yield f"Sends {total} per device in {count}"
         yield from _table([sent(collective) for collective in report.collectives])
     if report.callbacks:
@@ -43,7 +43,7 @@ def calls(report: Contents) -> str:
 def sent(c: Collective) -> list[str]:
     """Return a collective's cells: total, each, kind and shape, along, whose, where, code."""
     often = f"{c.times:,} × " if c.times > 1 else ""
-    each = f"{often}{_units.size(c.bytes)}" + ("" if c.is_certain else " per turn")
+    each = f"{often}{units.size(c.bytes)}" + ("" if c.is_certain else " per turn")
     along = f"along {', '.join(c.axes)}" if c.axes else f"of {c.group_size} devices"
     whose = c.verb or ("written" if c.is_written else "compiler")
     side = ", backward" if c.is_backward else ""
@@ -72,13 +72,13 @@ def computed(report: Contents) -> str:
         return "Computes no matrix products or convolutions"
     share = f", {work.factor:.2f} × an equal share" if work.factor else ""
     open_ = "" if work.is_certain else ", counting one turn of a loop without a known end"
-    return f"Computes {_units.amount(work.flops)} per device in products and convolutions{share}{open_}"
+    return f"Computes {units.amount(work.flops)} per device in products and convolutions{share}{open_}"
 
 
 def line_work(line: LineWork) -> list[str]:
     """Return a line's cells: work, of its share, where, code."""
     share = f"{line.flops / line.share:.2f} × its share" if line.share else ""
-    return [_units.amount(line.flops), share, str(line.line or "elsewhere"), code(line.line)]
+    return [units.amount(line.flops), share, str(line.line or "elsewhere"), code(line.line)]
 
 
 def _held(report: Contents) -> Iterator[str]:
@@ -89,11 +89,11 @@ def _held(report: Contents) -> Iterator[str]:
 def held(report: Contents) -> str:
     """Return the sentence about the memory of one device."""
     memory = report.memory
-    limit = f" of {_units.size(memory.limit)}" if memory.limit else ""
+    limit = f" of {units.size(memory.limit)}" if memory.limit else ""
     parts = {"arguments": memory.arguments, "results": memory.results, "temporaries": memory.temporaries}
-    text = ", ".join(f"{name} {_units.size(size)}" for name, size in parts.items())
-    donated = f"; {_units.size(memory.donated)} of the results lie where arguments were" if memory.donated else ""
-    return f"Holds {_units.size(memory.peak)}{limit} per device: {text}{donated}"
+    text = ", ".join(f"{name} {units.size(size)}" for name, size in parts.items())
+    donated = f"; {units.size(memory.donated)} of the results lie where arguments were" if memory.donated else ""
+    return f"Holds {units.size(memory.peak)}{limit} per device: {text}{donated}"
 
 
 def _lies(report: Contents) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _lies(report: Contents) -> Iterator[str]:
 def layout(array: Layout) -> list[str]:
     """Return an array's cells: name, dtype, how it is cut, bytes on one device."""
     donated = "donated" if array.is_donated else ""
-    return [array.name, array.dtype, str(array), f"{_units.size(array.bytes_per_device)} per device", donated]
+    return [array.name, array.dtype, str(array), f"{units.size(array.bytes_per_device)} per device", donated]
 
 
 def _found(report: Contents) -> Iterator[str]:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from paraxis._core import jax_api, placing
-from paraxis.reports import _lines, _text, _units, _work
+from paraxis.reports import _lines, _text, _work, units
 from paraxis.reports._values import Contents, Finding, Layout
 
 _SENT = 64 * 1024
@@ -66,7 +66,7 @@ def _gathers(seen: Seen) -> Iterator[Finding]:
         if c.kind != "all_gather" or c.is_written or c.total_bytes < _SENT:
             continue
         along = f" along {', '.join(map(repr, c.axes))}" if c.axes else ""
-        often = f", {_units.of(c.times, 'time')}" if c.times > 1 else ""
+        often = f", {units.of(c.times, 'time')}" if c.times > 1 else ""
         what = f"{c.operand}, which lies in blocks, is" if c.operand else "rows that lie in blocks are"
         write = (
             "use its blocks where they lie, by px.map_fn over its rows or jax.shard_map; or, if it is small, keep it "
@@ -74,7 +74,7 @@ def _gathers(seen: Seen) -> Iterator[Finding]:
             if c.operand
             else "run what this line does on each device's own rows, by px.map_fn over them or jax.shard_map"
         )
-        text = f"{what} gathered on each device{along}: {c.shape}, {_units.size(c.bytes)}{often}"
+        text = f"{what} gathered on each device{along}: {c.shape}, {units.size(c.bytes)}{often}"
         yield Finding("gather", text, c.line, write, c.total_bytes / total)
 
 
@@ -121,8 +121,8 @@ def _redundant(seen: Seen) -> Iterator[Finding]:
 
 def _repeated(seen: Seen, line: _lines.Line | None, flops: float, share: float, weight: float) -> Finding:
     factor = f"{flops / share:.1f} times" if share else "more than once"
-    text = f"the same work is done {factor}: each device computes {_units.amount(flops)}"
-    text += f", an equal share is {_units.amount(share)}" if share else ""
+    text = f"the same work is done {factor}: each device computes {units.amount(flops)}"
+    text += f", an equal share is {units.amount(share)}" if share else ""
     write = (
         f"let each of the {seen.devices} devices compute its own rows: px.map_fn over them, or jax.shard_map; under "
         f"jax.vmap, convolutions with a kernel per row are gathered"
@@ -159,7 +159,7 @@ def _padding(seen: Seen) -> Iterator[Finding]:
         told.add((name, size, padded))
         part = 1 - size / padded
         text = (
-            f"the {_units.of(size, 'element')} of {name!r} on {_units.of(devices, 'device')} are padded to {padded:,}: "
+            f"the {units.of(size, 'element')} of {name!r} on {units.of(devices, 'device')} are padded to {padded:,}: "
             f"{part:.0%} of the places are empty"
         )
         write = f"take a multiple of {devices}, such as {padded:,}, which takes as long"
@@ -191,7 +191,7 @@ def _replicated(seen: Seen) -> Iterator[Finding]:
             if seen.devices > 1 and array.copies == seen.devices and array.bytes >= _HELD:
                 write = "split it: give it, or jit's " + ("in_shardings" if given else "out_shardings")
                 write += ", a NamedSharding over a mesh axis; parameters by px.train_step(…, shard=…)"
-                text = f"{array.name} ({_units.size(array.bytes)}) is whole on each of {seen.devices} devices"
+                text = f"{array.name} ({units.size(array.bytes)}) is whole on each of {seen.devices} devices"
                 yield Finding("replicated", text, None, write, seen.of_memory(array.bytes * (1 - 1 / seen.devices)))
 
 
@@ -204,7 +204,7 @@ def _constants(seen: Seen) -> Iterator[Finding]:
         held = getattr(value, "nbytes", 0) if isinstance(value, (np.ndarray, jax.Array)) else 0
         if held >= _STATE and id(value) not in told:
             told.add(id(value))
-            text = f"an array {value.dtype}{list(value.shape)} ({_units.size(held)}) is closed over, and so a constant"
+            text = f"an array {value.dtype}{list(value.shape)} ({units.size(held)}) is closed over, and so a constant"
             yield Finding("constant", text, None, "make it an argument of the function", seen.of_memory(held))
 
 
@@ -216,7 +216,7 @@ def _undonated(seen: Seen) -> Iterator[Finding]:
         held = sum(array.bytes_per_device for array in group)
         is_state = len(group) > 1 and tuple((array.shape, array.dtype) for array in group) in made
         if is_state and held >= _STATE and not any(array.is_donated for array in group):
-            text = f"{name} ({_units.size(held)} on each device) is returned changed, and the old one kept beside it"
+            text = f"{name} ({units.size(held)} on each device) is returned changed, and the old one kept beside it"
             write = f"if nobody needs the old one, write jax.jit(…, donate_argnums={number})"
             yield Finding("undonated", text, None, write, seen.of_memory(held))
 
@@ -234,5 +234,5 @@ def _donated(seen: Seen) -> Iterator[Finding]:
     given = [array for array in seen.report.arguments if array.is_donated]
     unused = sum(array.bytes_per_device for array in given) - seen.report.memory.donated
     if unused >= _STATE:
-        text = f"{_units.size(unused)} are donated, but no result has the shape, dtype and layout to lie there"
+        text = f"{units.size(unused)} are donated, but no result has the shape, dtype and layout to lie there"
         yield Finding("unused_donation", text, None, "donate only what is returned changed", seen.of_memory(unused))

@@ -1,0 +1,120 @@
+"""``paraxis explain``: a report on any number of devices, in a process of its own; one line for each mistake."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paraxis.cli import main
+from tests.cli.test_command_line import run
+
+MODEL = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import paraxis as px
+
+NUMBER = 3
+
+def average(w, x):
+    rows = px.Axis("rows", 1024)
+    return px.reduce_mean(px.map_fn(lambda w, x: x @ w, (px.broadcast(w, rows), x), rows), rows)
+
+def total(x):
+    return x.sum()
+
+def split():
+    mesh = Mesh(np.array(jax.devices()), ("all",))
+    return jax.ShapeDtypeStruct((2048, 4), jnp.float32, sharding=NamedSharding(mesh, P("all")))
+
+class Model:
+    @staticmethod
+    def twice(x):
+        return x @ x
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "explained_model.py"
+    path.write_text(MODEL)
+    return path
+
+
+@pytest.mark.newest
+def test_a_function_is_explained_on_512_devices_in_a_process_of_its_own(model: Path) -> None:
+    shapes = "float32[8,4], float32[1024,16,8]"
+    done = run("explain", f"{model}:average", "--shapes", shapes, "--devices", "512", "--html", "report.html")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("average on 512 devices; traced in ")
+    # A mean of 16 x 4 numbers over all devices, as on 8; two products of 16 x 8 and 8 x 4 on each device.
+    assert re.search(
+        r"\n  256 bytes  all_reduce f32\[16,4\]  along rows  px\.reduce_mean  explained_model\.py:10 ", done.stdout
+    )
+    assert f"{2 * 2 * 16 * 8 * 4 / 1000:.3g} kFLOP per device" in done.stdout
+    assert (model.parent / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.slow  # each number is a process
+def test_numbers_of_devices_are_compared_in_a_table(model: Path) -> None:
+    devices = [word for number in (1, 4) for word in ("--devices", str(number))]
+    done = run("explain", f"{model}:average", "--shapes", "float32[8,4] float32[1024,16,8]", *devices)
+    assert done.returncode == 0, done.stderr
+    header, *rows = [re.split(r"  +", line.strip()) for line in done.stdout.splitlines()]
+    assert header[:4] == ["devices", "computes", "an equal share", "sends"]
+    assert [row[:4] for row in rows] == [
+        ["1", "1.05 MFLOP", "1.05 MFLOP", "0 bytes"],  # 1024 products of 2 * 16 * 8 * 4
+        ["4", "262 kFLOP", "262 kFLOP", "256 bytes"],
+    ]
+    failed = run("explain", f"{model}:none", *devices)
+    assert failed.returncode == 2
+    assert failed.stderr.splitlines() == [
+        f"paraxis: {model}:none: there is no none in explained_model.py",
+        "paraxis: on 1 devices, the function could not be explained; see above",
+    ]
+
+
+def test_arguments_may_be_made_by_a_function_and_a_function_named_by_its_module(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    assert main(["explain", "explained_model:total", "--arguments", "split"]) == 0
+    out = capsys.readouterr().out
+    assert "total on 8 devices" in out
+    assert re.search(r"x +float32 +2048/8 × 4", out)
+    assert main(["explain", f"{model}:Model.twice", "--shapes", "float32[4,4]"]) == 0
+    assert "128 FLOP per device" in capsys.readouterr().out
+
+
+BOTH = "--shapes and --arguments both say what the function is given; write one of them"
+WRONG = {
+    "average": "average names no function; write: paraxis explain model.py:step, or package.model:step",
+    "none.py:f": "there is no file none.py",
+    "no.such.module:f": "there is no module no.such.module here; write a file: paraxis explain model.py:f",
+    "{}:agerage": "{}:agerage: there is no agerage in explained_model.py",
+    "{}:NUMBER": "{}:NUMBER: NUMBER is a int, and must be a function",
+    "{}:total --shapes float31[3]": "--shapes: float31 is no dtype; write float32[64,10]",
+    "{}:total --shapes 3x4": "--shapes: 3x4 is no array; write '--shapes float32[64,10] int32[]'",
+    "{}:total --shapes float32[3] --arguments split": BOTH,
+    "{}:total --devices 1 --devices 2 --json": "--html and --json are of one report; write --devices once",
+    "{}:average --shapes float32[3]": "average takes (w, x), and is given 1 by --shapes",
+    "{}:total": "total takes (x), and is given 0 by --shapes or --arguments",
+    "{}:total --arguments none": "--arguments none: there is no none in explained_model.py",
+    "{}:total --shapes float32[3] --html /dev/null/x": "--html /dev/null/x: Not a directory",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_each_mistake_is_told_in_one_line(
+    model: Path, capsys: pytest.CaptureFixture[str], arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    assert main(["explain", *arguments.format(model).split(" ")]) == 2
+    assert capsys.readouterr().err == f"paraxis: {WRONG[arguments].format(model)}\n"
+
+
+def test_more_devices_than_there_are_once_jax_has_started_are_refused(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", f"{model}:total", "--shapes", "float32[3]", "--devices", "64"]) == 2
+    assert "--devices 64: simulate_devices: 64 devices were asked for" in capsys.readouterr().err
