@@ -1,0 +1,136 @@
+"""No public face: texts of programs that no CPU compiles, with what users see of them read off by hand.
+
+Other compilers, and other versions, write the same things in other ways.
+"""
+
+import textwrap
+
+import pytest
+
+from paraxis.reports import _lines, _text, _work
+
+TABLES = """
+FileNames
+1 "/home/user/model.py"
+2 "/home/user/train.py"
+
+FunctionNames
+1 "loss"
+2 "step"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=1 end_column=2}
+2 {file_name_id=2 function_name_id=2 line=9 end_line=9 column=1 end_column=2}
+
+StackFrames
+"""
+
+
+def program(body: str, head: str = "") -> _text.Program:
+    return _text.Program(f"HloModule jit_f, num_partitions=8\n{head}\n{textwrap.dedent(body).strip()}\n")
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        "1 {file_location_id=2 parent_frame_id=1}\n2 {file_location_id=1 parent_frame_id=2}\n",  # one too high
+        "1 {file_location_id=2}\n2 {file_location_id=1 parent_frame_id=1}\n",
+    ],
+)
+def test_calls_are_read_from_tables_however_they_are_numbered(frames: str) -> None:
+    read = program('%a = f32[2]{0} add(%x, %y), metadata={op_name="jit(f)/add" stack_frame_id=2}', TABLES + frames)
+    assert read.frames(read.operations[0]) == [("/home/user/model.py", 7, "loss"), ("/home/user/train.py", 9, "step")]
+    assert _lines.behind(read.frames(read.operations[0]))[0] == _lines.Line("/home/user/model.py", 7, "loss")
+
+
+def test_a_line_alone_is_read_too() -> None:
+    read = program('%a = f32[2]{0} add(%x, %y), metadata={op_name="jit(f)/add" source_file="/u/m.py" source_line=3}')
+    assert read.frames(read.operations[0]) == [("/u/m.py", 3, "")]
+
+
+ALONG = {  # a mesh of 2 x 4: along its second axis, along its first, along all
+    "{{0,1,2,3},{4,5,6,7}}": ((0, 1, 2, 3), (4, 5, 6, 7)),
+    "[2,4]<=[8]": ((0, 1, 2, 3), (4, 5, 6, 7)),
+    "mesh['a'=2,'b'=4] {'b'}": ((0, 1, 2, 3), (4, 5, 6, 7)),
+    "mesh['a'=8] {'a':(2)4}": ((0, 1, 2, 3), (4, 5, 6, 7)),
+    "mesh['a'=8] {'a':(1)2}": ((0, 4), (1, 5), (2, 6), (3, 7)),
+    "[4,2]<=[2,4]T(1,0)": ((0, 4), (1, 5), (2, 6), (3, 7)),
+    "mesh['a'=2,'b'=4] {'a'}": ((0, 4), (1, 5), (2, 6), (3, 7)),
+    "mesh['a'=2,'b'=4, device_ids=([4,2]T(1,0))] {'b'}": ((0, 2, 4, 6), (1, 3, 5, 7)),
+    "mesh['a'=2,'b'=4] {'a','b'}": ((0, 1, 2, 3, 4, 5, 6, 7),),
+}
+
+
+@pytest.mark.parametrize("written", ALONG)
+def test_who_takes_part_is_read_in_each_way_to_write_it(written: str) -> None:
+    read = program(f"%a = f32[2]{{0}} all-reduce(%x), channel_id=1, replica_groups={written}, to_apply=%add")
+    assert read.groups(read.operations[0]) == ALONG[written]
+
+
+LOOPS = """
+%inner (p: f32[4,4]) -> f32[4,4] {
+  %p = f32[4,4]{1,0} parameter(0)
+  ROOT %dot.1 = f32[4,4]{1,0} dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%outer (q: f32[4,4]) -> f32[4,4] {
+  %q = f32[4,4]{1,0} parameter(0)
+  ROOT %while.1 = f32[4,4]{1,0} while(%q), condition=%c, body=%inner, backend_config={"known_trip_count":{"n":"3"}}
+}
+
+ENTRY %main (x: f32[4,4]) -> f32[4,4] {
+  %x = f32[4,4]{1,0} parameter(0)
+  %fusion = f32[4,4]{1,0} fusion(%x), kind=kLoop, calls=%inner
+  ROOT %while.2 = f32[4,4]{1,0} while(%fusion), condition=%c, body=%outer, backend_config={OUTER}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("outer", "times", "is_certain"), [('{"known_trip_count":{"n":"5"}}', 16, True), ("{}", 4, False)]
+)
+def test_what_is_in_loops_counts_as_often_as_they_run(outer: str, times: int, is_certain: bool) -> None:
+    read = program(LOOPS.replace("{OUTER}", outer))
+    (dot,) = [operation for operation in read.operations if operation.opcode == "dot"]
+    assert (dot.times, dot.is_certain) == (times, is_certain)
+    assert _work.of_program(read, _work.Lines()).total() == times * 2 * 4**3
+
+
+def test_products_that_a_library_computes_on_a_gpu_are_counted() -> None:
+    read = program(
+        """
+        ENTRY %main (x: f32[8,4], y: f32[4,16]) -> f32[8,16] {
+          %x = f32[8,4]{1,0} parameter(0)
+          %y = f32[4,16]{1,0} parameter(1)
+          %gemm = (f32[8,16]{1,0}, s8[64]{0}) custom-call(%x, %y), custom_call_target="__cublas$gemm",
+          ROOT %other = f32[8,16]{1,0} custom-call(%gemm), custom_call_target="lapack_spotrf_ffi"
+        }
+        """.replace(
+            '"__cublas$gemm",',
+            '"__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{'
+            '"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}',
+        )
+    )
+    assert _work.of_program(read, _work.Lines()).total() == 2 * 8 * 16 * 4
+    assert _work.uncounted(read) == ("lapack_spotrf_ffi",)
+
+
+def test_a_joined_sum_without_a_line_has_that_of_what_it_sums() -> None:
+    """As GPUs' compilers join all-reduces."""
+    head = TABLES + "1 {file_location_id=2}\n2 {file_location_id=1 parent_frame_id=1}\n"
+    read = program(
+        """
+        ENTRY %main (x: f32[8]) -> f32[8] {
+          %x = f32[8]{0} parameter(0)
+          %mul = f32[8]{0} multiply(%x, %x), metadata={op_name="jit(f)/mul" stack_frame_id=2}
+          %copy = f32[8]{0} copy(%mul)
+          %sum = (f32[8]{0}, f32[8]{0}) all-reduce-start(%copy, %x), replica_groups={}, to_apply=%add
+          ROOT %done = (f32[8]{0}, f32[8]{0}) all-reduce-done(%sum)
+        }
+        """,
+        head,
+    )
+    (total,) = read.collectives
+    assert (total.kind, total.starts, _text.sent_bytes(read, total)) == ("all_reduce", True, 64)
+    assert read.groups(total) == (tuple(range(8)),)
+    assert _lines.nearest(read.frames_near(total))[0] == _lines.Line("/home/user/model.py", 7, "loss")
