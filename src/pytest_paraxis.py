@@ -24,4 +24,4 @@ def paraxis_snapshot(request: pytest.FixtureRequest) -> "Snapshot":
 
     path = request.path.with_name(f"{request.path.stem}.paraxis.txt")
     name = request.node.nodeid.partition("::")[2]
-    return Snapshot(path, name, update=request.config.getoption("--paraxis-update"))
+    return Snapshot(path, name, update=bool(request.config.getoption("--paraxis-update")))

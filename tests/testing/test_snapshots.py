@@ -68,11 +68,10 @@ def test_what_grows_fails_with_numbers_and_lines_and_what_shrinks_does_not(path:
     assert "  flops: 256 → 512 (+100%)" in lines
     assert lines[-1] == "if this is meant, run pytest --paraxis-update"
     Snapshot(path, "test")(largest_and_smallest, X, tolerance=3)
-    Snapshot(path, "test")(jax.jit(lambda x: x[0], in_shardings=_rows()), X, tolerance=10)
-
-
-def _rows() -> NamedSharding:
-    return NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P("rows"))
+    mesh = Mesh(np.array(jax.devices()), ("rows",))
+    gather = jax.jit(lambda x: x, in_shardings=NamedSharding(mesh, P("rows")), out_shardings=NamedSharding(mesh, P()))
+    with pytest.raises(AssertionError, match=r"all_gather along rows, bytes: 0 → 1,024 \(new\)"):
+        Snapshot(path, "test")(gather, X, tolerance=100)
 
 
 def test_what_cannot_be_compared_says_why(path: Path) -> None:

@@ -60,3 +60,5 @@ px.solve.LBGFS  # wrong
 px.trian.Fitted  # wrong
 px.train.Fited  # wrong
 px.errors.ShapedError  # wrong
+px.explain(3)  # wrong
+px.explain(jnp.sin)(x).finding  # wrong
