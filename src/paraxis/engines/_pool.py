@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -105,6 +106,7 @@ class _Processes:
     def __init__(self, count: int) -> None:
         self._all: list[_Process | None] = [None] * count
         self._lock = threading.Lock()
+        weakref.finalize(self, _end, self._all)
 
     @contextlib.contextmanager
     def in_use(self) -> Generator[Path, None, None]:
@@ -155,7 +157,7 @@ class _Processes:
     def attempt(self, work: Work, task: Task) -> Given:
         """Do one task, once."""
         told = pickle.dumps(work, protocol=pickle.HIGHEST_PROTOCOL)
-        process = next(self._idle())
+        process = self._idle()[0]
         process.start(told, (0, task))
         try:
             return process.result()
@@ -163,24 +165,24 @@ class _Processes:
             self._drop(process)
             raise
 
-    def _idle(self) -> "Iterator[_Process]":
-        for at, process in enumerate(self._all):
-            if process is None:
-                process = self._all[at] = _Process()
-            if not process.is_busy:
-                yield process
+    def _idle(self) -> "list[_Process]":
+        """Return those without a task. They start together: each takes a second before it reads what it is sent."""
+        self._all[:] = [_Process() if process is None else process for process in self._all]
+        return [process for process in self._all if process is not None and not process.is_busy]
 
     def _drop(self, process: "_Process") -> None:
         self._all[self._all.index(process)] = None
         process.stop()
 
     def close(self) -> None:
-        for process in self._all:
-            if process is not None:
-                self._drop(process)
+        _end(self._all)
 
-    def __del__(self) -> None:
-        self.close()
+
+def _end(processes: "list[_Process | None]") -> None:
+    for process in processes:
+        if process is not None:
+            process.stop()
+    processes[:] = [None] * len(processes)
 
 
 def _first_of(busy: "list[_Process]") -> "list[_Process]":
