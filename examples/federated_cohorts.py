@@ -147,7 +147,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     curves = {}
     for name, train in ALGORITHMS.items():
         curves[name] = dict(enumerate(train(data, rounds, runner(chosen.engine)), 1))
-    print(f"{CLIENTS} clients of {data.groups.lengths.min()} to {data.groups.lengths.max()} digits, {COHORT} a round")
+    sizes = np.asarray(data.groups.lengths)
+    print(f"{CLIENTS} clients of {sizes.min()} to {sizes.max()} digits, {COHORT} a round")
     print(mean_change)
     rows = []
     for name, curve in curves.items():
