@@ -343,6 +343,12 @@ def test_a_loop_without_a_known_end_counts_as_one_turn_and_says_so() -> None:
     assert "one turn" in str(report)
 
 
+def test_of_a_solver_only_what_it_runs_is_counted() -> None:
+    work = px.explain(lambda a, b: jnp.linalg.solve(a, b) + a @ b)(struct(8, 8), struct(8)).work
+    assert (work.flops, work.share) == (2 * 8 * 8, 2 * 8 * 8)
+    assert [name for name in work.uncounted if "getrf" in name]  # the factorization itself is LAPACK's
+
+
 def test_errors_are_those_of_a_call_and_name_what_was_wrong() -> None:
     with pytest.raises(TypeError, match=r"explain: fn must be a function, got 3; write px.explain\(lambda x: …\)\(x\)"):
         px.explain(3)  # pyright: ignore[reportArgumentType]

@@ -123,7 +123,7 @@ CASES: dict[str, tuple[Callable[[], Report], Callable[[], Report], str | None, s
         lambda: px.explain(summed)(struct(16, 2), integer=True),
         lambda: px.explain(summed)(struct(16, 2), integer=False),
         "counts",
-        "2 sums of ",
+        "2 all-reduces, of ",
     ),
     "uneven": (
         lambda: px.explain(divided)(struct(10, 2)),

@@ -92,8 +92,8 @@ def _unjoined(seen: Seen) -> Iterator[Finding]:
                 apart.append(operation)
         if len(apart) < 2:
             continue
-        shapes = ", ".join(_text.plain(operation.shape) for operation in apart)
-        text = f"{len(apart)} sums of {shapes} need nothing of each other, and each has an all-reduce of its own"
+        shapes = " and of ".join(_text.plain(operation.shape) for operation in apart)
+        text = f"{len(apart)} all-reduces, of {shapes}, need nothing of each other"
         line, _ = _lines.nearest(program.frames_near(apart[-1]))
         write = "make them one dtype and reduce them together: jax.lax.psum((a, b), axis), px.reduce_sum((a, b))"
         weight = 0.1 * (len(apart) - 1) / len(program.collectives)

@@ -104,5 +104,6 @@ def equations(jaxpr: jax_api.Jaxpr, times: int = 1, is_bounded: bool = True) -> 
             inner *= params["length"]
         elif name == "shard_map":
             inner *= math.prod(params["mesh"].shape[axis] for axis in jax_api.bound_axes(eqn))
-        for sub in jax_api.subjaxprs(eqn):
+        solved = params["jaxprs"].solve if name == "custom_linear_solve" else None  # the others are for derivatives
+        for sub in jax_api.subjaxprs(eqn) if solved is None else [solved.jaxpr]:
             yield from equations(sub, inner, is_bounded and name != "while")
