@@ -52,6 +52,7 @@ if typing.TYPE_CHECKING:
         train as train,
         transforms as transforms,
     )
+    from paraxis._tables import Table
     from paraxis.engines import Groups, Pool, Ray, Stream
     from paraxis.ensembles import Ensemble, ensemble, load_ensemble, load_member
     from paraxis.launch import initialize
@@ -98,6 +99,7 @@ __all__ = [
     "Ray",
     "StopEarly",
     "Stream",
+    "Table",
     "TrainState",
     "TrainingStopped",
     "Vectorize",
@@ -143,6 +145,7 @@ _ROOMS = ("engines", "ensembles", "errors", "launch", "reports", "solve", "testi
 _ROOM_OF = {
     **dict.fromkeys(("Groups", "Pool", "Ray", "Stream"), "engines"),
     **dict.fromkeys(("Ensemble", "ensemble", "load_ensemble", "load_member"), "ensembles"),
+    "Table": "_tables",
     "initialize": "launch",
     "explain": "reports",
     **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "StopEarly", "TrainState", "TrainingStopped"), "train"),

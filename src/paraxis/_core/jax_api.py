@@ -52,6 +52,7 @@ __all__ = [
     "define_linear",
     "define_lowering",
     "define_map",
+    "define_outside",
     "element_struct",
     "entered_devices",
     "evaluate",
@@ -72,6 +73,7 @@ __all__ = [
     "manual_axes",
     "map_jaxprs",
     "of_first_process",
+    "part",
     "pruned",
     "reached_stop",
     "rebind_shard_map",
@@ -121,6 +123,27 @@ def define_batching(primitive: Primitive, rule: Callable[..., tuple[Any, int]]) 
         return rule(operands[0], dims[0], **params)
 
     batching.primitive_batchers[primitive] = batch
+
+
+def define_outside(
+    name: str, avals: Callable[..., Sequence[Any]], evaluated: Callable[..., Sequence[Any]], refused: Callable[[], Any]
+) -> Primitive:
+    """Return a primitive with any number of operands and results, which Python carries out, and no device.
+
+    ``refused`` raises: it is called where the primitive is lowered, differentiated or batched.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(avals)
+    primitive.def_impl(evaluated)
+
+    def rule(*_: Any, **__: Any) -> Any:
+        return refused()
+
+    mlir.register_lowering(primitive, rule)
+    ad.primitive_jvps[primitive] = rule
+    batching.primitive_batchers[primitive] = rule
+    return primitive
 
 
 def define_map(
@@ -321,6 +344,14 @@ CALLS = frozenset(
     )
 )
 """Operations that do what their body does, once."""
+
+
+def part(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], invars: Sequence[Any], outvars: Sequence[Any]) -> ClosedJaxpr:
+    """Return some of a jaxpr's equations as a jaxpr of its own."""
+    info = closed.jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    effects = frozenset().union(*(eqn.effects for eqn in eqns))
+    changed = {"constvars": [], "invars": list(invars), "outvars": list(outvars), "eqns": list(eqns)}
+    return ClosedJaxpr(closed.jaxpr.replace(**changed, effects=effects, debug_info=info), ())
 
 
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:

@@ -21,10 +21,13 @@ class Traced:
 
     Many functions that compute the same share what is compiled; a function of which nobody knows is let go, with its
     traces. It must not be called to communicate while what it needs is on its way: its arguments are waited for.
+
+    ``compiled`` makes a function of a trace.
     """
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], compiled: Callable[..., Callable[..., Any]] | None = None) -> None:
         self._jitted = jax.jit(fn)
+        self._made = by_structure if compiled is None else compiled
         self._programs: dict[int, tuple[Any, Callable[..., Any]]] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -35,7 +38,7 @@ class Traced:
         traced = self._jitted.trace(*args)
         program = self._programs.get(id(traced.jaxpr))
         if program is None:  # with the jaxpr, so that no other takes its place in memory
-            program = self._programs[id(traced.jaxpr)] = (traced.jaxpr, by_structure(traced.jaxpr))
+            program = self._programs[id(traced.jaxpr)] = (traced.jaxpr, self._made(traced.jaxpr))
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), program[1](*leaves))
 
 

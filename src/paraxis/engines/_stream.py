@@ -22,6 +22,8 @@ from paraxis.engines._progress import Progress
 from paraxis.engines._run import Block, Engine, Pass, temporary
 from paraxis.engines._stage import Stage
 
+_COPIES = 6  # of rows of a table: being read, put together, waiting, on their way to the devices, being computed with
+
 
 @dataclasses.dataclass(frozen=True)
 class Stream(Engine):
@@ -93,6 +95,28 @@ class Stream(Engine):
         if self.at_once is not None:
             return self.at_once * job.placement.num_devices
         return job.remembered(f"memory={self.memory}", functools.partial(self._fitting, job))
+
+    def rows_at_once(self, *, row_bytes: int, kept_bytes: int, num_devices: int) -> int:
+        """Return how many rows of a :class:`px.Table` a solver reads at once; it asks, users need not.
+
+        Args:
+            row_bytes: of one row.
+            kept_bytes: that the solver keeps beside the rows that are read.
+            num_devices: over which they are laid.
+
+        Raises:
+            ValueError: if ``memory`` is too little.
+        """
+        if self.at_once is not None:
+            return self.at_once * num_devices
+        assert isinstance(self.memory, int)
+        found = (self.memory - kept_bytes) // (_COPIES * row_bytes)
+        if found < num_devices:
+            raise ValueError(
+                f"Stream: memory must be at least {kept_bytes + _COPIES * row_bytes * num_devices:,} bytes for this "
+                f"table, of which {kept_bytes:,} are for values by row, got {self.memory:,}"
+            )
+        return found
 
     def _fitting(self, job: Job) -> int:
         """Return how many elements fit into memory: what a pass needs grows linearly with them."""

@@ -66,14 +66,15 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
     if not isinstance(fun, LinearObjective):
         return params
     fun.check_targets(params, *args, **kwargs)
-    design = fun.problem(params, *args, **kwargs).design
+    problem = fun.problem(params, *args, **kwargs)
+    design = problem.design
     dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(params)}
     if len(dtypes) > 1 or jnp.result_type(*dtypes, design) not in dtypes:
         raise ShapeError(
             f"{who}: init_params are {', '.join(sorted(d.name for d in dtypes))}, and X is {design.dtype}: their "
             f"dtypes must have the same width; write fun.init(…, dtype=X.dtype), or X.astype(…)"
         )
-    return jax.tree.map(lambda x: layout.typed_beside(x, design), params)
+    return jax.tree.map(lambda x: layout.typed_beside(x, problem.beside), params)
 
 
 def closes_over_traced(fun: Any) -> bool:

@@ -13,14 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, layout, placing
+from paraxis._core import arrays, placing
 from paraxis.solve import _trees as trees
 from paraxis.solve._linear import Linear
 from paraxis.solve._losses import Loss
+from paraxis.solve._on_disk import MAX_FEATURES, OnDisk, sample_of, tells_in_type
 from paraxis.solve._problem import Problem
 
-MAX_FEATURES = 4096  # a matrix of (d, d) is held on every device, and factored in (d, d, d) operations
-_ROWS_PER_FEATURE = 8
 _FEWEST_ITERATIONS = 10
 _MOST_ITERATIONS = 100
 _TYPICAL_CLASSES = 4
@@ -32,8 +31,7 @@ _JITTER = 1e-3  # of what a column would weigh, were all its rows as large as th
 
 def _used(problem: Linear) -> range:
     """Return the numbers of the rows that are used. They do not depend on where the rows lie, nor on padding."""
-    num_rows = _num_rows(problem)
-    return range(0, num_rows, max(1, num_rows // (_ROWS_PER_FEATURE * problem.design.shape[1])))
+    return sample_of(_num_rows(problem), problem.design.shape[1])
 
 
 def _num_rows(problem: Linear) -> int:
@@ -122,7 +120,14 @@ def asked_for(problem: Problem, params: Any, precondition: str | None) -> Any:
     """
     if precondition is None or not isinstance(problem, Linear):
         return None
-    if layout.tells_in_type(problem.design) and _is_traced(problem, params):
+    if tells_in_type(problem.design) and _is_traced(problem, params):
+        return None
+    if isinstance(problem.design, OnDisk) and problem.design.shape[1] > MAX_FEATURES:
+        if precondition == "gram":
+            raise ValueError(
+                f"precondition='gram' takes a sample of the rows, which of a table with more than {MAX_FEATURES:,} "
+                f"columns is not held; leave precondition out"
+            )
         return None
     return prepared(problem, params) if precondition == "gram" or _pays(problem) else None
 
@@ -163,15 +168,24 @@ def prepared(problem: Linear, params: Any) -> Any:
 def _of_concrete(
     loss: Loss, intercept: bool, used: range, design: jax.Array, targets: Any, weight: Any, l2: Any, params: Any
 ) -> jax.Array:
+    beside = targets if isinstance(design, OnDisk) else design
     with placing.without_context():
         numbers = np.asarray(used)
-        some = arrays.some_rows(design, numbers)
-        targets, weight = jax.tree.map(lambda x: arrays.on_host(x)[numbers], (targets, weight))
+        some, at = _some_of(design, numbers)
+        targets, weight = jax.tree.map(lambda x: arrays.on_host(x)[at], (targets, weight))
         l2, params = arrays.on_first_device((l2, params))
         # Two programs: in one, XLA lays the product out for the factorisation, and takes half as long again.
         found = _matrix(loss, intercept, some, targets, weight, l2, params)
         found = _inverse(*found, l2, intercept)
-    return arrays.whole_beside(found, design)
+    return arrays.whole_beside(found, beside)
+
+
+def _some_of(design: Any, numbers: np.ndarray) -> tuple[Any, np.ndarray]:
+    """Return rows by their numbers, and where the other values of these are."""
+    if not isinstance(design, OnDisk):
+        return arrays.some_rows(design, numbers), numbers
+    some = design.source.some
+    return some if design.shift is None else some - np.asarray(design.shift), design.chunks.places(numbers)
 
 
 def _is_traced(problem: Linear, params: Any) -> bool:

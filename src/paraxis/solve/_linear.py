@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, layout, maps, placing
+from paraxis._core import arrays, placing
 from paraxis._core.placing import Placement
-from paraxis.solve import _trees as trees
+from paraxis._core.programs import Traced
+from paraxis.solve import _blocks as in_blocks, _cut as cut, _on_disk as on_disk, _trees as trees
 from paraxis.solve._losses import Loss
+from paraxis.solve._on_disk import OnDisk
 from paraxis.solve._problem import Line, Passes, Point, Problem, Trial
 
 
@@ -37,7 +39,7 @@ class Block:
     loss: Loss
     intercept: bool
     share: float
-    design: jax.Array
+    design: Any  # ``None`` for a function that does not read it
     targets: jax.Array
 
     def predictions(self, params: Any) -> jax.Array:
@@ -70,6 +72,61 @@ class Block:
         return jax.linear_transpose(self.predictions, params)(r)[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class _OfBlock:
+    """A function of a :class:`Block` as one of arrays."""
+
+    fn: Callable[[Block, Any, Any], tuple[Any, Any]]
+    loss: Loss
+    intercept: bool
+    share: float
+
+    def __call__(self, shared: Any, first: Any, last: Any) -> tuple[Any, Any]:
+        return self.fn(Block(self.loss, self.intercept, self.share, *first), shared, last)
+
+
+def _cost(block: Block, params: Any, shares: Any) -> Any:
+    return (), block.cost(block.predictions(params), shares)
+
+
+def _predicted(block: Block, params: Any, _: Any) -> Any:
+    return block.predictions(params), ()
+
+
+def _begun(block: Block, params: Any, shares: Any) -> Any:
+    z = block.predictions(params)
+    return z, (block.cost(z, shares), block.grad(z, shares, params))
+
+
+def _tried(block: Block, stepsize: jax.Array, rows: Any) -> Any:
+    z, dz, shares = rows
+    one = jnp.ones_like(stepsize)
+
+    def along(stepsize: jax.Array) -> jax.Array:
+        return block.loss.rows(z + stepsize * dz, block.targets)
+
+    (value, slope), (_, curvature) = jax.jvp(lambda a: jax.jvp(along, (a,), (one,)), (stepsize,), (one,))
+    return (), block.mean(jnp.stack([value, slope, curvature]), shares)  # one sum: one exchange
+
+
+def _moved(block: Block, given: Any, rows: Any) -> Any:
+    stepsize, params = given
+    z, dz, shares = rows
+    z = z + stepsize * dz
+    return z, block.grad(z, shares, params)
+
+
+def _bent(block: Block, direction: Any, rows: Any) -> Any:
+    z, shares = rows
+    dz = block.predictions(direction)
+    curved = jax.jvp(lambda z: jax.grad(block.cost)(z, shares), (z,), (dz,))[1]
+    return dz, block.pulled(curved, direction)
+
+
+def _zeros(block: Block, _: Any, z: jax.Array) -> Any:
+    return jnp.zeros_like(z), ()
+
+
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["design", "targets", "weight", "l2"],
@@ -81,7 +138,7 @@ class Linear(Problem):
 
     Args:
         loss: the loss of a row.
-        design: the rows, ``(n, d)``.
+        design: the rows, ``(n, d)``, also on disk.
         targets: ``(n,)``, or ``(n, k)`` for several outputs that are no classes.
         weight: ``(n,)``, or ``None`` for equal weights; the mean is over the sum of the weights. A row of weight zero
             does not count, as long as it is finite.
@@ -92,36 +149,38 @@ class Linear(Problem):
     """
 
     loss: Loss
-    design: jax.Array
+    design: Any
     targets: jax.Array
     weight: jax.Array | None
     l2: Any
     intercept: bool
     blocks: Placement = placing.AT_HAND
     num_rows: int | None = None
-    passes = Passes(start=2, line=1, trial=0, end=1, product=2, refresh=1)
     tight = True
     adds_up = True
 
+    @property
+    def beside(self) -> jax.Array:
+        """An array that lies where the rows do."""
+        return self.targets if isinstance(self.design, OnDisk) else self.design
+
+    @property
+    def passes(self) -> Passes:
+        """Rows on disk are read once where others are read forwards and backwards."""
+        times = 1 if isinstance(self.design, OnDisk) else 2
+        return Passes(start=times, line=1, trial=0, end=1, product=times, refresh=1)
+
     def value(self, params: Any) -> jax.Array:
         """Return the objective, as a plain function that JAX can differentiate in whatever way."""
-
-        def cost(block: Block, params: Any, shares: Any) -> Any:
-            return (), block.cost(block.predictions(params), shares)
-
-        return self._of_blocks(cost, params, self._shares(params))[1] + self._penalty(params)
+        return self._of_blocks(_cost, params, self._shares(params))[1] + self._penalty(params)
 
     def predictions(self, params: Any) -> jax.Array:
         """``(d, k)`` coefficients → ``(k, n)``; ``(d,)`` → ``(n,)``. Linear in them. Reads the rows once."""
-        return self._of_blocks(lambda block, params, _: (block.predictions(params), ()), params, ())[0]
+        return self._of_blocks(_predicted, params, ())[0]
 
     def start(self, params: Any) -> Point:
-        def begun(block: Block, params: Any, shares: Any) -> Any:
-            z = block.predictions(params)
-            return z, (block.cost(z, shares), block.grad(z, shares, params))
-
         shares = self._shares(params)
-        z, (cost, grad) = self._of_blocks(begun, params, shares)
+        z, (cost, grad) = self._of_blocks(_begun, params, shares)
         return Point(params, cost + self._penalty(params), self._with_penalty(grad, params), None, Cache(z, shares))
 
     def line(self, point: Point, direction: Any, cached: Any = None) -> Line:
@@ -131,24 +190,8 @@ class Linear(Problem):
         own, step = self._coef(point.params), self._coef(direction)
         zero, half, whole = trees.dot(own, own), trees.dot(own, step), trees.dot(step, step)
 
-        def tried(block: Block, stepsize: jax.Array, rows: Any) -> Any:
-            z, dz, shares = rows
-            one = jnp.ones_like(stepsize)
-
-            def along(stepsize: jax.Array) -> jax.Array:
-                return block.loss.rows(z + stepsize * dz, block.targets)
-
-            (value, slope), (_, curvature) = jax.jvp(lambda a: jax.jvp(along, (a,), (one,)), (stepsize,), (one,))
-            return (), block.mean(jnp.stack([value, slope, curvature]), shares)  # one sum: one exchange
-
-        def moved(block: Block, given: Any, rows: Any) -> Any:
-            stepsize, params = given
-            z, dz, shares = rows
-            z = z + stepsize * dz
-            return z, block.grad(z, shares, params)
-
         def at(stepsize: jax.Array) -> Trial:
-            value, slope, curvature = self._of_blocks(tried, stepsize, (z, dz, shares))[1]
+            value, slope, curvature = self._of_blocks(_tried, stepsize, (z, dz, shares), reads=False)[1]
             return Trial(
                 value + 0.5 * l2 * (zero + 2 * stepsize * half + stepsize**2 * whole),
                 slope + l2 * (half + stepsize * whole),
@@ -158,7 +201,7 @@ class Linear(Problem):
 
         def end(stepsize: jax.Array, trial: Trial) -> Point:
             params = trees.along(point.params, stepsize, direction)
-            there, grad = self._of_blocks(moved, (stepsize, params), (z, dz, shares))
+            there, grad = self._of_blocks(_moved, (stepsize, params), (z, dz, shares))
             return Point(params, trial.value, self._with_penalty(grad, params), None, Cache(there, shares))
 
         unknown = jnp.full((), jnp.nan, z.dtype)
@@ -168,18 +211,12 @@ class Linear(Problem):
         return self.predictions(direction)
 
     def products(self, point: Point) -> tuple[Callable[[Any], tuple[Any, Any]], Any]:
-        def bent(block: Block, direction: Any, rows: Any) -> Any:
-            z, shares = rows
-            dz = block.predictions(direction)
-            curved = jax.jvp(lambda z: jax.grad(block.cost)(z, shares), (z,), (dz,))[1]
-            return dz, block.pulled(curved, direction)
-
         def product(direction: Any) -> tuple[Any, Any]:
-            dz, found = self._of_blocks(bent, direction, tuple(point.cache))
+            dz, found = self._of_blocks(_bent, direction, tuple(point.cache))
             return self._with_penalty(found, direction), dz
 
         # Zeros that lie as the predictions do: else programs that take either are compiled for both.
-        return product, self._of_blocks(lambda _, __, z: (jnp.zeros_like(z), ()), (), point.cache.z)[0]
+        return product, self._of_blocks(_zeros, (), point.cache.z, reads=False)[0]
 
     def refreshed(self, point: Point) -> Point:
         """Return the same point with its predictions computed anew: steps added up leave rounding behind. One pass."""
@@ -190,31 +227,24 @@ class Linear(Problem):
         if self.weight is None:
             return None
         weight = self.weight.astype(jnp.result_type(self._coef(params), self.design))
-        total = self._of_blocks(lambda block, _, weight: ((), jnp.sum(weight)), (), weight)[1]
-        return self._of_blocks(lambda block, total, weight: (weight / total, ()), total, weight)[0]
+        total = self._of_blocks(lambda block, _, weight: ((), jnp.sum(weight)), (), weight, reads=False)[1]
+        return self._of_blocks(lambda block, total, weight: (weight / total, ()), total, weight, reads=False)[0]
 
-    def _of_blocks(self, fn: Callable[[Block, Any, Any], Any], shared: Any, rows: Any) -> tuple[Any, Any]:
+    def _of_blocks(
+        self, fn: Callable[[Block, Any, Any], Any], shared: Any, rows: Any, *, reads: bool = True
+    ) -> tuple[Any, Any]:
         """``fn(block, shared, rows)`` → what is kept and what is summed, of each block: kept values ``(..., n)``, sums.
 
-        ``rows`` are ``(..., n)``. Communicates: one all-reduce the size of the sums.
+        ``rows`` are ``(..., n)``. A function that does not read X says so; one that does is the same each time.
+        Communicates: one all-reduce the size of the sums.
         """
-        size = self.blocks.size
-
-        def of_block(shared: Any, own: Any) -> Any:
-            return fn(Block(self.loss, self.intercept, 1 / self.design.shape[0], *own[0]), shared, own[1])
-
-        def split(x: jax.Array, at: int) -> jax.Array:  # moves nothing between devices
-            return jnp.moveaxis(x.reshape(*x.shape[:at], size, x.shape[at] // size, *x.shape[at + 1 :]), at, 0)
-
-        def joined(x: jax.Array) -> jax.Array:
-            return jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], size * x.shape[-1])
-
-        if layout.tells_in_type(self.design):  # then the compiler divides the one block
-            return of_block(shared, ((self.design, self.targets), rows))
-        data = split(self.design, 0), split(self.targets, 0)
-        placed = data, jax.tree.map(lambda x: split(x, x.ndim - 1), rows)
-        kept, sums = maps.map_and_sum(of_block, shared, placed, self.blocks)
-        return jax.tree.map(joined, kept), sums
+        run = _OfBlock(fn, self.loss, self.intercept, 1 / self.design.shape[0])
+        design = self.design if reads else None
+        if isinstance(design, OnDisk):
+            return on_disk.passed(run, design, self.targets, shared, rows)
+        if on_disk.tells_in_type(self.design):  # then the compiler divides the one block
+            return run(shared, (design, self.targets), rows)
+        return in_blocks.mapped(run, self.blocks, shared, (design, self.targets), rows)
 
     def _coef(self, params: Any) -> jax.Array:
         return params[0] if self.intercept else params
@@ -232,7 +262,7 @@ class Linear(Problem):
         return (coef, grad[1]) if self.intercept else coef
 
 
-_value = jax.jit(Linear.value)
+_value = Traced(Linear.value, cut.compiled)
 
 
 def value(problem: Linear, params: Any) -> jax.Array:

@@ -59,9 +59,13 @@ class Passes:
 class Problem(abc.ABC):
     """A function with its arguments given, to be minimised over ``params``."""
 
-    passes: Passes
     tight: bool  # whether a trial costs so little that a thorough search pays
     adds_up: bool  # whether what a point keeps is added up from step to step
+
+    @property
+    @abc.abstractmethod
+    def passes(self) -> Passes:
+        """How often what is asked of it reads all the data."""
 
     @abc.abstractmethod
     def start(self, params: Any) -> Point:
@@ -92,9 +96,12 @@ class Function(Problem):
     """Any function: each trial computes value and gradient."""
 
     value_and_grad: Callable[[Any], tuple[tuple[jax.Array, Any], Any]]
-    passes = Passes(start=2, line=0, trial=2, end=0, product=2, refresh=0)
     tight = False
     adds_up = False
+
+    @property
+    def passes(self) -> Passes:
+        return Passes(start=2, line=0, trial=2, end=0, product=2, refresh=0)
 
     def start(self, params: Any) -> Point:
         (value, aux), grad = self.value_and_grad(params)

@@ -363,8 +363,8 @@ class ProximalGradient(Solver):
         arguments.arrays(who, "hyperparams_prox", hyper)
         hyper = jax.tree.map(jnp.asarray, hyper)
         if isinstance(self.fun, LinearObjective):
-            design = self.fun.problem(params, *args, **kwargs).design
-            hyper = jax.tree.map(lambda x: x if arrays.is_traced(x) else layout.typed_beside(x, design), hyper)
+            beside = self.fun.problem(params, *args, **kwargs).beside
+            hyper = jax.tree.map(lambda x: x if arrays.is_traced(x) else layout.typed_beside(x, beside), hyper)
         moved = jax.eval_shape(self.prox, params, hyper, jnp.ones((), _dtype(params)))
         shapes = [jax.tree.map(jnp.shape, tree) for tree in (params, moved)]
         if shapes[0] != shapes[1]:

@@ -11,11 +11,13 @@ from paraxis._core import arrays, layout, placing
 from paraxis._core.axis import Axis
 from paraxis._core.placing import AT_HAND, Placement
 from paraxis._host import processes
+from paraxis._tables import Table
 from paraxis.errors import AxisError, DataError, DeviceError, ShapeError
+from paraxis.solve._on_disk import OnDisk, Source
 
 
 class _Arrays(NamedTuple):
-    X: jax.Array
+    X: Any  # an array, or what stands for rows on disk
     y: jax.Array
     weight: jax.Array
 
@@ -69,7 +71,7 @@ class Rows(_Arrays):
         return jax.tree.map(lambda x: arrays.whole_beside(jax.numpy.asarray(x), self.X), params)
 
 
-def blocks_of(data: Any, design: jax.Array) -> Placement:
+def blocks_of(data: Any, design: Any) -> Placement:
     """Return where the blocks of an objective's data lie, whose rows are ``design``; one block if that is unknown.
 
     It is known of what :func:`rows` gave, of as many rows to a block, outside other maps.
@@ -77,6 +79,8 @@ def blocks_of(data: Any, design: jax.Array) -> Placement:
     Raises:
         DeviceError: if they were moved to other devices since.
     """
+    if isinstance(design, OnDisk):
+        return design.chunks.blocks
     blocks = data.blocks if isinstance(data, Rows) else AT_HAND
     mesh = placing.concrete_mesh(blocks) if blocks.mesh is not None else None
     if mesh is None or design.shape[0] % blocks.size or layout.tells_in_type(design):
@@ -92,7 +96,7 @@ def blocks_of(data: Any, design: jax.Array) -> Placement:
     return blocks
 
 
-def number_of(data: Any, design: jax.Array) -> int:
+def number_of(data: Any, design: Any) -> int:
     """Return how many of an objective's rows are no padding, of which ``design`` are all."""
     given = data.num_rows if isinstance(data, Rows) else None
     return design.shape[0] if given is None else min(given, design.shape[0])
@@ -101,11 +105,12 @@ def number_of(data: Any, design: jax.Array) -> int:
 @arguments.named()
 def rows(
     X: Any,
-    y: Any,
+    y: Any = None,
     sample_weight: Any = None,
     *,
     class_weight: Mapping[int, float] | Literal["balanced"] | None = None,
     axis: Axis | None = None,
+    engine: Any = None,
 ) -> Rows:
     """Distribute rows over devices, as the data of an objective.
 
@@ -113,15 +118,16 @@ def rows(
     change neither the objective nor the solution.
 
     Args:
-        X: ``(n, d)``, floating.
-        y: ``(n,)`` or ``(n, k)``.
+        X: ``(n, d)``, floating; or a :class:`px.Table`, whose rows stay on disk, and are read in each pass.
+        y: ``(n,)`` or ``(n, k)``; left out for a table.
         sample_weight: ``(n,)``, not negative; default 1 each.
         class_weight: a factor of the weights for each class; ``"balanced"``: inversely proportional to the classes'
             weights. Classes without an entry have factor 1.
         axis: the axis of the rows; default ``px.Axis("rows", n)``, over all devices.
+        engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
 
     Returns:
-        A tuple ``(X, y, weight)`` of arrays ``(num_padded, ...)``.
+        A tuple ``(X, y, weight)`` of arrays ``(num_padded, ...)``; of a table, ``X`` stands for rows on disk.
 
     Raises:
         ShapeError: if the numbers of rows differ, or the axis has another size.
@@ -137,7 +143,27 @@ def rows(
         >>> float(data.weight.sum())
         5.0
     """
+    if isinstance(X, Table):
+        if y is not None:
+            raise TypeError("rows: y must be left out, as the table has it; write rows(table, engine=…)")
+        weight = None if sample_weight is None else _checked_weight(sample_weight)
+        source = Source("rows", X, engine, axis)
+        targets = _targets(source.y)
+        if weight is not None and weight.shape != (len(source),):
+            raise ShapeError(f"rows: sample_weight must have the {len(source)} rows of the table, got {weight.shape}")
+        weight = np.ones(len(targets), X.dtype) if weight is None else weight
+        if class_weight is not None:
+            weight = weight * _class_factors(np.asarray(targets), weight, class_weight)
+        return of_source(source, targets, weight.astype(X.dtype), None)
+    if engine is not None:
+        raise TypeError("rows: engine is for a px.Table; write px.solve.rows(px.Table.of_arrays(X, y), engine=engine)")
     return lay(X, y, sample_weight, class_weight, axis, copied=True)
+
+
+def of_source(source: Source, targets: Any, weight: np.ndarray, shift: np.ndarray | None) -> Rows:
+    """Return rows on disk, with targets ``(n, ...)`` and weights ``(n,)`` in the table's order on the devices."""
+    design, blocks = OnDisk.of(source, shift), source.chunks.blocks
+    return Rows(design, source.padded(np.asarray(targets)), source.weights(weight), blocks, source.chunks.num_rows)
 
 
 def lay(X: Any, y: Any, sample_weight: Any, class_weight: Any, axis: Axis | None, *, copied: bool) -> Rows:
@@ -151,11 +177,7 @@ def lay(X: Any, y: Any, sample_weight: Any, class_weight: Any, axis: Axis | None
     for name, x in (("y", y), ("sample_weight", weight)):
         if x.shape[:1] != X.shape[:1]:
             raise ShapeError(f"rows: {name} must have the {len(X)} rows of X, got {x.shape}")
-    if weight.ndim != 1 or np.iscomplexobj(weight) or not _can_weigh(weight):
-        raise DataError(
-            "rows: sample_weight must be (n,), finite, not negative and somewhere positive; leave out rows that are "
-            "not to count, or give them weight 0"
-        )
+    weight = _checked_weight(weight)
     if class_weight is not None:
         weight = weight * _class_factors(np.asarray(y), weight, class_weight)
     axis = Axis("rows", len(X)) if axis is None else axis
@@ -186,6 +208,16 @@ def _targets(y: Any) -> Any:
     if isinstance(given, np.ndarray) and given.dtype.kind in "US":
         raise DataError(f"rows: y must be numbers, got {given.dtype}; write y = np.unique(y, return_inverse=True)[1]")
     return arguments.array("rows", "y", y)
+
+
+def _checked_weight(given: Any) -> np.ndarray:
+    weight = arguments.host_array("rows", "sample_weight", given)
+    if weight.ndim != 1 or np.iscomplexobj(weight) or not _can_weigh(weight):
+        raise DataError(
+            "rows: sample_weight must be (n,), finite, not negative and somewhere positive; leave out rows that are "
+            "not to count, or give them weight 0"
+        )
+    return weight
 
 
 def _can_weigh(weight: np.ndarray) -> bool:

@@ -21,7 +21,7 @@ from paraxis import _html as html
 from paraxis._core import arrays, jax_api
 from paraxis._core.programs import Traced
 from paraxis._host import interrupts
-from paraxis.solve import _trees as trees, _watching as watching
+from paraxis.solve import _cut as cut, _trees as trees, _watching as watching
 from paraxis.solve._status import Status
 
 _CONFIRMATIONS = 3  # that may fail
@@ -161,7 +161,7 @@ class Iterated:
 
     def __init__(self, update: Callable[..., OptStep], confirm: Confirm, *, over: Any = None) -> None:
         part: Any = functools.partial(_part, update, confirm)
-        self._program = Traced(part if over is None else jax.vmap(part, (0, 0, over, None)))
+        self._program = Traced(part if over is None else jax.vmap(part, (0, 0, over, None)), cut.compiled)
         self._seconds: dict[Any, float] = {}  # an iteration takes, by the types of the arguments
 
     def __call__(self, step: OptStep, arguments: Any, limit: int) -> OptStep:

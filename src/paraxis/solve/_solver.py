@@ -11,6 +11,7 @@ from paraxis._core import arrays, jax_api
 from paraxis._core.programs import Traced
 from paraxis.solve import (
     _checks as checks,
+    _cut as cut,
     _functions as functions,
     _gram as gram,
     _progress as progress,
@@ -70,7 +71,7 @@ class Solver(abc.ABC):
 
     @functools.cached_property
     def _started(self) -> Callable[..., Any]:
-        return Traced(self._bare._start)
+        return Traced(self._bare._start, cut.compiled)
 
     @functools.cached_property
     def _compiled_step(self) -> Callable[..., OptStep]:
@@ -79,7 +80,7 @@ class Solver(abc.ABC):
         def step(params: Any, state: Any, args: Any, kwargs: Any) -> OptStep:
             return bare._iteration(params, state, *args, **kwargs)
 
-        return Traced(step)
+        return Traced(step, cut.compiled)
 
     @functools.cached_property
     def _iterated(self) -> Callable[[OptStep, Any, int], OptStep]:

@@ -19,10 +19,12 @@ import numpy as np
 
 from paraxis._calls import arguments
 from paraxis._core import arrays
+from paraxis._tables import Table
 from paraxis.errors import DataError, ShapeError
 from paraxis.solve import _linear as linear, _losses as losses
 from paraxis.solve._linear import Linear
 from paraxis.solve._losses import Loss
+from paraxis.solve._on_disk import OnDisk
 from paraxis.solve._rows import Rows, blocks_of, number_of
 
 __all__ = [
@@ -83,12 +85,17 @@ class LinearObjective:
             received = f"{1 + len(args)} arguments" + (f" and {sorted(kwargs)}" if kwargs else "")
             raise TypeError(f"{self} takes (params, {usage}), got {received}")
         data = named["data"]
+        if isinstance(data, Table):
+            raise TypeError(f"{self}: data is a table; write px.solve.rows(table, engine=px.Stream(memory='2GB'))")
         if not isinstance(data, tuple | list) or len(data) not in (2, 3) or any(x is None for x in data[:2]):
             raise TypeError(f"{self}: data must be (X, y) or (X, y, weight), got {type(data).__name__}")
         arguments.arrays(str(self), "params", params)
-        design, targets, *weights = (
-            jnp.asarray(arguments.array(str(self), f"data[{at}]", x)) for at, x in enumerate(data) if x is not None
-        )
+        given: list[Any] = [
+            x if isinstance(x, OnDisk) else jnp.asarray(arguments.array(str(self), f"data[{at}]", x))
+            for at, x in enumerate(data)
+            if x is not None
+        ]
+        design, targets, *weights = given
         weight = weights[0] if weights else None
         self._check(params, design, targets, weight, _added(data))
         blocks = blocks_of(data, design)
@@ -129,7 +136,7 @@ class LinearObjective:
         coef = jnp.zeros(shape, dtype)
         return (coef, jnp.zeros(shape[1:], dtype)) if self.intercept else coef
 
-    def _check(self, params: Any, design: jax.Array, targets: jax.Array, weight: jax.Array | None, added: str) -> None:
+    def _check(self, params: Any, design: Any, targets: jax.Array, weight: jax.Array | None, added: str) -> None:
         if design.ndim != 2:
             raise ShapeError(f"{self}: data: X must be (n, d), got {design.shape}")
         if not design.shape[0]:
@@ -182,7 +189,7 @@ def _is_floating(dtype: Any) -> bool:
         return False
 
 
-def _shapes(design: jax.Array) -> str:
+def _shapes(design: Any) -> str:
     return f"num_features={design.shape[-1]}, num_outputs=…"
 
 

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,8 +36,21 @@ GROUPS = px.Groups.of_arrays(X)
 STREAM = px.Stream(at_once=1)
 FOLDER = Path(tempfile.mkdtemp())
 np.savez(FOLDER / "a.npz", x=X)
+np.save(FOLDER / "X.npy", X)
+np.save(FOLDER / "y.npy", X[:, 0])
+CSV = FOLDER / "a.csv"
+CSV.write_text("x,y\n1,2\n")
 TABLE = FOLDER / "a.parquet"
-pq.write_table(pa.table({"user": [1, 1, 2], "x": [0.0, 1.0, 2.0]}), TABLE)
+pq.write_table(pa.table({"user": [1, 1, 2], "x": [0.0, 1.0, 2.0], "y": [0, 1, 2]}), TABLE)
+
+
+def floating(x: Any) -> bool:
+    return isinstance(x, (str, type, np.dtype)) and x in ("float32", "float64", np.float32, np.float64, jnp.float32)
+
+
+ROWS = px.Table.of_arrays(X, X[:, 0])
+FLOATING = (None, optional(floating))
+COLUMNS = {"target": ("y", none), "columns": (("x",), optional(none)), "dtype": FLOATING}
 STREAMED = {"*args[0]": (GROUPS, either(rows(8), instance(px.Groups)))}
 
 
@@ -63,6 +77,18 @@ def sized(x: Any) -> bool:
 
 def eight(x: Any) -> bool:
     return not isinstance(x, (str, bytes, dict)) and np.shape(x)[:1] == (8,)
+
+
+def labels(x: Any) -> bool:
+    return np.ndim(x) == 1 and len(x) == 8 and np.asarray(x).dtype.kind in "biufUO"
+
+
+def matrix(x: Any) -> bool:
+    return tree(x) and np.ndim(x) == 2 and len(x) == 8
+
+
+def letter(x: Any) -> bool:
+    return isinstance(x, str) and len(x) == 1
 
 
 def rows_of_any(x: Any) -> bool:
@@ -92,6 +118,12 @@ CALLS = [
         px.Groups.parquet,
         lambda: {"folder": (TABLE, none), "by": ("user", none), "num_shapes": (12, count())},
     ),
+    Call("px.Table", px.Table, lambda: {"source": (ROWS._source, none)}),
+    Call("Table.parquet", px.Table.parquet, lambda: {"folder": (TABLE, none), **COLUMNS}),
+    Call("Table.csv", px.Table.csv, lambda: {"folder": (CSV, none), **COLUMNS, "delimiter": (",", letter)}),
+    Call("Table.npy", px.Table.npy, lambda: {"folder": (FOLDER, none), "dtype": FLOATING}),
+    Call("Table.of_arrays", px.Table.of_arrays, lambda: {"X": (X, matrix), "y": (X[:, 0], labels), "dtype": FLOATING}),
+    Call("Table.blocks", lambda *a, **k: list(ROWS.blocks(*a, **k)), lambda: {"size": (2, count())}),
     Call("Groups.sample", GROUPS.sample, lambda: {"count": (2, count(1, 8)), "seed": (0, seeds)}),
     Call("Groups.__getitem__", GROUPS.__getitem__, lambda: {"*number": (1, count(-8, 7))}, documented=(IndexError,)),
     Call(

@@ -19,8 +19,10 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from paraxis import _html as html
 from paraxis._calls import arguments
+from paraxis._tables import Table
 from paraxis.errors import DataError, ParaxisError
 from paraxis.solve import _checks as checks
+from paraxis.solve._on_disk import Source
 from paraxis.solve._progress import Watch
 from paraxis.solve._solution import Interrupted, attended
 from paraxis.solve._status import Status
@@ -155,13 +157,15 @@ class LinearModel(BaseEstimator, abc.ABC):
         """Weights of rows with those of their classes, where there are such."""
         return weight
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, engine: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: ``(n, d)``. If it is float32, everything is computed in float32, else in float64.
-            y: targets, ``(n,)``.
+            X: ``(n, d)``. If it is float32, everything is computed in float32, else in float64. Or a
+                :class:`px.Table`, of rows that stay on disk and are read about twice per iteration.
+            y: targets, ``(n,)``; left out for a table.
             sample_weight: ``(n,)``, not negative, or a number; a row of weight zero does not count.
+            engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
 
         Raises:
             ValueError: if the data or an option cannot be used; the message says why.
@@ -171,10 +175,10 @@ class LinearModel(BaseEstimator, abc.ABC):
         Communicates, if there are several devices: sends each its rows; then whatever the solver does.
         """
         with self._as_it_was_if_this_fails():
-            return self._fitted(X, y, sample_weight)
+            return self._fitted(X, y, sample_weight, engine)
 
-    def _fitted(self, X: Any, y: Any, sample_weight: Any) -> Self:
-        X, y, weight = self._checked(X, y, sample_weight)
+    def _fitted(self, X: Any, y: Any, sample_weight: Any, engine: Any) -> Self:
+        X, y, weight = self._checked(X, y, sample_weight, engine)
         weight = self._weighted(y, weight)
         posed = self._posed(y, weight, X.dtype)
         with fitting.surroundings(X.dtype, self.devices):
@@ -194,7 +198,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         self.coef_, self.intercept_ = self._described(found.params, posed, placed.means)
         self.n_iter_ = self._described_count(int(found.iter_num))
         self.status_ = Status(int(found.status)).words
-        self.data_passes_ = int(found.data_passes)
+        self.data_passes_ = int(found.data_passes) + placed.data_passes
         return self
 
     def path(self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any = None) -> Path:
@@ -291,7 +295,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         order = np.argsort(grid, kind="stable")
         return grid, [int(i) for i in (order[::-1] if self.strong_is_large else order)]
 
-    def _checked(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _checked(self, X: Any, y: Any, sample_weight: Any, engine: Any = None) -> tuple[Any, np.ndarray, np.ndarray]:
         for name in ("fit_intercept", "warm_start"):
             arguments.flag(self._who, name, getattr(self, name))
         if isinstance(self.verbose, (bool, np.bool_)) or callable(self.verbose):
@@ -302,9 +306,29 @@ class LinearModel(BaseEstimator, abc.ABC):
         checks.count(self, "max_iter")
         if self.devices is not None:
             checks.whole(self, "devices")
-        X, y = self._checked_data(X, y)
+        X, y = self._checked_table(X, y, engine) if isinstance(X, Table) else self._checked_data(X, y)
         checks.one_of(self._who, "solver", self.solver, self._solvers())
         return X, y, self._checked_weight(X, sample_weight)
+
+    def _checked_table(self, table: Table, y: Any, engine: Any) -> tuple[Source, np.ndarray]:
+        """Return a table's rows and targets; it is read once for that."""
+        self._checked_options()
+        if y is not None:
+            raise TypeError(f"{self._who}: y must be left out, as the table has it; write fit(table, engine=engine)")
+        if self._has_l1():
+            raise DataError(
+                f"{self._who}: with an L1 penalty, rows must be in memory, got {table!r}; write l1_ratio=0, or "
+                f"Ridge(), or fit to some of the rows: X, y = next(table.blocks(100_000))"
+            )
+        source = fitting.read(self._who, table, engine, self.devices)
+        vars(self).pop("feature_names_in_", None)
+        self.n_features_in_ = len(table.columns)
+        try:
+            return source, self._checked_targets(source.y)
+        except ParaxisError:
+            raise
+        except Exception as error:
+            raise refused(self._who, f"the table's target {table.target!r}", "targets, one per row", error) from error
 
     def _checked_data(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and targets as scikit-learn checks them; what it refuses is named."""
@@ -324,7 +348,7 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _checked_options(self) -> None:
         """Check what is particular to it of its options."""
 
-    def _checked_weight(self, X: np.ndarray, sample_weight: Any) -> np.ndarray:
+    def _checked_weight(self, X: Any, sample_weight: Any) -> np.ndarray:
         if sample_weight is None:
             return np.ones(len(X), X.dtype)
         try:
@@ -355,7 +379,9 @@ class LinearModel(BaseEstimator, abc.ABC):
         verbose = self.verbose if callable(self.verbose) else bool(self.verbose)
         return Plan(method, posed.loss, bool(self.fit_intercept), float(self.tol), int(self.max_iter), verbose)
 
-    def _place(self, X: np.ndarray, posed: Posed) -> Placed:
+    def _place(self, X: Any, posed: Posed) -> Placed:
+        if isinstance(X, Source):
+            return fitting.place_on_disk(X, posed.targets, posed.weight, centre=posed.centre)
         return fitting.place(X, posed.targets, posed.weight, self.devices, centre=posed.centre)
 
     def _solved(self, strength: float, params: Any, posed: Posed, placed: Placed) -> Solution:
@@ -396,10 +422,10 @@ class LinearModel(BaseEstimator, abc.ABC):
         return count
 
     def _judged(
-        self, found: Solution, strength: float, coef: Any, intercept: Any, X: np.ndarray, y: np.ndarray, weight: Any
+        self, found: Solution, strength: float, coef: Any, intercept: Any, X: Any, y: np.ndarray, weight: Any
     ) -> Solution:
-        """Return the same, with the status ``UNBOUNDED`` if that is what it is."""
-        if strength not in (0, np.inf):
+        """Return the same, with the status ``UNBOUNDED`` if that is what it is, as far as rows in memory tell."""
+        if strength not in (0, np.inf) or isinstance(X, Source):
             return found
         there = weight > 0
         params = np.concatenate([coef, np.asarray(intercept)[..., None]], -1).astype(np.float64)

@@ -16,13 +16,15 @@ import numpy as np
 
 from paraxis._core import arrays, layout, placing
 from paraxis._core.axis import Axis
+from paraxis._tables import Table
 from paraxis.errors import DeviceError
 from paraxis.solve import _watching as watching, prox
 from paraxis.solve._lbfgs import LBFGS
 from paraxis.solve._newton import NewtonCG
+from paraxis.solve._on_disk import Source
 from paraxis.solve._progress import Iteration, Watch
 from paraxis.solve._proximal import ProximalGradient
-from paraxis.solve._rows import Rows, lay
+from paraxis.solve._rows import Rows, lay, of_source
 from paraxis.solve._solution import Interrupted, OptStep, attended
 from paraxis.solve._solver import SideBySide
 from paraxis.solve._working_set import WorkingSet
@@ -67,10 +69,11 @@ class Solution(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Data on devices, and what was subtracted from each column."""
+    """Data on devices, and what was subtracted from each column; how often they were read for that."""
 
     data: Rows
     means: np.ndarray
+    data_passes: int = 0
 
 
 @contextlib.contextmanager
@@ -94,6 +97,18 @@ def place(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, devices: int 
         return Placed(data, np.zeros(X.shape[1], X.dtype))
     design, means = arrays.ready(arrays.on_auto_mesh(_centred, data.X, data.weight))
     return Placed(data.with_arrays(X=design), np.asarray(means))
+
+
+def read(who: str, table: Table, engine: Any, devices: int | None) -> Source:
+    """Read a table once, for its targets, and for what tells how the next passes go."""
+    with surroundings(table.dtype, devices):
+        return Source(who, table, engine, _axis(len(table), devices))
+
+
+def place_on_disk(source: Source, y: np.ndarray, weight: np.ndarray, *, centre: bool) -> Placed:
+    """Return the same of a table's rows, from which columns' means are subtracted when they are read."""
+    means = source.means if centre else np.zeros_like(source.means)
+    return Placed(of_source(source, y, weight, means if centre else None), means, data_passes=1)
 
 
 def place_folds(X: np.ndarray, y: np.ndarray, weights: np.ndarray, devices: int | None, *, centre: bool) -> Placed:

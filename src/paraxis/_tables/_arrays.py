@@ -1,0 +1,74 @@
+"""Arrays as a table: in memory, or mapped into it from NPY files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paraxis._tables import _files as files
+from paraxis.errors import DataError, ShapeError
+
+_WHO = "Table.npy"
+
+
+class Arrays:
+    """Rows of pairs of arrays, one pair after the other."""
+
+    def __init__(
+        self,
+        who: str,
+        pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+        dtype: Any,
+        mapped: Sequence[files.Unchanged] = (),
+    ) -> None:
+        for X, y in pairs:
+            if X.ndim != 2 or y.ndim != 1 or len(X) != len(y) or not X.shape[1] or X.shape[1] != pairs[0][0].shape[1]:
+                raise ShapeError(
+                    f"{who}: X must be (n, d) and y (n,), with the same d everywhere, got {X.shape} and {y.shape}"
+                )
+            if X.dtype.kind not in "biuf":
+                raise DataError(f"{who}: X must hold numbers, got {X.dtype}; write X.astype(np.float32)")
+        self._pairs, self._mapped = pairs, mapped
+        self.columns = [f"x{number}" for number in range(pairs[0][0].shape[1])]
+        self.target = "y"
+        held = np.result_type(np.float32, *(X.dtype for X, _ in pairs))
+        self.dtype = held if dtype is None else np.dtype(dtype)
+
+    def __len__(self) -> int:
+        return sum(len(X) for X, _ in self._pairs)
+
+    def blocks(self, size: int) -> files.Parts:
+        return files.in_blocks(self._parts(size), size)
+
+    def place(self, row: int) -> str:
+        return files.place(self._mapped, [len(X) for X, _ in self._pairs], row)
+
+    def _parts(self, size: int) -> files.Parts:
+        self._require_unchanged()
+        for X, y in self._pairs:
+            for start in range(0, len(X), size):
+                yield np.asarray(X[start : start + size], self.dtype), np.asarray(y[start : start + size])
+        self._require_unchanged()
+
+    def _require_unchanged(self) -> None:
+        for file in self._mapped:
+            file.require()
+
+
+def npy(folder: Path, dtype: Any) -> Arrays:
+    """Return pairs of files of a folder, ``X*.npy`` and ``y*.npy``, mapped into memory."""
+    designs, targets = (sorted(folder.glob(f"{name}*.npy")) for name in ("X", "y"))
+    if not designs or len(designs) != len(targets):
+        raise DataError(
+            f"{_WHO}: folder must have as many files X*.npy as y*.npy, at least one, got {len(designs)} and "
+            f"{len(targets)} in {str(folder)!r}; write np.save('rows/X-0.npy', X), np.save('rows/y-0.npy', y)"
+        )
+    mapped = [files.Unchanged.of(_WHO, path) for path in (*designs, *targets)]
+    pairs = [(_mapped(X), _mapped(y)) for X, y in zip(designs, targets, strict=True)]
+    return Arrays(_WHO, pairs, dtype, mapped)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    with files.named(_WHO, path):
+        return np.load(path, mmap_mode="r", allow_pickle=False)

@@ -1,0 +1,215 @@
+"""A folder's files as one table: in the order of their names, unchanged for as long as they are read."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paraxis.errors import DataError
+
+_TILE = 1 << 20  # bytes of rows that are filled column by column, and stay in a cache meanwhile
+
+
+class Described(NamedTuple):
+    """What is known of a folder's files before their rows are read.
+
+    Args:
+        files: in order.
+        columns: the names of those to predict from.
+        kinds: the Arrow types of these, and of the target, in each file.
+    """
+
+    files: list["Unchanged"]
+    columns: list[str]
+    kinds: list[dict[str, Any]]
+
+
+def described(
+    who: str,
+    folder: Path,
+    suffix: str,
+    target: str,
+    columns: Sequence[str] | None,
+    schema: Callable[[Path], Any],
+) -> Described:
+    """Look at the files of a folder, or at the one file that it is; ``schema`` gives a file's columns and types.
+
+    Raises:
+        DataError: if there are none, a file has other columns than the first, or columns hold no numbers.
+    """
+    paths = found(who, folder, suffix)
+    files = [Unchanged.of(who, path) for path in paths]
+    asked = None if columns is None else {*columns, target}
+    kinds: list[dict[str, Any]] = []
+    for path in paths:
+        with named(who, path):
+            own = schema(path)
+        names = [name for name in own.names if asked is None or name in asked]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(f"{who}: {str(path)!r} has {told(twice)} twice; give each column a name of its own")
+        kinds.append({name: own.field(name).type for name in names})
+        for argument, wanted in (("target", [target]), ("columns", list(columns or ()))):
+            absent = [name for name in wanted if name not in kinds[-1]]
+            if absent:
+                raise DataError(
+                    f"{who}: {argument} must be among the columns of {str(path)!r}, {told(own.names)}; got "
+                    f"{told(absent)}"
+                )
+        _require_same(who, paths[0], list(kinds[0]), path, names)
+    chosen = [name for name in (columns or kinds[0]) if name != target]
+    if not chosen:
+        raise DataError(
+            f"{who}: {str(paths[0])!r} has no column besides the target {target!r}; give some to predict from"
+        )
+    _require_numbers(who, {name: kind for own in kinds for name, kind in own.items() if not is_number(kind)}, chosen)
+    return Described(files, chosen, kinds)
+
+
+def found(who: str, folder: Path, suffix: str) -> list[Path]:
+    """Return the files of a folder with this suffix, sorted by name; or the one file that it is.
+
+    Raises:
+        DataError: if there are none.
+    """
+    paths = [folder] if folder.is_file() else sorted(folder.glob(f"*{suffix}"))
+    if not paths:
+        got = "which has none" if folder.is_dir() else "which is not there"
+        raise DataError(
+            f"{who}: folder must have {suffix} files, or be one, got {str(folder)!r}, {got}; write px.{who}('rows/', …)"
+        )
+    return paths
+
+
+def _require_same(who: str, first: Path, names: list[str], path: Path, own: list[str]) -> None:
+    lacks, has = [n for n in names if n not in own], [n for n in own if n not in names]
+    if lacks or has:
+        differ = [f"lacks {told(lacks)}"] * bool(lacks) + [f"has {told(has)} besides"] * bool(has)
+        raise DataError(
+            f"{who}: {str(path)!r} {' and '.join(differ)}, compared with {str(first)!r}; give all files the same "
+            f"columns, or choose those that all have: columns=[…]"
+        )
+
+
+def _require_numbers(who: str, kinds: dict[str, Any], chosen: Sequence[str]) -> None:
+    wrong = [name for name in chosen if name in kinds]
+    if wrong:
+        shown = ", ".join(f"{name!r} ({kinds[name]})" for name in wrong[:6]) + ", …" * (len(wrong) > 6)
+        left = [name for name in chosen if name not in kinds]
+        without = f"leave them out, columns=[{told(left)}], or " if left else ""
+        raise DataError(
+            f"{who}: columns must hold numbers, got {shown}; {without}write them into the files as numbers: a column "
+            f"of 0 and 1 for each value"
+        )
+
+
+def told(names: Sequence[str]) -> str:
+    """Return some names for a message, not all of very many."""
+    return ", ".join(map(repr, names[:6])) + ", …" * (len(names) > 6)
+
+
+def is_number(kind: Any) -> bool:
+    """Return whether an Arrow type is one of numbers."""
+    import pyarrow.types as types
+
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)
+
+
+@contextlib.contextmanager
+def named(who: str, path: Path) -> Iterator[None]:
+    """Within, an error of Arrow's, or of the system's, names the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{who}: {str(path)!r} cannot be read: {type(error).__name__}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Unchanged:
+    """A file as it was when the table was made."""
+
+    who: str
+    path: Path
+    size: int
+    time: int
+
+    @classmethod
+    def of(cls, who: str, path: Path) -> "Unchanged":
+        stat = path.stat()
+        return cls(who, path, stat.st_size, stat.st_mtime_ns)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Within, the file is read: errors name it, and it is the same before and after."""
+        self.require()
+        with named(self.who, self.path):
+            yield
+        self.require()
+
+    def require(self) -> None:
+        """Check that it still is.
+
+        Raises:
+            DataError: naming the file, if it has changed, or is gone.
+        """
+        try:
+            stat = self.path.stat()
+        except OSError as error:
+            raise DataError(f"{self.who}: {str(self.path)!r} is gone since the table was made: {error}") from error
+        if (stat.st_size, stat.st_mtime_ns) != (self.size, self.time):
+            raise DataError(
+                f"{self.who}: {str(self.path)!r} has changed since the table was made, from {self.size:,} bytes to "
+                f"{stat.st_size:,}; make the table anew when the file is complete"
+            )
+
+
+def as_rows(columns: Sequence[np.ndarray], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return columns ``(n,)`` side by side, ``(n, d)`` with a row's values together."""
+    size = len(columns[0])
+    rows = np.empty((size, len(columns)), dtype)
+    step = max(64, _TILE // max(1, rows.itemsize * len(columns)))
+    for start in range(0, size, step):
+        tile = rows[start : start + step]
+        for at, column in enumerate(columns):
+            tile[:, at] = column[start : start + step]
+    return rows
+
+
+Parts = Iterator[tuple[np.ndarray, np.ndarray]]
+
+
+def in_blocks(parts: Parts, size: int) -> Parts:
+    """Yield the rows of parts of any size in blocks of ``size``, the last one perhaps shorter."""
+    held: list[tuple[np.ndarray, np.ndarray]] = []
+    count = 0
+    for X, y in parts:
+        start = 0
+        while count + len(X) - start >= size:
+            stop = start + size - count
+            yield _joined([*held, (X[start:stop], y[start:stop])])
+            held, count, start = [], 0, stop
+        if start < len(X):
+            held.append((X[start:], y[start:]))
+            count += len(X) - start
+    if held:
+        yield _joined(held)
+
+
+def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([X for X, _ in parts]), np.concatenate([y for _, y in parts])
+
+
+def place(files: Sequence[Unchanged], sizes: Sequence[int], row: int) -> str:
+    """Return where a row of all is, for messages."""
+    for file, size in zip(files, sizes, strict=False):
+        if row < size:
+            return f"{str(file.path)!r}, row {row}"
+        row -= size
+    return f"row {row}"

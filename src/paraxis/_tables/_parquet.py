@@ -1,0 +1,54 @@
+"""Parquet files as a table, decoded a batch of rows at a time."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paraxis._calls.extras import needed
+from paraxis._tables import _files as files
+
+_WHO = "Table.parquet"
+
+
+class Parquet:
+    """Rows of Parquet files. Their metadata are read when it is made."""
+
+    def __init__(self, folder: Path, target: str, columns: Sequence[str] | None, dtype: Any) -> None:
+        with needed(f"px.{_WHO}", "fit"):
+            import pyarrow.parquet  # noqa: F401
+
+        self.sizes: list[int] = []
+        self._files, self.columns, kinds = files.described(_WHO, folder, ".parquet", target, columns, self._schema)
+        self.target = target
+        held = [np.dtype(own[name].to_pandas_dtype()) for own in kinds for name in self.columns]
+        self.dtype = np.result_type(np.float32, *held) if dtype is None else np.dtype(dtype)
+
+    def _schema(self, path: Path) -> Any:
+        with _opened(path) as file:
+            self.sizes.append(file.metadata.num_rows)
+            return file.schema_arrow
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    def blocks(self, size: int) -> files.Parts:
+        return files.in_blocks(self._parts(size), size)
+
+    def place(self, row: int) -> str:
+        return files.place(self._files, self.sizes, row)
+
+    def _parts(self, size: int) -> files.Parts:
+        names = [*self.columns, self.target]
+        for file in self._files:
+            with file.reading(), _opened(file.path) as opened:
+                for batch in opened.iter_batches(size, columns=names):
+                    *found, y = (batch.column(name).to_numpy(zero_copy_only=False) for name in names)
+                    yield files.as_rows(found, self.dtype), y
+
+
+def _opened(path: Path) -> Any:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.ParquetFile(path, memory_map=True)

@@ -1,0 +1,236 @@
+"""What is common to all tables: their shape, and their rows in blocks that are checked."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paraxis._calls import arguments
+from paraxis._tables._arrays import Arrays, npy
+from paraxis._tables._csv import Csv
+from paraxis._tables._parquet import Parquet
+from paraxis.errors import DataError, ShapeError
+
+
+class Table:
+    """Rows with a target each, larger than memory, that are read in blocks when they are needed.
+
+    Estimators and solvers take one in place of ``X`` and ``y``, and an engine that says how many rows to read at once:
+    ``px.solve.Ridge().fit(table, engine=px.Stream(memory="2GB"))``, or ``px.solve.rows(table, engine=…)``. Rows are in
+    the order of the files' names. Files must stay as they are for as long as the table is used.
+
+    Args:
+        source: anything that has a length; ``columns``, the names of those to predict from; ``target``, the name of
+            the other one; ``dtype``, that of ``X``; and ``blocks(size)``, which yields pairs of NumPy arrays ``X (size,
+            d)`` and ``y (size,)``, the same ones in the same order each time; only the last may be shorter. If it has
+            ``place(row)``, errors say so where a row is.
+
+    Raises:
+        DataError: if it lacks one of these, or rows.
+
+    Example:
+        >>> import pathlib, tempfile, numpy as np, paraxis as px
+        >>> X = np.random.default_rng(0).normal(size=(1000, 3)).astype("float32")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for part in (0, 1):
+        ...         np.save(pathlib.Path(folder, f"X-{part}.npy"), X[500 * part : 500 * part + 500])
+        ...         np.save(pathlib.Path(folder, f"y-{part}.npy"), X[500 * part : 500 * part + 500, 0] > 0)
+        ...     table = px.Table.npy(folder)
+        ...     model = px.solve.LogisticRegression().fit(table, engine=px.Stream(memory="1MB"))
+        >>> table, float(model.score(X, X[:, 0] > 0)) > 0.99
+        (<Table: 1,000 rows, 3 columns and the target 'y', float32>, True)
+    """
+
+    def __init__(self, source: Any) -> None:
+        absent = [name for name in ("__len__", "columns", "target", "dtype", "blocks") if not hasattr(source, name)]
+        if absent:
+            raise DataError(
+                f"Table: source must have {', '.join(absent)}, got {arguments.described(source)}; write "
+                f"px.Table.parquet('rows', target='y'), or px.Table.of_arrays(X, y)"
+            )
+        self._source = source
+
+    @classmethod
+    def parquet(
+        cls, folder: str | Path, *, target: str, columns: Sequence[str] | None = None, dtype: Any = None
+    ) -> "Table":
+        """Return the rows of Parquet files.
+
+        Args:
+            folder: a folder of ``.parquet`` files, or one such file.
+            target: the column to predict; it may hold text, for classes.
+            columns: those to predict from; default: all others. They must hold numbers.
+            dtype: of the numbers: float32 or float64; default: float32 if that holds the files' types, else float64.
+
+        Raises:
+            DataError: if there are no such files, one cannot be read, columns differ between files, or hold no
+                numbers; the message names file and columns.
+            ModuleNotFoundError: if pyarrow is missing; the extra ``fit`` brings it.
+        """
+        return cls(Parquet(*_asked("Table.parquet", folder, target, columns, dtype)))
+
+    @classmethod
+    def csv(
+        cls,
+        folder: str | Path,
+        *,
+        target: str,
+        columns: Sequence[str] | None = None,
+        dtype: Any = None,
+        delimiter: str = ",",
+    ) -> "Table":
+        """Return the rows of CSV files, each with a header. To count them, they are read once.
+
+        Args:
+            folder: a folder of ``.csv`` files, or one such file.
+            target, columns: as for :meth:`parquet`.
+            dtype: of the numbers: float32 or float64, the default.
+            delimiter: between values.
+
+        Raises:
+            DataError: as for :meth:`parquet`.
+            ModuleNotFoundError: if pyarrow is missing; the extra ``fit`` brings it.
+        """
+        asked = _asked("Table.csv", folder, target, columns, dtype)
+        arguments.text("Table.csv", "delimiter", delimiter, "px.Table.csv('rows', target='y', delimiter=';')")
+        return cls(Csv(*asked, delimiter))
+
+    @classmethod
+    def npy(cls, folder: str | Path, *, dtype: Any = None) -> "Table":
+        """Return the rows of memory-mapped files ``X*.npy``, ``(n, d)``, with targets ``y*.npy``, ``(n,)``.
+
+        Args:
+            folder: with as many of one as of the other; they belong together in the order of their names.
+            dtype: of the numbers: float32 or float64; default: float32 if that holds the files' types, else float64.
+
+        Raises:
+            DataError: if there are no such files, or one cannot be read.
+            ShapeError: if their shapes do not fit together.
+        """
+        arguments.path("Table.npy", "folder", folder, DataError, write="px.Table.npy('rows')")
+        return cls(npy(Path(folder), _dtype("Table.npy", dtype)))
+
+    @classmethod
+    def of_arrays(cls, X: Any, y: Any, *, dtype: Any = None) -> "Table":
+        """Return rows of arrays, ``(n, d)`` and ``(n,)``, in memory or memory-mapped.
+
+        Example:
+            >>> import numpy as np, paraxis as px
+            >>> px.Table.of_arrays(np.zeros((5, 3)), np.zeros(5)).shape
+            (5, 3)
+        """
+        who = "Table.of_arrays"
+        try:
+            targets = np.asarray(y)
+        except Exception:  # whatever it is, it is no array
+            targets = np.zeros(())
+        if targets.ndim != 1 or targets.dtype.kind not in "biufUO":
+            got = arguments.described(y)
+            raise ShapeError(f"{who}: y must be numbers or text (n,), one per row, got {got}; write np.asarray(y)")
+        return cls(Arrays(who, [(arguments.host_array(who, "X", X), targets)], _dtype(who, dtype)))
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of rows and of columns to predict from."""
+        return len(self), len(self.columns)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns to predict from."""
+        return list(self._source.columns)
+
+    @property
+    def target(self) -> str:
+        """The name of the target."""
+        return self._source.target
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the columns to predict from, as they are read."""
+        return np.dtype(self._source.dtype)
+
+    def blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the rows in order as pairs ``X (size, d)`` and ``y (size,)``; only the last may be shorter.
+
+        Memory is bounded by the block, and by what the file's format makes a reader hold.
+
+        Raises:
+            DataError: if a number is missing, NaN or infinite, a file cannot be read, or changed since the table was
+                made; it names file and row.
+
+        Example:
+            >>> import numpy as np, paraxis as px
+            >>> [len(y) for X, y in px.Table.of_arrays(np.ones((5, 3)), np.ones(5)).blocks(2)]
+            [2, 2, 1]
+        """
+        size = arguments.count("Table.blocks", "size", size, write="table.blocks(100_000)")
+        return self._blocks(size)
+
+    def _blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        start = 0
+        for X, y in self._source.blocks(size):
+            X, y = np.asarray(X, self.dtype), np.asarray(y)
+            if X.ndim != 2 or X.shape[1] != len(self.columns) or y.shape != X.shape[:1]:
+                raise ShapeError(
+                    f"Table: a block must be X (n, {len(self.columns)}) and y (n,), got {X.shape} and {y.shape}"
+                )
+            self._require_finite(X, y, start)
+            start += len(X)
+            yield X, y
+
+    def _require_finite(self, X: np.ndarray, y: np.ndarray, start: int) -> None:
+        """Check that there are numbers everywhere. Their sum of squares tells, unless it overflows."""
+        flat = X.reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.dot(flat, flat)
+        if not np.isfinite(squares) and not (finite := np.isfinite(X)).all():
+            row, column = np.argwhere(~finite)[0]
+            raise self._refused(start + int(row), self.columns[column], X[row, column])
+        if y.dtype.kind in "fO":
+            missing = [v is None or v != v for v in y] if y.dtype.kind == "O" else ~np.isfinite(y)
+            if not np.any(missing):
+                return
+            row = int(np.argmax(missing))
+            raise self._refused(start + row, self.target, y[row])
+
+    def _refused(self, row: int, column: str, value: Any) -> DataError:
+        place = getattr(self._source, "place", "row {}".format)(row)
+        return DataError(
+            f"Table: values must be finite numbers, got {value} in {place}, column {column!r}; write the files without "
+            f"such rows, or with a number in its place"
+        )
+
+    def _as_targets(self, y: np.ndarray) -> np.ndarray:
+        """Return all targets as the files mean them: of CSV, integers if all of them are."""
+        return getattr(self._source, "as_targets", lambda y: y)(y)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise DataError(
+            "Table: its rows are read when they are needed, and it is no array; write "
+            "model.fit(table, engine=px.Stream(memory='2GB')), or px.solve.rows(table, engine=…)"
+        )
+
+    def __repr__(self) -> str:
+        rows = "" if isinstance(self._source, Csv) else f"{len(self):,} rows, "
+        return f"<Table: {rows}{len(self.columns):,} columns and the target {self.target!r}, {self.dtype}>"
+
+
+def _asked(who: str, folder: Any, target: Any, columns: Any, dtype: Any) -> tuple[Path, str, Any, Any]:
+    write = f"px.{who}('rows', target='y')"
+    arguments.path(who, "folder", folder, DataError, write=write)
+    arguments.text(who, "target", target, write)
+    if columns is not None:
+        columns = arguments.names(who, "columns", columns)
+    return Path(folder), target, columns, _dtype(who, dtype)
+
+
+def _dtype(who: str, dtype: Any) -> Any:
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__" if isinstance(dtype, type) else "name", "")
+    if dtype is not None and not (isinstance(dtype, (str, type, np.dtype)) and name in ("float32", "float64")):
+        got = arguments.described(dtype)
+        raise TypeError(f"{who}: dtype must be float32 or float64, got {got}; write dtype='float32'")
+    return None if dtype is None else np.dtype(name)

@@ -1,0 +1,114 @@
+"""Rows on disk: the answers are those of the same rows in memory, and the passes over them are few."""
+
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+import sklearn.linear_model
+from jax.sharding import Mesh
+
+import paraxis as px
+from paraxis.solve import Status, objective
+from tests.solve._sources import Counting
+
+rng = np.random.default_rng(0)
+N, D = 203, 4
+X = rng.normal(size=(N, D)) * [1, 3, 0.2, 1] + [0, 1, 5, 0]
+Z = (X - X.mean(0)) / X.std(0) @ [1.0, -2.0, 0.5, 0.0] + rng.normal(size=N)
+STREAM = px.Stream(at_once=5)  # on eight devices: 40 rows at a time, and 3 at the end
+
+
+def table(y: np.ndarray, x: np.ndarray = X) -> tuple[px.Table, Counting]:
+    source = Counting(x, y)
+    return px.Table(source), source
+
+
+ESTIMATORS = {
+    "ridge": (px.solve.Ridge(2.0), sklearn.linear_model.Ridge(2.0), Z),
+    "two classes": (
+        px.solve.LogisticRegression(0.5),
+        sklearn.linear_model.LogisticRegression(C=0.5, solver="newton-cholesky", tol=1e-12, max_iter=1000),
+        np.where(Z > 0, "yes", "no"),
+    ),
+    "counts": (
+        px.solve.PoissonRegressor(0.1, solver="newton-cg"),
+        sklearn.linear_model.PoissonRegressor(alpha=0.1, solver="newton-cholesky", tol=1e-12, max_iter=1000),
+        rng.poisson(np.exp(Z / 3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_estimator_finds_what_scikit_learn_finds_in_memory_in_few_passes(name):
+    ours, theirs, y = ESTIMATORS[name]
+    rows, source = table(y)
+    ours.fit(rows, engine=STREAM)
+    theirs.fit(X, y)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-5)
+    np.testing.assert_array_equal(ours.predict(X), theirs.predict(X)) if name == "two classes" else None
+    assert ours.status_ == Status.CONVERGED.words
+    assert ours.data_passes_ == len(source.passes)
+    if name != "counts":  # its products with the Hessian are passes, too
+        assert len(source.passes) <= 2 * int(np.max(ours.n_iter_)) + 4
+    assert {sum(sizes) for sizes in source.passes} == {N}
+    assert max(max(sizes) for sizes in source.passes) <= 40
+
+
+@pytest.mark.parametrize(("devices", "at_once"), [(1, 29), (1, 203), (3, 10), (8, 1)])
+def test_value_and_gradient_do_not_depend_on_chunks_and_devices(devices, at_once):
+    axis = px.Axis("rows", N, mesh=Mesh(np.array(jax.devices()[:devices]), ("rows",)))
+    weight = rng.integers(0, 3, N)
+    y = np.digitize(Z, [-1, 1])
+    fun = objective.glm("softmax", intercept=True, l2=True)
+    params = rng.normal(size=(D, 3)).astype("float32"), np.zeros(3, "float32")
+    x = X.astype("float32")
+    data = px.solve.rows(table(y, x)[0], sample_weight=weight, engine=px.Stream(at_once=at_once), axis=axis)
+    assert data.num_rows == N
+    here, there = fun(params, 0.1, data), fun(params, 0.1, (x, y, weight.astype("float32")))
+    np.testing.assert_allclose(here, there, rtol=1e-6)
+    gradient = px.solve.LBFGS(fun).optimality_fun(params, 0.1, data)
+    expected = jax.grad(fun)(params, 0.1, (x, y, weight.astype("float32")))
+    for ours, theirs in zip(gradient, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_solver_tells_its_iterations_and_can_be_ended():
+    fun = objective.glm("logistic", l2=True)
+    data = px.solve.rows(table((Z > 0).astype(int), X.astype("float32"))[0], engine=STREAM)
+    seen: list[px.solve.Iteration] = []
+
+    def watch(one: px.solve.Iteration) -> None:
+        seen.append(one)
+        if one.iter_num == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    solver = px.solve.LBFGS(fun, tol=1e-6, precondition=None, verbose=watch)
+    with pytest.raises(px.solve.Interrupted) as stopped:
+        solver.run(fun.init(D), 0.1, data)
+    state = stopped.value.state
+    assert state.status == Status.INTERRUPTED
+    assert [one.iter_num for one in seen] == list(range(1, int(state.iter_num) + 1))
+    assert seen[-1].data_passes == state.data_passes == 1 + 2 * len(seen)
+    state = solver.update(stopped.value.params, state, 0.1, data).state
+    assert state.value < seen[-2].value
+
+
+def test_what_cannot_be_is_said():
+    rows, _ = table(Z)
+    with pytest.raises(TypeError, match=r"Ridge: a table is read in turns.* write engine=px\.Stream\(memory='2GB'\)"):
+        px.solve.Ridge().fit(rows)
+    with pytest.raises(TypeError, match=r"Ridge: y must be left out, as the table has it; write fit\(table, engine"):
+        px.solve.Ridge().fit(rows, Z, engine=STREAM)
+    with pytest.raises(px.DataError, match=r"Lasso: with an L1 penalty, rows must be in memory, got <Table: 203 rows"):
+        px.solve.Lasso().fit(rows, engine=STREAM)
+    with pytest.raises(ValueError, match=r"memory must be at least [\d,]+ bytes for this table, of which [\d,]+ are"):
+        px.solve.Ridge().fit(rows, engine=px.Stream(memory=1000))
+    fun = objective.least_squares
+    data = px.solve.rows(rows, engine=STREAM)
+    with pytest.raises(px.LoweringError, match=r"rows on disk are read by Python, outside of programs"):
+        jax.jit(fun)(fun.init(D, dtype="float32"), data)
+    with pytest.raises(TypeError, match=r"data is a table; write px\.solve\.rows\(table, engine="):
+        fun(fun.init(D), rows)

@@ -1,0 +1,126 @@
+"""Tables: the same rows in the same order whatever the files, in blocks; what is wrong is named."""
+
+import os
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+import paraxis as px
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(23, 3)).astype("float32")
+Y = rng.integers(0, 2, 23)
+CUTS = [0, 9, 9, 23]  # three files, one of them empty
+
+
+def columns(start: int, stop: int, **others) -> pa.Table:
+    named = {f"x{number}": X[start:stop, number] for number in range(3)} | {"y": Y[start:stop]} | others
+    return pa.table(named)
+
+
+def written(folder, kind: str) -> px.Table:
+    """The rows as three files, whose columns stand in another order each; made in another order than read."""
+    for part in (2, 0, 1):
+        of = columns(CUTS[part], CUTS[part + 1])
+        of = of.select([*of.column_names[part:], *of.column_names[:part]])
+        if kind == "parquet":
+            pq.write_table(of, folder / f"{part}.parquet", row_group_size=4)
+        elif kind == "csv":
+            pyarrow.csv.write_csv(of, folder / f"{part}.csv")
+        else:
+            np.save(folder / f"X-{part}.npy", X[CUTS[part] : CUTS[part + 1]])
+            np.save(folder / f"y-{part}.npy", Y[CUTS[part] : CUTS[part + 1]])
+    if kind == "npy":
+        return px.Table.npy(folder)
+    names = ["x0", "x1", "x2"]
+    return getattr(px.Table, kind)(folder, target="y", columns=names, dtype="float32")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
+@pytest.mark.parametrize("size", [1, 4, 23, 100])
+def test_rows_come_in_blocks_in_the_order_of_the_files_names(tmp_path, kind, size):
+    table = written(tmp_path, kind)
+    assert (len(table), table.shape, table.dtype) == (23, (23, 3), np.float32)
+    for _ in range(2):  # as often as one likes
+        blocks = list(table.blocks(size))
+        assert [len(y) for _, y in blocks] == [size] * (23 // size) + [23 % size] * (23 % size > 0)
+        np.testing.assert_array_equal(np.concatenate([y for _, y in blocks]), Y)
+        found = np.concatenate([x for x, _ in blocks])
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, X, rtol=1e-6)  # a CSV file has nine digits
+    assert threading.active_count() < 20
+
+
+def test_a_column_that_does_not_fit_is_named_and_what_to_write(tmp_path):
+    with pytest.raises(px.DataError, match=r"must have \.parquet files, or be one, got '.*', which has none; write px"):
+        px.Table.parquet(tmp_path, target="y")
+    pq.write_table(columns(0, 9, city=["a"] * 9), tmp_path / "a.parquet")
+    with pytest.raises(px.DataError, match=r"numbers, got 'city' \(string\); leave them out, columns=\['x0', 'x1"):
+        px.Table.parquet(tmp_path, target="y")
+    with pytest.raises(px.DataError, match=r"target must be among the columns of .*'x0', .*; got 'z'"):
+        px.Table.parquet(tmp_path, target="z")
+    assert px.Table.parquet(tmp_path, target="city", columns=["x0"]).shape == (9, 1)
+    pq.write_table(columns(9, 23).drop_columns("x1"), tmp_path / "b.parquet")
+    with pytest.raises(px.DataError, match=r"b\.parquet' lacks 'x1', 'city', compared with '.*a\.parquet'"):
+        px.Table.parquet(tmp_path, target="y")
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n3,4\n")
+    with pytest.raises(px.DataError, match=r"has no column besides the target 'x'"):
+        px.Table.csv(tmp_path / "a.csv", target="x", columns=["x"])
+    late = tmp_path / "b.csv"
+    late.write_text("x,y\n" + "1,2\n" * 1_200_000 + "3,four\n")  # more than is looked at first
+    with pytest.raises(px.DataError, match=r"b\.csv' cannot be read: .*four"):
+        list(px.Table.csv(late, target="x").blocks(10**6))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "npy", "arrays"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_number_that_is_none_is_named_by_file_row_and_column(tmp_path, kind, value):
+    x = X.copy()
+    x[11, 1] = value
+    for part, (start, stop) in enumerate([(0, 9), (9, 23)]):
+        of = {"x0": x[start:stop, 0], "x1": x[start:stop, 1], "y": Y[start:stop]}
+        if kind == "parquet":
+            pq.write_table(pa.table(of), tmp_path / f"{part}.parquet")
+        elif kind == "csv":
+            pyarrow.csv.write_csv(pa.table(of), tmp_path / f"{part}.csv")
+        else:
+            np.save(tmp_path / f"X-{part}.npy", x[start:stop])
+            np.save(tmp_path / f"y-{part}.npy", Y[start:stop])
+    if kind == "arrays":
+        table, place = px.Table.of_arrays(x, Y), "row 11"
+    else:
+        table = px.Table.npy(tmp_path) if kind == "npy" else getattr(px.Table, kind)(tmp_path, target="y")
+        place = rf"'.*{'X-1' if kind == 'npy' else '1'}\.{kind}', row 2"
+    with pytest.raises(px.DataError, match=rf"finite numbers, got {value} in {place}, column 'x1'; write"):
+        list(table.blocks(5))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
+def test_files_that_change_or_go_are_named(tmp_path, kind):
+    table = written(tmp_path, kind)
+    list(table.blocks(10))
+    last = max(tmp_path.iterdir())
+    os.utime(last, ns=(1, 1))
+    with pytest.raises(px.DataError, match=rf"{last.name}' has changed since the table was made"):
+        list(table.blocks(10))
+    last.unlink()
+    with pytest.raises(px.DataError, match=rf"{last.name}' is gone since the table was made"):
+        list(table.blocks(10))
+
+
+def test_values_too_large_to_square_are_numbers():
+    large = np.full((3, 2), 1e30, np.float32)
+    assert len(list(px.Table.of_arrays(large, np.ones(3)).blocks(2))) == 2
+
+
+def test_of_csv_classes_are_integers_where_all_are(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{number},{number % 2}\n" for number in range(64)))
+    table = px.Table.csv(tmp_path, target="y")
+    assert px.solve.rows(table, engine=px.Stream(at_once=4)).y.dtype.kind == "i"
+    (tmp_path / "b.csv").write_text("x,y\n1,\n")
+    with pytest.raises(px.DataError, match=r"got nan in '.*b\.csv', row 0, column 'y'"):
+        list(px.Table.csv(tmp_path, target="y").blocks(100))
