@@ -53,6 +53,8 @@ def test_an_estimator_finds_what_scikit_learn_finds_in_memory_in_few_passes(name
     assert ours.data_passes_ == len(source.passes)
     if name != "counts":  # its products with the Hessian are passes, too
         assert len(source.passes) <= 2 * int(np.max(ours.n_iter_)) + 4
+    if name == "ridge":  # with the Hessian itself, which one of them gives
+        assert ours.n_iter_ <= 5
     assert {sum(sizes) for sizes in source.passes} == {N}
     assert max(max(sizes) for sizes in source.passes) <= 40
 
@@ -104,6 +106,10 @@ def test_what_cannot_be_is_said():
         px.solve.Ridge().fit(rows, Z, engine=STREAM)
     with pytest.raises(px.DataError, match=r"Lasso: with an L1 penalty, rows must be in memory, got <Table: 203 rows"):
         px.solve.Lasso().fit(rows, engine=STREAM)
+    with pytest.raises(TypeError, match=r"Ridge: a path is of rows in memory, .*; write fit\(table, engine="):
+        px.solve.Ridge().path(rows, None, [1.0])
+    with pytest.raises(px.DataError, match=r"Ridge: the table must have at least one row, got <Table: 0 rows"):
+        px.solve.Ridge().fit(table(Z[:0], X[:0])[0], engine=STREAM)
     with pytest.raises(ValueError, match=r"memory must be at least [\d,]+ bytes for this table, of which [\d,]+ are"):
         px.solve.Ridge().fit(rows, engine=px.Stream(memory=1000))
     fun = objective.least_squares

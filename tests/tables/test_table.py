@@ -124,3 +124,26 @@ def test_of_csv_classes_are_integers_where_all_are(tmp_path):
     (tmp_path / "b.csv").write_text("x,y\n1,\n")
     with pytest.raises(px.DataError, match=r"got nan in '.*b\.csv', row 0, column 'y'"):
         list(px.Table.csv(tmp_path, target="y").blocks(100))
+
+
+class Uneven:
+    """A source whose blocks have the sizes that it likes."""
+
+    columns, target, dtype = ("x",), "y", "float32"
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = sizes
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    def blocks(self, size: int):
+        del size
+        return ((np.ones((own, 1)), np.ones(own)) for own in self.sizes)
+
+
+@pytest.mark.parametrize(("sizes", "got"), [((2, 1, 2), "1"), ((2, 3), "3")])
+def test_a_source_gives_blocks_of_the_size_that_was_asked_for(sizes, got):
+    assert len(list(px.Table(Uneven(2, 2, 1)).blocks(2))) == 3
+    with pytest.raises(px.ShapeError, match=rf"but the last must have the 2 rows that were asked for, got {got}; make"):
+        list(px.Table(Uneven(*sizes)).blocks(2))

@@ -48,12 +48,29 @@ class Arrays:
         self._require_unchanged()
         for X, y in self._pairs:
             for start in range(0, len(X), size):
-                yield np.asarray(X[start : start + size], self.dtype), np.asarray(y[start : start + size])
+                yield np.asarray(_some(X, start, size), self.dtype), np.asarray(y[start : start + size])
         self._require_unchanged()
 
     def _require_unchanged(self) -> None:
         for file in self._mapped:
             file.require()
+
+
+def _some(X: np.ndarray, start: int, size: int) -> np.ndarray:
+    """Return rows; of a file, read in one go, which is faster than page by page."""
+    if not isinstance(X, np.memmap) or not isinstance(X.filename, Path) or not X.flags.c_contiguous:
+        return X[start : start + size]
+    found = files.empty((min(size, len(X) - start), X.shape[1]), X.dtype)
+    with X.filename.open("rb", buffering=0) as file:
+        file.seek(X.offset + start * X.strides[0])
+        left = memoryview(found).cast("B")
+        while left and (count := file.readinto(left)):
+            left = left[count:]
+    if left:
+        raise DataError(
+            f"{_WHO}: {str(X.filename)!r} ends before its last row; make the table anew when it is complete"
+        )
+    return found
 
 
 def npy(folder: Path, dtype: Any) -> Arrays:

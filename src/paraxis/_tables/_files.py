@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paraxis.errors import DataError
+
+_ALIGNED = 64
+"""Bytes: where a device's block begins at a multiple of them, it is used where it is."""
 
 _TILE = 1 << 20  # bytes of rows that are filled column by column, and stay in a cache meanwhile
 
@@ -168,10 +172,18 @@ class Unchanged:
             )
 
 
+def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return memory that begins where devices may use it without a copy, on CPU."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    found = np.empty(size + _ALIGNED, np.uint8)
+    start = -found.ctypes.data % _ALIGNED
+    return found[start : start + size].view(dtype).reshape(shape)
+
+
 def as_rows(columns: Sequence[np.ndarray], dtype: np.dtype[Any]) -> np.ndarray:
     """Return columns ``(n,)`` side by side, ``(n, d)`` with a row's values together."""
     size = len(columns[0])
-    rows = np.empty((size, len(columns)), dtype)
+    rows = empty((size, len(columns)), dtype)
     step = max(64, _TILE // max(1, rows.itemsize * len(columns)))
     for start in range(0, size, step):
         tile = rows[start : start + step]
@@ -203,7 +215,8 @@ def in_blocks(parts: Parts, size: int) -> Parts:
 def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate([X for X, _ in parts]), np.concatenate([y for _, y in parts])
+    X = empty((sum(len(X) for X, _ in parts), parts[0][0].shape[1]), parts[0][0].dtype)
+    return np.concatenate([X for X, _ in parts], out=X), np.concatenate([y for _, y in parts])
 
 
 def place(files: Sequence[Unchanged], sizes: Sequence[int], row: int) -> str:

@@ -170,15 +170,23 @@ class Table:
         size = arguments.count("Table.blocks", "size", size, write="table.blocks(100_000)")
         return self._blocks(size)
 
-    def _blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        start = 0
+    def _blocks(self, size: int, *, checked: bool = True) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the same; if not ``checked``, values were looked at in an earlier pass."""
+        start, before = 0, size
         for X, y in self._source.blocks(size):
             X, y = np.asarray(X, self.dtype), np.asarray(y)
             if X.ndim != 2 or X.shape[1] != len(self.columns) or y.shape != X.shape[:1]:
                 raise ShapeError(
                     f"Table: a block must be X (n, {len(self.columns)}) and y (n,), got {X.shape} and {y.shape}"
                 )
-            self._require_finite(X, y, start)
+            if before < size or len(X) > size:
+                raise ShapeError(
+                    f"Table: all blocks but the last must have the {size} rows that were asked for, got "
+                    f"{before if before < size else len(X)}; make blocks(size) of the source put parts together"
+                )
+            before = len(X)
+            if checked:
+                self._require_finite(X, y, start)
             start += len(X)
             yield X, y
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from paraxis._core import arrays, placing
 from paraxis.solve import _trees as trees
-from paraxis.solve._linear import Linear
+from paraxis.solve._linear import Block, Linear
 from paraxis.solve._losses import Loss
 from paraxis.solve._on_disk import MAX_FEATURES, OnDisk, sample_of, tells_in_type
 from paraxis.solve._problem import Problem
@@ -152,8 +152,15 @@ def _cost(problem: Linear) -> float:
 def prepared(problem: Linear, params: Any) -> Any:
     """Return the inverse, whole on each device that the rows lie on.
 
-    Outside ``jit`` it is computed on one device, which does not make the others do the same work.
+    Outside ``jit`` it is computed on one device, which does not make the others do the same work. Where rows are on
+    disk and their curvature is the same everywhere, one pass over all of them saves many.
     """
+    if isinstance(problem.design, OnDisk) and problem.loss.flat and problem.targets.ndim == 1:
+        total = problem._of_blocks(_products, (), problem._shares(params))[1]
+        with placing.without_context():
+            total, l2 = arrays.on_first_device((total, problem.l2))
+            found = _inverse(total, jnp.diagonal(total), l2, problem.intercept)
+        return arrays.whole_beside(found, problem.targets)
     used = _used(problem)
     if _is_traced(problem, params):
         design, targets, weight = jax.tree.map(
@@ -163,6 +170,14 @@ def prepared(problem: Linear, params: Any) -> Any:
         return inverse(*matrix(some, params, len(some.design) + 1), problem.l2, problem.intercept)
     of_rows = functools.partial(_of_concrete, problem.loss, problem.intercept, used)
     return arrays.on_auto_mesh(of_rows, problem.design, problem.targets, problem.weight, problem.l2, params)
+
+
+def _products(block: Block, _: Any, shares: jax.Array) -> Any:
+    """Return the part of the Gram matrix that is a block's, of a loss of which all curvatures are 1."""
+    x = block.design
+    if block.intercept:
+        x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1)
+    return (), jnp.einsum("nd,ne->de", x * shares[:, None], x, precision=trees.EXACT)
 
 
 def _of_concrete(

@@ -26,6 +26,7 @@ class Loss:
             estimate will do, for it only shapes the first direction.
         classes: whether targets are class numbers ``(n,)`` and there is an output for each.
         single: whether there is one output only.
+        flat: whether the curvature is the same wherever predictions are.
         accepts: targets ``(n,)`` and the number of outputs → which targets have a cost that makes sense.
         targets: what these are, in words.
     """
@@ -35,6 +36,7 @@ class Loss:
     curvature: Callable[[jax.Array, jax.Array], jax.Array]
     classes: bool = False
     single: bool = False
+    flat: bool = False
     accepts: Callable[[np.ndarray, int], np.ndarray] = lambda y, k: np.isfinite(y)
     targets: str = "finite numbers"
 
@@ -119,7 +121,7 @@ LOGISTIC = Loss(
     accepts=lambda y, k: (y >= 0) & (y <= 1),
     targets="0 and 1, or between; write y = labels == labels.max()",
 )
-SQUARED = Loss("squared", _squared_rows, _flat_curvature)
+SQUARED = Loss("squared", _squared_rows, _flat_curvature, flat=True)
 POISSON = Loss(
     "poisson",
     _poisson_rows,

@@ -20,7 +20,7 @@ from paraxis._calls import arguments
 from paraxis._core import arrays, jax_api, layout, placing
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
-from paraxis._host import reading
+from paraxis._host import memory, reading
 from paraxis._tables import Table
 from paraxis.errors import AxisError, DataError, DeviceError, LoweringError
 from paraxis.solve import _blocks as in_blocks
@@ -28,6 +28,8 @@ from paraxis.solve._blocks import OfBlock
 from paraxis.solve._cut import PASS
 
 _AHEAD = 1  # chunks that wait, read
+_TOGETHER = 16  # of so many rows, large blocks are multiples: so each begins where a CPU may use it without a copy
+_BETWEEN_TRIMS = 8  # chunks: trimming takes about a third of what a small chunk does
 _KEPT = 8  # numbers by row that a solver holds beside X: targets, weights, predictions, steps of these
 _ROWS_PER_FEATURE = 8
 
@@ -81,6 +83,7 @@ class Source:
     Attributes:
         y: targets ``(n,)``, in the order of the table.
         means: of the columns, ``(d,)``.
+        num_passes: how often it was read so far.
         some: a sample of the rows, ``(num, d)``: those of :func:`sample_of`, if there are not too many columns.
 
     Raises:
@@ -103,7 +106,10 @@ class Source:
         most = engine.rows_at_once(row_bytes=size * num_features, kept_bytes=kept, num_devices=blocks.size)
         count = -(-num_rows // min(most, num_rows))
         self.table = table
-        self.chunks = Chunks(num_rows, count, -(-num_rows // (count * blocks.size)), blocks)
+        length = -(-num_rows // (count * blocks.size))
+        length += -length % _TOGETHER if length >= 64 * _TOGETHER else 0
+        self.chunks = Chunks(num_rows, -(-num_rows // (length * blocks.size)), length, blocks)
+        self.num_passes = 0
         self.shape, self.dtype = table.shape, table.dtype
         self._survey()
 
@@ -113,7 +119,7 @@ class Source:
     def _survey(self) -> None:
         targets, some = [], []
         sums, start = np.zeros(self.shape[1]), 0
-        for X, y in reading.items_ahead(self._counted(), _AHEAD):
+        for X, y in reading.items_ahead(self._counted(checked=True), _AHEAD):
             sums += np.ones(len(X), X.dtype) @ X
             step = self._sampled.step
             some.append(X[-start % step :: step].copy() if self._sampled else X[:0])
@@ -128,16 +134,17 @@ class Source:
         wide = self.table.dtype == np.float64
 
         def laid() -> Iterator[jax.Array]:
-            for X, _ in self._counted():
+            for X, _ in self._counted(checked=False):
                 with jax.enable_x64(wide):  # which holds for a thread
                     found = arrays.in_blocks(layout.repeat_last(X, self.chunks.at_once), self.chunks.blocks)
                 yield found
 
         return reading.items_ahead(laid(), _AHEAD)
 
-    def _counted(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _counted(self, *, checked: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        self.num_passes += 1
         count = 0
-        for X, y in self.table.blocks(self.chunks.at_once):
+        for X, y in self.table._blocks(self.chunks.at_once, checked=checked):
             count += len(X)
             yield X, y
         if count != self.chunks.num_rows:
@@ -287,6 +294,8 @@ def _evaluated(token: Any, *operands: Any, fn: OfBlock, structure: Any, chunks: 
         kept, sums, lost, done = _chunk(fn, chunks.length, chunks.blocks, *given)
         jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
         before = done
+        if number % _BETWEEN_TRIMS == 0:
+            memory.give_back()
     return [*kept, *sums]
 
 

@@ -198,7 +198,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         self.coef_, self.intercept_ = self._described(found.params, posed, placed.means)
         self.n_iter_ = self._described_count(int(found.iter_num))
         self.status_ = Status(int(found.status)).words
-        self.data_passes_ = int(found.data_passes) + placed.data_passes
+        self.data_passes_ = int(found.data_passes) if placed.source is None else placed.source.num_passes
         return self
 
     def path(self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any = None) -> Path:
@@ -219,6 +219,11 @@ class LinearModel(BaseEstimator, abc.ABC):
         return copy.copy(self)._path(X, y, strengths, sample_weight)
 
     def _path(self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any) -> Path:
+        if isinstance(X, Table):
+            raise TypeError(
+                f"{self._who}: a path is of rows in memory, got {X!r}; write fit(table, engine=engine) for each "
+                f"strength, with warm_start=True"
+            )
         grid, order = self._from_strong("strengths", strengths)
         X, y, weight = self._checked(X, y, sample_weight)
         weight = self._weighted(y, weight)

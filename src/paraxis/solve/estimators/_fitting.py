@@ -69,11 +69,11 @@ class Solution(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Data on devices, and what was subtracted from each column; how often they were read for that."""
+    """Data on devices, and what was subtracted from each column; of rows on disk, what reads them."""
 
     data: Rows
     means: np.ndarray
-    data_passes: int = 0
+    source: Source | None = None
 
 
 @contextlib.contextmanager
@@ -102,13 +102,13 @@ def place(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, devices: int 
 def read(who: str, table: Table, engine: Any, devices: int | None) -> Source:
     """Read a table once, for its targets, and for what tells how the next passes go."""
     with surroundings(table.dtype, devices):
-        return Source(who, table, engine, _axis(len(table), devices))
+        return Source(who, table, engine, _axis(max(1, len(table)), devices))
 
 
 def place_on_disk(source: Source, y: np.ndarray, weight: np.ndarray, *, centre: bool) -> Placed:
     """Return the same of a table's rows, from which columns' means are subtracted when they are read."""
     means = source.means if centre else np.zeros_like(source.means)
-    return Placed(of_source(source, y, weight, means if centre else None), means, data_passes=1)
+    return Placed(of_source(source, y, weight, means if centre else None), means, source)
 
 
 def place_folds(X: np.ndarray, y: np.ndarray, weights: np.ndarray, devices: int | None, *, centre: bool) -> Placed:

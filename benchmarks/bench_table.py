@@ -1,0 +1,123 @@
+"""Rows on disk, fitted by L-BFGS, beside reading and multiplying them by hand; and the memory that a fit takes.
+
+``GIGABYTES=8 python benchmarks/bench_table.py`` for more than the usual one. The files are made in ``/var/tmp`` if
+there is room, and go at the end. They stay in the system's cache if that is large enough: so reading is as fast as it
+can be.
+"""
+
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import harness
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import paraxis as px
+
+COLUMNS = 100
+GIGABYTES = float(os.environ.get("GIGABYTES", "1"))
+MEMORY = GIGABYTES / 2  # of what is read
+PART = 250_000  # rows of a file
+
+
+def run(devices: int, repeats: int) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp" if Path("/var/tmp").is_dir() else None) as name:
+        folder = Path(name)
+        if shutil.disk_usage(folder).free < 3e9 * GIGABYTES:
+            print(f"not measured: {3 * GIGABYTES:g} GB are not free in {folder}")
+            return
+        paths = written(folder)
+        about = f"{GIGABYTES:g} GB of rows on disk, {MEMORY:g} GB allowed, {devices} devices"
+        print(f"\n{about:54}    ms by hand    ms a pass    over by hand    MB at most")
+        for kind, table in (("NPY", px.Table.npy(folder)), ("Parquet", px.Table.parquet(folder, target="y"))):
+            by_hand: Callable[[], Any] = {"NPY": lambda: _npy(paths), "Parquet": lambda: _parquet(paths)}[kind]
+            _compared(kind, table, by_hand, min(repeats, 5))
+
+
+def written(folder: Path) -> list[tuple[Path, Path]]:
+    """Make the same rows as NPY and Parquet files."""
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=COLUMNS).astype("float32") / 10
+    paths = []
+    for part in range(max(1, round(GIGABYTES * 1e9 / (4 * COLUMNS * PART)))):
+        X = rng.standard_normal((PART, COLUMNS), dtype="float32")
+        y = (X @ w + rng.logistic(size=PART) > 0).astype("int32")
+        np.save(folder / f"X-{part:04}.npy", X)
+        np.save(folder / f"y-{part:04}.npy", y)
+        columns = {f"x{at}": X[:, at] for at in range(COLUMNS)}
+        parquet = folder / f"{part:04}.parquet"
+        pq.write_table(pa.table({**columns, "y": y}), parquet, compression="none", use_dictionary=False)
+        paths.append((folder / f"X-{part:04}.npy", parquet))
+    return paths
+
+
+def _npy(paths: list[tuple[Path, Path]]) -> None:
+    for number, (path, _) in enumerate(paths):
+        _multiplied(np.load(path), number)
+
+
+def _parquet(paths: list[tuple[Path, Path]]) -> None:
+    for number, (_, path) in enumerate(paths):
+        columns = pq.read_table(path, memory_map=True).drop_columns("y").columns
+        _multiplied(np.stack([column.to_numpy() for column in columns], 1), number)
+
+
+def _multiplied(X: np.ndarray, number: int) -> np.ndarray:
+    """Multiply from either side in turns: one pass of two predicts, the other one takes a gradient."""
+    return X @ np.ones(COLUMNS, "float32") if number % 2 else np.ones(len(X), "float32") @ X
+
+
+def _compared(kind: str, table: px.Table, by_hand: Callable[[], Any], repeats: int) -> None:
+    fun = px.solve.objective.glm("logistic", intercept=True, l2=True)
+    solver = px.solve.LBFGS(fun, maxiter=3, tol=0.0)
+    before = _held()
+    with Peak() as peak:
+        data = px.solve.rows(table, engine=px.Stream(memory=f"{MEMORY}GB"))
+        solver.run(fun.init(COLUMNS), 1e-3, data)
+    theirs, ours = [], []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        by_hand()
+        theirs.append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        state = jax.block_until_ready(solver.run(fun.init(COLUMNS), 1e-3, data)).state
+        ours.append((time.perf_counter() - begin) / int(state.data_passes))
+    hand, ms = (1e3 * statistics.median(times) for times in (theirs, ours))
+    most = peak.most - before
+    print(f"  {kind:52}{hand:14.0f}{ms:13.0f}{ms / hand:16.2f}{most:14.0f}", flush=True)
+
+
+class Peak:
+    """The most memory of its own that this process holds within, in MB; pages of files are the system's."""
+
+    def __enter__(self) -> "Peak":
+        self.most, self._ended = 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.01):
+            self.most = max(self.most, _held())
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def _held() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith("RssAnon"))) / 1e3
+
+
+if __name__ == "__main__":
+    harness.main(run, __doc__)
