@@ -67,8 +67,8 @@ def test_value_and_gradient_do_not_depend_on_chunks_and_devices(devices, at_once
     fun = objective.glm("softmax", intercept=True, l2=True)
     params = rng.normal(size=(D, 3)).astype("float32"), np.zeros(3, "float32")
     x = X.astype("float32")
-    data = px.solve.rows(table(y, x)[0], sample_weight=weight, engine=px.Stream(at_once=at_once), axis=axis)
-    assert data.num_rows == N
+    data = px.solve.rows(table(y, X)[0], sample_weight=weight, engine=px.Stream(at_once=at_once), axis=axis)
+    assert (data.num_rows, data.X.dtype) == (N, np.float32)  # as of a float64 array in memory
     here, there = fun(params, 0.1, data), fun(params, 0.1, (x, y, weight.astype("float32")))
     np.testing.assert_allclose(here, there, rtol=1e-6)
     gradient = px.solve.LBFGS(fun).optimality_fun(params, 0.1, data)

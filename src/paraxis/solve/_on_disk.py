@@ -81,6 +81,7 @@ class Source:
     """A table's rows as passes read them. It is read once when it is made, for what does not stay on disk.
 
     Attributes:
+        dtype: of the rows as devices have them: that of the table, unless JAX has no float64.
         y: targets ``(n,)``, in the order of the table.
         means: of the columns, ``(d,)``.
         num_passes: how often it was read so far.
@@ -99,8 +100,9 @@ class Source:
         num_rows, num_features = table.shape
         if not num_rows:
             raise DataError(f"{who}: the table must have at least one row, got {table!r}")
+        self.shape, self.dtype = table.shape, np.dtype(jax.dtypes.canonicalize_dtype(table.dtype))
         self._sampled = sample_of(num_rows if num_features <= MAX_FEATURES else 0, num_features)
-        size = table.dtype.itemsize
+        size = self.dtype.itemsize
         blocks = _blocks_over(who, Axis("rows", num_rows) if axis is None else axis)
         kept = size * (_KEPT * num_rows + len(self._sampled) * num_features)
         most = engine.rows_at_once(row_bytes=size * num_features, kept_bytes=kept, num_devices=blocks.size)
@@ -110,7 +112,6 @@ class Source:
         length += -length % _TOGETHER if length >= 64 * _TOGETHER else 0
         self.chunks = Chunks(num_rows, -(-num_rows // (length * blocks.size)), length, blocks)
         self.num_passes = 0
-        self.shape, self.dtype = table.shape, table.dtype
         self._survey()
 
     def __len__(self) -> int:
@@ -127,14 +128,15 @@ class Source:
             start += len(X)
         self.y = self.table._as_targets(np.concatenate(targets))
         self.means = (sums / len(self)).astype(self.dtype)
-        self.some = np.concatenate(some)
+        self.some = np.concatenate(some).astype(self.dtype, copy=False)
 
     def read(self) -> Iterator[jax.Array]:
         """Yield the chunks on the devices, all of the same number of rows."""
-        wide = self.table.dtype == np.float64
+        wide = self.dtype == np.float64
 
         def laid() -> Iterator[jax.Array]:
-            for X, _ in self._counted(checked=False):
+            for given, _ in self._counted(checked=False):
+                X = given.astype(self.dtype, copy=False)
                 with jax.enable_x64(wide):  # which holds for a thread
                     found = arrays.in_blocks(layout.repeat_last(X, self.chunks.at_once), self.chunks.blocks)
                 yield found
@@ -209,9 +211,9 @@ class OnDisk:
     def of(cls, source: Source, shift: np.ndarray | None) -> "OnDisk":
         """Return what stands for a source, which is there for as long as this is."""
         number = next(_tokens)
-        chunks, table = source.chunks, source.table
-        shape = chunks.count * chunks.at_once, table.shape[1]
-        found = cls(np.int32(number), shift, shape, table.dtype, chunks)
+        chunks = source.chunks
+        shape = chunks.count * chunks.at_once, source.shape[1]
+        found = cls(np.int32(number), shift, shape, source.dtype, chunks)
         _sources[number] = source
         object.__setattr__(found, "_source", source)
         return found

@@ -151,10 +151,10 @@ def rows(
         targets = _targets(source.y)
         if weight is not None and weight.shape != (len(source),):
             raise ShapeError(f"rows: sample_weight must have the {len(source)} rows of the table, got {weight.shape}")
-        weight = np.ones(len(targets), X.dtype) if weight is None else weight
+        weight = np.ones(len(targets)) if weight is None else weight
         if class_weight is not None:
             weight = weight * _class_factors(np.asarray(targets), weight, class_weight)
-        return of_source(source, targets, weight.astype(X.dtype), None)
+        return of_source(source, targets, weight.astype(source.dtype), None)
     if engine is not None:
         raise TypeError("rows: engine is for a px.Table; write px.solve.rows(px.Table.of_arrays(X, y), engine=engine)")
     return lay(X, y, sample_weight, class_weight, axis, copied=True)
