@@ -118,3 +118,17 @@ def test_what_cannot_be_is_said():
         jax.jit(fun)(fun.init(D, dtype="float32"), data)
     with pytest.raises(TypeError, match=r"data is a table; write px\.solve\.rows\(table, engine="):
         fun(fun.init(D), rows)
+
+
+def test_large_blocks_of_files_which_are_used_where_they_were_read(tmp_path):
+    """They are multiples of sixteen rows on each device, so that memory is aligned; other chunks end elsewhere."""
+    x = rng.normal(size=(20_001, 3)).astype("float32")
+    y = (x[:, 0] > rng.normal(size=len(x))).astype("int32")
+    for part, rows in enumerate((slice(0, 7003), slice(7003, 20_001))):
+        np.save(tmp_path / f"X-{part}.npy", x[rows])
+        np.save(tmp_path / f"y-{part}.npy", y[rows])
+    data = px.solve.rows(px.Table.npy(tmp_path), engine=px.Stream(at_once=1100))
+    params = rng.normal(size=3).astype("float32")
+    for _ in range(2):
+        gradient = px.solve.LBFGS(objective.binary_logreg).optimality_fun(params, data)
+        np.testing.assert_allclose(gradient, jax.grad(objective.binary_logreg)(params, (x, y)), rtol=1e-5, atol=1e-7)

@@ -63,7 +63,7 @@ def _some(X: np.ndarray, start: int, size: int) -> np.ndarray:
     found = files.empty((min(size, len(X) - start), X.shape[1]), X.dtype)
     with X.filename.open("rb", buffering=0) as file:
         file.seek(X.offset + start * X.strides[0])
-        left = memoryview(found).cast("B")
+        left = found.reshape(-1).view(np.uint8).data
         while left and (count := file.readinto(left)):
             left = left[count:]
     if left:
