@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from paraxis._calls import arguments
+from paraxis._calls.extras import needed
 from paraxis._host import threads
 from paraxis.engines import _tasks
 from paraxis.engines._plan import Keep
@@ -89,6 +90,10 @@ class Pool(Distributed):
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
+
+    def _require_packages(self) -> None:
+        with needed("px.Pool", "pool"):
+            import flatbuffers as flatbuffers
 
     def _running(self) -> contextlib.AbstractContextManager[Path]:
         return self._processes.in_use()

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from paraxis._calls import extras
 from paraxis._core import jax_api
 from paraxis._host import threads
 from paraxis.engines import _tasks
@@ -32,6 +31,10 @@ class Distributed(Engine):
     at_once: int
 
     @abc.abstractmethod
+    def _require_packages(self) -> None:
+        """Import what is needed besides JAX: flatbuffers, with which JAX writes programs."""
+
+    @abc.abstractmethod
     def _done(self, work: Work, tasks: Iterator[Task]) -> Generator[Given, None, None]:
         """Yield what tasks give, in their order; each is tried :data:`TRIES` times.
 
@@ -51,8 +54,7 @@ class Distributed(Engine):
         return self.at_once
 
     def _job(self, who: str, fn: Callable[..., Any], args: Sequence[Any], known: dict[Any, Any] | None) -> Job:
-        with extras.needed(f"px.{self._name}", "ray" if self._name == "Ray" else "pool"):
-            import flatbuffers as flatbuffers  # with which JAX writes programs
+        self._require_packages()
         return Job(who, fn, args, self.keep, known, elsewhere=True)
 
     def _blocks(self, work: Pass, begin: int) -> Generator[Block, None, None]:

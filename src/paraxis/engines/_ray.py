@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from paraxis._calls import arguments, extras
+from paraxis._calls import arguments
+from paraxis._calls.extras import needed
 from paraxis._host import threads
 from paraxis.engines import _tasks
 from paraxis.engines._job import Elsewhere
@@ -71,17 +72,18 @@ class Ray(Distributed):
             arguments.count("Ray", "ahead", self.ahead, write="px.Ray(at_once=16, ahead=64)")
         self._require_options()
 
+    def _require_packages(self) -> None:
+        _ray()
+
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        with extras.needed("px.Ray", "ray", "or write px.Pool(at_once=16) for the processes of this machine"):
-            import ray
+        ray = _ray()
         if not ray.is_initialized():
             _connect(ray, self.address)
         yield
 
     def _done(self, work: Work, tasks: Iterator[Task]) -> Generator[Given, None, None]:
-        import ray
-
+        ray = _ray()
         told, perform = ray.put(work), _remote(TRIES - 1)
         most = self.ahead or 4 * max(1, int(ray.cluster_resources().get("CPU", 1)))
         waiting: collections.deque[tuple[Task, Any, Any]] = collections.deque()
@@ -99,12 +101,19 @@ class Ray(Distributed):
                 ray.cancel(held, force=True)
 
     def _attempt(self, work: Work, task: Task) -> Given:
-        import ray
-
+        ray = _ray()
         try:
             return _given(len(work.kept), task, *_remote(0).remote(ray.put(work), task))
         except TaskFailedError as error:
             raise ProcessEndedError(str(error)) from error
+
+
+def _ray() -> Any:
+    with needed("px.Ray", "ray", "or write px.Pool(at_once=16) for the processes of this machine"):
+        import flatbuffers as flatbuffers
+        import ray
+        import ray.exceptions
+    return ray
 
 
 def _connect(ray: Any, address: str | None) -> None:
@@ -131,8 +140,7 @@ def _connect(ray: Any, address: str | None) -> None:
 
 def _remote(retries: int) -> Any:
     """Return what Ray calls for a task. Its parts of reductions come back; its rows stay where they are."""
-    import ray
-
+    ray = _ray()
     options = {"num_cpus": 1, "num_returns": 2, "max_retries": retries, "runtime_env": {"env_vars": environment()}}
     return ray.remote(**options)(_tasks.perform)
 
@@ -143,9 +151,7 @@ def _given(kept: int, task: Task, held: Any, rows: Any) -> Given:
     Raises:
         TaskFailedError: if it ended each process that did it.
     """
-    import ray
-    import ray.exceptions
-
+    ray = _ray()
     try:
         parts = ray.get(held)
     except ray.exceptions.RayTaskError as error:
@@ -164,6 +170,5 @@ class _Kept(Elsewhere):
     number: int
 
     def load(self) -> np.ndarray:
-        import ray
-
+        ray = _ray()
         return ray.get(self.rows)[self.chunk][self.number]
