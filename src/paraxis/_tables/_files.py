@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paraxis._calls.extras import needed
 from paraxis.errors import DataError
 
 _ALIGNED = 64
@@ -117,7 +118,8 @@ def told(names: Sequence[str]) -> str:
 
 def is_number(kind: Any) -> bool:
     """Return whether an Arrow type is one of numbers."""
-    import pyarrow.types as types
+    with needed("px.Table", "fit"):
+        import pyarrow.types as types
 
     return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)
 
