@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,15 @@ class Bad(Rows):
     def __getitem__(self, index: int) -> Any:
         if index == 7:
             raise OSError("the disk is gone")
+        return super().__getitem__(index)
+
+
+class Typed(Rows):
+    """Reading one of the elements starts a program that reads what is typed."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            subprocess.run(["head", "-c1"], check=True, timeout=60)
         return super().__getitem__(index)
 
 

@@ -104,9 +104,33 @@ def test_arrays_in_files_are_sent_by_their_names(pool, tmp_path):
     np.save(tmp_path / "x.npy", np.ones((N, 1_000_000), "float32"))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     assert len(pickle.dumps(px.Groups.of_arrays(mapped))) < 10_000
-    assert len(pickle.dumps(px.Groups.of_arrays(mapped[1:]))) > 1_000_000  # no file has just these
+    np.save(tmp_path / "square.npy", np.arange(40_000.0).reshape(200, 200))
+    square = np.load(tmp_path / "square.npy", mmap_mode="r")
+    changed = np.load(tmp_path / "square.npy", mmap_mode="c")
+    changed[1, 1] = -1.0
+    written = np.load(tmp_path / "square.npy", mmap_mode="r+")
+    for view in (mapped[1:, :9], square.T, square[::-1], np.broadcast_to(square[:1], (200, 200)), changed, written):
+        again = pickle.loads(pickle.dumps(px.Groups.of_arrays(view)))
+        np.testing.assert_array_equal(again.arrays(), view)  # what no file has as it is, is sent
     found = pool.run(lambda x: px.reduce_sum(px.map_fn(jnp.sum, (x,), AXIS), AXIS), px.Groups.of_arrays(mapped))
     assert float(found) == N * 1e6
+
+
+def test_numbers_may_be_shared_and_a_mesh_be_in_force(pool):
+    def scaled(w: Any, x: Any) -> Any:
+        return px.reduce_sum(px.map_fn(lambda w, x: w * x.sum(), (px.broadcast(w, AXIS), x), AXIS), AXIS)
+
+    for number in (2.0, 3, np.float32(0.5), True):
+        found, plain = pool.run(scaled, number, *groups(X)), jnp.asarray(number) * X.sum()
+        assert found.dtype == plain.dtype
+        np.testing.assert_allclose(found, plain, rtol=1e-5)
+    with jax.set_mesh(jax.make_mesh((4,), ("clients",))):
+        np.testing.assert_allclose(pool.run(scaled, 2.0, *groups(X)), 2 * X.sum(), rtol=1e-5)
+
+
+def test_a_source_may_read_what_is_typed_and_gets_nothing(pool):
+    found, _ = pool.run(total, px.Groups(_sources.Typed(COUNT)))
+    np.testing.assert_allclose(found, SQUARES, rtol=1e-5)
 
 
 def test_elements_of_different_length_from_files(pool, tmp_path):

@@ -249,6 +249,41 @@ def test_a_jitted_run_follows_the_mesh_and_the_width_that_are_in_force():
     assert mean(groups).dtype == np.float32
 
 
+def halved(rows: Any) -> Any:
+    return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 0.5), (0, rows))
+
+
+SHARED: dict[str, Callable[[Any], Any]] = {
+    "a counter": lambda rows: halved(rows)[0] + rows.sum(),
+    "both": lambda rows: halved(rows)[1].sum() * halved(rows)[0],
+    "a carry": lambda rows: (
+        jax.lax.scan(lambda c, _: ((c[0] * 2, c[1] + 1), None), (1, rows), None, 3)[0][0] * rows.sum()
+    ),
+    "one a step": lambda rows: jax.lax.scan(lambda c, i: (c * 0.9, i**2), rows, jnp.arange(3))[1] + rows.sum(),
+    "of a branch": lambda rows: (
+        jax.lax.cond(rows.sum() > 0, lambda r: (1.0, r), lambda r: (2.0, -r), rows)[0] + rows.max()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "both" else pytest.mark.slow) for n in SHARED])
+def test_a_loop_in_which_elements_do_not_meet_may_give_what_they_share(name):
+    def ours(x: Any) -> Any:
+        return SHARED[name](px.map_fn(lambda x: x.sum(), (x,), AXIS))
+
+    found = px.Stream(at_once=1).run(ours, px.Groups.of_arrays(X))
+    assert_close(jnp.asarray(found), SHARED[name](jnp.asarray(X.sum((1, 2)))), rtol=1e-4)
+
+
+def test_a_mesh_whose_axes_are_part_of_types_is_refused_whatever_the_program_does():
+    mesh = jax.make_mesh((8,), ("clients",), axis_types=(jax.sharding.AxisType.Explicit,))
+    typed = px.Axis("clients", N, mesh=mesh)
+    with pytest.raises(px.LoweringError, match=r"'clients' lies on a mesh with Explicit axes.*AxisType\.Auto"):
+        px.Stream(at_once=1).run(
+            lambda x: px.reduce_max(px.map_fn(lambda x: x.sum(), (x,), typed), typed), px.Groups.of_arrays(X)
+        )
+
+
 @pytest.mark.parametrize("length", [0, 2])
 def test_a_loop_carries_random_keys_and_may_take_no_step(length):
     def program(v, x, y):

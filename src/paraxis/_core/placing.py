@@ -110,7 +110,8 @@ def alone() -> Iterator[None]:
     """Within, every axis lies on one device, whatever it asks for: a program is traced to be run elsewhere."""
     token = _alone.set(True)
     try:
-        yield
+        with without_context():
+            yield
     finally:
         _alone.reset(token)
 

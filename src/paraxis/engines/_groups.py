@@ -540,16 +540,25 @@ class _Mapped:
         name, dtype, shape, offset = self._told
         return np.memmap(name, dtype, "r", offset, shape)
 
+    def is_still(self, array: np.ndarray) -> bool:
+        """Return whether the file, looked at anew, begins and ends as the array does: it may have been replaced."""
+        try:
+            now = self.open()
+        except (OSError, ValueError):
+            return False
+        return all(now[at].tobytes() == array[at].tobytes() for at in (0, -1))
+
 
 def _by_file(array: np.ndarray) -> Any:
     """Return the file in which an array is, if it is the whole of a memory-mapped one, else the array."""
     base = array
     while isinstance(base.base, np.ndarray):  # a slice of a mapped array calls itself one, with the offset of the whole
         base = base.base
-    is_whole = base.flags.c_contiguous and (base.ctypes.data, base.shape) == (array.ctypes.data, array.shape)
-    if not isinstance(base, np.memmap) or base.filename is None or not is_whole or base.dtype != array.dtype:
-        return array
-    return _Mapped(base)
+    if not isinstance(base, np.memmap) or base.filename is None or base.mode == "c" or not array.flags.c_contiguous:
+        return array  # what was written to a copy-on-write map is in no file
+    looks = [(x.ctypes.data, x.shape, x.strides, x.dtype) for x in (base, array)]
+    mapped = _Mapped(base)
+    return mapped if looks[0] == looks[1] and mapped.is_still(array) else array
 
 
 class _Rows:

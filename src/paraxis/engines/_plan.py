@@ -164,6 +164,11 @@ def plan(
     Raises:
         LoweringError: if elements meet elsewhere than in a reduction; the message has the line.
     """
+    if placement.is_explicit:
+        raise LoweringError(
+            f"axis {placement.axis.name!r} lies on a mesh with Explicit axes, where sizes are part of types; leave out "
+            f"its mesh, or make it with axis_types=(jax.sharding.AxisType.Auto, …)"
+        )
     sources = set(placed)
     if program.index is not None:
         sources.add(program.index)
@@ -238,6 +243,9 @@ class _Analysis:
         self.loops: dict[Step, Loop] = {}
         self.more: set[Value] = set()
         self.cut: dict[tuple[Step, int], int] = {}
+        self.used = {v for step in flat.steps for v in step.operands} | {
+            v for v in flat.results if isinstance(v, Value)
+        }
         for step in flat.steps:
             self._step(step)
 
@@ -311,6 +319,10 @@ class _Analysis:
         """Follow rows through a loop: of each element alone, or around reductions, and then the host runs it."""
         moved = [rowwise.Mixed("")] if _uses(step, self.axis) else rowwise.moved(step.eqn, dims)
         alone = not any(isinstance(place, rowwise.Mixed) for place in moved)
+        # what all elements share, such as a counter, is not for a pass to give: it would not know all elements
+        alone = alone and not any(
+            place is None and v in self.used for v, place in zip(step.outvars, moved, strict=True)
+        )
         decides = dims[0] if step.name == "cond" else None
         self._refuse_if(step, decides is not None, "decide which branch all of them take")
         self.loops[step] = inner = loop(step, dims, self.placement, self.keep)

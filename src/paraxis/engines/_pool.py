@@ -273,7 +273,9 @@ def serve() -> None:
     """Do tasks until nobody asks for any."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asks, answers = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
-    os.dup2(2, 1)  # what is printed goes where errors go
+    os.dup2(2, 1)  # what is printed goes where errors go,
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)  # and who reads what is typed gets nothing
     work: Work | Exception = StateError("a task came before its pass")
     while True:
         try:
@@ -294,6 +296,8 @@ def _answer(work: Work | Exception, task: Task) -> tuple[Exception | None, Given
         return work, None
     try:
         return None, _tasks.perform(work, task)
+    except (KeyboardInterrupt, SystemExit) as error:  # of a source; Ctrl-C is not for this process
+        return DataError(f"Pool: {type(error).__name__} was raised where an element was read"), None
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))

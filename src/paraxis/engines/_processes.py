@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from paraxis._core import jax_api
+from paraxis._core import jax_api, placing
 from paraxis._host import threads
 from paraxis.engines import _tasks
 from paraxis.engines._job import Job
@@ -58,7 +58,8 @@ class Distributed(Engine):
         return Job(who, fn, args, self.keep, known, elsewhere=True)
 
     def _blocks(self, work: Pass, begin: int) -> Generator[Block, None, None]:
-        sent = _tasks.work_of(work)
+        with placing.without_context():
+            sent = _tasks.work_of(work)
         gives = next(iter(work.cuts.values())).stage(work.level).gives
         avals = [gives[at].aval for at in work.folded]
         try:

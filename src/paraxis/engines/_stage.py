@@ -241,11 +241,6 @@ class _Chunk:
 
     def _map(self, step: Step) -> dict[str, Any]:
         how = step.params["how"]
-        if how.placement.is_explicit:
-            raise LoweringError(
-                f"axis {self.plan.axis!r} lies on a mesh with Explicit axes, where sizes are part of types; leave out "
-                f"its mesh, or make it with axis_types=(jax.sharding.AxisType.Auto, …)"
-            )
         placement = how.placement.holding(self.count)
         mapped = tuple(placement.axis if axis == how.placement.axis else axis for axis in how.mapped)
         smaller = dataclasses.replace(how, placement=placement, mapped=mapped)

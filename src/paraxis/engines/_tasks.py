@@ -153,6 +153,7 @@ def _program(blob: bytes) -> Any:
 
 def _plain(x: Any) -> Any:
     """Return an array as numbers: the data of random keys."""
+    x = x if hasattr(x, "dtype") else np.asarray(x, jax_api.struct(x).dtype)
     return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.extended) else x)
 
 
