@@ -36,7 +36,8 @@ MODULES = [
     paraxis.train,
     paraxis.transforms,
 ]
-NAMES = {f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in module.__all__}
+EVERY = {f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in module.__all__}
+NAMES = {path: EVERY[path] for path in {id(value): path for path, value in EVERY.items()}.values()}  # each once
 
 
 def blocks(text: str) -> list[tuple[int, str]]:
