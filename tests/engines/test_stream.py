@@ -275,6 +275,23 @@ def test_a_loop_in_which_elements_do_not_meet_may_give_what_they_share(name):
     assert_close(jnp.asarray(found), SHARED[name](jnp.asarray(X.sum((1, 2)))), rtol=1e-4)
 
 
+def test_one_branch_may_give_the_elements_what_differs_and_another_what_is_the_same_for_all():
+    """As in the second derivative of a branch that is linear."""
+    same = jnp.arange(N, dtype="float32")
+
+    def ours(w: Any, x: Any) -> Any:
+        rows = px.map_fn(lambda w, x: jnp.tanh(x @ w).sum(), (px.broadcast(w, AXIS), x), AXIS)
+        chosen = jax.lax.cond(w[0] > 0, lambda r: 2 * r, lambda r: same, rows)
+        return px.reduce_sum(chosen * jnp.arange(N), AXIS)
+
+    def plain(w: Any, x: Any) -> Any:
+        return ((2 * jnp.tanh(x @ w).sum(1) if w[0] > 0 else same) * jnp.arange(N)).sum()
+
+    for w in (W, -W):
+        found = px.Stream(at_once=1).run(ours, w, px.Groups.of_arrays(X))
+        np.testing.assert_allclose(found, plain(w, X), rtol=1e-5)
+
+
 def test_a_mesh_whose_axes_are_part_of_types_is_refused_whatever_the_program_does():
     mesh = jax.make_mesh((8,), ("clients",), axis_types=(jax.sharding.AxisType.Explicit,))
     typed = px.Axis("clients", N, mesh=mesh)

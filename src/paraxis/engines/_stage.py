@@ -233,8 +233,9 @@ class _Chunk:
             changed = {"size": self.count, "padded": primitives.Rows(padded) if padded > self.count else None}
             return [step.primitive.bind(*operands, **{**step.params, **changed})]
         if step.name in LOOPS:
-            bodies = self.plan.loops[step].bodies
-            return rebuilt(step, operands, lambda number, _, args: self._run_body(bodies[number], args))
+            loop = self.plan.loops[step]
+            places = loop.out_dims if step.name == "cond" else None
+            return rebuilt(step, operands, lambda number, _, args: self._run_body(loop.bodies[number], args, places))
         if step.name in ("sharding_constraint", "reshard"):
             return operands
         return jax_api.bind(step.eqn, self._resized(step, dims), operands)
@@ -250,13 +251,20 @@ class _Chunk:
     def placement(self) -> Placement:
         return self.plan.placement.holding(self.count)
 
-    def _run_body(self, of: Plan, args: Sequence[Any]) -> list[Any]:
-        """Run the body of a loop in which elements do not meet."""
+    def _run_body(self, of: Plan, args: Sequence[Any], places: Sequence[int | None] | None) -> list[Any]:
+        """Run the body of a loop in which elements do not meet. Of a branch, ``places`` says where all give rows."""
         inner = _Chunk(of, self.count, self.numbers, {**of.flat.constants})
         inner.values.update(zip(of.flat.arguments, args, strict=True))
         for step in of.flat.steps:
             inner.apply(step)
-        return [inner.read(v) for v in of.flat.results]
+        found = [inner.read(v) for v in of.flat.results]
+        if places is None:
+            return found
+        own = [of.dims[v] if isinstance(v, Value) else None for v in of.flat.results]
+        return [
+            jnp.take(y, self.numbers, axis=place) if place is not None and mine is None else y
+            for y, place, mine in zip(found, places, own, strict=True)
+        ]
 
     def _resized(self, step: Step, dims: list[int | None]) -> dict[str, Any]:
         """Return an operation's parameters for as many rows as the chunk has."""
