@@ -129,6 +129,18 @@ def test_numbers_may_be_shared_and_a_mesh_be_in_force(pool):
         np.testing.assert_allclose(pool.run(scaled, 2.0, *groups(X)), 2 * X.sum(), rtol=1e-5)
 
 
+def test_random_keys_may_be_shared(pool):
+    def noise(key: Any, x: Any) -> Any:
+        def of(key: Any, x: Any) -> Any:
+            return jax.random.normal(jax.random.fold_in(key, px.axis_index("clients")), x.shape).sum()
+
+        return px.reduce_sum(px.map_fn(of, (px.broadcast(key, AXIS), x), AXIS), AXIS)
+
+    key = jax.random.key(5)
+    plain = sum(float(jax.random.normal(jax.random.fold_in(key, i), X.shape[1:]).sum()) for i in range(N))
+    np.testing.assert_allclose(pool.run(noise, key, *groups(X)), plain, rtol=1e-4)
+
+
 def test_a_source_may_read_what_is_typed_and_gets_nothing(pool):
     found, _ = pool.run(total, px.Groups(_sources.Typed(COUNT)))
     np.testing.assert_allclose(found, SQUARES, rtol=1e-5)
@@ -271,6 +283,24 @@ def test_processes_end_with_the_one_that_started_them():
         started.kill()
     assert len(workers) >= 2
     assert not psutil.wait_procs(workers, timeout=60)[1]
+
+
+def test_what_another_engine_has_begun_is_another_run(pool, tmp_path):
+    """Its chunks would be put together in another order."""
+
+    def interrupt(_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    axis = px.Axis("members", COUNT, mesh=jax.sharding.Mesh(np.array(jax.devices()[:1]), ("members",)))
+
+    def alone(x: Any) -> Any:
+        return px.reduce_sum(px.map_fn(jnp.sum, (x,), axis), axis)
+
+    x = px.Groups.of_arrays(np.ones((COUNT, 3), "float32"))
+    with pytest.raises(KeyboardInterrupt):
+        px.Stream(at_once=5, folder=tmp_path / "run", verbose=interrupt).run(alone, x)
+    with pytest.raises(px.CheckpointError, match=r"Pool: folder .* holds a run with other .*engine"):
+        px.Pool(at_once=5, folder=tmp_path / "run").run(alone, x)
 
 
 def test_one_run_at_a_time(pool):

@@ -243,7 +243,7 @@ class Run:
     def result(self) -> Any:
         engine = self.engine
         if engine.folder is not None:
-            described = self.job.description(self.chunks)
+            described = {**self.job.description(self.chunks), "engine": type(engine).__name__}
             self.journal = Journal(type(engine).__name__, Path(engine.folder), described, engine.save_every)
         try:
             with engine._running() as self.spill:
