@@ -54,14 +54,13 @@ if typing.TYPE_CHECKING:
     )
     from paraxis._tables import Table
     from paraxis.engines import Groups, Pool, Ray, Stream
-    from paraxis.ensembles import Ensemble, ensemble, load_ensemble, load_member
+    from paraxis.ensembles import Ensemble, ensemble, load_ensemble
     from paraxis.launch import initialize
     from paraxis.reports import explain
     from paraxis.train import (
         Checkpoints,
         Evaluate,
         Mean,
-        StopEarly,
         TrainingStopped,
         TrainState,
         eval_step,
@@ -97,7 +96,6 @@ __all__ = [
     "ParaxisError",
     "Pool",
     "Ray",
-    "StopEarly",
     "Stream",
     "Table",
     "TrainState",
@@ -117,7 +115,6 @@ __all__ = [
     "initialize",
     "keys",
     "load_ensemble",
-    "load_member",
     "loader",
     "map_fn",
     "pmap",
@@ -144,11 +141,11 @@ __all__ = [
 _ROOMS = ("engines", "ensembles", "errors", "launch", "reports", "solve", "testing", "train", "transforms")
 _ROOM_OF = {
     **dict.fromkeys(("Groups", "Pool", "Ray", "Stream"), "engines"),
-    **dict.fromkeys(("Ensemble", "ensemble", "load_ensemble", "load_member"), "ensembles"),
+    **dict.fromkeys(("Ensemble", "ensemble", "load_ensemble"), "ensembles"),
     "Table": "_tables",
     "initialize": "launch",
     "explain": "reports",
-    **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "StopEarly", "TrainState", "TrainingStopped"), "train"),
+    **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "TrainState", "TrainingStopped"), "train"),
     **dict.fromkeys(("eval_step", "fit", "loader", "train_step"), "train"),
     **dict.fromkeys(("GradValues", "Jit", "Optimizer", "Parallel", "Vectorize"), "transforms"),
     **dict.fromkeys(("freeze", "grad", "value_and_grad", "variables"), "transforms"),

@@ -74,7 +74,7 @@ def test_a_member_with_any_field_of_its_header_damaged_is_an_error_that_names_it
         arrays["paraxis"] = np.frombuffer(text, np.uint8)
         np.savez(path, **arrays)
         with pytest.raises((px.DataError, px.StateError), match=r"member-001\.npz") as caught:
-            assert bits([px.load_member(make, path)]) != expected, what
+            assert bits([px.ensembles.load_member(make, path)]) != expected, what
         assert "allow_pickle" not in str(caught.value)
 
 
@@ -120,7 +120,7 @@ def test_an_array_that_is_something_else_is_not_read(name: str, what: str, place
         for entry, data in contents.items():
             new.writestr(entry, OTHERS[what] if entry == f"{name}.npy" else data)
     with pytest.raises((px.DataError, px.StateError), match=r"member-001\.npz") as caught:
-        px.load_member(make, path)
+        px.ensembles.load_member(make, path)
     assert "allow_pickle" not in str(caught.value)
 
 
@@ -128,7 +128,7 @@ def peak_of_refusing(path: Path) -> int:
     tracemalloc.start()
     try:
         with pytest.raises((px.DataError, px.StateError), match=path.name):
-            px.load_member(make, path)
+            px.ensembles.load_member(make, path)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -175,7 +175,7 @@ def test_either_order_of_an_array_is_read(order: str, ens: px.Ensemble, place: P
     at = next(name for name, x in arrays.items() if x.shape == (2, 3))
     arrays[at] = np.asarray(arrays[at], order=order)  # pyright: ignore[reportCallIssue, reportArgumentType]
     np.savez(path, **arrays)
-    assert bits([px.load_member(make, path)]) == bits([ens[1]])
+    assert bits([px.ensembles.load_member(make, path)]) == bits([ens[1]])
 
 
 # --- a user's own -----------------------------------------------------------------------------------------------------
@@ -243,8 +243,8 @@ def test_a_mistake_of_the_reader_is_not_told_as_damage(
         patch.setattr(*where, mistaken)
         if where == (json, "loads") and kind is ValueError:  # what it says of bytes that are not JSON
             with pytest.raises(px.DataError, match="is damaged"):
-                px.load_member(make, place / "member-000.npz")
+                px.ensembles.load_member(make, place / "member-000.npz")
         else:
             with pytest.raises(kind, match="a mistake"):
-                px.load_member(make, place / "member-000.npz")
-    assert bits([px.load_member(make, place / "member-000.npz")]) == bits([ens[0]])
+                px.ensembles.load_member(make, place / "member-000.npz")
+    assert bits([px.ensembles.load_member(make, place / "member-000.npz")]) == bits([ens[0]])

@@ -113,7 +113,7 @@ def test_what_is_read_is_what_was_written_and_training_goes_on(kind: str, tmp_pa
         "paraxis.json",
     ]
     again = px.load_ensemble(make, tmp_path / "new" / "ensemble", mesh=on(2))
-    one = px.load_member(make, tmp_path / "one.npz")
+    one = px.ensembles.load_member(make, tmp_path / "one.npz")
     assert type(one) is type(ens[1])
     assert bits(content(one)) == bits(content(ens[1]))
     for _ in range(2):
@@ -153,7 +153,7 @@ def test_names_that_read_alike_are_kept_apart(tmp_path: Path) -> None:
     make = lambda key: {"a.b": jnp.zeros(2), "a": {"b": jnp.ones(2)}}  # noqa: E731
     ens = px.ensemble(make, 2, 0, mesh=on(2))
     ens.save_member(0, tmp_path / "one.npz")
-    assert bits(px.load_member(make, tmp_path / "one.npz")) == bits(ens[0])
+    assert bits(px.ensembles.load_member(make, tmp_path / "one.npz")) == bits(ens[0])
 
 
 def test_files_can_be_read_with_numpy_alone(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_files_can_be_read_with_numpy_alone(tmp_path: Path) -> None:
 
 def error_or_bits(make: Callable[..., Any], path: Path) -> Any:
     try:
-        return bits(px.load_member(make, path))
+        return bits(px.ensembles.load_member(make, path))
     except px.DataError as error:
         return str(error)
 
@@ -204,7 +204,7 @@ def test_a_flipped_byte_of_the_numbers_names_the_file(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(px.DataError, match=r"member-002\.npz is damaged.*load another one"):
         px.load_ensemble(make_dict, tmp_path / "ensemble")
-    assert bits(px.load_member(make_dict, tmp_path / "ensemble" / "member-001.npz")) == bits(ens[1])
+    assert bits(px.ensembles.load_member(make_dict, tmp_path / "ensemble" / "member-001.npz")) == bits(ens[1])
 
 
 def test_a_file_cut_short_is_damaged(tmp_path: Path) -> None:
@@ -214,24 +214,24 @@ def test_a_file_cut_short_is_damaged(tmp_path: Path) -> None:
     for length in (0, 1, 3, 4, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
         with pytest.raises(px.DataError, match=r"one\.npz is damaged, or no file of a member .*load another one"):
-            px.load_member(make_dict, path)
+            px.ensembles.load_member(make_dict, path)
 
 
 def test_other_files_are_no_members(tmp_path: Path) -> None:
     path = tmp_path / "one.npz"
     np.savez(path, w=np.ones(3))
     with pytest.raises(px.DataError, match=r"one\.npz is damaged, or no file of a member"):
-        px.load_member(make_dict, path)
+        px.ensembles.load_member(make_dict, path)
     for content in (np.ones(3), np.array([{}], dtype=object)):
         with path.open("wb") as file:
             np.save(file, content)
         with pytest.raises(px.DataError, match=r"one\.npz is damaged, or no file of a member"):
-            px.load_member(make_dict, path)
+            px.ensembles.load_member(make_dict, path)
     path.write_text("a picture of a cat")
     with pytest.raises(px.DataError, match=r"one\.npz is damaged, or no file of a member"):
-        px.load_member(make_dict, path)
+        px.ensembles.load_member(make_dict, path)
     with pytest.raises(FileNotFoundError, match=r"two\.npz"):
-        px.load_member(make_dict, tmp_path / "two.npz")
+        px.ensembles.load_member(make_dict, tmp_path / "two.npz")
 
 
 # --- members of another kind ------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_members_of_another_kind_are_told(case: str, tmp_path: Path) -> None:
     with pytest.raises(px.StateError, match=message):
         px.load_ensemble(make, tmp_path / "ensemble")
     with pytest.raises(px.StateError, match=message):
-        px.load_member(make, tmp_path / "ensemble" / "member-000.npz")
+        px.ensembles.load_member(make, tmp_path / "ensemble" / "member-000.npz")
 
 
 @pytest.mark.parametrize("gone", [(0,), (1,), (2,), (1, 2), (0, 1, 2)])
@@ -307,7 +307,7 @@ def test_an_old_ensemble_is_replaced_as_a_whole(tmp_path: Path) -> None:
     ]
     assert bits(list(px.load_ensemble(make_dict, tmp_path / "ensemble"))) == bits(list(ens))
     ens.save_member(1, tmp_path / "ensemble" / "member-000.npz")
-    assert bits(px.load_member(make_dict, tmp_path / "ensemble" / "member-000.npz")) == bits(ens[1])
+    assert bits(px.ensembles.load_member(make_dict, tmp_path / "ensemble" / "member-000.npz")) == bits(ens[1])
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def everything(directory: Path) -> dict[str, bytes]:
 
 
 def is_member(path: Path, member: Any) -> bool:
-    found = px.load_member(make, path)
+    found = px.ensembles.load_member(make, path)
     return all(np.array_equal(found[name], member[name]) for name in ("x", "y"))
 
 

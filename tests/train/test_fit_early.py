@@ -9,10 +9,10 @@ import pytest
 import paraxis as px
 from tests.train._fits import data, step
 
-wrongly: Any = px.StopEarly
+wrongly: Any = px.train.StopEarly
 
 
-def run(values: list[float], rule: px.StopEarly, **options: Any) -> px.train.Fitted:
+def run(values: list[float], rule: px.train.StopEarly, **options: Any) -> px.train.Fitted:
     """An evaluation after each step has these values in turn."""
     test = px.Evaluate(lambda state, batch: {"loss": values[state - 1]}, [0], every=1)
     return px.fit(
@@ -37,7 +37,7 @@ def run(values: list[float], rule: px.StopEarly, **options: Any) -> px.train.Fit
 def test_it_ends_when_the_metric_was_no_better_so_often(
     values: list[float], options: dict[str, Any], steps: int, best: int
 ) -> None:
-    fitted = run(values, px.StopEarly("test/loss", **options), progress=False)
+    fitted = run(values, px.train.StopEarly("test/loss", **options), progress=False)
     assert fitted.state == steps
     assert fitted.best is not None
     assert (fitted.best.step, fitted.best.metrics) == (best, {"test/loss": values[best - 1]})
@@ -49,7 +49,7 @@ def test_it_ends_when_the_metric_was_no_better_so_often(
 
 
 def test_what_is_never_a_number_ends_it_too() -> None:
-    fitted = run([np.nan] * 5, px.StopEarly(patience=2), progress=False)
+    fitted = run([np.nan] * 5, px.train.StopEarly(patience=2), progress=False)
     assert (fitted.state, fitted.best, fitted.stopped) == (2, None, "test/loss was not a number 2 times")
 
 
@@ -60,7 +60,7 @@ def test_the_average_of_an_epoch_can_be_watched() -> None:
         lambda s, b: (s + 1, losses[s]),
         [0, 0],
         epochs=9,
-        stop_early=px.StopEarly("loss", patience=1),
+        stop_early=px.train.StopEarly("loss", patience=1),
         progress=False,
     )
     assert fitted.state == 6
@@ -69,7 +69,7 @@ def test_the_average_of_an_epoch_can_be_watched() -> None:
 
 
 def test_patience_is_kept_over_a_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    values, rule = [5.0, 3.0, 4.0, 4.0, 4.0, 9.0, 9.0], px.StopEarly(patience=3)
+    values, rule = [5.0, 3.0, 4.0, 4.0, 4.0, 9.0, 9.0], px.train.StopEarly(patience=3)
 
     def stop(event: px.train.Event) -> None:
         if event.kind == "evaluate" and event.step == 4:
@@ -83,7 +83,7 @@ def test_patience_is_kept_over_a_resume(tmp_path: Path, capfd: pytest.CaptureFix
         capfd.readouterr().err
     )
     assert run(values, rule, checkpoint=tmp_path, progress=False).state == 5
-    assert run(values, px.StopEarly(patience=5), checkpoint=tmp_path, progress=False).state == 7
+    assert run(values, px.train.StopEarly(patience=5), checkpoint=tmp_path, progress=False).state == 7
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,15 @@ def test_a_metric_that_is_not_there_is_refused() -> None:
     with pytest.raises(
         px.DataError, match="watches 'dev/loss', of an evaluation 'dev', but there is 'test'; write evaluate="
     ):
-        run([1.0], px.StopEarly("dev/loss"))
+        run([1.0], px.train.StopEarly("dev/loss"))
     with pytest.raises(
-        px.DataError, match=r"watches 'test/acc', but there are test/loss; write px.StopEarly\('test/loss'\)"
+        px.DataError, match=r"watches 'test/acc', but there are test/loss; write px.train.StopEarly\('test/loss'\)"
     ):
-        run([1.0], px.StopEarly("test/acc", mode="max"))
+        run([1.0], px.train.StopEarly("test/acc", mode="max"))
     wrong: Any = 3
     with pytest.raises(
-        px.DataError, match=r"stop_early must be a px.StopEarly, got 3; write stop_early=px.StopEarly\('test/loss', "
+        px.DataError,
+        match=r"stop_early must be a px.train.StopEarly, got 3; write stop_early=px.train.StopEarly\('test/loss', ",
     ):
         run([1.0], wrong)
 
@@ -125,7 +126,7 @@ def test_what_else_is_evaluated_is_so_at_the_end_of_a_run_that_ends_early() -> N
         [0],
         steps=50,
         evaluate=[dev, test],
-        stop_early=px.StopEarly("dev/loss", patience=2),
+        stop_early=px.train.StopEarly("dev/loss", patience=2),
         progress=False,
     )
     steps, values = fitted.history.curve("test/loss")
@@ -133,11 +134,11 @@ def test_what_else_is_evaluated_is_so_at_the_end_of_a_run_that_ends_early() -> N
 
 
 def test_whether_less_or_more_is_better_is_said_for_all_but_losses_and_errors() -> None:
-    assert (px.StopEarly("dev/loss").mode, px.StopEarly("error_rate").mode) == ("min", "min")
+    assert (px.train.StopEarly("dev/loss").mode, px.train.StopEarly("error_rate").mode) == ("min", "min")
     with pytest.raises(
         px.DataError, match=r"mode must be 'min' or 'max', got None for 'test/accuracy'; write mode='max'"
     ):
-        px.StopEarly("test/accuracy")
+        px.train.StopEarly("test/accuracy")
 
 
 def test_a_training_step_is_no_evaluation() -> None:

@@ -22,7 +22,7 @@ def step(state: dict[str, Any], rows: Any) -> tuple[dict[str, Any], dict[str, fl
 
 def run(place: Path, steps: int) -> dict[str, Any]:
     """Steps on the host: no program is compiled."""
-    stop = px.StopEarly("loss", patience=100, mode="max")
+    stop = px.train.StopEarly("loss", patience=100, mode="max")
     checkpoints = px.Checkpoints(place, every=2, asynchronous=False)
     done = px.fit(
         {"total": 0.0, "n": 0}, step, ROWS, steps=steps, checkpoint=checkpoints, stop_early=stop, progress=False

@@ -40,7 +40,7 @@ def run(directory: Path, source: Any = None, every: int | None = 2, **options: A
         data() if source is None else source,
         evaluate=px.Evaluate(evaluate_step, [arrays()], every=5),
         checkpoint=px.Checkpoints(directory / "checkpoints", every=every),
-        stop_early=px.StopEarly("test/loss", patience=50),
+        stop_early=px.train.StopEarly("test/loss", patience=50),
         **options,
     )
 
@@ -421,7 +421,7 @@ def test_a_run_that_is_ended_early_by_what_is_evaluated_then_is_ended_after_a_si
         def __call__(self, every: int = 5) -> list[px.Evaluate]:
             return [super().__call__(5)[0], super().__call__(7)[1]]
 
-    stop_early = px.StopEarly("dev/loss", patience=1, min_change=1e9)
+    stop_early = px.train.StopEarly("dev/loss", patience=1, min_change=1e9)
     first = evaluated(tmp_path / "unbroken", Later(), stop_early=stop_early)
     assert first.history.evaluations[-1].step == 10
     with pytest.raises(px.TrainingStopped):

@@ -96,14 +96,15 @@ def member_files(path: Any) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         raise StateError(
             f"load_ensemble: {path} holds {len(found)} files member-*.npz, and no {_RECORD} that says how many there "
-            f"should be; give the directory that ens.save wrote, or read files one by one: px.load_member(make, file)"
+            "should be; give the directory that ens.save wrote, or read files one by one: "
+            "px.ensembles.load_member(make, file)"
         ) from None
     except PermissionError:
         raise
     except (records.Wrong, OSError) as error:
         raise DataError(
             f"load_ensemble: {directory / _RECORD} is damaged, or no record of an ensemble ({error}); the files of "
-            f"members are not affected: px.load_member(make, file)"
+            f"members are not affected: px.ensembles.load_member(make, file)"
         ) from error
     expected = [_file_name(index) for index in range(count)]
     missing, extra = sorted({*expected} - found), sorted(found - {*expected})
@@ -112,7 +113,8 @@ def member_files(path: Any) -> list[Path]:
     if odd:
         raise StateError(
             f"load_ensemble: {path} was written with {count} members, but of its files {' and '.join(odd)}; "
-            f"put them back, or move away what is not of this ensemble; px.load_member(make, file) reads one file"
+            "put them back, or move away what is not of this ensemble; px.ensembles.load_member(make, file) reads one "
+            "file"
         )
     return [directory / name for name in expected]
 

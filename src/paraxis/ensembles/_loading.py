@@ -42,7 +42,7 @@ def load_member(make: Callable[[jax.Array], Any], path: Any) -> Any:
         >>> ens = px.ensemble(make, 3, 0)
         >>> with tempfile.TemporaryDirectory() as place:
         ...     ens.save_member(1, f"{place}/best.npz")
-        ...     member = px.load_member(make, f"{place}/best.npz")
+        ...     member = px.ensembles.load_member(make, f"{place}/best.npz")
         >>> float(abs(member["w"] - ens.stacked()["w"][1]).max())
         0.0
     """

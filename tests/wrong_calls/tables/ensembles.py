@@ -106,8 +106,8 @@ CALLS = [
         lambda: {"*make": (own.make, function), "*path": (saved() / "members", none), **placed()},
     ),
     Call(
-        "px.load_member",
-        px.load_member,
+        "ensembles.load_member",
+        px.ensembles.load_member,
         lambda: {"make": (own.make, function), "path": (saved() / "one.npz", none)},
         documented=(OSError,),
     ),

@@ -193,8 +193,8 @@ CALLS = [
     ),
     Call("History.curve", lambda **k: history().curve(**k), lambda: {"metric": ("loss", one_of("loss"))}),
     Call(
-        "px.StopEarly",
-        px.StopEarly,
+        "train.StopEarly",
+        px.train.StopEarly,
         lambda: {
             "metric": ("test/loss", text),
             "patience": (3, count()),

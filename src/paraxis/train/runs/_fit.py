@@ -166,8 +166,8 @@ def fit(
     arguments.flag("px.fit", "donate", donate)
     if stop_early is not None and not isinstance(stop_early, StopEarly):
         raise DataError(
-            f"px.fit: stop_early must be a px.StopEarly, got {arguments.described(stop_early)}; write "
-            "stop_early=px.StopEarly('test/loss', patience=3)"
+            f"px.fit: stop_early must be a px.train.StopEarly, got {arguments.described(stop_early)}; write "
+            "stop_early=px.train.StopEarly('test/loss', patience=3)"
         )
     processes.require_joined("px.fit")
     feed = Feed("px.fit: data", data)

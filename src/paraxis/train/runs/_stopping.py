@@ -59,7 +59,7 @@ class StopEarly:
 
     Example:
         >>> import paraxis as px
-        >>> px.StopEarly("test/accuracy", patience=5, mode="max")
+        >>> px.train.StopEarly("test/accuracy", patience=5, mode="max")
         StopEarly(metric='test/accuracy', patience=5, mode='max', min_change=0.0)
     """
 
@@ -69,17 +69,19 @@ class StopEarly:
     min_change: float = 0.0
 
     def __post_init__(self) -> None:
-        arguments.count("px.StopEarly", "patience", self.patience, write="patience=3", error=DataError)
-        arguments.number("px.StopEarly", "min_change", self.min_change, least=0, write="min_change=0", error=DataError)
+        arguments.count("px.train.StopEarly", "patience", self.patience, write="patience=3", error=DataError)
+        arguments.number(
+            "px.train.StopEarly", "min_change", self.min_change, least=0, write="min_change=0", error=DataError
+        )
         if not isinstance(self.metric, str) or not self.metric:
             got = arguments.described(self.metric)
-            raise DataError(f"px.StopEarly: metric must be a name such as 'test/loss', got {got}")
+            raise DataError(f"px.train.StopEarly: metric must be a name such as 'test/loss', got {got}")
         if self.mode is None and any(word in self.metric.rpartition("/")[2] for word in ("loss", "error")):
             object.__setattr__(self, "mode", "min")
         if not isinstance(self.mode, str) or self.mode not in ("min", "max"):
             got = arguments.described(self.mode)
             raise DataError(
-                f"px.StopEarly: mode must be 'min' or 'max', got {got} for {self.metric!r}; write mode='max' "
+                f"px.train.StopEarly: mode must be 'min' or 'max', got {got} for {self.metric!r}; write mode='max' "
                 f"if more is better, as of accuracy"
             )
 
@@ -100,7 +102,9 @@ class Watch:
         self, rule: StopEarly | None, evaluations: Sequence[str] = (), saved: Mapping[str, Any] | None = None
     ) -> None:
         if rule is not None and not isinstance(rule, StopEarly):
-            raise DataError(f"px.fit: stop_early must be a px.StopEarly, got {rule!r}; write px.StopEarly('test/loss')")
+            raise DataError(
+                f"px.fit: stop_early must be a px.train.StopEarly, got {rule!r}; write px.train.StopEarly('test/loss')"
+            )
         self._rule = rule
         self._source = rule.metric.rpartition("/")[0] if rule is not None else ""
         if rule is not None and self._source and self._source not in evaluations:
@@ -139,7 +143,7 @@ class Watch:
         if rule.metric not in record.metrics:
             raise DataError(
                 f"px.fit: stop_early watches {rule.metric!r}, but there are {', '.join(record.metrics)}; write "
-                f"px.StopEarly({next(iter(record.metrics))!r})"
+                f"px.train.StopEarly({next(iter(record.metrics))!r})"
             )
         if self._is_better(record.metrics[rule.metric]):
             self.best, self._since = record, 0
