@@ -56,7 +56,7 @@ if typing.TYPE_CHECKING:
     from paraxis.engines import Groups, Pool, Ray, Stream
     from paraxis.ensembles import Ensemble, ensemble, load_ensemble
     from paraxis.launch import initialize
-    from paraxis.reports import explain
+    from paraxis.reports import explain, show
     from paraxis.train import (
         Checkpoints,
         Evaluate,
@@ -132,6 +132,7 @@ __all__ = [
     "reduce_sum",
     "reduce_weighted_mean",
     "scatter",
+    "show",
     "train_step",
     "value_and_grad",
     "variables",
@@ -144,7 +145,7 @@ _ROOM_OF = {
     **dict.fromkeys(("Ensemble", "ensemble", "load_ensemble"), "ensembles"),
     "Table": "_tables",
     "initialize": "launch",
-    "explain": "reports",
+    **dict.fromkeys(("explain", "show"), "reports"),
     **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "TrainState", "TrainingStopped"), "train"),
     **dict.fromkeys(("eval_step", "fit", "loader", "train_step"), "train"),
     **dict.fromkeys(("GradValues", "Jit", "Optimizer", "Parallel", "Vectorize"), "transforms"),

@@ -5,7 +5,6 @@ import functools
 import re
 import warnings
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
 from paraxis.reports import Report
+from tests.reports._html import Tags
 
 pytestmark = pytest.mark.newest
 
@@ -359,27 +359,6 @@ def test_errors_are_those_of_a_call_and_name_what_was_wrong() -> None:
 
 
 # --- shown -----------------------------------------------------------------------------------------------------------
-
-
-class Tags(HTMLParser):
-    """Whether each tag that is opened is closed, in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.words: list[str] = []
-        self.feed(text)
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
 
 
 def test_the_text_has_it_all_in_a_few_lines() -> None:

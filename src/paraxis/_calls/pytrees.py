@@ -47,10 +47,10 @@ def is_model(x: Any) -> bool:
     """Return whether an object is a pytree that can be called, or an Equinox module; NNX modules are none."""
     if isinstance(x, _ARRAYS) or not (callable(x) or isinstance(x, _classes("equinox", "Module"))):
         return False
-    return not jax.tree_util.all_leaves([x]) and not _is_nnx(x)
+    return not jax.tree_util.all_leaves([x]) and not is_nnx(x)
 
 
-def _is_nnx(x: Any) -> bool:
+def is_nnx(x: Any) -> bool:
     """Return whether an object is a module or a variable of NNX: written in place, so it must stay the one it is."""
     return isinstance(x, _classes("flax.nnx", "Pytree", "Variable"))
 
@@ -67,7 +67,7 @@ def found_in(tree: Any) -> list[Any]:
 
 
 def _is_either(x: Any) -> bool:
-    return is_model(x) or _is_nnx(x)
+    return is_model(x) or is_nnx(x)
 
 
 def sealed(tree: Any) -> Any:
@@ -90,7 +90,7 @@ def opened(tree: Any) -> Any:
 
 
 def _without_seals(tree: Any, replaced: Callable[[Fixed], Any]) -> Any:
-    parts, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, Fixed) or _is_nnx(x))
+    parts, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, Fixed) or is_nnx(x))
     if not any(map(_is_fixed, parts)):
         return tree
     return jax.tree.unflatten(structure, [replaced(part) if _is_fixed(part) else part for part in parts])

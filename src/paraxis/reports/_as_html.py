@@ -1,9 +1,9 @@
 """A report as HTML: a part for notebooks, and a page that needs nothing else."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from paraxis import _html as html
-from paraxis.reports import _as_text, units
+from paraxis.reports import _as_text, _grids, units
 from paraxis.reports._values import Contents, Layout
 
 _STYLE = """
@@ -15,32 +15,28 @@ section { overflow-x: auto; margin: 1.2rem 0; padding-top: .4rem; border-top: 1p
 h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: .4rem 0; }
 code { font-family: ui-monospace, monospace; font-size: .92em; }
 td { overflow-wrap: break-word; }
+@media (max-width: 40rem) { td, th { white-space: nowrap; } }
 """
-_MOST_BLOCKS = 64
-_MOST_NAMED = 4
 _PANEL = "border-collapse: collapse; display: inline-table; width: auto; margin: 0.2em 0.8em 0.2em 0; color: inherit"
-_BLOCK = "border: 1px solid currentColor; padding: 0.2em 0.7em; text-align: center; background: none; font-size: 0.85em"
+_BLOCK = "border: 1px solid currentColor; padding: 0.2em 0.7em; text-align: center; font-size: 0.85em"
+_HEAD = "padding: 0.1em 0.5em; font-weight: normal; font-size: 0.8em; opacity: 0.7; border: none; background: none"
 
 
-def page(report: Contents) -> str:
+def page(title: str, sections: Iterable[str]) -> str:
     """Return a page of its own, dark or light as the reader's system is."""
-    title = f"{html.escaped(report.name)} on {html.escaped(units.of(report.num_devices, 'device'))}"
+    title = html.escaped(title)
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
-        f"<body><h1>{title}</h1>{''.join(f'<section>{part}</section>' for part in _parts(report))}</body></html>\n"
+        f"<body><h1>{title}</h1>{''.join(f'<section>{part}</section>' for part in sections)}</body></html>\n"
     )
 
 
-def part(report: Contents) -> str:
-    """Return the same to stand in a notebook."""
-    return html.card(report, *_parts(report))
-
-
-def _parts(report: Contents) -> Iterator[str]:
-    yield _heading("Findings" if report.findings else "No findings") + _findings(report)
+def parts(report: Contents) -> Iterator[str]:
+    """Return a report's sections."""
+    yield heading("Findings" if report.findings else "No findings") + _findings(report)
     lowered, compiled = report.seconds
-    yield _heading("Communication") + (
+    yield heading("Communication") + (
         html.table(["bytes", "what", "along", "whose", "line", "code"], [_as_text.sent(c) for c in report.collectives])
         if report.collectives
         else html.note("Sends nothing")
@@ -48,7 +44,7 @@ def _parts(report: Contents) -> Iterator[str]:
     if report.callbacks:
         yield html.note(_as_text.calls(report))
     yield (
-        _heading("Work")
+        heading("Work")
         + html.note(_as_text.computed(report))
         + (
             html.table(["work", "of its share", "line", "code"], [_as_text.line_work(x) for x in report.work.lines])
@@ -56,14 +52,15 @@ def _parts(report: Contents) -> Iterator[str]:
             else ""
         )
     )
-    yield _heading("Memory") + html.note(_as_text.held(report))
+    yield heading("Memory") + html.note(_as_text.held(report))
     for title, arrays in (("Arguments", report.arguments), ("Results", report.results)):
         if arrays:
-            yield _heading(title) + "".join(_array(array) for array in arrays)
+            yield heading(title) + "".join(_array(array) for array in arrays)
     yield html.note(f"traced in {lowered:.2f} s, compiled in {compiled:.2f} s")
 
 
-def _heading(text: str) -> str:
+def heading(text: str) -> str:
+    """Return the heading of a section."""
     return f"<h2>{html.escaped(text)}</h2>"
 
 
@@ -83,28 +80,37 @@ def _array(array: Layout) -> str:
     return f"<div><code>{html.escaped(name)}</code> {html.escaped(text)}</div>{picture(array)}"
 
 
-def picture(array: Layout) -> str:
-    """Return a drawing of an array's blocks, each with the devices that hold it: the dimensions that are cut.
+def picture(array: Layout, *, sized: bool = True) -> str:
+    """Return a drawing of an array's blocks, each with the devices that hold it; empty if there is only one block.
 
-    The last one that is cut goes to the right, the one before it down, and those before that are panels side by side.
+    Args:
+        array: how it lies.
+        sized: whether it tells the sizes of its dimensions, and of their parts.
     """
     if len(array.blocks) < 2:
         return ""
-    cut = [axis for axis, parts in enumerate(array.split) if parts > 1]
-    across = array.split[cut[-1]]
-    down = array.split[cut[-2]] if len(cut) > 1 else 1
-    names = [f"dimension {axis} ({array.shape[axis]:,})" for axis in reversed(cut)]
-    ways = ["to the right", "down", *["in panels"] * len(cut)]
-    label = ", ".join(f"{name} {way}" for name, way in zip(names, ways, strict=False))
-    shown = array.blocks[:_MOST_BLOCKS]
-    rows = ["".join(map(_cell, shown[start : start + across])) for start in range(0, len(shown), across)]
-    panels = ["".join(f"<tr>{row}</tr>" for row in rows[start : start + down]) for start in range(0, len(rows), down)]
-    drawn = "".join(f'<table style="{_PANEL}"><tbody>{panel}</tbody></table>' for panel in panels)
-    more = len(array.blocks) - len(shown)
-    rest = html.note(f"and {more:,} more blocks") if more else ""
+    label = _grids.label(array, sized=sized)
+    panels, left_out = _grids.panels(array, sized=sized)
+    drawn = "".join(map(_panel, panels))
+    rest = html.note(f"and {left_out:,} more blocks") if left_out else ""
     return f'<div role="img" aria-label="{html.escaped(label)}">{drawn}</div>{html.note(label)}{rest}'
 
 
+def _panel(panel: _grids.Panel) -> str:
+    title = (
+        f'<caption style="{_HEAD}; text-align: left; white-space: nowrap">{html.escaped(panel.title)}</caption>'
+        if panel.title
+        else ""
+    )
+    head = "".join(f'<th scope="col" style="{_HEAD}">{html.escaped(part)}</th>' for part in panel.columns)
+    rows = [
+        f'<tr><th scope="row" style="{_HEAD}">{html.escaped(part)}</th>{"".join(map(_cell, devices))}</tr>'
+        for part, devices in panel.rows
+    ]
+    body = f"<tbody><tr><td></td>{head}</tr>{''.join(rows)}</tbody>"
+    return f'<table style="{_PANEL}">{title if panel.title else ""}{body}</table>'
+
+
 def _cell(devices: tuple[int, ...]) -> str:
-    text = ", ".join(map(str, devices[:_MOST_NAMED])) + (" …" if len(devices) > _MOST_NAMED else "")
-    return f'<td style="{_BLOCK}">{text}</td>'
+    hue = 47 * devices[0] % 360  # neighbours differ
+    return f'<td style="{_BLOCK}; background: hsl({hue} 70% 50% / 0.3)">{html.escaped(units.runs(devices))}</td>'

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from paraxis.reports import units
+from paraxis.reports import _grids, units
 from paraxis.reports._lines import Line
 from paraxis.reports._values import Collective, Contents, Layout, LineWork
 
@@ -30,7 +30,7 @@ def _sent(report: Contents) -> Iterator[str]:
     else:
         count, total = units.of(len(report.collectives), "collective"), units.size(report.total_bytes)
         yield f"Sends {total} per device in {count}"
-        yield from _table([sent(collective) for collective in report.collectives])
+        yield from table([sent(collective) for collective in report.collectives])
     if report.callbacks:
         yield calls(report)
 
@@ -60,7 +60,7 @@ def _computed(report: Contents) -> Iterator[str]:
     yield ""
     yield computed(report)
     if len(report.work.lines) > 1 or report.work.flops:
-        yield from _table([line_work(line) for line in report.work.lines])
+        yield from table([line_work(line) for line in report.work.lines])
     if report.work.uncounted:
         yield f"  not counted: {', '.join(report.work.uncounted)}"
 
@@ -101,13 +101,25 @@ def _lies(report: Contents) -> Iterator[str]:
         if arrays:
             yield ""
             yield title
-            yield from _table([layout(array) for array in arrays])
+            yield from table([layout(array) for array in arrays])
 
 
 def layout(array: Layout) -> list[str]:
     """Return an array's cells: name, dtype, how it is cut, bytes on one device."""
     donated = "donated" if array.is_donated else ""
     return [array.name, array.dtype, str(array), f"{units.size(array.bytes_per_device)} per device", donated]
+
+
+def picture(array: Layout, *, sized: bool = True) -> Iterator[str]:
+    """Yield the lines of a table of an array's blocks, which are several, each with the devices that hold it."""
+    panels, left_out = _grids.panels(array, sized=sized)
+    for panel in panels:
+        if panel.title:
+            yield f"  {panel.title}"
+        rows = [[part, *map(units.runs, devices)] for part, devices in panel.rows]
+        yield from table([["", *panel.columns], *rows], len(rows) + 1)
+    if left_out:
+        yield f"  and {left_out:,} more blocks"
 
 
 def _found(report: Contents) -> Iterator[str]:
@@ -120,10 +132,11 @@ def _found(report: Contents) -> Iterator[str]:
         yield f"     → {finding.write}"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def table(rows: Sequence[Sequence[str]], most: int = _MOST) -> Iterator[str]:
+    """Yield the lines of a table without its empty columns; of many rows, the first ones."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows[:_MOST]:
+    for row in rows[:most]:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
         yield "  " + "  ".join(cells)
-    if len(rows) > _MOST:
-        yield f"  … {len(rows) - _MOST:,} more"
+    if len(rows) > most:
+        yield f"  … {len(rows) - most:,} more"

@@ -19,13 +19,13 @@ def of(compiled: Any, lowered: Any, names: Sequence[str] | None) -> tuple[tuple[
         names = [_argument_name(path) for path, _ in given]
     sides = structure.flatten_up_to(compiled.input_shardings) if given else []
     arguments = [
-        _layout(name, info.shape, info.dtype, side, info.donated)
+        of_array(name, info.shape, info.dtype, side, info.donated)
         for name, (_, info), side in zip(names, given, sides, strict=True)
         if side is not None  # nothing reads it
     ]
     made, structure = jax.tree_util.tree_flatten_with_path(lowered.out_info)
     results = [
-        _layout(f"result{jax.tree_util.keystr(path)}", info.shape, info.dtype, side)
+        of_array(f"result{jax.tree_util.keystr(path)}", info.shape, info.dtype, side)
         for (path, info), side in zip(made, structure.flatten_up_to(compiled.output_shardings), strict=True)
     ]
     return tuple(arguments), tuple(results)
@@ -37,15 +37,25 @@ def _argument_name(path: Any) -> str:
     return f"args{part}" if path[:1] and getattr(path[0], "idx", 0) == 0 else part.strip("[]'")
 
 
-def _layout(name: str, shape: Sequence[int], dtype: Any, sharding: Any, is_donated: bool = False) -> Layout:
+def of_array(name: str, shape: Sequence[int], dtype: Any, sharding: Any, is_donated: bool = False) -> Layout:
+    """Return how an array lies, by its sharding."""
     shape = tuple(shape)
     split, blocks = _blocks(sharding, shape)
-    size = 0 if dtype == jax.dtypes.float0 else _itemsize(dtype)
+    size = _itemsize(dtype)
     local = math.prod(-(-n // parts) for n, parts in zip(shape, split, strict=True))
     return Layout(name, shape, str(dtype), split, blocks, math.prod(shape) * size, local * size, is_donated)
 
 
+def unplaced(name: str, shape: Sequence[int], dtype: Any) -> Layout:
+    """Return the same of an array that is on no device, or of which nobody knows where it lies."""
+    shape = tuple(shape)
+    size = math.prod(shape) * _itemsize(dtype)
+    return Layout(name, shape, str(dtype), (1,) * len(shape), (), size, size)
+
+
 def _itemsize(dtype: Any) -> int:
+    if dtype == jax.dtypes.float0:
+        return 0
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype)).size * 4
     return np.dtype(dtype).itemsize

@@ -1,16 +1,16 @@
 """A report, as users have it: what is in it, and how it looks."""
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Iterable
 
-from paraxis._calls import arguments
-from paraxis._host import files
-from paraxis.reports import _as_html, _as_text
+from paraxis import _html as html
+from paraxis.reports import _as_html, _as_text, units
+from paraxis.reports._page import Page
 from paraxis.reports._values import Contents
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Report(Contents):
+class Report(Contents, Page):
     """What a compiled function sends, computes and holds, and what could be better; made by :func:`paraxis.explain`.
 
     ``print(report)`` shows it, a notebook as a page, and :meth:`save` writes that page to a file.
@@ -36,27 +36,12 @@ class Report(Contents):
     def __str__(self) -> str:
         return _as_text.of(self)
 
+    @property
+    def _title(self) -> str:
+        return f"{self.name} on {units.of(self.num_devices, 'device')}"
+
+    def _parts(self) -> Iterable[str]:
+        return _as_html.parts(self)
+
     def _repr_html_(self) -> str:
-        return _as_html.part(self)
-
-    @arguments.named()
-    def save(self, path: str | Path) -> None:
-        """Write the report as one HTML file that needs nothing else.
-
-        Args:
-            path: of the file, such as ``"report.html"``. One that is there is replaced, whole.
-
-        Raises:
-            OSError: if it cannot be written.
-
-        Example:
-            >>> import jax.numpy as jnp, os, paraxis as px, tempfile
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     path = os.path.join(folder, "report.html")
-            ...     px.explain(jnp.sin)(jnp.ones(3)).save(path)
-            ...     os.path.exists(path)
-            True
-        """
-        arguments.path("save", "path", path, write="'report.html'")
-        with files.replaced(Path(path)) as file:
-            file.write(_as_html.page(self).encode())
+        return html.card(self, *self._parts())

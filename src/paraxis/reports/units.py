@@ -1,5 +1,9 @@
 """Sizes and amounts as people read them."""
 
+from collections.abc import Sequence
+
+_MOST_RUNS = 4
+
 
 def size(num_bytes: float) -> str:
     """Return a number of bytes in powers of 1024."""
@@ -22,3 +26,15 @@ def amount(number: float, unit: str = "FLOP") -> str:
 def of(number: int, thing: str) -> str:
     """Return a number of things."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def runs(numbers: Sequence[int]) -> str:
+    """Return sorted numbers with those in a row joined, such as ``0–3, 8``; of many, the first ones."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    texts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}–{run[-1]}" for run in found[:_MOST_RUNS]]
+    return ", ".join(texts) + (" …" if len(found) > _MOST_RUNS else "")

@@ -62,3 +62,5 @@ px.train.Fited  # wrong
 px.errors.ShapedError  # wrong
 px.explain(3)  # wrong
 px.explain(jnp.sin)(x).finding  # wrong
+px.show(x, 3)  # wrong
+px.show(x).leafs  # wrong

@@ -12,6 +12,7 @@ from paraxis import launch, reports, testing
 from tests.wrong_calls import _functions as own
 from tests.wrong_calls._calls import Call
 from tests.wrong_calls._values import (
+    anything,
     count,
     either,
     flag,
@@ -69,6 +70,7 @@ CALLS = [
         lambda: {"*fn": (own.plus, function), "*args[0]": (jnp.ones(8), either(tree, instance(jax.ShapeDtypeStruct)))},
         left_out=NOT_RUN,
     ),
+    Call("px.show", px.show, lambda: {"*x": (jnp.ones(8), anything)}),
     Call("px.explain", px.explain, lambda: {"*fn": (own.plus, function)}),
     Call(
         "Report.found",
