@@ -58,11 +58,19 @@ def laid_out(tree: Any, placement: Placement, *, copied: bool = True) -> Any:
     """
     target = block_sharding(placement)
     leaves, structure = jax.tree.flatten(tree)
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+        return jax.tree.map(lambda x: rows_struct(x, placement), tree)
     hosted = {i: _padded_on_host(x, placement, copied) for i, x in enumerate(leaves) if isinstance(x, np.ndarray)}
     placed = [None if i in hosted else settle(jnp.asarray(x), placement, rows=True) for i, x in enumerate(leaves)]
     placed = [hosted.get(i, x) for i, x in enumerate(padded(placed, placement))]
     placed = [jnp.asarray(x) for x in placed] if target is None else put_all(placed, target)
     return jax.tree.unflatten(structure, placed)
+
+
+def rows_struct(x: Any, placement: Placement) -> jax.ShapeDtypeStruct:
+    """Return what rows ``(size, ...)`` look like when they are laid out, to be compiled for and not run."""
+    shape = (placement.num_padded, *x.shape[1:])
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=block_sharding(placement))
 
 
 def _padded_on_host(rows: np.ndarray, placement: Placement, copied: bool) -> np.ndarray:
@@ -275,7 +283,7 @@ def send(values: Any, shardings: Any) -> Any:
     return jax.tree.unflatten(structure, laid)
 
 
-def put(x: Any, target: NamedSharding) -> jax.Array:
+def put(x: Any, target: NamedSharding) -> Any:
     """``jax.device_put``, also onto devices of other processes, all of which have the same value.
 
     There an array of one process is not sent to the others: each makes its part of its own copy.
@@ -285,6 +293,8 @@ def put(x: Any, target: NamedSharding) -> jax.Array:
     """
     if isinstance(x, jax.Array) and x.sharding == target:
         return x
+    if isinstance(x, jax.ShapeDtypeStruct):  # to be compiled for, not run
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=target, weak_type=x.weak_type)
     if not target.addressable_devices:
         raise DeviceError(
             f"the {len(target.device_set)} devices chosen are other processes'; each process needs one of its own "

@@ -32,6 +32,10 @@ from jax.extend.core import (
     jaxpr_as_fun,
 )
 from jax.interpreters import ad, batching, mlir, partial_eval
+from jaxlib import (
+    _jax,  # says by which network a second client's CPU devices would talk
+    xla_client,  # makes that client: devices besides those that JAX has started with
+)
 
 __all__ = [
     "ClosedJaxpr",
@@ -79,6 +83,7 @@ __all__ = [
     "rebind_shard_map",
     "rebuilt",
     "sharding_spec",
+    "simulated_cpus",
     "struct",
     "subjaxprs",
     "tells_of_preemption",
@@ -586,3 +591,17 @@ def is_tracing() -> bool:
 def has_started() -> bool:
     """Return whether JAX has started its devices: what it reads from the environment then is settled."""
     return xla_bridge.backends_are_initialized()
+
+
+_ONE_PROCESS = 2048
+"""The most CPU devices of one process, as XLA numbers them; those with higher numbers are another's, it says."""
+
+
+def simulated_cpus(number: int) -> list[Any]:
+    """Return CPU devices besides those that JAX has started with, to compile programs for and not to run them."""
+    options: dict[str, Any] = {}
+    if number > _ONE_PROCESS:  # then XLA wants to know by which network they would talk; nobody is called
+        client = _jax.get_distributed_runtime_client("127.0.0.1:1", 0)
+        network = getattr(_jax, "make_gloo_tcp_collectives", None) or _jax.collectives.make_gloo_tcp_collectives
+        options = {"collectives": network(distributed_client=client, hostname="127.0.0.1")}
+    return xla_client.make_cpu_client(asynchronous=True, num_devices=number, **options).devices()

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 from paraxis import _html as html
-from paraxis._core import jax_api, scope
+from paraxis._core import jax_api, scope, supposed
 from paraxis._core.axis import Axis
 from paraxis.errors import AxisError
 
@@ -125,6 +125,8 @@ def place(axis: Axis) -> Placement:
     if _alone.get():
         return Placement(dataclasses.replace(axis, mesh=None, over=None), None, ())
     context = jax.sharding.get_abstract_mesh()
+    if axis.mesh is not None and supposed.current() is not None:
+        axis = dataclasses.replace(axis, mesh=supposed.mesh(axis.mesh))
     if scope.current().mapped:
         return _place_inside(axis, context)
     if axis.mesh is not None:
@@ -138,7 +140,7 @@ def place(axis: Axis) -> Placement:
             f"`with jax.set_mesh(mesh): …`, or pass it: "
             f"px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over={axis.over!r})"
         )
-    mesh = mesh_of(axis.name, tuple(jax.devices()))
+    mesh = mesh_of(axis.name, supposed.devices())
     entered = jax_api.entered_devices()
     if entered not in (0, mesh.size):
         raise AxisError(

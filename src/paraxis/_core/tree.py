@@ -10,15 +10,15 @@ from paraxis._core.axis import Axis
 from paraxis.errors import ParaxisError, ShapeError
 
 
-def arrays(verb: str, argument: str, tree: Any) -> Any:
-    """Return the same tree with every leaf an array (Python numbers keep their weak type).
+def arrays(verb: str, argument: str, tree: Any, *, shapes: bool = False) -> Any:
+    """Return the same tree with every leaf an array (Python numbers keep their weak type), or a shape if these may be.
 
     Raises:
         ShapeError: if a leaf is not a number or an array.
     """
 
     def one(path: Any, leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array):
+        if isinstance(leaf, jax.Array) or (shapes and isinstance(leaf, jax.ShapeDtypeStruct)):
             return leaf
         try:
             return jnp.asarray(leaf)

@@ -43,7 +43,7 @@ class Arguments:
         return [] if self.own is None else [self.own]
 
 
-def place(verb: str, args: tuple[Any, ...], in_axes: Any, placement: Placement) -> Arguments:
+def place(verb: str, args: tuple[Any, ...], in_axes: Any, placement: Placement, *, shapes: bool = False) -> Arguments:
     """Bring arguments onto the devices.
 
     Args:
@@ -52,11 +52,12 @@ def place(verb: str, args: tuple[Any, ...], in_axes: Any, placement: Placement) 
         in_axes: ``None`` (the same for all members) or 0 (``(size, ...)``, each member's own), for all arguments or a
             tuple of these, one for each, or of trees of these.
         placement: where the members lie.
+        shapes: whether ``jax.ShapeDtypeStruct`` may stand for arrays, where nothing is run.
 
     Raises:
         ShapeError: if ``in_axes`` does not fit, or a leaf does not carry the axis that it says.
     """
-    given = tree.arrays(verb, "args", args)
+    given = tree.arrays(verb, "args", args, shapes=shapes)
     leaves, structure = jax.tree.flatten(given)
     is_own = tuple(_flags(verb, given, in_axes))
     size, name = placement.size, placement.axis.name

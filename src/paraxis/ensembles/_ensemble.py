@@ -12,7 +12,7 @@ import numpy as np
 
 from paraxis import _html as html
 from paraxis._calls import arguments, integers
-from paraxis._core import placing, random, tree
+from paraxis._core import placing, random, supposed, tree
 from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis._host import processes
@@ -256,9 +256,12 @@ class Ensemble:
 
     @_on_own_devices
     def _trace_train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
-        placed = _arguments.place("ensemble.lower", args, in_axes, self._population.placement)
-        program = self._population.train_program(step, placed)
-        return program.trace([self._state, *placed.rows], [placed.shared])
+        population = self._population
+        if supposed.current() is not None:
+            population = population.elsewhere(placing.place(population.placement.axis))
+        placed = _arguments.place("ensemble.lower", args, in_axes, population.placement, shapes=True)
+        program = population.train_program(step, placed)
+        return program.trace([population.state, *placed.rows], [placed.shared])
 
     @arguments.named()
     @_on_own_devices

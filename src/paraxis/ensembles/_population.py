@@ -10,7 +10,7 @@ import jax
 from paraxis._core.lowerings import Lowering
 from paraxis._core.placing import Placement
 from paraxis._host import interrupts
-from paraxis.ensembles import _programs as programs
+from paraxis.ensembles import _programs as programs, _resident as resident
 from paraxis.ensembles._arguments import Arguments
 from paraxis.ensembles._forms import check_function, guarded
 from paraxis.ensembles._members import Apply, Form
@@ -51,6 +51,11 @@ class Population:
     @state.setter
     def state(self, state: Resident) -> None:
         self._held = state
+
+    def elsewhere(self, placement: Placement) -> "Population":
+        """Return what looks the same on devices that are not here; see :mod:`paraxis._core.supposed`."""
+        state = resident.described(self.state, placement)
+        return Population(self.form, state, self.apply, self.lowering, self.donate)
 
     @property
     def placement(self) -> Placement:

@@ -29,7 +29,8 @@ class Everywhere:
     """One tree for all rows, on every device."""
 
     def __init__(self, tree: Any, placement: Placement) -> None:
-        self.given = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), tree)
+        kinds = (jax.Array, jax.ShapeDtypeStruct)  # a shape is to be compiled for, not run
+        self.given = jax.tree.map(lambda x: x if isinstance(x, kinds) else jnp.asarray(x), tree)
         self._placement = placement
 
     @functools.cached_property
@@ -43,7 +44,7 @@ class Everywhere:
         leaves = jax.tree.leaves(self.given)
         if placing.spans_processes(self._placement) or arrays.is_traced(leaves):
             return self.tree
-        return self.tree if any(x.committed for x in leaves) else self.given
+        return self.tree if any(isinstance(x, jax.Array) and x.committed for x in leaves) else self.given
 
     @functools.cached_property
     def copies(self) -> Sequence[Any]:
@@ -92,9 +93,8 @@ class Program:
     def trace(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> Any:
         """Trace what is run, like ``jax.jit(f).trace``: for all rows if they are together, else for the first."""
         if self._lower(own, shared) == "dispatch":
-            return self._separate.trace(
-                *(members.as_separate().rows[0] for members in own), *(x.copies[0] for x in shared)
-            )
+            shared_structs = (jax.tree.map(jax_api.struct, x.given) for x in shared)
+            return self._separate.trace(*(members.struct() for members in own), *shared_structs)
         return self._stacked.trace(*self._operands(own, shared))
 
     def small(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> bool:

@@ -158,6 +158,16 @@ def plain(leaf: jax.Array, placement: Placement) -> jax.Array:
     return layout.constrain(leaf, placement, rows=False) if placement.is_explicit else leaf
 
 
+def described(rows: Resident, placement: Placement) -> Stacked:
+    """Return what rows look like on other devices, to be compiled for and not run."""
+    size = placement.size
+
+    def one(x: Any) -> jax.ShapeDtypeStruct:
+        return arrays.rows_struct(jax.ShapeDtypeStruct((size, *x.shape), x.dtype), placement)
+
+    return Stacked(placement, jax.tree.map(one, rows.struct()))
+
+
 def on_devices(tree: Any, placement: Placement) -> Stacked:
     """Leaves ``(size, ...)`` → members on the devices."""
     return Stacked(placement, arrays.laid_out(tree, placement))

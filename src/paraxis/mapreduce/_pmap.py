@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments, integers, pytrees
-from paraxis._core import jax_api, placing, scope, tree, verbs
+from paraxis._core import jax_api, placing, scope, supposed, tree, verbs
 from paraxis._core.axis import Axis
 from paraxis.errors import AxisError, ParaxisError, ShapeError
 
@@ -167,7 +167,7 @@ def _placed(axis: Axis) -> Axis:
     """With no mesh about, as many devices as elements if there are: then none is padded."""
     if scope.current().mapped or not jax.sharding.get_abstract_mesh().empty:
         return axis if _fits(axis) else Axis(axis.name, axis.size, over=jax.sharding.get_abstract_mesh().axis_names)
-    devices = jax.devices()
+    devices = supposed.devices()
     if axis.size >= len(devices):
         return axis
     return Axis(axis.name, axis.size, mesh=placing.mesh_of(axis.name, tuple(devices[: axis.size])))

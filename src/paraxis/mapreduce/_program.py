@@ -13,7 +13,7 @@ import numpy as np
 
 from paraxis import _html as html
 from paraxis._calls import arguments, pytrees
-from paraxis._core import arrays, placing, programs, scope
+from paraxis._core import arrays, placing, programs, scope, supposed
 from paraxis._core.axis import Axis
 from paraxis.errors import AxisError, ParaxisError
 
@@ -145,7 +145,7 @@ def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     free = len(axes) > 1 and all(axis.mesh is None and axis.over is None for axis in axes)
     if not free or scope.current().mapped or not jax.sharding.get_abstract_mesh().empty:
         return axes
-    devices = tuple(jax.devices())
+    devices = supposed.devices()
     if len(devices) == 1:
         return axes
     mesh = placing.shared_mesh(tuple((axis.name, axis.size) for axis in axes), devices)

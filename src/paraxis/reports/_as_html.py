@@ -53,6 +53,8 @@ def parts(report: Contents) -> Iterator[str]:
         )
     )
     yield heading("Memory") + html.note(_as_text.held(report))
+    if report.estimate is not None:
+        yield heading("Time") + html.note(_as_text.taken(report.estimate))
     for title, arrays in (("Arguments", report.arguments), ("Results", report.results)):
         if arrays:
             yield heading(title) + "".join(_array(array) for array in arrays)

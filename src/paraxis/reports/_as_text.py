@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from paraxis.reports import _grids, units
 from paraxis.reports._lines import Line
-from paraxis.reports._values import Collective, Contents, Layout, LineWork
+from paraxis.reports._values import Collective, Contents, Estimate, Layout, LineWork
 
 _MOST = 12
 """The most lines of a list; of longer ones, how many are left out."""
@@ -14,7 +14,8 @@ _CODE = 60
 
 def of(report: Contents) -> str:
     """Return the whole report."""
-    return "\n".join(line.rstrip() for part in (_head, _sent, _computed, _held, _lies, _found) for line in part(report))
+    parts = (_head, _sent, _computed, _held, _taken, _lies, _found)
+    return "\n".join(line.rstrip() for part in parts for line in part(report))
 
 
 def _head(report: Contents) -> Iterator[str]:
@@ -94,6 +95,24 @@ def held(report: Contents) -> str:
     text = ", ".join(f"{name} {units.size(size)}" for name, size in parts.items())
     donated = f"; {units.size(memory.donated)} of the results lie where arguments were" if memory.donated else ""
     return f"Holds {units.size(memory.peak)}{limit} per device: {text}{donated}"
+
+
+def _taken(report: Contents) -> Iterator[str]:
+    if report.estimate is not None:
+        yield ""
+        yield taken(report.estimate)
+
+
+def taken(estimate: Estimate) -> str:
+    """Return the sentences about a machine that need not be here."""
+    parts = {"products": estimate.products, "memory": estimate.memory, "sending": estimate.sending}
+    text = ", ".join(f"{name} {units.seconds(time)}" for name, time in parts.items())
+    fits = "fits" if estimate.fits else f"does NOT fit: {units.size(estimate.peak)} are needed"
+    limit = f"; {fits} in {units.size(estimate.limit)}" if estimate.limit < float("inf") else ""
+    return (
+        f"Takes about {units.seconds(estimate.seconds)} on {estimate.machine} at its peaks: {text}{limit}. Without "
+        f"overlap, latencies and slower kernels ({estimate.source or 'as given'})"
+    )
 
 
 def _lies(report: Contents) -> Iterator[str]:

@@ -3,18 +3,23 @@
 import dataclasses
 import functools
 import inspect
+import math
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paraxis._calls import arguments, pytrees
-from paraxis._core import jax_api
-from paraxis.reports import _findings, _layouts, _lines, _meshes, _text, _work
+from paraxis._core import jax_api, supposed
+from paraxis.errors import DeviceError
+from paraxis.reports import _estimate, _findings, _layouts, _lines, _machines, _meshes, _text, _work
+from paraxis.reports._growth import Growth
+from paraxis.reports._machines import Machine
 from paraxis.reports._report import Report
 from paraxis.reports._values import Collective, Layout, LineWork, Memory, Work
 
@@ -25,8 +30,21 @@ _WRITTEN = re.compile(
 """JAX's names of collectives that a program asks for itself."""
 
 
+@overload
+def explain(
+    fn: Callable[..., Any], *, devices: Sequence[int], on: str | Machine | None = None
+) -> Callable[..., Growth]: ...
+@overload
+def explain(
+    fn: Callable[..., Any], *, devices: int | Mapping[str, int] | None = None, on: str | Machine | None = None
+) -> Callable[..., Report]: ...
 @arguments.named()
-def explain(fn: Callable[..., Any]) -> Callable[..., Report]:
+def explain(
+    fn: Callable[..., Any],
+    *,
+    devices: int | Mapping[str, int] | Sequence[int] | None = None,
+    on: str | Machine | None = None,
+) -> Callable[..., Any]:
     """Return a function of the same arguments that reports what a call sends, computes and holds; nothing is run.
 
     It compiles the function for its arguments, as a call would, and reads the compiled program. So it tells what runs,
@@ -36,6 +54,14 @@ def explain(fn: Callable[..., Any]) -> Callable[..., Report]:
         fn: any function of arrays; what ``jax.jit`` returns, with its shardings and donations; a program; a transform
             such as :class:`Parallel`; what :func:`train_step` returns; a bound method such as ``ensemble.train``; an
             NNX module, or a model that is a callable pytree.
+        devices: how many devices there are to be, as if they were here; they are simulated CPUs. Axes that leave their
+            place open lie over all of them, and so does a mesh of one axis, of the arguments or in force; of a mesh
+            with several, say how many each has: ``{"data": 64, "model": 8}``. Several numbers, ``[1, 8, 64]``, give a
+            :class:`paraxis.reports.Growth`, with a line and a drawing of each. A function that has made its mesh
+            before is refused; the command ``paraxis explain file.py:fn --devices 512`` takes it.
+        on: a machine to estimate the time for: ``"h100:8x16"`` is 16 hosts of 8, and the number of devices as well.
+            Kinds are ``v100``, ``a100``, ``h100``, ``h200``, ``b200``, and TPUs ``v4``, ``v5e``, ``v5p``, ``v6e``;
+            or a :class:`paraxis.reports.Machine`.
 
     Returns:
         A function. Its arguments are those of ``fn``, with ``jax.ShapeDtypeStruct`` in place of arrays where the values
@@ -45,6 +71,8 @@ def explain(fn: Callable[..., Any]) -> Callable[..., Report]:
 
     Raises:
         TypeError: if ``fn`` cannot be called. The report's function raises what tracing or compiling ``fn`` raises.
+        ValueError: if there is no such number of devices, or no such machine.
+        DeviceError: by the report's function, if meshes do not say how they would be on other devices.
 
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px
@@ -54,20 +82,84 @@ def explain(fn: Callable[..., Any]) -> Callable[..., Report]:
         >>> report = px.explain(average)(jax.ShapeDtypeStruct((8, 1000), jnp.float32))
         >>> [(c.kind, c.bytes, c.axes, c.verb) for c in report.collectives]
         [('all_reduce', 4000, ('clients',), 'px.reduce_mean')]
+        >>> print(px.explain(average, devices=[2, 4])(jax.ShapeDtypeStruct((8, 1000), jnp.float32)))
+        devices  computes  an equal share     sends     holds  findings
+              2    0 FLOP         unknown  3.91 KiB  27.3 KiB         0
+              4    0 FLOP         unknown  3.91 KiB  15.6 KiB         0
     """
     arguments.function("explain", "fn", fn, "px.explain(lambda x: …)(x)")
+    machine, asked = _machines.named(on) if on is not None else (None, None)
+    if asked is not None and devices is not None:
+        raise ValueError(f"explain: on={on!r} says how many devices there are; leave out devices={devices!r}")
+    numbers = asked if devices is None else _numbers(devices)
 
     @functools.wraps(fn, updated=())
-    def explained(*args: Any, **kwargs: Any) -> Report:
-        return _report(fn, args, kwargs)
+    def explained(*args: Any, **kwargs: Any) -> Report | Growth:
+        if numbers is None:
+            return _report(fn, args, kwargs, machine)
+        if isinstance(numbers, tuple):
+            return Growth({number: _elsewhere(fn, args, kwargs, machine, number) for number in numbers})
+        return _elsewhere(fn, args, kwargs, machine, numbers)
 
     return explained
 
 
-def _report(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Report:
+Numbers = int | tuple[int, ...] | dict[str, int]
+
+
+def _numbers(devices: Any) -> Numbers:
+    """Return the numbers of devices asked for, each checked."""
+
+    def checked(number: Any) -> int:
+        write = "px.explain(fn, devices=512)"
+        return arguments.count("explain", "devices", number, most=supposed.MOST, write=write, error=ValueError)
+
+    if isinstance(devices, Mapping) and devices:
+        for name in devices:
+            arguments.text("explain", "devices", name, "devices={'data': 64, 'model': 8}")
+        return {name: checked(number) for name, number in devices.items()}
+    if isinstance(devices, Sequence) and not isinstance(devices, str) and devices:
+        return tuple(dict.fromkeys(map(checked, devices)))
+    return checked(devices)
+
+
+def _elsewhere(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], machine: Machine | None, numbers: Any
+) -> Report:
+    """Return the report of other devices than those that are here."""
+    sizes: dict[str, int] | None = numbers if isinstance(numbers, dict) else None
+    number: int = math.prod(sizes.values()) if sizes else numbers
+    with supposed.supposing(number, sizes) as there:
+        try:
+            return _report(fn, args, kwargs, machine, there)
+        except ValueError as error:
+            if "incompatible devices" not in str(error):
+                raise
+            raise _made_before(fn, numbers) from error
+
+
+def _made_before(fn: Any, numbers: Any) -> DeviceError:
+    number = math.prod(numbers.values()) if isinstance(numbers, dict) else numbers
+    return DeviceError(
+        f"explain: {_name(fn)} uses a mesh or arrays that were laid over the devices that are here, so it cannot be "
+        f"told for devices={numbers!r}. Leave its mesh to its arguments, as jax.ShapeDtypeStruct(shape, dtype, "
+        f"sharding=…), or to jax.set_mesh; or let its file be run where there are so many: paraxis explain "
+        f"file.py:{_name(fn)} --devices {number}"
+    )
+
+
+def _report(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    machine: Machine | None = None,
+    there: supposed.Supposed | None = None,
+) -> Report:
     start = time.perf_counter()
     with jax_api.lines_kept():
         closed, lowered, names = _lowered(fn, args, kwargs)
+        if there is not None and closed is not None and not _is_free(closed, there):
+            raise _made_before(fn, dict(there.sizes) or len(there.devices))
         middle = time.perf_counter()
         compiled = lowered.compile()
     seconds = middle - start, time.perf_counter() - middle
@@ -75,6 +167,8 @@ def _report(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any])
     jaxpr = jax_api.without_dead(closed) if closed is not None else None
     given, results = _layouts.of(compiled, lowered, names)
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    if there is not None and not supposed.is_on(there, shardings):
+        raise _made_before(fn, dict(there.sizes) or len(there.devices))
     meshes = tuple(_meshes.used(jaxpr, shardings, program.num_devices))
     report = Report(
         name=_name(fn),
@@ -87,8 +181,17 @@ def _report(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any])
         callbacks=tuple(_work.calls_python(jaxpr)) if jaxpr is not None else (),
         seconds=seconds,
     )
+    if machine is not None:
+        report = dataclasses.replace(report, estimate=_estimate.of(program, machine, report.memory.peak))
     seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info)
     return dataclasses.replace(report, findings=_findings.of(seen))
+
+
+def _is_free(closed: Any, there: supposed.Supposed) -> bool:
+    """Return whether a program has nothing on several devices but those supposed."""
+    meshes = [mesh for mesh in _meshes.named(closed.jaxpr) if isinstance(mesh, Mesh)]
+    held = [x.sharding for x in closed.consts if isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer)]
+    return supposed.is_on(there, [*held, *(NamedSharding(mesh, PartitionSpec()) for mesh in meshes)])
 
 
 # --- lowered, whatever it is ---------------------------------------------------------------------------------------
@@ -96,6 +199,7 @@ def _report(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any])
 
 def _lowered(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Sequence[str] | None]:
     """Return the jaxpr if there is one, the lowered program, and the names of its arguments if they are known."""
+    args, kwargs = supposed.structs((args, kwargs))
     method = _method(fn)
     if method is not None:
         traced = method(*args, **kwargs)
@@ -129,7 +233,7 @@ def _flattened(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[An
     """Return the same of a plain function, or a model; what is no array among its arguments is constant."""
     called = fn
     if pytrees.is_model(fn):  # its arrays are arguments, too
-        args, called = (fn, *args), lambda fn, *args, **kwargs: fn(*args, **kwargs)
+        args, called = (supposed.structs(fn), *args), lambda fn, *args, **kwargs: fn(*args, **kwargs)
     sealed = pytrees.sealed((tuple(args), kwargs))
     leaves, structure = jax.tree.flatten(sealed)
     is_array = [_is_array(leaf) for leaf in leaves]

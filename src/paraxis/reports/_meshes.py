@@ -18,14 +18,15 @@ def used(jaxpr: jax_api.Jaxpr | None, shardings: Iterable[Any], num_devices: int
     """Return the meshes of a program that have all its devices: those that it names first."""
     found: dict[Shape, None] = {}
     for mesh in itertools.chain(
-        _named(jaxpr) if jaxpr is not None else (), (getattr(s, "mesh", None) for s in shardings)
+        named(jaxpr) if jaxpr is not None else (), (getattr(s, "mesh", None) for s in shardings)
     ):
         if mesh is not None and not mesh.empty and mesh.size == num_devices:
             found[tuple(mesh.shape.items())] = None
     return list(found)
 
 
-def _named(jaxpr: jax_api.Jaxpr) -> Iterator[Any]:
+def named(jaxpr: jax_api.Jaxpr) -> Iterator[Any]:
+    """Yield the meshes, or nothing, that each operation of a program names."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "px_map":
             yield eqn.params["how"].placement.mesh
@@ -33,7 +34,7 @@ def _named(jaxpr: jax_api.Jaxpr) -> Iterator[Any]:
             values = value if isinstance(value, (tuple, list)) else (value,)
             yield from (value if hasattr(value, "axis_names") else getattr(value, "mesh", None) for value in values)
         for sub in jax_api.subjaxprs(eqn):
-            yield from _named(sub)
+            yield from named(sub)
 
 
 @functools.lru_cache(maxsize=1024)

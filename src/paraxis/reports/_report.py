@@ -27,6 +27,8 @@ class Report(Contents, Page):
         callbacks: the lines that call Python while it runs.
         seconds: what tracing and lowering took, and what compiling took.
         findings: what could be better, worst first: ``kind``, ``text``, ``line``, ``write`` and ``weight``.
+        estimate: with ``on=``, what it would take there: ``seconds``, and of these ``products``, ``memory`` and
+            ``sending``; ``fits``, ``peak`` and ``limit`` of the memory; else ``None``.
     """
 
     def __repr__(self) -> str:

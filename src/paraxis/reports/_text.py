@@ -79,6 +79,7 @@ class Program:
         self.aliased = frozenset(int(number) for number in _ALIAS.findall(text.partition("\n")[0]))
         self._tables = _tables(text)
         computations, has_entry = _operations(text)
+        self._names = [computation.name for computation in computations]
         self._opcodes = {c.name: [operation.opcode for operation in c.operations] for c in computations}
         self.operations = _counted(computations, has_entry)
         self._by_name = {operation.name: operation for operation in self.operations}
@@ -94,6 +95,10 @@ class Program:
 
     def find(self, name: str) -> Operation | None:
         return self._by_name.get(name)
+
+    def computation_of(self, operation: Operation) -> str:
+        """Return the name of the computation that an operation stands in."""
+        return self._names[operation.computation]
 
     def group_size(self, operation: Operation) -> int:
         """Return the number of devices that take part together; 0: the text does not say."""
@@ -165,8 +170,7 @@ class Program:
             if found is None:
                 return None
             if found.opcode == "parameter":
-                number = _PARAMETER.search(found.text)
-                return int(number[1]) if number and found.computation == self.operations[-1].computation else None
+                return number_of_parameter(found) if found.computation == self.operations[-1].computation else None
             if not self._moves(found):
                 return None
             operation = found
@@ -261,6 +265,17 @@ def _callees(text: str) -> Iterator[str]:
 # --- sizes -------------------------------------------------------------------------------------------------------
 
 _ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*\w*)\[(?P<dims>[\d,]*)\]")
+
+
+def number_of_parameter(operation: Operation) -> int | None:
+    """Return which of its computation's parameters an operation is, if it is one."""
+    number = _PARAMETER.search(operation.text) if operation.opcode == "parameter" else None
+    return int(number[1]) if number else None
+
+
+def num_bytes(shape: str) -> int:
+    """Return the bytes of an array, or of all arrays of a tuple."""
+    return sum(_array_bytes(m["dtype"], m["dims"]) for m in _ARRAY.finditer(shape))
 
 
 def sent_bytes(program: Program, operation: Operation) -> int:

@@ -112,6 +112,42 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What a step would take on a machine that need not be here, at the machine's peaks.
+
+    Left out: that anything overlaps, latencies of links and of starting operations, how far from the peak real kernels
+    are, and that the machine's own compiler would choose others.
+
+    Attributes:
+        machine: its kind.
+        source: where its numbers come from.
+        products: seconds of operations that wait for matrix products.
+        memory: seconds of operations that wait for memory.
+        sending: seconds of collectives.
+        peak: the most bytes on one device at one time, as compiled here.
+        limit: bytes of one device's memory there.
+    """
+
+    machine: str
+    source: str
+    products: float
+    memory: float
+    sending: float
+    peak: int
+    limit: float
+
+    @property
+    def seconds(self) -> float:
+        """All of them, one after another."""
+        return self.products + self.memory + self.sending
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device's memory suffices."""
+        return self.peak <= self.limit
+
+
+@dataclasses.dataclass(frozen=True)
 class Layout:
     """An argument or result on its devices.
 
@@ -186,6 +222,7 @@ class Contents:
         callbacks: the lines that call Python while it runs.
         seconds: what tracing and lowering took, and what compiling took.
         findings: what could be better, worst first.
+        estimate: what it would take on the machine that was asked for; ``None``: on none.
     """
 
     name: str
@@ -198,6 +235,7 @@ class Contents:
     callbacks: tuple[Line | None, ...]
     seconds: tuple[float, float]
     findings: tuple[Finding, ...] = ()
+    estimate: Estimate | None = None
 
     @property
     def communication(self) -> Communication:

@@ -33,21 +33,22 @@ def of_program(program: _text.Program, written: Lines) -> Lines:
     found: Lines = collections.Counter()
     without: list[tuple[int, _text.Operation]] = []
     for operation in program.operations:
-        if operation.times and (flops := _flops(program, operation) * operation.times):
+        if operation.times and (amount := flops(program, operation) * operation.times):
             line, _ = _lines.behind(program.frames(operation))
             if line is None:
-                without.append((flops, operation))
+                without.append((amount, operation))
             else:
-                found[line] += flops
-    for flops, operation in sorted(without, key=lambda pair: -pair[0]):
+                found[line] += amount
+    for amount, operation in sorted(without, key=lambda pair: -pair[0]):
         near = [_lines.behind(frames)[0] for frames in program.frames_near(operation)]
         asking = [line for line in (*near, *written) if line in written]
-        lacking = [line for line in asking if written[line] >= program.num_devices * (found[line] + 0.9 * flops)]
-        found[next(iter(lacking or asking or near), None)] += flops
+        lacking = [line for line in asking if written[line] >= program.num_devices * (found[line] + 0.9 * amount)]
+        found[next(iter(lacking or asking or near), None)] += amount
     return found
 
 
-def _flops(program: _text.Program, operation: _text.Operation) -> int:
+def flops(program: _text.Program, operation: _text.Operation) -> int:
+    """Return an operation's floating-point operations, each time that it runs, if it is a product."""
     if operation.opcode not in PRODUCTS:
         return 0
     operands = [program.find(name) for name in operation.operands[:2]]
@@ -67,7 +68,7 @@ def uncounted(program: _text.Program) -> tuple[str, ...]:
     found: set[str] = set()
     for operation in program.operations:
         target = _TARGET.search(operation.text) if operation.opcode == "custom-call" and operation.times else None
-        if target and not any(word in target[1] for word in _FREE) and not _flops(program, operation):
+        if target and not any(word in target[1] for word in _FREE) and not flops(program, operation):
             found.add(target[1])
     return tuple(sorted(found))
 

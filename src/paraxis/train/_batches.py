@@ -105,7 +105,7 @@ def num_rows(what: str, batch: Any) -> int:
 
 
 def _shape(what: str, path: Any, leaf: Any) -> tuple[int, ...]:
-    if not isinstance(leaf, jax.Array):
+    if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         leaf = np.asarray(leaf)
         if leaf.dtype.kind not in "biufcV":
             raise ShapeError(
@@ -126,7 +126,11 @@ def lay_out(batch: Any, placement: Placement) -> Batch:
     """
     place = _place(placement)
 
-    def one(x: Any) -> jax.Array:
+    def one(x: Any) -> Any:
+        if isinstance(x, jax.ShapeDtypeStruct):  # to be compiled for, not run
+            if not x.ndim:
+                return jax.ShapeDtypeStruct((), x.dtype, sharding=place.whole)
+            return arrays.rows_struct(x, place.placement)
         if isinstance(x, jax.Array) and (jax.process_count() == 1 or not x.is_fully_addressable):
             return _from_devices(x, place)
         host, numbers = np.asarray(x), place.local_rows

@@ -8,7 +8,7 @@ import jax
 from flax.nnx import Variable
 
 from paraxis._calls import arguments, pytrees
-from paraxis._core import jax_api
+from paraxis._core import jax_api, supposed
 from paraxis._modules import graphs
 from paraxis.errors import StateError
 from paraxis.transforms._binding import Binding, write_all
@@ -92,7 +92,7 @@ class Compiled(Wrapped[_P, _R], Generic[_P, _R]):
         binding = self._bound.current()
         variables = binding.variables()
         program = binding.compiled or self._bound.compiled(binding, self._compile)
-        values, arrays = graphs.state(variables, binding.graph)
+        values, arrays = supposed.structs(graphs.state(variables, binding.graph))
         if self._donate:
             self._refuse_shared_arrays(values, binding.names)
         moved, args, kwargs = self._place(values, args, kwargs)

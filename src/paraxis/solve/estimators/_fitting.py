@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, layout, placing
+from paraxis._core import arrays, layout, placing, supposed
 from paraxis._core.axis import Axis
 from paraxis._tables import Table
 from paraxis.errors import DeviceError
@@ -275,7 +275,7 @@ def _few_sizes(X: np.ndarray, y: np.ndarray, weight: Any) -> tuple[np.ndarray, n
 def _axis(size: int, devices: int | None) -> Axis:
     if devices is None:
         return Axis("rows", size, over=placing.names_in_force("rows"))
-    there = jax.devices()
+    there = supposed.devices()
     if not 1 <= devices <= len(there):
         raise DeviceError(f"devices must be from 1 to {len(there)}, as many as there are, got {devices!r}")
     return Axis("rows", size, mesh=placing.devices_mesh(there[:devices]), over=placing.DEVICES)

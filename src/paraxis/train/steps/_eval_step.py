@@ -44,7 +44,10 @@ class EvalStep:
         """
         devices, run, used, laid_out = self._placed(state, batch)
         devices.settle(used, laid_out.tree)
-        metrics = devices.run(run, used, laid_out)
+        try:
+            metrics = devices.run(run, used, laid_out)
+        except TypeError as error:
+            raise _rows.without_values("eval_step", state, batch) or error from error.__cause__
         devices.settle(metrics)  # the next one, of the same state, would not wait for this one
         return metrics
 

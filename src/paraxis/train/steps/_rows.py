@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from paraxis._calls import arguments, integers
-from paraxis._core import arrays, jax_api, placing
+from paraxis._core import arrays, jax_api, placing, supposed
 from paraxis._core.axis import Axis
 from paraxis._core.placing import Placement
-from paraxis.errors import StateError
+from paraxis.errors import ShapeError, StateError
 from paraxis.train import _batches
 from paraxis.train._batches import Batch
 
@@ -47,9 +47,9 @@ class Rows:
     def here(self) -> "Devices":
         """Return the devices that the rows go to now, by the mesh in force."""
         context, last = jax.sharding.get_abstract_mesh(), self._last
-        if last is None or context != last.context:
+        if last is None or context != last.context or supposed.current() != last.supposed:
             placement = placing.on_auto(placing.place(self._axis))
-            last = self._last = Devices(self._what, placement, context, self.turns)
+            last = self._last = Devices(self._what, placement, context, self.turns, supposed.current())
         return last
 
 
@@ -62,12 +62,14 @@ class Devices:
         placement: where rows go; the size of the axis is not theirs.
         context: the mesh in force, for which this holds.
         turns: in how many turns so many rows are taken.
+        supposed: the devices that are supposed to be there, if others are not.
     """
 
     what: str
     placement: Placement
     context: Any
     turns: Callable[[int], int]
+    supposed: Any = None
 
     @functools.cached_property
     def whole(self) -> Any:
@@ -87,9 +89,10 @@ class Devices:
         """Return a batch on the devices."""
         if isinstance(batch, Batch):
             first = next((x for x in jax.tree.leaves(batch.tree) if x.ndim), None)
-            if self._target is None or first is None or getattr(first, "sharding", None) == self._target:
+            is_there = isinstance(first, jax.Array) and first.sharding == self._target
+            if self._target is None or first is None or is_there:
                 return batch
-            return self._laid_out(jax.tree.map(lambda x: x[: batch.num_rows] if x.ndim else x, batch.tree))
+            return self._laid_out(jax.tree.map(lambda x: _cut(x, batch.num_rows), batch.tree))
         return self._laid_out(batch)
 
     def _laid_out(self, batch: Any) -> Batch:
@@ -126,6 +129,13 @@ class Devices:
             return compiled(*args)
 
 
+def _cut(x: Any, number: int) -> Any:
+    """Return the first rows."""
+    if not x.ndim:
+        return x
+    return jax.ShapeDtypeStruct((number, *x.shape[1:]), x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x[:number]
+
+
 def require_state(what: str, state: Any, kind: type) -> None:
     """Refuse a state that is none.
 
@@ -159,6 +169,17 @@ def refuse_tracing(what: str, name: str) -> None:
             f"arrays over the devices before it runs, and is compiled by itself. Call it as it is: "
             f"for batch in batches: {'state, ' if name == 'step' else ''}metrics = {name}(state, batch)"
         )
+
+
+def without_values(what: str, state: Any, batch: Any) -> ShapeError | None:
+    """Return the error for shapes in place of arrays, if that is why a function cannot be run."""
+    if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves((state, batch))):
+        return None
+    return ShapeError(
+        f"{what}: the state or the batch holds a jax.ShapeDtypeStruct, which has a shape and no values; to see what a "
+        f"step of such shapes would cost, write px.explain({'step' if what == 'train_step' else 'evaluate'})(state, "
+        f"batch)"
+    )
 
 
 def given_away(what: str, state: Any) -> StateError | None:

@@ -69,6 +69,8 @@ class TrainStep:
         devices.settle(state.step, batch.tree)
         try:
             new, metrics = devices.run(run, state, batch)
+        except TypeError as error:
+            raise _rows.without_values("train_step", state, batch) or error from error.__cause__
         except (RuntimeError, ValueError) as error:
             if "deleted" not in str(error):  # the arrays are gone after any failure; only JAX says whether before it
                 raise

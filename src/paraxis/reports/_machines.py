@@ -1,0 +1,135 @@
+"""Machines by name: how fast one device computes, reads and sends, from its maker's data sheet."""
+
+import dataclasses
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._calls import arguments
+
+_T, _G = 1e12, 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """One kind of device, and how several are joined. Speeds are peaks: nothing runs faster, and most things slower.
+
+    Attributes:
+        kind: its name, such as ``"h100"``.
+        flops: floating-point operations a second in matrix products, by dtype in XLA's names, such as ``"bf16"``;
+            dtypes that are not there take the speed of ``"f32"``.
+        memory: bytes of one device.
+        bandwidth: bytes a second between its memory and its cores.
+        link: bytes a second, in one direction, that it sends to those of its host, or of its pod.
+        network: bytes a second, in one direction, that it sends to other hosts; as ``link`` within a pod.
+        devices_per_host: how many are joined by ``link``.
+        source: where the numbers come from.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, paraxis as px
+        >>> slow = px.reports.Machine("slow", {"f32": 1e9}, 2**30, 1e9, 1e8, 1e8)
+        >>> report = px.explain(jnp.dot, on=slow)(*[jax.ShapeDtypeStruct((500, 500), jnp.float32)] * 2)
+        >>> f"{report.estimate.seconds:.2f}"
+        '0.25'
+    """
+
+    kind: str
+    flops: Mapping[str, float]
+    memory: float
+    bandwidth: float
+    link: float
+    network: float
+    devices_per_host: int = 1
+    source: str = ""
+
+    def speed(self, dtype: str) -> float:
+        """Return the floating-point operations a second in products of a dtype."""
+        return self.flops.get(dtype) or self.flops["f32"]
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """Return this machine's first device, measured: a product of matrices, and a sum of long vectors.
+
+        Takes about a second. Links are taken to be as fast as memory, which they are on CPU.
+        """
+        n, long = 1024, 2**24
+        matrix, vector = jnp.ones((n, n), jnp.float32), jnp.ones(long, jnp.float32)
+        product, total = _best(jax.jit(jnp.matmul), matrix, matrix), _best(jax.jit(jnp.add), vector, vector)
+        bandwidth = 3 * 4 * long / total
+        stats = jax.local_devices()[0].memory_stats() or {}
+        kind = jax.local_devices()[0].device_kind
+        memory = stats.get("bytes_limit", float("inf"))
+        return cls(kind, {"f32": 2 * n**3 / product}, memory, bandwidth, bandwidth, bandwidth, 1, "measured")
+
+
+def _best(fn: Any, *args: Any) -> float:
+    """Return the least seconds of a call: what disturbs it makes it slower only."""
+    fn(*args).block_until_ready()
+    found = []
+    for _ in range(10):
+        start = time.perf_counter()
+        fn(*args).block_until_ready()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def _gpu(
+    kind: str, half: float, tf32: float, single: float, gigabytes: float, bandwidth: float, **rest: Any
+) -> Machine:
+    # JAX multiplies float32 in TF32 on GPU unless asked for more.
+    flops = {"bf16": half * _T, "f16": half * _T, "f32": tf32 * _T, "f64": single * _T / 2}
+    links = {name: rest.pop(name) * _G for name in ("link", "network")}
+    return Machine(kind, flops, gigabytes * _G, bandwidth * _G, **links, devices_per_host=8, **rest)
+
+
+def _tpu(kind: str, half: float, gigabytes: float, bandwidth: float, link: float, source: str) -> Machine:
+    # JAX multiplies float32 in one pass of bfloat16 on TPU unless asked for more. All of a pod are joined by links.
+    flops = {"bf16": half * _T, "f32": half * _T}
+    return Machine(kind, flops, gigabytes * _G, bandwidth * _G, link * _G, link * _G, 4, source)
+
+
+MACHINES: dict[str, Machine] = {
+    machine.kind: machine
+    for machine in (
+        _gpu("v100", 125, 15.7, 15.7, 32, 900, link=150, network=12.5, source="NVIDIA V100 data sheet (SXM2, 32 GB)"),
+        _gpu("a100", 312, 156, 19.5, 80, 2039, link=300, network=25, source="NVIDIA A100 data sheet (SXM, 80 GB)"),
+        _gpu("h100", 989, 494, 67, 80, 3350, link=450, network=50, source="NVIDIA H100 data sheet (SXM), dense"),
+        _gpu("h200", 989, 494, 67, 141, 4800, link=450, network=50, source="NVIDIA H200 data sheet (SXM), dense"),
+        _gpu("b200", 2250, 1125, 75, 180, 7700, link=900, network=50, source="NVIDIA DGX B200 data sheet, dense"),
+        _tpu("v4", 275, 32, 1228, 150, "Google Cloud, TPU v4"),
+        _tpu("v5e", 197, 16, 819, 100, "Google Cloud, TPU v5e"),
+        _tpu("v5p", 459, 95, 2765, 300, "Google Cloud, TPU v5p"),
+        _tpu("v6e", 918, 32, 1640, 224, "Google Cloud, TPU v6e"),
+    )
+}
+
+_SPELT = re.compile(r"(?P<kind>[a-z]\w*)(?::(?P<first>\d+)(?:x(?P<hosts>\d+))?)?")
+
+
+def named(on: Any) -> tuple[Machine, int | None]:
+    """Return a machine by its words, and the number of devices, if these say one.
+
+    ``"h100:8"`` is eight devices, and ``"h100:8x16"`` sixteen hosts of eight.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    if isinstance(on, Machine):
+        return on, None
+    match = _SPELT.fullmatch(on.lower()) if isinstance(on, str) else None
+    machine = MACHINES.get(match["kind"]) if match else None
+    if match is None or machine is None or match["first"] in ("0",) or match["hosts"] in ("0",):
+        raise ValueError(
+            f"explain: on must be a machine and how many devices of it, got {arguments.described(on)}; write "
+            f"on='h100:8x16' for 16 hosts of 8; the kinds are {', '.join(MACHINES)}, and px.reports.Machine(…) "
+            f"makes others"
+        )
+    if match["first"] is None:
+        return machine, None
+    first, hosts = int(match["first"]), int(match["hosts"] or 1)
+    per_host = first if match["hosts"] else machine.devices_per_host
+    return dataclasses.replace(machine, devices_per_host=per_host), first * hosts
