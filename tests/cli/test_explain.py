@@ -118,3 +118,73 @@ def test_more_devices_than_there_are_once_jax_has_started_are_refused(
 ) -> None:
     assert main(["explain", f"{model}:total", "--shapes", "float32[3]", "--devices", "64"]) == 2
     assert "--devices 64: simulate_devices: 64 devices were asked for" in capsys.readouterr().err
+
+
+SCRIPT = """
+import functools, sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+mesh = Mesh(np.array(jax.devices()), ("batch",))
+x = jax.device_put(jnp.ones((64, 8)), NamedSharding(mesh, P("batch")))
+
+@jax.jit
+def total(x):
+    return x.sum(0)
+
+@functools.partial(jax.jit, static_argnames="times")
+def spread(x, times):
+    return (x @ x.T).sum() * times
+
+class Scaled:
+    @functools.partial(jax.jit, static_argnums=0)
+    def twice(self, x):
+        return total(x) * 2
+
+for _ in range(3):
+    total(x)
+spread(x, times=2)
+Scaled().twice(x)
+jax.jit(jnp.sin)(1.0)
+print("given", sys.argv[1:])
+sys.exit(3)
+"""
+
+
+def test_all_that_a_script_calls_is_told_in_the_order_of_what_it_sends(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = run("explain", str(script), "--devices", "4", "--", "--epochs", "2")
+    assert done.returncode == 3, done.stderr  # as the script
+    output, _, told = done.stdout.partition("\nscript.py called 4 jitted functions\n")
+    assert output == "given ['--epochs', '2']\n"
+    assert re.findall(r"^\d\. (.*)$", told, re.MULTILINE)[:3] == [
+        f"spread, called 1 time, sent {(64 * 8 + 1) * 4 / 1024:.3g} KiB per device",  # all rows, and the sum
+        "total, called 3 times, sent 96 bytes per device",  # 8 numbers each time
+        "Scaled.twice, called 1 time, sent 32 bytes per device",  # what it calls is part of it
+    ]
+    assert told.endswith("\nand 1 function without matrix products, of which nothing is sent or found\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["none.py"], "there is no file none.py"),
+        (["none.py", "--shapes", "float32[2]"], "--shapes is of one function; write: paraxis explain none.py:function"),
+        (["none.py", "--json"], "a script is run once"),
+        (["model:fn", "--", "--epochs"], "--epochs: what the function is given is said by --shapes or --arguments"),
+        (["explained_model.py:total", "--shapes", "float32[2]", "--on", "h101"], "explain: on must be a machine"),
+    ],
+)
+def test_what_is_not_of_a_script_or_not_of_a_function_is_refused(
+    words: list[str], complaint: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", *words]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_time_is_estimated_for_a_machine(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{model}:total", "--shapes", "float32[1024]", "--on", "h100"]) == 0
+    found = re.search(r"Takes about (\S+) µs on h100 at its peaks: products 0 ", capsys.readouterr().out)
+    assert found
+    assert 1 <= float(found[1]) * 1e-6 / (4096 / 3.35e12) < 2  # the numbers are read once, and partial sums again

@@ -153,7 +153,8 @@ def supposing(number: int, sizes: Mapping[str, int] | None = None) -> Iterator[S
         _supposed.reset(token)
 
 
-def is_on(supposed: Supposed, shardings: Iterable[Any]) -> bool:
-    """Return whether what lies on several devices lies on those that are supposed."""
+def is_on(supposed: Supposed, places: Iterable[Any]) -> bool:
+    """Return whether shardings, and meshes that have devices, are on those that are supposed, or on a single one."""
     there = _all(supposed)
-    return all(s.device_set <= there for s in shardings if len(s.device_set) > 1)
+    found = (set(x.devices.flat) if isinstance(x, Mesh) else getattr(x, "device_set", set()) for x in places)
+    return all(len(devices) < 2 or devices <= there for devices in found)

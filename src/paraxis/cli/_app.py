@@ -281,7 +281,12 @@ def launch(
 
 @app.command()
 def explain(
-    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="model.py:step, or package.model:step.")],
+    function: Annotated[
+        str, typer.Argument(metavar="FUNCTION", help="model.py:step, or package.model:step; or a script, train.py.")
+    ],
+    rest: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Of the script.", show_default=False)
+    ] = None,
     shapes: Annotated[
         str | None,
         typer.Option(metavar="SHAPES", help="What the function is given, such as 'float32[64,10] int32[]'."),
@@ -299,13 +304,22 @@ def explain(
             show_default="those there are",
         ),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="MACHINE", help="Estimate the time on a machine: h100:8x16 is 16 hosts of 8."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report to this file, too.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers, for other programs.")] = False,
-) -> None:
+) -> int:
     """Tell what a function of yours sends, computes and holds. It is compiled, but not run.
 
     Devices are simulated before your module is imported, so a mesh that it makes of jax.devices() has all of them.
+    A script is run as Python would; then each function that it has jitted and called is explained, in the order of
+    the bytes that it sends.
     """
     from paraxis.cli.explain import run_explain
 
-    run_explain(function, shapes, arguments, devices or [], html, as_json)
+    return run_explain(
+        function, rest or (), shapes=shapes, arguments=arguments, devices=devices or (), on=on, html=html,
+        as_json=as_json,
+    )  # fmt: skip

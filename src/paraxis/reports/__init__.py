@@ -2,12 +2,13 @@
 
 from paraxis.reports._communication import Communication as Communication, communication as communication, of_program
 from paraxis.reports._explain import explain
-from paraxis.reports._growth import Growth
+from paraxis.reports._growth import Growth, Point as Point, text as text
 from paraxis.reports._leaves import Leaf
 from paraxis.reports._machines import Machine
 from paraxis.reports._report import Report
 from paraxis.reports._show import Arrays, show
 from paraxis.reports._values import Collective, Estimate, Finding, Layout, LineWork, Memory, Work
+from paraxis.reports._watching import Called as Called, watching as watching
 
 __all__ = [
     "Arrays",

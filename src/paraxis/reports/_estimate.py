@@ -1,7 +1,8 @@
 """How long a step would take on a machine that is not here: a roofline over the compiled program.
 
 Each operation takes as long as its products or its bytes do, whichever is longer, at the machine's peaks; collectives
-take as long as their bytes do on the slowest link that they cross, in rings; all follow one another. (Williams,
+take as long as their bytes do on the slowest link that they cross, in rings; all follow one another. What only converts
+numbers is left out: the CPU's compiler adds it where a CPU does not know a dtype. (Williams,
 Waterman and Patterson, "Roofline: an insightful visual performance model", 2009.)
 """
 
@@ -35,9 +36,9 @@ def of(program: _text.Program, machine: Machine, peak: int) -> Estimate:
     for operation in _run(program, inside):
         if operation.kind is not None:
             sending += operation.times * _sending(program, operation, machine)
-        elif operation.opcode not in _FREE and not operation.opcode.endswith("-done"):
+        elif not (operation.opcode in _FREE or operation.opcode.endswith("-done") or program.converts(operation)):
             fused = inside.get(found[1], []) if (found := _FUSED.search(operation.text)) else []
-            computing = sum(_computing(program, op, machine) for op in [operation, *fused])
+            computing = sum(_computing(program, op, operation, machine) for op in [operation, *fused])
             moving = _moved(program, operation, fused) / machine.bandwidth
             if computing > moving:
                 products += operation.times * computing
@@ -62,12 +63,21 @@ def _run(program: _text.Program, inside: dict[str, list[_text.Operation]]) -> It
                 waiting.append(called[1])
 
 
-def _computing(program: _text.Program, operation: _text.Operation, machine: Machine) -> float:
-    flops = _work.flops(program, operation)
+def _computing(program: _text.Program, product: _text.Operation, caller: _text.Operation, machine: Machine) -> float:
+    """Return the seconds of a product, which may stand inside of its caller, at the speed of what it is given."""
+    flops = _work.flops(program, product)
     if not flops:
         return 0.0
-    first = program.find(operation.operands[0]) if operation.operands else None
-    dtype = _DTYPE.search((first or operation).shape)
+    given, outside = program.find(product.operands[0]), caller is product
+    while given is not None:
+        number = _text.number_of_parameter(given)
+        if number is not None and not outside and number < len(caller.operands):
+            given, outside = program.find(caller.operands[number]), True
+        elif program.converts(given):  # as CPUs do with what they cannot multiply
+            given = program.find(given.operands[0])
+        else:
+            break
+    dtype = _DTYPE.search((given or product).shape)
     return flops / machine.speed(dtype[1] if dtype else "f32")
 
 

@@ -12,7 +12,6 @@ from typing import Any, overload
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paraxis._calls import arguments, pytrees
 from paraxis._core import jax_api, supposed
@@ -124,11 +123,15 @@ def _numbers(devices: Any) -> Numbers:
 
 
 def _elsewhere(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], machine: Machine | None, numbers: Any
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    machine: Machine | None,
+    numbers: int | dict[str, int],
 ) -> Report:
     """Return the report of other devices than those that are here."""
     sizes: dict[str, int] | None = numbers if isinstance(numbers, dict) else None
-    number: int = math.prod(sizes.values()) if sizes else numbers
+    number = numbers if isinstance(numbers, int) else math.prod(numbers.values())
     with supposed.supposing(number, sizes) as there:
         try:
             return _report(fn, args, kwargs, machine, there)
@@ -189,9 +192,8 @@ def _report(
 
 def _is_free(closed: Any, there: supposed.Supposed) -> bool:
     """Return whether a program has nothing on several devices but those supposed."""
-    meshes = [mesh for mesh in _meshes.named(closed.jaxpr) if isinstance(mesh, Mesh)]
     held = [x.sharding for x in closed.consts if isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer)]
-    return supposed.is_on(there, [*held, *(NamedSharding(mesh, PartitionSpec()) for mesh in meshes)])
+    return supposed.is_on(there, [*held, *_meshes.named(closed.jaxpr)])
 
 
 # --- lowered, whatever it is ---------------------------------------------------------------------------------------

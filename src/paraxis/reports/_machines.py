@@ -29,6 +29,9 @@ class Machine:
         devices_per_host: how many are joined by ``link``.
         source: where the numbers come from.
 
+    Raises:
+        ValueError, TypeError: if an argument is something else.
+
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px
         >>> slow = px.reports.Machine("slow", {"f32": 1e9}, 2**30, 1e9, 1e8, 1e8)
@@ -46,8 +49,30 @@ class Machine:
     devices_per_host: int = 1
     source: str = ""
 
+    def __post_init__(self) -> None:
+        write = "px.reports.Machine('mine', {'f32': 67e12}, 80e9, 3350e9, 450e9, 50e9)"
+        arguments.text("Machine", "kind", self.kind, write)
+        if not isinstance(self.flops, Mapping) or "f32" not in self.flops:
+            raise ValueError(
+                f"Machine: flops must be a dict of speeds by dtype, with that of 'f32', got "
+                f"{arguments.described(self.flops)}; write {write}"
+            )
+        for dtype, speed in self.flops.items():
+            arguments.number("Machine", f"flops[{dtype!r}]", speed, above=0, write=write)
+        for name in ("memory", "bandwidth", "link", "network"):
+            arguments.number("Machine", name, getattr(self, name), above=0, write=write)
+        arguments.count("Machine", "devices_per_host", self.devices_per_host)
+        if not isinstance(self.source, str):
+            arguments.text("Machine", "source", self.source, "source='its data sheet'")
+
+    @arguments.named()
     def speed(self, dtype: str) -> float:
-        """Return the floating-point operations a second in products of a dtype."""
+        """Return the floating-point operations a second in products of a dtype, by XLA's name.
+
+        Raises:
+            TypeError: if that is no text.
+        """
+        arguments.text("Machine.speed", "dtype", dtype, "machine.speed('bf16')")
         return self.flops.get(dtype) or self.flops["f32"]
 
     @classmethod

@@ -183,6 +183,12 @@ class Program:
         inside = {name for callee in _callees(operation.text) for name in self._opcodes.get(callee, ())}
         return len(operation.operands) == 1 and inside <= {*_MOVES, "parameter"}
 
+    def converts(self, operation: Operation) -> bool:
+        """Return whether an operation gives the numbers of its one operand in another dtype."""
+        found = self._by_name.get(operation.operands[0]) if operation.operands else None
+        is_other = found is not None and found.shape.partition("[")[0] != operation.shape.partition("[")[0]
+        return is_other and self._moves(operation)
+
     def depends(self, operation: Operation, on: Operation) -> bool:
         """Return whether an operation needs another's result, in the same computation."""
         return any(found is on for found in itertools.islice(self._before(operation), 1, None))

@@ -126,6 +126,13 @@ class Estimate:
         sending: seconds of collectives.
         peak: the most bytes on one device at one time, as compiled here.
         limit: bytes of one device's memory there.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, paraxis as px
+        >>> square = jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16)
+        >>> estimate = px.explain(jnp.matmul, on="h100")(square, square).estimate
+        >>> f"{estimate.seconds * 1e3:.1f} ms", estimate.fits
+        ('1.1 ms', True)
     """
 
     machine: str

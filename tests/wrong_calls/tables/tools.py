@@ -46,6 +46,19 @@ NOTHING = str(Path(__file__).parents[1] / "_nothing.py")
 NOT_RUN = ("a tracer that escaped", "a deleted array")  # what is only lowered is not looked into
 
 
+_MACHINE = reports.Machine("mine", {"f32": 1e9}, 1e9, 1e9, 1e9, 1e9)
+
+
+def _numbers_of_devices(x: Any) -> bool:
+    if isinstance(x, dict):
+        return bool(x) and all(text(name) and count(1, 8192)(number) for name, number in x.items())
+    return isinstance(x, (list, tuple)) and bool(x) and all(map(count(1, 8192), x))
+
+
+def _reports(x: Any) -> bool:
+    return isinstance(x, dict) and bool(x) and all(isinstance(report, reports.Report) for report in x.values())
+
+
 @functools.cache
 def explained() -> Any:
     return px.explain(own.plus)(jax.ShapeDtypeStruct((8,), jnp.float32))
@@ -71,7 +84,28 @@ CALLS = [
         left_out=NOT_RUN,
     ),
     Call("px.show", px.show, lambda: {"*x": (jnp.ones(8), anything)}),
-    Call("px.explain", px.explain, lambda: {"*fn": (own.plus, function)}),
+    Call(
+        "px.explain",
+        px.explain,
+        lambda: {
+            "*fn": (own.plus, function),
+            "devices": (8, optional(either(count(1, 8192), _numbers_of_devices))),
+            "on": (None, optional(instance(reports.Machine))),
+        },
+    ),
+    Call("reports.Growth", reports.Growth, lambda: {"reports": ({8: explained()}, _reports)}),
+    Call(
+        "reports.Machine",
+        reports.Machine,
+        lambda: {
+            "kind": ("mine", text),
+            "flops": ({"f32": 1e9}, lambda v: isinstance(v, dict) and "f32" in v),
+            **dict.fromkeys(("memory", "bandwidth", "link", "network"), (1e9, number(above=0))),
+            "devices_per_host": (8, count(1)),
+            "source": ("", lambda v: isinstance(v, str)),
+        },
+    ),
+    Call("Machine.speed", lambda **k: _MACHINE.speed(**k), lambda: {"dtype": ("bf16", text)}),
     Call(
         "Report.found",
         lambda **k: explained().found(**k),

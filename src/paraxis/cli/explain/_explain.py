@@ -9,7 +9,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,45 +18,85 @@ import jax
 import jax.numpy as jnp
 
 from paraxis.cli._errors import CommandError
+from paraxis.cli.explain._script import run_script
 from paraxis.errors import DeviceError
-from paraxis.reports import Report, explain, units
+from paraxis.reports import Point, Report, explain, text
 from paraxis.testing import simulate_devices
+
+MOST_STARTED = 2048
+"""The most devices that JAX can be started with; a compiler can be told of more."""
 
 _SHAPE = re.compile(r"(?P<dtype>[A-Za-z]\w*)\[(?P<dims>[\d,\s]*)\]")
 
 
 def run_explain(
-    target: str, shapes: str | None, arguments: str | None, devices: Sequence[int], html: Path | None, as_json: bool
-) -> None:
+    target: str,
+    rest: Sequence[str] = (),
+    *,
+    shapes: str | None = None,
+    arguments: str | None = None,
+    devices: Sequence[int] = (),
+    on: str | None = None,
+    html: Path | None = None,
+    as_json: bool = False,
+) -> int:
     """Print the report on ``module:function``, or ``file.py:function``; on several numbers of devices, a table.
+
+    Of a script without a function, run with the arguments ``rest``, print the reports on all that it calls.
+
+    Returns:
+        The exit status: the script's, else 0.
 
     Raises:
         CommandError: if there is no such function, or its arguments are malformed.
     """
+    if target.endswith(".py"):
+        for option, value in {"--shapes": shapes, "--arguments": arguments, "--on": on, "--html": html}.items():
+            if value is not None:
+                raise CommandError(f"{option} is of one function; write: paraxis explain {target}:function {option} …")
+        if len(devices) > 1 or as_json:
+            raise CommandError("a script is run once; write --devices once, and no --json")
+        _simulate(devices)
+        return run_script(Path(target), rest)
+    if rest:
+        raise CommandError(f"{' '.join(rest)}: what the function is given is said by --shapes or --arguments")
     if shapes is not None and arguments is not None:
         raise CommandError("--shapes and --arguments both say what the function is given; write one of them")
     structs = [] if shapes is None else structs_of(shapes)
     if len(devices) > 1:
         if html is not None or as_json:
             raise CommandError("--html and --json are of one report; write --devices once")
-        given = [*(("--shapes", shapes) if shapes else ()), *(("--arguments", arguments) if arguments else ())]
-        print(_table([_apart(target, given, number) for number in devices]))
-        return
-    if devices:
-        try:
-            simulate_devices(devices[0])
-        except DeviceError as error:
-            raise CommandError(f"--devices {devices[0]}: {error}") from None
-    report = _report(target, structs, arguments)
+        options = {"--shapes": shapes, "--arguments": arguments, "--on": on}
+        given = [word for option, value in options.items() if value for word in (option, value)]
+        print(text([Point(**_apart(target, given, number)) for number in devices]))
+        return 0
+    many = devices[0] if devices and devices[0] > MOST_STARTED else None
+    if many is None:
+        _simulate(devices)
+    try:
+        report = _report(target, structs, arguments, many, on)
+    except ValueError as error:
+        if on is None or not str(error).startswith("explain: on"):
+            raise
+        raise CommandError(str(error)) from None
     print(json.dumps(_numbers(report)) if as_json else report)
     if html is not None:
         try:
             report.save(html)
         except OSError as error:
             raise CommandError(f"--html {html}: {error.strerror or error}") from None
+    return 0
 
 
-def _report(target: str, structs: Sequence[Any], arguments: str | None) -> Report:
+def _simulate(devices: Sequence[int]) -> None:
+    if devices:
+        try:
+            simulate_devices(devices[0])
+        except DeviceError as error:
+            raise CommandError(f"--devices {devices[0]}: {error}") from None
+
+
+def _report(target: str, structs: Sequence[Any], arguments: str | None, devices: int | None, on: str | None) -> Report:
     module, name = _module_of(target)
     fn = _function(module, name, target)
     given: Any = structs if arguments is None else _function(module, arguments, f"--arguments {arguments}")()
@@ -68,7 +108,7 @@ def _report(target: str, structs: Sequence[Any], arguments: str | None) -> Repor
         except TypeError:
             how = "--shapes or --arguments" if not given else "--shapes" if arguments is None else "--arguments"
             raise CommandError(f"{name} takes {signature}, and is given {len(given)} by {how}") from None
-    return explain(fn)(*given)
+    return explain(fn, devices=devices, on=on)(*given)
 
 
 def _numbers(report: Report) -> dict[str, Any]:
@@ -84,6 +124,7 @@ def _numbers(report: Report) -> dict[str, Any]:
         "result_bytes": report.memory.results,
         "temporary_bytes": report.memory.temporaries,
         "findings": [str(finding) for finding in report.findings],
+        "estimated_seconds": None if report.estimate is None else report.estimate.seconds,
     }
 
 
@@ -93,26 +134,17 @@ def _apart(target: str, given: Sequence[str], devices: int) -> dict[str, Any]:
     done = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
     if done.returncode:
         raise CommandError(f"on {devices} devices, the function could not be explained; see above")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _table(found: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line for each number of devices; all columns but the first are of one device."""
-    rows = [("devices", "computes", "an equal share", "sends", "holds", "findings")]
-    for numbers in found:
-        share = numbers["flops_of_equal_share"]
-        rows.append(
-            (
-                f"{numbers['devices']:,}",
-                units.amount(numbers["flops"]),
-                "unknown" if share is None else units.amount(share),
-                units.size(numbers["sent_bytes"]),
-                units.size(numbers["peak_bytes"]),
-                str(len(numbers["findings"])),
-            )
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.rjust(n) for cell, n in zip(row, widths, strict=True)) for row in rows)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {
+        "label": f"{found['devices']:,}",
+        "devices": found["devices"],
+        "flops": found["flops"],
+        "share": found["flops_of_equal_share"],
+        "sent": found["sent_bytes"],
+        "peak": found["peak_bytes"],
+        "findings": len(found["findings"]),
+        "seconds": found["estimated_seconds"],
+    }
 
 
 def structs_of(text: str) -> Sequence[jax.ShapeDtypeStruct]:

@@ -1,0 +1,54 @@
+"""A script, run as Python would, and then told: each function that it has jitted and called."""
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from paraxis.cli._errors import CommandError
+from paraxis.reports import Called, Report, units, watching
+
+
+def run_script(path: Path, rest: Sequence[str]) -> int:
+    """Run a script, and print the report on each jitted function that it called, those that send most first.
+
+    Returns:
+        The script's exit status.
+
+    Raises:
+        CommandError: if there is no such script.
+    """
+    if not path.is_file():
+        raise CommandError(f"there is no file {path}")
+    argv, sys.argv = sys.argv, [str(path), *rest]
+    sys.path.insert(0, str(path.resolve().parent))
+    status: int = 0
+    with watching() as called:
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+        finally:  # whatever has ended it: what it called until then can be told
+            sys.argv = argv
+            _tell(path, called)
+    return status
+
+
+def _tell(path: Path, called: Sequence[Called]) -> None:
+    found = [(call, call.report()) for call in list(called)]
+    found.sort(key=lambda pair: -pair[0].times * pair[1].total_bytes)
+    telling = [(call, report) for call, report in found if report.collectives or report.findings or report.work.flops]
+    sys.stdout.flush()
+    print(f"\n{path.name} called {units.of(len(found), 'jitted function')}")
+    for number, (call, report) in enumerate(telling, 1):
+        print(f"\n{number}. {_heading(call, report)}\n")
+        print(str(report))
+    if rest := len(found) - len(telling):
+        print(f"\nand {units.of(rest, 'function')} without matrix products, of which nothing is sent or found")
+
+
+def _heading(call: Called, report: Report) -> str:
+    total = units.size(call.times * report.total_bytes)
+    return f"{call.name}, called {call.times:,} {'time' if call.times == 1 else 'times'}, sent {total} per device"
