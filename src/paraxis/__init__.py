@@ -56,7 +56,7 @@ if typing.TYPE_CHECKING:
     from paraxis.engines import Groups, Pool, Ray, Stream
     from paraxis.ensembles import Ensemble, ensemble, load_ensemble
     from paraxis.launch import initialize
-    from paraxis.reports import explain, show
+    from paraxis.reports import compare, explain, show
     from paraxis.train import (
         Checkpoints,
         Evaluate,
@@ -105,6 +105,7 @@ __all__ = [
     "axis_index",
     "axis_size",
     "broadcast",
+    "compare",
     "ensemble",
     "eval_step",
     "explain",
@@ -145,7 +146,7 @@ _ROOM_OF = {
     **dict.fromkeys(("Ensemble", "ensemble", "load_ensemble"), "ensembles"),
     "Table": "_tables",
     "initialize": "launch",
-    **dict.fromkeys(("explain", "show"), "reports"),
+    **dict.fromkeys(("compare", "explain", "show"), "reports"),
     **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "TrainState", "TrainingStopped"), "train"),
     **dict.fromkeys(("eval_step", "fit", "loader", "train_step"), "train"),
     **dict.fromkeys(("GradValues", "Jit", "Optimizer", "Parallel", "Vectorize"), "transforms"),

@@ -23,6 +23,7 @@ WITHOUT = {
         *("solve.ProximalGradientState", "solve.Rows", "solve.Status", "train.Batch", "train.Fitted", "train.History"),
         *("reports.Collective", "reports.Finding", "reports.Layout", "reports.LineWork", "reports.Memory"),
         *("reports.Arrays", "reports.Estimate", "reports.Leaf", "reports.Report", "reports.Work"),
+        *("reports.Arrays", "reports.Comparison", "reports.Leaf", "reports.Timing", "reports.Report", "reports.Work"),
         *("train.Loader", "train.Record", "train.Restored", "train.TrainState"),
     ),
     "a record of what happened, of which all values are right": ("engines.Progress", "train.Event", "solve.Iteration"),

@@ -1,6 +1,7 @@
-"""What a compiled function sends, computes and holds, and where arrays lie: ``px.explain``, ``px.show``."""
+"""What a compiled function sends, computes and holds; where arrays lie; and how fast functions are."""
 
 from paraxis.reports._communication import Communication as Communication, communication as communication, of_program
+from paraxis.reports._compare import Comparison, Timing, compare
 from paraxis.reports._explain import explain
 from paraxis.reports._growth import Growth, Point as Point, text as text
 from paraxis.reports._leaves import Leaf
@@ -14,6 +15,7 @@ __all__ = [
     "Arrays",
     "Collective",
     "Estimate",
+    "Comparison",
     "Finding",
     "Growth",
     "Layout",
@@ -22,7 +24,9 @@ __all__ = [
     "Machine",
     "Memory",
     "Report",
+    "Timing",
     "Work",
+    "compare",
     "explain",
     "of_program",
     "show",

@@ -114,5 +114,9 @@ def _panel(panel: _grids.Panel) -> str:
 
 
 def _cell(devices: tuple[int, ...]) -> str:
-    hue = 47 * devices[0] % 360  # neighbours differ
-    return f'<td style="{_BLOCK}; background: hsl({hue} 70% 50% / 0.3)">{html.escaped(units.runs(devices))}</td>'
+    return f'<td style="{_BLOCK}; background: {tone(devices[0])}">{html.escaped(units.runs(devices))}</td>'
+
+
+def tone(number: int) -> str:
+    """Return a colour that text is read on, on dark and on light; those of neighbours differ."""
+    return f"hsl({47 * number % 360} 70% 50% / 0.3)"

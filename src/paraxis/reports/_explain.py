@@ -178,7 +178,7 @@ def _report(
         num_devices=program.num_devices,
         collectives=_collectives(program, meshes, given),
         work=_work_of(program, jaxpr),
-        memory=_memory(compiled),
+        memory=memory(compiled),
         arguments=given,
         results=results,
         callbacks=tuple(_work.calls_python(jaxpr)) if jaxpr is not None else (),
@@ -328,7 +328,8 @@ def _work_of(program: _text.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
     return Work(sum(done.values()), share, tuple(lines), is_certain, _work.uncounted(program))
 
 
-def _memory(compiled: Any) -> Memory:
+def memory(compiled: Any) -> Memory:
+    """Return what a compiled program needs on one device."""
     used = compiled.memory_analysis()
     arguments_, results = used.argument_size_in_bytes, used.output_size_in_bytes
     temporaries, donated = used.temp_size_in_bytes, used.alias_size_in_bytes

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
 from paraxis._calls import arguments, pytrees
 from paraxis.reports import _layouts
@@ -86,7 +85,7 @@ def _of_nnx(name: str, module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _leaf(name: str, x: Any, is_shared: bool) -> Leaf:
-    if isinstance(x, Tracer):
+    if arguments.is_traced(x):
         return Leaf(_layouts.unplaced(name, x.shape, x.dtype), "traced")
     if isinstance(x, (np.ndarray, np.generic)):
         return Leaf(_layouts.unplaced(name, x.shape, x.dtype), "host", is_shared=is_shared)

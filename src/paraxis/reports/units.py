@@ -44,3 +44,11 @@ def runs(numbers: Sequence[int]) -> str:
             found.append([number])
     texts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}–{run[-1]}" for run in found[:_MOST_RUNS]]
     return ", ".join(texts) + (" …" if len(found) > _MOST_RUNS else "")
+
+
+def time(seconds: float) -> str:
+    """Return a time in the unit that suits it."""
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
+        if abs(seconds) * factor >= 0.9995:
+            return f"{seconds * factor:,.3g} {unit}" if abs(seconds) * factor < 999.5 else f"{seconds:,.0f} s"
+    return f"{seconds * 1e9:.3g} ns"

@@ -64,3 +64,6 @@ px.explain(3)  # wrong
 px.explain(jnp.sin)(x).finding  # wrong
 px.show(x, 3)  # wrong
 px.show(x).leafs  # wrong
+px.compare(jnp.sin, x)  # wrong
+px.compare({"sin": jnp.sin}, x, second=3)  # wrong
+px.compare({"sin": jnp.sin}, x)["sin"].mean  # wrong

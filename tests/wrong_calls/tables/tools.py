@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import paraxis as px
 from paraxis import launch, reports, testing
@@ -64,6 +65,11 @@ def explained() -> Any:
     return px.explain(own.plus)(jax.ShapeDtypeStruct((8,), jnp.float32))
 
 
+@functools.cache
+def compared() -> Any:
+    return px.compare({"f": own.plus}, np.ones(8), seconds=0.01)
+
+
 COUNTS = {
     name: (0, optional(count(0)))
     for name in [
@@ -106,6 +112,21 @@ CALLS = [
         },
     ),
     Call("Machine.speed", lambda **k: _MACHINE.speed(**k), lambda: {"dtype": ("bf16", text)}),
+        "px.compare",
+        px.compare,
+        lambda: {
+            "*fns": ({"f": own.plus}, lambda v: isinstance(v, dict) and bool(v) and all(map(callable, v.values()))),
+            "*args[0]": (np.ones(8), anything),
+            "baseline": ("f", optional(one_of("f"))),
+            "seconds": (0.01, number(above=0, most=1e300)),
+            "check": (True, flag),
+            "rtol": (0.1, number(0)),
+            "atol": (0.1, number(0)),
+        },
+    ),
+    Call("Comparison.plot", lambda **k: compared().plot(**k), lambda: {"path": ("x.png", none)}, documented=(OSError,)),
+    Call("Comparison.__getitem__", lambda **k: compared()[k["name"]], lambda: {"name": ("f", one_of("f"))}),
+    Call("px.explain", px.explain, lambda: {"*fn": (own.plus, function)}),
     Call(
         "Report.found",
         lambda **k: explained().found(**k),
