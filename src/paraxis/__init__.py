@@ -56,7 +56,7 @@ if typing.TYPE_CHECKING:
     from paraxis.engines import Groups, Pool, Ray, Stream
     from paraxis.ensembles import Ensemble, ensemble, load_ensemble
     from paraxis.launch import initialize
-    from paraxis.reports import compare, explain, show
+    from paraxis.reports import compare, explain, show, tabulate
     from paraxis.train import (
         Checkpoints,
         Evaluate,
@@ -134,6 +134,7 @@ __all__ = [
     "reduce_weighted_mean",
     "scatter",
     "show",
+    "tabulate",
     "train_step",
     "value_and_grad",
     "variables",
@@ -146,7 +147,7 @@ _ROOM_OF = {
     **dict.fromkeys(("Ensemble", "ensemble", "load_ensemble"), "ensembles"),
     "Table": "_tables",
     "initialize": "launch",
-    **dict.fromkeys(("compare", "explain", "show"), "reports"),
+    **dict.fromkeys(("compare", "explain", "show", "tabulate"), "reports"),
     **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "TrainState", "TrainingStopped"), "train"),
     **dict.fromkeys(("eval_step", "fit", "loader", "train_step"), "train"),
     **dict.fromkeys(("GradValues", "Jit", "Optimizer", "Parallel", "Vectorize"), "transforms"),

@@ -48,7 +48,7 @@ SHOWN_BY_FUNCTION |= {"LBFGSState", "NewtonCGState", "ProximalGradientState"}
 SHOWN_BY_FUNCTION |= {"Padded", "Passes", "Progress"}
 SHOWN_BY_FUNCTION |= {"Fitted", "Loader", "Record", "Restored"}
 SHOWN_BY_FUNCTION |= {"Collective", "Finding", "Layout", "LineWork", "Memory", "Report", "Work"}
-SHOWN_BY_FUNCTION |= {"Arrays", "Comparison", "Leaf", "Timing"}
+SHOWN_BY_FUNCTION |= {"Arrays", "Comparison", "Leaf", "ModuleRow", "ModuleTable", "Timing"}
 SHOWN_BY_OTHERS = {"none"}  # the operator that leaves all as it is
 NOT_DESCRIBED = {"Prox"}  # a type that Python gives no docstring
 

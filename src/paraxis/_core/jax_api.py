@@ -395,9 +395,14 @@ def line_of(eqn: JaxprEqn) -> str | None:
     return None
 
 
+def scope_of(eqn: JaxprEqn) -> str:
+    """Return the names of ``jax.named_scope`` around an equation, the outermost first; those inside its own program."""
+    return str(eqn.source_info.name_stack)
+
+
 def is_transposed(eqn: JaxprEqn) -> bool:
     """Return whether an operation is of the backward pass of a derivative."""
-    return "transpose(" in str(eqn.source_info.name_stack)
+    return "transpose(" in scope_of(eqn)
 
 
 def exported(fn: Callable[..., Any], structs: Sequence[Any]) -> bytes:

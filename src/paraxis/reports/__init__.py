@@ -1,4 +1,4 @@
-"""What a compiled function sends, computes and holds; where arrays lie; and how fast functions are."""
+"""What compiled functions send, compute and hold; where arrays lie; what is in models; how fast functions are."""
 
 from paraxis.reports._communication import Communication as Communication, communication as communication, of_program
 from paraxis.reports._compare import Comparison, Timing, compare
@@ -10,6 +10,8 @@ from paraxis.reports._report import Report
 from paraxis.reports._show import Arrays, show
 from paraxis.reports._values import Collective, Estimate, Finding, Layout, LineWork, Memory, Work
 from paraxis.reports._watching import Called as Called, watching as watching
+from paraxis.reports._tabulate import ModuleRow, ModuleTable, tabulate
+from paraxis.reports._values import Collective, Finding, Layout, LineWork, Memory, Work
 
 __all__ = [
     "Arrays",
@@ -23,6 +25,8 @@ __all__ = [
     "LineWork",
     "Machine",
     "Memory",
+    "ModuleRow",
+    "ModuleTable",
     "Report",
     "Timing",
     "Work",
@@ -30,4 +34,5 @@ __all__ = [
     "explain",
     "of_program",
     "show",
+    "tabulate",
 ]

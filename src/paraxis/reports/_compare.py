@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from paraxis import _html as html
@@ -229,9 +230,9 @@ def _entrants(fns: Any, args: tuple[Any, ...]) -> list[_turns.Entrant]:
         raise TypeError(f"compare: fns must be a dictionary of functions by name, got {got}; write {write}")
     found = []
     for name, entry in fns.items():
-        fn, *own = entry if isinstance(entry, tuple) and entry else (entry,)
+        fn: Any = entry[0] if isinstance(entry, tuple) and entry else entry
+        given = entry[1:] if isinstance(entry, tuple) else args
         arguments.function("compare", f"fns[{name!r}]", fn, write)
-        given = tuple(own) if isinstance(entry, tuple) else args
         for leaf in jax.tree.leaves(given):
             if isinstance(leaf, jax.ShapeDtypeStruct) or arguments.is_traced(leaf) or _is_deleted(leaf):
                 what = arguments.why_not(leaf) or "must be known, not traced; write px.compare outside of jax.jit"
@@ -267,9 +268,9 @@ def _check(entrant: _turns.Entrant, first: _turns.Entrant, rtol: float, atol: fl
 
 
 def _as_numpy(x: Any) -> np.ndarray:
-    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
-    if hasattr(x, "detach"):  # PyTorch's
+    if not isinstance(x, jax.Array) and hasattr(x, "detach"):  # PyTorch's
         x = x.detach().cpu()
     found = np.asarray(x)
     is_wide = found.dtype.kind in "biufcOSU"

@@ -72,8 +72,9 @@ class Entrant:
 
     def look_at_memory(self) -> None:
         """Find out what a call needs, if that can be told: of compiled functions, and of those of NumPy's arrays."""
-        if hasattr(self.fn, "lower"):
-            lowered = self.fn.lower(*self.args)
+        lower = getattr(self.fn, "lower", None)
+        if lower is not None:
+            lowered = lower(*self.args)
             used = _explain.memory(getattr(lowered, "lowered", lowered).compile())
             self.memory = used.peak - used.arguments
         elif all(map(_is_numpys, jax.tree.leaves((self.args, self.result), is_leaf=pytrees.is_nnx))):

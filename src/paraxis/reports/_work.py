@@ -92,13 +92,28 @@ def calls_python(jaxpr: jax_api.Jaxpr) -> Iterator[_lines.Line | None]:
             yield _lines.behind(jax_api.frames_of(eqn))[0]
 
 
-def equations(jaxpr: jax_api.Jaxpr, times: int = 1, is_bounded: bool = True) -> Iterator[tuple[Any, int, bool]]:
+def by_scope(jaxpr: jax_api.Jaxpr) -> Iterator[tuple[str, int]]:
+    """Yield, for each product, the names of ``jax.named_scope`` around it, and what all devices compute for it."""
+    for eqn, times, _, scope in _scoped(jaxpr):
+        if flops := cost.of_product(eqn):
+            yield scope, flops * times
+
+
+def equations(jaxpr: jax_api.Jaxpr) -> Iterator[tuple[Any, int, bool]]:
     """Yield each operation, how often it is done for all devices together, and whether that is known."""
-    for eqn in jaxpr.eqns:
+    for eqn, times, is_bounded, _ in _scoped(jaxpr):
         yield eqn, times, is_bounded
+
+
+def _scoped(
+    jaxpr: jax_api.Jaxpr, times: int = 1, is_bounded: bool = True, scope: str = ""
+) -> Iterator[tuple[Any, int, bool, str]]:
+    for eqn in jaxpr.eqns:
+        within = f"{scope}/{jax_api.scope_of(eqn)}"
+        yield eqn, times, is_bounded, within
         name, params = eqn.primitive.name, eqn.params
         if name == "px_map":  # the others of its parameters say how this one is run
-            yield from equations(params["body"].jaxpr, times * params["size"], is_bounded)
+            yield from _scoped(params["body"].jaxpr, times * params["size"], is_bounded, within)
             continue
         inner = times
         if name == "scan":
@@ -107,4 +122,4 @@ def equations(jaxpr: jax_api.Jaxpr, times: int = 1, is_bounded: bool = True) -> 
             inner *= math.prod(params["mesh"].shape[axis] for axis in jax_api.bound_axes(eqn))
         solved = params["jaxprs"].solve if name == "custom_linear_solve" else None  # the others are for derivatives
         for sub in jax_api.subjaxprs(eqn) if solved is None else [solved.jaxpr]:
-            yield from equations(sub, inner, is_bounded and name != "while")
+            yield from _scoped(sub, inner, is_bounded and name != "while", within)

@@ -67,3 +67,5 @@ px.show(x).leafs  # wrong
 px.compare(jnp.sin, x)  # wrong
 px.compare({"sin": jnp.sin}, x, second=3)  # wrong
 px.compare({"sin": jnp.sin}, x)["sin"].mean  # wrong
+px.tabulate(3, x)  # wrong
+px.tabulate(net, x).totals  # wrong

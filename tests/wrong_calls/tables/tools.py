@@ -89,6 +89,11 @@ CALLS = [
         lambda: {"*fn": (own.plus, function), "*args[0]": (jnp.ones(8), either(tree, instance(jax.ShapeDtypeStruct)))},
         left_out=NOT_RUN,
     ),
+    Call(
+        "px.tabulate",
+        px.tabulate,
+        lambda: {"*model": (own.plus, function), "*args[0]": (jnp.ones(8), anything)},
+    ),
     Call("px.show", px.show, lambda: {"*x": (jnp.ones(8), anything)}),
     Call(
         "px.explain",

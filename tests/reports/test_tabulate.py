@@ -1,0 +1,243 @@
+"""Tables of models, by hand counts, by XLA's own, and by what Flax's tables say."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import paraxis as px
+from tests.reports._html import Tags
+
+pytestmark = pytest.mark.newest
+wrongly: Any = px.tabulate
+
+
+def struct(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def numbers(table: px.reports.ModuleTable) -> dict[str, tuple[int, int, int]]:
+    rows = {".".join(row.path): row for row in table.rows}
+    return {name: (row.parameters, row.flops, row.backward_flops) for name, row in rows.items()}
+
+
+class Jitted(nn.Module):
+    """Each library's model has a layer, one in a loop of five, and one in ``jit`` under ``remat``, for 4 rows."""
+
+    @nn.compact
+    def __call__(self, x, training=False):
+        x = nn.Dropout(0.5, deterministic=not training)(nn.Dense(8, name="first")(x))
+        x = nn.BatchNorm(use_running_average=not training, name="norm")(x)
+        loop = nn.scan(lambda layer, x, _: (layer(x), None), variable_broadcast="params", split_rngs={"params": False})
+        x, _ = loop(nn.Dense(8, name="loop"), x, jnp.zeros(5))
+        return nn.jit(nn.remat(nn.Dense))(2, name="last")(x)
+
+
+class OfNNX(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.first = nnx.Linear(3, 8, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.loop = nnx.Linear(8, 8, rngs=rngs)
+        self.last = nnx.Linear(8, 2, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.norm(self.drop(self.first(x)))
+        x = nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, None), out_axes=nnx.Carry, length=5)(x, self.loop)
+        return nnx.jit(nnx.remat(lambda last, x: last(x)))(self.last, x)
+
+
+class OfEquinox(eqx.Module):
+    first: eqx.nn.Linear
+    norm: eqx.nn.LayerNorm
+    parts: dict[str, eqx.nn.Linear]
+    act: Any
+
+    def __init__(self) -> None:
+        keys = jax.random.split(jax.random.key(0), 3)
+        self.first = eqx.nn.Linear(3, 8, key=keys[0])
+        self.norm = eqx.nn.LayerNorm(8)
+        self.parts = {"loop": eqx.nn.Linear(8, 8, key=keys[1]), "last": eqx.nn.Linear(8, 2, key=keys[2])}
+        self.act = jax.nn.relu
+
+    def __call__(self, x):
+        x = jax.vmap(self.norm)(jax.vmap(self.first)(x))
+        x = jax.lax.scan(lambda x, _: (self.act(jax.vmap(self.parts["loop"])(x)), None), x, length=5)[0]
+        return eqx.filter_jit(lambda last, x: jax.vmap(last)(x))(self.parts["last"], x)
+
+
+FIRST, LOOP, LAST = 2 * 4 * 3 * 8, 5 * 2 * 4 * 8 * 8, 2 * 4 * 8 * 2
+MODELS = {
+    "linen": (lambda: Jitted(), {"training": True}, "{}", True),
+    "nnx": (OfNNX, {}, "{}", True),
+    "nnx, of shapes": (lambda: nnx.eval_shape(OfNNX), {}, "{}", True),
+    "equinox": (OfEquinox, {}, "parts.{}", False),
+    "equinox, of shapes": (lambda: eqx.filter_eval_shape(OfEquinox), {}, "parts.{}", False),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_flops_and_parameters_are_those_counted_by_hand(case: str) -> None:
+    make, options, named, is_again = MODELS[case]
+    table = px.tabulate(make(), struct(4, 3), **options)
+    found = numbers(table)
+    again = LAST if is_again else 0  # under remat, the forward pass is done once more, unless nothing needs it
+    assert found["first"] == (3 * 8 + 8, FIRST, FIRST)  # its input has no derivative
+    assert found[named.format("loop")] == (8 * 8 + 8, LOOP, 2 * LOOP)
+    assert found[named.format("last")][:2] == (8 * 2 + 2, LAST)
+    assert found[named.format("last")][2] in (2 * LAST, 2 * LAST + again)
+    assert found["norm"] == (16, 0, 0)
+    assert found[""][:2] == (32 + 16 + 72 + 18, FIRST + LOOP + LAST)
+    assert found[""][2] == FIRST + 2 * LOOP + found[named.format("last")][2]
+    assert (table.total.inputs[0], table.total.outputs) == ("float32[4,3]", ("float32[4,2]",))
+
+
+def test_flops_are_xlas_own() -> None:
+    class Products(nnx.Module):
+        def __init__(self) -> None:
+            self.a = nnx.Linear(32, 64, use_bias=False, rngs=nnx.Rngs(0))
+            self.b = nnx.Linear(64, 16, use_bias=False, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.b(self.a(x))
+
+    net, x, back = Products(), struct(128, 32), struct(128, 16)
+    graph, params = nnx.split(net)
+    of_params = lambda params, x: nnx.merge(graph, params)(x)  # noqa: E731
+
+    def both(params: Any, x: Any, back: Any) -> Any:
+        y, pull = jax.vjp(lambda params: of_params(params, x), params)
+        return y, pull(back)
+
+    def counted(fn: Any, *args: Any) -> float:
+        found = jax.jit(fn).lower(*args).compile().cost_analysis()
+        assert isinstance(found, dict)
+        return found["flops"]
+
+    total = px.tabulate(net, x).total
+    assert total.flops == counted(of_params, params, x)
+    assert total.flops + total.backward_flops == counted(both, params, x, back)
+
+
+def test_modules_are_those_in_flaxs_tables() -> None:
+    x = jnp.ones((4, 3))
+    net, linen = OfNNX(), Jitted()
+    for ours, theirs in (
+        (px.tabulate(net, x), nnx.tabulate(net, x, console_kwargs={"width": 300})),
+        (px.tabulate(linen, x), linen.tabulate(jax.random.key(0), x, console_kwargs={"width": 300})),
+    ):
+        plain = re.sub(r"\x1b\[[\d;]*m", "", theirs)
+        rows = [line.split("│")[1:4] for line in plain.splitlines() if line.count("│") > 3]
+        listed = {path.strip().replace("/", "."): kind.strip() for path, kind, _ in rows if kind.strip()}
+        assert {".".join(row.path): row.kind for row in ours.rows} == listed
+    (number,) = re.findall(r"([\d,]+) \(", plain.rpartition("Total Parameters: ")[2])
+    total = px.tabulate(linen, x).total
+    assert total.parameters + total.other_bytes // 4 == int(number.replace(",", ""))  # statistics are theirs, too
+
+
+def test_nothing_is_computed_and_the_model_stays_as_it_is() -> None:
+    net = OfNNX()
+    before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(net, nnx.Not(nnx.RngKey))))
+    assert px.tabulate(net, struct(2**40, 3)).total.flops == (FIRST + LOOP + LAST) // 4 * 2**40
+    after = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(net, nnx.Not(nnx.RngKey))))
+    assert all(map(np.array_equal, jax.tree.leaves(before), jax.tree.leaves(after)))
+    assert (type(net), type(net.first)) == (OfNNX, nnx.Linear)
+    model = OfEquinox()
+    px.tabulate(model, struct(4, 3))
+    assert (type(model), type(model.first)) == (OfEquinox, eqx.nn.Linear)
+
+
+def test_a_module_that_is_called_twice_has_a_row() -> None:
+    class Twice(nnx.Module):
+        def __init__(self) -> None:
+            self.a = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+            self.b = self.a
+            self.layers = nnx.List([nnx.Linear(4, 4, rngs=nnx.Rngs(0)) for _ in range(2)])
+
+        def __call__(self, x):
+            for layer in (self.a, self.b, *self.layers):
+                x = layer(x)
+            return {"x": x, "n": 3}
+
+    table = px.tabulate(Twice(), struct(2, 4))
+    assert numbers(table)["a"] == (20, 2 * 64, 3 * 64)
+    assert table.total.parameters == 60
+    assert [row.path for row in table.rows] == [(), ("a",), ("layers", "0"), ("layers", "1")]
+
+
+def test_a_row_has_all_that_a_module_computes_in_loops_and_programs_of_its_own() -> None:
+    class Loop(nnx.Module):
+        def __init__(self) -> None:
+            self.w = nnx.Param(jnp.ones((4, 4)))
+
+        def __call__(self, x):
+            w = self.w[...]
+            return jax.lax.scan(lambda x, _: (jax.jit(jnp.dot)(x, w), None), x, length=3)[0]
+
+    class Around(nnx.Module):
+        def __init__(self) -> None:
+            self.block = nnx.Dict(loop=Loop(), other=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+
+        def __call__(self, x):
+            return self.block.loop(self.block.other(x))
+
+    found = numbers(px.tabulate(Around(), struct(2, 4)))
+    assert found == {"": (36, 256, 448), "block.other": (20, 64, 64), "block.loop": (16, 192, 384)}
+
+
+@jax.tree_util.register_pytree_node_class
+class Plain:
+    """A callable pytree of nobody's."""
+
+    def __init__(self, w: Any, name: str) -> None:
+        self.w, self.name = w, name
+
+    def __call__(self, x, times=1):
+        return x @ self.w * times
+
+    def tree_flatten(self) -> Any:
+        return (self.w,), self.name
+
+    @classmethod
+    def tree_unflatten(cls, name: str, leaves: Any) -> "Plain":
+        return cls(*leaves, name)
+
+
+def test_other_callables_have_one_row() -> None:
+    table = px.tabulate(Plain(np.ones((4, 8), np.float32), name="name"), struct(2, 4), times=3)
+    assert numbers(table) == {"": (32, 2 * 2 * 4 * 8, 2 * 2 * 4 * 8)}
+    assert (table.total.kind, table.total.inputs, table.total.bytes) == ("Plain", ("float32[2,4]", "3"), 128)
+    assert numbers(px.tabulate(jnp.dot, struct(4, 4), jnp.ones(4))) == {"": (0, 32, 0)}
+    assert px.tabulate(lambda n: n.sum(), struct(3, dtype=jnp.int32)).total.backward_flops == 0
+
+
+def test_convolutions_are_counted() -> None:
+    conv = nnx.Conv(3, 8, (5, 5), rngs=nnx.Rngs(0))
+    assert px.tabulate(conv, struct(2, 16, 16, 3)).total.flops == 2 * (2 * 16 * 16 * 8) * 5 * 5 * 3
+
+
+def test_wrong_calls_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"tabulate: model must be a function, got 3; write px.tabulate\(net"):
+        wrongly(3, struct(3))
+    with pytest.raises(TypeError, match="dot_general requires contracting"):
+        px.tabulate(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), struct(2, 5))
+
+
+def test_it_is_shown_and_saved(tmp_path: Path) -> None:
+    table = px.tabulate(OfNNX(), struct(4, 3))
+    lines = str(table).splitlines()
+    assert lines[0] == "OfNNX: 138 parameters, 552 bytes"
+    assert lines[-1].split()[:2] == ["total", "OfNNX"]
+    assert repr(table) == str(table)
+    table.save(tmp_path / "x.html")
+    words = Tags((tmp_path / "x.html").read_text("utf-8")).words
+    assert {"first", "Linear", "float32[4,8]", "192 FLOP", "total"} <= set(words)
+    assert Tags(table._repr_html_()).words
