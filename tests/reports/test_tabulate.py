@@ -208,7 +208,7 @@ class Plain:
 
     @classmethod
     def tree_unflatten(cls, name: str, leaves: Any) -> "Plain":
-        return cls(*leaves, name)
+        return cls(leaves[0], name)
 
 
 def test_other_callables_have_one_row() -> None:
