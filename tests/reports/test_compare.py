@@ -62,6 +62,7 @@ def test_times_are_medians_of_turns_and_compiling_is_apart(clock: Clock) -> None
     assert (other["slow"].ratio, other["slow"].verdict, other["fast"].verdict) == (4.0, "slower", "baseline")
     assert "4 × as fast" in str(found)
     assert "takes 4 × as long" in str(other)
+    assert "takes 2,500 × as long" in str(px.compare({"a": clock.takes(1.0), "b": clock.takes(2500.0)}, seconds=30000))
 
 
 def test_no_turn_begins_that_would_end_after_the_time(clock: Clock) -> None:

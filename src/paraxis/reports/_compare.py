@@ -321,8 +321,8 @@ def _row(timing: Timing) -> list[str]:
     low, high = timing.quartiles
     words: dict[Verdict, str] = {
         "baseline": "",
-        "faster": f"{1 / timing.ratio:.3g} × as fast" if timing.ratio else "faster",
-        "slower": f"takes {timing.ratio:.3g} × as long",
+        "faster": f"{_often(1 / timing.ratio)} as fast" if timing.ratio else "faster",
+        "slower": f"takes {_often(timing.ratio)} as long",
         "as fast": "as fast",
         "too noisy": "too noisy to tell",
         "too few": "too few turns to tell",
@@ -336,6 +336,10 @@ def _row(timing: Timing) -> list[str]:
         f"{units.time(timing.compile_seconds)} longer" if timing.compile_seconds else "",
         "" if timing.memory is None else units.size(timing.memory),
     ]
+
+
+def _often(number: float) -> str:
+    return f"{number:.3g} ×" if number < 100 else f"{number:,.0f} ×"
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
