@@ -8,16 +8,15 @@ from paraxis.reports._leaves import Leaf
 from paraxis.reports._machines import Machine
 from paraxis.reports._report import Report
 from paraxis.reports._show import Arrays, show
+from paraxis.reports._tabulate import ModuleRow, ModuleTable, tabulate
 from paraxis.reports._values import Collective, Estimate, Finding, Layout, LineWork, Memory, Work
 from paraxis.reports._watching import Called as Called, watching as watching
-from paraxis.reports._tabulate import ModuleRow, ModuleTable, tabulate
-from paraxis.reports._values import Collective, Finding, Layout, LineWork, Memory, Work
 
 __all__ = [
     "Arrays",
     "Collective",
-    "Estimate",
     "Comparison",
+    "Estimate",
     "Finding",
     "Growth",
     "Layout",

@@ -117,6 +117,7 @@ CALLS = [
         },
     ),
     Call("Machine.speed", lambda **k: _MACHINE.speed(**k), lambda: {"dtype": ("bf16", text)}),
+    Call(
         "px.compare",
         px.compare,
         lambda: {
@@ -131,7 +132,6 @@ CALLS = [
     ),
     Call("Comparison.plot", lambda **k: compared().plot(**k), lambda: {"path": ("x.png", none)}, documented=(OSError,)),
     Call("Comparison.__getitem__", lambda **k: compared()[k["name"]], lambda: {"name": ("f", one_of("f"))}),
-    Call("px.explain", px.explain, lambda: {"*fn": (own.plus, function)}),
     Call(
         "Report.found",
         lambda **k: explained().found(**k),
