@@ -116,20 +116,22 @@ def in_stages(
 def _together(step: OptStep) -> OptStep:
     """Return the same with all of it on the devices that the first values lie on, as iterations leave it.
 
-    For each other way to lie, the iterations would be compiled once more.
+    For each other way to lie, the iterations would be compiled once more; on one device, to lie there by a mesh is
+    another way than without one.
     """
     beside = step.state.error
     if arrays.is_traced(step) or not isinstance(beside, jax.Array):
         return step
-    devices = beside.sharding.device_set
-    if len(devices) == 1:
+    devices, mesh = beside.sharding.device_set, getattr(beside.sharding, "mesh", None)
+    if len(devices) == 1 and mesh is None:
         return step
 
-    def there(x: Any) -> Any:
-        lies = isinstance(x, jax.Array) and x.sharding.device_set == devices
-        return x if lies else arrays.whole_beside(jnp.asarray(x), beside)
+    def lies(x: Any) -> bool:
+        if not isinstance(x, jax.Array) or x.sharding.device_set != devices:
+            return False
+        return len(devices) > 1 or getattr(x.sharding, "mesh", None) == mesh
 
-    return jax.tree.map(there, step)
+    return jax.tree.map(lambda x: x if lies(x) else arrays.whole_beside(jnp.asarray(x), beside), step)
 
 
 @contextlib.contextmanager
