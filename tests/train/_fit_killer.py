@@ -208,5 +208,6 @@ if __name__ == "__main__":
         numbers = [int(word) for word in sys.argv[2:] if word.isdecimal()]
         where, (kills, seed, processes, devices) = Path(sys.argv[1]), [*numbers, 1, 2][:4]
         os.environ["TESTS_COMPILED"] = str(where / "compiled")  # by the run that is not killed
-        os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+        given = os.environ.get("XLA_FLAGS", "")  # by which tests are compiled faster
+        os.environ["XLA_FLAGS"] = f"{given} --xla_force_host_platform_device_count={devices}"
         print(json.dumps(main(where, kills, seed, processes, devices, reproducible)))  # noqa: T201
