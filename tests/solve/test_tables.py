@@ -59,6 +59,29 @@ def test_an_estimator_finds_what_scikit_learn_finds_in_memory_in_few_passes(name
     assert max(max(sizes) for sizes in source.passes) <= 40
 
 
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once_in_blocks(name):
+    ours, _, y = ESTIMATORS[name]
+    model = sklearn.base.clone(ours).fit(X, y)
+    methods = ["predict"]
+    if name == "two classes":
+        methods += ["decision_function", "predict_proba", "predict_log_proba"]
+    for method in methods:
+        rows, source = table(y)
+        found = getattr(model, method)(rows, engine=STREAM)
+        expected = getattr(model, method)(X)
+        assert (found.dtype, found.shape, source.passes) == (expected.dtype, expected.shape, [[5] * 40 + [3]])
+        np.testing.assert_allclose(found, expected, rtol=1e-12) if found.dtype.kind == "f" else None
+        np.testing.assert_array_equal(found, expected) if found.dtype.kind != "f" else None
+    assert model.predict(table(y[:0], X[:0])[0], engine=STREAM).shape == (0,)
+    with pytest.raises(TypeError, match=r"a table is read in turns.* write engine=px\.Stream\(memory='2GB'\)"):
+        model.predict(rows)
+    with pytest.raises(TypeError, match=r"engine is for a px\.Table, got X .*; leave engine out, or write predict\(px"):
+        model.predict(X, engine=STREAM)
+    with pytest.raises(px.DataError, match=r"must have the 4 columns that the model was fitted to, in their order"):
+        model.predict(table(y, X[:, :3])[0], engine=STREAM)
+
+
 @pytest.mark.parametrize(("devices", "at_once"), [(1, 29), (1, 203), (3, 10), (8, 1)])
 def test_value_and_gradient_do_not_depend_on_chunks_and_devices(devices, at_once):
     axis = px.Axis("rows", N, mesh=Mesh(np.array(jax.devices()[:devices]), ("rows",)))

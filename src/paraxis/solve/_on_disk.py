@@ -45,6 +45,24 @@ class Engine(Protocol):
         ...
 
 
+def rows_at_once(who: str, table: Table, engine: Any) -> int:
+    """Return how many rows of a table are read at once where nothing is kept beside them, on the host.
+
+    Raises:
+        TypeError: if the engine does not say.
+    """
+    _require_engine(who, engine)
+    return engine.rows_at_once(row_bytes=table.dtype.itemsize * table.shape[1], kept_bytes=0, num_devices=1)
+
+
+def _require_engine(who: str, engine: Any) -> None:
+    if not hasattr(engine, "rows_at_once"):
+        raise TypeError(
+            f"{who}: a table is read in turns, and engine must say how, got {arguments.described(engine)}; write "
+            f"engine=px.Stream(memory='2GB')"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Chunks:
     """How rows are dealt out to chunks and devices.
@@ -92,11 +110,7 @@ class Source:
     """
 
     def __init__(self, who: str, table: Table, engine: Any, axis: Axis | None) -> None:
-        if not hasattr(engine, "rows_at_once"):
-            raise TypeError(
-                f"{who}: a table is read in turns, and engine must say how, got {arguments.described(engine)}; write "
-                f"engine=px.Stream(memory='2GB')"
-            )
+        _require_engine(who, engine)
         num_rows, num_features = table.shape
         if not num_rows:
             raise DataError(f"{who}: the table must have at least one row, got {table!r}")

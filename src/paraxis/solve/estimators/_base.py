@@ -22,7 +22,7 @@ from paraxis._calls import arguments
 from paraxis._tables import Table
 from paraxis.errors import DataError, ParaxisError
 from paraxis.solve import _checks as checks
-from paraxis.solve._on_disk import Source
+from paraxis.solve._on_disk import Source, rows_at_once
 from paraxis.solve._progress import Watch
 from paraxis.solve._solution import Interrupted, attended
 from paraxis.solve._status import Status
@@ -266,9 +266,24 @@ class LinearModel(BaseEstimator, abc.ABC):
             attributes.update(before)
             raise
 
-    def _linear(self, X: Any) -> np.ndarray:
-        """``X @ coef + intercept``, ``(n,)`` or ``(n, k)``."""
+    def _linear(self, X: Any, engine: Any = None) -> np.ndarray:
+        """``X @ coef + intercept``, ``(n,)`` or ``(n, k)``; of a table, as many rows at once as the engine says."""
         check_is_fitted(self)
+        if isinstance(X, Table):
+            known = list(getattr(self, "feature_names_in_", X.columns))
+            if len(X.columns) != self.n_features_in_ or known != X.columns:
+                raise DataError(
+                    f"{self._who}: the table must have the {self.n_features_in_} columns that the model was fitted to, "
+                    f"in their order, got {X!r}; choose them: columns=[…]"
+                )
+            blocks = X.blocks(rows_at_once(self._who, X, engine)) if len(X) else iter(())
+            found = [block @ self.coef_.T + self.intercept_ for block, _ in blocks]
+            return np.concatenate(found or [np.zeros((0, self.n_features_in_)) @ self.coef_.T])
+        if engine is not None:
+            raise TypeError(
+                f"{self._who}: engine is for a px.Table, got X {arguments.described(X)}; leave engine out, or write "
+                f"predict(px.Table.parquet('rows', target='y'), engine=engine)"
+            )
         try:
             X = validate_data(self, X, reset=False, dtype=_FLOATS)
         except Exception as error:

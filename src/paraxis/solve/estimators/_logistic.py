@@ -86,23 +86,28 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         self.solver = solver
         self.verbose = verbose
 
-    def decision_function(self, X: Any) -> np.ndarray:
+    def decision_function(self, X: Any, *, engine: Any = None) -> np.ndarray:
         """Return the linear model's predictions: ``(n,)`` for two classes, else ``(n, k)``."""
-        z = self._linear(X)
+        z = self._linear(X, engine)
         return z[:, 0] if z.shape[1] == 1 else z
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the most probable class of each row, ``(n,)``."""
-        return self._decided(self.decision_function(X))
+    def predict(self, X: Any, *, engine: Any = None) -> np.ndarray:
+        """Return the most probable class of each row, ``(n,)``.
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+        Args:
+            X: ``(n, d)``; or a :class:`px.Table`, which is read once.
+            engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
+        """
+        return self._decided(self.decision_function(X, engine=engine))
+
+    def predict_proba(self, X: Any, *, engine: Any = None) -> np.ndarray:
         """Return the probability of each class, ``(n, k)``."""
-        z = self.decision_function(X)
+        z = self.decision_function(X, engine=engine)
         return np.stack([expit(-z), expit(z)], 1) if z.ndim == 1 else softmax(z, axis=1)
 
-    def predict_log_proba(self, X: Any) -> np.ndarray:
+    def predict_log_proba(self, X: Any, *, engine: Any = None) -> np.ndarray:
         """Return each class's log-probability, ``(n, k)``; accurate even for probabilities near 0."""
-        z = self.decision_function(X)
+        z = self.decision_function(X, engine=engine)
         return -np.stack([np.logaddexp(0, z), np.logaddexp(0, -z)], 1) if z.ndim == 1 else log_softmax(z, axis=1)
 
     def _checked_options(self) -> None:

@@ -22,9 +22,14 @@ class Regression(RegressorMixin, LinearModel, abc.ABC):
     strength_name: ClassVar[str] = "alpha"
     alpha: float
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the predicted targets, ``(n,)`` or ``(n, k)``."""
-        return self._linear(X)
+    def predict(self, X: Any, *, engine: Any = None) -> np.ndarray:
+        """Return the predicted targets, ``(n,)`` or ``(n, k)``.
+
+        Args:
+            X: ``(n, d)``; or a :class:`px.Table`, which is read once.
+            engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
+        """
+        return self._linear(X, engine)
 
     def _checked_options(self) -> None:
         checks.number(self, "alpha")
@@ -170,9 +175,14 @@ class PoissonRegressor(Regression):
         self.solver = solver
         self.verbose = verbose
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the expected counts, ``(n,)``."""
-        return np.exp(self._linear(X))
+    def predict(self, X: Any, *, engine: Any = None) -> np.ndarray:
+        """Return the expected counts, ``(n,)``.
+
+        Args:
+            X: ``(n, d)``; or a :class:`px.Table`, which is read once.
+            engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
+        """
+        return np.exp(self._linear(X, engine))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return D², the fraction of the Poisson deviance that is explained; 1 is best."""
