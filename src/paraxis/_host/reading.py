@@ -3,7 +3,7 @@
 import collections
 import concurrent.futures
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -26,7 +26,7 @@ def ahead(calls: Iterable[Callable[[], _T]], threads: int, waiting: int) -> Iter
                 future.cancel()
 
 
-def items_ahead(items: Iterator[_T], waiting: int) -> Iterator[_T]:
+def items_ahead(items: Iterator[_T], waiting: int) -> Generator[_T, None, None]:
     """Yield the items of an iterator, which a thread takes from it, at most so many ahead."""
     taken = ahead(itertools.repeat(lambda: next(items, _END)), 1, waiting)
     try:

@@ -4,18 +4,18 @@
     FOLDER/paraxis-pass-0003.npz     what a pass gave, when it is done
     FOLDER/paraxis-part-0003.npz     parts of the pass under way, and how many chunks they are of
     FOLDER/paraxis-rows-0003-0.npz   rows that are kept, of chunks from number 0 on
+    FOLDER/paraxis-state.npz         of a solver whose rows are on disk: where it was after an iteration
 
 Each file takes its place when it is whole. The host's part of a run, loops included, is run again from the start; what
 passes gave is taken from here, so that it takes the same way. When the run is done, its files go, and the record last:
 files without one are nobody's. The folder itself is locked while a run has it.
 """
 
-import io
 import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from paraxis.errors import CheckpointError, LoweringError
 
 _FORMAT = 1
 _RECORD = "paraxis-run.json"
-_OURS = re.compile(r"\.?paraxis-(run\.json|(pass|part|rows)-\d{4,}(-\d+)?\.npz)(-[0-9a-f]+)?$")
+_STATE = "paraxis-state.npz"
+_OURS = re.compile(r"\.?paraxis-(run\.json|state\.npz|(pass|part|rows)-\d{4,}(-\d+)?\.npz)(-[0-9a-f]+)?$")
 """Names of files in such a folder, those included that a kill has left half written."""
 _DESCRIPTION = records.table_of(records.text())
 _HEAD = records.table_of(records.list_of(records.anything))
@@ -85,7 +86,8 @@ class Journal:
             else:
                 for path in self._ours():
                     path.unlink()
-                self._write(_RECORD, records.wrapped(_FORMAT, description))
+                record = records.wrapped(_FORMAT, description)
+                self._write(_RECORD, lambda file: file.write(record))
         except (OSError, records.Wrong) as error:
             raise self._unusable(error) from error
 
@@ -127,6 +129,17 @@ class Journal:
         self._save(f"paraxis-pass-{number:04}.npz", {"rows": [len(pieces), done]}, totals)
         (self._folder / f"paraxis-part-{number:04}.npz").unlink(missing_ok=True)
         self._saved_at = time.monotonic()
+
+    def state(self) -> tuple[list[int], list[Any]] | None:
+        """Return the numbers and arrays that were saved last as the whole state of a run; ``None`` if none were."""
+        found = self._read(_STATE)
+        return None if found is None else (found[0]["numbers"], found[1])
+
+    def save_state(self, numbers: Sequence[int], arrays: Sequence[Any], *, now: bool = False) -> None:
+        """Save numbers and arrays as the whole state of a run, if it is time."""
+        if now or time.monotonic() - self._saved_at >= self._every:
+            self._save(_STATE, {"numbers": [*numbers]}, arrays)
+            self._saved_at = time.monotonic()
 
     def clear(self) -> None:
         """Remove the files of a run that is done, and the folder if nothing else is in it."""
@@ -182,14 +195,13 @@ class Journal:
         weak = [bool(getattr(x, "weak_type", False)) for x in arrays]
         kinds = [[x.dtype.name, list(x.shape), is_weak] for x, is_weak in zip(hosts, weak, strict=True)]
         text = json.dumps({**head, "kinds": kinds}).encode()
-        made = io.BytesIO()
-        np.savez(made, np.frombuffer(text, np.uint8), *(np.frombuffer(x.tobytes(), np.uint8) for x in hosts))
-        self._write(name, made.getvalue())
+        raw = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in hosts]
+        self._write(name, lambda file: np.savez(file, np.frombuffer(text, np.uint8), *raw))
 
-    def _write(self, name: str, data: bytes) -> None:
+    def _write(self, name: str, fill: Callable[[Any], Any]) -> None:
         try:
             with files.replaced(self._folder / name) as file:
-                file.write(data)
+                fill(file)
         except OSError as error:
             raise CheckpointError(
                 f"{self._engine}: {str(self._folder / name)!r} cannot be written: {error}; what was saved before is "

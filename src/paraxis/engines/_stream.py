@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,17 @@ import numpy as np
 
 from paraxis._calls import arguments
 from paraxis._core import arrays, dtypes, placing
-from paraxis.engines._job import Chunk, Job, Saved, on_host
+from paraxis.engines._job import Chunk, Job, Saved, digest, on_host
+from paraxis.engines._journal import Journal
 from paraxis.engines._plan import Keep, Plan
-from paraxis.engines._progress import Progress
+from paraxis.engines._progress import Progress, shown
 from paraxis.engines._run import Block, Engine, Pass, temporary
 from paraxis.engines._stage import Stage
 
+_NOT_OF_TABLES = {
+    "keep": "values by row are always kept, on the devices",
+    "readers": "one thread reads its files in order",
+}
 _COPIES = 6  # of rows of a table: being read, put together, waiting, on their way to the devices, being computed with
 
 
@@ -105,8 +110,14 @@ class Stream(Engine):
             num_devices: over which they are laid.
 
         Raises:
-            ValueError: if ``memory`` is too little.
+            ValueError: if ``memory`` is too little, or an option is given that tables do not have.
         """
+        for name, why in _NOT_OF_TABLES.items():
+            if (given := getattr(self, name)) != getattr(Stream, name):
+                size = f"at_once={self.at_once}" if self.memory is None else f"memory={self.memory}"
+                raise ValueError(
+                    f"Stream: {name} is not for a px.Table, got {name}={given!r}; {why}: write px.Stream({size})"
+                )
         if self.at_once is not None:
             return self.at_once * num_devices
         assert isinstance(self.memory, int)
@@ -117,6 +128,36 @@ class Stream(Engine):
                 f"table, of which {kept_bytes:,} are for values by row, got {self.memory:,}"
             )
         return found
+
+    @contextlib.contextmanager
+    def rows_shown(self) -> Iterator[Callable[[int, int, int], None]]:
+        """Give what a solver tells of its passes over a :class:`px.Table`; it asks, users need not.
+
+        It is called with the rows that are done, the number of all, and that of the pass, from 1.
+        """
+        with shown(self.verbose) as show:
+            yield lambda done, rows, number: show(Progress("rows", done, rows, number, None, None))
+
+    @contextlib.contextmanager
+    def rows_saved(self, described: Mapping[str, Sequence[Any]]) -> Iterator[Journal | None]:
+        """Give the journal of a solver's run over a :class:`px.Table`, if there is a folder; it asks, users need not.
+
+        Args:
+            described: what the run depends on, texts and arrays, by their names.
+
+        Raises:
+            CheckpointError: if the folder holds another run, or cannot be used.
+        """
+        if self.folder is None:
+            yield None
+            return
+        parts = {**described, "engine": [type(self).__name__, jax.__version__]}
+        journal = Journal(self._name, Path(self.folder), {k: digest(*x) for k, x in parts.items()}, self.save_every)
+        try:
+            yield journal
+            journal.clear()
+        finally:
+            journal.close()
 
     def _fitting(self, job: Job) -> int:
         """Return how many elements fit into memory: what a pass needs grows linearly with them."""

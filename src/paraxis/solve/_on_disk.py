@@ -5,12 +5,13 @@ whole, so a line search reads nothing. The rows of a chunk are laid over all dev
 of all chunks, one after the other. That is the order of all arrays by row, which so are in blocks like any rows.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,8 @@ from paraxis.errors import AxisError, DataError, DeviceError, LoweringError
 from paraxis.solve import _blocks as in_blocks
 from paraxis.solve._blocks import OfBlock
 from paraxis.solve._cut import PASS
+
+_T = TypeVar("_T")
 
 _AHEAD = 1  # chunks that wait, read
 _TOGETHER = 16  # of so many rows, large blocks are multiples: so each begins where a CPU may use it without a copy
@@ -44,15 +47,49 @@ class Engine(Protocol):
         """Return how many rows of a table are read at once, of so many bytes each, beside what is kept."""
         ...
 
+    def rows_shown(self) -> contextlib.AbstractContextManager[Callable[[int, int, int], None]]:
+        """Give what is called with the rows that are done, the number of all, and that of the pass."""
+        ...
 
-def rows_at_once(who: str, table: Table, engine: Any) -> int:
-    """Return how many rows of a table are read at once where nothing is kept beside them, on the host.
+    def rows_saved(self, described: Mapping[str, Sequence[Any]]) -> contextlib.AbstractContextManager["Journal | None"]:
+        """Give where a run is saved that depends on these texts and arrays, if it is."""
+        ...
+
+
+class Journal(Protocol):
+    """Where a run is saved."""
+
+    def state(self) -> tuple[list[int], list[Any]] | None:
+        """Return what was saved last."""
+        ...
+
+    def save_state(self, numbers: Sequence[int], arrays: Sequence[Any], *, now: bool = False) -> None:
+        """Save the run's whole state, if it is time."""
+        ...
+
+
+def blocks_of(who: str, table: Table, engine: Any) -> Iterator[np.ndarray]:
+    """Yield a table's rows once, in blocks on the host, as many at once as the engine says, and tell how far it is.
 
     Raises:
         TypeError: if the engine does not say.
+        ValueError: if it is to save what is not saved.
     """
     _require_engine(who, engine)
-    return engine.rows_at_once(row_bytes=table.dtype.itemsize * table.shape[1], kept_bytes=0, num_devices=1)
+    if getattr(engine, "folder", None) is not None:
+        raise ValueError(
+            f"{who}: a table is read only once to predict, and nothing is saved, got engine.folder={engine.folder!r}; "
+            f"write engine=px.Stream(memory='2GB')"
+        )
+    if not len(table):
+        return
+    size = engine.rows_at_once(row_bytes=table.dtype.itemsize * table.shape[1], kept_bytes=0, num_devices=1)
+    done = 0
+    with engine.rows_shown() as show:
+        for X, _ in table.blocks(size):
+            yield X
+            done += len(X)
+            show(done, len(table), 1)
 
 
 def _require_engine(who: str, engine: Any) -> None:
@@ -121,7 +158,8 @@ class Source:
         kept = size * (_KEPT * num_rows + len(self._sampled) * num_features)
         most = engine.rows_at_once(row_bytes=size * num_features, kept_bytes=kept, num_devices=blocks.size)
         count = -(-num_rows // min(most, num_rows))
-        self.table = table
+        self.table, self.engine = table, engine
+        self._show: Callable[[int, int, int], None] | None = None
         length = -(-num_rows // (count * blocks.size))
         length += -length % _TOGETHER if length >= 64 * _TOGETHER else 0
         self.chunks = Chunks(num_rows, -(-num_rows // (length * blocks.size)), length, blocks)
@@ -134,7 +172,7 @@ class Source:
     def _survey(self) -> None:
         targets, some = [], []
         sums, start = np.zeros(self.shape[1]), 0
-        for X, y in reading.items_ahead(self._counted(checked=True), _AHEAD):
+        for X, y in self._shown(self._counted(checked=True)):
             sums += np.ones(len(X), X.dtype) @ X
             step = self._sampled.step
             some.append(X[-start % step :: step].copy() if self._sampled else X[:0])
@@ -155,7 +193,27 @@ class Source:
                     found = arrays.in_blocks(layout.repeat_last(X, self.chunks.at_once), self.chunks.blocks)
                 yield found
 
-        return reading.items_ahead(laid(), _AHEAD)
+        return self._shown(laid())
+
+    def _shown(self, chunks: Iterator[_T]) -> Iterator[_T]:
+        """Yield the chunks of a pass, read ahead; tell of each that was used."""
+        with self.shown() as show, contextlib.closing(reading.items_ahead(chunks, _AHEAD)) as ahead:
+            for number, chunk in enumerate(ahead, 1):
+                yield chunk
+                show(min(number * self.chunks.at_once, len(self)), len(self), self.num_passes)
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[Callable[[int, int, int], None]]:
+        """Within, all passes are shown in one place."""
+        if self._show is not None:
+            yield self._show
+            return
+        with self.engine.rows_shown() as show:
+            self._show = show
+            try:
+                yield show
+            finally:
+                self._show = None
 
     def _counted(self, *, checked: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         self.num_passes += 1
@@ -252,6 +310,48 @@ def _source(token: Any) -> Source:
         raise DataError(
             "rows: the table of these rows is gone; keep what px.solve.rows(table, engine=…) returned"
         ) from None
+
+
+@contextlib.contextmanager
+def shown(operands: Any) -> Iterator[None]:
+    """Within, all passes over rows on disk that are among the operands are shown in one place."""
+    with contextlib.ExitStack() as stack:
+        for design in _designs(operands):
+            stack.enter_context(design.source.shown())
+        yield
+
+
+@contextlib.contextmanager
+def saved(start: Any, operands: Any, solver: str) -> Iterator[Journal | None]:
+    """Give where a run over rows on disk is saved, if it is to be; when it is done, nothing is left there.
+
+    Args:
+        start: the run's state before the first iteration. It was computed from all rows, and so tells them.
+        operands: what else is given to each iteration, rows on disk among them.
+        solver: its options.
+    """
+    designs = _designs(operands)
+    if not designs or getattr(designs[0].source.engine, "folder", None) is None:
+        yield None
+        return
+    others = [x for x in jax.tree.leaves(operands, is_leaf=_is_on_disk) if not _is_on_disk(x)]
+    rows = [x for design in designs for x in (str(design.source.table.columns), *jax.tree.leaves(design.shift))]
+    described = {
+        "options of the solver": [solver],
+        "arguments": list(map(jnp.asarray, others)),
+        "rows": [*rows, *map(jnp.asarray, jax.tree.leaves(start))],
+        "chunks (engine, devices)": [f"{x.chunks.count} {x.chunks.length} {x.chunks.blocks.size}" for x in designs],
+    }
+    with designs[0].source.engine.rows_saved(described) as journal:
+        yield journal
+
+
+def _designs(operands: Any) -> list[OnDisk]:
+    return [x for x in jax.tree.leaves(operands, is_leaf=_is_on_disk) if _is_on_disk(x)]
+
+
+def _is_on_disk(x: Any) -> bool:
+    return isinstance(x, OnDisk) and not arrays.is_traced(x.token)
 
 
 def passed(fn: OfBlock, design: OnDisk, targets: Any, shared: Any, rows: Any) -> tuple[Any, Any]:

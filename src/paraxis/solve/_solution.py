@@ -21,7 +21,7 @@ from paraxis import _html as html
 from paraxis._core import arrays, jax_api
 from paraxis._core.programs import Traced
 from paraxis._host import interrupts
-from paraxis.solve import _cut as cut, _trees as trees, _watching as watching
+from paraxis.solve import _cut as cut, _on_disk as on_disk, _trees as trees, _watching as watching
 from paraxis.solve._status import Status
 
 _CONFIRMATIONS = 3  # that may fail
@@ -91,7 +91,7 @@ Confirm = Callable[[OptStep, Any], OptStep]
 
 
 def in_stages(
-    iterated: Callable[[OptStep, Any, int], OptStep],
+    iterated: "Iterated",
     renewed: Callable[[OptStep, Any], OptStep],
     step: OptStep,
     arguments: Any,
@@ -103,14 +103,19 @@ def in_stages(
     Raises:
         Interrupted: after Ctrl-C.
     """
-    with attended(step, arguments) as passed:
+    limits = [*pauses, maxiter]
+    with attended(step, arguments) as passed, _saved(iterated, step, arguments) as saved:
         step = _together(step)
-        for pause in pauses:
-            step = iterated(step, arguments, pause)
-            if not _is_running(step):
-                return passed(step)
+        if saved is not None:
+            step = saved.restored(step)
+        for stage in range(0 if saved is None else saved.stage, len(limits)):
+            step = iterated(step, arguments, limits[stage], saved)
+            if stage + 1 == len(limits) or not _is_running(step):
+                break
             step = _together(renewed(step, arguments))
-        return passed(iterated(step, arguments, maxiter))
+            if saved is not None:
+                saved.stage = stage + 1
+        return passed(step)
 
 
 def _together(step: OptStep) -> OptStep:
@@ -159,23 +164,33 @@ class Iterated:
         confirm: judges a solution anew.
         over: of several runs side by side, as the first dimension of all in a step, those arguments that have such a
             dimension, as ``in_axes`` of ``jax.vmap``.
+        options: the solver's, by which a run that is saved is known again.
     """
 
-    def __init__(self, update: Callable[..., OptStep], confirm: Confirm, *, over: Any = None) -> None:
+    def __init__(
+        self, update: Callable[..., OptStep], confirm: Confirm, *, over: Any = None, options: str = ""
+    ) -> None:
+        self.options = options
         part: Any = functools.partial(_part, update, confirm)
         self._program = Traced(part if over is None else jax.vmap(part, (0, 0, over, None)), cut.compiled)
         self._seconds: dict[Any, float] = {}  # an iteration takes, by the types of the arguments
 
-    def __call__(self, step: OptStep, arguments: Any, limit: int) -> OptStep:
+    def __call__(self, step: OptStep, arguments: Any, limit: int, saved: "_Saved | None" = None) -> OptStep:
         none = np.zeros(jnp.shape(step.state.status), np.int32)
-        may_end = interrupts.can_be_asked_for() or watching.is_listening()
+        may_end = interrupts.can_be_asked_for() or watching.is_listening() or saved is not None
         if _has_to_be_whole((step, arguments)) or not may_end:
             return self._program(step, none, arguments, np.int32(limit))[0]
         with attended() as passed:
-            return self._in_parts(passed, step, none, arguments, limit)
+            return self._in_parts(passed, step, none if saved is None else saved.begun(none), arguments, limit, saved)
 
     def _in_parts(
-        self, passed: Callable[[OptStep], OptStep], step: OptStep, refuted: Any, arguments: Any, limit: int
+        self,
+        passed: Callable[[OptStep], OptStep],
+        step: OptStep,
+        refuted: Any,
+        arguments: Any,
+        limit: int,
+        saved: "_Saved | None",
     ) -> OptStep:
         types = _types((step, arguments))
         done, first = _count(step), types not in self._seconds
@@ -190,10 +205,57 @@ class Iterated:
             if done > before and not first:
                 self._seconds[types] = (time.perf_counter() - began) / (done - before)
             first = False  # that one was compiled
-            passed(step)
+            if saved is not None:
+                saved.save(step, refuted)
+            try:
+                passed(step)
+            except BaseException:
+                if saved is not None:
+                    saved.save(step, refuted, now=True)
+                raise
             if done >= limit or not _is_running(step):
                 return step
             refuted = np.asarray(refuted)  # as it began, or the program would be compiled for it once more
+
+
+class _Saved:
+    """A run over rows on disk as it is saved: after iterations, all that goes from one to the next.
+
+    Attributes:
+        stage: how often what is prepared was renewed.
+    """
+
+    def __init__(self, journal: on_disk.Journal) -> None:
+        self._journal = journal
+        self.stage = 0
+        self._refuted: Any = None
+
+    def restored(self, step: OptStep) -> OptStep:
+        """Return where an earlier run was, in place of where this one begins."""
+        found = self._journal.state()
+        if found is None:
+            return step
+        (self.stage,), (self._refuted, *leaves) = found
+        own, structure = jax.tree.flatten(step)
+        laid = [jax.device_put(x, y.sharding) if isinstance(y, jax.Array) else x for x, y in zip(leaves, own, strict=True)]
+        return jax.tree.unflatten(structure, laid)
+
+    def begun(self, none: np.ndarray) -> np.ndarray:
+        """Return how often a solution was refuted in the stage that an earlier run was in; else ``none``."""
+        found, self._refuted = self._refuted, None
+        return none if found is None else np.asarray(found)
+
+    def save(self, step: OptStep, refuted: Any, *, now: bool = False) -> None:
+        self._journal.save_state([self.stage], [refuted, *jax.tree.leaves(step)], now=now)
+
+
+@contextlib.contextmanager
+def _saved(iterated: Iterated, step: OptStep, arguments: Any) -> Iterator[_Saved | None]:
+    if _has_to_be_whole((step, arguments)):
+        yield None
+        return
+    with on_disk.saved(step, arguments, iterated.options) as journal:
+        yield None if journal is None else _Saved(journal)
 
 
 def _has_to_be_whole(operands: Any) -> bool:
@@ -232,7 +294,7 @@ def watched(watch: object, solve: Callable[..., OptStep], *operands: Any) -> Opt
         BaseException: what ``watch``, if it is a function that is told of iterations, has raised; what is a
             ``KeyboardInterrupt`` as ``Interrupted``.
     """
-    with watching.listening(watch):
+    with watching.listening(watch), on_disk.shown(operands):
         step = solve(*operands)
         watching.settle()
         return _unless(lambda: False, step)

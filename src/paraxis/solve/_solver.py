@@ -83,9 +83,10 @@ class Solver(abc.ABC):
         return Traced(step, cut.compiled)
 
     @functools.cached_property
-    def _iterated(self) -> Callable[[OptStep, Any, int], OptStep]:
+    def _iterated(self) -> Iterated:
         bare = self._bare
-        return Iterated(bare._iteration, bare._confirmed)
+        told = {name: option for name, option in checks.options(bare).items() if name != "verbose"}
+        return Iterated(bare._iteration, bare._confirmed, options=f"{type(self).__name__}({told})")
 
     def _solved(self, params: Any, arguments: Any, prepared: Any) -> OptStep:
         """Return a whole run, from the start."""

@@ -22,7 +22,7 @@ from paraxis._calls import arguments
 from paraxis._tables import Table
 from paraxis.errors import DataError, ParaxisError
 from paraxis.solve import _checks as checks
-from paraxis.solve._on_disk import Source, rows_at_once
+from paraxis.solve._on_disk import Source, blocks_of
 from paraxis.solve._progress import Watch
 from paraxis.solve._solution import Interrupted, attended
 from paraxis.solve._status import Status
@@ -276,8 +276,7 @@ class LinearModel(BaseEstimator, abc.ABC):
                     f"{self._who}: the table must have the {self.n_features_in_} columns that the model was fitted to, "
                     f"in their order, got {X!r}; choose them: columns=[…]"
                 )
-            blocks = X.blocks(rows_at_once(self._who, X, engine)) if len(X) else iter(())
-            found = [block @ self.coef_.T + self.intercept_ for block, _ in blocks]
+            found = [block @ self.coef_.T + self.intercept_ for block in blocks_of(self._who, X, engine)]
             return np.concatenate(found or [np.zeros((0, self.n_features_in_)) @ self.coef_.T])
         if engine is not None:
             raise TypeError(

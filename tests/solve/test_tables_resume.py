@@ -1,0 +1,172 @@
+"""A run over rows on disk that is saved goes on after it was killed, to the same bits; options of its engine."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import paraxis as px
+from paraxis.solve import objective
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(203, 4)) * [1, 3, 0.2, 1]
+Z = X @ [1.0, -0.7, 2.0, 0.0] + rng.normal(size=203)
+CLASSES = np.digitize(Z, [-1, 1])
+
+
+class Stopped(Exception):  # noqa: N818  it is no error
+    pass
+
+
+def table(y=CLASSES, x=X) -> px.Table:
+    return px.Table.of_arrays(x, y)
+
+
+def engine(folder: Path | None, at_once: int = 5, **options) -> px.Stream:
+    return px.Stream(at_once=at_once, folder=folder, save_every=0, **options)
+
+
+def stopped_after(count: int, seen: list[int]) -> Callable[[px.solve.Iteration], None]:
+    last = len(seen) + count
+
+    def watch(one: px.solve.Iteration) -> None:
+        seen.append(one.iter_num)
+        if len(seen) == last:
+            raise Stopped
+
+    return watch
+
+
+def bits(result) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result)]
+
+
+SOLVERS = {
+    "with a matrix that is renewed": (px.solve.LBFGS, {"precondition": "gram", "tol": 1e-12, "maxiter": 14}),
+    "with products with the Hessian": (px.solve.NewtonCG, {"tol": 1e-5}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_solver_goes_on_from_where_it_was_stopped(tmp_path, name):
+    kind, options = SOLVERS[name]
+    fun = objective.glm("softmax", intercept=True, l2=True)
+    x = X.astype("float32")
+
+    def run(folder: Path | None, watch: Callable[[px.solve.Iteration], None]):
+        data = px.solve.rows(table(x=x), engine=engine(folder))
+        return kind(fun, **options, verbose=watch).run(fun.init(4, 3), 0.01, data)
+
+    whole: list[int] = []
+    expected = run(None, lambda one: whole.append(one.iter_num))
+    seen: list[int] = []
+    stops = 0
+    for _ in range(20):
+        try:
+            found = run(tmp_path / "run", stopped_after(6, seen))
+            break
+        except Stopped:
+            stops += 1
+    else:
+        pytest.fail("it does not get on")
+    assert stops >= len(whole) // 7
+    assert bits(found) == bits(expected)
+    assert not (tmp_path / "run").exists()
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+import paraxis as px
+X, y = np.load(sys.argv[1]), np.load(sys.argv[2])
+def watch(one):
+    if one.iter_num == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+engine = px.Stream(at_once=40, folder=sys.argv[3], save_every=0)
+px.solve.LogisticRegression(devices=1, verbose=watch).fit(px.Table.of_arrays(X, y), engine=engine)
+"""
+
+
+def fitted(folder: Path | None, seen: list[int]) -> px.solve.LogisticRegression:
+    model = px.solve.LogisticRegression(devices=1, verbose=lambda one: seen.append(one.iter_num))
+    return model.fit(table(CLASSES > 0), engine=engine(folder, 40))
+
+
+def test_a_fit_goes_on_after_the_process_was_killed(tmp_path):
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "y.npy", CLASSES > 0)
+    arguments = [str(tmp_path / name) for name in ("X.npy", "y.npy", "run")]
+    died = subprocess.run([sys.executable, "-c", KILLED, *arguments], env=os.environ, check=False)
+    assert died.returncode == -signal.SIGKILL
+    seen: list[int] = []
+    found = fitted(tmp_path / "run", seen)
+    assert 1 < seen[0] <= 5
+    expected = fitted(None, [])
+    assert bits((found.coef_, found.intercept_)) == bits((expected.coef_, expected.intercept_))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [1.0, 2.5, 4.0, 6.0])
+def test_a_fit_goes_on_wherever_it_was_killed(tmp_path, seconds):
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "y.npy", CLASSES > 0)
+    arguments = [str(tmp_path / name) for name in ("X.npy", "y.npy", "run")]
+    program = KILLED.replace("one.iter_num == 4", "False")
+    started = subprocess.Popen([sys.executable, "-c", program, *arguments], env=os.environ)
+    try:
+        started.wait(seconds)
+    except subprocess.TimeoutExpired:
+        started.kill()
+        started.wait()
+    found, expected = fitted(tmp_path / "run", []), fitted(None, [])
+    assert bits((found.coef_, found.intercept_)) == bits((expected.coef_, expected.intercept_))
+
+
+def test_a_folder_with_another_run_is_refused_and_stays_as_it_is(tmp_path):
+    folder = tmp_path / "run"
+
+    def fit(alpha: float = 1.0, y=Z, at_once: int = 5, watch=0) -> None:
+        px.solve.Ridge(alpha, verbose=watch, tol=1e-9).fit(table(y), engine=engine(folder, at_once))
+
+    with pytest.raises(Stopped):
+        fit(watch=stopped_after(1, []))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    seen = stopped_after(100, [])
+    for other, what in (
+        ({"alpha": 2.0}, "arguments"),
+        ({"y": Z + X[:, 0]}, "arguments and rows"),
+        ({"at_once": 7}, ""),
+    ):
+        with pytest.raises(px.CheckpointError, match=rf"holds a run with other {what}.*; give another folder, or"):
+            fit(**other, watch=seen)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    fit(watch=seen)
+    assert not folder.exists()
+
+
+def test_each_option_of_an_engine_works_for_a_table_or_is_refused_by_name(tmp_path):
+    seen: list[px.engines.Progress] = []
+    rows = table(Z)
+    model = px.solve.Ridge(tol=1e-9).fit(rows, engine=engine(None, verbose=seen.append))
+    told = [(one.axis, one.pass_number, one.done, one.elements, one.passes) for one in seen]
+    assert told[:6] == [("rows", 1, done, 203, None) for done in (40, 80, 120, 160, 200, 203)]
+    assert len(told) == 6 * model.data_passes_
+    seen.clear()
+    model.predict(rows, engine=engine(None, 100, verbose=seen.append))
+    assert [one.done for one in seen] == [100, 200, 203]
+    for options in ({"keep": "disk"}, {"keep": "memory"}, {"readers": 4}):
+        ((name, value),) = options.items()
+        expected = rf"{name} is not for a px\.Table, got {name}={value!r}; .*: write px\.Stream\(at_once=5\)"
+        for use in (lambda it: px.solve.Ridge().fit(rows, engine=it), lambda it: model.predict(rows, engine=it)):
+            with pytest.raises(ValueError, match=expected):
+                use(px.Stream(at_once=5, **options))
+    with pytest.raises(ValueError, match=r"Ridge: .* nothing is saved, got engine\.folder=.*; write engine=px\.Stream"):
+        model.predict(rows, engine=engine(tmp_path / "run"))
