@@ -237,7 +237,9 @@ class _Saved:
             return step
         (self.stage,), (self._refuted, *leaves) = found
         own, structure = jax.tree.flatten(step)
-        laid = [jax.device_put(x, y.sharding) if isinstance(y, jax.Array) else x for x, y in zip(leaves, own, strict=True)]
+        laid = [
+            jax.device_put(x, y.sharding) if isinstance(y, jax.Array) else x for x, y in zip(leaves, own, strict=True)
+        ]
         return jax.tree.unflatten(structure, laid)
 
     def begun(self, none: np.ndarray) -> np.ndarray:
