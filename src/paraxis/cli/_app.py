@@ -125,7 +125,9 @@ def demo(
 
 @app.command()
 def fit(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A .csv, .parquet or .npz file.")],
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="A .csv, .parquet or .npz file; with --stream, a folder, too.")
+    ],
     target: Annotated[str, typer.Option(help="The column to predict.")],
     objective: Annotated[
         Literal["auto", "logistic", "squared", "poisson"],
@@ -188,6 +190,14 @@ def fit(
         "paraxis-fit"
     ),
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier fit in that directory.")] = False,
+    stream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MEMORY",
+            help="Read rows a part at a time, and take so much memory for those at hand, such as 2GB.",
+            show_default="hold all rows",
+        ),
+    ] = None,
     encoding: _Encoding = None,
     delimiter: _Delimiter = ",",
     decimal: _Decimal = ".",
@@ -199,7 +209,7 @@ def fit(
     options = FitOptions(
         data, target, objective, penalty, strength, grid_of(strengths), folds, l1_ratio, missing, text,
         tuple(ignore or ()), tuple(id_ or ()), weights, tuple(class_weight or ()), test_fraction, seed, devices,
-        float32, tol, max_iterations, out, force,
+        float32, tol, max_iterations, out, force, stream,
         CsvForm(encoding, delimiter, decimal, tuple(na_values or ()), uneven_rows, same_names),
     )  # fmt: skip
     with needed("fit", "fit"):
@@ -229,6 +239,9 @@ def predict(
         typer.Option(metavar="COLUMN", help="Copy this column of the file to the predictions; may be repeated."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file at --out.")] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Read rows, and write predictions, a part at a time.")
+    ] = False,
     encoding: _Encoding = None,
     delimiter: _Delimiter = ",",
     decimal: _Decimal = ".",
@@ -241,7 +254,7 @@ def predict(
         from paraxis.cli.fit import _predict
     form = CsvForm(encoding, delimiter, decimal, tuple(na_values or ()), uneven_rows, same_names)
     _predict.run_predict(
-        PredictOptions(model, data, out, probabilities, missing, tuple(keep or ()), force, form), Console()
+        PredictOptions(model, data, out, probabilities, missing, tuple(keep or ()), force, stream, form), Console()
     )
 
 

@@ -6,7 +6,8 @@ They are brought to mean 0 and standard deviation 1. What is missing is then 0, 
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from paraxis.cli.fit._settling import shell_word
 from paraxis.cli.fit._tables import Table, quoted, read_table
 from paraxis.cli.fit._values import MARKS, Column
 
-_MOST_LEVELS = 50
+MOST_LEVELS = 50
 _FEW_WORDS = 5  # so many different ones among numbers, and no more, may stand for missing values
 _FEW_ROWS = 20
 _NAMES_ROWS = re.compile(r"(?i:(^|[\W_])(id|uuid|guid)([\W_]|$))|[a-z](Id|ID)$")
@@ -43,11 +44,13 @@ class Recipe:
         sources: one per column.
         means: of each, ``(d,)``.
         scales: standard deviations, ``(d,)``, positive.
+        fills: whether values were missing where it was learnt.
     """
 
     sources: tuple[Source, ...]
     means: np.ndarray
     scales: np.ndarray
+    fills: bool = False
 
     @property
     def columns(self) -> list[str]:
@@ -68,7 +71,45 @@ class Recipe:
         return np.nan_to_num(made, copy=False, nan=0.0, posinf=None, neginf=None)
 
 
-def usable(table: Table, names: Sequence[str], text: str, note: Callable[[str], None]) -> list[str]:
+def naming_rows(table: Table, names: Sequence[str]) -> list[str]:
+    """Return the columns that name the rows: by their own name, and by values of which no two are the same."""
+    return [name for name in names if _NAMES_ROWS.search(name) and _all_differ(table.columns[name])]
+
+
+def refuse_naming(naming: Sequence[str]) -> None:
+    """Refuse columns that name the rows.
+
+    Raises:
+        CommandError: if there are any.
+    """
+    if naming:
+        one = len(naming) == 1
+        raise CommandError(
+            f"column{'' if one else 's'} {quoted(naming)} name{'s' if one else ''} the rows: no two values are the "
+            f"same; write {_option_id(naming)}, or rename {'it' if one else 'them'} to predict from",
+            remedies=[{"id": [*naming]}],
+        )
+
+
+def refuse_many(levels: Mapping[str, Collection[str]], table: Table) -> None:
+    """Refuse columns of text of too many levels, of which a table has some.
+
+    Raises:
+        CommandError: if there are any.
+    """
+    many = [table.columns[name] for name, own in levels.items() if len(own) > MOST_LEVELS]
+    if many:
+        count = len(levels[many[0].name])
+        raise CommandError(
+            f"{_named(many)} hold{_s(many)} text of {count} levels, such as {_example(many[0], table)}, more than the "
+            f"{MOST_LEVELS} that --text one-hot takes; write {_ignoring(many)}",
+            remedies=[_ignored(many)],
+        )
+
+
+def usable(
+    table: Table, names: Sequence[str], text: str, note: Callable[[str], None], *, is_part: bool = False
+) -> list[str]:
     """Return the columns a model can be fitted to, of those named.
 
     Args:
@@ -76,23 +117,16 @@ def usable(table: Table, names: Sequence[str], text: str, note: Callable[[str], 
         names: its columns but the target and those to ignore.
         text: what to do with text: ``fail``, ``drop`` or ``one-hot``.
         note: is told what is left out.
+        is_part: whether there are more rows; it is not looked at what names all of them, or counts them.
 
     Raises:
         CommandError: if one holds what cannot be used.
     """
     columns = [table.columns[name] for name in names]
-    naming = [column for column in columns if _NAMES_ROWS.search(column.name) and _all_differ(column)]
-    if naming:
-        raise CommandError(
-            f"{_named(naming)} name{_s(naming)} the rows: no two values are the same; write {_option_id(naming)}, or "
-            f"rename {'it' if len(naming) == 1 else 'them'} to predict from",
-            remedies=[{"id": [column.name for column in naming]}],
-        )
-    for column in columns:
-        if _counts(column):
-            note(
-                f"column {column.name!r} counts the rows; if that says nothing about them, write {_option_id([column])}"
-            )
+    if not is_part:
+        refuse_naming(naming_rows(table, names))
+        for name in (column.name for column in columns if _counts(column)):
+            note(f"column {name!r} counts the rows; if that says nothing about them, write {_option_id([name])}")
     odd = [column for column in columns if column.kind == "other"]
     if odd:
         raise CommandError(
@@ -111,16 +145,10 @@ def usable(table: Table, names: Sequence[str], text: str, note: Callable[[str], 
     if texts and text == "drop":
         note(f"{_named(texts)} hold{_s(texts)} text and {'is' if len(texts) == 1 else 'are'} left out")
         return [column.name for column in columns if column.kind != "text"]
-    many = [column for column in texts if len(_levels(column)) > _MOST_LEVELS]
+    many = [column for column in texts if len(levels_of(column)) > MOST_LEVELS]
     as_levels = "" if many else ", or --text one-hot to take the numbers for text, too"
     require_no_marks(table, many if text == "one-hot" else texts, as_levels)
-    if many:
-        raise CommandError(
-            f"{_named(many)} hold{_s(many)} text of {len(_levels(many[0]))} levels, such as "
-            f"{_example(many[0], table)}, more than the {_MOST_LEVELS} that --text one-hot takes; write "
-            f"{_ignoring(many)}",
-            remedies=[_ignored(many)],
-        )
+    refuse_many({column.name: levels_of(column) for column in many}, table)
     if texts and text == "fail":
         raise CommandError(
             f"{_named(texts)} hold{_s(texts)} text, such as {_example(texts[0], table)}; write --text one-hot for a "
@@ -152,8 +180,8 @@ def require_no_marks(table: Table, texts: Sequence[Column], otherwise: str = "")
     )
 
 
-def require_finite(table: Table, names: Sequence[str]) -> None:
-    """Check for infinities.
+def require_finite(table: Table, names: Sequence[str], *, is_part: bool = False) -> None:
+    """Check for infinities; of a part, it is not looked at how they are written in the file.
 
     Raises:
         CommandError: naming the columns.
@@ -164,7 +192,7 @@ def require_finite(table: Table, names: Sequence[str]) -> None:
         raise CommandError(
             f"{table.path} holds {_counted(found, 'infinite value', table)}; make them missing, or leave those rows "
             f"out",
-            remedies=[{"na_values": _infinite_words(table, found)}, {"ignore": list(found)}],
+            remedies=[{"na_values": [] if is_part else _infinite_words(table, found)}, {"ignore": list(found)}],
         )
 
 
@@ -207,33 +235,45 @@ def tell_of_marks(table: Table, names: Sequence[str], note: Callable[[str], None
             note(f"column {name!r} holds text, such as {where}, among numbers: all of it counts as text")
 
 
-def learn(table: Table, names: Sequence[str], note: Callable[[str], None]) -> Recipe:
-    """Return the recipe for these columns, from the rows that are fitted to.
+def sources_of(table: Table, names: Sequence[str]) -> list[Source]:
+    """Return the sources that columns have: of text, one for each level."""
+    levels = {name: levels_of(table.columns[name]) for name in names if table.columns[name].kind == "text"}
+    return [source for name in names for source in sources(name, levels.get(name))]
+
+
+def sources(name: str, levels: Iterable[str] | None) -> list[Source]:
+    """Return the sources of a column of numbers, or of text with these levels."""
+    return [Source(name)] if levels is None else [Source(name, level) for level in sorted(levels)]
+
+
+def learn(parts: Iterable[Table], sources: Sequence[Source], path: Path, note: Callable[[str], None]) -> Recipe:
+    """Return the recipe for the columns of these sources, from the rows that are fitted to.
 
     Args:
-        table: these rows.
-        names: the columns.
-        note: is told which are constant and so left out.
+        parts: these rows, in any number of tables.
+        sources: that there may be.
+        path: the file, for an error.
+        note: is told which columns are constant and so left out.
 
     Raises:
         CommandError: if none is left.
     """
-    kept: list[tuple[Source, float, float]] = []
-    constant: list[str] = []
-    for name in names:
-        column = table.columns[name]
-        sources = [Source(name, level) for level in _levels(column)] if column.kind == "text" else [Source(name)]
-        moments = [(source, *_moments(_values(column, source))) for source in sources]
-        kept += [found for found in moments if found[2] > 0]
-        constant += [name] if not any(found[2] > 0 for found in moments) else []
+    moments = [_Moments() for _ in sources]
+    for table in parts:
+        for source, own in zip(sources, moments, strict=True):
+            own.add(_values(table.columns[source.column], source))
+    found = [(source, *own.found, own.misses) for source, own in zip(sources, moments, strict=True)]
+    kept = [one for one in found if one[2] > 0]
+    there = {source.column for source, *_ in kept}
+    constant = [name for name in dict.fromkeys(source.column for source in sources) if name not in there]
     if constant:
         one = len(constant) == 1
         listed = f"column{'' if one else 's'} {quoted(constant)}"
         note(f"{listed} {'is' if one else 'are'} the same in every row that is fitted to, and left out")
     if not kept:
-        raise CommandError(f"{table.path} has no column to predict from: all are the target, left out or constant")
-    sources, means, scales = zip(*kept, strict=True)
-    return Recipe(sources, np.array(means), np.array(scales))
+        raise CommandError(f"{path} has no column to predict from: all are the target, left out or constant")
+    used, means, scales, misses = zip(*kept, strict=True)
+    return Recipe(used, np.array(means), np.array(scales), any(misses))
 
 
 def unknown_levels(recipe: Recipe, table: Table) -> dict[str, list[str]]:
@@ -241,7 +281,7 @@ def unknown_levels(recipe: Recipe, table: Table) -> dict[str, list[str]]:
     found = {}
     for name in recipe.text_columns:
         known = {source.level for source in recipe.sources if source.column == name}
-        if new := [level for level in _levels(table.columns[name]) if level not in known]:
+        if new := [level for level in levels_of(table.columns[name]) if level not in known]:
             found[name] = new
     return found
 
@@ -265,18 +305,52 @@ def _values(column: Column, source: Source) -> np.ndarray:
     return np.where(column.missing, np.nan, (text_of(column) == source.level).astype(np.float64))
 
 
-def _moments(values: np.ndarray) -> tuple[float, float]:
-    """Mean and standard deviation with the missing ones at the mean; the latter 0 if all are the same."""
-    present = values[~np.isnan(values)]
-    if not len(present) or present.min() == present.max():
-        return (float(present[0]) if len(present) else 0.0), 0.0
-    unit = float(np.abs(present).max())  # squares of large numbers overflow
-    mean = float(np.mean(present / unit))
-    square = float(np.sum((present / unit - mean) ** 2) / len(values))
-    return mean * unit, float(np.sqrt(square)) * unit
+class _Moments:
+    """Mean and deviation of values that come in parts; the latter with the missing ones at the mean.
+
+    Means and squares of parts are put together as by Chan, Golub and LeVeque (1979): what the values have in common
+    is in no difference. All are in units of the largest, since squares of large numbers overflow.
+    """
+
+    def __init__(self) -> None:
+        self._total = self._count = 0
+        self._least, self._most = np.inf, -np.inf
+        self._unit = self._mean = self._square = 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        """Count more values in, ``(n,)``."""
+        self._total += len(values)
+        present = values[~np.isnan(values)]
+        if not len(present):
+            return
+        self._least, self._most = min(self._least, present.min()), max(self._most, present.max())
+        unit = max(self._unit, float(np.abs(present).max()))
+        if unit == 0:
+            self._count += len(present)
+            return
+        shrunk = self._unit / unit
+        mean, square = self._mean * shrunk, self._square * shrunk**2
+        own = float(np.mean(present / unit))
+        count = self._count + len(present)
+        away = own - mean
+        square += float(np.sum((present / unit - own) ** 2)) + away**2 * (self._count * (len(present) / count))
+        self._unit, self._mean, self._square = unit, mean + away * (len(present) / count), square
+        self._count = count
+
+    @property
+    def misses(self) -> bool:
+        """Whether values were missing."""
+        return self._count < self._total
+
+    @property
+    def found(self) -> tuple[float, float]:
+        """Mean and standard deviation; the latter 0 if all are the same."""
+        if self._least >= self._most:
+            return (float(self._least) if self._count else 0.0), 0.0
+        return self._mean * self._unit, float(np.sqrt(self._square / self._total)) * self._unit
 
 
-def _levels(column: Column) -> list[str]:
+def levels_of(column: Column) -> list[str]:
     return sorted(set(text_of(column)[~column.missing]))
 
 
@@ -292,8 +366,8 @@ def _counts(column: Column) -> bool:
     return len(column.values) - 1 == int(column.values.max()) - int(column.values.min()) and _all_differ(column)
 
 
-def _option_id(columns: Sequence[Column]) -> str:
-    return " ".join(f"--id {shell_word(column.name)}" for column in columns)
+def _option_id(names: Sequence[str]) -> str:
+    return " ".join(f"--id {shell_word(name)}" for name in names)
 
 
 def _words_among_numbers(column: Column, decimal: str) -> list[str]:

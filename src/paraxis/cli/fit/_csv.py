@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -60,11 +60,15 @@ class NoReadingError(ValueError):
 
 
 class Csv(NamedTuple):
-    """The columns of a file, the numbers of its rows in it, from 0, and what to tell of how it was read."""
+    """The columns of a file, the numbers of its rows in it, from 0, what to tell of how it was read, and its length.
+
+    That is the number of rows with those that are left out.
+    """
 
     columns: list[Column]
     numbers: np.ndarray
     notes: tuple[str, ...]
+    length: int
 
 
 def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> Csv:
@@ -78,20 +82,26 @@ def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> Csv:
     Raises:
         NoReadingError: if it has no one reading; says where.
     """
-    text = _decoded(path.read_bytes(), form)
+    return read_bytes(path.read_bytes(), form, as_text)
+
+
+def read_bytes(data: bytes, form: CsvForm, as_text: frozenset[str]) -> Csv:
+    """Read the same of what is in a file."""
+    text = _decoded(data, form)
     names = _names(text if text.find("\n", 0, _HEAD) < 0 else text[:_HEAD], form)
-    numbers, notes = None, ()
+    numbers, notes, length = None, (), None
     try:
         table = _cells(text, names, form)
     except pa.ArrowInvalid:
         even = _even_rows(len(names), text, form)
         if even is None:
             raise
-        text_of_even, numbers, notes = even
+        text_of_even, numbers, notes, length = even
         table = _cells(text_of_even, names, form)
     if text.count('"') % 2 or any("\n" in (column[-1].as_py() if len(column) else "") for column in table.columns):
         _require_closed(text, form)
     numbers = np.arange(table.num_rows) if numbers is None else numbers
+    length = table.num_rows if length is None else length
     names = numbered(table.schema.names) if form.same_names == "number" else table.schema.names
 
     def line(row: int) -> int:
@@ -106,7 +116,20 @@ def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> Csv:
             refused.append(error)
     if refused:  # one that leaves no doubt tells how to read the others
         raise next((error for error in refused if error.certain), refused[0])
-    return Csv(columns, numbers, notes)
+    return Csv(columns, numbers, notes, length)
+
+
+def require_bytewise(beginning: bytes, form: CsvForm) -> None:
+    """Check that a byte for a line's end, or a quote, is one and nothing else, so that a file can be cut there.
+
+    Raises:
+        NoReadingError: if not.
+    """
+    encoding = form.encoding or _marked(beginning) or "utf-8"
+    if encoding != "utf-8-sig" and '\n"'.encode(encoding) != b'\n"':
+        raise NoReadingError(
+            f"it is in {encoding.upper()}, of which parts are not read; write it in UTF-8: iconv -f {encoding} -t utf-8"
+        )
 
 
 def numbered(names: Sequence[str]) -> list[str]:
@@ -127,24 +150,41 @@ def require_delimiter(path: Path, form: CsvForm, names: Sequence[str]) -> None:
     Raises:
         NoReadingError: if they are.
     """
-    text = _decoded(path.read_bytes(), form)[:_HEAD]
+    text = _beginning(path, form)
     for mark in _DELIMITERS:
         _, header = next(_records(text, dataclasses.replace(form, delimiter=mark)), (1, []))
         if set(names) <= set(header):
             _refuse_delimiter(mark)
 
 
+def _beginning(path: Path, form: CsvForm) -> str:
+    with path.open("rb") as file:
+        data = file.read(_HEAD)
+    encoding = form.encoding or _marked(data) or "utf-8"
+    return data.decode(encoding, "ignore")
+
+
 def line_of(text: str | Path, form: CsvForm, row: int) -> int:
     """Return the line in the file, from 1, in which a row, from 0, begins."""
-    text = _decoded(text.read_bytes(), form) if isinstance(text, Path) else text
-    for number, (line, _) in enumerate(_records(text, form)):
-        if number == row + 1:
-            return line
-    return 0
+    if isinstance(text, Path):
+        with text.open("rb") as file:
+            encoding = form.encoding or _marked(file.read(4)) or "utf-8"
+        with text.open(encoding=encoding, errors="replace", newline="") as file:
+            return _line_of(file, form, row)
+    return _line_of(io.StringIO(text, newline=""), form, row)
+
+
+def _line_of(file: TextIO, form: CsvForm, row: int) -> int:
+    records = itertools.islice(_records(file, form), row + 1, None)
+    return next((line for line, _ in records), 0)
+
+
+def _marked(beginning: bytes) -> str | None:
+    return next((encoding for mark, encoding in _BYTE_ORDER_MARKS if beginning.startswith(mark)), None)
 
 
 def _decoded(data: bytes, form: CsvForm) -> str:
-    marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if data.startswith(mark)), None)
+    marked = _marked(data)
     encoding = form.encoding or marked or "utf-8"
     if encoding.startswith("utf-8"):
         _require_text(data, data[: data.find(b"\0")].decode(encoding, "replace") if b"\0" in data else None)
@@ -216,13 +256,14 @@ def _refuse_delimiter(other: str) -> None:
     raise NoReadingError(message, [{"delimiter": other}])
 
 
-def _records(text: str, form: CsvForm, *, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
+def _records(text: str | TextIO, form: CsvForm, *, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
     """Yield the line in which each record begins, and its cells; lines that are empty are no records.
 
     Raises:
         ValueError: if a quote is not closed; ``strict``: also if text follows one that is.
     """
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=form.delimiter, strict=strict)
+    file = io.StringIO(text, newline="") if isinstance(text, str) else text
+    reader = csv.reader(file, delimiter=form.delimiter, strict=strict)
     begins = 1
     try:
         for cells in reader:
@@ -243,8 +284,10 @@ def _cells(text: str, names: Sequence[str], form: CsvForm) -> pa.Table:
     )
 
 
-def _even_rows(size: int, text: str, form: CsvForm) -> tuple[str, np.ndarray, tuple[str, ...]] | None:
-    """Return the text without rows of another length, the numbers of its rows, and what to tell; if there are such.
+def _even_rows(size: int, text: str, form: CsvForm) -> tuple[str, np.ndarray, tuple[str, ...], int] | None:
+    """Return the text without rows of another length, the numbers of its rows, what to tell, and how many rows it had.
+
+    ``None`` if there are no such rows.
 
     Raises:
         NoReadingError: if they are not to be dropped.
@@ -271,7 +314,7 @@ def _even_rows(size: int, text: str, form: CsvForm) -> tuple[str, np.ndarray, tu
     writer.writerows(cells for _, cells in records if len(cells) == size)
     numbers = np.array([number for number, (_, cells) in enumerate(rows) if len(cells) == size], int)
     told = f"{len(uneven):,} row{'s' * (len(uneven) > 1)} of another length left out: {has}{more}"
-    return kept.getvalue(), numbers, (told,)
+    return kept.getvalue(), numbers, (told,), len(rows)
 
 
 def _only_delimiter(text: str, form: CsvForm) -> str | None:

@@ -30,9 +30,12 @@ from paraxis.cli.fit._metrics import measured, trivial
 from paraxis.cli.fit._model import Model
 from paraxis.cli.fit._options import FitOptions
 from paraxis.cli.fit._output import NAMES, require_place, write_all
+from paraxis.cli.fit._parts import Parts
 from paraxis.cli.fit._report import Report
+from paraxis.cli.fit._rows import Design, Held, Rows
 from paraxis.cli.fit._settling import command_line, settled
 from paraxis.cli.fit._solving import SCORES, Solved, Solver, Validated, solve, validate
+from paraxis.cli.fit._survey import Survey, surveyed
 from paraxis.cli.fit._tables import Table, digest_of, quoted, read_table
 from paraxis.launch import initialize
 from paraxis.solve import Status
@@ -54,7 +57,9 @@ class _Work(NamedTuple):
     """A file that was read and checked, before it is fitted.
 
     Args:
-        table: the file, without rows that are left out.
+        rows: those of the file, without those that are left out.
+        num_rows: how many.
+        names: all columns of the file.
         target: what to predict.
         reason: why with this objective.
         y: the target, encoded, ``(num_rows,)``.
@@ -65,7 +70,9 @@ class _Work(NamedTuple):
         notes: what to tell of all this.
     """
 
-    table: Table
+    rows: Rows
+    num_rows: int
+    names: list[str]
     target: targets.Target
     reason: str
     y: np.ndarray
@@ -88,6 +95,9 @@ def run_fit(options: FitOptions, console: Console) -> None:
     if place.process:  # the first of several processes shows, and writes, for all
         console = Console(quiet=True)
 
+    if options.stream is not None and place.num_processes > 1:
+        raise CommandError("--stream reads rows in one process; leave out paraxis launch, or --stream")
+
     def note(text: str) -> None:
         console.print(f"[yellow]note[/] {escape(printable(text))}", highlight=False)
 
@@ -97,7 +107,7 @@ def run_fit(options: FitOptions, console: Console) -> None:
         for text in work.notes:
             note(text)
         fitted = None if work.weight is None else work.weight.fitted(work.train)
-        train_table, y, test, recipe = work.table.rows(work.train), work.y[work.train], work.test, work.recipe
+        y, test, recipe = work.y[work.train], work.test, work.recipe
         find_devices(options.devices or 1)
         devices = jax.devices()[: options.devices or None]
         if len({device.process_index for device in devices}) < place.num_processes:
@@ -106,7 +116,7 @@ def run_fit(options: FitOptions, console: Console) -> None:
                 f"it out, and say how many each has: paraxis launch --devices"
             )
         solver = dataclasses.replace(work.solver, num_devices=len(devices))
-        X = recipe.design(train_table).astype(np.float32 if options.float32 else np.float64)
+        X = work.rows.design(recipe, work.train, np.float32 if options.float32 else np.float64)
 
         started = time.perf_counter()
         strength, validated = _strength(options, solver, X, y, fitted, console)
@@ -129,17 +139,21 @@ def run_fit(options: FitOptions, console: Console) -> None:
             work.target, recipe, solved.coef, solved.intercept, options.missing == "mean", about, tuple(options.id)
         )
         scored = test if len(test) else work.train
-        tested, y_tested = work.table.rows(scored), work.y[scored]
+        y_tested = work.y[scored]
         counts = None if work.weight is None else work.weight.own[scored]
         objective = work.target.objective
         baseline = np.broadcast_to(trivial(objective, y, fitted), (len(y_tested), len(solved.coef)))
         metrics = {
-            "model": measured(objective, model.linear(tested), y_tested, counts),
+            "model": measured(objective, work.rows.linear(model, scored), y_tested, counts),
             "without the columns": measured(objective, baseline, y_tested, counts),
         }
-        filled = any(train_table.columns[name].missing.any() for name in recipe.columns)
         errors = standard_errors.of_model(
-            model, X, y, converged=solved.converged, weighted=fitted is not None, filled=filled
+            model,
+            X.parts() if isinstance(X, Design) else [X],
+            y,
+            converged=solved.converged,
+            weighted=fitted is not None,
+            filled=recipe.fills,
         )
         where = f"{len(test):,} rows held out" if len(test) else "the rows fitted to; none are held out"
         facts = _summary(options, work, model, solved, value_name(solver.smooth), describe(devices), seconds)
@@ -182,24 +196,72 @@ def _prepared(options: FitOptions, read: _Read) -> _Work:
     """
     notes: list[str] = []
     require_place(options.out, options.data, options.force)
-    table, names = _read(options, read, notes.append)
-    columns.tell_of_marks(table, [options.target, *names], notes.append)
-    columns.require_finite(table, names)
-    table = _without_missing(options, table, names, notes.append)
+    if options.stream is None:
+        table = read(options.data, options.csv, as_text=_as_text(options))
+        num_in_file, all_names = table.num_rows, list(table.columns)
+        table, names = _checked(options, table, notes.append)
+        rows: Rows = Held(table)
+        sources = columns.sources_of(table, names)
+    else:
+        survey = _surveyed(options, notes.append)
+        table, rows, sources, all_names = survey.table, survey.rows, survey.sources, survey.names
+        num_in_file = table.num_rows + survey.num_dropped
+    if table.num_rows < num_in_file:
+        notes.append(f"{num_in_file - table.num_rows:,} of {num_in_file:,} rows have missing values and are left out")
     target, reason = targets.choose(table.columns[options.target], options.objective)
     y = target.encoded(table.columns[options.target])
     train, test = _dealt(options, target, y)
+    if options.stream is not None:  # in the order in which they are read
+        train, test = np.sort(train), np.sort(test)
     weight = weights.found(options, table, target, y, train, test)
-    recipe = columns.learn(table.rows(train), names, notes.append)
+    recipe = columns.learn(rows.parts(train), sources, options.data, notes.append)
     _require_rows(options, target, y[train], len(recipe.sources))
     solver = Solver(target.objective, options.penalty, options.l1_ratio, options.tol, options.max_iterations, 1)
-    return _Work(table, target, reason, y, weight, train, test, recipe, solver, notes)
+    return _Work(rows, table.num_rows, all_names, target, reason, y, weight, train, test, recipe, solver, notes)
 
 
-def _read(options: FitOptions, read: _Read, note: _Note) -> tuple[Table, list[str]]:
-    """Return the table, and the columns to predict from."""
+def _surveyed(options: FitOptions, note: _Note) -> Survey:
+    """Read all parts of a file or folder once, and check each."""
+    from paraxis.engines import Stream  # which loads JAX's machinery for programs
+
+    try:
+        engine = Stream(memory=options.stream)
+    except ValueError:
+        raise CommandError(
+            f"--stream {options.stream} must be a number of bytes, such as 2GB; write --stream 2GB",
+            remedies=[{"stream": "2GB"}],
+        ) from None
+    told: set[str] = set()
+
+    def once(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            note(text)
+
+    def check(part: Table) -> tuple[Table, list[str]]:
+        return _checked(options, part, once, is_part=True)
+
+    kept = [options.target, *([options.weights] if options.weights is not None else [])]
+    files = Parts(options.data, options.csv, "paraxis fit")
+    return surveyed(files, kept, _as_text(options), check, engine)
+
+
+def _as_text(options: FitOptions) -> frozenset[str]:
+    used = {options.target, options.weights}
+    return frozenset((*options.ignore, *options.id)) - used
+
+
+def _checked(options: FitOptions, table: Table, note: _Note, *, is_part: bool = False) -> tuple[Table, list[str]]:
+    """Return the rows, or a part of them, without those that are left out, and the columns to predict from."""
+    names = _names(options, table, note, is_part=is_part)
+    columns.tell_of_marks(table, [options.target, *names], note)
+    columns.require_finite(table, names, is_part=is_part)
+    return _without_missing(options, table, names, is_part=is_part), names
+
+
+def _names(options: FitOptions, table: Table, note: _Note, *, is_part: bool) -> list[str]:
+    """Return the columns to predict from."""
     used = [options.target, *([options.weights] if options.weights is not None else [])]
-    table = read(options.data, options.csv, as_text=frozenset((*options.ignore, *options.id)) - {*used})
     for text in table.notes:
         note(text)
     table.required([options.target], "target column", "target")
@@ -225,10 +287,10 @@ def _read(options: FitOptions, read: _Read, note: _Note) -> tuple[Table, list[st
     if target.kind == "text" and len(set(target.values)) > targets.FEW:  # as many labels are numbers
         columns.require_no_marks(table, [target])
     weights.require_numbers([table.columns[name] for name in used[1:]], table)
-    return table, columns.usable(table, names, options.text, note)
+    return columns.usable(table, names, options.text, note, is_part=is_part)
 
 
-def _without_missing(options: FitOptions, table: Table, names: list[str], note: _Note) -> Table:
+def _without_missing(options: FitOptions, table: Table, names: list[str], *, is_part: bool) -> Table:
     needed = [options.target, *([options.weights] if options.weights is not None else [])]
     there = ~np.any([table.columns[name].missing for name in needed], axis=0)
 
@@ -237,16 +299,13 @@ def _without_missing(options: FitOptions, table: Table, names: list[str], note: 
 
     if options.missing == "drop-rows":
         whole = ~np.any([table.columns[name].missing for name in (*needed, *names)], axis=0)
-        if not whole.any():
+        if not whole.any() and not is_part:
             raise CommandError(
                 f"{table.path} has a missing value in each row; write --missing mean, or --ignore COLUMN",
                 remedies=[{"missing": "mean"}] * bool(there.all())
                 + [{"ignore": columns.emptiest(table, names, there)}],
             )
-        dropped = int((~whole).sum())
-        if dropped:
-            note(f"{dropped:,} of {table.num_rows:,} rows have missing values and are left out")
-        return table.rows(whole) if dropped else table
+        return table if whole.all() else table.rows(whole)
     if options.missing == "fail":
         columns.require_present(
             table, [*needed, *names], *((_ADVICE, {"missing": "mean"}) if there.all() else (_DROP, drop()))
@@ -360,12 +419,12 @@ def _summary(
 ) -> list[tuple[str, str]]:
     about, last = model.about, solved.history[-1] if solved.history else None
     used = set(model.recipe.columns)
-    dropped = [name for name in work.table.columns if name not in (*used, options.target, options.weights)]
+    dropped = [name for name in work.names if name not in (*used, options.target, options.weights)]
     penalty = options.penalty if options.penalty == "none" else f"{options.penalty}, strength {about['strength']:.4g}"
     num_made, num_used = len(model.recipe.sources), len(used)
     made = "" if num_made == num_used else f", as {num_made:,} of the model"
     return [
-        ("data", f"{options.data.name}: {work.table.num_rows:,} rows, {about['rows']:,} fitted to"),
+        ("data", f"{options.data.name}: {work.num_rows:,} rows, {about['rows']:,} fitted to"),
         ("columns", f"{num_used:,}{made}"),
         *([("left out", quoted(dropped))] if dropped else []),
         ("target", f"{options.target}" + _classes(work.target)),

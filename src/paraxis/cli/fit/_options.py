@@ -68,6 +68,8 @@ class FitOptions:
         max_iterations: how many are allowed.
         out: directory for what is written.
         force: whether an earlier fit there may go.
+        stream: the memory for rows that are read a part at a time, in bytes or such as ``2GB``; ``None``: all rows are
+            held.
         csv: how the file is written, if it is CSV.
     """
 
@@ -93,6 +95,7 @@ class FitOptions:
     max_iterations: int = 10_000
     out: Path = Path("paraxis-fit")
     force: bool = False
+    stream: str | None = None
     csv: CsvForm = CsvForm()
 
     def __post_init__(self) -> None:
@@ -110,8 +113,21 @@ class FitOptions:
             )
         if self.strength is not None and self.strengths is not None:
             raise CommandError("--strength is one number and --strengths a grid to choose from; give one of them")
+        if self.stream is not None:
+            self._require_streamable()
         if self.penalty == "none" and (self.strength or self.strengths):
             raise CommandError("--penalty none has no strength; write --penalty l2, or leave the strength out")
+
+    def _require_streamable(self) -> None:
+        if self.penalty in ("l1", "elastic-net"):
+            raise CommandError(
+                f"--penalty {self.penalty} needs all rows in memory; write --penalty l2, or leave out --stream"
+            )
+        if self.strengths is not None:
+            raise CommandError(
+                f"--strengths needs all rows in memory, for cross-validation; write --strength {self.strengths[0]:g} "
+                f"for one of them at a time, or leave out --stream"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +142,7 @@ class PredictOptions:
         missing: ``fail`` or ``mean``; ``None``: ``mean`` if the model was fitted so.
         keep: columns of the file to write beside the predictions.
         force: whether a file at ``out`` may go.
+        stream: whether the rows are read, and their predictions written, a part at a time.
         csv: how the file is written, if it is CSV.
     """
 
@@ -136,6 +153,7 @@ class PredictOptions:
     missing: str | None = None
     keep: Sequence[str] = ()
     force: bool = False
+    stream: bool = False
     csv: CsvForm = CsvForm()
 
 

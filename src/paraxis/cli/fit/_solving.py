@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from paraxis.cli._errors import CommandError
+from paraxis.cli.fit._rows import Design
 from paraxis.solve import Interrupted, Iteration, Status, estimators as est
 
 SCORES = {"logistic": "accuracy", "squared": "R²", "poisson": "D²"}
@@ -53,11 +54,11 @@ class Solver:
             return 1 / (strength * num_rows) if strength else float("inf")
         return strength * num_rows if self.objective == "squared" and self.smooth else strength
 
-    def tolerance(self, X: np.ndarray) -> float:
+    def tolerance(self, X: np.ndarray | Design) -> float:
         """Return the error of a solution."""
         return _TOL[X.dtype] if self.tol is None else self.tol
 
-    def estimator(self, strength: float, X: np.ndarray, watch: Any) -> Any:
+    def estimator(self, strength: float, X: np.ndarray | Design, watch: Any) -> Any:
         """Return the estimator, not fitted."""
         value = self.native(strength, len(X))
         options: dict[str, Any] = {
@@ -95,7 +96,7 @@ class Solved:
 
 
 def solve(
-    solver: Solver, strength: float, X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, watch: Any
+    solver: Solver, strength: float, X: np.ndarray | Design, y: np.ndarray, weight: np.ndarray | None, watch: Any
 ) -> Solved:
     """Fit to all rows, with weights of mean 1; ``watch`` is called with each iteration.
 
@@ -114,7 +115,11 @@ def solve(
     error = None
     with _quiet():
         try:
-            model = solver.estimator(strength, X, seen).fit(X, targets, weight)
+            model = solver.estimator(strength, X, seen)
+            if isinstance(X, Design):
+                model.fit(X.with_targets(targets), sample_weight=weight, engine=X.engine)
+            else:
+                model.fit(X, targets, weight)
         except Interrupted as stopped:
             model, error = stopped.estimator, _largest_error(stopped)
     history.sort(key=lambda iteration: iteration.iter_num)

@@ -6,6 +6,8 @@ over their degrees of freedom; p (1 - p) for two classes; and the expected count
 """
 
 import dataclasses
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,13 +37,14 @@ class StandardErrors:
 
 
 def of_model(
-    model: Model, X: np.ndarray, y: np.ndarray, *, converged: bool, weighted: bool, filled: bool
+    model: Model, parts: Iterable[np.ndarray], y: np.ndarray, *, converged: bool, weighted: bool, filled: bool
 ) -> StandardErrors:
     """Return the standard errors of a model's coefficients.
 
     Args:
         model: the model.
-        X: its columns of the rows that were fitted to, of mean 0 and standard deviation 1, ``(n, d)``.
+        parts: its columns of the rows that were fitted to, of mean 0 and standard deviation 1, ``(n, d)``, in parts;
+            they are asked for once, if at all.
         y: their targets, ``(n,)``.
         converged: whether it is a solution.
         weighted: whether rows had weights.
@@ -52,38 +55,76 @@ def of_model(
         "those of more than two classes are determined but for a constant": len(model.coef) > 1,
         "weights have several meanings, and each has its own": weighted,
         "means stood for missing values; write --missing drop-rows": filled,
-        "the columns tell the classes apart without an error, so ever larger coefficients are more likely": (
-            model.target.objective == "logistic" and _tells_apart(model, X, y)
-        ),
-        "the solver stopped before the test for a solution was passed": not converged,
-        f"there are more than {_MOST_COLUMNS} columns": X.shape[1] > _MOST_COLUMNS,
     }
     reason = next((reason for reason, holds in why_none.items() if holds), None)
-    found = _values(model, X, y) if reason is None else reason
+    if reason is None:
+        sums = _summed(model, parts, y)
+        why_none = {
+            "the columns tell the classes apart without an error, so ever larger coefficients are more likely": (
+                model.target.objective == "logistic" and sums.all_right
+            ),
+            "the solver stopped before the test for a solution was passed": not converged,
+            f"there are more than {_MOST_COLUMNS} columns": model.coef.shape[1] > _MOST_COLUMNS,
+        }
+        reason = next((reason for reason, holds in why_none.items() if holds), None)
+        found = _values(model, sums, y) if reason is None else reason
+    else:
+        found = reason
     if isinstance(found, str):
         return StandardErrors(None, f"There are no standard errors: {found}.")
     return StandardErrors(found, _HOLDS[model.target.objective])
 
 
-def _tells_apart(model: Model, X: np.ndarray, y: np.ndarray) -> bool:
-    """Return whether a model of two classes is right about each row."""
-    z = X @ model.coef[0] + model.intercept[0]
-    return bool(np.all(np.where(y > 0, z, -z) > 0))
+class _Sums(NamedTuple):
+    """What of all rows tells the errors.
+
+    Args:
+        gram: ``D' D``.
+        information: ``D' V D``, for least squares without the variance.
+        squares: the sum of squared residuals.
+        all_right: whether a model of two classes is right about each row.
+        exact: as ``_EXACT``.
+    """
+
+    gram: np.ndarray
+    information: np.ndarray
+    squares: float
+    all_right: bool
+    exact: float
 
 
-def _values(model: Model, X: np.ndarray, y: np.ndarray) -> np.ndarray | str:
+def _summed(model: Model, parts: Iterable[np.ndarray], y: np.ndarray) -> _Sums:
+    """Return the sums over all rows. Of more columns than errors are told of, no matrix is made."""
+    size = 1 + model.coef.shape[1] if model.coef.shape[1] <= _MOST_COLUMNS else 0
+    gram, information = np.zeros((size, size)), np.zeros((size, size))
+    squares, all_right, start, exact = 0.0, True, 0, 0.0
+    objective = model.target.objective
+    for X in parts:
+        own, exact = y[start : start + len(X)], _EXACT[X.dtype.name]
+        start += len(X)
+        X = X.astype(np.float64)
+        z = X @ model.coef[0] + model.intercept[0]
+        squares += float(np.sum((own - z) ** 2)) if objective == "squared" else 0.0
+        all_right = all_right and bool(np.all(np.where(own > 0, z, -z) > 0))
+        if size:
+            D = np.column_stack([np.ones(len(X)), X])
+            gram += D.T @ D
+            information += D.T @ (_precision(objective, z)[:, None] * D)
+    return _Sums(gram, information, squares, all_right, exact)
+
+
+def _values(model: Model, sums: _Sums, y: np.ndarray) -> np.ndarray | str:
     """Return them, or why there are none."""
-    exact = _EXACT[X.dtype.name]
-    X = X.astype(np.float64)
-    z = X @ model.coef[0] + model.intercept[0]
-    D = np.column_stack([np.ones(len(X)), X])
-    if len(D) < D.shape[1]:
+    size, information = len(sums.gram), sums.information
+    if len(y) < size:
         return "there are more coefficients than rows"
-    if _inverse(D.T @ D) is None:
+    if _inverse(sums.gram) is None:
         return "some columns are determined by the others, as are all levels of a text"
-    if model.target.objective == "squared" and (reason := _perfect(z, y, D.shape[1], exact)) is not None:
-        return reason
-    covariance = _inverse(D.T @ (_precision(model.target.objective, z, y, D.shape[1])[:, None] * D))
+    if model.target.objective == "squared":
+        if (reason := _perfect(sums, y)) is not None:
+            return reason
+        information = information * ((len(y) - size) / sums.squares)
+    covariance = _inverse(information)
     if covariance is None:
         return "the rows whose target is uncertain do not determine the coefficients"
     # To the columns' own units: the intercept there is the one here less the coefficients' means.
@@ -103,20 +144,20 @@ def _inverse(information: np.ndarray) -> np.ndarray | None:
     return np.linalg.inv(scaled) / np.outer(unit, unit)
 
 
-def _perfect(z: np.ndarray, y: np.ndarray, num_columns: int, exact: float) -> str | None:
+def _perfect(sums: _Sums, y: np.ndarray) -> str | None:
     """Return why rows leave no errors to be seen, if so."""
-    if len(y) <= num_columns:
+    if len(y) <= len(sums.gram):
         return "there are as many coefficients as rows, so no errors are left to tell their variance"
-    largest = np.abs(y).max()
-    if np.sqrt(np.mean((y - z) ** 2)) <= exact * (np.std(y) if np.std(y) > exact * largest else largest):
+    largest, exact = np.abs(y).max(), sums.exact
+    if np.sqrt(sums.squares / len(y)) <= exact * (np.std(y) if np.std(y) > exact * largest else largest):
         return "the fit is perfect, so no errors are left to tell their variance"
     return None
 
 
-def _precision(objective: str, z: np.ndarray, y: np.ndarray, num_columns: int) -> np.ndarray:
-    """Return that of each row's target, ``(n,)``."""
+def _precision(objective: str, z: np.ndarray) -> np.ndarray:
+    """Return that of each row's target, ``(n,)``; of least squares up to a factor."""
     if objective == "squared":
-        return np.full(len(y), (len(y) - num_columns) / np.sum((y - z) ** 2))
+        return np.ones(len(z))
     if objective == "poisson":
         return np.exp(z)
     odds = np.exp(-np.abs(z))

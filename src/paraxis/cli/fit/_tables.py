@@ -22,6 +22,8 @@ from paraxis.cli.fit._options import CsvForm
 from paraxis.cli.fit._values import Column, of_arrow, of_numpy
 
 SUFFIXES = (".csv", ".parquet", ".npz")
+IN_PARTS = (".csv", ".parquet", ".npy")
+"""Of the files of a folder, which are read a part at a time."""
 
 _NAMED = 6  # a message names no more columns than that
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0|\.\d+")  # the last is a second one without a name
@@ -38,6 +40,7 @@ class Table:
         index: those that name rows, and so say nothing about them.
         form: how it is written, if it is CSV.
         notes: what to tell of how it was read.
+        before: of a part of several files, how many rows come before the first of this file.
     """
 
     path: Path
@@ -46,6 +49,7 @@ class Table:
     index: tuple[str, ...]
     form: CsvForm
     notes: tuple[str, ...] = ()
+    before: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -62,7 +66,7 @@ class Table:
 
     def place(self, row: int) -> str:
         """Return where a row is in the file, for people."""
-        number = int(self.numbers[row])
+        number = int(self.numbers[row]) - self.before
         return f"line {line_of(self.path, self.form, number)}" if self.is_csv else f"row {number}"
 
     def required(self, names: Sequence[str], what: str, option: str = "") -> None:
@@ -75,7 +79,7 @@ class Table:
         if not absent:
             return
         if self.is_csv:
-            with _refused(self.path):
+            with reading(self.path):
                 require_delimiter(self.path, self.form, names)
         close = {name: difflib.get_close_matches(name, self.columns, n=1) for name in absent}
         meant = [f"{match[0]!r}" for match in close.values() if match]
@@ -105,26 +109,45 @@ def read_table(path: Path, form: CsvForm, *, as_text: Iterable[str] = ()) -> Tab
         CommandError: if it cannot be read, or holds no rows.
     """
     kind = path.suffix.lower()
+    if path.is_dir() and any(file.suffix in IN_PARTS for file in path.iterdir()):
+        raise CommandError(
+            f"{path} is a folder, whose files are read a part at a time; write --stream",
+            remedies=[{"stream": lambda old: True if old is False else "2GB"}],
+        )
     if kind not in SUFFIXES:
         raise CommandError(
             f"{path}: cannot tell what it is from its suffix {path.suffix!r}; it must be one of {', '.join(SUFFIXES)}"
         )
-    usual = dataclasses.replace(CsvForm(), same_names=form.same_names)
-    if form != usual and kind != ".csv":
-        fields = {field.name: lambda _, name=field.name: getattr(usual, name) for field in dataclasses.fields(form)}
-        raise CommandError(
-            f"{path} is no CSV file; leave out --encoding, --delimiter, --decimal, --na-values and --uneven-rows",
-            remedies=[fields],
-        )
+    if kind != ".csv":
+        require_no_form(path, form)
     index: tuple[str, ...] = ()
     numbers, notes = None, ()
-    with _refused(path):
+    with reading(path):
         if kind == ".csv":
-            columns, numbers, notes = read_csv(path, form, frozenset(as_text))
+            columns, numbers, notes, _ = read_csv(path, form, frozenset(as_text))
         elif kind == ".parquet":
             columns, index = _read_parquet(path)
         else:
             columns = _read_npz(path)
+    found = assembled(path, form, columns, index, numbers, notes)
+    if not found.num_rows:
+        raise CommandError(f"{path} is empty: it holds no rows")
+    return found
+
+
+def assembled(
+    path: Path,
+    form: CsvForm,
+    columns: list[Column],
+    index: tuple[str, ...],
+    numbers: np.ndarray | None,
+    notes: tuple[str, ...],
+) -> Table:
+    """Return columns that were read as a table.
+
+    Raises:
+        CommandError: if several have the same name.
+    """
     if form.same_names == "number":
         names = numbered([column.name for column in columns])  # of CSV they are by now
         columns = [dataclasses.replace(column, name=name) for column, name in zip(columns, names, strict=True)]
@@ -137,16 +160,29 @@ def read_table(path: Path, form: CsvForm, *, as_text: Iterable[str] = ()) -> Tab
             remedies=[{"same_names": "number"}],
         )
     num_rows = len(columns[0].values) if columns else 0
-    if not num_rows:
-        raise CommandError(f"{path} is empty: it holds no rows")
     # Without a name or with one that pandas makes: an index that was written with the columns.
     index += tuple(name for name in names if name not in index and (not name or _PANDAS_INDEX.fullmatch(name)))
     numbers = np.arange(num_rows) if numbers is None else numbers
     return Table(path, numbers, {column.name: column for column in columns}, index, form, notes)
 
 
+def require_no_form(path: Path, form: CsvForm) -> None:
+    """Check that nothing is said of how a file is written that is no CSV.
+
+    Raises:
+        CommandError: if it is.
+    """
+    usual = dataclasses.replace(CsvForm(), same_names=form.same_names)
+    if form != usual:
+        fields = {field.name: lambda _, name=field.name: getattr(usual, name) for field in dataclasses.fields(form)}
+        raise CommandError(
+            f"{path} is no CSV file; leave out --encoding, --delimiter, --decimal, --na-values and --uneven-rows",
+            remedies=[fields],
+        )
+
+
 @contextlib.contextmanager
-def _refused(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Around what reads a file: tell of it in its name."""
     try:
         yield
@@ -160,7 +196,10 @@ def _refused(path: Path) -> Iterator[None]:
 
 
 def digest_of(path: Path) -> str:
-    """By which a file is known again."""
+    """By which a file is known again; or a folder, by the files in it."""
+    if path.is_dir():
+        files_of = sorted(file for file in path.iterdir() if file.is_file())
+        return hashlib.sha256("".join(file.name + digest_of(file) for file in files_of).encode()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -189,10 +228,10 @@ def _read_parquet(path: Path) -> tuple[list[Column], tuple[str, ...]]:
     with path.open("rb") as file:
         table = arrow_parquet.ParquetFile(file).read()
     columns = [of_arrow(name, table.column(index)) for index, name in enumerate(table.schema.names)]
-    return columns, tuple(name for name in _pandas_index(table.schema.metadata or {}) if name in table.schema.names)
+    return columns, tuple(name for name in pandas_index(table.schema.metadata or {}) if name in table.schema.names)
 
 
-def _pandas_index(metadata: dict[bytes, bytes]) -> list[str]:
+def pandas_index(metadata: dict[bytes, bytes]) -> list[str]:
     """Return the columns that pandas wrote the index into; one that only counts rows is in none."""
     try:
         written = json.loads(metadata.get(b"pandas", b"{}"))["index_columns"]

@@ -1,7 +1,7 @@
 """A column as it is in the file: integers stay integers, text stays text, and what is missing is known."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -82,6 +82,22 @@ class Column:
 
     def rows(self, chosen: np.ndarray) -> "Column":
         return dataclasses.replace(self, values=self.values[chosen], missing=self.missing[chosen])
+
+
+def joined(columns: Sequence[Column]) -> Column:
+    """Return a column of the values of several, which follow each other; they are all text, or none is.
+
+    Those of which nothing is known, as all of it is missing, are of the others' kind.
+    """
+    told = [column for column in columns if not column.missing.all()] or columns
+    kind = told[0].kind if len({column.kind for column in told}) == 1 else "number"
+    missing = np.concatenate([column.missing for column in columns])
+    blank = np.full(1, {"text": "", "boolean": False}.get(kind, 0), told[0].values.dtype)
+    values = np.concatenate([np.repeat(blank, len(one.values)) if one.missing.all() else one.values for one in columns])
+    marks = tuple(sorted({mark for column in columns for mark in column.marks}))
+    values = values.astype(np.float64) if kind == "number" else values
+    kind = "number" if values.dtype.kind == "f" else kind
+    return Column(columns[0].name, kind, values, missing, told[0].stored, marks)
 
 
 def of_arrow(name: str, chunks: pa.ChunkedArray | pa.Array, stored: str = "", marks: tuple[str, ...] = ()) -> Column:
