@@ -334,7 +334,7 @@ def test_a_failure_while_writing_leaves_the_old_predictions(
     (tmp_path / "out.csv").write_text("old")
     before = everything(tmp_path)
 
-    def failing(table: Any, target: Any) -> None:
+    def failing(table: Any, target: Any, *_: Any) -> None:
         target.write(b"half")
         raise OSError(28, "no space left")
 

@@ -127,8 +127,14 @@ def test_what_cannot_be_is_said():
         px.solve.Ridge().fit(rows)
     with pytest.raises(TypeError, match=r"Ridge: y must be left out, as the table has it; write fit\(table, engine"):
         px.solve.Ridge().fit(rows, Z, engine=STREAM)
-    with pytest.raises(px.DataError, match=r"Lasso: with an L1 penalty, rows must be in memory, got <Table: 203 rows"):
-        px.solve.Lasso().fit(rows, engine=STREAM)
+    for sparse, instead in (
+        (px.solve.Lasso(), r"px\.solve\.Ridge\(\)"),
+        (px.solve.ElasticNet(), r"ElasticNet\(l1_ratio=0\)"),
+        (px.solve.LogisticRegression(l1_ratio=1.0), r"LogisticRegression\(l1_ratio=0\)"),
+    ):
+        expected = rf"with an L1 penalty, rows must be in memory, got <Table: 203 rows.*; write {instead}, or fit to"
+        with pytest.raises(px.DataError, match=expected):
+            sparse.fit(rows, engine=STREAM)
     with pytest.raises(TypeError, match=r"Ridge: a path is of rows in memory, .*; write fit\(table, engine="):
         px.solve.Ridge().path(rows, None, [1.0])
     with pytest.raises(px.DataError, match=r"Ridge: the table must have at least one row, got <Table: 0 rows"):

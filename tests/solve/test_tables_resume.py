@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,11 +25,11 @@ class Stopped(Exception):  # noqa: N818  it is no error
     pass
 
 
-def table(y=CLASSES, x=X) -> px.Table:
+def table(y: np.ndarray = CLASSES, x: np.ndarray = X) -> px.Table:
     return px.Table.of_arrays(x, y)
 
 
-def engine(folder: Path | None, at_once: int = 5, **options) -> px.Stream:
+def engine(folder: Path | None, at_once: int = 5, **options: Any) -> px.Stream:
     return px.Stream(at_once=at_once, folder=folder, save_every=0, **options)
 
 
@@ -133,7 +134,7 @@ def test_a_fit_goes_on_wherever_it_was_killed(tmp_path, seconds):
 def test_a_folder_with_another_run_is_refused_and_stays_as_it_is(tmp_path):
     folder = tmp_path / "run"
 
-    def fit(alpha: float = 1.0, y=Z, at_once: int = 5, watch=0) -> None:
+    def fit(alpha: float = 1.0, y: np.ndarray = Z, at_once: int = 5, watch: Any = 0) -> None:
         px.solve.Ridge(alpha, verbose=watch, tol=1e-9).fit(table(y), engine=engine(folder, at_once))
 
     with pytest.raises(Stopped):
@@ -162,7 +163,8 @@ def test_each_option_of_an_engine_works_for_a_table_or_is_refused_by_name(tmp_pa
     seen.clear()
     model.predict(rows, engine=engine(None, 100, verbose=seen.append))
     assert [one.done for one in seen] == [100, 200, 203]
-    for options in ({"keep": "disk"}, {"keep": "memory"}, {"readers": 4}):
+    refused: list[dict[str, Any]] = [{"keep": "disk"}, {"keep": "memory"}, {"readers": 4}]
+    for options in refused:
         ((name, value),) = options.items()
         expected = rf"{name} is not for a px\.Table, got {name}={value!r}; .*: write px\.Stream\(at_once=5\)"
         for use in (lambda it: px.solve.Ridge().fit(rows, engine=it), lambda it: model.predict(rows, engine=it)):

@@ -20,21 +20,62 @@ def measured(objective: str, z: np.ndarray, y: np.ndarray, weight: np.ndarray | 
         y: the numbers of classes, or values, ``(n,)``.
         weight: how much each row counts, ``(n,)``; ``None``: the same.
     """
-    if weight is not None and not weight.any():
-        weight = None
-    if objective == "logistic":
-        logs = log_probabilities(z)
-        return {
-            "accuracy": float(np.average(logs.argmax(1) == y, weights=weight)),
-            "log loss": abs(float(np.average(logs[np.arange(len(y)), y], weights=weight))),
-        }
-    if objective == "poisson":
-        mean = np.exp(z[:, 0])
-        surprise = np.where(y > 0, y * (np.log(np.where(y > 0, y, 1)) - z[:, 0]), 0)
-        return {"mean deviance": 2 * float(np.average(surprise - y + mean, weights=weight))}
-    square = float(np.average((y - z[:, 0]) ** 2, weights=weight))
-    variance = float(np.average((y - np.average(y, weights=weight)) ** 2, weights=weight))
-    return {"R²": 1 - square / variance if variance > 0 else float("nan"), "RMSE": float(np.sqrt(square))}
+    found = Measures(objective)
+    found.add(z, y, weight if weight is None or weight.any() else None)
+    return found.metrics
+
+
+class Measures:
+    """Metrics of rows that come in parts.
+
+    Args:
+        objective: as for :func:`measured`.
+    """
+
+    def __init__(self, objective: str) -> None:
+        self._objective = objective
+        self._sums: dict[str, float] = {}
+        self._mean = self._spread = 0.0  # of the targets, for R²: as parts are put together in _columns
+        self.total = 0.0
+        self.num_rows = 0
+
+    def add(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None) -> None:
+        """Count rows in, as for :func:`measured`."""
+        own = len(y) if weight is None else float(np.sum(weight))
+        self.num_rows += len(y)
+        if own:
+            for name, values in self._of_rows(z, y).items():
+                total = np.sum(values if weight is None else values * weight)
+                self._sums[name] = self._sums.get(name, 0.0) + float(total)
+            if self._objective == "squared":
+                mean = float(np.average(y, weights=weight))
+                squares = (y - mean) ** 2
+                away, share = mean - self._mean, own / (self.total + own)
+                self._spread += float(np.sum(squares if weight is None else squares * weight))
+                self._spread += away**2 * self.total * share
+                self._mean += away * share
+            self.total += own
+
+    def _of_rows(self, z: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what is averaged."""
+        if self._objective == "logistic":
+            logs = log_probabilities(z)
+            return {"accuracy": logs.argmax(1) == y, "log loss": logs[np.arange(len(y)), y]}
+        if self._objective == "poisson":
+            surprise = np.where(y > 0, y * (np.log(np.where(y > 0, y, 1)) - z[:, 0]), 0)
+            return {"mean deviance": surprise - y + np.exp(z[:, 0])}
+        return {"square": (y - z[:, 0]) ** 2}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """By their names."""
+        found = {name: value / self.total for name, value in self._sums.items()}
+        if self._objective == "logistic":
+            return {"accuracy": found["accuracy"], "log loss": abs(found["log loss"])}
+        if self._objective == "poisson":
+            return {"mean deviance": 2 * found["mean deviance"]}
+        square, variance = found["square"], self._spread / self.total
+        return {"R²": 1 - square / variance if variance > 0 else float("nan"), "RMSE": float(np.sqrt(square))}
 
 
 def trivial(objective: str, y: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:

@@ -1,8 +1,11 @@
 """``paraxis predict``: what a saved model says of the rows of a file. NumPy only: no devices are started."""
 
+import contextlib
+import functools
 import os.path
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,16 +18,18 @@ from paraxis.cli._errors import CommandError, printable
 from paraxis.cli._places import require_creatable, unused
 from paraxis.cli.fit import _columns as columns
 from paraxis.cli.fit._grids import metrics_grid, titled
-from paraxis.cli.fit._metrics import log_probabilities, measured
+from paraxis.cli.fit._metrics import Measures, log_probabilities
 from paraxis.cli.fit._model import Model, load
 from paraxis.cli.fit._options import PredictOptions
+from paraxis.cli.fit._parts import Parts
 from paraxis.cli.fit._settling import settled
-from paraxis.cli.fit._tables import Table, digest_of, quoted, read_table, write_table
+from paraxis.cli.fit._tables import Table, Writer, digest_of, quoted, read_table
 from paraxis.cli.fit._targets import UNKNOWN
 from paraxis.cli.fit._values import Column
 
 _SUFFIXES = (".csv", ".parquet")
 _SHOWN = 10
+_MOST_UNKNOWN = 50  # levels of a text that are remembered, to be told
 
 
 def run_predict(options: PredictOptions, console: Console) -> None:
@@ -38,31 +43,44 @@ def run_predict(options: PredictOptions, console: Console) -> None:
     def note(text: str) -> None:
         console.print(f"[yellow]note[/] {escape(printable(text))}", highlight=False)
 
-    table, kept, notes = settled(options, lambda options: _checked(options, model))
-    for text in notes:
+    work = settled(options, lambda options: _prepared(options, model))
+    for text in work.notes:
         note(text)
-    z = model.linear(table)
-    found: dict[str, Column | np.ndarray] = {name: table.columns[name] for name in kept}
-    found = {"row": table.numbers, **found, "prediction": model.predicted(z)}
-    if options.probabilities:
-        shares = np.exp(log_probabilities(z))
-        found |= {f"probability_{label}": shares[:, i] for i, label in enumerate(model.target.classes)}
-    if options.out is None:
-        console.print(_first(found))
-    else:
-        _write(options.out, found)
+    compared = _Comparison(model)
+    num_rows = 0
+    with _written(options.out) as write:
+        for table in work.parts():
+            z = model.linear(table)
+            found = _found(options, model, table, work.kept, z)
+            if options.out is None and not num_rows:
+                console.print(_first(found))
+            write(found)
+            if model.target.name in table.columns:
+                compared.add(table, z)
+            num_rows += table.num_rows
     if model.about.get("digest") == digest_of(options.data):
         note(
             f"{options.data} is the file that the model was fitted to, with {model.about['rows']:,} of its rows: this "
             "does not show how well it predicts others"
         )
-    if model.target.name in table.columns:
-        _compare(model, table, z, console, note)
+    compared.tell(console, note)
     if options.out is not None:
-        console.print(f"Written to {options.out}: {table.num_rows:,} predictions", markup=False, highlight=False)
-    elif table.num_rows > _SHOWN:
-        rest = table.num_rows - _SHOWN
+        console.print(f"Written to {options.out}: {num_rows:,} predictions", markup=False, highlight=False)
+    elif num_rows > _SHOWN:
+        rest = num_rows - _SHOWN
         console.print(f"{rest:,} more; for all of them, write --out predictions.csv", highlight=False)
+
+
+def _found(
+    options: PredictOptions, model: Model, table: Table, kept: list[str], z: np.ndarray
+) -> dict[str, Column | np.ndarray]:
+    """Return the columns to write."""
+    found: dict[str, Column | np.ndarray] = {name: table.columns[name] for name in kept}
+    found = {"row": table.numbers, **found, "prediction": model.predicted(z)}
+    if options.probabilities:
+        shares = np.exp(log_probabilities(z))
+        found |= {f"probability_{label}": shares[:, i] for i, label in enumerate(model.target.classes)}
+    return found
 
 
 def _require_options(options: PredictOptions, model: Model) -> None:
@@ -93,21 +111,59 @@ def _require_options(options: PredictOptions, model: Model) -> None:
         )
 
 
-def _checked(options: PredictOptions, model: Model) -> tuple[Table, list[str], list[str]]:
-    """Return the file, the columns to write beside predictions, and notes of what was made of it.
+class _Work(NamedTuple):
+    """Rows that were read and checked, before they are predicted.
+
+    Args:
+        parts: yields the tables that they are in.
+        kept: columns to write beside predictions.
+        notes: what was made of the rows.
+    """
+
+    parts: Callable[[], Iterator[Table]]
+    kept: list[str]
+    notes: list[str]
+
+
+def _prepared(options: PredictOptions, model: Model) -> _Work:
+    """Read the file and check it.
 
     Raises:
         CommandError: at the first thing that cannot be, with what would settle it.
     """
     _require_options(options, model)
-    notes: list[str] = []
-    note = notes.append
+    names, target = model.recipe.columns, model.target
+    as_text = set(model.recipe.text_columns) | ({target.name} if target.kind == "text" else set())
+    as_text |= {name for name in (*model.id, *options.keep) if name not in names and name != target.name}
+    if options.stream:
+        files_of = Parts(options.data, options.csv, "paraxis predict")
+        parts = functools.partial(files_of.read, frozenset(as_text))
+    else:
+        table = read_table(options.data, options.csv, as_text=as_text)
+        parts = lambda: iter([table])  # noqa: E731
+    notes: dict[str, None] = {}
+    unknown: dict[str, set[str]] = {}
+    kept: list[str] | None = None
+    for part in parts():
+        own = _checked(options, model, part, notes.setdefault)
+        kept = own if kept is None else kept
+        for name, levels in columns.unknown_levels(model.recipe, part).items():
+            seen = unknown.setdefault(name, set())
+            seen.update(levels[: max(0, _MOST_UNKNOWN - len(seen))])
+    for name, levels in unknown.items():
+        notes.setdefault(
+            f"column {name!r} holds text that the model has not seen, {quoted(sorted(levels))}; it counts as none of "
+            f"the levels"
+        )
+    return _Work(parts, kept or [], [*notes])
+
+
+def _checked(options: PredictOptions, model: Model, table: Table, note: Callable[[str], None]) -> list[str]:
+    """Check rows; return the columns to write beside predictions."""
     names, target = model.recipe.columns, model.target
     texts = set(model.recipe.text_columns)
-    as_text = texts | ({target.name} if target.kind == "text" else set())
-    as_text |= {name for name in (*model.id, *options.keep) if name not in names and name != target.name}
-    table = read_table(options.data, options.csv, as_text=as_text)
-    notes += table.notes
+    for text in table.notes:
+        note(text)
     table.required(names, "column")
     kept = [*_id_columns(options, model, table, note), *options.keep]
     _require_keepable(options, model, table)
@@ -126,23 +182,19 @@ def _checked(options: PredictOptions, model: Model) -> tuple[Table, list[str], l
                 else f"column {name!r} of {table.path} holds {column.stored}, but the model was fitted to text"
             )
     columns.tell_of_marks(table, [name for name in names if name not in texts], note)
-    columns.require_finite(table, names)
+    columns.require_finite(table, names, is_part=options.stream)
     fills = model.fills if options.missing is None else options.missing == "mean"
     if not fills:
         advice = "write --missing mean to put the mean of the rows that were fitted to in their place"
         columns.require_present(table, names, advice, {"missing": "mean"})
-    for name, levels in columns.unknown_levels(model.recipe, table).items():
-        note(
-            f"column {name!r} holds text that the model has not seen, {quoted(levels)}; it counts as none of the levels"
-        )
-    return table, kept, notes
+    return kept
 
 
 def _is_text(table: Table, name: str) -> bool:
     return table.columns[name].kind == "text"
 
 
-def _written(model: Model) -> set[str]:
+def _own_columns(model: Model) -> set[str]:
     """Return the columns of predictions that are not the file's."""
     return {"row", "prediction"} | {f"probability_{label}" for label in model.target.classes}
 
@@ -153,7 +205,7 @@ def _id_columns(options: PredictOptions, model: Model, table: Table, note: Calla
     if absent := [name for name in wanted if name not in table.columns]:
         note(f"{table.path} has no id column {quoted(absent)}: predictions are told apart by the number of their row")
     there = [name for name in wanted if name in table.columns]
-    if taken := [name for name in there if name in _written(model)]:
+    if taken := [name for name in there if name in _own_columns(model)]:
         note(f"id column {quoted(taken)} is not written, as predictions have a column of that name: rename it")
     return [name for name in there if name not in taken and table.columns[name].kind != "other"]
 
@@ -161,7 +213,7 @@ def _id_columns(options: PredictOptions, model: Model, table: Table, note: Calla
 def _require_keepable(options: PredictOptions, model: Model, table: Table) -> None:
     table.required(options.keep, "column to keep", "keep")
     for name in options.keep:
-        if name in _written(model) or options.keep.count(name) > 1:
+        if name in _own_columns(model) or options.keep.count(name) > 1:
             raise CommandError(
                 f"--keep {name}: another column that is written has this name; rename it in {table.path}"
             )
@@ -169,10 +221,15 @@ def _require_keepable(options: PredictOptions, model: Model, table: Table) -> No
             raise CommandError(f"--keep {name}: it holds {table.columns[name].stored}; keep numbers or text")
 
 
-def _write(out: Path, found: dict[str, Column | np.ndarray]) -> None:
+@contextlib.contextmanager
+def _written(out: Path | None) -> Iterator[Callable[[dict[str, Column | np.ndarray]], None]]:
+    """Give what writes rows into a file, which is there when all are written; or nowhere."""
+    if out is None:
+        yield lambda found: None
+        return
     try:
-        with files.replaced(out) as file:
-            write_table(file, out.suffix.lower(), found)
+        with files.replaced(out) as file, contextlib.closing(Writer(file, out.suffix.lower())) as writer:
+            yield writer.write
     except (OSError, pa.ArrowException) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise CommandError(f"--out {out} cannot be written to: {reason or error}") from None
@@ -192,52 +249,68 @@ def _shown(value: object) -> str:
     return f"{value:.5g}" if isinstance(value, float) else escape(printable(str(value)))
 
 
-def _compare(model: Model, table: Table, z: np.ndarray, console: Console, note: Callable[[str], None]) -> None:
-    """Print the metrics, on the rows whose target is known and could have been predicted."""
-    column = table.columns[model.target.name]
-    objective = model.target.objective
-    if column.kind == "other" or (objective != "logistic" and column.kind == "text"):
-        note(f"the target {column.name!r} holds {column.stored} here: there are no metrics")
-        return
-    y = model.target.encoded(column)
-    known = ~column.missing & (np.isfinite(column.values) if column.kind == "number" else True)
-    if objective == "logistic":
-        known = known & (y != UNKNOWN)
-    if objective == "poisson":
-        known = known & (y >= 0)
-    if not known.all():
-        note(f"{_have(~known)} no target that the model could have predicted, and no part in the metrics")
-    weight, where = _weights(model, table, known, note), ""
-    if weight is not None:
-        where = f", weighted by {model.weights!r}"
-        known = known & np.isfinite(weight) & (weight >= 0)
-    if known.any():
-        metrics = {"model": measured(objective, z[known], y[known], None if weight is None else weight[known])}
-        console.print(metrics_grid(f"On {int(known.sum()):,} rows{where}, beside {column.name!r}", metrics))
+class _Comparison:
+    """The metrics, on the rows whose target is known and could have been predicted."""
+
+    def __init__(self, model: Model) -> None:
+        objective = model.target.objective
+        self._model, self._plain, self._weighted = model, Measures(objective), Measures(objective)
+        self._unknown = self._weightless = 0
+        self._refused = self._unweighted = ""
+
+    def add(self, table: Table, z: np.ndarray) -> None:
+        """Count in the rows of a table that has the target."""
+        column = table.columns[self._model.target.name]
+        objective = self._model.target.objective
+        if column.kind == "other" or (objective != "logistic" and column.kind == "text"):
+            self._refused = f"the target {column.name!r} holds {column.stored} here: there are no metrics"
+            return
+        y = self._model.target.encoded(column)
+        known = ~column.missing & (np.isfinite(column.values) if column.kind == "number" else True)
+        if objective == "logistic":
+            known = known & (y != UNKNOWN)
+        if objective == "poisson":
+            known = known & (y >= 0)
+        self._unknown += int((~known).sum())
+        self._plain.add(z[known], y[known])
+        if self._model.weights is None:
+            return
+        weights = table.columns.get(self._model.weights)
+        if weights is None or not weights.is_number:
+            self._unweighted = "is not there" if weights is None else f"holds {weights.stored} here"
+            return
+        usable = np.isfinite(weights.numbers) & (weights.numbers >= 0)
+        self._weightless += int((known & ~usable).sum())
+        known = known & usable
+        self._weighted.add(z[known], y[known], weights.numbers[known])
+
+    def tell(self, console: Console, note: Callable[[str], None]) -> None:
+        """Print the metrics, and which rows have no part in them."""
+        if self._refused:
+            note(self._refused)
+            return
+        if self._unknown:
+            note(f"{_have(self._unknown)} no target that the model could have predicted, and no part in the metrics")
+        found, where = self._plain, ""
+        if self._model.weights is not None and self._plain.num_rows + self._unknown:
+            found, where = self._by_weight(note)
+        if found.num_rows:
+            title = f"On {found.num_rows:,} rows{where}, beside {self._model.target.name!r}"
+            console.print(metrics_grid(title, {"model": found.metrics}))
+
+    def _by_weight(self, note: Callable[[str], None]) -> tuple[Measures, str]:
+        """Return the metrics weighted as those of the fit were; says where that cannot be."""
+        which = f"the column of weights that the model was fitted with, {self._model.weights!r},"
+        if self._unweighted:
+            note(f"{which} {self._unweighted}: all rows count the same")
+            return self._plain, ""
+        if not self._weighted.total:
+            note(f"{which} has none above 0: all rows count the same")
+            return self._plain, ""
+        if self._weightless:
+            note(f"{_have(self._weightless)} no weight that is finite and not negative, and no part in the metrics")
+        return self._weighted, f", weighted by {self._model.weights!r}"
 
 
-def _weights(model: Model, table: Table, known: np.ndarray, note: Callable[[str], None]) -> np.ndarray | None:
-    """Return how much each row counts in the metrics, as it did in those of the fit; says where it cannot be told."""
-    name = model.weights
-    if name is None:
-        return None
-    column = table.columns.get(name)
-    if column is None or not column.is_number:
-        why = "is not there" if column is None else f"holds {column.stored} here"
-        note(f"the column of weights that the model was fitted with, {name!r}, {why}: all rows count the same")
-        return None
-    weight = column.numbers
-    usable = np.isfinite(weight) & (weight >= 0)
-    if not weight[known & usable].any():
-        note(
-            f"the column of weights that the model was fitted with, {name!r}, has none above 0: all rows count the same"
-        )
-        return None
-    if (known & ~usable).any():
-        note(f"{_have(known & ~usable)} no weight that is finite and not negative, and no part in the metrics")
-    return weight
-
-
-def _have(rows: np.ndarray) -> str:
-    count = int(rows.sum())
+def _have(count: int) -> str:
     return "1 row has" if count == 1 else f"{count:,} rows have"

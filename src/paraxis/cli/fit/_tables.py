@@ -204,17 +204,49 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_table(file: Any, suffix: str, columns: dict[str, Column | np.ndarray]) -> None:
-    """Write columns as CSV or Parquet."""
-    arrays = {
-        name: pa.array(kept.values, mask=kept.missing) if isinstance(kept, Column) else pa.array(kept)
-        for name, kept in columns.items()
-    }
-    table = pa.table(arrays)
-    if suffix == ".csv":
-        arrow_csv.write_csv(table, file)
-    else:
-        arrow_parquet.write_table(table, file)
+class Writer:
+    """Columns written to a file as CSV or Parquet, some rows after the other.
+
+    Args:
+        file: open, for bytes.
+        suffix: ``.csv`` or ``.parquet``.
+    """
+
+    def __init__(self, file: Any, suffix: str) -> None:
+        self._file, self._is_csv = file, suffix == ".csv"
+        self._parquet: arrow_parquet.ParquetWriter | None = None
+        self._is_begun = False
+
+    def write(self, columns: dict[str, Column | np.ndarray]) -> None:
+        """Write rows.
+
+        Raises:
+            CommandError: if a Parquet file's column has another type than before.
+        """
+        arrays = {
+            name: pa.array(kept.values, mask=kept.missing) if isinstance(kept, Column) else pa.array(kept)
+            for name, kept in columns.items()
+        }
+        table = pa.table(arrays)
+        if self._is_csv:
+            arrow_csv.write_csv(table, self._file, arrow_csv.WriteOptions(include_header=not self._is_begun))
+            self._is_begun = True
+            return
+        if self._parquet is None:
+            self._parquet = arrow_parquet.ParquetWriter(self._file, table.schema)
+        try:
+            self._parquet.write_table(table.cast(self._parquet.schema))
+        except (pa.ArrowInvalid, ValueError):
+            other = [field.name for field in table.schema if not field.equals(self._parquet.schema.field(field.name))]
+            raise CommandError(
+                f"column {quoted(other)} is of one type in some rows and of another in others, which a Parquet file "
+                f"cannot hold; write --out with a name that ends in .csv"
+            ) from None
+
+    def close(self) -> None:
+        """End the file."""
+        if self._parquet is not None:
+            self._parquet.close()
 
 
 def quoted(names: Iterable[object]) -> str:

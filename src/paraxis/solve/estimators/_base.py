@@ -335,9 +335,10 @@ class LinearModel(BaseEstimator, abc.ABC):
         if y is not None:
             raise TypeError(f"{self._who}: y must be left out, as the table has it; write fit(table, engine=engine)")
         if self._has_l1():
+            instead = "px.solve.Ridge()" if not hasattr(self, "l1_ratio") else f"{self._who}(l1_ratio=0)"
             raise DataError(
-                f"{self._who}: with an L1 penalty, rows must be in memory, got {table!r}; write l1_ratio=0, or "
-                f"Ridge(), or fit to some of the rows: X, y = next(table.blocks(100_000))"
+                f"{self._who}: with an L1 penalty, rows must be in memory, got {table!r}; write {instead}, or fit to "
+                f"some of the rows: X, y = next(table.blocks(100_000))"
             )
         source = fitting.read(self._who, table, engine, self.devices)
         vars(self).pop("feature_names_in_", None)

@@ -1,0 +1,135 @@
+"""``paraxis predict --stream`` writes what the same line without it writes, and all of it or nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
+import pytest
+
+from paraxis.cli.fit import _parts
+from tests.cli._files import complaints, everything, said, settled_by, write
+from tests.cli._models import saved
+
+NUM_ROWS = 300
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_parts, "_BYTES", 1500)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def rows(kind: str = "logistic") -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    own = {"u": rng.normal(size=NUM_ROWS).round(3).tolist(), "v": rng.normal(size=NUM_ROWS).round(3).tolist()}
+    named = {"name": [f'no. "{number}",\n' for number in range(NUM_ROWS)]}
+    if kind == "weighted":
+        return {**own, "y": [None, *rng.normal(size=NUM_ROWS - 1)], "w": [number % 4 for number in range(NUM_ROWS)]}
+    cities = [("Bern", "Chur", "Basel")[number // 100] for number in range(NUM_ROWS)]
+    return {**named, **own, "city": cities, "y": [("a", "b", "c", "d")[number % 4] for number in range(NUM_ROWS)]}
+
+
+def table_in(path: Path) -> pa.Table:
+    if path.suffix == ".parquet":
+        return pq.read_table(path)
+    return arrow_csv.read_csv(path, parse_options=arrow_csv.ParseOptions(newlines_in_values=True))
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("logistic", ".csv"), ("logistic", ".parquet"), ("weighted", ".csv")])
+def test_predictions_and_what_is_told_are_those_of_all_rows_at_once(tmp_path, capsys, kind, suffix):
+    model = saved(tmp_path / "model.npz", kind)
+    file = write(tmp_path / "rows.csv", rows(kind))
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for part, (start, stop) in enumerate([(0, 120), (120, 121), (121, NUM_ROWS)]):
+        write(folder / f"{part}.csv", {name: values[start:stop] for name, values in rows(kind).items()})
+    options = ["--probabilities", "--keep", "name", "--keep", "v"] if kind == "logistic" else []
+    printed, written = [], []
+    for data, more in ((file, []), (file, ["--stream"]), (folder, ["--stream"])):
+        out = tmp_path / f"out{suffix}"
+        status, text, err = said(capsys, "predict", model, data, *options, "--out", out, "--force", *more)
+        assert (status, err) == (0, "")
+        printed.append(text)
+        written.append(table_in(out))
+    assert printed[0] == printed[1] == printed[2]
+    for streamed in written[1:]:
+        assert streamed.schema == written[0].schema
+        for name in streamed.column_names:
+            found, expected = streamed[name].to_pylist(), written[0][name].to_pylist()
+            if name.startswith("pro") or kind == "weighted":  # the last bit depends on how many rows are multiplied
+                np.testing.assert_allclose(np.array(found, float), np.array(expected, float), rtol=1e-12)
+            else:
+                assert found == expected
+    shown = [said(capsys, "predict", model, file, *more)[1] for more in ([], ["--stream"])]
+    assert shown[0] == shown[1]
+    assert "290 more; for all of them" in shown[0]
+
+
+def test_a_mistake_in_a_late_row_leaves_all_as_it_was(tmp_path, capsys):
+    model = saved(tmp_path / "model.npz")
+    data = rows()
+    data["u"][280] = None
+    del data["name"]
+    file, out = write(tmp_path / "rows.csv", data), tmp_path / "old.csv"
+    out.write_text("old")
+    before = everything(tmp_path)
+    status, _, err = said(capsys, "predict", model, file, "--out", out, "--force", "--stream")
+    assert status == 2
+    assert f"{file} holds 1 missing value, in column 'u' (1), in line 282; write --missing mean" in complaints(err)[0]
+    assert everything(tmp_path) == before
+    assert said(capsys, *settled_by(err))[0] == 0
+    assert out.read_text().count("\n") == 1 + NUM_ROWS
+
+
+def test_a_folder_is_predicted_with_stream_only_which_is_told(tmp_path, capsys):
+    model, folder = saved(tmp_path / "model.npz"), tmp_path / "rows"
+    folder.mkdir()
+    data = rows()
+    del data["name"]
+    write(folder / "a.csv", data)
+    status, _, err = said(capsys, "predict", model, folder)
+    assert status == 2
+    assert complaints(err) == [f"{folder} is a folder, whose files are read a part at a time; write --stream"]
+    assert said(capsys, *settled_by(err))[0] == 0
+
+
+def test_a_column_of_two_types_is_refused_for_parquet_and_written_as_csv(tmp_path, capsys):
+    """A part with whole numbers only: of these, another part would make integers."""
+    model, data = saved(tmp_path / "model.npz"), rows()
+    data["u"][:200] = [float(number) for number in range(200)]
+    data["u"][200:] = [0.5] * 100
+    file = write(tmp_path / "rows.csv", {**data, "u": [f"{value:g}" for value in data["u"]]})
+    line = ["predict", model, file, "--keep", "u", "--stream", "--out"]
+    status, _, err = said(capsys, *line, tmp_path / "out.parquet")
+    assert status == 2
+    assert "column 'u' is of one type in some rows and of another in others" in complaints(err)[0]
+    assert not (tmp_path / "out.parquet").exists()
+    assert said(capsys, *line, tmp_path / "out.csv")[0] == 0
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    model = saved(tmp_path / "model.npz", "squared")
+    program = (
+        "import resource, sys; from paraxis.cli import main; status = main(sys.argv[1:]); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(status)"
+    )
+    peaks = []
+    for count in (1, 12):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        rng = np.random.default_rng(0)
+        for part in range(count):
+            of = {name: rng.normal(size=400_000) for name in "uvy"}
+            pq.write_table(pa.table(of), folder / f"{part}.parquet", row_group_size=50_000)
+        line = ["predict", model, folder, "--stream", "--out", tmp_path / f"{count}.csv"]
+        ran = subprocess.run(
+            [sys.executable, "-c", program, *map(str, line)], capture_output=True, text=True, check=True
+        )
+        peaks.append(int(ran.stdout.split()[-1]) * 1024)
+    assert peaks[1] < peaks[0] + 30e6  # the rows that are more are 106 MB
