@@ -76,7 +76,7 @@ def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = said(capsys, "demo", "--list")
     assert (status, err) == (0, "")
     chapters = [line.split()[0] for line in out.splitlines() if not line.startswith(" ")]
-    assert chapters == ["fedavg", "ensemble", "logreg", "train"]
+    assert chapters == ["fedavg", "ensemble", "logreg", "train", "stream"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
         (["nope"], "nope"),
         (["--nope"], "--nope"),
         (["demo", "--nope"], "--nope"),
-        (["demo", "nope"], "the demo has no chapter 'nope'; its chapters are: fedavg, ensemble, logreg, train"),
+        (["demo", "nope"], "the demo has no chapter 'nope'; its chapters are: fedavg, ensemble, logreg, train, stream"),
         (["demo", "--rounds"], "--rounds"),
         (["demo", "--rounds", "0"], "--rounds"),
         (["demo", "--rounds", "many"], "--rounds"),
@@ -207,3 +207,16 @@ def test_the_demo_trains_plots_and_reports(tmp_path: Path) -> None:
     assert table["time per round"].endswith("ms (median)")
     assert float(table["held-out accuracy"].rstrip("%")) > 30
     assert float(table["largest difference"].split()[0]) < 1e-5
+
+
+@pytest.mark.slow
+def test_the_demo_streams_stops_and_goes_on(tmp_path: Path) -> None:
+    done = run("demo", "stream", "--out", str(tmp_path / "out"), COLUMNS="120")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "out").exists()
+    assert "stopped in pass 10; " in done.stdout
+    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in done.stdout.splitlines() if "│" in line]
+    table = dict(rows)
+    assert table["after the stop"] == "the same bits as without"
+    assert float(table["held-out accuracy"].rstrip("%")) > 80
+    assert float(table["largest difference"].split()[0]) < 1e-4

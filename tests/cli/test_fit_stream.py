@@ -90,15 +90,15 @@ def test_columns_of_any_kind_are_read_and_scaled_as_in_memory(tmp_path, capsys):
     """Far from zero, large, different late, with line ends, and of numbers that turn out to be text."""
     rng = np.random.default_rng(0)
     far = {"far": 1e9 + rng.normal(size=300), "large": 1e200 * rng.normal(size=300), "late": np.arange(300) // 200}
-    words = ["a\nb", "7", "07"]
-    code = np.array(["7"] * 200 + [words[number % 3] for number in range(100)], object)
+    words = ["a\nb", "7.50", "07"]
+    code = np.array(["7.50"] * 200 + [words[number % 3] for number in range(100)], object)
     data = {"code": code, **far, "y": rng.normal(size=300) + far["late"]}
     file = write(tmp_path / "data.csv", {name: values.tolist() for name, values in data.items()})
     for out, more in (("held", []), ("streamed", ["--stream", "1MB"])):
         assert said(capsys, "fit", file, *arguments(tmp_path / out, "y", "--strength", "0.1", *more))[0] == 0
     columns_of = [[row["column"] for row in read(tmp_path / out / "coefficients.csv")] for out in ("held", "streamed")]
     assert columns_of[0] == columns_of[1]
-    assert columns_of[0][1:] == ["code=07", "code=7", "code=a\nb", "far", "large", "late"]
+    assert columns_of[0][1:] == ["code=07", "code=7.50", "code=a\nb", "far", "large", "late"]
     with np.load(tmp_path / "held" / "model.npz") as held, np.load(tmp_path / "streamed" / "model.npz") as streamed:
         np.testing.assert_allclose(streamed["means"], held["means"], rtol=1e-14)
         np.testing.assert_allclose(streamed["scales"], held["scales"], rtol=1e-7)
@@ -124,7 +124,7 @@ def test_what_cannot_be_streamed_is_refused_with_what_to_write(tmp_path, capsys)
     }.items():
         message, _ = refused(capsys, out, file, *options)
         assert expected in message
-    np.savez(tmp_path / "data.npz", **{name: np.array(values) for name, values in rows.items()})
+    np.savez(tmp_path / "data.npz", **{name: np.array(values) for name, values in rows.items()})  # pyright: ignore[reportArgumentType]
     message, err = refused(capsys, out, tmp_path / "data.npz", "--ignore", "city")
     assert "data.npz is not read in parts: --stream takes .csv and .parquet files, or a folder of" in message
     assert "--stream" not in settled_by(err)

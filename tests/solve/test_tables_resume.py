@@ -141,11 +141,12 @@ def test_a_folder_with_another_run_is_refused_and_stays_as_it_is(tmp_path):
         fit(watch=stopped_after(1, []))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     seen = stopped_after(100, [])
-    for other, what in (
-        ({"alpha": 2.0}, "arguments"),
-        ({"y": Z + X[:, 0]}, "arguments and rows"),
-        ({"at_once": 7}, ""),
-    ):
+    others: dict[str, dict[str, Any]] = {
+        "arguments": {"alpha": 2.0},
+        "arguments and rows": {"y": Z + X[:, 0]},
+        "": {"at_once": 7},
+    }
+    for what, other in others.items():
         with pytest.raises(px.CheckpointError, match=rf"holds a run with other {what}.*; give another folder, or"):
             fit(**other, watch=seen)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

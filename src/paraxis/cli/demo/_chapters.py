@@ -41,11 +41,18 @@ def _train(options: Options, console: Console) -> None:
     train.run(options, console)
 
 
+def _stream(options: Options, console: Console) -> None:
+    with needed("demo", "demo"):
+        from paraxis.cli.demo import stream
+    stream.run(options, console)
+
+
 CHAPTERS = {
     "fedavg": Chapter("federated averaging of a CNN on handwritten digits, split by label", _fedavg),
     "ensemble": Chapter("an ensemble of networks, and its confidence on rotated digits", _ensemble),
     "logreg": Chapter("logistic regression on all devices, compared with scikit-learn", _logreg),
     "train": Chapter("a training run that is stopped, resumes, and ends with the same bits", _train),
+    "stream": Chapter("a regression on digits in files, read in turns, stopped and gone on with", _stream),
 }
 
 
