@@ -1,4 +1,7 @@
-"""``paraxis fit --stream`` finds what the same line without it finds, of files that are read a part at a time."""
+"""No public face: files would have to be large to be read in parts, whose size is made small here.
+
+``paraxis fit --stream`` finds what the same line without it finds, of files that are read a part at a time.
+"""
 
 import subprocess
 import sys

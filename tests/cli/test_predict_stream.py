@@ -1,4 +1,7 @@
-"""``paraxis predict --stream`` writes what the same line without it writes, and all of it or nothing."""
+"""No public face: files would have to be large to be read in parts, whose size is made small here.
+
+``paraxis predict --stream`` writes what the same line without it writes, and all of it or nothing.
+"""
 
 import subprocess
 import sys

@@ -38,7 +38,7 @@ WITHOUT = {
     ),
     "a record of what happened, of which all values are right": ("engines.Progress", "train.Event", "solve.Iteration"),
     "asked by our own loops, in each step": ("Batch.turn", "Evaluate.is_due", "Rows.with_arrays"),
-    "asked by our own solvers, once": ("Stream.rows_at_once", "Stream.rows_saved", "Stream.rows_shown"),
+    "asked by our own solvers, once": ("Stream.rows_at_once", "Stream.rows_saved"),
     "asked by what is mapped": ("Padded.__getitem__",),
 }
 

@@ -52,7 +52,7 @@ CHAPTERS = {
     "ensemble": Chapter("an ensemble of networks, and its confidence on rotated digits", _ensemble),
     "logreg": Chapter("logistic regression on all devices, compared with scikit-learn", _logreg),
     "train": Chapter("a training run that is stopped, resumes, and ends with the same bits", _train),
-    "stream": Chapter("a regression on digits in files, read in turns, stopped and gone on with", _stream),
+    "stream": Chapter("a regression on digits that stay in files, stopped and resumed", _stream),
 }
 
 
