@@ -22,8 +22,7 @@ WITHOUT = {
         *("solve.CrossValidated", "solve.LBFGSState", "solve.NewtonCGState", "solve.OptStep", "solve.Path"),
         *("solve.ProximalGradientState", "solve.Rows", "solve.Status", "train.Batch", "train.Fitted", "train.History"),
         *("reports.Collective", "reports.Finding", "reports.Layout", "reports.LineWork", "reports.Memory"),
-        *("reports.Arrays", "reports.Estimate", "reports.Leaf", "reports.Report", "reports.Work"),
-        *("reports.Arrays", "reports.Comparison", "reports.Leaf", "reports.Timing", "reports.Report", "reports.Work"),
+        *("reports.Estimate",),
         *(
             "reports.Arrays",
             "reports.Comparison",
