@@ -1,0 +1,86 @@
+"""Estimates of `px.explain(fn, on=machine)` beside a clock: within 30 % is wanted.
+
+The machine is this one's first device, measured by `px.reports.Machine.here()` with two programs, a product of matrices
+and a sum of vectors. Four others are estimated and timed, each the fastest of many calls.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import jax
+import jax.numpy as jnp
+
+import paraxis as px
+
+
+def run(devices: int, repeats: int) -> None:
+    del devices
+    machine = px.reports.Machine.here()
+    print(f"\none device: {machine.flops['f32'] / 1e9:.0f} GFLOP/s, {machine.bandwidth / 1e9:.1f} GB/s")
+    print(f"  {'':34}{'estimate, ms':>14}{'clock, ms':>11}{'estimate / clock':>18}")
+    for name, (fn, args) in PROGRAMS.items():
+        estimate = px.explain(fn, on=machine)(*args).estimate
+        assert estimate is not None
+        seconds = fastest(jax.jit(fn), args, repeats)
+        ratio = estimate.seconds / seconds
+        print(f"  {name:34}{estimate.seconds * 1e3:14.2f}{seconds * 1e3:11.2f}{ratio:18.2f}", flush=True)
+
+
+def fastest(fn: Callable[..., Any], args: Any, repeats: int) -> float:
+    jax.block_until_ready(fn(*args))
+    found = math.inf
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(fn(*args))
+        found = min(found, time.perf_counter() - start)
+    return found
+
+
+def mlp(params: Any, x: Any) -> Any:
+    def loss(params: Any) -> Any:
+        out = x
+        for w in params:
+            out = jnp.tanh(out @ w)
+        return jnp.mean(out**2)
+
+    return jax.grad(loss)(params)
+
+
+def transformer(params: Any, x: Any) -> Any:
+    def loss(params: Any) -> Any:
+        out = x
+        for p in params:
+            scores = jax.nn.softmax((out @ p["query"]) @ (out @ p["key"]).swapaxes(-1, -2))
+            out = out + scores @ (out @ p["value"])
+            out = out + jax.nn.relu(out @ p["up"]) @ p["down"]
+        return jnp.mean(out**2)
+
+    return jax.grad(loss)(params)
+
+
+def adam(params: Any, first: Any, second: Any, gradient: Any) -> Any:
+    first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+    return params - 1e-3 * first / (jnp.sqrt(second) + 1e-8), first, second
+
+
+def logistic(w: Any, x: Any) -> Any:
+    return jax.grad(lambda w: jnp.mean(jax.nn.softplus(x @ w)))(w)
+
+
+def full(*shape: int) -> jax.Array:
+    return jnp.full(shape, 0.01, jnp.float32)
+
+
+BLOCK = {name: full(256, 256) for name in ("query", "key", "value")} | {"up": full(256, 1024), "down": full(1024, 256)}
+PROGRAMS: dict[str, Any] = {
+    "MLP, 3 layers, gradient": (mlp, ([full(1024, 1024)] * 3, full(512, 1024))),
+    "transformer, 2 blocks, gradient": (transformer, ([BLOCK] * 2, full(16, 128, 256))),
+    "Adam's update, 16 M numbers": (adam, (full(2**24),) * 4),
+    "logistic regression, gradient": (logistic, (full(512), full(2**15, 512))),
+}
+
+if __name__ == "__main__":
+    harness.main(run, __doc__, devices=(1,))
