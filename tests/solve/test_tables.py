@@ -75,7 +75,7 @@ def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once_in_b
         np.testing.assert_array_equal(found, expected) if found.dtype.kind != "f" else None
     assert model.predict(table(y[:0], X[:0])[0], engine=STREAM).shape == (0,)
     with pytest.raises(TypeError, match=r"a table is read in turns.* write engine=px\.Stream\(memory='2GB'\)"):
-        model.predict(rows)
+        model.predict(table(y)[0])
     with pytest.raises(TypeError, match=r"engine is for a px\.Table, got X .*; leave engine out, or write predict\(px"):
         model.predict(X, engine=STREAM)
     with pytest.raises(px.DataError, match=r"must have the 4 columns that the model was fitted to, in their order"):

@@ -33,7 +33,7 @@ from jax.extend.core import (
 )
 from jax.interpreters import ad, batching, mlir, partial_eval
 from jaxlib import (
-    _jax,  # says by which network a second client's CPU devices would talk
+    _jax,  # pyright: ignore[reportAttributeAccessIssue]  # by which network a second client's devices talk
     xla_client,  # makes that client: devices besides those that JAX has started with
 )
 
