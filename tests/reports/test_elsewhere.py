@@ -121,6 +121,7 @@ def test_models_and_transforms_are_explained_on_other_devices() -> None:
     assert px.explain(fn, devices=32)(model, struct(32, 3)).num_devices == 32
 
 
+ALONE = Mesh(np.array(jax.devices()[:1]), ("batch",))  # what a user makes of all devices on a machine that has one
 LAID = jax.device_put(jnp.ones((64, 8)), NamedSharding(HERE, P("batch")))
 
 
@@ -131,12 +132,25 @@ LAID = jax.device_put(jnp.ones((64, 8)), NamedSharding(HERE, P("batch")))
         jax.shard_map(lambda x: jax.lax.psum(x, "batch"), mesh=HERE, in_specs=P("batch"), out_specs=P()),
         jax.jit(jnp.sum, in_shardings=NamedSharding(HERE, P("batch"))),
         lambda x: jnp.sum(x) + jnp.sum(LAID),
+        lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(ALONE, P("batch"))) * 2,
+        jax.shard_map(lambda x: jax.lax.psum(x, "batch"), mesh=ALONE, in_specs=P("batch"), out_specs=P()),
+        jax.jit(jnp.sum, in_shardings=NamedSharding(ALONE, P("batch"))),
+        jax.jit(lambda x: x * 2, out_shardings=NamedSharding(ALONE, P("batch"))),
+        jax.shard_map(lambda x: x * 2, mesh=HERE.abstract_mesh, in_specs=P("batch"), out_specs=P("batch")),
     ],
-    ids=["constraint", "shard_map", "in_shardings", "closed over"],
+    ids=[
+        *("constraint", "shard_map", "in_shardings", "closed over"),
+        *("constraint alone", "shard_map alone", "in_shardings alone", "out_shardings alone", "sizes"),
+    ],
 )
 def test_what_was_laid_over_the_devices_here_is_refused(fn) -> None:
     with pytest.raises(px.errors.DeviceError, match=r"laid over the devices that are here.* --devices 16"):
         px.explain(fn, devices=16)(struct(64, 8))
+
+
+def test_keys_are_arguments_too() -> None:
+    noisy = lambda key, x: average(x + jax.random.normal(key, x.shape))  # noqa: E731
+    assert px.explain(noisy, devices=16)(jax.random.key(0), struct(64, 3)).num_devices == 16
 
 
 def test_a_mesh_of_several_axes_must_say_which_grow() -> None:

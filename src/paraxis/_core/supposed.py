@@ -99,7 +99,8 @@ def structs(tree: Any) -> Any:
 def _struct(x: Any) -> Any:
     if not isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) or isinstance(x, jax_api.Tracer):
         return x
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_sharding(x.sharding), weak_type=x.weak_type)
+    weak = getattr(x, "weak_type", False)  # keys have none
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_sharding(x.sharding), weak_type=weak)
 
 
 def _sharding(sharding: Any) -> Any:
@@ -154,7 +155,20 @@ def supposing(number: int, sizes: Mapping[str, int] | None = None) -> Iterator[S
 
 
 def is_on(supposed: Supposed, places: Iterable[Any]) -> bool:
-    """Return whether shardings, and meshes that have devices, are on those that are supposed, or on a single one."""
-    there = _all(supposed)
-    found = (set(x.devices.flat) if isinstance(x, Mesh) else getattr(x, "device_set", set()) for x in places)
-    return all(len(devices) < 2 or devices <= there for devices in found)
+    """Return whether meshes and shardings are on the devices supposed; what names no mesh may be on any single one.
+
+    A mesh of one device is the user's too: where there is one device, it stands for all there are.
+    """
+    return all(_is_on(supposed, place) for place in places)
+
+
+def _is_on(supposed: Supposed, place: Any) -> bool:
+    mesh = place.mesh if isinstance(place, NamedSharding) else place
+    if isinstance(mesh, Mesh):
+        return mesh.empty or set(mesh.devices.flat) <= _all(supposed)
+    if isinstance(mesh, AbstractMesh):
+        said = dict(supposed.sizes)
+        is_said = all(said.get(name, size) == size for name, size in mesh.shape.items())
+        return mesh.empty or (is_said if said else mesh.size == len(supposed.devices))
+    devices = getattr(place, "device_set", set())
+    return len(devices) < 2 or devices <= _all(supposed)
