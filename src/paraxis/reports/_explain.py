@@ -57,7 +57,8 @@ def explain(
             place open lie over all of them, and so does a mesh of one axis, of the arguments or in force; of a mesh
             with several, say how many each has: ``{"data": 64, "model": 8}``. Several numbers, ``[1, 8, 64]``, give a
             :class:`paraxis.reports.Growth`, with a line and a drawing of each. A function that has made its mesh
-            before is refused; the command ``paraxis explain file.py:fn --devices 512`` takes it.
+            before is refused, and one that reads ``jax.device_count()`` gets the number here: for these there is the
+            command ``paraxis explain file.py:fn --devices 512``.
         on: a machine to estimate the time for: ``"h100:8x16"`` is 16 hosts of 8, and the number of devices as well.
             Kinds are ``v100``, ``a100``, ``h100``, ``h200``, ``b200``, and TPUs ``v4``, ``v5e``, ``v5p``, ``v6e``;
             or a :class:`paraxis.reports.Machine`.
@@ -81,10 +82,9 @@ def explain(
         >>> report = px.explain(average)(jax.ShapeDtypeStruct((8, 1000), jnp.float32))
         >>> [(c.kind, c.bytes, c.axes, c.verb) for c in report.collectives]
         [('all_reduce', 4000, ('clients',), 'px.reduce_mean')]
-        >>> print(px.explain(average, devices=[2, 4])(jax.ShapeDtypeStruct((8, 1000), jnp.float32)))
-        devices  computes  an equal share     sends     holds  findings
-              2    0 FLOP         unknown  3.91 KiB  27.3 KiB         0
-              4    0 FLOP         unknown  3.91 KiB  15.6 KiB         0
+        >>> growth = px.explain(average, devices=[1, 512])(jax.ShapeDtypeStruct((8, 1000), jnp.float32))
+        >>> [(point.devices, point.sent) for point in growth.points]
+        [(1, 0), (512, 4000)]
     """
     arguments.function("explain", "fn", fn, "px.explain(lambda x: …)(x)")
     machine, asked = _machines.named(on) if on is not None else (None, None)
