@@ -70,8 +70,7 @@ def test_a_stored_result_is_found() -> None:
     ]
 
 
-@pytest.mark.page
-@pytest.mark.slow  # of every day, `make docs` runs them; this is for the newest JAX
+@pytest.mark.slow  # of every day, `make docs` runs them; this is for `make test-all` with the newest JAX
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path) -> None:
     import matplotlib.pyplot as plt

@@ -18,7 +18,6 @@ import pytest
 import paraxis as px
 from tests.reports._html import Tags
 
-pytestmark = pytest.mark.newest
 wrongly: Any = px.compare
 
 
