@@ -124,11 +124,11 @@ MACHINES: dict[str, Machine] = {
         _gpu("a100", 312, 156, 19.5, 80, 2039, link=300, network=25, source="NVIDIA A100 data sheet (SXM, 80 GB)"),
         _gpu("h100", 989, 494, 67, 80, 3350, link=450, network=50, source="NVIDIA H100 data sheet (SXM), dense"),
         _gpu("h200", 989, 494, 67, 141, 4800, link=450, network=50, source="NVIDIA H200 data sheet (SXM), dense"),
-        _gpu("b200", 2250, 1125, 75, 180, 7700, link=900, network=50, source="NVIDIA DGX B200 data sheet, dense"),
+        _gpu("b200", 2250, 1100, 80, 180, 8000, link=900, network=50, source="NVIDIA HGX B200, dense"),
         _tpu("v4", 275, 32, 1228, 150, "Google Cloud, TPU v4"),
-        _tpu("v5e", 197, 16, 819, 100, "Google Cloud, TPU v5e"),
+        _tpu("v5e", 197, 16, 800, 100, "Google Cloud, TPU v6e compared to v5e"),
         _tpu("v5p", 459, 95, 2765, 300, "Google Cloud, TPU v5p"),
-        _tpu("v6e", 918, 32, 1640, 224, "Google Cloud, TPU v6e"),
+        _tpu("v6e", 918, 32, 1600, 200, "Google Cloud, TPU v6e compared to v5e"),
     )
 }
 
