@@ -294,7 +294,7 @@ def put(x: Any, target: NamedSharding) -> Any:
     if isinstance(x, jax.Array) and x.sharding == target:
         return x
     if isinstance(x, jax.ShapeDtypeStruct):  # to be compiled for, not run
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=target, weak_type=x.weak_type)
+        return jax_api.laid_struct(x, target)
     if not target.addressable_devices:
         raise DeviceError(
             f"the {len(target.device_set)} devices chosen are other processes'; each process needs one of its own "

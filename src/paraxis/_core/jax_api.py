@@ -72,6 +72,7 @@ __all__ = [
     "is_tracing",
     "is_transposed",
     "jaxpr_as_fun",
+    "laid_struct",
     "line_of",
     "lines_kept",
     "manual_axes",
@@ -481,6 +482,12 @@ def sharding_spec(aval: Any) -> tuple[Any, ...]:
     """Return the entries of an aval's sharding, one per dimension (all ``None`` unless the mesh is Explicit)."""
     spec = tuple(aval.sharding.spec)
     return spec + (None,) * (len(aval.shape) - len(spec))
+
+
+def laid_struct(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    """Return what an array, or a struct, looks like if it lies so; keys have no weak type."""
+    weak = getattr(x, "weak_type", False)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=weak)
 
 
 def struct(x: Any) -> jax.ShapeDtypeStruct:

@@ -99,8 +99,7 @@ def structs(tree: Any) -> Any:
 def _struct(x: Any) -> Any:
     if not isinstance(x, (jax.Array, jax.ShapeDtypeStruct)) or isinstance(x, jax_api.Tracer):
         return x
-    weak = getattr(x, "weak_type", False)  # keys have none
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_sharding(x.sharding), weak_type=weak)
+    return jax_api.laid_struct(x, _sharding(x.sharding))
 
 
 def _sharding(sharding: Any) -> Any:
@@ -120,7 +119,7 @@ def _all(supposed: Supposed) -> set[Any]:
 
 # --- supposing -------------------------------------------------------------------------------------------------------
 
-_numbers: dict[Supposed | tuple[Any, ...], int] = {}
+_numbers: dict[tuple[int, tuple[tuple[str, int], ...]], int] = {}
 _simulated: list[Any] = []
 _lock = threading.Lock()
 

@@ -106,11 +106,11 @@ def _taken(report: Contents) -> Iterator[str]:
 def taken(estimate: Estimate) -> str:
     """Return the sentences about a machine that need not be here."""
     parts = {"products": estimate.products, "memory": estimate.memory, "sending": estimate.sending}
-    text = ", ".join(f"{name} {units.seconds(time)}" for name, time in parts.items())
+    text = ", ".join(f"{name} {units.time(time)}" for name, time in parts.items())
     fits = "fits" if estimate.fits else f"does NOT fit: {units.size(estimate.peak)} are needed"
     limit = f"; {fits} in {units.size(estimate.limit)}" if estimate.limit < float("inf") else ""
     return (
-        f"Takes about {units.seconds(estimate.seconds)} on {estimate.machine} at its peaks: {text}{limit}. Without "
+        f"Takes about {units.time(estimate.seconds)} on {estimate.machine} at its peaks: {text}{limit}. Without "
         f"overlap, latencies and slower kernels ({estimate.source or 'as given'})"
     )
 

@@ -112,7 +112,7 @@ def _rows(points: Sequence[Point]) -> list[list[str]]:
     rows = [[first, "computes", "an equal share", "sends", "holds", *["takes about"] * timed, "findings"]]
     for found in points:
         share = "unknown" if found.share is None else units.amount(found.share)
-        seconds = [] if not timed else ["" if found.seconds is None else units.seconds(found.seconds)]
+        seconds = [] if not timed else ["" if found.seconds is None else units.time(found.seconds)]
         sizes = (units.size(found.sent), units.size(found.peak))
         rows.append([found.label, units.amount(found.flops), share, *sizes, *seconds, str(found.findings)])
     return rows

@@ -2,8 +2,9 @@
 
 import contextlib
 import functools
+import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -42,9 +43,10 @@ def watching() -> Iterator[list[Called]]:
     found: list[Called] = []
     by_kind: dict[Any, Called] = {}
 
-    def note(jitted: Any, args: Any, kwargs: Any) -> None:
+    def note(jitted: Any, static: _Static, args: Any, kwargs: Any) -> None:
         leaves, structure = jax.tree.flatten((args, kwargs))
-        kind = (id(jitted), structure, *map(_kind, leaves))  # what it names is kept, so no other has its number
+        # What it names is kept, so no other has its number. Static values make programs of their own.
+        kind = (id(jitted), structure, static(args, kwargs), *map(_kind, leaves))
         if kind not in by_kind:
             by_kind[kind] = Called(jitted, _name(jitted), args, kwargs)
             found.append(by_kind[kind])
@@ -55,7 +57,11 @@ def watching() -> Iterator[list[Called]]:
     @functools.wraps(real)
     def jit(*args: Any, **kwargs: Any) -> Any:
         made = real(*args, **kwargs)
-        return _Watched(made, note) if hasattr(made, "lower") else lambda fun: _Watched(made(fun), note)
+
+        def watched(jitted: Any) -> _Watched:
+            return _Watched(jitted, functools.partial(note, jitted, _static(jitted, kwargs)))
+
+        return watched(made) if hasattr(made, "lower") else lambda fun: watched(made(fun))
 
     jax.jit = jit
     try:
@@ -67,13 +73,13 @@ def watching() -> Iterator[list[Called]]:
 class _Watched:
     """What ``jax.jit`` returns, and tells of its calls."""
 
-    def __init__(self, jitted: Any, note: Callable[[Any, Any, Any], None]) -> None:
+    def __init__(self, jitted: Any, note: Callable[[Any, Any], None]) -> None:
         functools.update_wrapper(self, jitted)
         self._jitted, self._note = jitted, note
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not jax_api.is_tracing():
-            self._note(self._jitted, args, kwargs)  # before it may give its arguments away
+            self._note(args, kwargs)  # before it may give its arguments away
         return self._jitted(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -83,11 +89,32 @@ class _Watched:
         return self if instance is None else types.MethodType(self, instance)
 
 
+_Static = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Any, ...]]
+
+
+def _static(jitted: Any, options: Mapping[str, Any]) -> _Static:
+    """Return what gives the values of a call's static arguments, by the options of ``jax.jit``."""
+    numbers, names = (options.get(f"static_arg{what}") for what in ("nums", "names"))
+    at = set((numbers,) if isinstance(numbers, int) else numbers or ())
+    named = set((names,) if isinstance(names, str) else names or ())
+    if at or named:
+        with contextlib.suppress(TypeError, ValueError):  # of what has no signature
+            parameters = list(inspect.signature(jitted).parameters)
+            at |= {number for number, name in enumerate(parameters) if name in named}
+            named |= {parameters[number] for number in at if -len(parameters) <= number < len(parameters)}
+
+    def values(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        placed = [(number, args[number]) for number in sorted(at) if -len(args) <= number < len(args)]
+        return (*placed, *((name, kwargs[name]) for name in sorted(named) if name in kwargs))
+
+    return values
+
+
 def _struct(x: Any) -> Any:
     if not isinstance(x, jax.Array) or isinstance(x, jax_api.Tracer):
         return x
     sharding = x.sharding if len(x.sharding.device_set) > 1 else None
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type)
+    return jax_api.laid_struct(x, sharding)
 
 
 def _kind(x: Any) -> Any:

@@ -23,12 +23,6 @@ def amount(number: float, unit: str = "FLOP") -> str:
     return f"{number:,.4g} P{unit}"
 
 
-def seconds(number: float) -> str:
-    """Return a time."""
-    factor, unit = (1.0, "s") if number >= 1 else (1e3, "ms") if number >= 1e-3 else (1e6, "µs")
-    return f"{number * factor:.3g} {unit}"
-
-
 def of(number: int, thing: str) -> str:
     """Return a number of things."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
