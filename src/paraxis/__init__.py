@@ -8,8 +8,8 @@ are in their rooms, each of which is loaded when it is first used: ``px.engines`
 import importlib
 import typing
 
+from paraxis._axes.axis import Axis
 from paraxis._calls import arguments
-from paraxis._core.axis import Axis
 from paraxis._core.collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
 from paraxis._core.random import keys
 from paraxis._core.reductions import (

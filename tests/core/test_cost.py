@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from paraxis._core import cost
+from paraxis._jax import cost
 from tests._support import values
 
 CONV = jnp.ones((8, 3, 5, 5))  # (out channels, in channels, height, width)

@@ -10,8 +10,8 @@ from tests.core.test_summing import BODIES, _axis, _close, _rows, _weights
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["gradient of an MLP", "two local steps"])
 def test_without_the_pass_the_sums_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paraxis._core.summing.split", lambda *_: None)
-    monkeypatch.setattr("paraxis._core.summing.in_merged_products", lambda fn, *args: fn(*args))
+    monkeypatch.setattr("paraxis._jax.summing.split", lambda *_: None)
+    monkeypatch.setattr("paraxis._jax.summing.in_merged_products", lambda fn, *args: fn(*args))
     body, axis, (w, x) = BODIES[name], _axis(3), _weights()
 
     @jax.jit

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paraxis._core import placing
+from paraxis._axes import placing
 from paraxis.ensembles import _moments, _resident as resident
 from tests._support import assert_close, axis_on, values
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paraxis._core import placing
+from paraxis._axes import placing
 from paraxis.train import _batches
 from tests._support import axis_on
 

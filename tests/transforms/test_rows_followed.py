@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from paraxis._core import rowwise
+from paraxis._jax import rowwise
 from paraxis.transforms import _row_count
 
 N, M, K = 5, 6, 3  # rows, features, classes

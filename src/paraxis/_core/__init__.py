@@ -1,4 +1,4 @@
-"""The idea itself: an axis, where it lies, and the verbs that move values along it.
+"""The idea itself: maps, reductions and collectives along an axis as parts of a JAX program, and the verbs for them.
 
-This is the only room that knows meshes, shardings, ``shard_map`` and collectives.
+With the rooms that it stands on, ``_axes`` and ``_jax``, it is the only one that knows meshes and ``shard_map``.
 """

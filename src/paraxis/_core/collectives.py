@@ -16,10 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._axes import layout, scope
+from paraxis._axes.axis import Axis
+from paraxis._axes.placing import Placement
 from paraxis._calls import arguments, pytrees
-from paraxis._core import jax_api, layout, primitives, scope
-from paraxis._core.axis import Axis
-from paraxis._core.placing import Placement
+from paraxis._core import primitives
+from paraxis._jax import jax_api
 from paraxis.errors import CollectiveError
 
 # --- what a body writes ------------------------------------------------------------------------------------------

@@ -23,10 +23,12 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
+from paraxis._axes import layout, placing, scope
+from paraxis._axes.placing import Placement
 from paraxis._calls import arguments
-from paraxis._core import collectives, cost, jax_api, layout, placing, scope, summing
-from paraxis._core.jax_api import ClosedJaxpr
-from paraxis._core.placing import Placement
+from paraxis._core import collectives
+from paraxis._jax import cost, jax_api, summing
+from paraxis._jax.jax_api import ClosedJaxpr
 from paraxis.errors import LoweringError
 
 Lowering = Literal["auto", "vmap", "unroll", "dispatch"]

@@ -21,23 +21,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from paraxis._core import (
-    arrays,
-    collectives,
-    jax_api,
-    layout,
-    lowerings,
-    placing,
-    primitives,
-    replay,
-    replicas,
-    scope,
-    structure,
-)
-from paraxis._core.axis import Axis
-from paraxis._core.jax_api import ClosedJaxpr, ShapedArray
+from paraxis._axes import arrays, layout, placing, scope
+from paraxis._axes.axis import Axis
+from paraxis._axes.placing import Placement
+from paraxis._core import collectives, lowerings, primitives
 from paraxis._core.lowerings import Lowering, TransposeOf
-from paraxis._core.placing import Placement
+from paraxis._jax import jax_api, replay, structure, varying
+from paraxis._jax.jax_api import ClosedJaxpr, ShapedArray
 
 Recipe = TransposeOf | None
 
@@ -241,7 +231,7 @@ def computed(
         return [y[None] if is_summed else y for y, is_summed in zip(results, summed, strict=True)]
 
     laid_out = [
-        layout.per_device(x, placement) if is_shared else layout.pad(x, placement, safe=not rests)
+        primitives.per_device(x, placement) if is_shared else layout.pad(x, placement, safe=not rests)
         for x, is_shared in zip(operands, shared, strict=True)
     ]
     found = layout.run_per_device(on_device, placement, laid_out)
@@ -509,7 +499,7 @@ def _batched(
         x if d is None else jnp.moveaxis(x, d, 0 if s else 1) for x, d, s in zip(operands, dims, shared, strict=True)
     ]
     in_axes = [None if d is None else 0 for d in dims]
-    differ = replicas.batched(body, in_axes, size, name, collectives.sizes(how.mapped))
+    differ = varying.batched(body, in_axes, size, name, collectives.sizes(how.mapped))
     out_dims = [None if not differs else 0 if s else 1 for differs, s in zip(differ, summed, strict=True)]
     if params["recipe"] is not None:
         return _transposed_batched(ahead, dims, size, name, params, differ), out_dims

@@ -25,8 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import jax_api
-from paraxis._core.jax_api import Primitive, ShapedArray
+from paraxis._axes import layout, placing
+from paraxis._axes.placing import Placement
+from paraxis._jax import jax_api
+from paraxis._jax.jax_api import Primitive, ShapedArray
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -117,6 +119,41 @@ def _broadcast_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, **_: An
 
 def _broadcast_batch(x: jax.Array, dim: int, **params: Any) -> tuple[jax.Array, int]:
     return broadcast_p.bind(x, **params), dim + 1
+
+
+# --- copies along an axis ----------------------------------------------------------------------------------------
+
+
+def copies(x: jax.Array, placement: Placement) -> jax.Array:
+    """``(...)`` → ``(size, ...)``, as a broadcast along the axis; each device has its rows, if their number divides."""
+    spread = placement.size % placement.num_devices == 0
+    mesh = placement.mesh
+    names = placement.mesh_axes
+    laid = None
+    if spread and names and mesh is not None and not placement.is_explicit and not jax_api.manual_axes(mesh):
+        laid = Laid(mesh, names)
+    devices = placing.named_devices(placement) if laid else None
+    over = names if placement.is_explicit and spread else ()
+    return _copies(x, placement, placement.size, over, laid, devices)
+
+
+def per_device(x: jax.Array, placement: Placement) -> jax.Array:
+    """``(...)`` → ``(num_devices, ...)``: one copy per device."""
+    return _copies(x, placement, placement.num_devices, placement.mesh_axes if placement.is_explicit else ())
+
+
+def _copies(
+    x: jax.Array,
+    placement: Placement,
+    rows: int,
+    over: tuple[str, ...],
+    laid: Laid | None = None,
+    devices: Any = None,
+) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys: no derivative, and JAX's own rules
+        return jnp.broadcast_to(x, (rows, *x.shape))
+    x = layout.on_mesh(x, placement)
+    return broadcast(x, axis=placement.axis.name, rows=rows, size=rows, over=over, laid=laid, devices=devices)
 
 
 # --- reductions --------------------------------------------------------------------------------------------------

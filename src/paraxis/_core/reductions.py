@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from paraxis._axes import arrays, layout, placing, scope, tree
+from paraxis._axes.axis import Axis
+from paraxis._axes.placing import Placement
 from paraxis._calls import arguments, pytrees
-from paraxis._core import arrays, layout, origins, placing, primitives, scope, summing, tree
-from paraxis._core.axis import Axis
-from paraxis._core.placing import Placement
+from paraxis._core import origins, primitives
+from paraxis._jax import summing
 from paraxis.errors import ShapeError
 
 _Tree = TypeVar("_Tree")

@@ -6,11 +6,13 @@ from typing import Any, TypeVar, overload
 import jax
 import numpy as np
 
+from paraxis._axes import arrays, layout, placing, scope, tree
+from paraxis._axes.axis import Axis
+from paraxis._axes.placing import Placement
 from paraxis._calls import arguments, pytrees
-from paraxis._core import arrays, dispatch, jax_api, layout, lowerings, maps, origins, placing, scope, tree
-from paraxis._core.axis import Axis
+from paraxis._core import dispatch, lowerings, maps, origins, primitives
 from paraxis._core.lowerings import Lowering
-from paraxis._core.placing import Placement
+from paraxis._jax import jax_api
 
 _Tree = TypeVar("_Tree")
 _R = TypeVar("_R")
@@ -54,7 +56,7 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
 
     def one(leaf: jax.Array) -> jax.Array:
         leaf = arrays.settle(leaf, placement, rows=False) if placement.is_said else leaf
-        return origins.remember(layout.copies(leaf, placement), origins.Shared(leaf))
+        return origins.remember(primitives.copies(leaf, placement), origins.Shared(leaf))
 
     return pytrees.opened(jax.tree.map(one, tree.arrays("broadcast", "x", pytrees.sealed(x))))
 

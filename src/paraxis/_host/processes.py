@@ -16,8 +16,8 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from paraxis._core import jax_api
 from paraxis._host import digests
+from paraxis._jax import jax_api
 from paraxis.errors import DataError, ProcessError, StateError
 
 _BARRIER_TIMEOUT = 600.0

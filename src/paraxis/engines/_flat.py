@@ -13,9 +13,10 @@ from typing import Any
 
 import jax
 
-from paraxis._core import collectives, jax_api, maps, primitives, rowwise
-from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from paraxis._core.placing import Placement
+from paraxis._axes.placing import Placement
+from paraxis._core import collectives, maps, primitives
+from paraxis._jax import jax_api, rowwise
+from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from paraxis.errors import AxisError, CollectiveError
 
 LOOPS = frozenset(("scan", "while", "cond"))

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from paraxis._calls import arguments
-from paraxis._core import dtypes
 from paraxis._host import archives
+from paraxis._jax import dtypes
 from paraxis.engines._federated import source_of
 from paraxis.engines._parquet import Parquet
 from paraxis.errors import DataError, ShapeError

@@ -14,11 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._axes import arrays, placing
+from paraxis._axes.axis import Axis
+from paraxis._axes.placing import Placement
 from paraxis._calls import arguments, pytrees
-from paraxis._core import arrays, dtypes, jax_api, placing, programs, structure
-from paraxis._core.axis import Axis
-from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, Literal
-from paraxis._core.placing import Placement
+from paraxis._core import programs
+from paraxis._jax import dtypes, jax_api, structure
+from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, Literal
 from paraxis.engines._flat import Flat, Step, Value, axes_of, flat, placement_of, shape
 from paraxis.engines._groups import Groups, rounded_up
 from paraxis.engines._plan import Keep, Plan, plan

@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import dtypes, jax_api
 from paraxis._host import archives, files, records
+from paraxis._jax import dtypes, jax_api
 from paraxis.engines._job import Pieces, loaded
 from paraxis.engines._sums import Totals
 from paraxis.errors import CheckpointError, LoweringError

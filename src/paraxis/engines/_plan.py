@@ -15,9 +15,10 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal as OneOf
 
-from paraxis._core import jax_api, maps, primitives, rowwise
-from paraxis._core.jax_api import ClosedJaxpr, Literal
-from paraxis._core.placing import Placement
+from paraxis._axes.placing import Placement
+from paraxis._core import maps, primitives
+from paraxis._jax import jax_api, rowwise
+from paraxis._jax.jax_api import ClosedJaxpr, Literal
 from paraxis.engines._flat import LOOPS, Flat, Scan, Step, Value, flat, shape
 from paraxis.errors import LoweringError
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from paraxis._core import jax_api, placing
+from paraxis._axes import placing
 from paraxis._host import threads
+from paraxis._jax import jax_api
 from paraxis.engines import _tasks
 from paraxis.engines._job import Job
 from paraxis.engines._run import Block, Engine, Pass

@@ -14,9 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import jax_api, layout, maps, placing, primitives, programs
-from paraxis._core.jax_api import Literal
-from paraxis._core.placing import Placement
+from paraxis._axes import placing
+from paraxis._axes.placing import Placement
+from paraxis._core import maps, primitives, programs
+from paraxis._jax import jax_api
+from paraxis._jax.jax_api import Literal
 from paraxis.engines._flat import LOOPS, Atom, Step, Value, rebuilt, shape
 from paraxis.engines._plan import Plan
 from paraxis.errors import LoweringError
@@ -227,7 +229,7 @@ class _Chunk:
         if ours and step.primitive is maps.map_p:
             return maps.map_p.bind(*operands, **self._map(step))
         if ours and step.primitive is primitives.broadcast_p:
-            return [layout.copies(operands[0], self.placement)]
+            return [primitives.copies(operands[0], self.placement)]
         if ours:
             padded = self.placement.num_padded
             changed = {"size": self.count, "padded": primitives.Rows(padded) if padded > self.count else None}

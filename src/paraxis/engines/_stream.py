@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._axes import arrays, placing
 from paraxis._calls import arguments
-from paraxis._core import arrays, dtypes, placing
+from paraxis._jax import dtypes
 from paraxis.engines._job import Chunk, Job, Saved, digest, on_host
 from paraxis.engines._journal import Journal
 from paraxis.engines._plan import Keep, Plan

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import dtypes, jax_api, structure
+from paraxis._jax import dtypes, jax_api, structure
 from paraxis.engines._groups import Groups
 from paraxis.engines._job import Length, Saved, loaded
 from paraxis.engines._run import Pass

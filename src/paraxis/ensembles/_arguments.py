@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
+from paraxis._axes import tree
+from paraxis._axes.placing import Placement
 from paraxis._calls import arguments
-from paraxis._core import tree
-from paraxis._core.placing import Placement
 from paraxis.ensembles import _resident as resident
 from paraxis.ensembles._programs import Everywhere
 from paraxis.ensembles._resident import Resident, Stacked

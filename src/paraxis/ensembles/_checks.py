@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from paraxis._calls import arguments
-from paraxis._core.jax_api import Tracer
+from paraxis._jax.jax_api import Tracer
 from paraxis.errors import DataError, ShapeError
 
 ROWS = ("n", "classes")

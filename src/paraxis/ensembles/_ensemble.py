@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis import _html as html
+from paraxis._axes import placing, tree
+from paraxis._axes.axis import Axis
 from paraxis._calls import arguments, integers
-from paraxis._core import placing, random, supposed, tree
-from paraxis._core.axis import Axis
+from paraxis._core import random
 from paraxis._core.lowerings import Lowering
 from paraxis._host import processes
+from paraxis._jax import supposed
 from paraxis.ensembles import _arguments, _averages, _files, _fitting, _order, _resident as resident
 from paraxis.ensembles._forms import check_function, check_options, form_of, guarded
 from paraxis.ensembles._history import Epoch, History

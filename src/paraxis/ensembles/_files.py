@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import dtypes
 from paraxis._host import archives, files, records
+from paraxis._jax import dtypes
 from paraxis.errors import DataError, StateError
 
 _RECORD = "paraxis.json"

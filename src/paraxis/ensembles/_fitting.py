@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._axes import tree
 from paraxis._calls import arguments
-from paraxis._core import tree
 from paraxis.ensembles import _arguments, _history, _order, _resident as resident
 from paraxis.ensembles._arguments import Arguments
 from paraxis.ensembles._averages import same

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from paraxis._axes import placing
+from paraxis._axes.axis import Axis
 from paraxis._calls import arguments
-from paraxis._core import placing
-from paraxis._core.axis import Axis
 from paraxis._core.lowerings import Lowering
 from paraxis.ensembles import _files, _resident as resident
 from paraxis.ensembles._ensemble import Ensemble

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
+from paraxis._axes import tree
 from paraxis._calls import pytrees
-from paraxis._core import tree
 from paraxis.errors import StateError
 
 Apply = Callable[..., Any]

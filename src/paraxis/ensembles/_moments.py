@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._axes.arrays import ready
+from paraxis._axes.placing import Placement
 from paraxis._core import primitives
-from paraxis._core.arrays import ready
-from paraxis._core.placing import Placement
 from paraxis.ensembles._resident import Resident
 
 

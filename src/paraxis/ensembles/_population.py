@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
+from paraxis._axes.placing import Placement
 from paraxis._core.lowerings import Lowering
-from paraxis._core.placing import Placement
 from paraxis._host import interrupts
 from paraxis.ensembles import _programs as programs, _resident as resident
 from paraxis.ensembles._arguments import Arguments
@@ -53,7 +53,7 @@ class Population:
         self._held = state
 
     def elsewhere(self, placement: Placement) -> "Population":
-        """Return what looks the same on devices that are not here; see :mod:`paraxis._core.supposed`."""
+        """Return what looks the same on devices that are not here; see :mod:`paraxis._jax.supposed`."""
         state = resident.described(self.state, placement)
         return Population(self.form, state, self.apply, self.lowering, self.donate)
 

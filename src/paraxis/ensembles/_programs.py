@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, cost, dispatch, jax_api, layout, lowerings, placing, scope
-from paraxis._core.arrays import ready
+from paraxis._axes import apart, arrays, layout, placing, scope
+from paraxis._axes.arrays import ready
+from paraxis._axes.placing import Placement
+from paraxis._core import dispatch, lowerings, primitives
 from paraxis._core.lowerings import Lowering
-from paraxis._core.placing import Placement
+from paraxis._jax import cost, jax_api
 from paraxis.ensembles._resident import Resident, Separate, Stacked
 
 SMALL = 50_000_000
@@ -51,7 +53,7 @@ class Everywhere:
         """Each device's copy."""
         if len(placing.devices(self._placement)) == 1:
             return [self.tree]
-        return dispatch.on_devices(self.tree, self._placement)
+        return apart.on_devices(self.tree, self._placement)
 
 
 class Program:
@@ -175,6 +177,6 @@ def _mapped(
         leaves = [block[0] if is_shared else block for block, is_shared in zip(blocks, shared, strict=True)]
         return lowerings.run(one, placement, lowering, leaves, shared)
 
-    laid_out = [layout.per_device(x, placement) if s else x for x, s in zip(operands, shared, strict=True)]
+    laid_out = [primitives.per_device(x, placement) if s else x for x, s in zip(operands, shared, strict=True)]
     results = layout.run_per_device(on_device, placement, laid_out)
     return jax.tree.unflatten(structures[-1], results)

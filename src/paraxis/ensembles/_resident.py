@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, dispatch, jax_api, layout, placing
-from paraxis._core.arrays import ready
-from paraxis._core.placing import Placement
+from paraxis._axes import apart, arrays, layout, placing
+from paraxis._axes.arrays import ready
+from paraxis._axes.placing import Placement
+from paraxis._jax import jax_api
 
 _T = TypeVar("_T")
 
@@ -83,7 +84,7 @@ class Stacked(Resident):
         return self
 
     def as_separate(self) -> "Separate":
-        return Separate(self.placement, dispatch.split_blocks(self.tree, self.placement))
+        return Separate(self.placement, apart.split_blocks(self.tree, self.placement))
 
     def per_device(self, summary: Callable[[Any, jax.Array], _T], weights: np.ndarray) -> _T:
         padded = layout.padded_weights(np.asarray(weights, np.float32), self.placement.num_padded)
@@ -101,14 +102,14 @@ class Separate(Resident):
     """A tree for each row, on its device."""
 
     placement: Placement
-    rows: dispatch.Rows
+    rows: apart.Rows
 
     def part(self, take: Callable[[Any], Any]) -> "Separate":
         return Separate(self.placement, [take(row) for row in self.rows])
 
     def as_stacked(self) -> Stacked:
         with jax.ensure_compile_time_eval():  # also where a function that uses them is being traced
-            return Stacked(self.placement, dispatch.stacked_blocks(self.rows, self.placement))
+            return Stacked(self.placement, apart.stacked_blocks(self.rows, self.placement))
 
     def as_separate(self) -> "Separate":
         return self
@@ -118,15 +119,15 @@ class Separate(Resident):
             return super().stacked()
         # By copies of the rows alone; see _unpadded.
         first = placing.devices(self.placement)[0]
-        whole = dispatch.stack(jax.device_put(self.rows, first), len(self.rows))
+        whole = apart.stack(jax.device_put(self.rows, first), len(self.rows))
         target = arrays.sharding(self.placement, rows=True)
         return whole if target is None else jax.device_put(whole, target)
 
     def per_device(self, summary: Callable[[Any, jax.Array], _T], weights: np.ndarray) -> _T:
         padded = layout.padded_weights(np.asarray(weights, np.float32), self.placement.num_padded)
-        blocks = dispatch.blocks(self.rows, self.placement)
+        blocks = apart.blocks(self.rows, self.placement)
         each = zip(blocks, padded.reshape(len(blocks), -1), strict=True)
-        return dispatch.joined([_summary(summary, rows, own) for rows, own in each], self.placement)
+        return apart.joined([_summary(summary, rows, own) for rows, own in each], self.placement)
 
     def row(self, index: int) -> Any:
         return arrays.free(self.rows[index])

@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from paraxis._calls import arguments
-from paraxis._core.jax_api import Tracer
+from paraxis._jax.jax_api import Tracer
 from paraxis.ensembles._checks import check_labels, check_probabilities
 from paraxis.errors import DataError, ShapeError
 

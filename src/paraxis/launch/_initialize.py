@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from paraxis._calls import arguments
-from paraxis._core import jax_api
+from paraxis._jax import jax_api
 from paraxis.errors import ProcessError
 from paraxis.launch import _run, _variables, _watchdog
 from paraxis.launch._variables import Place

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._axes import placing, scope, tree
+from paraxis._axes.axis import Axis
 from paraxis._calls import arguments, integers, pytrees
-from paraxis._core import jax_api, placing, scope, supposed, tree, verbs
-from paraxis._core.axis import Axis
+from paraxis._core import verbs
+from paraxis._jax import jax_api, supposed
 from paraxis.errors import AxisError, ParaxisError, ShapeError
 
 _R = TypeVar("_R")

@@ -12,9 +12,11 @@ import jax
 import numpy as np
 
 from paraxis import _html as html
+from paraxis._axes import arrays, placing, scope
+from paraxis._axes.axis import Axis
 from paraxis._calls import arguments, pytrees
-from paraxis._core import arrays, placing, programs, scope, supposed
-from paraxis._core.axis import Axis
+from paraxis._core import programs
+from paraxis._jax import supposed
 from paraxis.errors import AxisError, ParaxisError
 
 _P = ParamSpec("_P")

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from paraxis._calls import arguments, pytrees
-from paraxis._core import jax_api, supposed
+from paraxis._jax import jax_api, supposed
 from paraxis.errors import DeviceError
 from paraxis.reports import _estimate, _findings, _layouts, _lines, _machines, _meshes, _text, _work
 from paraxis.reports._growth import Growth

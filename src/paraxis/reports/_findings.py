@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._core import jax_api, placing
+from paraxis._axes import placing
+from paraxis._jax import jax_api
 from paraxis.reports import _lines, _text, _work, units
 from paraxis.reports._values import Contents, Finding, Layout
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paraxis._core import jax_api
+from paraxis._jax import jax_api
 from paraxis.reports import _text
 
 Shape = tuple[tuple[str, int], ...]

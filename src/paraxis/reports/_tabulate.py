@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from paraxis import _html as html
 from paraxis._calls import arguments
-from paraxis._core import jax_api
+from paraxis._jax import jax_api
 from paraxis.reports import _as_text, _layouts, _models, _work, units
 from paraxis.reports._page import Page
 

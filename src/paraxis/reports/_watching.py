@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core import jax_api
+from paraxis._jax import jax_api
 from paraxis.reports._explain import explain
 from paraxis.reports._report import Report
 

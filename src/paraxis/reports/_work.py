@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from paraxis._core import cost, jax_api
+from paraxis._jax import cost, jax_api
 from paraxis.reports import _lines, _text
 
 PRODUCTS = ("dot", "convolution", "custom-call")

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from paraxis._axes.placing import Placement
 from paraxis._core import maps
-from paraxis._core.placing import Placement
 
 OfBlock = Callable[[Any, Any, Any], tuple[Any, Any]]
 """``(shared, first, last)`` of a block → what is kept by row, and what is summed.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments
-from paraxis._core import jax_api
+from paraxis._jax import jax_api
 from paraxis.errors import ShapeError
 
 

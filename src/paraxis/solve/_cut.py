@@ -10,9 +10,10 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from paraxis._core import arrays, jax_api
-from paraxis._core.jax_api import ClosedJaxpr, JaxprEqn, Literal
+from paraxis._axes import arrays
 from paraxis._core.programs import by_structure
+from paraxis._jax import jax_api
+from paraxis._jax.jax_api import ClosedJaxpr, JaxprEqn, Literal
 from paraxis.errors import LoweringError
 
 PASS = "px_pass"

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from paraxis._axes import arrays, layout
 from paraxis._calls import arguments
-from paraxis._core import arrays, jax_api, layout
+from paraxis._jax import jax_api
 from paraxis.errors import ShapeError
 from paraxis.solve._problem import Function, Problem
 from paraxis.solve._solution import OptStep

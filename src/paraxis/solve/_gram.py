@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, placing
+from paraxis._axes import arrays, placing
 from paraxis.solve import _trees as trees
 from paraxis.solve._linear import Block, Linear
 from paraxis.solve._losses import Loss

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from paraxis._axes import arrays
 from paraxis._calls import arguments
-from paraxis._core import arrays
 from paraxis.solve import (
     _checks as checks,
     _functions as functions,

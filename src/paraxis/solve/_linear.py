@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import arrays, placing
-from paraxis._core.placing import Placement
+from paraxis._axes import arrays, placing
+from paraxis._axes.placing import Placement
 from paraxis._core.programs import Traced
 from paraxis.solve import _blocks as in_blocks, _cut as cut, _on_disk as on_disk, _trees as trees
 from paraxis.solve._losses import Loss

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from paraxis._axes import arrays
 from paraxis._calls import arguments
-from paraxis._core import arrays
 from paraxis.solve import (
     _checks as checks,
     _functions as functions,

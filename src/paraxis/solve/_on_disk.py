@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._axes import arrays, layout, placing
+from paraxis._axes.axis import Axis
+from paraxis._axes.placing import Placement
 from paraxis._calls import arguments
-from paraxis._core import arrays, jax_api, layout, placing
-from paraxis._core.axis import Axis
-from paraxis._core.placing import Placement
 from paraxis._host import memory, reading
+from paraxis._jax import jax_api
 from paraxis._tables import Table
 from paraxis.errors import AxisError, DataError, DeviceError, LoweringError
 from paraxis.solve import _blocks as in_blocks

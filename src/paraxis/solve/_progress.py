@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis import _html as html
-from paraxis._core import arrays
+from paraxis._axes import arrays
 from paraxis.errors import ShapeError
 from paraxis.solve import _trees as trees, _watching as watching
 from paraxis.solve._problem import Point, Problem

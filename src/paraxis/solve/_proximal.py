@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from paraxis._axes import arrays, layout
 from paraxis._calls import arguments
-from paraxis._core import arrays, layout
 from paraxis.errors import ShapeError
 from paraxis.solve import (
     _checks as checks,

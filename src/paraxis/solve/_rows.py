@@ -6,10 +6,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from paraxis._axes import arrays, layout, placing
+from paraxis._axes.axis import Axis
+from paraxis._axes.placing import AT_HAND, Placement
 from paraxis._calls import arguments
-from paraxis._core import arrays, layout, placing
-from paraxis._core.axis import Axis
-from paraxis._core.placing import AT_HAND, Placement
 from paraxis._host import processes
 from paraxis._tables import Table
 from paraxis.errors import AxisError, DataError, DeviceError, ShapeError

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis import _html as html
-from paraxis._core import arrays, jax_api
+from paraxis._axes import arrays
 from paraxis._core.programs import Traced
 from paraxis._host import interrupts
+from paraxis._jax import jax_api
 from paraxis.solve import _cut as cut, _on_disk as on_disk, _trees as trees, _watching as watching
 from paraxis.solve._status import Status
 

@@ -7,8 +7,9 @@ from typing import Any, Literal, Self
 
 import jax
 
-from paraxis._core import arrays, jax_api
+from paraxis._axes import arrays
 from paraxis._core.programs import Traced
+from paraxis._jax import jax_api
 from paraxis.solve import (
     _checks as checks,
     _cut as cut,

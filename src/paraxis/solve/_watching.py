@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core import jax_api
+from paraxis._jax import jax_api
 
 
 class _Ear:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays
+from paraxis._axes import arrays
 from paraxis.solve import _progress as progress, _trees as trees
 from paraxis.solve._linear import Block, Linear
 from paraxis.solve._problem import Point

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._axes import arrays
 from paraxis._calls import arguments
-from paraxis._core import arrays
 from paraxis._tables import Table
 from paraxis.errors import DataError, ShapeError
 from paraxis.solve import _linear as linear, _losses as losses

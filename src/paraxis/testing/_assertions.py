@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._axes import placing
 from paraxis._calls import arguments, integers
-from paraxis._core import maps, placing
+from paraxis._core import maps
 from paraxis.errors import CommunicationError, DeviceError
 from paraxis.reports import Communication, Memory, Work, communication, explain
 

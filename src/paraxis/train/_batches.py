@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from paraxis._axes import arrays, layout, tree
+from paraxis._axes.arrays import ready
+from paraxis._axes.axis import Axis
+from paraxis._axes.placing import Placement
 from paraxis._calls import arguments
-from paraxis._core import arrays, layout, tree
-from paraxis._core.arrays import ready
-from paraxis._core.axis import Axis
-from paraxis._core.placing import Placement
 from paraxis.errors import AxisError, DataError, ShapeError
 
 Reader = Callable[[np.ndarray], Any]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import tree
+from paraxis._axes import tree
 from paraxis.errors import ShapeError
 
 Axes = int | None | Sequence[Any]

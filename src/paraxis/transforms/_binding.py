@@ -16,7 +16,7 @@ from flax import nnx
 from flax.nnx import Variable
 
 from paraxis._calls import pytrees
-from paraxis._core import jax_api
+from paraxis._jax import jax_api
 from paraxis._modules import graphs, naming, reads
 from paraxis.errors import StateError
 from paraxis.transforms import _frames, _metrics, _randomness

@@ -8,7 +8,7 @@ import jax
 from flax.nnx import Variable
 
 from paraxis._calls import arguments, pytrees
-from paraxis._core import jax_api, supposed
+from paraxis._jax import jax_api, supposed
 from paraxis._modules import graphs
 from paraxis.errors import StateError
 from paraxis.transforms._binding import Binding, write_all

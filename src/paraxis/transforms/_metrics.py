@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._core import jax_api
+from paraxis._jax import jax_api
 from paraxis._modules import graphs
 
 

@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 
 from paraxis._calls import arguments
-from paraxis._core import jax_api, replicas
+from paraxis._jax import jax_api, varying
 from paraxis._modules import graphs
 from paraxis.errors import ShapeError, StateError
 from paraxis.transforms._variables import Choice, Gradients, Variables, variables
@@ -189,7 +189,7 @@ def _rates(factory: Callable[..., Any], parameters: Gradients, names: Sequence[s
 
 def _differing(closed: Any, of: Sequence[int]) -> list[bool]:
     """Return, for each result of a program: whether it depends on these of its arguments."""
-    return replicas.batched(closed, [0 if i in of else None for i in range(len(closed.in_avals))], 2, None, {})
+    return varying.batched(closed, [0 if i in of else None for i in range(len(closed.in_avals))], 2, None, {})
 
 
 def _tree(parameters: Variables) -> Gradients:

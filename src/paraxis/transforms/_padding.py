@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 
-from paraxis._core import jax_api, rowwise, tree
+from paraxis._axes import tree
+from paraxis._jax import jax_api, rowwise
 from paraxis.transforms import _results, _row_count
 
 

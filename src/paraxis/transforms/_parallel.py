@@ -8,9 +8,10 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 import jax
 from flax.nnx import Variable
 
+from paraxis._axes import arrays, placing
+from paraxis._axes.axis import Axis
 from paraxis._calls import arguments
-from paraxis._core import arrays, jax_api, placing
-from paraxis._core.axis import Axis
+from paraxis._jax import jax_api
 from paraxis._modules import graphs
 from paraxis.errors import AxisError
 from paraxis.transforms import _batches, _results, _sync

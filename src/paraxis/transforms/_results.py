@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from paraxis._axes import layout, tree
+from paraxis._axes.axis import Axis
 from paraxis._calls import arguments
-from paraxis._core import reductions, replicas, tree
-from paraxis._core.axis import Axis
+from paraxis._core import reductions
 from paraxis.errors import ShapeError, StateError
 
 KINDS = ("concat", "stack", "first", "mean", "sum", "max", "min", "same")
@@ -48,12 +49,12 @@ def fold(axis: Axis) -> Callable[[str, jax.Array], jax.Array]:
 def reduced(kind: Any, x: jax.Array, axis: Axis, *, differs: bool) -> Any:
     """``(devices, ...)`` → what ``kind`` makes of it. Values that all devices have alike need not be sent."""
     if not isinstance(kind, str):
-        return kind(replicas.gathered(x, axis))
+        return kind(layout.gathered(x, axis))
     if kind == "stack" or (kind == "concat" and x.ndim == 1):
         return x
     if kind == "concat":
         return x.reshape(-1, *x.shape[2:])
     alike = kind in ("first", "same", "max", "min") or (kind == "mean" and jnp.issubdtype(x.dtype, jnp.inexact))
     if alike and not differs:
-        return replicas.agreed(x, axis)
-    return replicas.gathered(x, axis)[0] if kind in ("first", "same") else _FOLDS[kind](x, axis)
+        return layout.agreed(x, axis)
+    return layout.gathered(x, axis)[0] if kind in ("first", "same") else _FOLDS[kind](x, axis)

@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._core import jax_api, layout, placing, replicas, tree, verbs
-from paraxis._core.axis import Axis
+from paraxis._axes import layout, placing, tree
+from paraxis._axes.axis import Axis
+from paraxis._core import verbs
+from paraxis._jax import jax_api, varying
 from paraxis._modules import graphs, norms
 from paraxis.errors import ShapeError, StateError
 from paraxis.transforms import _batches, _body, _metrics, _padding, _randomness, _results, _statistics, _sync
@@ -125,7 +127,10 @@ class Call:
 
     def _differing(self, body: jax_api.ClosedJaxpr, placed: Sequence[bool]) -> list[bool]:
         try:
-            return replicas.differing(body, placed, self._axis)
+            if jax_api.is_impure(body.jaxpr):  # it asks the outside world
+                return [True] * len(body.out_avals)
+            in_axes = [0 if is_placed else None for is_placed in placed]
+            return varying.batched(body, in_axes, self._axis.size, self._axis.name, {})
         except Exception as error:
             raise StateError(
                 f"Parallel: the check that variables stay the same on all devices cannot see through the function "
@@ -225,7 +230,7 @@ class Call:
             before = [jnp.asarray(old[i]) for i in metric.numbers]
             size = self._axis.size
             devices = [
-                replicas.gathered(new[i], self._axis) if i in new else jnp.broadcast_to(x, (size, *x.shape))
+                layout.gathered(new[i], self._axis) if i in new else jnp.broadcast_to(x, (size, *x.shape))
                 for i, x in zip(metric.numbers, before, strict=True)
             ]
             carried = any(self._carries[i] for i in written)
@@ -238,9 +243,9 @@ class Call:
 
         def one(x: jax.Array, differs: bool) -> Any:
             if rule is None or (rule in ("mean", "first", "max", "min") and not differs):
-                return replicas.agreed(x, self._axis)
+                return layout.agreed(x, self._axis)
             needs_all = rule == "first" or callable(rule)
-            return _sync.combined(rule, replicas.gathered(x, self._axis) if needs_all else x, combine)
+            return _sync.combined(rule, layout.gathered(x, self._axis) if needs_all else x, combine)
 
         return jax.tree.map(one, stacked, self._differs[0][number])
 

@@ -11,9 +11,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from paraxis._core import collectives, jax_api
-from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from paraxis._core.rowwise import scan_parts
+from paraxis._core import collectives
+from paraxis._jax import jax_api
+from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from paraxis._jax.rowwise import scan_parts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from paraxis._calls import arguments, pytrees
-from paraxis._core import replicas
+from paraxis._jax import varying
 from paraxis._modules import graphs
 from paraxis.errors import ShapeError, StateError
 from paraxis.transforms import _batches, _body, _randomness, _sync
@@ -109,7 +109,7 @@ class Vectorize(Wrapped[_P, _R], Generic[_P, _R]):
             state = (_randomness.with_keys(values, binding.streams, keys), arrays)
             result, new = _body.run(self._body, binding, state, batch.put_together(rows, batch.whole), named)
             drawn[:] = _randomness.drawn_from("Vectorize", binding.streams, new, binding.names)
-            return result, replicas.watched(new, index, differs.extend)
+            return result, varying.watched(new, index, differs.extend)
 
         over = jax.vmap(row, in_axes=(0, 0, list(batch.axes)), axis_size=batch.size)
         result, new = over(jnp.arange(batch.size), keys, batch.rows)

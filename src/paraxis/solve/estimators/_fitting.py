@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays, layout, placing, supposed
-from paraxis._core.axis import Axis
+from paraxis._axes import arrays, layout, placing
+from paraxis._axes.axis import Axis
+from paraxis._jax import supposed
 from paraxis._tables import Table
 from paraxis.errors import DeviceError
 from paraxis.solve import _watching as watching, prox

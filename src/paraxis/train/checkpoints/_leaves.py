@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import jax_api
 from paraxis._host import processes
+from paraxis._jax import jax_api
 from paraxis.errors import StateError
 from paraxis.train.checkpoints import _orbax
 from paraxis.train.checkpoints._differences import Kind

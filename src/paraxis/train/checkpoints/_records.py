@@ -16,8 +16,8 @@ from typing import Any
 
 import jax
 
-from paraxis._core import dtypes
 from paraxis._host import files, records
+from paraxis._jax import dtypes
 
 FILE = "paraxis.json"
 _FORMAT = 1

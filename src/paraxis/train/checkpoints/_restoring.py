@@ -8,8 +8,9 @@ from typing import Any, TypeVar, cast
 import jax
 import numpy as np
 
-from paraxis._core import arrays, dtypes
+from paraxis._axes import arrays
 from paraxis._host import processes
+from paraxis._jax import dtypes
 from paraxis.errors import CheckpointError, StateError
 from paraxis.train.checkpoints import _leaves, _orbax, _packs, _records
 from paraxis.train.checkpoints._checksums import checksum

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from paraxis._calls import integers
-from paraxis._core import jax_api
 from paraxis._host import processes, records
+from paraxis._jax import jax_api
 from paraxis.errors import DataError, StateError
 from paraxis.train.checkpoints import _leaves, _orbax, _packs, _records
 from paraxis.train.checkpoints._checksums import checksum

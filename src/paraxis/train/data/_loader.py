@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from paraxis._axes import placing
+from paraxis._axes.axis import Axis
 from paraxis._calls import arguments
-from paraxis._core import dtypes, placing
-from paraxis._core.axis import Axis
+from paraxis._jax import dtypes
 from paraxis.errors import DataError
 from paraxis.train import _batches
 from paraxis.train._batches import Batch

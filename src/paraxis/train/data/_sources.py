@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import tree
+from paraxis._axes import tree
 from paraxis.errors import DataError
 from paraxis.train.data._host import common_rows, is_array, stacked, to_host
 

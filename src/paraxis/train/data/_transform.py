@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paraxis._core import tree
+from paraxis._axes import tree
 from paraxis.errors import DataError
 from paraxis.train.data._host import to_host
 from paraxis.train.data._order import RowGenerators

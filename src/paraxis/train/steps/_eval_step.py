@@ -7,9 +7,9 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 
+from paraxis._axes.axis import Axis
 from paraxis._calls import arguments
-from paraxis._core.axis import Axis
-from paraxis._core.structure import Recent
+from paraxis._jax.structure import Recent
 from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _reproducible, _rows
 from paraxis.train.steps._gradients import in_turns

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import tree
+from paraxis._axes import tree
 from paraxis.errors import ShapeError, StateError
 from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision

@@ -1,7 +1,7 @@
 """Steps whose bits do not depend on the devices: rows in groups, a program of one device for each of them.
 
 What a group gives are sums, which are added in a fixed tree; each device then does the update for itself, with the same
-program on the same numbers. See ``_core.groups`` for why.
+program on the same numbers. See ``_groups`` for why.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core import arrays
+from paraxis._axes import arrays
 from paraxis.train import _batches
 from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _rows

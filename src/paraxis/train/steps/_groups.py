@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from paraxis._core import arrays, layout, placing
-from paraxis._core.arrays import ready
-from paraxis._core.placing import Placement
+from paraxis._axes import arrays, layout, placing
+from paraxis._axes.arrays import ready
+from paraxis._axes.placing import Placement
 from paraxis.errors import AxisError
 from paraxis.train._batches import Batch
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from paraxis._core.structure import Recent
+from paraxis._jax.structure import Recent
 
 AT_MOST = 8
 """For so many kinds programs are kept: a step that is given a new optimiser each time keeps no more."""

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from paraxis._calls import arguments, integers
-from paraxis._core import jax_api
 from paraxis._host import threads
+from paraxis._jax import jax_api
 from paraxis.errors import StateError
 
 ANY_DEVICE_COUNT = "any device count"

@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 
+from paraxis._axes import arrays, placing
+from paraxis._axes.axis import Axis
+from paraxis._axes.placing import Placement
 from paraxis._calls import arguments, integers
-from paraxis._core import arrays, jax_api, placing, supposed
-from paraxis._core.axis import Axis
-from paraxis._core.placing import Placement
+from paraxis._jax import jax_api, supposed
 from paraxis.errors import ShapeError, StateError
 from paraxis.train import _batches
 from paraxis.train._batches import Batch

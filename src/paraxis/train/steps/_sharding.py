@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from paraxis._axes import arrays
+from paraxis._axes.placing import Placement
 from paraxis._calls import arguments
-from paraxis._core import arrays
-from paraxis._core.placing import Placement
 from paraxis.errors import ShapeError, StateError
 
 Rule = Callable[[str, Any], Any]

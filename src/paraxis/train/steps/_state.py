@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from paraxis._axes import arrays
 from paraxis._calls import arguments
-from paraxis._core import arrays, jax_api
+from paraxis._jax import jax_api
 from paraxis.errors import StateError
 from paraxis.train.steps import _models, _rows
 from paraxis.train.steps._forms import Recipe

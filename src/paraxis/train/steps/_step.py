@@ -8,10 +8,10 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 
+from paraxis._axes import arrays
+from paraxis._axes.axis import Axis
 from paraxis._calls import arguments
-from paraxis._core import arrays
-from paraxis._core.axis import Axis
-from paraxis._core.structure import Recent
+from paraxis._jax.structure import Recent
 from paraxis.errors import StateError
 from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _reproducible, _rows, _sharding

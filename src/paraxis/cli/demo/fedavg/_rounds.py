@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from paraxis._core.axis import Axis
+from paraxis._axes.axis import Axis
 from paraxis._core.reductions import reduce_mean
 from paraxis._core.verbs import broadcast, map_fn
 from paraxis.cli.demo.fedavg._model import Params, logits, mean_loss

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from paraxis._core import arrays
-from paraxis._core.axis import Axis
+from paraxis._axes import arrays
+from paraxis._axes.axis import Axis
 from paraxis._core.verbs import scatter
 from paraxis.cli.demo._digits import Labelled
 from paraxis.cli.demo._options import Options

@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 
-from paraxis._core.axis import Axis
+from paraxis._axes.axis import Axis
 from paraxis.cli.demo.logreg._digits import Labelled
 from paraxis.reports import Communication, communication
 from paraxis.solve import LBFGS, Status, objective, rows

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from paraxis._core.axis import Axis
+from paraxis._axes.axis import Axis
 from paraxis.cli.demo._digits import Digits
 from paraxis.cli.demo._options import Options
 from paraxis.cli.demo.train import _model

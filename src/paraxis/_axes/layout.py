@@ -14,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import jax_api, placing, primitives
-from paraxis._core.placing import Placement
+from paraxis._axes import placing
+from paraxis._axes.axis import Axis
+from paraxis._axes.placing import Placement
+from paraxis._jax import jax_api
 
 
 def repeat_last(rows: Any, num_padded: int) -> Any:
@@ -88,40 +90,6 @@ def constrain(x: jax.Array, placement: Placement, *, rows: bool = True) -> jax.A
 
 def _mentions(entry: Any, names: tuple[str, ...]) -> bool:
     return entry in names or (isinstance(entry, tuple) and any(e in names for e in entry))
-
-
-def copies(x: jax.Array, placement: Placement) -> jax.Array:
-    """``(...)`` → ``(size, ...)``, as a broadcast along the axis; each device has its rows, if their number divides."""
-    spread = placement.size % placement.num_devices == 0
-    mesh = placement.mesh
-    names = placement.mesh_axes
-    laid = None
-    if spread and names and mesh is not None and not placement.is_explicit and not jax_api.manual_axes(mesh):
-        laid = primitives.Laid(mesh, names)
-    devices = placing.named_devices(placement) if laid else None
-    over = names if placement.is_explicit and spread else ()
-    return _copies(x, placement, placement.size, over, laid, devices)
-
-
-def per_device(x: jax.Array, placement: Placement) -> jax.Array:
-    """``(...)`` → ``(num_devices, ...)``: one copy per device."""
-    return _copies(x, placement, placement.num_devices, placement.mesh_axes if placement.is_explicit else ())
-
-
-def _copies(
-    x: jax.Array,
-    placement: Placement,
-    rows: int,
-    over: tuple[str, ...],
-    laid: primitives.Laid | None = None,
-    devices: Any = None,
-) -> jax.Array:
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys: no derivative, and JAX's own rules
-        return jnp.broadcast_to(x, (rows, *x.shape))
-    x = on_mesh(x, placement)
-    return primitives.broadcast(
-        x, axis=placement.axis.name, rows=rows, size=rows, over=over, laid=laid, devices=devices
-    )
 
 
 def device_index(placement: Placement) -> jax.Array | int:
@@ -198,3 +166,25 @@ def named_sharding(x: jax.Array) -> NamedSharding:
     """Return how a concrete array lies on a mesh."""
     assert isinstance(x.sharding, NamedSharding)
     return x.sharding
+
+
+def agreed(x: jax.Array, axis: Axis) -> jax.Array:
+    """``(size, ...)`` → ``(...)``: the row that all elements have alike, one element per device. Nothing is sent."""
+    placement = placing.place(axis)
+    if not placement.mesh_axes:
+        return x[0]
+    pick: Callable[[jax.Array], jax.Array] = jax.shard_map(
+        lambda row: row[0],
+        mesh=placement.mesh if isinstance(placement.mesh, Mesh) else None,
+        in_specs=P(placement.mesh_axes),
+        out_specs=P(),
+        axis_names=set(placement.mesh_axes),
+        check_vma=False,  # its derivative: each element gives its share, 1/size of the whole
+    )
+    return pick(x)
+
+
+def gathered(x: jax.Array, axis: Axis) -> jax.Array:
+    """``(size, ...)`` as a plain array that any operation takes: on an Explicit mesh its rows are brought together."""
+    placement = placing.place(axis)
+    return constrain(x, placement, rows=False) if placement.is_explicit else x

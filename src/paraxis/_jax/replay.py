@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
-from paraxis._core import jax_api
-from paraxis._core.jax_api import ClosedJaxpr, JaxprEqn
+from paraxis._jax import jax_api
+from paraxis._jax.jax_api import ClosedJaxpr, JaxprEqn
 
 Nested = Callable[[JaxprEqn, Sequence[Any]], Sequence[Any]]
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from paraxis._core import jax_api
+from paraxis._jax import jax_api
 from paraxis.errors import DeviceError
 
 MOST = 8192

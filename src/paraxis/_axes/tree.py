@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._core.axis import Axis
+from paraxis._axes.axis import Axis
 from paraxis.errors import ParaxisError, ShapeError
 
 

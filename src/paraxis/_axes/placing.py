@@ -15,8 +15,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 from paraxis import _html as html
-from paraxis._core import jax_api, scope, supposed
-from paraxis._core.axis import Axis
+from paraxis._axes import scope
+from paraxis._axes.axis import Axis
+from paraxis._jax import jax_api, supposed
 from paraxis.errors import AxisError
 
 DEVICES = "paraxis_devices"

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from paraxis._core import jax_api
-from paraxis._core.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, subjaxprs
+from paraxis._jax import jax_api
+from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, subjaxprs
 
 
 @dataclasses.dataclass(frozen=True)

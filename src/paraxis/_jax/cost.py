@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from paraxis._core import jax_api
+from paraxis._jax import jax_api
 
 
 def convolves(jaxpr: jax_api.Jaxpr) -> bool:

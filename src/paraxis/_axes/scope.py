@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from jax.sharding import AbstractMesh
 
-from paraxis._core.axis import Axis
+from paraxis._axes.axis import Axis
 from paraxis.errors import CollectiveError, ScopeError
 
 

@@ -1,0 +1,1 @@
+"""An axis, and where its elements lie: which devices it takes, how many rows each, padded by one rule."""
