@@ -64,13 +64,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look less often for what is garbage: tracing makes many objects, and a twentieth of the time went there.
+    """Look less often for what is garbage: tracing makes many objects, and a twentieth of the time went there."""
+    _keep_what_is_there()
+    gc.set_threshold(50_000, 20, 20)
 
-    Nor are those looked at again that are there now: modules and tests.
-    """
+
+def _keep_what_is_there() -> None:
+    """Do not look again at what is no garbage now: modules, tests, and what is compiled. It took seconds each time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 # Each compiled program takes some dozens of the memory maps that Linux lets a process have, 65,530; without one, XLA
@@ -82,7 +84,10 @@ _done = itertools.count(1)
 
 def pytest_runtest_teardown() -> None:
     """Every few tests: let go of compiled programs, if there are many."""
-    if next(_done) % 10 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+    if (done := next(_done)) % 10 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
         import jax
 
         jax.clear_caches()
+        gc.unfreeze()
+    if done % 100 == 0:
+        _keep_what_is_there()

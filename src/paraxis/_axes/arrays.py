@@ -184,8 +184,15 @@ _some = jax.jit(_rows_at)
 
 def on_first_device(tree: Any) -> Any:
     """Concrete arrays, copied to one device together."""
-    first = jax.local_devices()[0]
-    return jax.tree.map(lambda x: jax.device_put(x, first), local(tree))
+    first = {jax.local_devices()[0]}
+    return jax.tree.map(lambda x: _on(x, first), local(tree))
+
+
+def _on(x: Any, devices: set[jax.Device]) -> jax.Array:
+    """Return the same on one device. What is there, or nowhere yet, is not bound to it: it would compile all anew."""
+    if not isinstance(x, jax.Array):
+        return jnp.asarray(x)
+    return x if x.devices() == devices else jax.device_put(x, *devices)
 
 
 def whole_beside(x: jax.Array, other: Any) -> jax.Array:
@@ -195,7 +202,7 @@ def whole_beside(x: jax.Array, other: Any) -> jax.Array:
     """
     mesh = getattr(other.sharding, "mesh", None)
     if not isinstance(mesh, Mesh):
-        return jax.device_put(x, other.sharding)
+        return _on(x, other.devices())
     target = NamedSharding(mesh, P())
     if x.sharding == target:
         return x

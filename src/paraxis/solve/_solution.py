@@ -239,7 +239,8 @@ class _Saved:
         (self.stage,), (self._refuted, *leaves) = found
         own, structure = jax.tree.flatten(step)
         laid = [
-            jax.device_put(x, y.sharding) if isinstance(y, jax.Array) else x for x, y in zip(leaves, own, strict=True)
+            jax.device_put(x, y.sharding if y.committed else None) if isinstance(y, jax.Array) else x
+            for x, y in zip(leaves, own, strict=True)
         ]
         return jax.tree.unflatten(structure, laid)
 
