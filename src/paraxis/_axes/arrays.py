@@ -188,7 +188,7 @@ def on_first_device(tree: Any) -> Any:
     return jax.tree.map(lambda x: _on(x, first), local(tree))
 
 
-def _on(x: Any, devices: set[jax.Device]) -> jax.Array:
+def _on(x: Any, devices: set[Any]) -> jax.Array:
     """Return the same on one device. What is there, or nowhere yet, is not bound to it: it would compile all anew."""
     if not isinstance(x, jax.Array):
         return jnp.asarray(x)
