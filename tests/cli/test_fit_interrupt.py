@@ -79,7 +79,7 @@ def test_ctrl_c_ends_a_fit_within_two_seconds_and_saves_what_was_found(tmp_path:
     ) as process:
         assert process.stdout is not None
         assert any("iteration 4 " in line for line in process.stdout)
-        before = _seconds_of(process.pid) - resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        before = _seconds_of(process.pid) + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
         took = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before

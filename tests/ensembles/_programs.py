@@ -1,4 +1,4 @@
-"""What happens when a program of an ensemble has run, and which programs have."""
+"""No public face: when a program has run, and which have, can be seen only where programs are made."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import pytest
 
+from paraxis._jax import structure
 from paraxis.reports import Communication, of_program
 
 After = list[Callable[[], None]]
@@ -34,6 +35,7 @@ def after(monkeypatch: pytest.MonkeyPatch) -> After:
             return getattr(self._run, name)
 
     monkeypatch.setattr(jax, "jit", Jitted)
+    monkeypatch.setattr(structure.Recent, "get", lambda _, __, make: make())  # what was jitted before is not found
     return todo
 
 

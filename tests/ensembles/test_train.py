@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import paraxis as px
-from tests._support import assert_close, values
+from tests._support import assert_close, compilations, values
 from tests.ensembles._kinds import mesh_of
 from tests.ensembles._programs import After
 
@@ -263,3 +263,24 @@ def test_an_interrupt_during_a_step_takes_effect_when_the_members_are_whole(lowe
     twice = looped(lambda w: step(step(w, X, Y)[0], X, Y)[0], W)
     assert_close(ens.stacked(), jnp.asarray(twice))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("lowering", ["auto", "dispatch"])
+def test_an_ensemble_that_is_made_and_trained_again_compiles_nothing(lowering: Any) -> None:
+    """Functions that are defined anew, as when a cell of a notebook is run twice, compute the same."""
+
+    def losses() -> Any:
+        def make(key: jax.Array) -> jax.Array:
+            return jax.random.normal(key, (2,))
+
+        def own(w: jax.Array, x: jax.Array, y: jax.Array) -> Any:
+            return step(w, x, y)
+
+        ens = px.ensemble(make, SIZE, 0, apply=lambda w, x: x @ w, mesh=mesh_of(2), lowering=lowering)
+        return np.stack([ens.train(own, X, Y), ens.train(own, X, Y)]), np.asarray(ens.predict(X))
+
+    first = losses()
+    with compilations() as compiled:
+        second = losses()
+    assert compiled == []
+    assert_close(second, first, rtol=0, atol=0)

@@ -165,14 +165,17 @@ def some_rows(x: jax.Array, numbers: np.ndarray) -> jax.Array:
         everywhere = NamedSharding(layout.named_sharding(x).mesh, P())
         return jnp.asarray(on_host(jax.jit(_rows_at, out_shardings=everywhere)(ready(x), numbers)))
     if any(shard.data.shape[1:] != x.shape[1:] for shard in x.addressable_shards):  # split by columns, too
-        return on_first_device(x[numbers])
+        return unbound(x[numbers])
     held = {shard.index[0].indices(x.shape[0])[:2]: shard.data for shard in x.addressable_shards}
+    first = jax.local_devices()[0]
     found = []
     for (start, stop), block in sorted(held.items(), key=lambda item: item[0]):
         own = numbers[(numbers >= start) & (numbers < stop)] - start
-        if len(own):
-            found.append(on_first_device(_some(block, own)))
-    return found[0] if len(found) == 1 else jnp.concatenate(found)
+        if len(own) and first.platform == "cpu":  # where it can be read, there is nothing to compile
+            found.append(np.asarray(block)[own])
+        elif len(own):
+            found.append(_on(_some(block, own), {first}))
+    return jnp.asarray(np.concatenate(found)) if first.platform == "cpu" else jnp.concatenate(found)
 
 
 def _rows_at(x: jax.Array, numbers: jax.Array) -> jax.Array:
@@ -182,16 +185,24 @@ def _rows_at(x: jax.Array, numbers: jax.Array) -> jax.Array:
 _some = jax.jit(_rows_at)
 
 
-def on_first_device(tree: Any) -> Any:
-    """Concrete arrays, copied to one device together."""
-    first = {jax.local_devices()[0]}
-    return jax.tree.map(lambda x: _on(x, first), local(tree))
+def unbound(tree: Any) -> Any:
+    """Concrete numbers and arrays as arrays that are bound to no device, wherever they lay.
+
+    What is compiled for one bound to a device is compiled anew for the same one unbound.
+    """
+
+    def one(x: Any) -> jax.Array:
+        if not isinstance(x, jax.Array):
+            return jnp.asarray(x)
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(one(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        return jnp.asarray(local(x).item() if x.weak_type and not x.ndim else on_host(x))
+
+    return jax.tree.map(one, tree)
 
 
-def _on(x: Any, devices: set[Any]) -> jax.Array:
-    """Return the same on one device. What is there, or nowhere yet, is not bound to it: it would compile all anew."""
-    if not isinstance(x, jax.Array):
-        return jnp.asarray(x)
+def _on(x: jax.Array, devices: set[Any]) -> jax.Array:
+    """Return the same on one device. If it is there, it is not bound to it."""
     return x if x.devices() == devices else jax.device_put(x, *devices)
 
 
@@ -324,15 +335,3 @@ def put_all(tree: Any, target: NamedSharding) -> Any:
     if target.is_fully_addressable:
         return jax.device_put(tree, target)
     return jax.tree.map(lambda x: put(x, target), tree)
-
-
-def free(tree: Any) -> Any:
-    """Return the same values on the default device, to be used with anything."""
-
-    def one(leaf: jax.Array) -> jax.Array:
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            data = jnp.asarray(np.asarray(jax.random.key_data(leaf)))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-        return jnp.asarray(np.asarray(leaf))
-
-    return jax.tree.map(one, tree)

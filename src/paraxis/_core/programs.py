@@ -50,6 +50,27 @@ def by_structure(closed: jax_api.ClosedJaxpr) -> Callable[..., Any]:
     return functools.partial(compiled, *consts)
 
 
+def shared(jitted: Any, *args: Any, donate: bool) -> Any:
+    """Return what to call, with such arguments, in place of a jitted function: one for all of the same structure.
+
+    The first argument is given away if ``donate``. A function that closes over arrays is compiled for itself.
+    """
+    traced = jitted.trace(*args)
+    closed, trees = traced.jaxpr, (jax.tree.structure(args), jax.tree.structure(traced.out_info))
+    if closed.consts:
+        return jitted
+
+    def make() -> Callable[..., Any]:
+        flat = jax_api.jaxpr_as_fun(jax_api.with_copies(closed))
+
+        def run(*args: Any) -> Any:
+            return jax.tree.unflatten(trees[1], flat(*jax.tree.leaves(args)))
+
+        return jax.jit(run, donate_argnums=0 if donate else ())
+
+    return _compiled.get((structure.key(closed), trees, donate), make)
+
+
 def run(fn: Callable[..., Any], operands: Sequence[Any]) -> Any:
     """``fn(*operands)``.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from paraxis._axes import apart, arrays, layout, placing, scope
 from paraxis._axes.arrays import ready
 from paraxis._axes.placing import Placement
-from paraxis._core import dispatch, lowerings, primitives
+from paraxis._core import dispatch, lowerings, primitives, programs
 from paraxis._core.lowerings import Lowering
 from paraxis._jax import cost, jax_api
 from paraxis.ensembles._resident import Resident, Separate, Stacked
@@ -75,26 +75,32 @@ class Program:
         self._lowering: Lowering = lowering
         self._donate = donate
         self._chosen: Lowering | None = None
-        self._compiled = False
+        self._run: Any = None
         self._found: tuple[bool, bool] | None = None
 
     def __call__(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> Resident:
         """Return the results, one per row. Shapes and dtypes must be those of the first call."""
-        if self._lower(own, shared) == "dispatch":
+        traced = is_traced((*own, *(x.given for x in shared)))
+        if self._lower(own, shared, traced=traced) == "dispatch":
             rows = [members.as_separate().rows for members in own]
             copies = [x.copies for x in shared]
-            if not self._compiled:  # on all devices, before anything is given away
-                dispatch.compile_all(self._separate, rows, copies, self._placement)
-                self._compiled = True
-            return Separate(self._placement, dispatch.call(self._separate, rows, copies, self._placement))
+            if self._run is None:  # on all devices, before anything is given away
+                first = [*(x[0] for x in rows), *(x[0] for x in copies)]
+                self._run = programs.shared(self._separate, *first, donate=self._donate)
+                dispatch.compile_all(self._run, rows, copies, self._placement)
+            return Separate(self._placement, dispatch.call(self._run, rows, copies, self._placement))
         operands = self._operands(own, shared)
         if self._look(own, shared)[0]:  # it communicates
             operands = ready(operands)
-        return Stacked(self._placement, self._stacked(*operands))
+        if traced:  # it may be differentiated
+            return Stacked(self._placement, self._stacked(*operands))
+        if self._run is None:
+            self._run = programs.shared(self._stacked, *operands, donate=self._donate)
+        return Stacked(self._placement, self._run(*operands))
 
     def trace(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> Any:
         """Trace what is run, like ``jax.jit(f).trace``: for all rows if they are together, else for the first."""
-        if self._lower(own, shared) == "dispatch":
+        if self._lower(own, shared, traced=is_traced((*own, *(x.given for x in shared)))) == "dispatch":
             shared_structs = (jax.tree.map(jax_api.struct, x.given) for x in shared)
             return self._separate.trace(*(members.struct() for members in own), *shared_structs)
         return self._stacked.trace(*self._operands(own, shared))
@@ -111,8 +117,8 @@ class Program:
             self._found = (one.communicates, not cost.convolves(jaxpr) and cost.flops(jaxpr) <= SMALL)
         return self._found
 
-    def _lower(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> Lowering:
-        if is_traced((*own, *(x.given for x in shared))):  # in one program, through which a derivative can be taken
+    def _lower(self, own: Sequence[Resident], shared: Sequence[Everywhere], *, traced: bool) -> Lowering:
+        if traced:  # in one program, through which a derivative can be taken
             return "auto" if self._lowering == "dispatch" else self._lowering
         if self._chosen is None:
             if self._lowering == "dispatch":

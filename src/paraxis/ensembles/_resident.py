@@ -91,7 +91,7 @@ class Stacked(Resident):
         return _summaries(summary, self.placement, self.tree, padded)
 
     def row(self, index: int) -> Any:
-        return arrays.free(jax.tree.map(lambda leaf: plain(leaf, self.placement)[index], ready(self.tree)))
+        return arrays.unbound(jax.tree.map(lambda leaf: plain(leaf, self.placement)[index], ready(self.tree)))
 
     def struct(self) -> Any:
         return jax.tree.map(jax_api.element_struct, self.tree)
@@ -130,7 +130,7 @@ class Separate(Resident):
         return apart.joined([_summary(summary, rows, own) for rows, own in each], self.placement)
 
     def row(self, index: int) -> Any:
-        return arrays.free(self.rows[index])
+        return arrays.unbound(self.rows[index])
 
     def struct(self) -> Any:
         return jax.tree.map(jax_api.struct, self.rows[0])

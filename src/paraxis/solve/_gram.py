@@ -158,7 +158,7 @@ def prepared(problem: Linear, params: Any) -> Any:
     if isinstance(problem.design, OnDisk) and problem.loss.flat and problem.targets.ndim == 1:
         total = problem._of_blocks(_products, (), problem._shares(params))[1]
         with placing.without_context():
-            total, l2 = arrays.on_first_device((total, problem.l2))
+            total, l2 = arrays.unbound((total, problem.l2))
             found = _inverse(total, jnp.diagonal(total), l2, problem.intercept)
         return arrays.whole_beside(found, problem.targets)
     used = _used(problem)
@@ -188,7 +188,7 @@ def _of_concrete(
         numbers = np.asarray(used)
         some, at = _some_of(design, numbers)
         targets, weight = jax.tree.map(lambda x: arrays.on_host(x)[at], (targets, weight))
-        l2, params = arrays.on_first_device((l2, params))
+        l2, params = arrays.unbound((l2, params))
         # Two programs: in one, XLA lays the product out for the factorisation, and takes half as long again.
         found = _matrix(loss, intercept, some, targets, weight, l2, params)
         found = _inverse(*found, l2, intercept)
