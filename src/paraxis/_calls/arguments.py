@@ -357,7 +357,7 @@ def blamed(who: str, given: Mapping[str, Any], error: Exception, taken: tuple[ty
 
 
 def why_not(leaf: Any, error: Exception | None = None) -> str | None:
-    """Why JAX cannot compute with a leaf, and what to write; ``None``: it can, or this is not why a call failed.
+    """Tell why JAX cannot compute with a leaf, and what to write; ``None``: it can, or this is not why a call failed.
 
     Args:
         leaf: of the arguments.

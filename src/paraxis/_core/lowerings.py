@@ -1,4 +1,4 @@
-"""How one device runs its several elements: the choices, and which one is taken if none is named.
+"""The ways in which one device runs its several elements, and which one is taken if none is named.
 
 ====================  =============================================================================================
 ``"vmap"``            one body, vectorised over the elements. Best wherever the vectorised operation is as good

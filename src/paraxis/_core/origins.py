@@ -1,4 +1,4 @@
-"""What a placed value is made of, remembered while a trace lasts.
+"""The parts that a placed value was made from, remembered while a trace lasts.
 
 A value placed along an axis has the shape ``(size, ...)`` for whoever looks at it. Two have a better form to go on
 with: a broadcast one is still the shared value it came from; and a map's result that was computed in turns, or at more

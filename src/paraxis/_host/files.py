@@ -78,7 +78,7 @@ def replaced_directory(target: Path, may_go: Callable[[Path], None] | None = Non
 
 
 def put_back(target: Path, is_ours: Callable[[Path], bool]) -> None:
-    """Where nothing is: put back the directory that a process, killed since, had moved away to replace it.
+    """Put back, where nothing is, the directory that a process, killed since, had moved away to replace it.
 
     One that is alive needs a moment between the two, which is waited for.
     """

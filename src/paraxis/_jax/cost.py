@@ -1,4 +1,4 @@
-"""What one element's function costs: enough to choose how a device runs several of them."""
+"""The cost of one element's function: enough to choose how a device runs several of them."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whether a function is row-wise: row ``i`` of each result depends on row ``i`` of the arguments only.
+"""A test of whether a function is row-wise: row ``i`` of each result depends on row ``i`` of the arguments only.
 
 The rows are followed through the function's jaxpr, equation by equation. For each primitive that keeps rows apart, a
 rule tells in which dimension of its results they come to lie. A primitive without a rule is taken to mix them.

@@ -1,4 +1,4 @@
-"""What of a function's results varies along a batch, and what is alike: told before anything runs."""
+"""A test of which of a function's results vary along a batch, before anything runs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -221,7 +221,7 @@ def _file_name(index: int) -> str:
 
 
 def _strange(place: Path) -> str:
-    """Why a place is not one where members were written, and nothing else is; empty if it is, or holds nothing."""
+    """Tell why a place is not one where members were written, and nothing else; empty if it is, or holds nothing."""
     if not place.is_dir():
         return "it is a file"
     found = {file.name: file for file in place.iterdir()}

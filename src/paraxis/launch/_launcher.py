@@ -110,7 +110,7 @@ def _watch(group: Group, options: Options, received: list[int], screen: Screen) 
 
 
 def _failure(group: Group, options: Options) -> Failure | None:
-    """Why the ranks have to be ended, if they have."""
+    """Tell why the ranks have to be ended, if they have."""
     endings, now = group.look(), time.monotonic()
     if any(ending.failed for ending in endings):
         if any(ending.stuck for ending in endings):

@@ -116,7 +116,7 @@ def _signal_name(number: int) -> str:
 
 
 def failure_of(endings: Sequence[Ending]) -> Failure | None:
-    """Why, if a rank has failed: the rank that was first to fail for its own reason."""
+    """Return why a launch failed, if it has: the rank that was first to fail for its own reason."""
     if not any(ending.failed for ending in endings):
         return None
     failed = [ending for ending in endings if ending.failed or (ending.left_early and ending.joining)]

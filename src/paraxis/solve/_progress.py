@@ -107,7 +107,7 @@ def advance(
 
 
 def words(state: Any) -> str:
-    """Why a solver with this state stopped.
+    """Say why a solver with this state stopped.
 
     Raises:
         ShapeError: if the state is that of a batch.

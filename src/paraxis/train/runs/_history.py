@@ -81,7 +81,7 @@ class History:
         return np.array([step for step, _ in found], np.int64), np.array([value for _, value in found], np.float64)
 
     def __repr__(self) -> str:
-        """How much there is."""
+        """Say how much there is."""
         num_steps = max((r.step for r in (*self.steps, *self.epochs, *self.evaluations)), default=0)
         return f"History({num_steps} steps, {len(self.epochs)} epochs, {len(self.evaluations)} evaluations)"
 
