@@ -229,3 +229,25 @@ def test_axes_are_values() -> None:
 def test_how_axes_are_shown() -> None:
     assert repr(axis_on(2, 4, name="a", at_once=3)) == "Axis('a', 4, mesh={'a': 2}, at_once=3)"
     assert repr(px.Axis("a", 4, over=("b", "c"))) == "Axis('a', 4, over=('b', 'c'))"
+
+
+OTHER_ORDER = X.astype(X.dtype.newbyteorder())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: px.map_fn(jnp.sin, x, ROWS),
+        lambda x: px.reduce_sum(x, ROWS),
+        lambda x: px.pmap(jnp.sin)(x),
+        lambda x: px.program(rows=4)(lambda x: px.map_fn(jnp.sin, x))(x),
+        lambda x: px.solve.rows(x[:, None], x),
+        lambda x: px.ensemble(lambda key: key, 2, 0, apply=lambda w, x: x).predict(x),
+    ],
+)
+def test_another_byte_order_is_named_with_what_to_write(call: Callable[[Any], Any]) -> None:
+    with pytest.raises(
+        TypeError, match=r"is an array .f8\[.*byte order .*write x\.astype\(x\.dtype\.newbyteorder\('='\)\)"
+    ):
+        call(OTHER_ORDER)
+    call(OTHER_ORDER.astype(OTHER_ORDER.dtype.newbyteorder("=")))

@@ -333,3 +333,16 @@ def test_that_another_element_is_longer_is_not_told_as_what_differs():
 def test_bad_groups(make, text):
     with pytest.raises((px.DataError, ValueError), match=text):
         make()
+
+
+def test_elements_may_have_another_byte_order():
+    """As files of some instruments have it."""
+    x = np.arange(24.0).reshape(8, 3)
+    there = px.Groups.of_arrays(x.astype(x.dtype.newbyteorder())), px.Groups([row.astype(">i2") for row in x])
+
+    @px.program(rows=8)
+    def squares(x):
+        return px.reduce_sum(px.map_fn(lambda x: jnp.sum(x**2), x))
+
+    for groups in there:
+        np.testing.assert_allclose(px.Stream(at_once=3).run(squares, groups), (x**2).sum())

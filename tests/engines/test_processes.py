@@ -109,7 +109,19 @@ def test_arrays_in_files_are_sent_by_their_names(pool, tmp_path):
     changed = np.load(tmp_path / "square.npy", mmap_mode="c")
     changed[1, 1] = -1.0
     written = np.load(tmp_path / "square.npy", mmap_mode="r+")
-    views = (mapped[1:, :9], square.T, square[::-1], np.broadcast_to(square[:1], (200, 200)), square.view("int64"))
+    alike = np.repeat(np.arange(200.0) % 50, 200).reshape(
+        200, 200
+    )  # its rows from 50 on begin and end as the whole does
+    alike[60] = -1
+    np.save(tmp_path / "alike.npy", alike)
+    views = (
+        np.load(tmp_path / "alike.npy", mmap_mode="r")[50:],
+        mapped[1:, :9],
+        square.T,
+        square[::-1],
+        np.broadcast_to(square[:1], (200, 200)),
+        square.view("int64"),
+    )
     for view in (*views, changed, written):
         again = pickle.loads(pickle.dumps(px.Groups.of_arrays(view)))
         np.testing.assert_array_equal(again.arrays(), view)  # what no file has as it is, is sent

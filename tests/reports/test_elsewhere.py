@@ -252,3 +252,16 @@ def test_machines_have_names_that_say_how_many() -> None:
 def test_wrong_devices_and_machines_are_refused(options, words) -> None:
     with pytest.raises(ValueError, match=words):
         px.explain(average, **options)
+
+
+def test_equinox_jitted_functions_are_told_from_shapes_and_elsewhere() -> None:
+    model = eqx.nn.MLP(8, 8, 8, 1, key=jax.random.key(0))
+    fn = eqx.filter_jit(lambda model, x: jax.vmap(model)(x))
+    from_shapes, elsewhere = px.explain(fn)(model, struct(4, 8)), px.explain(fn, devices=2)(model, jnp.ones((4, 8)))
+    assert from_shapes.work.flops == elsewhere.work.flops == px.explain(fn)(model, jnp.ones((4, 8))).work.flops > 0
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, lambda fn: lambda x: jax.vmap(fn)(x[None])])
+def test_other_devices_cannot_be_supposed_while_jax_traces(transform: Any) -> None:
+    with pytest.raises(px.DeviceError, match=r"devices=2 cannot be supposed while JAX traces .*px\.explain\(sin, dev"):
+        transform(lambda x: jnp.sum(px.explain(jnp.sin, devices=2)(x)))(1.0 if transform is jax.grad else jnp.ones(3))

@@ -7,6 +7,7 @@ from typing import Any
 import grain
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import paraxis as px
@@ -259,3 +260,12 @@ def test_rows_are_what_a_transform_makes_even_if_it_gives_the_same_memory_each_t
     found = [(batch, data.rows(k)) for k, batch in enumerate(data.epoch(0))]
     for batch, rows in found:
         np.testing.assert_array_equal(np.asarray(batch.tree)[:, 0], rows)
+
+
+def test_rows_may_have_another_byte_order() -> None:
+    x = np.arange(10, dtype=">i2")
+    assert sorted(n for batch in px.loader(x, 4).epoch(0) for n in numbers(batch)) == list(range(10))
+    step = px.train_step(lambda params, batch: jnp.sum(params["w"] * batch))
+    for rows in (x, x.astype("int16")):
+        _, metrics = step(px.TrainState.create({"w": jnp.ones(())}, optax.sgd(0.1)), rows)
+        assert float(metrics["loss"]) == 45

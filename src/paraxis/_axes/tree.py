@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._axes.axis import Axis
+from paraxis._calls import arguments
 from paraxis.errors import ParaxisError, ShapeError
 
 
@@ -25,6 +26,8 @@ def arrays(verb: str, argument: str, tree: Any, *, shapes: bool = False) -> Any:
         except ParaxisError:  # one of ours that is no array, and says what to write
             raise
         except (TypeError, ValueError) as error:
+            if isinstance(leaf, np.ndarray) and (reason := arguments.why_not(leaf, error)):
+                raise TypeError(f"{verb}: {name(argument, path)} {reason}") from error
             raise ShapeError(
                 f"{verb}: {name(argument, path)} is a {type(leaf).__name__}, not an array. Pass arrays only; "
                 f"what is not an array belongs in a closure: px.map_fn(lambda x: fn(x, option), …); or in a model, a "

@@ -386,6 +386,9 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
         return too_large(leaf)
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return f"is a ShapeDtypeStruct, without values, and must be an array; write jnp.zeros({leaf.shape})"
+    if error is not None and isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
+        write = "x.astype(x.dtype.newbyteorder('='))"
+        return f"is {described(leaf)}, of another byte order than this machine's; write {write}"
     if isinstance(leaf, (np.ndarray, np.generic)) and not _can_be_jax(leaf.dtype):
         return f"must be an array of numbers, got {leaf.dtype} {list(leaf.shape)}; write np.asarray(x, np.float32)"
     known = isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))

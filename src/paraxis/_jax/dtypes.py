@@ -13,6 +13,11 @@ def is_wide() -> bool:
     return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
 
+def native(x: np.ndarray) -> np.ndarray:
+    """Return the same numbers in this machine's byte order, the only one that JAX takes."""
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+
+
 def named(name: str) -> np.dtype:
     """Return the dtype of numbers or booleans that has a name, JAX's own such as bfloat16 included.
 

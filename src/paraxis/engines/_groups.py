@@ -333,6 +333,7 @@ class Groups:
                     f"numbers are needed; leave it out, or give numbers, of labels codes = np.unique(labels, "
                     f"return_inverse=True)[1]"
                 )
+            found = dtypes.native(found)
             return found.astype(jax.dtypes.canonicalize_dtype(found.dtype), copy=False)
 
         return jax.tree.map_with_path(made, element)
@@ -592,7 +593,8 @@ class _Rows:
     def rows(self, numbers: np.ndarray) -> Any:
         first, last = int(numbers[0]), int(numbers[-1])
         in_order = last - first + 1 == len(numbers) and bool((np.diff(numbers) == 1).all())
-        return jax.tree.map(lambda x: np.asarray(x[first : last + 1] if in_order else x[numbers]), self.tree)
+        at = slice(first, last + 1) if in_order else numbers
+        return jax.tree.map(lambda x: dtypes.native(np.asarray(x[at])), self.tree)
 
 
 class _Files:

@@ -130,6 +130,11 @@ def _elsewhere(
     numbers: int | dict[str, int],
 ) -> Report:
     """Return the report of other devices than those that are here."""
+    if jax_api.is_tracing():
+        raise DeviceError(
+            f"explain: devices={numbers!r} cannot be supposed while JAX traces a function; call "
+            f"px.explain({_name(fn)}, devices={numbers!r})(…) outside of jax.jit, jax.grad and jax.vmap"
+        )
     sizes: dict[str, int] | None = numbers if isinstance(numbers, dict) else None
     number = numbers if isinstance(numbers, int) else math.prod(numbers.values())
     with supposed.supposing(number, sizes) as there:
@@ -208,6 +213,8 @@ def _lowered(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any,
         jaxpr, lowered = getattr(traced, "jaxpr", None), traced.lower()
         names = None if jaxpr is None else jaxpr.jaxpr.debug_info.arg_names
         return jaxpr, getattr(lowered, "lowered", lowered), names
+    if type(fn).__module__.startswith("equinox.") and _has_shapes((args, kwargs)):  # which it would take for constants
+        fn = inspect.unwrap(fn)
     if hasattr(fn, "lower"):  # somebody else's
         lowered = fn.lower(*args, **kwargs)
         return None, getattr(lowered, "lowered", lowered), None  # as Equinox and NNX have it
@@ -251,6 +258,10 @@ def _flattened(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[An
     vars(run)["__wrapped__"] = called  # JAX's errors then name the user's function, and not this one
     traced = jax.jit(run).trace(*(leaf for leaf, moves in zip(leaves, is_array, strict=True) if moves))
     return traced.jaxpr, traced.lower(), [name for name, moves in zip(names, is_array, strict=True) if moves]
+
+
+def _has_shapes(tree: Any) -> bool:
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
 
 
 def _is_array(leaf: Any) -> bool:

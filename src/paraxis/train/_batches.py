@@ -19,6 +19,7 @@ from paraxis._axes.arrays import ready
 from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
 from paraxis._calls import arguments
+from paraxis._jax import dtypes
 from paraxis.errors import AxisError, DataError, ShapeError
 
 Reader = Callable[[np.ndarray], Any]
@@ -189,6 +190,7 @@ def _place(placement: Placement) -> _Place:
 
 def _assembled(local: np.ndarray, place: _Place) -> jax.Array:
     """Return an array over all processes' devices, of the rows that this one has."""
+    local = dtypes.native(local)
     local = local.astype(jax.dtypes.canonicalize_dtype(local.dtype), copy=False)
     whole, numbers, num_padded = place.whole, place.local_rows, place.placement.num_padded
     if local.ndim == 0:

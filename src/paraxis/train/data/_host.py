@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._axes import tree
+from paraxis._jax import dtypes
 from paraxis.errors import DataError, ShapeError
 
 
@@ -139,6 +140,7 @@ def _narrow(name: str, array: np.ndarray, *, copy: bool) -> np.ndarray:
             f"{name} is of {kind}, not of numbers, which a device cannot hold; leave it out or make numbers of it: "
             "px.loader(source, batch_size, transform=encode)"
         )
+    array = dtypes.native(array)
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     if dtype != array.dtype and array.dtype.kind in "iu" and array.size:
         limits = np.iinfo(dtype)
