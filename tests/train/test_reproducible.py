@@ -290,3 +290,7 @@ def test_groups_are_not_part_of_a_traced_function(make: Any) -> None:
     state = px.TrainState.create(plain_params(), optax.sgd(0.1))
     with pytest.raises(px.StateError, match=r"was called inside jax\.jit, .* Call it as it is"):
         jax.jit(make(plain_loss, axis=axis(2), reproducible=ANY))(state, rows(16))
+    with pytest.raises(
+        px.StateError, match=rf"is not one program.*write px\.explain\(px\.{make.__name__}\(loss_fn\)\)"
+    ):
+        px.explain(make(plain_loss, axis=axis(2), reproducible=ANY))(state, rows(16))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._axes import arrays
+from paraxis.errors import StateError
 from paraxis.train import _batches
 from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _rows
@@ -76,6 +77,9 @@ class GroupedStep:
         devices = self._engine.rows.here()
         return devices.run(self._step, self._engine.groups_on(devices), devices, state, self._engine.taken(batch))
 
+    def _trace(self, *_: Any, **__: Any) -> Any:
+        raise _no_program("train_step")
+
     def _step(
         self, groups: Groups, devices: _rows.Devices, state: TrainState, batch: Batch
     ) -> tuple[TrainState, Metrics]:
@@ -129,6 +133,9 @@ class GroupedEval:
         _rows.refuse_tracing("eval_step", "evaluate")
         devices = self._engine.rows.here()
         return devices.run(self._evaluate, self._engine.groups_on(devices), devices, state, self._engine.taken(batch))
+
+    def _trace(self, *_: Any, **__: Any) -> Any:
+        raise _no_program("eval_step")
 
     def _evaluate(self, groups: Groups, devices: _rows.Devices, state: TrainState, batch: Batch) -> Metrics:
         self._engine.require(state)
@@ -261,3 +268,10 @@ def _delete(state: TrainState, before: TrainState, after: TrainState) -> None:
     for x, held in zip(jax.tree.leaves(state), jax.tree.leaves(before), strict=True):
         if id(held) not in kept:
             x.delete()
+
+
+def _no_program(maker: str) -> StateError:
+    return StateError(
+        f"explain: what {maker}(reproducible=…) makes is not one program, but one for each group of rows, and others "
+        f"that add what these give; for the same without it, write px.explain(px.{maker}(loss_fn))(state, batch)"
+    )
