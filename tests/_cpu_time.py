@@ -52,6 +52,8 @@ class CpuTime:
 
     def too_slow(self) -> dict[str, float]:
         """The tests that take too long for those of every day."""
+        if "COVERAGE_RUN" in os.environ:  # which takes time, too
+            return {}
         return {name: seconds for name, seconds in self._seconds.items() if seconds > MOST and name not in self._slow}
 
     @pytest.hookimpl(trylast=True)

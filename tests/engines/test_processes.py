@@ -220,9 +220,9 @@ def test_killed_processes_are_replaced_and_the_bits_are_the_same(kills):
     random, left = np.random.default_rng(0), [kills]
 
     def kill(_: Any) -> None:
-        if left[0] and random.random() < 0.3:
+        found = [p for p in children() if p not in before]
+        if left[0] and found and random.random() < 0.3:  # none is left where both have just been killed
             left[0] -= 1
-            found = [p for p in children() if p not in before]
             found[random.integers(len(found))].send_signal(signal.SIGKILL)
 
     with px.Pool(at_once=1, workers=2, verbose=kill) as engine:

@@ -25,10 +25,7 @@ def _logistic(w: Any, l2: Any, X: Any, y: Any, np: Any = jnp) -> Any:
 
 
 def _minimum(l2: float) -> np.ndarray:
-    def both(w: np.ndarray) -> tuple[float, np.ndarray]:
-        return _logistic(w, l2, X, LABELS, np), _slope(w, l2)
-
-    return scipy.optimize.minimize(both, np.zeros(5), jac=True, method="BFGS", options={"gtol": 1e-10}).x
+    return scipy.optimize.root(_slope, np.zeros(5), args=(l2,), tol=1e-14).x
 
 
 def _slope(w: np.ndarray, l2: float) -> np.ndarray:

@@ -315,7 +315,7 @@ def _part(
     """Update until the solver stops, or has made so many iterations in all.
 
     If a solution is not confirmed, the run goes on; if that does not help, rounding allows none. ``refuted`` counts how
-    often that was.
+    often that was. Where no step helps any more, the run ends, with what is told of the place computed anew, too.
     """
     args, kwargs = arguments
 
@@ -328,11 +328,17 @@ def _part(
     def run_and_confirm(carry: tuple[OptStep, jax.Array]) -> tuple[OptStep, jax.Array]:
         step, count = carry
         step = run(step)
-        converged = step.state.status == Status.CONVERGED
-        step = jax.lax.cond(converged, lambda step: confirm(step, arguments), lambda step: step, step)
-        refuted = converged & (step.state.status == Status.RUNNING)
-        given_up = refuted & (count >= _CONFIRMATIONS)
-        status = jnp.where(given_up, Status.PRECISION, step.state.status).astype(jnp.int32)
+        before = step.state.status
+        converged, stuck = (
+            before == Status.CONVERGED,
+            (before == Status.PRECISION) | (before == Status.LINE_SEARCH_FAILED),
+        )
+        step = jax.lax.cond(converged | stuck, lambda step: confirm(step, arguments), lambda step: step, step)
+        status = step.state.status
+        refuted = converged & (status == Status.RUNNING)
+        status = jnp.where(refuted & (count >= _CONFIRMATIONS), Status.PRECISION, status)
+        unsolved = (status == Status.RUNNING) | (status == Status.ITERATION_LIMIT)
+        status = jnp.where(stuck & unsolved, before, status).astype(jnp.int32)
         return OptStep(step.params, dataclasses.replace(step.state, status=status)), count + refuted
 
     start = (step, jnp.asarray(refuted, jnp.int32))
