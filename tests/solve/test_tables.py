@@ -19,6 +19,7 @@ N, D = 203, 4
 X = rng.normal(size=(N, D)) * [1, 3, 0.2, 1] + [0, 1, 5, 0]
 Z = (X - X.mean(0)) / X.std(0) @ [1.0, -2.0, 0.5, 0.0] + rng.normal(size=N)
 STREAM = px.Stream(at_once=5)  # on eight devices: 40 rows at a time, and 3 at the end
+OF_ITS_OWN = px.Stream(at_once=6)  # so that no other test has compiled its passes
 
 
 def table(y: np.ndarray, x: np.ndarray = X) -> tuple[px.Table, Counting]:
@@ -50,7 +51,7 @@ def test_an_estimator_finds_what_scikit_learn_finds_in_memory_in_few_passes(name
     ours, theirs, y = ESTIMATORS[name]
     rows, source = table(y)
     with compilations() as compiled:
-        ours.fit(rows, engine=STREAM)
+        ours.fit(rows, engine=OF_ITS_OWN)
     assert compiled.count("jit(_chunk)") == KINDS_OF_PASSES[name]  # each is compiled once
     theirs.fit(X, y)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5, atol=1e-8)
@@ -63,7 +64,7 @@ def test_an_estimator_finds_what_scikit_learn_finds_in_memory_in_few_passes(name
     if name == "ridge":  # with the Hessian itself, which one of them gives
         assert ours.n_iter_ <= 5
     assert {sum(sizes) for sizes in source.passes} == {N}
-    assert max(max(sizes) for sizes in source.passes) <= 40
+    assert max(max(sizes) for sizes in source.passes) <= 48
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -158,7 +158,8 @@ class Iterated:
 
     Where Ctrl-C can be asked for, the program is called for a part of the iterations, as many as take a moment, again
     and again. It is the same program whatever the parts are, and all that it knows goes from one to the next: so do the
-    bits. How long an iteration takes, the first run tells; a run that is short enough is one part.
+    bits. How long an iteration takes, the first run tells; a run that is short enough is one part. Of a run that is
+    saved, each iteration is a part.
 
     Args:
         update: one iteration, ``(params, state, *args, **kwargs)`` → the next.
@@ -197,10 +198,11 @@ class Iterated:
         done, first = _count(step), types not in self._seconds
         while True:
             seconds = self._seconds.get(types)
-            until = min(limit, done + (1 if seconds is None else max(1, int(_PART / max(seconds, 1e-9)))))
+            at_once = 1 if seconds is None else max(1, int(_PART / max(seconds, 1e-9)))
+            until = min(limit, done + (at_once if saved is None else 1))
             began = time.perf_counter()
             step, refuted = self._program(step, refuted, arguments, np.int32(until))
-            if until == limit and seconds is not None:  # which is not waited for
+            if until == limit and seconds is not None and saved is None:  # which is not waited for
                 return passed(step)
             before, done = done, _count(step)
             if done > before and not first:
