@@ -143,7 +143,7 @@ def test_a_body_is_traced_once_per_call_and_compiled_once_per_structure() -> Non
         px.map_fn(body, values(5, 2), axis_on(2, 5))
     assert not compiled, "an equal axis is the same axis"
     assert traced == [(2,)] * 3
-    x = jnp.asarray(values(5, 3))
+    x = jnp.asarray(values(5, 37))  # of a size that no other test has compiled
     with compilations() as compiled:
         px.map_fn(body, x, axis)
     assert len(compiled) == 1
