@@ -191,6 +191,90 @@ def test_values_from_outside_are_asked_for_once_per_element() -> None:
     assert sorted(asked) == x.tolist()
 
 
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_effects_happen_once_where_elements_exchange_values(placement: tuple[int, int]) -> None:
+    """Of an element, of what is shared, in a loop, in a branch that some take; and values that are asked for."""
+    devices, size = placement
+    axis, x = axis_on(devices, size), np.arange(1.0, size + 1, dtype=np.float32)
+    seen: dict[str, list[float]] = {}
+
+    def note(kind: str) -> Callable[[Any], None]:
+        return lambda value: seen.setdefault(kind, []).append(float(value))
+
+    def answer(value: Any) -> np.float32:
+        note("asked")(value)
+        return np.float32(value + 1)
+
+    def body(w: jax.Array, x: jax.Array) -> jax.Array:
+        total = px.psum(w * x, axis)
+        jax.debug.callback(note("element"), x)
+        jax.debug.callback(note("shared"), w)
+        answered = io_callback(answer, jax.ShapeDtypeStruct((), np.float32), lax.stop_gradient(x))
+
+        def step(carry: jax.Array, _: None) -> tuple[jax.Array, None]:
+            jax.debug.callback(note("loop"), carry)
+            return 2 * carry + px.pmax(lax.stop_gradient(carry), axis), None
+
+        def branch(x: jax.Array) -> jax.Array:
+            jax.debug.callback(note("branch"), x)
+            return w * x
+
+        looped = lax.scan(step, x, None, length=2)[0]
+        return total * jnp.sin(w * x) + answered + looped + lax.cond(x > 2, branch, lambda x: x, x)
+
+    def loss(w: jax.Array) -> jax.Array:
+        return px.reduce_sum(px.map_fn(body, (px.broadcast(w, axis), x), axis), axis)
+
+    w = np.float32(0.5)
+    expected = {
+        "element": x.tolist(),
+        "shared": [0.5] * size,
+        "asked": x.tolist(),
+        "loop": sorted([*x.tolist(), *(2 * x + size).tolist()]),
+        "branch": x[x > 2].tolist(),
+    }
+    wx = w * x
+    value = np.sum(wx.sum() * np.sin(wx) + x + 1 + 4 * x + 2 * size + (2 * size + size) + np.where(x > 2, wx, x))
+    slope = np.sum(x.sum() * np.sin(wx) + wx.sum() * np.cos(wx) * x + np.where(x > 2, x, 0))
+    for run, result in ((jax.jit(loss), value), (jax.jit(jax.grad(loss)), slope)):
+        seen.clear()
+        assert_close(run(w), np.float32(result), rtol=1e-4)
+        jax.effects_barrier()
+        assert {kind: sorted(values) for kind, values in seen.items()} == {k: v for k, v in expected.items() if v}
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_derivative_in_turns_has_no_effects_of_its_own(asks: bool) -> None:
+    """The body runs again without its effects, in loops and branches too; what it was told from outside is kept."""
+    axis, x, seen, told = axis_on(1, 3, at_once=2), np.arange(1.0, 4.0, dtype=np.float32), [], []
+
+    def tell() -> np.float32:
+        told.append(float(len(told) + 1))
+        return np.float32(told[-1])
+
+    def body(w: jax.Array, x: jax.Array) -> jax.Array:
+        def step(carry: jax.Array, _: None) -> tuple[jax.Array, None]:
+            jax.debug.callback(lambda c: seen.append(float(c)), carry)
+            return 2 * carry, None
+
+        def branch(x: jax.Array) -> jax.Array:
+            jax.debug.callback(lambda x: seen.append(-float(x)), x)
+            return x**2
+
+        looped = lax.scan(step, x, None, length=2)[0]
+        factor = io_callback(tell, jax.ShapeDtypeStruct((), np.float32)) if asks else x
+        return w * factor + looped + lax.cond(x > 2, branch, lambda x: x, x)
+
+    def loss(w: jax.Array) -> jax.Array:
+        return px.reduce_sum(px.map_fn(body, (px.broadcast(w, axis), x), axis), axis)
+
+    slope = jax.jit(jax.grad(loss))(np.float32(2))
+    jax.effects_barrier()
+    assert sorted(seen) == [-3, 1, 2, 2, 3, 4, 6]
+    assert slope == 1 + 2 + 3
+    assert told == ([1, 2, 3] if asks else [])
+
+
 # --- closures, meshes, the body's own shard_map ---------------------------------------------------------------------
 
 

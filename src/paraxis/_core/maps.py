@@ -334,7 +334,7 @@ class _Derivative:
 def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], **params: Any) -> Any:
     """Results, which of them have tangents, and these; ``tangents`` are those of the ``live`` operands."""
     of = _Derivative(params["body"], params["how"], params["shared"], params["summed"], live)
-    if of.how.placement.num_chunks > 1:
+    if of.how.placement.num_chunks > 1 and not jax_api.is_impure(of.body.jaxpr):  # asked again, it may answer otherwise
         return _results_in_turns(of, primals, params), of.moving, _tangents_in_turns(of, primals, tangents)
     results, residuals, tree = _forward(of, primals)
 

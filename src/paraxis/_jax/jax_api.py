@@ -249,14 +249,26 @@ def without_unread(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[bool]]:
 
 
 def pruned(closed: ClosedJaxpr, outvars: Sequence[Any], *, effects: bool = True) -> ClosedJaxpr:
-    """Return a jaxpr of the same arguments for some of its values, with only what these and its effects need."""
+    """Return a jaxpr of the same arguments for some of its values, with only what these and its effects need.
+
+    Without ``effects``, what gives no value that is needed is left out of loops, branches and calls as well.
+    """
     needed = {v for v in outvars if not isinstance(v, Literal)}
     eqns = []
     for eqn in reversed(closed.jaxpr.eqns):
         if (effects and eqn.effects) or any(v in needed for v in eqn.outvars):
             needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-            eqns.append(eqn)
+            eqns.append(eqn if effects else _silent(eqn))
     return rebuilt(closed, list(reversed(eqns)), outvars)
+
+
+def _silent(eqn: JaxprEqn) -> JaxprEqn:
+    if not eqn.effects or not any(True for _ in subjaxprs(eqn)):
+        return eqn
+    params = map_jaxprs(eqn.params, lambda inner: pruned(inner, inner.jaxpr.outvars, effects=False))
+    quiet = eqn.replace(params=params)
+    left = {effect for inner in subjaxprs(quiet) for effect in inner.effects}
+    return quiet.replace(effects=eqn.effects & left)
 
 
 def trace(fn: Callable[..., Any], avals: Sequence[Any], axis_env: Mapping[str, int]) -> tuple[ClosedJaxpr, Any]:
@@ -338,9 +350,12 @@ def evaluate(
 
 
 def rebuilt(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> ClosedJaxpr:
-    """Return a jaxpr of the same arguments with other equations and results."""
+    """Return a jaxpr of the same arguments with other equations, which do no more besides, and results."""
     info = closed.jaxpr.debug_info._replace(result_paths=None)
-    return ClosedJaxpr(closed.jaxpr.replace(eqns=list(eqns), outvars=list(outvars), debug_info=info), closed.consts)
+    done = {effect for eqn in eqns for effect in eqn.effects}
+    effects = {e for e in closed.jaxpr.effects if e in done or hasattr(e, "input_index")}  # what is done to arguments
+    jaxpr = closed.jaxpr.replace(eqns=list(eqns), outvars=list(outvars), debug_info=info, effects=effects)
+    return ClosedJaxpr(jaxpr, closed.consts)
 
 
 CALLS = frozenset(
@@ -426,9 +441,9 @@ def calls_back(jaxpr: Jaxpr) -> bool:
     return any("callback" in eqn.primitive.name or any(map(calls_back, subjaxprs(eqn))) for eqn in jaxpr.eqns)
 
 
-def has_effects(jaxpr: Jaxpr) -> bool:
-    """Return whether running a program does something besides giving results."""
-    return any(not isinstance(effect, core.NamedAxisEffect) for effect in jaxpr.effects)
+def has_effects(program: Jaxpr | JaxprEqn) -> bool:
+    """Return whether running a program, or one operation, does something besides giving results."""
+    return any(not isinstance(effect, core.NamedAxisEffect) for effect in program.effects)
 
 
 def is_impure(jaxpr: Jaxpr) -> bool:
