@@ -1,4 +1,4 @@
-"""How values look in a notebook: small tables, and drawings of elements and of curves, as HTML.
+"""The look of values in a notebook: small tables, and drawings of elements and of curves, as HTML.
 
 Everything that is given is escaped. There are no scripts, no style sheets and nothing to fetch; text and lines take the
 colour of what is around them, and fills are in tones that are read on dark and on light.

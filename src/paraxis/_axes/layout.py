@@ -62,7 +62,7 @@ def tells_in_type(x: jax.Array) -> bool:
 
 
 def typed_beside(x: jax.Array, other: jax.Array) -> jax.Array:
-    """If ``other`` lies on an Explicit mesh: the same value, whole on each device, with a type that says so."""
+    """Return the same value; if ``other`` lies on an Explicit mesh, whole on each device, with a type that says so."""
     mesh = jax.typeof(other).sharding.mesh
     if not tells_in_type(other) or jax.typeof(x).sharding.mesh == mesh:
         return x

@@ -1,4 +1,4 @@
-"""Where the elements of an axis lie: which devices, how many on each, which rows are padding."""
+"""The place of an axis' elements: which devices, how many on each, which rows are padding."""
 
 import contextlib
 import contextvars
@@ -83,12 +83,12 @@ class Placement:
 
     @property
     def has_idle_device(self) -> bool:
-        """Whether some device has padding only."""
+        """Return whether some device has nothing but padding."""
         return self.num_padded - self.size >= self.num_local
 
     @property
     def is_said(self) -> bool:
-        """Whether somebody said which devices, rather than nobody."""
+        """Return whether the devices were chosen by somebody, not by default."""
         return self.axis.mesh is not None or isinstance(self.mesh, AbstractMesh)
 
     @property

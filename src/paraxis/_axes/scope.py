@@ -1,4 +1,4 @@
-"""Which axes are known here: those of the program being run, and those whose body is being traced.
+"""The axes that are known here: those of the program being run, and those whose body is being traced.
 
 Both are context variables, so threads and async tasks never see each other's.
 """

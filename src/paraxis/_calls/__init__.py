@@ -1,1 +1,1 @@
-"""How calls are refused: what callers give, checked. It knows JAX and NumPy only."""
+"""Checks of what callers give, and the errors that refuse it. They know JAX and NumPy only."""

@@ -1,4 +1,4 @@
-"""What a caller gives, and the errors that name it.
+"""Checks of a caller's arguments, and the errors that name them.
 
 Options are checked where they are given, by the functions below. Arrays are not: to look at each leaf would cost time
 at each call. :func:`named` looks when a call has failed, and only then, for a leaf that no call could have taken.
@@ -109,7 +109,7 @@ def count(
 
 
 LARGEST = 2**31 - 1
-"""What the elements of an axis, and the rows of an array, are numbered with ends here."""
+"""The largest number for the elements of an axis and the rows of an array."""
 
 
 def number(

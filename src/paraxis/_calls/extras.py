@@ -1,4 +1,4 @@
-"""What is missing where only an extra of the package brings it, and the line that installs it here."""
+"""Errors for packages that an extra brings and that are missing, with the line that installs them here."""
 
 import contextlib
 import shlex

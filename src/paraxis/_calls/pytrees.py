@@ -56,7 +56,7 @@ def is_nnx(x: Any) -> bool:
 
 
 def _classes(library: str, *names: str) -> tuple[type, ...]:
-    """Of a library that is loaded; else nothing is made of them."""
+    """Return the classes of a library; none if it is not loaded, since nothing can be made of them then."""
     loaded = sys.modules.get(library)
     return tuple(getattr(loaded, name) for name in names if hasattr(loaded, name))
 
@@ -134,7 +134,7 @@ class Rest:
 
     @property
     def has_others(self) -> bool:
-        """Whether there are arrays that are not trained."""
+        """Return whether there are arrays that are not trained."""
         return not all(self.trained)
 
     def joined(self, params: Any, others: Any) -> Any:

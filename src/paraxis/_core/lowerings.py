@@ -252,7 +252,7 @@ def _act_apart(body: ClosedJaxpr, shared: Sequence[bool]) -> bool:
 def _one_by_one(
     single: Callable[..., list[Any]], rows: Sequence[jax.Array], count: int, real: jax.Array | None
 ) -> list[jax.Array]:
-    """In turns of one, where padding does nothing, so that it has no effects either."""
+    """Run the rows in turns of one, where padding does nothing, so that it has no effects either."""
 
     def step(_: None, row: Any) -> tuple[None, list[jax.Array]]:
         is_real, own = row

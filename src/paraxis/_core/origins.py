@@ -56,7 +56,7 @@ class Call:
 
     @functools.cached_property
     def sums_preferred(self) -> bool:
-        """Whether sums over the results are better taken by :meth:`sums`."""
+        """Return whether sums over the results are better taken by :meth:`sums`."""
         return maps.sums_preferred(self._body, self._given, self.how)
 
     def sums(self, term: Term, extras: Sequence[jax.Array]) -> list[jax.Array]:

@@ -66,7 +66,7 @@ def broadcast(
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Rows:
-    """As many rows as the devices take, padding included. A program's text is the same for any number."""
+    """The number of rows that the devices take, padding included. A program's text is the same for any number."""
 
     number: int
 

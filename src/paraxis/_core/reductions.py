@@ -296,7 +296,7 @@ class _Term:
     weighted: bool
 
     def __call__(self, y: jax.Array, *extras: jax.Array) -> jax.Array:
-        """Of one element, with its mask and its weight as far as there are; or of rows, with ``(count,)`` of each."""
+        """Return the term of an element, with mask and weight if there are any; or those of rows, with ``(count,)``."""
         if jnp.issubdtype(y.dtype, jax.dtypes.extended):  # PRNG keys have no sum
             return jnp.zeros(extras[0].shape if extras else ())
         y = self.prepare(y)

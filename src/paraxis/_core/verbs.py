@@ -17,7 +17,7 @@ from paraxis._jax import jax_api
 _Tree = TypeVar("_Tree")
 _R = TypeVar("_R")
 Host = np.ndarray | np.generic | bool | int | float | complex
-"""What becomes an array of JAX's."""
+"""Values that become arrays of JAX's."""
 
 
 @overload

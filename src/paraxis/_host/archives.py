@@ -20,7 +20,7 @@ _BAD_BYTES = (
     *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, struct.error, OSError),
     *(ValueError, EOFError, OverflowError, RuntimeError),  # of Python's reader: what is encrypted, negative, too long
 )
-"""What Python's reader of archives raises on bytes that are not what was written; around its calls only."""
+"""Exceptions of Python's reader of archives on bytes that are not what was written; around its calls only."""
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _START = len(_MAGIC) + 2
@@ -70,7 +70,7 @@ class Archive:
 
     @property
     def names(self) -> list[str]:
-        """Of the arrays, in the order of the file."""
+        """Return the names of the arrays, in the order of the file."""
         return list(self._entries)
 
     def kind(self, name: str) -> Kind:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 ABSENT = (FileNotFoundError, IsADirectoryError, PermissionError)
-"""What opening a file raises that says nothing of its bytes."""
+"""Exceptions from opening a file that say nothing of its bytes."""
 
 
 @contextlib.contextmanager

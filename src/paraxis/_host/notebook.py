@@ -22,7 +22,7 @@ class Area:
 
     @property
     def is_due(self) -> bool:
-        """Whether what is shown is old enough to be replaced."""
+        """Return whether what is shown is old enough to be replaced."""
         return time.monotonic() >= self._due
 
     def show(self, html: str, text: str) -> None:

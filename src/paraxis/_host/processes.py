@@ -1,4 +1,4 @@
-"""What the processes of one computation agree on: who is first, when all are there, when all stop; and their progress.
+"""Agreement among the processes of one computation: who is first, when all are there, when all stop; their progress.
 
 Nothing here starts them: ``paraxis.launch`` does. In a lone process each of these is at hand, and does nothing.
 """

@@ -1,4 +1,4 @@
-"""What threads read ahead of its use."""
+"""Values that threads read ahead of their use."""
 
 import collections
 import concurrent.futures

@@ -1,4 +1,4 @@
-"""How many threads XLA computes with on CPU: last bits of results depend on it, and it is settled when JAX starts."""
+"""The number of XLA's threads on CPU: the last bits of results depend on it, and it is fixed when JAX starts."""
 
 import os
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ VARIABLE = "PJRT_NPROC"
 """Environment variable that XLA takes the number from; ``NPROC`` if there is none."""
 
 FLOOR = 8
-"""So that one process with eight devices has as many as eight with one, on small machines too."""
+"""The least number, so that one process with eight devices has as many as eight with one, on small machines too."""
 
 
 def num_cores() -> int:

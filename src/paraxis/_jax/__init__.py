@@ -1,4 +1,4 @@
-"""What is true of any program of JAX's, whatever it means: read, changed, used as a key, compiled for other devices.
+"""Tools for any JAX program, whatever it means: read it, change it, use it as a key, compile it for other devices.
 
 Nothing here knows an axis. Only ``jax_api`` uses parts of JAX that change between versions.
 """

@@ -99,7 +99,7 @@ __all__ = [
 ]
 
 _INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (jax.__file__, Path(__file__).parent))
-"""Where code is not the user's."""
+"""The folders of code that is not the user's."""
 
 
 def define_lowering(primitive: Primitive, implementation: Callable[..., Any]) -> None:

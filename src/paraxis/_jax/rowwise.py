@@ -148,7 +148,7 @@ def _broadcast_in_dim(eqn: JaxprEqn, dim: int) -> int | None:
 
 
 def _reshape(eqn: JaxprEqn, dim: int) -> int | None:
-    """In row-major order a dimension survives if its size and the number of elements before it do."""
+    """Return where the dimension is afterwards: in row-major order it survives if its size and what is before it do."""
     old, new = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
     places = [k for k in range(len(new)) if new[k] == old[dim] and math.prod(new[:k]) == math.prod(old[:dim])]
     # A single row beside other dimensions of size 1 may be in several places, and none is known to be the right one.

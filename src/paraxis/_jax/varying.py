@@ -11,7 +11,7 @@ from paraxis._jax import jax_api
 
 
 def watched(x: Any, index: jax.Array, note: Callable[[list[bool]], None]) -> Any:
-    """In a function under ``vmap``: ``x`` as it is; ``note`` is told which of its leaves differ between elements.
+    """Return ``x`` as it is, in a function under ``vmap``; ``note`` is told which leaves differ between elements.
 
     ``index`` is the element's number, or anything else that does differ: this vmap, and not one around it, then
     answers. It errs on one side only: leaves that differ are always found; some that would turn out equal, such as a

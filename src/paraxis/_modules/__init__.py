@@ -1,1 +1,1 @@
-"""What the front ends that take Flax NNX modules share: modules taken apart, named, noticed where not given."""
+"""The common part of front ends that take Flax NNX modules: modules taken apart, named, noticed where not given."""

@@ -26,7 +26,7 @@ Bookkeeping: tuple[Any, ...] = (
     nnx.graphlib.HashableMapping,  # pyright: ignore[reportPrivateImportUsage]
     nnx.pytreelib.PytreeState,
 )
-"""What NNX notes in modules for itself: compared by what it says, or not at all."""
+"""Attributes in which NNX keeps notes of its own: compared by their content, or not at all."""
 
 TRACE_STATE = "_pytree__state"
 """The attribute in which NNX notes the trace that a module was made in."""

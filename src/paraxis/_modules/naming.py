@@ -1,4 +1,4 @@
-"""What a variable is called: ``(Sequential).layers[0](Linear).kernel``."""
+"""Names of variables: ``(Sequential).layers[0](Linear).kernel``."""
 
 from collections.abc import Sequence
 from typing import Any

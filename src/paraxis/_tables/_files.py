@@ -19,7 +19,7 @@ _TILE = 1 << 20  # bytes of rows that are filled column by column, and stay in a
 
 
 class Described(NamedTuple):
-    """What is known of a folder's files before their rows are read.
+    """The files of a folder, as known before their rows are read.
 
     Args:
         files: in order.

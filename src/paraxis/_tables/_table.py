@@ -1,4 +1,4 @@
-"""What is common to all tables: their shape, and their rows in blocks that are checked."""
+"""The common part of all tables: their shape, and their rows in blocks that are checked."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the user of the command can mend. It ends the command with one line, not with a traceback."""
+"""Errors that the command's user can mend. They end the command with one line, not with a traceback."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence

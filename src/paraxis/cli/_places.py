@@ -1,4 +1,4 @@
-"""Where a command may write: found out before the work, not after it."""
+"""Checks that a command can write where it is to, before the work, not after it."""
 
 import itertools
 import os

@@ -171,7 +171,7 @@ class Groups:
 
     @property
     def ids(self) -> list[Any]:
-        """What the elements are called; numbers, if the source does not say."""
+        """Return the names of the elements; numbers, if the source has none."""
         return [self._name(int(number)) for number in self._numbers]
 
     @property
@@ -249,7 +249,7 @@ class Groups:
 
     @functools.cached_property
     def _can_be_sent(self) -> bool:
-        """Whether another process can read the elements: the source is not large, and of a module that it has."""
+        """Return whether another process can read the elements: the source is small, and of a module that it has."""
         try:
             _Portable(_Limited(_MOST_SENT), pickle.HIGHEST_PROTOCOL).dump(self)
         except Exception:  # whatever a source's own pickling raises
@@ -368,7 +368,7 @@ class Groups:
 
     @functools.cached_property
     def _long(self) -> list[bool]:
-        """Which leaves have as many rows as the element's length: looked up in elements of two lengths."""
+        """Return which leaves have as many rows as the element's length: looked up in elements of two lengths."""
         assert self._lengths is not None
         numbers = {int(n): None for n in (self._lengths.argmin(), self._lengths.argmax())}
         elements = {n: self._element(n) for n in numbers}
@@ -620,7 +620,7 @@ class _Files:
 
     @functools.cached_property
     def lengths(self) -> list[int] | None:
-        """Of each file, from its header; ``None`` if arrays of one have no dimension in common."""
+        """Return the length of each file, from its header; ``None`` if arrays of one have no dimension in common."""
         found = []
         for path in self.paths:
             try:

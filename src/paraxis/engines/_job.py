@@ -105,7 +105,7 @@ class Job:
 
     @functools.cached_property
     def placement(self) -> Placement:
-        """Where the program maps its elements; if it maps none, where it would."""
+        """Return where the program maps its elements; if it maps none, where it would."""
         with self._placing():
             return placement_of(self.traced(self.longest).closed, self.axis.name) or placing.place(self.axis)
 
@@ -141,7 +141,7 @@ class Job:
 
     @property
     def _key(self) -> Any:
-        """What a trace depends on."""
+        """Return what a trace depends on."""
         kinds = []
         for leaf in self._leaves:
             if isinstance(leaf, Groups):
@@ -300,7 +300,7 @@ class Pieces:
 
 
 Rows = tuple[Groups, int] | Pieces | np.ndarray | jax.Array
-"""Where rows are read: a leaf of groups, what a pass has computed, an array ``(size, ...)``."""
+"""A source of rows: a leaf of groups, a result of a pass, an array ``(size, ...)``."""
 
 
 def of_chunk(rows: Rows, chunk: Chunk, at: int, read: dict[int, list[Any]]) -> Any:

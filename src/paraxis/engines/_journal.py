@@ -1,4 +1,4 @@
-"""What a run has done so far, on disk, so that one that was killed goes on, to the same bits.
+"""The record on disk of what a run has done, so that one that was killed goes on, to the same bits.
 
     FOLDER/paraxis-run.json          what the run depends on: its program, its arguments, its chunks
     FOLDER/paraxis-pass-0003.npz     what a pass gave, when it is done

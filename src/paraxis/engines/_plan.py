@@ -1,4 +1,4 @@
-"""In which pass over the elements each value of a program is computed, and what is kept between passes.
+"""The pass over the elements in which each value of a program is computed, and what is kept between passes.
 
 Elements meet at reductions only. A value's *level* is the number of reductions, one after another, that it depends on:
 pass ``k`` computes, chunk by chunk, the values of level ``k`` and from them the parts of reductions; what these give,

@@ -19,7 +19,7 @@ from paraxis.engines._tasks import Given, Task, Work
 from paraxis.errors import DataError
 
 TRIES = 3
-"""How often a task may end its process before it is looked into."""
+"""The number of times that a task may end its process before it is examined."""
 
 
 class ProcessEndedError(Exception):

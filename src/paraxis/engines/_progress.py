@@ -1,4 +1,4 @@
-"""How far a run is, and how it is shown: below a notebook's cell, on a terminal's line, elsewhere in lines."""
+"""The progress of a run, and its display: below a notebook's cell, on a terminal's line, elsewhere in lines."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ _BETWEEN_CHANGES = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a run has come.
+    """The progress of a run.
 
     Attributes:
         axis: the axis whose elements are run.
@@ -60,7 +60,7 @@ def shown(verbose: bool | Show) -> Iterator[Show]:
 
 
 class _Display:
-    """What was told last, shown where there is a place for it, not more often than one can read."""
+    """The latest report, shown where there is a place for it, no more often than one can read."""
 
     def __init__(self) -> None:
         self._area = notebook.area()

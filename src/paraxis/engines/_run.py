@@ -67,7 +67,7 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What chunks that follow each other have given: parts of reductions, as in :class:`Totals`, and each one's rows.
+    """The results of consecutive chunks: parts of reductions, as in :class:`Totals`, and each one's rows.
 
     Their number is a power of two, and so many go before; only the last block may have fewer.
     """
@@ -78,7 +78,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-    """What a run will do; see :meth:`Stream.passes`.
+    """The plan of a run; see :meth:`Stream.passes`.
 
     Attributes:
         num_passes: how often each element is read; ``None`` if that depends on values, as in a ``while`` loop.
@@ -103,7 +103,7 @@ def temporary() -> Generator[Path, None, None]:
 
 
 class Engine(abc.ABC):
-    """What engines have in common. One says how large chunks are, and carries out passes."""
+    """The common part of engines. Each says how large chunks are, and carries out passes."""
 
     keep: Keep
     folder: str | Path | None

@@ -1,4 +1,4 @@
-"""What another process does for an engine: blocks of chunks, by programs that came as bytes.
+"""The work of another process for an engine: blocks of chunks, by programs that came as bytes.
 
 once a pass: programs, shared values, sources; for each task: elements' numbers  →  parts of reductions, rows
 """
@@ -21,7 +21,7 @@ from paraxis.engines._run import Pass
 from paraxis.engines._sums import Totals
 
 Given = tuple[list[list[np.ndarray] | None], list[list[Any]]]
-"""What a task gives: parts of reductions, as in :class:`Totals`, and the rows of each of its chunks."""
+"""The results of a task: parts of reductions, as in :class:`Totals`, and the rows of each of its chunks."""
 
 _BLOCKS = 64
 """At least so many tasks are made of a pass, if it has so many chunks; less than twice as many in any case."""
@@ -31,7 +31,7 @@ _programs: structure.Recent[Any] = structure.Recent(64)
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What all tasks of a pass need.
+    """The common needs of all tasks of a pass.
 
     Attributes:
         programs: by the length of elements and their number in a chunk.

@@ -1,4 +1,4 @@
-"""What a function of one member is given besides it: values for all members, and each member's own."""
+"""The arguments of a function of one member besides it: values for all members, and each member's own."""
 
 import dataclasses
 from collections.abc import Hashable, Sequence

@@ -1,4 +1,4 @@
-"""What probabilities and labels must be like, told before they are scored."""
+"""Checks of probabilities and labels before they are scored."""
 
 import functools
 from typing import Any
@@ -108,6 +108,6 @@ def checked(
 
 
 def floating(x: ArrayLike) -> jax.Array:
-    """As floats of 32 bits at least."""
+    """Return ``x`` as floats of 32 bits at least."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))

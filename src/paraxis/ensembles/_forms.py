@@ -1,4 +1,4 @@
-"""Which form the members have, told from what a function made. Flax is needed for modules only."""
+"""The form of the members, recognised in what a function made. Flax is needed for modules only."""
 
 import sys
 from collections.abc import Callable
@@ -70,5 +70,5 @@ def guarded(what: str, fn: Callable[..., Any], within: Callable[..., Any] | None
 
 
 def _flax_is_loaded() -> bool:
-    """If not, there is no module to be found."""
+    """Return whether Flax is loaded; if not, there is no module to be found."""
     return "flax.nnx" in sys.modules

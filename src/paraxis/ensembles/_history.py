@@ -1,4 +1,4 @@
-"""What happened while an ensemble was trained, and how it is shown."""
+"""The record of an ensemble's training, and its display."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a member is: how the function that makes one, and those that are mapped, see it, and which arrays it is."""
+"""A member, as the function that makes one and those that are mapped see it, and as arrays."""
 
 import abc
 from collections.abc import Callable, Sequence

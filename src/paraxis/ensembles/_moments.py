@@ -1,4 +1,4 @@
-"""What becomes of all members: one value on every device, by one exchange."""
+"""All members combined into one value on every device, by one exchange."""
 
 import functools
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which rows of the data come in which step: a function of the key, the epoch and the member, and of nothing else."""
+"""The rows of each step: a function of the key, the epoch and the member, and of nothing else."""
 
 from typing import Any
 

@@ -36,7 +36,7 @@ class Population:
 
     @property
     def state(self) -> Resident:
-        """What the members hold.
+        """Return the arrays of the members.
 
         Raises:
             StateError: if it was lost.

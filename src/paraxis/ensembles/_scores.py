@@ -1,4 +1,4 @@
-"""How good predicted class probabilities are, and how uncertain: scores of a classifier or of an ensemble.
+"""Scores of predicted class probabilities, of a classifier or an ensemble: how good they are, and how uncertain.
 
 Plain functions of arrays, NumPy's or JAX's; all but :func:`evaluate` also run under ``jax.jit``. Sums are taken in
 float32 at least. A NaN among the probabilities, as a member that failed leaves it, makes the score NaN.

@@ -1,4 +1,4 @@
-"""What is asked of a launch."""
+"""The options of a launch."""
 
 import dataclasses
 import importlib.util

@@ -1,4 +1,4 @@
-"""What the ranks write, line by line and marked by rank, so that lines never mix."""
+"""The output of the ranks, line by line and marked by rank, so that lines never mix."""
 
 import collections
 import contextlib
@@ -60,7 +60,7 @@ class Screen:
         self._lost = {name for name, text in self._streams.items() if text is None}
         self._lock = threading.Lock()
         self.is_cut_off = False
-        """Whether lines were lost, and not as nobody reads them any more."""
+        """True if lines were lost for another reason than that nobody reads them any more."""
 
     def write(self, stream: str, mark: str, line: bytes, colour: int | None = None) -> None:
         """Write a line. Where that fails, it and those after it are lost: training goes on without, and it is said.

@@ -62,7 +62,7 @@ class Rank:
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether it is still running."""
         return self._process.returncode is None
 
     def look(self) -> None:

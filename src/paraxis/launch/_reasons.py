@@ -1,4 +1,4 @@
-"""Why a launch failed: which rank did for its own reason, and what its end means. When one is gone, all others fail."""
+"""The reason why a launch failed: the rank that failed by itself, and what its end means. All others fail after it."""
 
 import dataclasses
 import re
@@ -39,28 +39,28 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended otherwise than with 0."""
+        """Return whether it ended with another status than 0."""
         return self.status not in (None, 0)
 
     @property
     def left(self) -> bool:
-        """Whether it takes no more steps, and not because it failed."""
+        """Return whether it takes no more steps, and not because it failed."""
         return self.done or self.status == 0
 
     @property
     def left_early(self) -> bool:
-        """Whether it ended with 0 before the end of its script, as by ``os._exit(0)``: JAX did not wait for others."""
+        """Return whether it ended with 0 before its script did, as by ``os._exit(0)``: JAX did not wait for others."""
         return self.status == 0 and not self.done
 
     @property
     def stuck(self) -> bool:
-        """Whether its watchdog ended it."""
+        """Return whether its watchdog ended it."""
         return self.status == STUCK and self.stuck_at is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why the ranks were ended.
+    """The reason why the ranks were ended.
 
     Attributes:
         message: which rank, and why.
@@ -157,7 +157,7 @@ def _because_of_another(ending: Ending) -> bool:
 
 
 def absent_failure(endings: Sequence[Ending]) -> Failure | None:
-    """If a rank has finished without ``px.initialize()`` while others wait there for it, which they would for long."""
+    """Return a failure if a rank has finished without ``px.initialize()``, where others wait for it in vain."""
     waiting = [ending for ending in endings if ending.joining and not ending.joined and ending.status is None]
     absent = [ending for ending in endings if ending.left and not ending.joining]
     if not (waiting and absent):
@@ -167,7 +167,7 @@ def absent_failure(endings: Sequence[Ending]) -> Failure | None:
 
 
 def early_failure(endings: Sequence[Ending], seconds: float) -> Failure | None:
-    """If a rank finished so many seconds ago, and others go on without it."""
+    """Return a failure if a rank finished so many seconds ago, and others go on without it."""
     early = [ending for ending in endings if ending.left and ending.joined]
     others = [ending for ending in endings if not ending.left and ending.status is None]
     if not (early and others):

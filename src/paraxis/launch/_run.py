@@ -1,4 +1,4 @@
-"""What each process of a launch runs: the user's script, so that whatever ends it ends the process at once.
+"""The program of each process of a launch: it runs the user's script, and ends the process at once when that ends.
 
 JAX alone would let a process that failed wait for the others, and the others for it. This file is run by its path and
 imports the standard library only: a script may set what JAX reads when JAX is imported.

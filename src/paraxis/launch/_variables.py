@@ -68,12 +68,12 @@ class Place:
 
     @property
     def host(self) -> str:
-        """That of the process with number 0, by name or address."""
+        """Return the host of the process with number 0, by name or address."""
         return self.coordinator.rpartition(":")[0].strip("[]")
 
     @property
     def is_local(self) -> bool:
-        """Whether all processes are on this host."""
+        """Return whether all processes are on this host."""
         return self.host in ("127.0.0.1", "localhost", "::1")
 
     def written(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from paraxis.launch import _run
 
 STUCK = 79
 ALIVE = "alive "
-"""What this thread tells the launcher, and for how many seconds that is to hold."""
+"""The messages of this thread to the launcher, each with the seconds for which it holds."""
 MUCH = 1.0
 """Seconds. Who sleeps so much longer than asked was suspended, and others with it: what they did not do is no sign."""
 _FIRST_STEP = 600.0

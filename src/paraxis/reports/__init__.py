@@ -1,4 +1,4 @@
-"""What compiled functions send, compute and hold; where arrays lie; what is in models; how fast functions are."""
+"""Reports of what compiled functions send, compute and hold, where arrays lie, what models contain, what is faster."""
 
 from paraxis.reports._communication import Communication as Communication, communication as communication, of_program
 from paraxis.reports._compare import Comparison, Timing, compare

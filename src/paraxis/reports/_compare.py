@@ -1,4 +1,4 @@
-"""How fast functions are, side by side: their calls in turns, and what can be said of the difference."""
+"""Functions timed side by side: their calls in turns, and what can be said of the difference."""
 
 import dataclasses
 import io
@@ -28,7 +28,7 @@ _HEAD = ("function", "a call", "half of them", "ratio", "", "first call", "memor
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """What was measured of one function.
+    """The measurements of one function.
 
     Attributes:
         name: of the function.
@@ -70,7 +70,7 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Comparison(Page):
-    """How fast functions are, side by side; made by :func:`paraxis.compare`.
+    """Functions timed side by side; made by :func:`paraxis.compare`.
 
     It prints as text, a notebook shows it with bars, :meth:`save` writes these to a file, and :meth:`plot` draws it.
 
@@ -93,7 +93,7 @@ class Comparison(Page):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What has to be said of the numbers."""
+        """Return the remarks on the numbers."""
         return tuple(_notes(self))
 
     @property

@@ -1,4 +1,4 @@
-"""How long a step would take on a machine that is not here: a roofline over the compiled program.
+"""An estimate of a step's time on a machine that is not here: a roofline over the compiled program.
 
 Each operation takes as long as its products or its bytes do, whichever is longer, at the machine's peaks; collectives
 take as long as their bytes do on the slowest link that they cross, in rings; all follow one another. What only converts
@@ -18,13 +18,13 @@ _FREE = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all", "partition-id",
     "replica-id", "while", "conditional", "call", "optimization-barrier",
 )  # fmt: skip
-"""What moves nothing itself."""
+"""Operations that move nothing themselves."""
 _RUN = re.compile(r"(?:body|condition|true_computation|false_computation|branch_computations)=(\{[^}]*\}|%?[\w.\-]+)")
 _CALL = re.compile(r"to_apply=%?([\w.\-]+)")
 _FUSED = re.compile(r"calls=%?([\w.\-]+)")
 _DTYPE = re.compile(r"([a-z]+\d*\w*)\[")
 _TRAFFIC = {"all_reduce": 2.0}
-"""How often a ring sends a collective's bytes, but for the device's own share; others: once."""
+"""The number of times a ring sends a collective's bytes, but for the device's own share; others: once."""
 
 
 def of(program: _text.Program, machine: Machine, peak: int) -> Estimate:

@@ -1,4 +1,4 @@
-"""What could be better in a compiled program, each with the line to change. A finding is told, never guessed at.
+"""Findings: what could be better in a compiled program, each with the line to change. None is guessed at.
 
 Each function looks for one thing, and yields nothing if it is not there, or too small to matter.
 """
@@ -31,7 +31,7 @@ _PADDED = 1.1
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What there is to look at. ``jaxpr`` has no dead code; it and ``closed`` are ``None`` for others' functions."""
+    """The material to look at. ``jaxpr`` has no dead code; it and ``closed`` are ``None`` for others' functions."""
 
     report: Contents
     program: _text.Program

@@ -1,4 +1,4 @@
-"""How arrays lie on devices: into how many blocks each dimension is cut, and which devices hold which block."""
+"""Layouts of arrays on devices: the number of blocks along each dimension, and which devices hold which block."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""What can be printed, shown by a notebook, and saved as a page that needs nothing else."""
+"""The base of what can be printed, shown by a notebook, and saved as a page that needs nothing else."""
 
 import abc
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ class Page(abc.ABC):
     @property
     @abc.abstractmethod
     def _title(self) -> str:
-        """What the page is called."""
+        """Return the page's title."""
 
     @abc.abstractmethod
     def _parts(self) -> Iterable[str]:

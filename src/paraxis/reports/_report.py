@@ -11,7 +11,7 @@ from paraxis.reports._values import Contents
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report(Contents, Page):
-    """What a compiled function sends, computes and holds, and what could be better; made by :func:`paraxis.explain`.
+    """A report of what a compiled function sends, computes and holds; made by :func:`paraxis.explain`.
 
     ``print(report)`` shows it, a notebook as a page, and :meth:`save` writes that page to a file.
 

@@ -1,4 +1,4 @@
-"""Where the arrays of a tree lie, as text and as a page."""
+"""The places of a tree's arrays, as text and as a page."""
 
 import collections
 import dataclasses

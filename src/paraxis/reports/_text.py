@@ -196,7 +196,7 @@ class Program:
 
 _MOVES = ("bitcast", "convert", "copy", "reshape", "transpose")
 _NEAR = 24
-"""How many operations are looked at for the line of one without."""
+"""The number of operations that are searched for the line of one without."""
 
 # --- operations --------------------------------------------------------------------------------------------------
 
@@ -385,7 +385,7 @@ _PARENT = re.compile(r"file_location_id=(\d+)(?: parent_frame_id=(\d+))?")
 
 @dataclasses.dataclass(frozen=True)
 class _Tables:
-    """What stands at a program's head: frames by number, each with its place and its caller's number."""
+    """The head of a program: frames by number, each with its place and its caller's number."""
 
     places: Mapping[str, Frame]
     callers: Mapping[str, str]

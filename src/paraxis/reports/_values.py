@@ -1,4 +1,4 @@
-"""What a compiled function costs, as values: nothing here knows where they are read from, or how they look."""
+"""The costs of a compiled function, as values: nothing here knows where they are read from, or how they look."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ class Work:
 
     @property
     def factor(self) -> float | None:
-        """How often the work is done: 1 if nothing is done twice; ``None``: unknown."""
+        """Return how often the work is done: 1 if nothing is done twice; ``None``: unknown."""
         return self.flops / self.share if self.share else None
 
 
@@ -113,7 +113,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a step would take on a machine that need not be here, at the machine's peaks.
+    """An estimate of a step's time on a machine that need not be here, at the machine's peaks.
 
     Left out: that anything overlaps, latencies of links and of starting operations, how far from the peak real kernels
     are, and that the machine's own compiler would choose others.
@@ -150,7 +150,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether a device's memory suffices."""
+        """Return whether a device's memory suffices."""
         return self.peak <= self.limit
 
 
@@ -180,7 +180,7 @@ class Layout:
 
     @property
     def copies(self) -> int:
-        """How many devices hold the same."""
+        """Return the number of devices that hold the same."""
         return max(map(len, self.blocks), default=1)
 
     def __str__(self) -> str:

@@ -71,7 +71,7 @@ def watching() -> Iterator[list[Called]]:
 
 
 class _Watched:
-    """What ``jax.jit`` returns, and tells of its calls."""
+    """A function of ``jax.jit`` that reports its calls."""
 
     def __init__(self, jitted: Any, note: Callable[[Any, Any], None]) -> None:
         functools.update_wrapper(self, jitted)

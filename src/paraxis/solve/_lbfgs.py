@@ -366,7 +366,7 @@ class LBFGS(SmoothSolver):
         return None if self.stepsize and self.precondition == "auto" else self.precondition
 
     def _first_scale(self, preconditioner: jax.Array | None, error: jax.Array) -> jax.Array:
-        """Of a first direction: no longer than 1, unless its length is known to be right, or steps are given."""
+        """Return the scale of a first direction: no longer than 1, unless its length is right, or steps are given."""
         if preconditioner is not None or self.stepsize:
             return jnp.ones_like(error)
         return 1 / jnp.maximum(error, 1)

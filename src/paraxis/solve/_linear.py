@@ -43,7 +43,7 @@ class Block:
     targets: jax.Array
 
     def predictions(self, params: Any) -> jax.Array:
-        """As those of :class:`Linear`."""
+        """Return the predictions, as those of :class:`Linear`."""
         coef, bias = params if self.intercept else (params, None)
         if coef.ndim == 1:
             z = jnp.einsum("d,nd->n", coef, self.design, precision=trees.EXACT)

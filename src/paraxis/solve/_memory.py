@@ -1,4 +1,4 @@
-"""What L-BFGS remembers of the curvature: the last steps, and how each changed the gradient.
+"""The memory of L-BFGS: the last steps, and how each changed the gradient.
 
 Source: Liu and Nocedal, "On the limited memory BFGS method for large scale optimization", 1989; the two loops are
 algorithm 7.4 of Nocedal and Wright, "Numerical Optimization", 2006.

@@ -38,7 +38,7 @@ _KEPT = 8  # numbers by row that a solver holds beside X: targets, weights, pred
 _ROWS_PER_FEATURE = 8
 
 MAX_FEATURES = 4096
-"""Of more columns, no matrix ``(d, d)`` is made: it is on every device, and factored in ``(d, d, d)`` operations."""
+"""Columns up to which a matrix ``(d, d)`` is made: it is on every device, and factored in ``(d, d, d)`` operations."""
 
 
 class Engine(Protocol):
@@ -58,7 +58,7 @@ class Engine(Protocol):
 
 
 class Journal(Protocol):
-    """Where a run is saved."""
+    """The place where a run is saved."""
 
     def state(self) -> tuple[list[int], list[Any]] | None:
         """Return what was saved last."""
@@ -103,7 +103,7 @@ def _require_engine(who: str, engine: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """How rows are dealt out to chunks and devices.
+    """The plan by which rows are dealt out to chunks and devices.
 
     Args:
         num_rows: how many are real; padding is behind them.
@@ -264,7 +264,7 @@ _tokens = itertools.count(1)
 )
 @dataclasses.dataclass(frozen=True)
 class OnDisk:
-    """What stands for ``X`` in programs, ``(num_padded, d)``: not the rows, but which they are.
+    """A stand-in for ``X`` in programs, ``(num_padded, d)``: not the rows, but which they are.
 
     Args:
         token: the number of their source: a value, so that programs are the same for all tables of the same size.

@@ -1,4 +1,4 @@
-"""What a solver asks of a function: where it is, and how it goes on along a line.
+"""A function as a solver asks about it: its value at a point, and its course along a line.
 
 A solver never calls the function itself. It asks a *problem* for a point, and for the line through that point along a
 direction. A trial on the line gives value, slope and, where it costs nothing, curvature. What a trial computes and the
@@ -65,7 +65,7 @@ class Problem(abc.ABC):
     @property
     @abc.abstractmethod
     def passes(self) -> Passes:
-        """How often what is asked of it reads all the data."""
+        """Return how often each question reads all the data."""
 
     @abc.abstractmethod
     def start(self, params: Any) -> Point:

@@ -1,4 +1,4 @@
-"""Whether a run goes on: solved, out of patience, out of digits, or broken."""
+"""The end of a run: solved, out of patience, out of digits, or broken."""
 
 import dataclasses
 import functools

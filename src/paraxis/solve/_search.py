@@ -1,4 +1,4 @@
-"""How far to go along a direction: one search on a line, three rules.
+"""The step along a direction: one search on a line, three rules.
 
 All three keep a bracket. Its lower end is better than where the search began and goes further down; its upper end is
 worse, or goes up. Between the two lies a step that every rule accepts (Moré and Thuente 1994), and each trial makes

@@ -88,7 +88,7 @@ Inverse = Callable[[Any, Any, Any], Any]
 
 
 Confirm = Callable[[OptStep, Any], OptStep]
-"""Where a run says it converged, and ``(args, kwargs)`` → the same place, which may turn out to be no solution."""
+"""The place where a run converged, and ``(args, kwargs)`` → the same place, which may turn out to be no solution."""
 
 
 def in_stages(

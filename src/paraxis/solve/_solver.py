@@ -1,4 +1,4 @@
-"""What solvers have in common: the problem they are given, and what is compiled for it."""
+"""The common part of solvers: the problem they are given, and what is compiled for it."""
 
 import abc
 import functools
@@ -159,7 +159,7 @@ class SideBySide:
         self._iterated = Iterated(update, confirm, over=over)
 
     def run(self, params: Any, own: Any, shared: Any) -> OptStep:
-        """As the solver's own ``run``, of parameters and arguments that have a first dimension for the runs."""
+        """Run as the solver's ``run`` does, with a first dimension of parameters and arguments for the runs."""
         state = self._started(params, own, shared)
         prepared, pauses = getattr(state, "preconditioner", None), ()
         if prepared is not None:

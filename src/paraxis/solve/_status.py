@@ -1,4 +1,4 @@
-"""Why a solver stopped: a number on the device, words for people."""
+"""The reasons why solvers stop: a number on the device, words for people."""
 
 import enum
 

@@ -1,4 +1,4 @@
-"""What a function that is told of iterations raises: kept, and raised where the run was called.
+"""Exceptions of a function that is told of iterations: kept, and raised where the run was called.
 
 The function is called within a compiled program. An exception there would be one of XLA's, without the type that it
 had; and if several devices take part in the program, the others would wait for ever.

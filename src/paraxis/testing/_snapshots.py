@@ -1,4 +1,4 @@
-"""What a compiled function sends, computes and holds, recorded in a text file beside a test, and not to grow."""
+"""Snapshots of what a compiled function sends, computes and holds, in a text file beside a test; none may grow."""
 
 import collections
 import contextlib
@@ -14,7 +14,7 @@ from paraxis._host import files
 from paraxis.reports import Report, explain
 
 Facts = Mapping[str, int]
-"""What was counted, by name; per device."""
+"""Counts by name; per device."""
 
 _HEADER = "# What compiled functions send, compute and hold, per device. Written by pytest --paraxis-update.\n"
 _UPDATE = "pytest --paraxis-update"

@@ -1,4 +1,4 @@
-"""Which arguments are split along a batch axis, and which are given whole."""
+"""Arguments split along a batch axis, beside those that are given whole."""
 
 import dataclasses
 import inspect

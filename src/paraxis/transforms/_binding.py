@@ -25,7 +25,7 @@ _KEPT = 4  # structures whose marks are kept: train and eval, and a few more
 
 
 _EQUAL_IS_SAME = (str, type(None), type, types.FunctionType, graphs.Bookkeeping)
-"""What may be compared by equality, which is quicker. A variable is equal to another one with the same value, 1 to
+"""Types that may be compared by equality, which is quicker. A variable is equal to another of the same value, 1 to
 True, 0.0 to -0.0; so all the rest is compared by identity."""
 
 

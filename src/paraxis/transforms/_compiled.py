@@ -1,4 +1,4 @@
-"""What ``Jit`` and ``Parallel`` have in common: a compiled program for each structure of the modules."""
+"""The common part of ``Jit`` and ``Parallel``: a compiled program for each structure of the modules."""
 
 import abc
 from collections.abc import Callable, Sequence

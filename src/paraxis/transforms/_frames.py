@@ -1,4 +1,4 @@
-"""Which variable stands for which while a transform runs its function.
+"""The variables that stand for others while a transform runs its function.
 
 A transform gives its function modules of its own, whose variables hold the values of this run. A wrapped function
 that was made outside, and is called inside, has the variables from outside: here it finds those that stand for them.

@@ -26,7 +26,7 @@ _Module = TypeVar("_Module", bound=nnx.Pytree)
 
 
 class _Options(TypedDict, total=False):
-    """For type checkers."""
+    """Options, for type checkers."""
 
     wrt: Choice | None
     argnums: int | Sequence[int] | None

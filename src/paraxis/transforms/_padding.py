@@ -1,4 +1,4 @@
-"""Whether rows may be added to a batch: only where each result has one row per row, made of that row alone.
+"""The test that rows may be added to a batch: only if each result has one row per row, made of that row alone.
 
 The function is traced with two numbers of rows that nothing else in it has: what shows with both is no coincidence.
 """

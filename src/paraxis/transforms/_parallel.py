@@ -25,7 +25,7 @@ _R = TypeVar("_R", covariant=True)
 
 
 class _Options(CompiledOptions, total=False):
-    """For type checkers."""
+    """Options, for type checkers."""
 
     reduce: Any
     batch_axis: _batches.Axes

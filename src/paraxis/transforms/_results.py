@@ -1,4 +1,4 @@
-"""What becomes of the results of several devices."""
+"""The results of several devices made one."""
 
 from collections.abc import Callable
 from typing import Any

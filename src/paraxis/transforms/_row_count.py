@@ -1,4 +1,4 @@
-"""Whether a function uses the number of rows itself, as ``x / len(x)`` does, which is row-wise all the same.
+"""Detection of functions that use the number of rows, as ``x / len(x)`` does, and are row-wise all the same.
 
 It shows between two traces with different numbers of rows: as a constant that differs, or a shape that does otherwise
 than in proportion to them.

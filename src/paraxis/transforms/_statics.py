@@ -1,4 +1,4 @@
-"""Which arguments of a compiled function are constants."""
+"""The arguments of a compiled function that are constants."""
 
 import inspect
 from collections.abc import Callable, Sequence

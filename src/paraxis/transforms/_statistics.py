@@ -1,4 +1,4 @@
-"""Where statistics of the rows come back to the rows, as in batch normalisation, and are of one device's share only.
+"""Detection of statistics that come back to the rows, as in batch normalisation, and are of one device's share only.
 
 Which values have rows shows between two traces with different numbers of them: as a dimension that differs. A sum, mean
 or maximum that is made of rows and has none itself is a *statistic*, until a collective combines it with those of the
@@ -19,7 +19,7 @@ from paraxis._jax.rowwise import scan_parts
 
 @dataclasses.dataclass(frozen=True)
 class _Value:
-    """What a value is made of: of the rows of one share? of a statistic, taken in which place of the user's code?"""
+    """The origins of a value: the rows of one share, and a statistic, with its place in the user's code."""
 
     of_rows: bool = False
     taken: str | None = None

@@ -1,4 +1,4 @@
-"""What becomes of a variable that several elements have written: one rule for each."""
+"""The rules by which the values that several elements have written to a variable become one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

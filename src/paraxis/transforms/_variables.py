@@ -98,7 +98,7 @@ class Variables(_Collection):
 
 
 Choice = type | tuple[type, ...] | Callable[[str, Variable[Any]], bool] | Variables
-"""Which variables are meant: those of a type or types, for which a test holds, or in a collection."""
+"""A choice of variables: those of a type or types, those for which a test holds, or those of a collection."""
 
 
 @jax.tree_util.register_pytree_with_keys_class

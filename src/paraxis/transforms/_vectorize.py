@@ -20,7 +20,7 @@ _R = TypeVar("_R", covariant=True)
 
 
 class _Options(TypedDict, total=False):
-    """For type checkers."""
+    """Options, for type checkers."""
 
     batch_axis: _batches.Axes
     sync: Mapping[Any, _sync.Rule | None] | None

@@ -30,7 +30,7 @@ class Wrapped(graphs.Holder, Generic[_P, _R]):
     """Base of the wrapped functions. It holds modules, not values: these stay where they are, in the modules."""
 
     sealed = False
-    """Whether the function is compiled, so that a value from outside would be frozen in it."""
+    """True if the function is compiled, so that a value from outside would be frozen in it."""
 
     _made_of: tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""Which devices a chapter runs on."""
+"""The devices that a chapter runs on."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What the user asks of the demo."""
+"""The options of the demo."""
 
 import dataclasses
 from pathlib import Path

@@ -32,7 +32,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return the name for people."""
         return self.column if self.level is None else f"{self.column}={self.level}"
 
 
@@ -339,7 +339,7 @@ class _Moments:
 
     @property
     def misses(self) -> bool:
-        """Whether values were missing."""
+        """Return whether values were missing."""
         return self._count < self._total
 
     @property

@@ -41,7 +41,7 @@ _TOO_LARGE = 2**63
 _HEAD = 2**16  # characters, in which a header is looked for first
 _CODES, _BEYOND = "digits with zeros in front", "integers of more than 64 bits"
 DIGITS = (_CODES, _BEYOND)
-"""What a column of text is called that consists of digits only."""
+"""Descriptions of columns of text that consist of digits only."""
 _DELIMITERS = {",": "','", ";": "';'", "\t": "tab", "|": "'|'"}
 _UNREADABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 

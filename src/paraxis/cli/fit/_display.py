@@ -1,4 +1,4 @@
-"""How a fit goes: a line that changes while it does, a plot of its iterations afterwards."""
+"""The display of a fit: a line that changes while it runs, a plot of its iterations afterwards."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -181,7 +181,7 @@ def run_fit(options: FitOptions, console: Console) -> None:
 
 @contextlib.contextmanager
 def _nothing_written(out: Path) -> Iterator[None]:
-    """If interrupted within, say that all is as it was."""
+    """Say, if interrupted within, that all is as it was."""
     try:
         yield
     except KeyboardInterrupt:

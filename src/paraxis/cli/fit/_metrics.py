@@ -1,10 +1,10 @@
-"""How good predictions are, and how good they would be without a look at the columns. NumPy only."""
+"""Scores of predictions, beside those of predictions made without the columns. NumPy only."""
 
 import numpy as np
 
 
 def log_probabilities(z: np.ndarray) -> np.ndarray:
-    """Of each class, ``(n, num_classes)``, for predictions ``(n, 1)`` of the second of two, or ``(n, k)`` of each."""
+    """Return those of each class, ``(n, num_classes)``, from ``(n, 1)``, of the second of two, or ``(n, k)``."""
     if z.shape[1] == 1:
         z = np.concatenate([np.zeros_like(z), z], 1)
     z = z - z.max(1, keepdims=True)

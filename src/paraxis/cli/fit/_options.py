@@ -1,4 +1,4 @@
-"""What the user asks of ``paraxis fit`` and ``paraxis predict``."""
+"""The options of ``paraxis fit`` and ``paraxis predict``."""
 
 import dataclasses
 import math

@@ -27,7 +27,7 @@ img { max-width: 100%; background: white; }
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What there is to tell of a fit, beside the model.
+    """The facts of a fit, beside the model.
 
     Args:
         title: in a few words.

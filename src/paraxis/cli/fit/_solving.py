@@ -40,12 +40,12 @@ class Solver:
 
     @property
     def ratio(self) -> float:
-        """Which part of the penalty is L1."""
+        """Return the share of L1 in the penalty."""
         return {"l1": 1.0, "elastic-net": self.l1_ratio}.get(self.penalty, 0.0)
 
     @property
     def smooth(self) -> bool:
-        """Whether the objective is smooth; least squares are then those of a ridge."""
+        """Return whether the objective is smooth; least squares are then those of a ridge."""
         return self.ratio == 0
 
     def native(self, strength: float, num_rows: int) -> float:

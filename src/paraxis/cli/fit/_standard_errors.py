@@ -76,7 +76,7 @@ def of_model(
 
 
 class _Sums(NamedTuple):
-    """What of all rows tells the errors.
+    """The sums over all rows that the errors are made of.
 
     Args:
         gram: ``D' D``.

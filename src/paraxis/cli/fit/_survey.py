@@ -24,7 +24,7 @@ Check = Callable[[Table], tuple[Table, list[str]]]
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What is known of all rows.
+    """Facts about all rows.
 
     Args:
         rows: themselves, without those that are left out.

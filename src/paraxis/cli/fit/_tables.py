@@ -23,7 +23,7 @@ from paraxis.cli.fit._values import Column, of_arrow, of_numpy
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 IN_PARTS = (".csv", ".parquet", ".npy")
-"""Of the files of a folder, which are read a part at a time."""
+"""Suffixes of the files of a folder, which are read a part at a time."""
 
 _NAMED = 6  # a message names no more columns than that
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0|\.\d+")  # the last is a second one without a name

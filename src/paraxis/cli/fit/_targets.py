@@ -1,4 +1,4 @@
-"""What is predicted: which objective fits the target, and its values as the objective takes them."""
+"""The target: the objective that fits it, and its values as the objective takes them."""
 
 import dataclasses
 from typing import Any

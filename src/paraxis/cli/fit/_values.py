@@ -31,7 +31,7 @@ MARKS = frozenset(
         "null",
     ]
 )
-"""What pandas takes for a missing value; between numbers it is one, between texts it is a text."""
+"""Words that pandas takes for missing values; among numbers they are that, among texts they are texts."""
 
 _APART = 2**53  # float64 can tell integers apart up to it
 
@@ -62,7 +62,7 @@ class Column:
 
     @property
     def numbers(self) -> np.ndarray:
-        """As quantities: ``(n,)`` float64, NaN where missing."""
+        """Return the values as quantities: ``(n,)`` float64, NaN where missing."""
         return np.where(self.missing, np.nan, self.values.astype(np.float64))
 
     @property

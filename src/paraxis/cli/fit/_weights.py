@@ -1,4 +1,4 @@
-"""How much each row counts: by a column of the file, by its class, or both."""
+"""The weight of each row: by a column of the file, by its class, or both."""
 
 import dataclasses
 import difflib

@@ -1,4 +1,4 @@
-"""Which arguments of ``paraxis launch`` are its own: the options before the script or module, and nothing else."""
+"""The arguments of ``paraxis launch`` that are its own: the options before the script or module, and nothing else."""
 
 import difflib
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class LaunchCommand(TyperCommand):
         super().__init__(*args, **{**more, "epilog": _EPILOG})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As the base class, once the arguments are parted."""
+        """Parse as the base class does, once the arguments are parted."""
         options = [name for parameter in self.params for name in parameter.opts if name.startswith("-")]
         return super().parse_args(ctx, parted(args, options))
 

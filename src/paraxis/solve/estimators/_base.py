@@ -1,4 +1,4 @@
-"""What the estimators share: data are checked as scikit-learn checks them, laid out over devices, and solved for.
+"""The common part of the estimators: data are checked as scikit-learn checks them, laid out, and solved for.
 
 An estimator tells what is particular to it: its loss, its targets, and what its strength means beside a mean of losses.
 """

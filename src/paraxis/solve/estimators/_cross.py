@@ -88,7 +88,7 @@ def cross_validate_path(
     found: dict[int, Solution] = {}
 
     def scored() -> CrossValidated[_Model]:
-        """As far as it came, with the mean of the folds' models for an estimator."""
+        """Return the result so far, with the mean of the folds' models for an estimator."""
         there = [i for i in sorted(found) if np.isfinite(scores[i]).all()]
         best = there[int(scores[there].mean(1).argmax())] if there else [*found][-1]
         fitted = copy.copy(model).set_params(**{model.strength_name: float(strengths[best])})
@@ -130,7 +130,7 @@ def cross_validate_path(
 
 
 def _mean(found: Solution) -> Solution:
-    """Of the folds."""
+    """Return the mean over the folds."""
     params = jax.tree.map(lambda x: x.mean(0), found.params)
     return Solution(
         params, found.iter_num.max(), np.asarray(Status.INTERRUPTED), found.error.max(), found.data_passes.max()

@@ -141,7 +141,7 @@ def solve(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> Solution:
 
 
 def _by_working_sets(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> Solution:
-    """As :func:`solve`, for targets and columns whose means are zero if there is an intercept: then that is zero."""
+    """Solve as :func:`solve` does. With an intercept, targets and columns have means of zero, and it is zero."""
     coef, *intercept = init if plan.intercept else (init,)
     zeros = tuple(map(np.zeros_like, intercept))
     try:

@@ -86,7 +86,7 @@ def _alike(rows: np.ndarray, number: np.ndarray, pinned: np.ndarray) -> np.ndarr
 
 
 def _gram_of_groups(rows: np.ndarray, own: np.ndarray, pinned: np.ndarray) -> np.ndarray:
-    """Of the differences between a row's group and others that are pinned there, ``(num, num, size, size)``."""
+    """Return that of differences between a row's group and others pinned there, ``(num, num, size, size)``."""
     num, size = pinned.shape[1], rows.shape[1]
     gram = np.zeros((num, num, size, size))
     for a in range(num):

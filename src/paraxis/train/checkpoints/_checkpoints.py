@@ -289,7 +289,7 @@ class Checkpoints:
         raise CheckpointError(self._nothing(damaged, sorted(removed), step))
 
     def __enter__(self) -> Self:
-        """For ``with``: at its end, all is written, and other processes may save here."""
+        """Return itself for ``with``, at whose end all is written, and other processes may save here."""
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:

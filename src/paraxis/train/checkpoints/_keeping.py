@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""The choice of checkpoints that stay."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Who may write to a directory: one process, from its first save until it is done; within it, one save at a time."""
+"""The right to write to a directory: one process has it, from its first save until it is done, one save at a time."""
 
 import contextlib
 import os
@@ -107,7 +107,7 @@ def _is_signature(content: bytes) -> bool:
 
 
 def _forget() -> None:
-    """In a forked process: the locks are its parent's, and must end with that one."""
+    """Let go of the locks in a forked process: they are its parent's, and must end with that one."""
     global _one_at_a_time
     _one_at_a_time = threading.Lock()
     for lock in list(_claims.values()):

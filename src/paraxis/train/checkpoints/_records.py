@@ -1,4 +1,4 @@
-"""What lies beside a checkpoint's arrays: its mark, its record; and on what the run depends.
+"""The files beside a checkpoint's arrays: its mark and its record; and what the run depends on.
 
 The mark, ``paraxis.txt``, says that a directory is a checkpoint, whatever else of it is damaged, and names all that is
 in it. The record, ``paraxis.json``, written last, says what the arrays are. Each of its fields is in a table here: a

@@ -97,7 +97,7 @@ def contents(step: int, leaves: Mapping[str, tuple[Any, Kind]], notes: Mapping[s
 
 
 class OfAnother(RuntimeError):  # noqa: N818  it says whose error it is, and never leaves the room
-    """What another process could not do."""
+    """An error that another process met."""
 
 
 class Saving:
@@ -134,7 +134,7 @@ class Saving:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is something in the background."""
+        """Return whether a save runs in the background."""
         return self._thread is not None
 
     def wait(self) -> Exception | None:

@@ -1,4 +1,4 @@
-"""What a loader is asked for, checked."""
+"""Checks of a loader's arguments."""
 
 from typing import Any
 

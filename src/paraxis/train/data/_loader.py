@@ -159,7 +159,7 @@ class Loader:
 
     @property
     def by_epoch(self) -> bool:
-        """Whether an epoch's batches depend only on its number, not on how often the source was iterated."""
+        """Return whether an epoch's batches depend only on its number, not on how often the source was iterated."""
         return not isinstance(self._source, Batches) or self._source.by_epoch
 
     def batches(self, start: int = 0) -> Closable:

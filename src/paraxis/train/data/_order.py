@@ -1,4 +1,4 @@
-"""Which row comes when: a function of the seed, the epoch and the number of rows, and of nothing else.
+"""The order of the rows: a function of the seed, the epoch and the number of rows, and of nothing else.
 
 Philox is a counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): it is keyed
 by (seed, epoch), so that no epoch has to be gone through to know a later one. NumPy promises that a bit generator's

@@ -1,4 +1,4 @@
-"""Which batches are to be made, one after the other, out of a source that gives batches; and errors that name them."""
+"""Plans of the batches to make, one after the other, from a source of batches; and errors that name them."""
 
 import contextlib
 import itertools

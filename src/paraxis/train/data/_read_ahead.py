@@ -55,7 +55,7 @@ class _Shelf:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing waits, nor will."""
+        """Return whether nothing waits, nor will."""
         with self._changed:
             return self._ended and not self._items
 
@@ -72,7 +72,7 @@ class _Shelf:
             self._changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
-        """There are no further items; an error comes after those that wait."""
+        """Say that there are no further items; an error comes after those that wait."""
         with self._changed:
             if not self._ended:
                 self._ended, self._error = True, error

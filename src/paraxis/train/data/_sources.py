@@ -1,4 +1,4 @@
-"""Where a loader's rows come from: arrays, datasets of rows, or iterables that give whole batches.
+"""Sources of a loader's rows: arrays, datasets of rows, or iterables that give whole batches.
 
 No framework is imported: a Grain or PyTorch object is known by its methods.
 """

@@ -1,4 +1,4 @@
-"""What a run depends on, in short text that is the same in every process and under every Python.
+"""Descriptions of what a run depends on, in short text, the same in every process and under every Python.
 
 A value is described by what it says of itself; a function by its name, its code and what it closes over; large arrays
 by some of their rows; and what says nothing of itself by its name. There are no addresses in it.
@@ -95,7 +95,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...
 
 
 def _settings(state: TrainState) -> dict[str, Any]:
-    """Of the model. Where it is gone, since a step was given the state, there is nothing to say."""
+    """Return the settings of the model; none if it is gone, since a step was given the state."""
     try:
         found = state.recipe.form.settings(state.params, state.mutable)
     except Exception:  # whatever a module of the user's does when it is put together

@@ -1,4 +1,4 @@
-"""How a run is shown: what changes in a notebook or on a terminal, lines now and then elsewhere. By time, not step."""
+"""The display of a run: a live one in a notebook or on a terminal, occasional lines elsewhere. By time, not step."""
 
 import abc
 import collections
@@ -150,7 +150,7 @@ class Lines(Display):
         print_line(text, self._stream)
 
     def close(self) -> None:
-        """There is nothing to put back."""
+        """Do nothing: there is nothing to put back."""
 
 
 class Live(Display):
@@ -256,7 +256,7 @@ class Nothing(Display):
         """Show nothing."""
 
     def close(self) -> None:
-        """There is nothing to put back."""
+        """Do nothing: there is nothing to put back."""
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What happens in a run, and who is told."""
+"""The events of a run, and their receivers."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -49,7 +49,7 @@ class Growing:
 
     @property
     def is_regular(self) -> bool:
-        """Whether it is a file with contents, and not a pipe or a terminal."""
+        """Return whether it is a file with contents, and not a pipe or a terminal."""
         return stat.S_ISREG(os.fstat(self.handle).st_mode)
 
     def add(self, data: bytes) -> None:
@@ -153,7 +153,7 @@ _open: "weakref.WeakSet[Growing]" = weakref.WeakSet()
 
 
 def _forget() -> None:
-    """In a forked process: the files are its parent's, and must be free when that one is gone."""
+    """Close the files in a forked process: they are its parent's, and must be free when that one is gone."""
     for file in list(_open):
         with contextlib.suppress(OSError):
             file.drop()

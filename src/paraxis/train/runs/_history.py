@@ -1,4 +1,4 @@
-"""What a run has shown so far: averages that stay exact, bounded in memory, and the same after a resume."""
+"""The results of a run so far: averages that stay exact, bounded in memory, and the same after a resume."""
 
 import dataclasses
 import math
@@ -217,7 +217,7 @@ class Recorder:
         }
 
     def history(self) -> History:
-        """As it is now."""
+        """Return the history so far."""
         points = tuple(Record(step, epoch, means_of(sums)) for step, epoch, sums in self._points)
         return History(points, self._stride, tuple(self._epochs), tuple(self._evaluations))
 

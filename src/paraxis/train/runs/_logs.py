@@ -17,7 +17,7 @@ from paraxis.train.runs._events import Event
 from paraxis.train.runs._growing import Growing, is_free
 
 _MARK = b'{"event": "start"'
-"""How each log begins."""
+"""The beginning of each log."""
 
 
 class Log:
@@ -66,7 +66,7 @@ class Log:
         self._file.flush(to_disk=True)
 
     def withdraw(self) -> None:
-        """As if there had been no run: an older log stays as it is, and a new file goes."""
+        """Leave things as if there had been no run: an older log stays as it is, and a new file goes."""
         self._facts = None
         self._file.withdraw()
 
@@ -111,7 +111,7 @@ def _line(event: Event) -> dict[str, Any]:
 
 
 def _length(lines: Iterable[bytes], step: int) -> int:
-    """Of the lines up to this step, in bytes: those before the first that is later, or not whole."""
+    """Return the length in bytes of the lines up to this step: those before the first that is later, or not whole."""
     length = 0
     for line in lines:
         try:
@@ -173,7 +173,7 @@ class TensorBoard:
         self._file.flush(to_disk=True)
 
     def withdraw(self) -> None:
-        """As if there had been no run, if the file was made for it."""
+        """Leave things as if there had been no run, if the file was made for it."""
         self._file.withdraw()
 
     def close(self) -> None:

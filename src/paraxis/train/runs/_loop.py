@@ -119,17 +119,17 @@ class Loop:
 
     @property
     def num_steps(self) -> int:
-        """How many have been done."""
+        """Return the number of steps done."""
         return self.next.number
 
     @property
     def is_over(self) -> bool:
-        """Whether there are no steps left to do."""
+        """Return whether there are no steps left to do."""
         return self.watch.reason is not None or self._plan.is_done(self.next)
 
     @property
     def has_nothing_left(self) -> bool:
-        """Whether there are no evaluations left to do either."""
+        """Return whether there are no evaluations left to do either."""
         return self.is_over and not self._due
 
     def run(self, stop: processes.StopSignal) -> str | None:
@@ -159,12 +159,12 @@ class Loop:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the state as it is has been saved."""
+        """Return whether the current state has been saved."""
         return self._saved == self.num_steps and self._unsaved is None
 
     @property
     def _epoch(self) -> int:
-        """That of the last step."""
+        """Return the epoch of the last step."""
         return self.next.epoch - (self.next.within == 0 and self.next.number > 0)
 
     def _advance(self, batches: Iterator[tuple[Place, Any]]) -> Place:

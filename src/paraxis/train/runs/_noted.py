@@ -1,4 +1,4 @@
-"""What a run notes in its checkpoints: each of its fields, as it must be to go on from there."""
+"""The notes of a run in its checkpoints: each field, as it must be to go on from there."""
 
 from collections.abc import Mapping
 from typing import Any

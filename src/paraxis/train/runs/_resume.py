@@ -1,4 +1,4 @@
-"""What is saved of a run beside its state, and how a run goes on from there."""
+"""The notes that are saved beside a run's state, and the resume from them."""
 
 import dataclasses
 import difflib
@@ -134,7 +134,7 @@ def notes(
 
 
 def groups_of(step: Any) -> int | None:
-    """In how many groups a step takes the rows, if it is of those whose bits do not depend on the devices."""
+    """Return the number of groups of rows of a step whose bits do not depend on the devices; ``None`` for others."""
     return getattr(step, "groups", None)
 
 
@@ -185,7 +185,7 @@ class BestBy:
             )
 
     def flush(self) -> None:
-        """There is nothing that waits."""
+        """Do nothing: nothing waits."""
 
 
 def _check_data(saved: Mapping[str, Any], feed: Feed, restored: "Restored[Any]", checkpoints: "Checkpoints") -> None:

@@ -128,11 +128,11 @@ class Watch:
 
     @property
     def sees_epochs(self) -> bool:
-        """Whether it is a metric of training that counts."""
+        """Return whether the metric is one of training."""
         return self._rule is not None and not self._source
 
     def see(self, record: Record, source: str = "") -> None:
-        """There are new averages, of training or of an evaluation with this name.
+        """Look at new averages, of training or of an evaluation with this name.
 
         Raises:
             DataError: if they are those that should have the metric, and have not.
@@ -152,7 +152,7 @@ class Watch:
 
     @property
     def reason(self) -> str | None:
-        """Why to stop; ``None``: go on."""
+        """Return why to stop; ``None``: go on."""
         rule = self._rule
         if rule is None or self._since < rule.patience:
             return None

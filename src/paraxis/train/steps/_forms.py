@@ -1,4 +1,4 @@
-"""What a loss function is given as its model: a form, which a state has as its fixed part, and values to fill it."""
+"""The model that a loss function receives: a form, the fixed part of a state, and values to fill it."""
 
 import abc
 import dataclasses
@@ -39,7 +39,7 @@ class Form(abc.ABC):
     @property
     @abc.abstractmethod
     def identity(self) -> Any:
-        """What two forms that make the same models have in common."""
+        """Return what two forms that make the same models have in common."""
 
     @functools.cached_property
     def _hash(self) -> int:

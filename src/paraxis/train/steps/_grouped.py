@@ -53,12 +53,12 @@ class GroupedStep:
 
     @property
     def groups(self) -> int:
-        """In how many groups it takes the rows of a batch."""
+        """Return the number of groups that the rows of a batch are cut into."""
         return self._engine.number
 
     @property
     def depends_on(self) -> dict[str, Any]:
-        """What the numbers that it gives depend on, by the names of ``train_step``'s arguments; but for the groups."""
+        """Return what its results depend on, by the names of ``train_step``'s arguments; but for the groups."""
         options = {"microbatches": 1, "shard": None, "reproducible": "any device count"}
         return {"loss": self._loss.function, "precision": self._precision, **vars(self._update), **options}
 

@@ -1,4 +1,4 @@
-"""What is compiled for states of several kinds: with other models, other optimisers."""
+"""Programs compiled for states of several kinds: with other models, other optimisers."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import jax
 from paraxis._jax.structure import Recent
 
 AT_MOST = 8
-"""For so many kinds programs are kept: a step that is given a new optimiser each time keeps no more."""
+"""The number of kinds whose programs are kept: a step that is given a new optimiser each time keeps no more."""
 
 
 class PerKind:

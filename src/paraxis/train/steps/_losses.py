@@ -74,7 +74,7 @@ class LossFunction:
 
     @property
     def name(self) -> str:
-        """What the user calls it."""
+        """Return the user's name for it."""
         return getattr(self._fn, "__name__", type(self._fn).__name__)
 
     @property

@@ -1,4 +1,4 @@
-"""What a state is made from: taken apart, checked, and given arrays of its own."""
+"""Models of which states are made: taken apart, checked, and given arrays of their own."""
 
 import contextlib
 import inspect
@@ -81,7 +81,7 @@ def _refuse_unseen_variables(model: Any) -> None:
 
 
 def _module_class(library: str) -> Any:
-    """Of ``"linen"`` or ``"nnx"``; if it was not loaded, nothing is one: no class."""
+    """Return the class of ``"linen"`` or ``"nnx"``; no class if it was not loaded, since nothing is one then."""
     return getattr(sys.modules.get(f"flax.{library}"), "Module", ())
 
 

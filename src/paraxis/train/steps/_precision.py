@@ -36,7 +36,7 @@ def lowered(tree: Any, precision: str | None) -> Any:
 
 
 def summed(x: jax.Array) -> jax.Array:
-    """In a dtype that means are taken in: float32, or what is wider."""
+    """Return ``x`` in a dtype that means are taken in: float32, or what is wider."""
     if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 4:
         return x
     return x.astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Where the rows of a step go: found when it is first called, and again when the mesh in force is another."""
+"""The place of a step's rows: found when it is first called, and again when the mesh in force is another."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ class Rows:
         self._last: Devices | None = None  # of the last call, whoever made it; a value, replaced as a whole
 
     def turns(self, num_rows: int) -> int:
-        """In how many turns so many rows are taken. Not by the devices: it decides what a BatchNorm sees."""
+        """Return the number of turns for so many rows. It decides what a BatchNorm sees, so not by the devices."""
         return min(self.microbatches, num_rows)
 
     def here(self) -> "Devices":
@@ -74,7 +74,7 @@ class Devices:
 
     @functools.cached_property
     def whole(self) -> Any:
-        """How a value lies that is whole on each device; ``None``: on the one there is."""
+        """Return the sharding of a value that is whole on each device; ``None``: on the only device."""
         return arrays.whole_sharding(self.placement)
 
     @functools.cached_property

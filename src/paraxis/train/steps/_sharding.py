@@ -1,4 +1,4 @@
-"""How a state lies on the devices: whole on each, or its parameters split by a rule."""
+"""The layout of a state on the devices: whole on each, or its parameters split by a rule."""
 
 from collections.abc import Callable
 from typing import Any

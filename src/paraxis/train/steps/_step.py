@@ -89,7 +89,7 @@ class TrainStep:
 
     @property
     def depends_on(self) -> dict[str, Any]:
-        """What the numbers that it gives depend on, by the names of :func:`train_step`'s arguments."""
+        """Return what its results depend on, by the names of :func:`train_step`'s arguments."""
         options = {"microbatches": self._rows.microbatches, "shard": self._shard, "reproducible": None}
         return {"loss": self._loss.function, "precision": self._precision, **vars(self._update), **options}
 

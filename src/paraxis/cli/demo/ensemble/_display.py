@@ -1,4 +1,4 @@
-"""What the user sees: progress while training, and tables and a plot at the end."""
+"""The display: progress while training, and tables and a plot at the end."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How good the predictions of one member and of all are."""
+"""Scores of the predictions of one member and of all."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from paraxis.ensembles import Ensemble, Reliability
 
 
 class Score(NamedTuple):
-    """Of some probabilities; ``calibrated_nll``: the likelihood after temperature scaling, cross-fitted."""
+    """Scores of some probabilities; ``calibrated_nll``: the likelihood after temperature scaling, cross-fitted."""
 
     accuracy: float
     nll: float

@@ -62,7 +62,7 @@ def train(digits: Labelled, options: Options, devices: Sequence[Any], on_epoch: 
 
 
 def largest_difference(one: Run, other: Run) -> tuple[float, float]:
-    """Of any parameter at the end of two runs; and the largest parameter."""
+    """Return the largest difference of any parameter at the end of two runs, and the largest parameter."""
     pairs = [[np.asarray(leaf) for leaf in jax.tree.leaves(run.ensemble.stacked()[0])] for run in (one, other)]
     differences = [float(np.max(np.abs(a - b))) for a, b in zip(*pairs, strict=True)]
     return max(differences), max(float(np.max(np.abs(leaf))) for leaf in pairs[1])

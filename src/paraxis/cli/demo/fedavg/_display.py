@@ -1,4 +1,4 @@
-"""What the user sees: progress while training, a plot and a table at the end."""
+"""The display: progress while training, a plot and a table at the end."""
 
 from collections.abc import Sequence
 from pathlib import Path

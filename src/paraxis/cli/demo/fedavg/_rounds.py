@@ -1,4 +1,4 @@
-"""What runs on the devices: one round of federated averaging, and the test on held-out digits."""
+"""The programs for the devices: one round of federated averaging, and the test on held-out digits."""
 
 import jax
 import jax.numpy as jnp

@@ -101,5 +101,5 @@ def sample(federation: Labelled, options: Options, number: int) -> tuple[np.ndar
 
 
 def largest_difference(one: Run, other: Run) -> float:
-    """Of any parameter at the end of two runs."""
+    """Return the largest difference of any parameter at the end of two runs."""
     return max(float(np.max(np.abs(one.params[name] - other.params[name]))) for name in one.params)

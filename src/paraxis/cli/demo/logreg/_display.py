@@ -1,4 +1,4 @@
-"""What the user sees: a line now and then while it runs, and tables and a plot at the end."""
+"""The display: an occasional line while it runs, and tables and a plot at the end."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -104,5 +104,5 @@ def accuracy(coef: np.ndarray, digits: Labelled) -> float:
 
 
 def largest_difference(one: Fit, other: Fit) -> float:
-    """Of any coefficient."""
+    """Return the largest difference of any coefficient."""
     return float(np.abs(one.coef - other.coef).max())

@@ -1,4 +1,4 @@
-"""What the user sees: a line for each epoch, and a table and a plot at the end."""
+"""The display: a line for each epoch, and a table and a plot at the end."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -60,7 +60,7 @@ class Trainer:
 
     @property
     def num_steps(self) -> int:
-        """Of a whole run."""
+        """Return the number of steps of a whole run."""
         return self._epochs * len(self._data)
 
     def run(
@@ -111,7 +111,7 @@ def num_differing(one: TrainState, other: TrainState) -> tuple[int, int]:
 
 
 def largest_difference(one: TrainState, other: TrainState) -> tuple[float, float]:
-    """Of any parameter; and the largest parameter."""
+    """Return the largest difference of any parameter, and the largest parameter."""
     pairs = list(zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True))
     largest = max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
     return largest, max(float(np.abs(np.asarray(a)).max()) for a, _ in pairs)
