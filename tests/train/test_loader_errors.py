@@ -237,3 +237,13 @@ def test_an_axis_that_cannot_be_placed_is_refused_before_anything_is_read() -> N
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("model",))
     with pytest.raises(px.AxisError, match="'batch'"):
         px.loader(X, 2, axis=px.Axis("batch", 1, mesh=mesh)).batches()
+
+
+def test_a_batch_that_is_taken_for_its_arrays_says_how_to_get_at_them():
+    batch = next(px.loader((X, X[:, 0]), 5, shuffle=False).batches())
+    with pytest.raises(TypeError, match=r"no item 'x'; write batch\.rows\(\)"):
+        _ = batch["x"]  # pyright: ignore[reportIndexIssue]
+    with pytest.raises(TypeError, match=r"`x, y = batch\.rows\(\)`"):
+        _, _ = batch  # pyright: ignore[reportGeneralTypeIssues]
+    x, y = batch.rows()  # of the padding on eight devices, nothing
+    assert (x.shape, y.shape) == ((5, 2), (5,))

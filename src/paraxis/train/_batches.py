@@ -6,6 +6,7 @@ unevenly and masks what it adds itself. So a program computes with the real rows
 
 import dataclasses
 import functools
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,6 @@ from paraxis._jax import dtypes
 from paraxis.errors import AxisError, DataError, ShapeError
 
 Reader = Callable[[np.ndarray], Any]
-
 """Gives a tree of the rows with these numbers, ``(len(numbers), ...)`` each, in this order."""
 
 
@@ -50,6 +50,15 @@ class Batch:
     def rows(self) -> Any:
         """Return the real rows ``(num_rows, ...)``, for use inside a compiled function, where this moves nothing."""
         return jax.tree.map(lambda x: _first(x, self.num_rows), self.tree)
+
+    if not typing.TYPE_CHECKING:  # which report an index or an unpacking by themselves
+
+        def __getitem__(self, index: Any) -> Any:
+            """Raise what to write instead: in ``x, y = batch`` as well, padding would count as rows."""
+            raise TypeError(
+                f"a batch of px.loader has no item {index!r}; write batch.rows(), which has what the loader was given, "
+                f"such as batch.rows()['x'], or `x, y = batch.rows()`"
+            )
 
     def turn(self, index: Any, turns: int, size: int) -> Any:
         """Inside a compiled function: of the rows with the numbers ``index``, ``index + turns``, … the first ``size``.
