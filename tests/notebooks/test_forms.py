@@ -186,7 +186,7 @@ def test_a_history_of_members_has_the_mean_of_those_that_are_finite() -> None:
     outputs = np.array([[1.0, np.nan, 3.0], [0.5, np.inf, 0.5], [np.nan] * 3])
     stopped, validation = np.array([-1, 0, -1]), np.array([[4.0, 4.0, 7.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
     seen = form(EnsembleHistory(outputs, validation, None, stopped, (1,), scanned=False))
-    assert re.search(r"epoch\s+step\s+validation\s+1\s+2\s+5\s+2\s+0.5\s+1\s+3\s+nan\s+2", seen.text)
+    assert re.search(r"epoch\s+output\s+validation\s+1\s+2\s+5\s+2\s+0.5\s+1\s+3\s+nan\s+2", seen.text)
     assert re.search(r"members\s+3\s+stopped\s+1\s+failed\s+\(1,\)", seen.text)
 
 

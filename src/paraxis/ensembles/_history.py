@@ -108,9 +108,7 @@ class _InNotebook:
 
 def _by_epoch(history: History) -> dict[str, Any]:
     """Return each epoch's and member's numbers, ``(num_epochs, size)``: the step's first result, the validation."""
-    first = _first(history.outputs, 2)
-    both = {"step": first, "validation": history.validation}
-    return {name: values for name, values in both.items() if values is not None}
+    return dict([*_first(history.outputs, 2), *_validation(history)])
 
 
 def _mean_of_finite(x: np.ndarray) -> np.ndarray:
@@ -119,16 +117,20 @@ def _mean_of_finite(x: np.ndarray) -> np.ndarray:
     return np.where(there, x, 0).sum(1) / np.where(there.any(1), there.sum(1), np.nan)
 
 
-def _first(outputs: Any, ndim: int) -> Any:
-    return next((leaf for leaf in jax.tree.leaves(outputs) if np.ndim(leaf) == ndim), None)
+def _first(outputs: Any, ndim: int) -> list[tuple[str, Any]]:
+    """Return the first result with so many dimensions, if there is one, as ``output`` or ``output['loss']``."""
+    found = jax.tree_util.tree_leaves_with_path(outputs)
+    return [(f"output{jax.tree_util.keystr(path)}", leaf) for path, leaf in found if np.ndim(leaf) == ndim][:1]
+
+
+def _validation(of: Epoch | History) -> list[tuple[str, Any]]:
+    return [] if of.validation is None else [("validation", of.validation)]
 
 
 def _described(epoch: Epoch) -> str:
     texts = []
-    first = _first(epoch.outputs, 1)
-    for name, values in (("step", first), ("validation", epoch.validation)):
-        if values is not None:
-            x = np.asarray(values, float)
-            texts.append(f"{name} {x.mean():.4g} ({x.min():.4g} to {x.max():.4g})")
+    for name, values in (*_first(epoch.outputs, 1), *_validation(epoch)):
+        x = np.asarray(values, float)
+        texts.append(f"{name} {x.mean():.4g} ({x.min():.4g} to {x.max():.4g})")
     texts.append(f"{int(epoch.active.sum())} of {len(epoch.active)} active")
     return ", ".join(texts)
