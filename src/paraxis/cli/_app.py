@@ -21,24 +21,39 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+# Parts of the help of commands with many options.
+_MODEL, _COLUMNS, _CSV = "Model", "Columns", "How the file is written"
+
 _Encoding = Annotated[
     str | None,
-    typer.Option(help="The encoding of a CSV file.", show_default="UTF-8, or as a mark at its beginning says"),
+    typer.Option(
+        help="The encoding of a CSV file.",
+        show_default="UTF-8, or as a mark at its beginning says",
+        rich_help_panel=_CSV,
+    ),
 ]
-_Delimiter = Annotated[str, typer.Option(help="The character between the values of a CSV file, or 'tab'.")]
-_Decimal = Annotated[str, typer.Option(help="The decimal point of a CSV file: '.' or ','.")]
+_Delimiter = Annotated[
+    str, typer.Option(help="The character between the values of a CSV file, or 'tab'.", rich_help_panel=_CSV)
+]
+_Decimal = Annotated[str, typer.Option(help="The decimal point of a CSV file: '.' or ','.", rich_help_panel=_CSV)]
 _NaValues = Annotated[
     list[str] | None,
-    typer.Option(metavar="WORD", help="Count this word in a CSV file as a missing value; may be repeated."),
+    typer.Option(
+        metavar="WORD",
+        help="Count this word in a CSV file as a missing value; may be repeated.",
+        rich_help_panel=_CSV,
+    ),
 ]
-
 _UnevenRows = Annotated[
     Literal["fail", "drop"],
-    typer.Option(help="What to do with rows of a CSV file that have more or fewer values than there are columns."),
+    typer.Option(
+        help="What to do with rows of a CSV file that have more or fewer values than there are columns.",
+        rich_help_panel=_CSV,
+    ),
 ]
 _SameNames = Annotated[
     Literal["fail", "number"],
-    typer.Option(help="What to do with columns of the same name; number: call them x, x.2, x.3."),
+    typer.Option(help="What to do with columns of the same name; number: call them x, x.2, x.3.", rich_help_panel=_CSV),
 ]
 
 _QUICK_ROUNDS, _QUICK_EPOCHS = 3, 2
@@ -131,30 +146,44 @@ def fit(
     target: Annotated[str, typer.Option(help="The column to predict.")],
     objective: Annotated[
         Literal["auto", "logistic", "squared", "poisson"],
-        typer.Option(help="The loss of a row; auto: logistic for classes, else squared."),
+        typer.Option(help="The loss of a row; auto: logistic for classes, else squared.", rich_help_panel=_MODEL),
     ] = "auto",
     penalty: Annotated[
-        Literal["none", "l2", "l1", "elastic-net"], typer.Option(help="The penalty on large coefficients.")
+        Literal["none", "l2", "l1", "elastic-net"],
+        typer.Option(help="The penalty on large coefficients.", rich_help_panel=_MODEL),
     ] = "l2",
     strength: Annotated[
         float | None,
         typer.Option(
             help="The strength of the penalty beside the mean loss, for columns on one scale; not negative.",
             show_default="1 / rows",
+            rich_help_panel=_MODEL,
         ),
     ] = None,
     strengths: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Several strengths; cross-validation chooses one.", show_default=False),
+        typer.Option(
+            metavar="A,B,…",
+            help="Several strengths; cross-validation chooses one.",
+            show_default=False,
+            rich_help_panel=_MODEL,
+        ),
     ] = None,
-    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.")] = 5,
-    l1_ratio: Annotated[float, typer.Option(min=0, max=1, help="The share of L1 in an elastic net.")] = 0.5,
+    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.", rich_help_panel=_MODEL)] = 5,
+    l1_ratio: Annotated[
+        float, typer.Option(min=0, max=1, help="The share of L1 in an elastic net.", rich_help_panel=_MODEL)
+    ] = 0.5,
     missing: Annotated[
-        Literal["fail", "drop-rows", "mean"], typer.Option(help="What to do with missing values.")
+        Literal["fail", "drop-rows", "mean"],
+        typer.Option(help="What to do with missing values.", rich_help_panel=_COLUMNS),
     ] = "fail",
-    text: Annotated[Literal["fail", "drop", "one-hot"], typer.Option(help="What to do with columns of text.")] = "fail",
+    text: Annotated[
+        Literal["fail", "drop", "one-hot"],
+        typer.Option(help="What to do with columns of text.", rich_help_panel=_COLUMNS),
+    ] = "fail",
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Leave a column out; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Leave a column out; may be repeated.", rich_help_panel=_COLUMNS),
     ] = None,
     id_: Annotated[
         list[str] | None,
@@ -162,17 +191,24 @@ def fit(
             "--id",
             metavar="COLUMN",
             help="This column names the rows: leave it out, and write it beside predictions; may be repeated.",
+            rich_help_panel=_COLUMNS,
         ),
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(metavar="COLUMN", help="How much each row counts; not negative.", show_default="all the same"),
+        typer.Option(
+            metavar="COLUMN",
+            help="How much each row counts; not negative.",
+            show_default="all the same",
+            rich_help_panel=_COLUMNS,
+        ),
     ] = None,
     class_weight: Annotated[
         list[str] | None,
         typer.Option(
             metavar="LABEL=NUMBER",
-            help="Factor of the weights of a class, may be repeated; or 'balanced': all classes count the same.",
+            help="Factor of the weights of a class; may be repeated; or 'balanced': all classes count the same.",
+            rich_help_panel=_MODEL,
         ),
     ] = None,
     test_fraction: Annotated[
@@ -185,7 +221,7 @@ def fit(
         float | None,
         typer.Option(help="Stop when the error is below this; above 0.", show_default="1e-9, in float32 1e-5"),
     ] = None,
-    max_iterations: Annotated[int, typer.Option(min=1, help="Stop after so many iterations.")] = 10_000,
+    max_iterations: Annotated[int, typer.Option(min=1, help="Stop after this many iterations.")] = 10_000,
     out: Annotated[Path, typer.Option(help="Directory for the model, its coefficients and the report.")] = Path(
         "paraxis-fit"
     ),
@@ -194,7 +230,7 @@ def fit(
         str | None,
         typer.Option(
             metavar="MEMORY",
-            help="Read rows a part at a time, and take so much memory for those at hand, such as 2GB.",
+            help="Read rows a part at a time; MEMORY limits those at hand, such as 2GB.",
             show_default="hold all rows",
         ),
     ] = None,
@@ -298,11 +334,11 @@ def explain(
         str, typer.Argument(metavar="FUNCTION", help="model.py:step, or package.model:step; or a script, train.py.")
     ],
     rest: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Of the script.", show_default=False)
+        list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the script.", show_default=False)
     ] = None,
     shapes: Annotated[
         str | None,
-        typer.Option(metavar="SHAPES", help="What the function is given, such as 'float32[64,10] int32[]'."),
+        typer.Option(metavar="SHAPES", help="Shapes of the arguments, such as 'float32[64,10] int32[]'."),
     ] = None,
     arguments: Annotated[
         str | None,
@@ -313,7 +349,7 @@ def explain(
         typer.Option(
             min=1,
             max=4096,
-            help="Simulate so many devices on the CPU. May be repeated, for a table.",
+            help="Devices to simulate on the CPU; may be repeated, for a table.",
             show_default="those there are",
         ),
     ] = None,
@@ -324,11 +360,11 @@ def explain(
     html: Annotated[Path | None, typer.Option(help="Write the report to this file, too.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers, for other programs.")] = False,
 ) -> int:
-    """Tell what a function of yours sends, computes and holds. It is compiled, but not run.
+    """Report what a function sends, computes and holds. It is compiled, but not run.
 
-    Devices are simulated before your module is imported, so a mesh that it makes of jax.devices() has all of them.
-    A script is run as Python would; then each function that it has jitted and called is explained, in the order of
-    the bytes that it sends.
+    JAX starts on simulated devices before your module is imported, so jax.devices() has all of them there.
+
+    A script is run as by Python. Then each function that it compiled with jax.jit and called is explained.
     """
     from paraxis.cli.explain import run_explain
 
