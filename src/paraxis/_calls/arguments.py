@@ -344,9 +344,13 @@ def blamed(who: str, given: Mapping[str, Any], error: Exception, taken: tuple[ty
     """
     try:
         leaves = [leaf for argument, value in given.items() for leaf in _leaves(who, argument, value)]
-        leaves = [(name, leaf) for name, leaf in leaves if not isinstance(leaf, taken)]
     except TypeError as told:
         return told
+    for name, leaf in leaves:
+        reason = _why_no_shape(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else None
+        if reason is not None:
+            return TypeError(f"{who}: {name} {reason}")
+    leaves = [(name, leaf) for name, leaf in leaves if not isinstance(leaf, taken)]
     # Functions come last, and of them the last first: a call's own function is no array either.
     functions = [pair for pair in reversed(leaves) if callable(pair[1])]
     for name, leaf in [*(pair for pair in leaves if not callable(pair[1])), *functions]:
@@ -382,18 +386,39 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
         return None
     if isinstance(leaf, str) and str(error) == "std::bad_cast":  # of text that is no Unicode
         return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over what is none"
-    if isinstance(leaf, int) and not -(2**63) <= leaf < 2**64:
+    overflows = isinstance(error, OverflowError) and "parsing an argument" in str(error)
+    if isinstance(leaf, int) and not (-(2**31) <= leaf < 2**31 if overflows else -(2**63) <= leaf < 2**64):
         return too_large(leaf)
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return f"is a ShapeDtypeStruct, without values, and must be an array; write jnp.zeros({leaf.shape})"
     if error is not None and isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
         write = "x.astype(x.dtype.newbyteorder('='))"
         return f"is {described(leaf)}, of another byte order than this machine's; write {write}"
+    if error is not None and isinstance(leaf, np.ma.MaskedArray):
+        return f"is a masked array {leaf.dtype}{list(leaf.shape)}; write x.filled(0), and pass its mask beside it"
     if isinstance(leaf, (np.ndarray, np.generic)) and not _can_be_jax(leaf.dtype):
         return f"must be an array of numbers, got {leaf.dtype} {list(leaf.shape)}; write np.asarray(x, np.float32)"
     known = isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
     if isinstance(error, TypeError) and not known and str(type(leaf)) in str(error):
         return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over what is none"
+    return None
+
+
+def _why_no_shape(leaf: jax.ShapeDtypeStruct) -> str | None:
+    """Tell why no array can be as a shape says, and what to write; ``None``: one can."""
+    if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) and not np.dtype(leaf.dtype).isnative:
+        write = "dtype.newbyteorder('=') there"
+        return f"is a shape of {leaf.dtype}, of another byte order than this machine's; write {write}"
+    try:
+        if leaf.sharding is not None:
+            leaf.sharding.shard_shape(leaf.shape)
+    except ValueError as reason:
+        return (
+            f"is a shape {list(leaf.shape)} that cannot lie by its sharding: {reason}. Write a shape that divides, or "
+            "let px.Axis lay it, which pads"
+        )
+    if isinstance(getattr(leaf.sharding, "mesh", None), jax.sharding.AbstractMesh):
+        return "lies on an abstract mesh, which has no devices; write jax.NamedSharding(jax.make_mesh(…), spec) there"
     return None
 
 
@@ -408,8 +433,9 @@ def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError
 def too_large(value: Any) -> str:
     """Describe an integer that no dtype holds, and what to write."""
     as_float = _as_float(value)
+    holds = "no integer dtype holds" if not -(2**63) <= value < 2**64 else "int32 does not hold"
     write = f"it as a float, {as_float:g}" if math.isfinite(as_float) else "a number that a float holds, 1e30 say"
-    return f"is {described(value)}, which no integer dtype holds; write {write}"
+    return f"is {described(value)}, which {holds}; write {write}"
 
 
 def _tells_of_deletion(error: Exception) -> bool:
@@ -427,6 +453,8 @@ def _is_stale(tracer: jax.Array) -> bool:
 
 
 def _can_be_jax(dtype: Any) -> bool:
+    if np.dtype(dtype).char in "gG":  # NumPy's longdouble
+        return False
     return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_) or dtype == jax.dtypes.float0
 
 

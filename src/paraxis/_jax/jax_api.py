@@ -5,6 +5,7 @@ range (0.10.2 and 0.12). What is imported here is listed with the reason why it 
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -83,6 +84,7 @@ __all__ = [
     "reached_stop",
     "rebind_shard_map",
     "rebuilt",
+    "results_of",
     "sharding_spec",
     "simulated_cpus",
     "struct",
@@ -497,6 +499,23 @@ def sharding_spec(aval: Any) -> tuple[Any, ...]:
     """Return the entries of an aval's sharding, one per dimension (all ``None`` unless the mesh is Explicit)."""
     spec = tuple(aval.sharding.spec)
     return spec + (None,) * (len(aval.shape) - len(spec))
+
+
+def results_of(lowered: Any, compiled: Any) -> tuple[Any, Any]:
+    """Return the shapes and dtypes that a function returns, and where they lie, also of one that writes to references.
+
+    What is written is among the program's results, but not among the function's, which JAX leaves out of account here.
+    """
+    try:
+        return lowered.out_info, compiled.output_shardings
+    except ValueError:
+        executable = compiled._executable
+        returned = [number is None for number in executable.unsafe_call.mut.out_mut]
+        infos, sides = (
+            compiled.out_tree.unflatten(itertools.compress(flat, returned))
+            for flat in (executable.out_avals, executable._out_shardings)
+        )
+        return infos, sides
 
 
 def laid_struct(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:

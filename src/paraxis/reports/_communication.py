@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from paraxis._calls import arguments
-from paraxis.reports import _text
+from paraxis.reports import _jitted, _text
 
 KINDS = _text.KINDS
 
@@ -58,7 +58,9 @@ def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communic
         0
     """
     arguments.function("communication", "fn", fn, "communication(lambda x: …, x)")
-    jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn)
+    fn, args, kwargs = _jitted.found(fn, args, kwargs)
+    # A model that is a pytree of arrays has no hash, which jax.jit asks for.
+    jitted: Any = fn if _jitted.is_one(fn) else jax.jit(lambda *args, **kwargs: fn(*args, **kwargs))
     return of_program(jitted.lower(*args, **kwargs).compile().as_text() or "")
 
 

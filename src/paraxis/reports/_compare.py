@@ -16,7 +16,7 @@ from paraxis import _html as html
 from paraxis._calls import arguments
 from paraxis._calls.extras import needed
 from paraxis._host import files
-from paraxis.reports import _as_html, _as_text, _turns, units
+from paraxis.reports import _as_html, _as_text, _jitted, _turns, units
 from paraxis.reports._page import Page
 
 Verdict = Literal["baseline", "faster", "slower", "as fast", "too noisy", "too few"]
@@ -268,8 +268,11 @@ def _check(entrant: _turns.Entrant, first: _turns.Entrant, rtol: float, atol: fl
 
 
 def _as_numpy(x: Any) -> np.ndarray:
+    x = x[...] if isinstance(x, jax.Ref) else x
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
+    if getattr(x, "dtype", None) == jax.dtypes.float0:
+        return np.zeros(x.shape, bool)
     if not isinstance(x, jax.Array) and hasattr(x, "detach"):  # PyTorch's
         x = x.detach().cpu()
     found = np.asarray(x)
@@ -289,7 +292,7 @@ def _timing(entrant: _turns.Entrant, first: _turns.Entrant) -> Timing:
         ratio=statistics.median(ratios),
         interval=interval,
         verdict="baseline" if entrant is first else _verdict(interval),
-        copies_host_arrays=hasattr(entrant.fn, "lower") and any(isinstance(x, np.ndarray) for x in leaves),
+        copies_host_arrays=_jitted.is_one(entrant.fn) and any(isinstance(x, np.ndarray) for x in leaves),
         uses_up=entrant.uses_up,
     )
 

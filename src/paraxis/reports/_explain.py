@@ -16,7 +16,7 @@ import numpy as np
 from paraxis._calls import arguments, pytrees
 from paraxis._jax import jax_api, supposed
 from paraxis.errors import DeviceError
-from paraxis.reports import _estimate, _findings, _layouts, _lines, _machines, _meshes, _text, _work
+from paraxis.reports import _estimate, _findings, _jitted, _layouts, _lines, _machines, _meshes, _text, _work
 from paraxis.reports._growth import Growth
 from paraxis.reports._machines import Machine
 from paraxis.reports._report import Report
@@ -87,12 +87,17 @@ def explain(
         [(1, 0), (512, 4000)]
     """
     arguments.function("explain", "fn", fn, "px.explain(lambda x: …)(x)")
+    if isinstance(fn, (jax.stages.Compiled, jax.stages.Traced)) or inspect.iscoroutinefunction(fn):
+        got = "a coroutine" if inspect.iscoroutinefunction(fn) else f"a {type(fn).__name__}"
+        write = "px.explain(jax.jit(fn))(x)"
+        raise TypeError(f"explain: fn must be a function that JAX can trace, got {got}; write {write}")
     machine, asked = _machines.named(on) if on is not None else (None, None)
     if asked is not None and devices is not None:
         raise ValueError(f"explain: on={on!r} says how many devices there are; leave out devices={devices!r}")
     numbers = asked if devices is None else _numbers(devices)
 
     @functools.wraps(fn, updated=())
+    @arguments.named(jax.ShapeDtypeStruct)
     def explained(*args: Any, **kwargs: Any) -> Report | Growth:
         if numbers is None:
             return _report(fn, args, kwargs, machine)
@@ -166,6 +171,8 @@ def _report(
     start = time.perf_counter()
     with jax_api.lines_kept():
         closed, lowered, names = _lowered(fn, args, kwargs)
+        if closed is not None:
+            _check_reads(fn, closed, lowered)
         if there is not None and closed is not None and not _is_free(closed, there):
             raise _made_before(fn, dict(there.sizes) or len(there.devices))
         middle = time.perf_counter()
@@ -174,7 +181,7 @@ def _report(
     program = _text.Program(compiled.as_text() or "")
     jaxpr = jax_api.without_dead(closed) if closed is not None else None
     given, results = _layouts.of(compiled, lowered, names)
-    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    shardings = jax.tree.leaves((compiled.input_shardings, jax_api.results_of(lowered, compiled)[1]))
     if there is not None and not supposed.is_on(there, shardings):
         raise _made_before(fn, dict(there.sizes) or len(there.devices))
     meshes = tuple(_meshes.used(jaxpr, shardings, program.num_devices))
@@ -183,7 +190,7 @@ def _report(
         num_devices=program.num_devices,
         collectives=_collectives(program, meshes, given),
         work=_work_of(program, jaxpr),
-        memory=memory(compiled),
+        memory=memory(lowered, compiled),
         arguments=given,
         results=results,
         callbacks=tuple(_work.calls_python(jaxpr)) if jaxpr is not None else (),
@@ -193,6 +200,20 @@ def _report(
         report = dataclasses.replace(report, estimate=_estimate.of(program, machine, report.memory.peak))
     seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info)
     return dataclasses.replace(report, findings=_findings.of(seen))
+
+
+def _check_reads(fn: Any, closed: Any, lowered: Any) -> None:
+    """Raise an error if a function reads from outside what JAX makes arguments of the program that are not its own."""
+    what = ""
+    if any(isinstance(value, jax.Ref) for value in closed.consts):
+        what = "a jax.Ref"
+    elif len(closed.jaxpr.invars) > len(jax.tree.leaves(lowered.args_info)):
+        what = "a value of a function that JAX traces now"
+    if what:
+        raise TypeError(
+            f"explain: {_name(fn)} reads {what} that is none of its arguments; write it as one, "
+            f"px.explain(lambda x, read: …)(x, read)"
+        )
 
 
 def _is_free(closed: Any, there: supposed.Supposed) -> bool:
@@ -206,6 +227,7 @@ def _is_free(closed: Any, there: supposed.Supposed) -> bool:
 
 def _lowered(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Sequence[str] | None]:
     """Return the jaxpr if there is one, the lowered program, and the names of its arguments if they are known."""
+    fn, args, kwargs = _jitted.found(fn, args, kwargs)
     args, kwargs = supposed.structs((args, kwargs))
     method = _method(fn)
     if method is not None:
@@ -213,9 +235,9 @@ def _lowered(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any,
         jaxpr, lowered = getattr(traced, "jaxpr", None), traced.lower()
         names = None if jaxpr is None else jaxpr.jaxpr.debug_info.arg_names
         return jaxpr, getattr(lowered, "lowered", lowered), names
-    if type(fn).__module__.startswith("equinox.") and _has_shapes((args, kwargs)):  # which it would take for constants
-        fn = inspect.unwrap(fn)
-    if hasattr(fn, "lower"):  # somebody else's
+    if _jitted.is_one(fn) and type(fn).__module__.startswith("equinox.") and _has_shapes((args, kwargs)):
+        fn = fn.__wrapped__  # or it takes shapes for constants
+    if _jitted.is_one(fn):  # somebody else's
         lowered = fn.lower(*args, **kwargs)
         return None, getattr(lowered, "lowered", lowered), None  # as Equinox and NNX have it
     return _flattened(fn, args, kwargs)
@@ -229,7 +251,7 @@ def _method(fn: Any) -> Any:
         fn = Jit(fn)
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
     own = getattr(fn, "_trace", None) or getattr(owner, f"_trace_{name}", None)
-    return own or (fn.trace if hasattr(fn, "trace") and hasattr(fn, "lower") else None)
+    return own or (fn.trace if hasattr(fn, "trace") and _jitted.is_one(fn) else None)
 
 
 def _is_of_modules(fn: Any) -> bool:
@@ -266,6 +288,7 @@ def _has_shapes(tree: Any) -> bool:
 
 def _is_array(leaf: Any) -> bool:
     kinds = (int, float, complex, np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct)
+    kinds = (*kinds, jax.Ref, jax_api.ShapedArray)
     return isinstance(leaf, kinds) and not isinstance(leaf, bool)
 
 
@@ -339,12 +362,12 @@ def _work_of(program: _text.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
     return Work(sum(done.values()), share, tuple(lines), is_certain, _work.uncounted(program))
 
 
-def memory(compiled: Any) -> Memory:
+def memory(lowered: Any, compiled: Any) -> Memory:
     """Return what a compiled program needs on one device."""
     used = compiled.memory_analysis()
     arguments_, results = used.argument_size_in_bytes, used.output_size_in_bytes
     temporaries, donated = used.temp_size_in_bytes, used.alias_size_in_bytes
     peak = max(getattr(used, "peak_memory_in_bytes", 0), arguments_ + results - donated + temporaries)
-    device = jax.tree.leaves(compiled.output_shardings or compiled.input_shardings)
+    device = jax.tree.leaves(jax_api.results_of(lowered, compiled)[1] or compiled.input_shardings)
     stats = next(iter(device[0].device_set)).memory_stats() if device else None
     return Memory(arguments_, results, temporaries, donated, peak, (stats or {}).get("bytes_limit"))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paraxis._jax import jax_api
 from paraxis.reports._values import Layout
 
 
@@ -23,10 +24,11 @@ def of(compiled: Any, lowered: Any, names: Sequence[str] | None) -> tuple[tuple[
         for name, (_, info), side in zip(names, given, sides, strict=True)
         if side is not None  # nothing reads it
     ]
-    made, structure = jax.tree_util.tree_flatten_with_path(lowered.out_info)
+    infos, sides = jax_api.results_of(lowered, compiled)
+    made, structure = jax.tree_util.tree_flatten_with_path(infos)
     results = [
         of_array(f"result{jax.tree_util.keystr(path)}", info.shape, info.dtype, side)
-        for (path, info), side in zip(made, structure.flatten_up_to(compiled.output_shardings), strict=True)
+        for (path, info), side in zip(made, structure.flatten_up_to(sides), strict=True)
     ]
     return tuple(arguments), tuple(results)
 
@@ -41,24 +43,34 @@ def of_array(name: str, shape: Sequence[int], dtype: Any, sharding: Any, is_dona
     """Return how an array lies, by its sharding."""
     shape = tuple(shape)
     split, blocks = _blocks(sharding, shape)
-    size = _itemsize(dtype)
-    local = math.prod(-(-n // parts) for n, parts in zip(shape, split, strict=True))
-    return Layout(name, shape, str(dtype), split, blocks, math.prod(shape) * size, local * size, is_donated)
+    block = tuple(-(-n // parts) for n, parts in zip(shape, split, strict=True))
+    return Layout(name, shape, _named(dtype), split, blocks, _bytes(shape, dtype), _bytes(block, dtype), is_donated)
 
 
 def unplaced(name: str, shape: Sequence[int], dtype: Any) -> Layout:
     """Return the same of an array that is on no device, or of which nobody knows where it lies."""
     shape = tuple(shape)
-    size = math.prod(shape) * _itemsize(dtype)
-    return Layout(name, shape, str(dtype), (1,) * len(shape), (), size, size)
+    size = _bytes(shape, dtype)
+    return Layout(name, shape, _named(dtype), (1,) * len(shape), (), size, size)
 
 
-def _itemsize(dtype: Any) -> int:
+def _named(dtype: Any) -> str:
+    return "float0" if dtype == jax.dtypes.float0 else str(dtype)
+
+
+def _bytes(shape: Sequence[int], dtype: Any) -> int:
+    """Return what an array takes on a device, where numbers of less than a byte lie side by side."""
+    return -(-math.prod(shape) * _bits(dtype) // 8)
+
+
+def _bits(dtype: Any) -> int:
     if dtype == jax.dtypes.float0:
         return 0
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype)).size * 4
-    return np.dtype(dtype).itemsize
+        return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype)).size * 32
+    if np.dtype(dtype).itemsize == 1 and jnp.issubdtype(dtype, np.number):
+        return int((jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits)
+    return np.dtype(dtype).itemsize * 8
 
 
 @functools.lru_cache(maxsize=1024)

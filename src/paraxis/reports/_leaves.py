@@ -89,8 +89,8 @@ def _leaf(name: str, x: Any, is_shared: bool) -> Leaf:
         return Leaf(_layouts.unplaced(name, x.shape, x.dtype), "traced")
     if isinstance(x, (np.ndarray, np.generic)):
         return Leaf(_layouts.unplaced(name, x.shape, x.dtype), "host", is_shared=is_shared)
-    state = "device" if isinstance(x, jax.Array) else "struct"
-    if state == "device" and x.is_deleted():
+    state = "device" if isinstance(x, (jax.Array, jax.Ref)) else "struct"
+    if isinstance(x, jax.Array) and x.is_deleted():
         state = "deleted"
     sharding = getattr(x, "sharding", None)
     try:

@@ -61,11 +61,22 @@ class Model:
 def of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Model:
     """Take a model apart; of Linen's, the variables are those that it makes for these arguments."""
     if pytrees.is_nnx(model):
-        return _of_nnx(model)
+        return _of_nnx(model, "__call__")
+    owner, name = _method(model)
+    if pytrees.is_nnx(owner):
+        return _of_nnx(owner, name)
     linen = sys.modules.get("flax.linen")
     if linen is not None and isinstance(model, linen.Module):
         return _of_linen(model, args, kwargs)
     return _of_tree(model)
+
+
+def _method(model: Any) -> tuple[Any, str]:
+    """Return the object that a method is bound to, by Python or by ``nnx.jit``, and its name; nothing of others."""
+    if isinstance(model, functools.partial) and len(model.args) == 1 and not model.keywords:
+        owner, name = model.args[0], getattr(model.func, "__name__", "")
+        return owner if hasattr(type(owner), name) else None, name
+    return getattr(model, "__self__", None), getattr(model, "__name__", "")
 
 
 # --- calls that are noted ---------------------------------------------------------------------------------------------
@@ -134,7 +145,7 @@ def _watch(module: Any, path: Path) -> None:
 # --- libraries --------------------------------------------------------------------------------------------------------
 
 
-def _of_nnx(model: Any) -> Model:
+def _of_nnx(model: Any, method: str) -> Model:
     from flax import nnx
 
     graph, params, rest = nnx.split(model, nnx.Param, ...)
@@ -149,7 +160,7 @@ def _of_nnx(model: Any) -> Model:
         copy = nnx.merge(graph, *jax.tree.map(lambda x: x, (params, rest)))
         for path, module in nnx.iter_modules(copy):
             _watch(module, tuple(map(str, path)))
-        return copy(*args, **kwargs)
+        return getattr(copy, method)(*args, **kwargs)
 
     return Model(tuple(variables), params, rest, call)
 

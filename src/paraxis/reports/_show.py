@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
+
 from paraxis import _html as html
 from paraxis._calls import arguments
 from paraxis.reports import _as_html, _as_text, _grids, _leaves, units
@@ -89,7 +91,7 @@ class Arrays(Page):
             yield f"<div><code>{html.escaped(who)}</code></div>{_as_html.picture(leaf.layout, sized=sized)}"
 
 
-@arguments.named()
+@arguments.named(jax.ShapeDtypeStruct)
 def show(x: Any) -> Arrays:
     """Return which arrays a tree has, how large they are, and which device holds which part of them.
 
@@ -103,7 +105,8 @@ def show(x: Any) -> Arrays:
         A :class:`paraxis.reports.Arrays`, which prints as text, is drawn by a notebook, and has ``save("x.html")``.
 
     Raises:
-        ValueError: if ``x`` is no tree, as a dictionary whose keys have no order.
+        TypeError: if ``x`` is no tree, as a dictionary whose keys have no order, or has a shape that its sharding does
+            not divide.
 
     Communicates: nothing.
 

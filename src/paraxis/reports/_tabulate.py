@@ -98,7 +98,7 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
 
     Args:
         model: a module of Flax NNX or Linen, an Equinox module, or any other callable pytree or function, which has one
-            row. Linen's is given as it is, without variables.
+            row. Linen's is given as it is, without variables; NNX's may be a method of it, as ``net.encode``.
         *args: what the model is called with: arrays, or ``jax.ShapeDtypeStruct`` in their place. All others, such as
             ``True`` and numbers of Python's, are as they are.
         **kwargs: likewise.
@@ -148,7 +148,7 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
         both = jax.make_jaxpr(differentiated)(params, rest, given) if jax.tree.leaves(params) else program
     if () not in calls:  # what no library has made
         result = jax.eval_shape(forward, params, rest, given)
-        kind = getattr(model, "__name__", type(model).__name__)
+        kind = getattr(getattr(model, "func", model), "__name__", type(model).__name__)
         calls = {(): _models.Call(kind, (*args, *kwargs.values()), result), **calls}
         numbers = {path: number - 1 for number, path in enumerate(calls)}
     else:

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from paraxis._calls import arguments, pytrees
-from paraxis.reports import _explain
+from paraxis.reports import _explain, _jitted
 
 MOST_ROUNDS = 200
 LEAST_SAMPLE = 1e-3
@@ -72,10 +72,11 @@ class Entrant:
 
     def look_at_memory(self) -> None:
         """Find out what a call needs, if that can be told: of compiled functions, and of those of NumPy's arrays."""
-        lower = getattr(self.fn, "lower", None)
-        if lower is not None:
-            lowered = lower(*self.args)
-            used = _explain.memory(getattr(lowered, "lowered", lowered).compile())
+        fn, args, kwargs = _jitted.found(self.fn, self.args, {})
+        if _jitted.is_one(fn):
+            lowered = fn.lower(*args, **kwargs)
+            lowered = getattr(lowered, "lowered", lowered)
+            used = _explain.memory(lowered, lowered.compile())
             self.memory = used.peak - used.arguments
         elif all(map(_is_numpys, jax.tree.leaves((self.args, self.result), is_leaf=pytrees.is_nnx))):
             self.memory = _traced_bytes(lambda: self.fn(*_copied(self.args)), self.args)
@@ -161,6 +162,8 @@ def _copied(args: Any) -> Any:
     def one(x: Any) -> Any:
         if isinstance(x, (jax.Array, np.ndarray)):
             return x.copy()
+        if isinstance(x, jax.Ref):
+            return jax.new_ref(x[...])
         return x.detach().clone().requires_grad_(x.requires_grad) if _is_torchs(x) else x
 
     return jax.block_until_ready(jax.tree.map(one, args, is_leaf=pytrees.is_nnx))
@@ -172,6 +175,8 @@ def _are_changed(given: Any, args: Any) -> bool:
     def one(x: Any, was: Any) -> bool:
         if isinstance(x, jax.Array):
             return x.is_deleted()
+        if isinstance(x, jax.Ref):
+            x, was = np.asarray(x[...]), np.asarray(was[...])
         if isinstance(x, np.ndarray):
             return x.dtype != object and x.tobytes() != was.tobytes()
         return _is_torchs(x) and not bool(((x == was) | (x != x)).all())
