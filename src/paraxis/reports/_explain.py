@@ -328,7 +328,7 @@ def _collective(
     assert operation.kind is not None
     groups, path = program.groups(operation), operation.path
     is_permutation = operation.kind == "collective_permute"
-    axes = (_meshes.axes_of_pairs if is_permutation else _meshes.axes)(groups, meshes)
+    axes = (_meshes.axes_crossed if is_permutation else _meshes.axes)(groups, meshes)
     line, verb = _lines.nearest(program.frames_near(operation))
     number = program.argument_of(operation)
     return Collective(

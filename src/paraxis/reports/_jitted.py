@@ -8,7 +8,7 @@ from typing import Any
 
 def found(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return the jitted function that a call comes to, and its arguments there; what is not jitted, as it is."""
     inner, positional, named = fn, tuple(args), dict(kwargs)
     while True:

@@ -39,10 +39,7 @@ def named(jaxpr: jax_api.Jaxpr) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=1024)
 def axes(groups: _text.Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
-    """Return the fewest axes of the first mesh along which such groups lie; empty if there are none.
-
-    Groups that are pairs may be those of a permutation, which go along an axis without filling it.
-    """
+    """Return the fewest axes of a mesh along which such groups lie; if these fill none, the axes that they cross."""
     wanted = {frozenset(group) for group in groups}
     for mesh in meshes:
         names, sizes = [name for name, _ in mesh], [size for _, size in mesh]
@@ -51,19 +48,18 @@ def axes(groups: _text.Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
             for chosen in itertools.combinations(range(len(names)), number):
                 if wanted == _groups(ids, chosen):
                     return tuple(names[i] for i in chosen)
-    return ()
+    return axes_crossed(groups, meshes)
 
 
 @functools.lru_cache(maxsize=1024)
-def axes_of_pairs(pairs: _text.Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
-    """Return the axes of the first mesh along which such pairs send."""
+def axes_crossed(groups: _text.Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
+    """Return the axes of the first mesh in which devices of a group differ; a permutation's groups are its pairs."""
     for mesh in meshes:
         sizes = [size for _, size in mesh]
-        ids = np.array(pairs)
-        if ids.max(initial=0) < int(np.prod(sizes)):
-            places = np.stack(np.unravel_index(ids, sizes), -1)
-            differ = (places[:, 0] != places[:, 1]).any(0)
-            return tuple(name for (name, _), moves in zip(mesh, differ, strict=True) if moves)
+        if max(map(max, groups), default=0) < int(np.prod(sizes)):
+            places = [np.stack(np.unravel_index(group, sizes), -1) for group in groups]
+            differ = np.any([(place != place[0]).any(0) for place in places], 0)
+            return tuple(name for (name, _), crosses in zip(mesh, differ, strict=True) if crosses)
     return ()
 
 

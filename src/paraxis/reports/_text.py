@@ -323,7 +323,7 @@ def _bits(dtype: str) -> int:
 # [2,2]<=[2,2]T(1,0); by axes of a mesh, mesh['d'=4,'m'=2] {'m'}, where 'd':(1)2 is a part of an axis; or as pairs.
 _LISTED = re.compile(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}")
 _RESHAPED = re.compile(r"replica_groups=\[(\d+),(\d+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?)?")
-_BY_AXES = re.compile(r"replica_groups=mesh\[(?P<mesh>[^\]]*(?:\[[^\]]*\][^\]]*)*)\]\s*\{(?P<axes>[^}]*)\}")
+_BY_AXES = re.compile(r"replica_groups=mesh(?P<mesh>[^{]*)\{(?P<axes>[^}]*)\}")
 _PAIRS = re.compile(r"source_target_pairs=\{(\{\d+,\d+\}(?:,\{\d+,\d+\})*)\}")
 
 

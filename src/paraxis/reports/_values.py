@@ -23,7 +23,7 @@ class Collective:
         bytes: what each device contributes or receives, whichever is larger, each time.
         times: how often the program runs it, loops multiplied.
         is_certain: whether ``times`` is known; if not, a loop without a known end counts as one turn.
-        axes: the mesh axes that it goes along; empty if they are not known.
+        axes: the mesh axes that it goes along, or a part of one; empty if they are not known.
         group_size: number of devices that take part together.
         line: the user's line that it comes from.
         verb: our function that is called there, such as ``px.reduce_mean``.
