@@ -109,6 +109,46 @@ def gathered(w, x):
 
 TENSOR = mesh(data=2, model=4)
 FLAT = mesh(d=8)
+STAGES, BATCHES, WIDTH = 4, 6, 8
+PIPE = mesh(data=2, stage=STAGES)
+
+
+def pipeline(w, x):
+    """Return what layers make of batches: each stage has one layer, and hands on what it has made in each turn."""
+
+    def body(w, x):
+        stage, last = jax.lax.axis_index("stage"), STAGES - 1
+
+        def turn(carry, t):
+            held, out = carry
+            done = jnp.tanh(jnp.where(stage == 0, x[jnp.minimum(t, BATCHES - 1)], held) @ w[0])
+            out = out.at[jnp.maximum(t - last, 0)].set(done)
+            return (jax.lax.ppermute(done, "stage", [(i, i + 1) for i in range(last)]), out), None  # hand on
+
+        (_, out), _ = jax.lax.scan(turn, (jnp.zeros_like(x[0]), jnp.zeros_like(x)), jnp.arange(BATCHES + last))
+        return jax.lax.psum(jnp.where(stage == last, out, 0), "stage")
+
+    specs = P("stage"), P(None, "data")
+    return jax.shard_map(body, mesh=PIPE, in_specs=specs, out_specs=specs[1], check_vma=False)(w, x)
+
+
+def fsdp(w, x):
+    def body(w, x):
+        return w - jax.grad(lambda w: jnp.mean(jnp.tanh(x @ jax.lax.all_gather(w, "d", tiled=True))))(w)
+
+    return jax.shard_map(body, mesh=FLAT, in_specs=(P("d"), P("d")), out_specs=P("d"), check_vma=False)(w, x)
+
+
+def experts(x, w):
+    def body(x, w):
+        rows = jax.lax.all_to_all(x.reshape(8, -1, 4), "d", 0, 0, tiled=True)
+        done = jnp.tanh(rows.reshape(-1, 4) @ w[0]).reshape(8, -1, 4)
+        return jax.lax.all_to_all(done, "d", 0, 0, tiled=True).reshape(x.shape)
+
+    return jax.shard_map(body, mesh=FLAT, in_specs=(P("d"), P("d")), out_specs=P("d"), check_vma=False)(x, w)
+
+
+HANDED_ON = ("collective_permute", 2 * WIDTH * 4, BATCHES + STAGES - 1, ("stage",))
 PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = {
     "data-parallel steps in a loop": (
         data_parallel,
@@ -134,6 +174,26 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = {
         exchange,
         (struct(4, 6),),
         [("all_to_all", 4 * 3 * 4, 1, ("d",)), ("all_reduce", 4 * 3 * 4, 1, ("d", "m"))],
+    ),
+    "pipeline": (
+        pipeline,
+        (struct(STAGES, WIDTH, WIDTH), struct(BATCHES, 4, WIDTH)),
+        [HANDED_ON, ("all_reduce", BATCHES * 2 * WIDTH * 4, 1, ("stage",))],
+    ),
+    "gradient of the pipeline": (
+        jax.grad(lambda w, x: pipeline(w, x).sum()),
+        (struct(STAGES, WIDTH, WIDTH), struct(BATCHES, 4, WIDTH)),
+        [HANDED_ON, HANDED_ON, ("all_reduce", WIDTH * WIDTH * 4, 1, ("data",))],
+    ),
+    "weights in parts, gathered and scattered": (
+        fsdp,
+        (struct(16, 4), struct(64, 16)),
+        [("all_gather", 16 * 4 * 4, 1, ("d",)), ("reduce_scatter", 16 * 4 * 4, 1, ("d",))],
+    ),
+    "rows to experts and back": (
+        experts,
+        (struct(8 * 16, 4), struct(8, 4, 4)),
+        [("all_to_all", 16 * 4 * 4, 1, ("d",))] * 2,
     ),
     "nested axes": (
         nested,
@@ -175,6 +235,20 @@ def test_each_collective_has_the_line_the_verb_and_the_side() -> None:
     assert (weights.operand, weights.is_written) == ("w", False)
     assert weights.line is not None
     assert weights.line.number == line_with("weights")
+
+
+def test_a_pipeline_hands_on_once_forward_and_once_backward_and_computes_in_each_turn() -> None:
+    w, x = (np.random.default_rng(0).normal(size=x.shape).astype(np.float32) for x in PROGRAMS["pipeline"][1])
+    expected = functools.reduce(lambda x, w: np.tanh(x @ w), w, x)
+    np.testing.assert_allclose(pipeline(w, x), expected, rtol=1e-4, atol=1e-5)
+    report = report_on("gradient of the pipeline")
+    permutes = [c for c in report.collectives if c.kind == "collective_permute"]
+    assert sorted(c.is_backward for c in permutes) == [False, True]
+    assert {c.line.number for c in permutes if c.line} == {line_with("hand on")}
+    turns = BATCHES + STAGES - 1
+    assert report_on("pipeline").work.flops == turns * 2 * 2 * WIDTH * WIDTH
+    assert report.work.flops == 3 * turns * 2 * 2 * WIDTH * WIDTH
+    assert report.work.factor == 1
 
 
 def test_work_is_counted_by_line_with_loops_and_shared_equally() -> None:
