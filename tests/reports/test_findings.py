@@ -95,6 +95,12 @@ CASES: dict[str, tuple[Callable[[], Report], Callable[[], Report], str | None, s
         "clients",
         "the 10 elements of 'clients' on 8 devices are padded to 16: 38% of the places are empty",
     ),
+    "idle": (
+        lambda: px.explain(compared, devices=16)(struct(16, 8)),
+        lambda: px.explain(compared, devices=16)(struct(16, 8, lies=over("d"))),
+        None,
+        "1 of the 16 devices that were asked for run it",
+    ),
     "replicated": (
         lambda: px.explain(lambda x: x.sum())(struct(4 * MIB, lies=over())),
         lambda: px.explain(lambda x: x.sum())(struct(4 * MIB, lies=over("d"))),

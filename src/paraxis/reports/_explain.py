@@ -198,7 +198,8 @@ def _report(
     )
     if machine is not None:
         report = dataclasses.replace(report, estimate=_estimate.of(program, machine, report.memory.peak))
-    seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info)
+    asked = 0 if there is None else len(there.devices)
+    seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info, asked)
     return dataclasses.replace(report, findings=_findings.of(seen))
 
 

@@ -31,13 +31,17 @@ _PADDED = 1.1
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """The material to look at. ``jaxpr`` has no dead code; it and ``closed`` are ``None`` for others' functions."""
+    """The material to look at. ``jaxpr`` has no dead code; it and ``closed`` are ``None`` for others' functions.
+
+    ``asked`` is how many devices there are to be; 0: those that are here.
+    """
 
     report: Contents
     program: _text.Program
     jaxpr: jax_api.Jaxpr | None
     closed: jax_api.ClosedJaxpr | None
     args_info: Any
+    asked: int = 0
 
     @property
     def devices(self) -> int:
@@ -53,7 +57,18 @@ class Seen:
 
 def of(seen: Seen) -> tuple[Finding, ...]:
     """Return all findings, worst first."""
-    looked_for = (_gathers, _redundant, _padding, _replicated, _constants, _undonated, _donated, _unjoined, _uneven)
+    looked_for = (
+        _gathers,
+        _redundant,
+        _padding,
+        _idle,
+        _replicated,
+        _constants,
+        _undonated,
+        _donated,
+        _unjoined,
+        _uneven,
+    )
     found = itertools.chain.from_iterable(look(seen) for look in looked_for)
     return tuple(sorted(found, key=lambda finding: -finding.weight))
 
@@ -165,6 +180,16 @@ def _padding(seen: Seen) -> Iterator[Finding]:
         )
         write = f"take a multiple of {devices}, such as {padded:,}, which takes as long"
         yield Finding("padding", text, line, write, part)
+
+
+def _idle(seen: Seen) -> Iterator[Finding]:
+    if seen.devices < seen.asked:
+        text = f"{seen.devices:,} of the {seen.asked:,} devices that were asked for run it: nothing lies on the others"
+        write = (
+            "let rows lie over them: by px.Axis, by a mesh in force, or by an argument's sharding, "
+            "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P('rows')))"
+        )
+        yield Finding("idle", text, None, write, 1 - seen.devices / seen.asked)
 
 
 def _uneven(seen: Seen) -> Iterator[Finding]:

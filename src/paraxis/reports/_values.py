@@ -9,7 +9,16 @@ from paraxis.reports._communication import KINDS, Communication
 from paraxis.reports._lines import Line
 
 FindingKind = Literal[
-    "gather", "redundant", "padding", "replicated", "constant", "undonated", "unused_donation", "unjoined", "uneven"
+    "gather",
+    "redundant",
+    "padding",
+    "idle",
+    "replicated",
+    "constant",
+    "undonated",
+    "unused_donation",
+    "unjoined",
+    "uneven",
 ]
 
 
