@@ -90,6 +90,33 @@ def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once_in_b
         model.predict(table(y, X[:, :3])[0], engine=STREAM)
 
 
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_score_of_a_table_is_that_of_scikit_learn_in_memory_and_it_is_read_once(name):
+    ours, theirs, y = ESTIMATORS[name]
+    model, expected = sklearn.base.clone(ours).fit(X, y), sklearn.base.clone(theirs).fit(X, y)
+    weight = rng.integers(0, 3, N)
+    for given in (None, weight):
+        rows, source = table(y.astype(object) if name == "two classes" else y)  # as files give text
+        np.testing.assert_allclose(
+            model.score(rows, sample_weight=given, engine=STREAM), expected.score(X, y, given), rtol=1e-6
+        )
+        assert source.passes == [[5] * 40 + [3]]
+    rows, source = table(y)
+    np.testing.assert_allclose(model.score(rows, sample_weight=2.0, engine=STREAM), expected.score(X, y), rtol=1e-6)
+    for wrong, error, told in (
+        ({"y": y}, TypeError, r"y must be left out, as the table has it; write score\(table, engine=…\)"),
+        ({"sample_weight": weight[1:]}, px.DataError, r"sample_weight must be \(203,\), one per row of X, got"),
+        ({"engine": None}, TypeError, r"a table is read in turns.* write engine=px\.Stream\(memory='2GB'\)"),
+    ):
+        with pytest.raises(error, match=told):
+            model.score(rows, **{"engine": STREAM, **wrong})
+    assert len(source.passes) == 1
+    text, _ = table(np.array(["many", "few"], object)[(y == y[0]).astype(int)])
+    if name != "two classes":
+        with pytest.raises((TypeError, px.DataError), match=r"the table's target 'y' must be targets \(203,\)"):
+            model.score(text, engine=STREAM)
+
+
 @pytest.mark.parametrize(("devices", "at_once"), [(1, 29), (1, 203), (3, 10), (8, 1)])
 def test_value_and_gradient_do_not_depend_on_chunks_and_devices(devices, at_once):
     axis = px.Axis("rows", N, mesh=Mesh(np.array(jax.devices()[:devices]), ("rows",)))

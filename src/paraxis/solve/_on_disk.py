@@ -69,8 +69,8 @@ class Journal(Protocol):
         ...
 
 
-def blocks_of(who: str, table: Table, engine: Any) -> Iterator[np.ndarray]:
-    """Yield a table's rows once, in blocks on the host, as many at once as the engine says, and tell how far it is.
+def blocks_of(who: str, table: Table, engine: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield a table's rows and targets once, in blocks on the host, as many at once as the engine says; tell how far.
 
     Raises:
         TypeError: if the engine does not say.
@@ -79,16 +79,17 @@ def blocks_of(who: str, table: Table, engine: Any) -> Iterator[np.ndarray]:
     _require_engine(who, engine)
     if getattr(engine, "folder", None) is not None:
         raise ValueError(
-            f"{who}: a table is read only once to predict, and nothing is saved, got engine.folder={engine.folder!r}; "
+            f"{who}: a table is read only once for that, and nothing is saved, got engine.folder={engine.folder!r}; "
             f"write engine=px.Stream(memory='2GB')"
         )
     if not len(table):
+        yield np.zeros(table.shape, table.dtype), np.zeros(0)
         return
     size = engine.rows_at_once(row_bytes=table.dtype.itemsize * table.shape[1], kept_bytes=0, num_devices=1)
     done = 0
     with engine.rows_shown() as show:
-        for X, _ in table.blocks(size):
-            yield X
+        for X, y in table.blocks(size):
+            yield X, y
             done += len(X)
             show(done, len(table), 1)
 

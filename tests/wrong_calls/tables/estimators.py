@@ -130,10 +130,9 @@ CALLS = [
         )
         for name in ["Ridge", "PoissonRegressor"]
     ),
-    Call(
-        "PoissonRegressor.score",
-        lambda **k: fitted("PoissonRegressor").score(**k),
-        lambda: FIT["PoissonRegressor"],
+    *(
+        Call(f"{name}.score", lambda *a, name=name, **k: fitted(name).score(*a, **k), lambda name=name: FIT[name])
+        for name in ["LogisticRegression", "PoissonRegressor", "Ridge"]
     ),
     Call(
         "solve.cross_validate_path",

@@ -150,8 +150,12 @@ class LinearModel(BaseEstimator, abc.ABC):
         return False
 
     @abc.abstractmethod
-    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-        """Return the score of predictions of the linear model, ``(n,)`` or ``(n, k)``."""
+    def _predicted(self, z: np.ndarray) -> np.ndarray:
+        """Return predictions for rows of which those of the linear model are ``(n,)`` or ``(n, k)``."""
+
+    @abc.abstractmethod
+    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+        """Return the score of predictions."""
 
     def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Weights of rows with those of their classes, where there are such."""
@@ -266,18 +270,28 @@ class LinearModel(BaseEstimator, abc.ABC):
             attributes.update(before)
             raise
 
-    def _linear(self, X: Any, engine: Any = None) -> np.ndarray:
-        """``X @ coef + intercept``, ``(n,)`` or ``(n, k)``; of a table, as many rows at once as the engine says."""
+    def _scored(self, X: Any, y: Any, sample_weight: Any, engine: Any) -> float:
+        """Return the score of rows; those of a table are read once."""
+        what = "y"
+        if isinstance(X, Table):
+            if y is not None:
+                raise TypeError(f"{self._who}: y must be left out, as the table has it; write score(table, engine=…)")
+            what = f"the table's target {X.target!r}"
+            weight = None if sample_weight is None else self._checked_weight(len(X), np.float64, sample_weight)
+            predicted, y = self._of_table(X, engine, self._predicted)
+        else:
+            predicted = self._of_rows(X, engine, self._predicted)
+            weight = None if sample_weight is None else self._checked_weight(len(predicted), np.float64, sample_weight)
+        try:
+            return self._score(predicted, np.asarray(y), weight)
+        except Exception as error:
+            raise refused(self._who, what, f"targets {predicted.shape}, one per row", error) from error
+
+    def _of_rows(self, X: Any, engine: Any, of_block: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return a function of ``X @ coef + intercept``, ``(n,)`` or ``(n, k)``, also of a table."""
         check_is_fitted(self)
         if isinstance(X, Table):
-            known = list(getattr(self, "feature_names_in_", X.columns))
-            if len(X.columns) != self.n_features_in_ or known != X.columns:
-                raise DataError(
-                    f"{self._who}: the table must have the {self.n_features_in_} columns that the model was fitted to, "
-                    f"in their order, got {X!r}; choose them: columns=[…]"
-                )
-            found = [block @ self.coef_.T + self.intercept_ for block in blocks_of(self._who, X, engine)]
-            return np.concatenate(found or [np.zeros((0, self.n_features_in_)) @ self.coef_.T])
+            return self._of_table(X, engine, of_block)[0]
         if engine is not None:
             raise TypeError(
                 f"{self._who}: engine is for a px.Table, got X {arguments.described(X)}; leave engine out, or write "
@@ -287,7 +301,23 @@ class LinearModel(BaseEstimator, abc.ABC):
             X = validate_data(self, X, reset=False, dtype=_FLOATS)
         except Exception as error:
             raise refused(self._who, "X", f"numbers (n, {self.n_features_in_})", error) from error
-        return X @ self.coef_.T + self.intercept_
+        return of_block(X @ self.coef_.T + self.intercept_)
+
+    def _of_table(
+        self, table: Table, engine: Any, of_block: Callable[[np.ndarray], np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same of a table, as many rows at once as the engine says, and its targets."""
+        check_is_fitted(self)
+        known = list(getattr(self, "feature_names_in_", table.columns))
+        if len(table.columns) != self.n_features_in_ or known != table.columns:
+            raise DataError(
+                f"{self._who}: the table must have the {self.n_features_in_} columns that the model was fitted to, in "
+                f"their order, got {table!r}; choose them: columns=[…]"
+            )
+        blocks = blocks_of(self._who, table, engine)
+        parts = [(of_block(X @ self.coef_.T + self.intercept_), y.copy()) for X, y in blocks]
+        found, targets = zip(*parts, strict=True)
+        return np.concatenate(found), table._as_targets(np.concatenate(targets))
 
     def _strength(self) -> float:
         return getattr(self, self.strength_name)
@@ -327,7 +357,7 @@ class LinearModel(BaseEstimator, abc.ABC):
             checks.whole(self, "devices")
         X, y = self._checked_table(X, y, engine) if isinstance(X, Table) else self._checked_data(X, y)
         checks.one_of(self._who, "solver", self.solver, self._solvers())
-        return X, y, self._checked_weight(X, sample_weight)
+        return X, y, self._checked_weight(len(X), X.dtype, sample_weight)
 
     def _checked_table(self, table: Table, y: Any, engine: Any) -> tuple[Source, np.ndarray]:
         """Return a table's rows and targets; it is read once for that."""
@@ -368,19 +398,19 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _checked_options(self) -> None:
         """Check what is particular to it of its options."""
 
-    def _checked_weight(self, X: Any, sample_weight: Any) -> np.ndarray:
+    def _checked_weight(self, num_rows: int, dtype: Any, sample_weight: Any) -> np.ndarray:
         if sample_weight is None:
-            return np.ones(len(X), X.dtype)
+            return np.ones(num_rows, dtype)
         try:
             if arguments.is_number(sample_weight):
-                sample_weight = np.full(len(X), float(sample_weight), X.dtype)
+                sample_weight = np.full(num_rows, float(sample_weight), dtype)
             as_numbers(np.asarray(sample_weight))
             weight = check_array(sample_weight, ensure_2d=False, dtype=_FLOATS, input_name="sample_weight")
         except Exception as error:
             raise refused(self._who, "sample_weight", "numbers (n,)", error) from error
-        weight = weight.astype(X.dtype)
-        if weight.shape != X.shape[:1]:
-            raise DataError(f"{self._who}: sample_weight must be {X.shape[:1]}, one per row of X, got {weight.shape}")
+        weight = weight.astype(dtype)
+        if weight.shape != (num_rows,):
+            raise DataError(f"{self._who}: sample_weight must be {(num_rows,)}, one per row of X, got {weight.shape}")
         if np.any(weight < 0) or not np.any(weight > 0):
             raise DataError(
                 f"{self._who}: sample_weight must not be negative, nor all zero; give rows not to count the weight 0"

@@ -112,7 +112,9 @@ def cross_validate_path(
             model._warn(found[index])
             params = found[index].params
             scores[index] = [
-                model._score(_original(z[fold][..., : len(X_all)], posed)[test], targets[test], weight[test])
+                model._score(
+                    model._predicted(_original(z[fold][..., : len(X_all)], posed)[test]), targets[test], weight[test]
+                )
                 for fold, (_, test) in enumerate(splits)
             ]
     if not np.all(np.isfinite(scores)):

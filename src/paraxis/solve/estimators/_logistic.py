@@ -88,8 +88,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
 
     def decision_function(self, X: Any, *, engine: Any = None) -> np.ndarray:
         """Return the linear model's predictions: ``(n,)`` for two classes, else ``(n, k)``."""
-        z = self._linear(X, engine)
-        return z[:, 0] if z.shape[1] == 1 else z
+        return self._of_rows(X, engine, _by_class)
 
     def predict(self, X: Any, *, engine: Any = None) -> np.ndarray:
         """Return the most probable class of each row, ``(n,)``.
@@ -98,7 +97,21 @@ class LogisticRegression(ClassifierMixin, LinearModel):
             X: ``(n, d)``; or a :class:`px.Table`, which is read once.
             engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
         """
-        return self._decided(self.decision_function(X, engine=engine))
+        return self._of_rows(X, engine, self._predicted)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None, *, engine: Any = None) -> float:
+        """Return the fraction of rows whose class is predicted.
+
+        Args:
+            X: ``(n, d)``; or a :class:`px.Table`, which is read once.
+            y: classes ``(n,)``; left out for a table.
+            sample_weight: ``(n,)``, not negative, or a number.
+            engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
+
+        Raises:
+            ValueError: if the data or weights cannot be used; the message says why.
+        """
+        return self._scored(X, y, sample_weight, engine)
 
     def predict_proba(self, X: Any, *, engine: Any = None) -> np.ndarray:
         """Return the probability of each class, ``(n, k)``."""
@@ -175,11 +188,12 @@ class LogisticRegression(ClassifierMixin, LinearModel):
             return is_unbounded(X, params[0], better * (X @ params[0]) < FAR, better)
         return is_unbounded_for_classes(X, params, np.searchsorted(self.classes_, y))
 
-    def _decided(self, z: np.ndarray) -> np.ndarray:
+    def _predicted(self, z: np.ndarray) -> np.ndarray:
+        z = _by_class(z)
         return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(1)]
 
-    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-        return float(accuracy_score(y, self._decided(z), sample_weight=weight))
+    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+        return float(accuracy_score(y, predicted, sample_weight=weight))
 
     def _solver_form(self) -> tuple[np.ndarray, np.ndarray]:
         two = len(self.coef_) == 1
@@ -194,3 +208,8 @@ class LogisticRegression(ClassifierMixin, LinearModel):
 
     def _described_count(self, count: int) -> np.ndarray:
         return np.array([count])
+
+
+def _by_class(z: np.ndarray) -> np.ndarray:
+    """Return predictions of the linear model ``(n,)`` for two classes, else ``(n, k)``."""
+    return z[:, 0] if z.ndim == 2 and z.shape[1] == 1 else z

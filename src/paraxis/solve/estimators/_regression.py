@@ -11,7 +11,7 @@ from sklearn.utils.validation import column_or_1d
 from paraxis.errors import DataError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
-from paraxis.solve.estimators._base import LinearModel, Posed, as_numbers, refused
+from paraxis.solve.estimators._base import LinearModel, Posed, as_numbers
 from paraxis.solve.estimators._fitting import Penalty
 from paraxis.solve.estimators._unbounded import FAR, is_unbounded
 
@@ -29,7 +29,21 @@ class Regression(RegressorMixin, LinearModel, abc.ABC):
             X: ``(n, d)``; or a :class:`px.Table`, which is read once.
             engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
         """
-        return self._linear(X, engine)
+        return self._of_rows(X, engine, self._predicted)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None, *, engine: Any = None) -> float:
+        """Return R², the fraction of the targets' variance that is explained; 1 is best.
+
+        Args:
+            X: ``(n, d)``; or a :class:`px.Table`, which is read once.
+            y: targets, as for ``fit``; left out for a table.
+            sample_weight: ``(n,)``, not negative, or a number.
+            engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
+
+        Raises:
+            ValueError: if the data or weights cannot be used; the message says why.
+        """
+        return self._scored(X, y, sample_weight, engine)
 
     def _checked_options(self) -> None:
         checks.number(self, "alpha")
@@ -56,8 +70,11 @@ class LeastSquares(Regression, abc.ABC):
         targets = ((y - origin) / scale).astype(dtype)
         return Posed("squared", targets, weight, outputs, origin, scale, centre=self.fit_intercept)
 
-    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-        return float(r2_score(y, z, sample_weight=weight))
+    def _predicted(self, z: np.ndarray) -> np.ndarray:
+        return z
+
+    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+        return float(r2_score(as_numbers(y), predicted, sample_weight=weight))
 
 
 class Ridge(LeastSquares):
@@ -182,16 +199,21 @@ class PoissonRegressor(Regression):
             X: ``(n, d)``; or a :class:`px.Table`, which is read once.
             engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
         """
-        return np.exp(self._linear(X, engine))
+        return self._of_rows(X, engine, self._predicted)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return D², the fraction of the Poisson deviance that is explained; 1 is best."""
-        mean = self.predict(X)
-        weight = self._checked_weight(mean, sample_weight)
-        try:
-            return float(d2_tweedie_score(as_numbers(np.asarray(y)), mean, sample_weight=weight, power=1))
-        except Exception as error:
-            raise refused(self._who, "y", f"counts {mean.shape}", error) from error
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None, *, engine: Any = None) -> float:
+        """Return D², the fraction of the Poisson deviance that is explained; 1 is best.
+
+        Args:
+            X: ``(n, d)``; or a :class:`px.Table`, which is read once.
+            y: counts ``(n,)``; left out for a table.
+            sample_weight: ``(n,)``, not negative, or a number.
+            engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
+
+        Raises:
+            ValueError: if the data or weights cannot be used; the message says why.
+        """
+        return self._scored(X, y, sample_weight, engine)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -216,5 +238,8 @@ class PoissonRegressor(Regression):
     def _is_unbounded(self, params: np.ndarray, X: np.ndarray, y: np.ndarray) -> bool:
         return is_unbounded(X, params, (y > 0) | (X @ params > -FAR), np.full(len(y), -1.0))
 
-    def _score(self, z: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
-        return float(d2_tweedie_score(y, np.exp(z), sample_weight=weight, power=1))
+    def _predicted(self, z: np.ndarray) -> np.ndarray:
+        return np.exp(z)
+
+    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+        return float(d2_tweedie_score(as_numbers(y), predicted, sample_weight=weight, power=1))
