@@ -67,6 +67,65 @@ def test_an_estimator_finds_what_scikit_learn_finds_in_memory_in_few_passes(name
     assert max(max(sizes) for sizes in source.passes) <= 48
 
 
+SPARSE = {
+    "lasso": (px.solve.Lasso(0.2), sklearn.linear_model.Lasso(0.2, tol=1e-12), Z),
+    "elastic net": (px.solve.ElasticNet(0.3), sklearn.linear_model.ElasticNet(0.3, tol=1e-12), Z),
+    "sparse classes": (
+        px.solve.LogisticRegression(0.1, l1_ratio=1.0),
+        sklearn.linear_model.LogisticRegression(C=0.1, l1_ratio=1.0, solver="saga", tol=1e-10, max_iter=100_000),
+        np.where(Z > 0, "yes", "no"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "weighted"), [("lasso", True), ("elastic net", False), ("sparse classes", True)])
+def test_a_penalty_that_makes_coefficients_zero_makes_the_same_ones_zero_as_in_scikit_learn(name, weighted):
+    ours, theirs, y = SPARSE[name]
+    weight = np.random.default_rng(1).integers(0, 3, N).astype(float) if weighted else None
+    rows, source = table(y)
+    ours.fit(rows, sample_weight=weight, engine=STREAM)
+    theirs.fit(X, y, weight)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=0, atol=1e-7)
+    np.testing.assert_array_equal(ours.coef_ == 0, theirs.coef_ == 0)
+    assert 0 < np.sum(ours.coef_ == 0) < D
+    assert (ours.status_, ours.data_passes_) == (Status.CONVERGED.words, len(source.passes))
+    if name != "sparse classes":  # targets, means if there are weights, the start, the Gram matrix, and where it led
+        assert len(source.passes) == 4 + weighted
+
+
+def test_working_sets_of_columns_are_taken_from_disk_in_two_passes_each():
+    x = rng.normal(size=(120, 400))
+    y = x[:, :40] @ rng.normal(size=40) + rng.normal(size=120)
+    rows, source = table(y, x)
+    alpha = 0.01
+    ours = px.solve.Lasso(alpha, devices=2).fit(rows, engine=STREAM)
+    residual = y - ours.predict(x)
+    slope = x.T @ residual / len(y)
+    assert np.abs(slope).max() < alpha * (1 + 1e-6)  # no coefficient can move
+    np.testing.assert_allclose(slope[ours.coef_ != 0], alpha * np.sign(ours.coef_[ours.coef_ != 0]), rtol=1e-6)
+    np.testing.assert_allclose(residual.mean(), 0, atol=1e-12)
+    assert 1 < ours.n_iter_ <= len(source.passes) <= 2 + 2 * ours.n_iter_
+
+
+@pytest.mark.parametrize("name", ["ridge", "lasso"])
+def test_a_path_over_a_table_is_the_one_in_memory_and_begins_where_the_last_ended(name):
+    estimator, _, y = {**ESTIMATORS, **SPARSE}[name]
+    strengths = [0.01, 10.0, 0.1]
+    rows, source = table(y)
+    found = estimator.path(rows, None, strengths, engine=STREAM)
+    passes = len(source.passes)
+    for strength, coef, intercept in zip(strengths, found.coef, found.intercept, strict=True):
+        one = sklearn.base.clone(ESTIMATORS["ridge"][1] if name == "ridge" else SPARSE["lasso"][1])
+        one.set_params(alpha=strength).fit(X, y)
+        np.testing.assert_allclose(coef, one.coef_, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(intercept, one.intercept_, rtol=1e-5)
+    alone = [sklearn.base.clone(estimator).set_params(alpha=a).fit(rows, engine=STREAM) for a in strengths]
+    assert passes <= sum(one.data_passes_ for one in alone) - 2  # read once for targets and means
+    with pytest.raises(ValueError, match=r"a path is several runs, and none is saved, got engine\.folder='run'; write"):
+        estimator.path(rows, None, strengths, engine=px.Stream(at_once=5, folder="run"))
+
+
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once_in_blocks(name):
     ours, _, y = ESTIMATORS[name]
@@ -162,16 +221,13 @@ def test_what_cannot_be_is_said():
         px.solve.Ridge().fit(rows)
     with pytest.raises(TypeError, match=r"Ridge: y must be left out, as the table has it; write fit\(table, engine"):
         px.solve.Ridge().fit(rows, Z, engine=STREAM)
-    for sparse, instead in (
-        (px.solve.Lasso(), r"px\.solve\.Ridge\(\)"),
-        (px.solve.ElasticNet(), r"ElasticNet\(l1_ratio=0\)"),
-        (px.solve.LogisticRegression(l1_ratio=1.0), r"LogisticRegression\(l1_ratio=0\)"),
-    ):
-        expected = rf"with an L1 penalty, rows must be in memory, got <Table: 203 rows.*; write {instead}, or fit to"
-        with pytest.raises(px.DataError, match=expected):
-            sparse.fit(rows, engine=STREAM)
-    with pytest.raises(TypeError, match=r"Ridge: a path is of rows in memory, .*; write fit\(table, engine="):
-        px.solve.Ridge().path(rows, None, [1.0])
+    for call in (px.solve.Ridge().fit, lambda X, y, **k: px.solve.Ridge().path(X, y, [1.0], **k)):
+        with pytest.raises(
+            TypeError, match=r"Ridge: engine is for a px\.Table, got X .*; leave engine out, or write fit"
+        ):
+            call(X, Z, engine=STREAM)
+    with pytest.raises(TypeError, match=r"Lasso: a table is read in turns.* write engine=px\.Stream\(memory='2GB'\)"):
+        px.solve.Lasso().path(rows, None, [1.0])
     with pytest.raises(px.DataError, match=r"Ridge: the table must have at least one row, got <Table: 0 rows"):
         px.solve.Ridge().fit(table(Z[:0], X[:0])[0], engine=STREAM)
     with pytest.raises(ValueError, match=r"memory must be at least [\d,]+ bytes for this table, of which [\d,]+ are"):

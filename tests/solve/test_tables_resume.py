@@ -82,6 +82,26 @@ def test_a_solver_goes_on_from_where_it_was_stopped(tmp_path, name):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_fit_by_working_sets_goes_on_from_where_it_was_stopped(tmp_path):
+    x = rng.normal(size=(120, 400))
+    y = x[:, :40] @ rng.normal(size=40) + rng.normal(size=120)
+
+    def fit(folder: Path | None, watch: Any) -> px.solve.Lasso:
+        return px.solve.Lasso(0.01, devices=1, verbose=watch).fit(table(y, x), engine=engine(folder))
+
+    whole: list[int] = []
+    expected = fit(None, lambda one: whole.append(one.iter_num))
+    seen: list[int] = []
+    with pytest.raises(Stopped):
+        fit(tmp_path / "run", stopped_after(1, seen))
+    found = fit(tmp_path / "run", lambda one: seen.append(one.iter_num))
+    assert seen == whole
+    assert len(whole) > 1
+    assert bits((found.coef_, found.intercept_)) == bits((expected.coef_, expected.intercept_))
+    assert found.data_passes_ < expected.data_passes_
+    assert not (tmp_path / "run").exists()
+
+
 KILLED = """
 import os, signal, sys
 import numpy as np

@@ -184,6 +184,16 @@ class Source:
         self.means = (sums / len(self)).astype(self.dtype)
         self.some = np.concatenate(some).astype(self.dtype, copy=False)
 
+    def weighted_means(self, weight: np.ndarray) -> np.ndarray:
+        """Return the columns' means with weights ``(n,)``; if these differ, the rows are read once for that."""
+        if np.all(weight == weight[0]):
+            return self.means
+        shares, sums, start = weight / weight.sum(dtype=np.float64), np.zeros(self.shape[1]), 0
+        for X, _ in self._shown(self._counted(checked=False)):
+            sums += shares[start : start + len(X)].astype(X.dtype) @ X
+            start += len(X)
+        return sums.astype(self.dtype)
+
     def read(self) -> Iterator[jax.Array]:
         """Yield the chunks on the devices, all of the same number of rows."""
         wide = self.dtype == np.float64

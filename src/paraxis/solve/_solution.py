@@ -105,7 +105,7 @@ def in_stages(
         Interrupted: after Ctrl-C.
     """
     limits = [*pauses, maxiter]
-    with attended(step, arguments) as passed, _saved(iterated, step, arguments) as saved:
+    with attended(step, arguments) as passed, saved_run(iterated.options, step, arguments) as saved:
         step = _together(step)
         if saved is not None:
             step = saved.restored(step)
@@ -256,11 +256,12 @@ class _Saved:
 
 
 @contextlib.contextmanager
-def _saved(iterated: Iterated, step: OptStep, arguments: Any) -> Iterator[_Saved | None]:
+def saved_run(options: str, step: OptStep, arguments: Any) -> Iterator[_Saved | None]:
+    """Give where a run is saved that begins with a step, if it is to be; ``options`` are those of its solver."""
     if _has_to_be_whole((step, arguments)):
         yield None
         return
-    with on_disk.saved(step, arguments, iterated.options) as journal:
+    with on_disk.saved(step, arguments, options) as journal:
         yield None if journal is None else _Saved(journal)
 
 

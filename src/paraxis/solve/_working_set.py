@@ -6,6 +6,8 @@ the same on each device and exact but for rounding. Then one pass gives the grad
 on what is left to gain: the duality gap. (Johnson and Guestrin, "Blitz", 2015; Massias, Gramfort and Salmon, "Celer",
 2018.)
 
+Of rows on disk, no columns are kept: a pass takes those it needs, and another one tells where the minimum led.
+
 On the working set, a few accelerated proximal steps find which coefficients are zero; then a step of Newton's, for the
 signs that these have, goes to the minimum if they are right, and as far as the penalised objective falls if not.
 """
@@ -20,13 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._axes import arrays
-from paraxis.solve import _progress as progress, _trees as trees
+from paraxis._core.programs import Traced
+from paraxis.solve import _cut as cut, _progress as progress, _trees as trees
 from paraxis.solve._linear import Block, Linear
+from paraxis.solve._on_disk import OnDisk
 from paraxis.solve._problem import Point
 from paraxis.solve._progress import Progress
 from paraxis.solve._rows import Rows
 from paraxis.solve._search import noise
-from paraxis.solve._solution import OptStep, attended, watched
+from paraxis.solve._solution import OptStep, attended, saved_run, watched
 from paraxis.solve._status import Status
 from paraxis.solve.objective import ridge
 
@@ -44,7 +48,7 @@ class _Set(NamedTuple):
     """Columns of a working set, in no order."""
 
     chosen: jax.Array  # which, (m,)
-    columns: jax.Array  # (m, n); each device has its own rows
+    columns: jax.Array  # (m, n); each device has its own rows. Of rows on disk (m, 0)
     gram: jax.Array  # (m, m)
 
 
@@ -116,16 +120,21 @@ class WorkingSet:
     def _advanced_to_the_end(self, passed: Callable[[OptStep], OptStep], *operands: Any) -> OptStep:
         params, l1, l2, data = operands
         l1, l2, tol = (np.asarray(x, params.dtype) for x in (l1, l2, self.tol))
-        begin = _begun if len(params) > _SMALLEST else _begun_with_all
+        begin = _begun if len(params) > _SMALLEST or isinstance(data.X, OnDisk) else _begun_with_all
         state = arrays.ready(begin(params, l1, l2, tol, data))
         if self.verbose and int(state.iter_num):
             progress.say(state, self.verbose)
-        while int(state.status) == Status.RUNNING and int(state.iter_num) < self.maxiter:
-            passed(OptStep(state.params, state))
-            size, fresh = _sizes(int(state.num_used), int(state.num_missing), len(state.held.chosen), *data.X.shape)
-            state = arrays.ready(_advanced(state, l1, l2, tol, data, size, fresh))
-            if self.verbose:
-                progress.say(state, self.verbose)
+        none = np.zeros((), np.int32)
+        with saved_run(f"WorkingSet({self.tol})", OptStep(params, state), (l1, l2, data)) as saved:
+            state = state if saved is None else saved.restored(OptStep(params, state)).state
+            while int(state.status) == Status.RUNNING and int(state.iter_num) < self.maxiter:
+                passed(OptStep(state.params, state))
+                size, fresh = _sizes(int(state.num_used), int(state.num_missing), len(state.held.chosen), *data.X.shape)
+                state = arrays.ready(_advancing(size, fresh)(state, l1, l2, tol, data))
+                if saved is not None:
+                    saved.save(OptStep(state.params, state), none)
+                if self.verbose:
+                    progress.say(state, self.verbose)
         if int(state.status) == Status.RUNNING:
             state = dataclasses.replace(state, status=jnp.asarray(int(Status.ITERATION_LIMIT), jnp.int32))
         return passed(OptStep(state.params, state))
@@ -145,8 +154,7 @@ def _sizes(used: int, missing: int, size: int, num_rows: int, num_features: int)
     return grown, grown - size
 
 
-@jax.jit
-def _begun(params: jax.Array, l1: jax.Array, l2: jax.Array, tol: Any, data: Rows) -> WorkingSetState:
+def _start(params: jax.Array, l1: jax.Array, l2: jax.Array, tol: Any, data: Rows) -> WorkingSetState:
     """Return the state before the first iteration, with a working set of no columns."""
     problem = ridge.problem(params, l2, data)
     point = problem.start(params)
@@ -166,15 +174,18 @@ def _begun(params: jax.Array, l1: jax.Array, l2: jax.Array, tol: Any, data: Rows
         data_passes=count + problem.passes.start,
         progress=begun._replace(best_value=point.value + l1 * jnp.sum(jnp.abs(params))),
         cache=point.cache,
-        held=_Set(jnp.zeros(0, jnp.int32), jnp.zeros((0, len(data.X)), data.X.dtype), nothing),
+        held=_Set(jnp.zeros(0, jnp.int32), jnp.zeros((0, _num_kept(data.X)), data.X.dtype), nothing),
         num_used=num_used,
         num_missing=num_missing,
     )
 
 
-@functools.partial(jax.jit, static_argnames=("size", "fresh"))
+def _num_kept(design: Any) -> int:
+    return 0 if isinstance(design, OnDisk) else design.shape[0]
+
+
 def _advanced(
-    state: WorkingSetState, l1: jax.Array, l2: jax.Array, tol: jax.Array, data: Rows, size: int, fresh: int
+    size: int, fresh: int, state: WorkingSetState, l1: jax.Array, l2: jax.Array, tol: jax.Array, data: Rows
 ) -> WorkingSetState:
     """Return the state with the minimum over a working set of ``size`` columns, ``fresh`` of which are new."""
     problem = ridge.problem(state.params, l2, data)
@@ -201,7 +212,7 @@ def _advanced(
         grad=new.grad,
         error=error,
         status=status,
-        data_passes=state.data_passes + problem.passes.end,
+        data_passes=state.data_passes + problem.passes.end + (isinstance(data.X, OnDisk) and fresh > 0),
         progress=Progress(
             jnp.fmin(whole, before.best_value), jnp.fmin(error, before.best_error), num_stalled, before.first_value
         ),
@@ -212,10 +223,17 @@ def _advanced(
     )
 
 
-@jax.jit
-def _begun_with_all(params: jax.Array, l1: jax.Array, l2: jax.Array, tol: jax.Array, data: Rows) -> WorkingSetState:
+def _start_with_all(params: jax.Array, l1: jax.Array, l2: jax.Array, tol: jax.Array, data: Rows) -> WorkingSetState:
     """Return the state after a working set of all columns, where they are few: in one program."""
-    return _advanced(_begun(params, l1, l2, tol, data), l1, l2, tol, data, len(params), len(params))
+    return _advanced(len(params), len(params), _start(params, l1, l2, tol, data), l1, l2, tol, data)
+
+
+_begun, _begun_with_all = Traced(_start, cut.compiled), Traced(_start_with_all, cut.compiled)
+
+
+@functools.lru_cache(maxsize=64)
+def _advancing(size: int, fresh: int) -> Traced:
+    return Traced(functools.partial(_advanced, size, fresh), cut.compiled)
 
 
 def _counts(w: jax.Array, grad: jax.Array, l1: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -242,6 +260,7 @@ def _changed(problem: Linear, state: WorkingSetState, l1: jax.Array, size: int, 
     new = jnp.arange(fresh, dtype=jnp.int32) if every else jax.lax.top_k(priority.at[chosen].set(-1), fresh)[1]
     grows = size > len(chosen)
     slots = len(chosen) + jnp.arange(fresh) if grows else jax.lax.top_k(-priority[chosen], fresh)[1]
+    after = jnp.concatenate([chosen, new]) if grows else chosen.at[slots].set(new)
 
     def taken(block: Block, new: jax.Array, rows: Any) -> Any:
         old, shares = rows
@@ -250,11 +269,22 @@ def _changed(problem: Linear, state: WorkingSetState, l1: jax.Array, size: int, 
         weighted = own * (block.share if shares is None else shares)
         return whole, jnp.einsum("dn,en->de", weighted, whole, precision=trees.EXACT)
 
-    columns, products = problem._of_blocks(taken, new, (columns, state.cache.shares))
+    if isinstance(problem.design, OnDisk):
+        columns = jnp.zeros((size, 0), columns.dtype)
+        products = problem._of_blocks(_products, (new, after), state.cache.shares)[1]
+    else:
+        columns, products = problem._of_blocks(taken, new, (columns, state.cache.shares))
     gram = jnp.zeros((size, size), gram.dtype).at[: len(gram), : len(gram)].set(gram)
     gram = gram.at[slots].set(products).at[:, slots].set(products.T)
-    chosen = jnp.concatenate([chosen, new]) if grows else chosen.at[slots].set(new)
-    return _Set(chosen, columns, gram)
+    return _Set(after, columns, gram)
+
+
+def _products(block: Block, given: Any, shares: Any) -> Any:
+    """Return what is a block's of the products of new columns with all those of a working set."""
+    new, chosen = given
+    own, whole = (jnp.take(block.design, numbers, axis=1) for numbers in (new, chosen))
+    weighted = own * (block.share if shares is None else shares[:, None])
+    return (), jnp.einsum("nd,ne->de", weighted, whole, precision=trees.EXACT)
 
 
 def _at_minimum(
@@ -264,6 +294,8 @@ def _at_minimum(
     chosen, columns, gram = held
     before = state.params[chosen]
     w = _minimum(gram, before, state.grad[chosen], state.value, l1, l2, enough)
+    if isinstance(problem.design, OnDisk):
+        return problem.start(state.params.at[chosen].set(w))
     # Where the working set holds all that is not zero, predictions are made of it alone, and nothing adds up.
     alone = state.num_used == jnp.sum(before != 0)
     begin = state.params, before, state.cache.z

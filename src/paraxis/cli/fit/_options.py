@@ -113,21 +113,13 @@ class FitOptions:
             )
         if self.strength is not None and self.strengths is not None:
             raise CommandError("--strength is one number and --strengths a grid to choose from; give one of them")
-        if self.stream is not None:
-            self._require_streamable()
-        if self.penalty == "none" and (self.strength or self.strengths):
-            raise CommandError("--penalty none has no strength; write --penalty l2, or leave the strength out")
-
-    def _require_streamable(self) -> None:
-        if self.penalty in ("l1", "elastic-net"):
-            raise CommandError(
-                f"--penalty {self.penalty} needs all rows in memory; write --penalty l2, or leave out --stream"
-            )
-        if self.strengths is not None:
+        if self.stream is not None and self.strengths is not None:
             raise CommandError(
                 f"--strengths needs all rows in memory, for cross-validation; write --strength {self.strengths[0]:g} "
                 f"for one of them at a time, or leave out --stream"
             )
+        if self.penalty == "none" and (self.strength or self.strengths):
+            raise CommandError("--penalty none has no strength; write --penalty l2, or leave the strength out")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -205,11 +205,13 @@ class LinearModel(BaseEstimator, abc.ABC):
         self.data_passes_ = int(found.data_passes) if placed.source is None else placed.source.num_passes
         return self
 
-    def path(self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any = None) -> Path:
+    def path(
+        self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any = None, *, engine: Any = None
+    ) -> Path:
         """Solve for several strengths, each from the solution of the next stronger one; the data are sent only once.
 
         Args:
-            X, y, sample_weight: as for :meth:`fit`.
+            X, y, sample_weight, engine: as for :meth:`fit`; of a table, write ``path(table, None, …)``.
             strengths: values of the parameter that ``strength_name`` names, in any order.
 
         Returns:
@@ -220,16 +222,16 @@ class LinearModel(BaseEstimator, abc.ABC):
             Interrupted: after Ctrl-C; its ``found`` is the part of the path that was computed, and its ``estimator`` a
                 copy fitted with the strength that was being solved.
         """
-        return copy.copy(self)._path(X, y, strengths, sample_weight)
+        return copy.copy(self)._path(X, y, strengths, sample_weight, engine)
 
-    def _path(self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any) -> Path:
-        if isinstance(X, Table):
-            raise TypeError(
-                f"{self._who}: a path is of rows in memory, got {X!r}; write fit(table, engine=engine) for each "
-                f"strength, with warm_start=True"
+    def _path(self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any, engine: Any) -> Path:
+        if getattr(engine, "folder", None) is not None:
+            raise ValueError(
+                f"{self._who}: a path is several runs, and none is saved, got engine.folder={engine.folder!r}; write "
+                f"px.Stream(memory='2GB'), or fit with each strength, warm_start=True and a folder of its own"
             )
         grid, order = self._from_strong("strengths", strengths)
-        X, y, weight = self._checked(X, y, sample_weight)
+        X, y, weight = self._checked(X, y, sample_weight, engine)
         weight = self._weighted(y, weight)
         posed = self._posed(y, weight, X.dtype)
         found: dict[int, Solution] = {}
@@ -293,15 +295,18 @@ class LinearModel(BaseEstimator, abc.ABC):
         if isinstance(X, Table):
             return self._of_table(X, engine, of_block)[0]
         if engine is not None:
-            raise TypeError(
-                f"{self._who}: engine is for a px.Table, got X {arguments.described(X)}; leave engine out, or write "
-                f"predict(px.Table.parquet('rows', target='y'), engine=engine)"
-            )
+            raise self._no_engine(X, "predict")
         try:
             X = validate_data(self, X, reset=False, dtype=_FLOATS)
         except Exception as error:
             raise refused(self._who, "X", f"numbers (n, {self.n_features_in_})", error) from error
         return of_block(X @ self.coef_.T + self.intercept_)
+
+    def _no_engine(self, X: Any, verb: str) -> TypeError:
+        return TypeError(
+            f"{self._who}: engine is for a px.Table, got X {arguments.described(X)}; leave engine out, or write "
+            f"{verb}(px.Table.parquet('rows', target='y'), engine=engine)"
+        )
 
     def _of_table(
         self, table: Table, engine: Any, of_block: Callable[[np.ndarray], np.ndarray]
@@ -355,6 +360,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         checks.count(self, "max_iter")
         if self.devices is not None:
             checks.whole(self, "devices")
+        if engine is not None and not isinstance(X, Table):
+            raise self._no_engine(X, "fit")
         X, y = self._checked_table(X, y, engine) if isinstance(X, Table) else self._checked_data(X, y)
         checks.one_of(self._who, "solver", self.solver, self._solvers())
         return X, y, self._checked_weight(len(X), X.dtype, sample_weight)
@@ -364,12 +371,6 @@ class LinearModel(BaseEstimator, abc.ABC):
         self._checked_options()
         if y is not None:
             raise TypeError(f"{self._who}: y must be left out, as the table has it; write fit(table, engine=engine)")
-        if self._has_l1():
-            instead = "px.solve.Ridge()" if not hasattr(self, "l1_ratio") else f"{self._who}(l1_ratio=0)"
-            raise DataError(
-                f"{self._who}: with an L1 penalty, rows must be in memory, got {table!r}; write {instead}, or fit to "
-                f"some of the rows: X, y = next(table.blocks(100_000))"
-            )
         source = fitting.read(self._who, table, engine, self.devices)
         vars(self).pop("feature_names_in_", None)
         self.n_features_in_ = len(table.columns)
@@ -431,7 +432,8 @@ class LinearModel(BaseEstimator, abc.ABC):
 
     def _place(self, X: Any, posed: Posed) -> Placed:
         if isinstance(X, Source):
-            return fitting.place_on_disk(X, posed.targets, posed.weight, centre=posed.centre)
+            method = self._plan(posed).method
+            return fitting.place_on_disk(X, posed.targets, posed.weight, method, centre=posed.centre)
         return fitting.place(X, posed.targets, posed.weight, self.devices, centre=posed.centre)
 
     def _solved(self, strength: float, params: Any, posed: Posed, placed: Placed) -> Solution:

@@ -106,9 +106,15 @@ def read(who: str, table: Table, engine: Any, devices: int | None) -> Source:
         return Source(who, table, engine, _axis(max(1, len(table)), devices))
 
 
-def place_on_disk(source: Source, y: np.ndarray, weight: np.ndarray, *, centre: bool) -> Placed:
-    """Return the same of a table's rows, from which columns' means are subtracted when they are read."""
-    means = source.means if centre else np.zeros_like(source.means)
+def place_on_disk(source: Source, y: np.ndarray, weight: np.ndarray, method: Method, *, centre: bool) -> Placed:
+    """Return the same of a table's rows, from which columns' means are subtracted when they are read.
+
+    Where the method finds the intercept, those without weights will do, which are known.
+    """
+    if not centre:
+        means = np.zeros_like(source.means)
+    else:
+        means = source.weighted_means(weight) if method == "working-set" else source.means
     return Placed(of_source(source, y, weight, means if centre else None), means, source)
 
 
