@@ -30,7 +30,7 @@ class Groups:
     **Elements of different length** (``lengths`` is given, or the source knows them): arrays whose first dimension
     is the element's length are filled up to a common one, by repeating the last row, and the mapped function gets an
     :class:`Padded` element: ``data.x`` with ``data.mask``, which says what is real, and ``data.count``. Whatever it
-    computes over rows must use the mask.
+    computes over rows must use the mask; an engine raises where what comes out depends on padding.
 
     Args:
         source: has a length, and gives element ``i`` by ``source[i]``: a list, a Grain source, a PyTorch or Hugging
@@ -276,6 +276,10 @@ class Groups:
         if key not in self._known:
             self._known[key] = self._element(int(self._numbers[0]))
         return self._known[key]
+
+    def _is_filled(self, leaf: int) -> bool:
+        """Return whether a leaf of the elements, filled up, has rows: mask and count are the last two."""
+        return self._lengths is not None and leaf < len(self._long) and self._long[leaf]
 
     def _structs(self, length: int | None) -> Any:
         """Return what all elements together look like: shapes ``(size, ...)``, padded to this length."""

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from paraxis._jax import dtypes, jax_api, structure
 from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, Literal
 from paraxis.engines._flat import Flat, Step, Value, axes_of, flat, placement_of, shape
 from paraxis.engines._groups import Groups, rounded_up
+from paraxis.engines._padding import can_differ
 from paraxis.engines._plan import Keep, Plan, plan
 from paraxis.engines._stage import Stage
 from paraxis.errors import AxisError, DataError, LoweringError, ShapeError
@@ -121,6 +123,28 @@ class Job:
         parts = (order[start : start + count] for start in starts)
         shapes = self.ragged._shapes_of(count)
         return [Chunk(part, rounded_up(int(lengths[part[0]]), shapes)) for part in parts]
+
+    def most_filled(self, chunks: Sequence[Chunk]) -> int | None:
+        """Return the first chunk in half of whose elements padding could be otherwise, or where it is in most."""
+        if self.ragged is None or self.ragged.lengths is None:
+            return None
+        lengths = self.ragged.lengths
+        shares = [can_differ(lengths[chunk.numbers], chunk.length or 0).mean() for chunk in chunks]
+        at = int(np.argmax(np.minimum(shares, 0.5)))
+        return at if shares[at] else None
+
+    def told(self, where: "Rows") -> tuple[str, str]:
+        """Return the argument of ``fn`` that a leaf of groups belongs to, and the leaf, for errors."""
+        assert isinstance(where, tuple)
+        groups, leaf = where
+        paths = jax.tree_util.tree_leaves_with_path(self._structure.unflatten(self._leaves), is_leaf=_is_groups)
+        number = next(path[0].idx for path, x in paths if x is groups)
+        try:
+            names = [p.name for p in inspect.signature(self.fn).parameters.values() if p.kind in _BY_POSITION]
+        except (TypeError, ValueError):
+            names = []
+        path, _ = jax.tree_util.tree_leaves_with_path(groups._first)[leaf]
+        return names[number] if number < len(names) else f"args[{number}]", jax.tree_util.keystr(path)
 
     @property
     def longest(self) -> Length:
@@ -278,6 +302,9 @@ def _told(groups: Groups, length: Length) -> str:
     told = ", ".join(f"{jax.tree_util.keystr(path)} {x.dtype}{list(x.shape)}".strip() for path, x in leaves[:8])
     filled = ", filled up, with mask and count" if is_ragged else "; no lengths are given, so there is no mask or count"
     return f"fn got groups as {count} elements, {told}{filled}. Its axis has that size: @px.program(clients={count})"
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _is_spread(leaf: Any) -> bool:

@@ -66,7 +66,8 @@ class Distributed(Engine):
         try:
             with contextlib.closing(self._done(sent, _tasks.tasks_of(work, sent, begin))) as done:
                 for held, rows in done:
-                    yield Block([None if part is None else _typed(part, avals) for part in held], rows)
+                    totals = [None if part is None else _typed(part, avals) for part in held.totals]
+                    yield Block(totals, rows, held.is_checked)
         except TaskFailedError as error:
             self._name_culprit(sent, error)
 

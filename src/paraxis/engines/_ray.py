@@ -153,12 +153,12 @@ def _given(kept: int, task: Task, held: Any, rows: Any) -> Given:
     """
     ray = _ray()
     try:
-        parts = ray.get(held)
+        held = ray.get(held)
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, ParaxisError) else error from None
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
         raise TaskFailedError(task, str(error).strip().splitlines()[0]) from error
-    return parts, [[_Kept(rows, at, number) for number in range(kept)] for at in range(len(task.parts))]
+    return held, [[_Kept(rows, at, number) for number in range(kept)] for at in range(len(task.parts))]
 
 
 @dataclasses.dataclass(frozen=True)

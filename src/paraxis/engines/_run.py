@@ -18,6 +18,7 @@ from paraxis._calls import arguments, pytrees
 from paraxis.engines._flat import Scan, Step, Value
 from paraxis.engines._job import Chunk, Cut, Job, Length, Pieces, Rows, loaded, numpy_of, of_chunk, on_host
 from paraxis.engines._journal import Journal
+from paraxis.engines._padding import PaddingCountedError, Probe
 from paraxis.engines._plan import Keep, Plan
 from paraxis.engines._progress import Progress, Show, shown
 from paraxis.engines._stage import Stage
@@ -40,6 +41,7 @@ class Pass:
         folded, kept: which of what it gives are parts of reductions, and rows.
         kinds: how the parts are put together.
         spill: a folder for rows, for as long as the run goes on; ``None``: they are kept in memory.
+        probe: a chunk that is to be run with other padding as well, if there is one.
     """
 
     job: Job
@@ -52,6 +54,7 @@ class Pass:
     kept: Sequence[int]
     kinds: Sequence[str]
     spill: Path | None
+    probe: Probe | None
 
     def stage(self, length: Length) -> Stage:
         return self.cuts[length].stage(self.level)
@@ -69,11 +72,13 @@ class Pass:
 class Block:
     """The results of consecutive chunks: parts of reductions, as in :class:`Totals`, and each one's rows.
 
-    Their number is a power of two, and so many go before; only the last block may have fewer.
+    Their number is a power of two, and so many go before; only the last block may have fewer. ``is_checked``: one was
+    run with other padding, and gave the same.
     """
 
     totals: list[list[Any] | None]
     rows: list[list[Any]]
+    is_checked: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +163,8 @@ class Engine(abc.ABC):
             The function's result. What has a value per element is in NumPy arrays ``(size, ...)``.
 
         Raises:
-            LoweringError: if elements meet elsewhere than in a reduction; the message has the line.
+            LoweringError: if elements meet elsewhere than in a reduction, or rows are counted that only fill up
+                elements of different length; the message has the line.
             CollectiveError: if they exchange values otherwise than by ``psum``, ``pmean``, ``pmax`` and ``pmin``.
             AxisError: if it is not clear along which axis the elements are.
             DataError, ShapeError: if an element cannot be read, or does not look like the others; they name it.
@@ -229,6 +235,7 @@ class Run:
     def __init__(self, engine: "Engine", job: Job) -> None:
         self.engine, self.job = engine, job
         self.chunks = job.chunks(engine._chunk_size(job))
+        self.most_filled = job.most_filled(self.chunks)
         lengths = dict.fromkeys(chunk.length for chunk in self.chunks)
         self.cuts: dict[Length, Cut] = {length: job.cut(length) for length in lengths}
         self.first = next(iter(self.cuts.values()))
@@ -295,7 +302,10 @@ class Run:
         kinds = [plan.folds[stage.gives[at]] for at in folded]
         found = self.journal.finished(self.passes_done) if self.journal else None
         self.found += self.job.axis.size if found else 0
-        work = Pass(self.job, self.chunks, cuts, level, self.passes_done, shared, folded, kept, kinds, self.spill)
+        probe = self._probe(cuts, level, [*folded, *kept])
+        work = Pass(
+            self.job, self.chunks, cuts, level, self.passes_done, shared, folded, kept, kinds, self.spill, probe
+        )
         sums, pieces = found or self._carried_out(work)
         self.passes_done += 1
         for cut in cuts.values():
@@ -314,6 +324,7 @@ class Run:
         try:
             with contextlib.closing(self.engine._blocks(work, at)) as blocks:
                 for block in blocks:
+                    work.stage(self.chunks[at].length).is_checked |= block.is_checked
                     totals.join(block.totals)
                     for place, one in enumerate(pieces):
                         one.parts += [rows[place] for rows in block.rows]
@@ -323,6 +334,8 @@ class Run:
                     self._tell(done)
                     if journal:
                         journal.part(work.number, at, totals, pieces)
+        except PaddingCountedError as error:
+            raise self._forgotten(work, *error.args) from None
         except (DataError, KeyboardInterrupt):
             if journal:
                 finished, totals.held = reached
@@ -332,6 +345,33 @@ class Run:
         if journal:
             journal.finish(work.number, len(self.chunks), sums, pieces)
         return sums, pieces
+
+    def _probe(self, cuts: dict[Length, Cut], level: int, gives: Sequence[int]) -> Probe | None:
+        """Return what to look at to see whether a pass counts padding, unless that is known or would have effects."""
+        if self.most_filled is None or self.job.ragged is None or self.job.ragged.lengths is None:
+            return None
+        chunk = self.chunks[self.most_filled]
+        cut = cuts[chunk.length]
+        stage = cut.stage(level)
+        sources = [cut.rows[v] for v in stage.rows]
+        filled = [isinstance(where, tuple) and where[0]._is_filled(where[1]) for where in sources]
+        if stage.is_checked or stage.calling_back is not None or not any(filled):
+            return None
+        compared = [at for at in gives if _is_of_elements(at, stage, [each.stage(level) for each in cuts.values()])]
+        return Probe(self.most_filled, self.job.ragged.lengths[chunk.numbers], filled, compared)
+
+    def _forgotten(self, work: Pass, gives: int, rows: Sequence[int]) -> LoweringError:
+        assert work.probe is not None
+        length = self.chunks[work.probe.at].length
+        cut, stage = work.cuts[length], work.stage(length)
+        told = [self.job.told(cut.rows[stage.rows[at]]) for at in rows]
+        (name, *_), leaves = dict.fromkeys(name for name, _ in told), ", ".join(leaf for _, leaf in told if leaf)
+        return LoweringError(
+            f"{self.job.who}: fn counts rows of {name} that only fill up its elements: what comes out at "
+            f"{cut.plan.made[stage.gives[gives]].line} depends on what they hold{f', in {leaves}' if leaves else ''}. "
+            f"Use the mask for all that is computed over an element's rows: jnp.mean(…, where={name}.mask), or "
+            f"jnp.sum(jnp.where({name}.mask, …, 0)) / {name}.count"
+        )
 
     def _require_same_parts(self, cuts: dict[Length, Cut], level: int, folded: Sequence[int]) -> None:
         given = [[cut.stage(level).gives[at] for at in folded] for cut in cuts.values()]
@@ -441,6 +481,13 @@ class Run:
         per_element = (time.monotonic() - self.began) / max(1, finished - self.found)
         left = None if passes is None else per_element * (passes * size - finished)
         self.told(Progress(self.job.axis.name, done, size, self.passes_done + 1, passes, left))
+
+
+def _is_of_elements(at: int, stage: Stage, all_lengths: Sequence[Stage]) -> bool:
+    """Return whether a result is one of elements, not of their rows, among which padding may show."""
+    shapes = {each.gives[at].aval.shape for each in all_lengths}
+    is_folded = stage.gives[at] in stage.plan.folds
+    return is_folded or (len(shapes) == 1 and (len(all_lengths) > 1 or len(shapes.pop()) == 1))
 
 
 def num_passes(plan: Plan) -> int | None:

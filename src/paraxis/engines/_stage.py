@@ -7,6 +7,7 @@ What lies between maps is applied to the chunk's rows; each result's shape is ch
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ class Stage:
         shared: values that it is given whole.
         rows: values of which it is given a chunk's rows.
         gives: what it computes: parts of reductions, and rows.
+        is_checked: whether it is known not to depend on padding.
     """
 
     plan: Plan
@@ -40,6 +42,7 @@ class Stage:
     rows: list[Value]
     gives: list[Value]
     steps: list[Step]
+    is_checked: bool = False
     _compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -102,13 +105,20 @@ class Stage:
 
         return jax_api.exported(run, [*plain, numbers])
 
-    def _require_no_calls_back(self) -> None:
+    @functools.cached_property
+    def calling_back(self) -> Step | None:
+        """The first operation that calls Python, or does something besides giving results."""
         for step in self.steps:
             if step.effects or "callback" in step.name or any(map(jax_api.calls_back, jax_api.subjaxprs(step.eqn))):
-                raise LoweringError(
-                    f"the program calls back to this process, at {step.line}, which other processes cannot; leave the "
-                    f"callback out, or run it here: px.Stream(at_once=64)"
-                )
+                return step
+        return None
+
+    def _require_no_calls_back(self) -> None:
+        if self.calling_back is not None:
+            raise LoweringError(
+                f"the program calls back to this process, at {self.calling_back.line}, which other processes cannot; "
+                f"leave the callback out, or run it here: px.Stream(at_once=64)"
+            )
         for v in self.gives:
             if _is_key(v.aval):
                 raise LoweringError(

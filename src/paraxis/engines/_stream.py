@@ -1,7 +1,5 @@
 """The elements of an axis streamed through one machine, in bounded memory."""
 
-import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -16,6 +14,7 @@ import numpy as np
 
 from paraxis._axes import arrays, placing
 from paraxis._calls import arguments
+from paraxis._host import reading
 from paraxis._jax import dtypes
 from paraxis.engines._job import Chunk, Job, Saved, digest, on_host
 from paraxis.engines._journal import Journal
@@ -165,7 +164,7 @@ class Stream(Engine):
         assert isinstance(self.memory, int)
         plan, devices = job.cut(job.longest).plan, job.placement.num_devices
         few, more = devices, 3 * devices
-        ahead = self.readers + 1
+        ahead = self.readers + (1 if job.ragged is None else 2)  # once, a chunk is there with other padding, too
 
         def needed(count: int) -> int:
             stages = [Stage.of(one, level) for one in _plans(plan) for level in range(one.num_levels)]
@@ -182,37 +181,34 @@ class Stream(Engine):
         return min(max(1, count // devices) * devices, job.axis.size)
 
     def _blocks(self, work: Pass, begin: int) -> Generator[Block, None, None]:
-        before = None
-        for chunk, rows in self._read(work, begin):
-            shared = work.shared[chunk.length]
-            run = work.stage(chunk.length).compiled(shared, rows[:-1], len(chunk.numbers))
-            found = arrays.ready(run(*arrays.ready([*shared, *rows])))
-            yield Block([[found[at] for at in work.folded]], [_kept(work, chunk, [found[at] for at in work.kept])])
-            jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
-            before = found
-
-    def _read(self, work: Pass, begin: int) -> Iterator[tuple[Chunk, list[Any]]]:
-        """Yield the chunks with the rows that a pass needs of each, and their numbers, read ahead, on the devices."""
-        wide = dtypes.is_wide()  # a thread does not see the width that is in force where it is started
+        before, wide = None, dtypes.is_wide()  # a thread does not see the width that is in force where it is started
 
         def rows_of(at: int) -> list[Any]:
             with jax.enable_x64(wide):
-                return _laid_out(work, at)
+                return _laid_out(work, at, work.rows(at))
 
-        waiting: collections.deque[Any] = collections.deque()
-        with concurrent.futures.ThreadPoolExecutor(self.readers, "paraxis-read") as pool:
-            try:
-                for at, chunk in enumerate(work.chunks[begin:], begin):
-                    waiting.append((chunk, pool.submit(rows_of, at)))
-                    if len(waiting) > self.readers:
-                        first, rows = waiting.popleft()
-                        yield first, rows.result()
-                while waiting:
-                    first, rows = waiting.popleft()
-                    yield first, rows.result()
-            finally:
-                for _, rows in waiting:
-                    rows.cancel()
+        calls = (functools.partial(rows_of, at) for at in range(begin, len(work.chunks)))
+        with contextlib.closing(reading.ahead(calls, self.readers, self.readers)) as read:
+            for at, rows in enumerate(read, begin):
+                chunk = work.chunks[at]
+                shared, count = work.shared[chunk.length], len(chunk.numbers)
+                run = work.stage(chunk.length).compiled(shared, rows[:-1], count)
+                found = arrays.ready(run(*arrays.ready([*shared, *rows])))
+                is_checked = work.probe is not None and work.probe.at == at and _looked(work, run, rows, found)
+                kept = _kept(work, chunk, [found[at] for at in work.kept])
+                yield Block([[found[at] for at in work.folded]], [kept], is_checked)
+                jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
+                before = found
+
+
+def _looked(work: Pass, run: Callable[..., list[Any]], rows: Sequence[Any], found: Sequence[Any]) -> bool:
+    """Run a chunk with other padding; return whether it had any."""
+    assert work.probe is not None
+    at = work.probe.at
+    shared = work.shared[work.chunks[at].length]
+    return work.probe.look(
+        lambda rows: arrays.ready(run(*arrays.ready([*shared, *_laid_out(work, at, rows)]))), rows[:-1], found
+    )
 
 
 def _kept(work: Pass, chunk: Chunk, rows: Sequence[Any]) -> list[Any]:
@@ -225,9 +221,9 @@ def _kept(work: Pass, chunk: Chunk, rows: Sequence[Any]) -> list[Any]:
     return [Saved.of(x, path) if isinstance(x, np.ndarray) else x for x, path in zip(found, paths, strict=True)]
 
 
-def _laid_out(work: Pass, at: int) -> list[Any]:
+def _laid_out(work: Pass, at: int, found: Sequence[Any]) -> list[Any]:
     """Return the rows that a pass needs of a chunk, and the elements' numbers, on the devices."""
-    chunk, found = work.chunks[at], work.rows(at)
+    chunk = work.chunks[at]
     cut, placement = work.cuts[chunk.length], work.job.placement.holding(len(chunk.numbers))
     dims = [cut.plan.dims[v] or 0 for v in work.stage(chunk.length).rows]
     rows = [_laid(x, dim, placement) for x, dim in zip(found, dims, strict=True)]

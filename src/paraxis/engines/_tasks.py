@@ -4,6 +4,7 @@ once a pass: programs, shared values, sources; for each task: elements' numbers 
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
@@ -17,11 +18,21 @@ import numpy as np
 from paraxis._jax import dtypes, jax_api, structure
 from paraxis.engines._groups import Groups
 from paraxis.engines._job import Length, Saved, loaded
+from paraxis.engines._padding import Probe
 from paraxis.engines._run import Pass
 from paraxis.engines._sums import Totals
 
-Given = tuple[list[list[np.ndarray] | None], list[list[Any]]]
-"""The results of a task: parts of reductions, as in :class:`Totals`, and the rows of each of its chunks."""
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """The results of a task but for rows: parts of reductions, and whether a chunk was checked, as in :class:`Block`."""
+
+    totals: list[list[np.ndarray] | None]
+    is_checked: bool
+
+
+Given = tuple[Held, list[list[Any]]]
+"""The results of a task, and the rows of each of its chunks."""
 
 _BLOCKS = 64
 """At least so many tasks are made of a pass, if it has so many chunks; less than twice as many in any case."""
@@ -57,11 +68,15 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A chunk of a task: its elements' numbers, their length, and the rows that are not read from a source."""
+    """A chunk of a task: its elements' numbers, their length, and the rows that are not read from a source.
+
+    ``probe``: it is to be run with other padding as well.
+    """
 
     numbers: np.ndarray
     length: Length
     rows: list[Any]
+    probe: Probe | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +119,13 @@ def tasks_of(of: Pass, work: Work, begin: int) -> Iterator[Task]:
 def _part(of: Pass, work: Work, at: int) -> Part:
     chunk = of.chunks[at]
     sent = [where is None for where in work.reads[chunk.length]]
-    return Part(chunk.numbers, chunk.length, of.rows(at, sent))
+    probe = of.probe if of.probe is not None and of.probe.at == at else None
+    return Part(chunk.numbers, chunk.length, of.rows(at, sent), probe)
 
 
 def perform(work: Work, task: Task) -> Given:
     """Do a task. The next chunk is read while one is computed."""
-    totals, rows = Totals(work.kinds), list[list[Any]]()
+    totals, rows, is_checked = Totals(work.kinds), list[list[Any]](), False
 
     def take(found: Sequence[Any]) -> None:
         totals.add([found[at] for at in work.folded])
@@ -122,14 +138,21 @@ def perform(work: Work, task: Task) -> Given:
         shared = {length: [jnp.asarray(x) for x in work.shared[length]] for length in {p.length for p in task.parts}}
         under_way = None
         for part in task.parts:
-            program = _program(work.programs[part.length, len(part.numbers)])
-            found = program(*shared[part.length], *_rows(work, part), jnp.asarray(part.numbers, jnp.int32))
+            run = functools.partial(_run, _program(work.programs[part.length, len(part.numbers)]), shared, part)
+            given = _rows(work, part)
+            found = run(given)
+            if part.probe is not None:
+                is_checked = part.probe.look(run, given, found)
             if under_way is not None:
                 take(under_way)
             under_way = found
         assert under_way is not None
         take(under_way)
-        return [None if part is None else [np.asarray(x) for x in part] for part in totals.held], rows
+        return Held([None if part is None else [np.asarray(x) for x in part] for part in totals.held], is_checked), rows
+
+
+def _run(program: Any, shared: dict[Length, list[Any]], part: Part, rows: Sequence[Any]) -> Any:
+    return program(*shared[part.length], *rows, jnp.asarray(part.numbers, jnp.int32))
 
 
 def _rows(work: Work, part: Part) -> list[Any]:

@@ -1,0 +1,241 @@
+"""A mask that is forgotten is an error, whichever engine runs the program, and nothing else is.
+
+Bodies are put together from parts that use the mask and parts that do not. What each gives for rows without padding, by
+plain ``jnp``, is the oracle.
+
+No public face: devices that add in an order of their own are not here, so one test calls what compares with such sums.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+import paraxis as px
+from paraxis.engines import _padding
+from tests._support import assert_close
+
+LENGTHS = [9, 3, 5, 2, 9, 4, 1, 6, 3, 8, 7, 2]
+N = len(LENGTHS)
+AXIS = px.Axis("clients", N)
+rng = np.random.default_rng(0)
+CLIENTS = [
+    {
+        "x": rng.normal(size=(n, 3)).astype("float32"),
+        "y": rng.integers(0, 9, n),
+        "weights": rng.uniform(0.1, 1, n).astype("float32"),
+        "rate": np.float32(i + 1),
+    }
+    for i, n in enumerate(LENGTHS)
+]
+W = jnp.array([0.9, -0.4, 0.3])
+
+
+def groups(num_shapes: int = 1) -> px.Groups:
+    return px.Groups(CLIENTS, lengths=LENGTHS, num_shapes=num_shapes)
+
+
+INNOCENT: dict[str, Callable[[Any, Any], Any]] = {
+    "a mean where": lambda w, d: jnp.mean(d.x @ w, where=d.mask),
+    "a sum of zeros": lambda w, d: jnp.sum(jnp.where(d.mask, jnp.tanh(d.x @ w), 0.0)) / d.count,
+    "a product with the mask": lambda w, d: ((d.x @ w) ** 2 * d.mask).sum(),
+    "weights": lambda w, d: jnp.where(d.mask, d.weights * (d.x @ w), 0).sum() / (d.weights * d.mask).sum(),
+    "a contraction": lambda w, d: d.mask.astype("float32") @ (d.x @ w),
+    "a maximum": lambda w, d: (d.x @ w).max(),
+    "the last row": lambda w, d: d.x[-1] @ w,
+    "the last row by its number": lambda w, d: d.x[d.count - 1] @ w,
+    "all labels known": lambda w, d: w.sum() * jnp.all(d.y < 9),
+    "integers": lambda w, d: w[0] * jnp.where(d.mask, d.y, 0).sum(),
+    "noise": lambda w, d: jnp.where(d.mask, (d.x + jax.random.normal(jax.random.key(1), d.x.shape)) @ w, 0).sum(),
+    "a key of its own": lambda w, d: w.sum() * jax.random.uniform(jax.random.fold_in(jax.random.key(0), d.count)),
+    "a loop over what is real": lambda w, d: (
+        w.sum() * jax.lax.fori_loop(0, d.count, lambda i, s: s + d.x[i] @ jax.lax.stop_gradient(w), 0.0)
+    ),
+    "batches": lambda w, d: jax.lax.scan(
+        lambda w, i: (w - 0.1 * jnp.where(d.mask[i], d.x[i] @ w, 0) * d.x[i], None), w, jnp.arange(len(d.x))
+    )[0].sum(),
+    "a softmax": lambda w, d: d.y @ jax.nn.softmax(jnp.where(d.mask, d.x @ w, -jnp.inf)),
+    "a shift that cancels": lambda w, d: (
+        jnp.log(jnp.sum(jnp.where(d.mask, jnp.exp(d.x @ w - (m := (d.x @ w).mean())), 0)) + 1e-3 * jnp.exp(-m)) + m
+    ),
+    "its own": lambda w, d: d.rate * w.sum(),
+}
+GUILTY: dict[str, Callable[[Any, Any], Any]] = {
+    "a mean": lambda w, d: jnp.mean(d.x @ w),
+    "a sum": lambda w, d: jnp.sum(d.x @ w) / d.count,
+    "a variance": lambda w, d: jnp.var(jnp.where(d.mask, d.x @ w, (d.x @ w).mean())),
+    "a median": lambda w, d: jnp.median(d.x @ w),
+    "a product of matrices": lambda w, d: (d.x.T @ d.x @ w).sum(),
+    "integers": lambda w, d: w[0] * d.y.sum(),
+    "a scan": lambda w, d: jax.lax.scan(lambda h, x: (jnp.tanh(0.5 * h + x @ w), None), jnp.float32(0), d.x)[0],
+    "normalised by all rows": lambda w, d: jnp.where(d.mask, (d.x - d.x.mean(0)) @ w, 0).sum() * w[0],
+    "weights": lambda w, d: jnp.where(d.mask, d.weights * (d.x @ w), 0).sum() / d.weights.sum(),
+}
+# What a body's value goes through before, and what it is reduced by.
+AROUND: dict[str, Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], Any]]] = {
+    "as it is": lambda body: body,
+    "in steps": lambda body: lambda w, d: body(w - 0.1 * jax.grad(body)(w, d), d),
+    "of many": lambda body: lambda w, d: jax.vmap(body, (0, None))(jnp.stack([w, 2 * w]), d).sum(),
+    "chosen": lambda body: lambda w, d: jax.lax.cond(d.count > 1, body, lambda w, d: w.sum(), w, d),
+}
+REDUCED: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
+    "mean": (lambda values, d: px.reduce_mean(values, AXIS), lambda values, n: values.mean()),
+    "weighted": (
+        lambda values, d: px.reduce_weighted_mean(values, d.count.astype("float32"), AXIS),
+        lambda values, n: (values * n).sum() / n.sum(),
+    ),
+    "spread": (
+        lambda values, d: px.reduce_mean((values - px.reduce_mean(values, AXIS)) ** 2, AXIS),
+        lambda values, n: values.var(),
+    ),
+    "largest": (lambda values, d: px.reduce_max(values, AXIS), lambda values, n: values.max()),
+    "each": (lambda values, d: values, lambda values, n: values),
+}
+PLAIN = [
+    jax.tree.map(jnp.asarray, px.engines.Padded(c, np.ones(n, bool), np.int32(n)))
+    for c, n in zip(CLIENTS, LENGTHS, strict=True)
+]
+
+
+def program(body: Callable[[Any, Any], Any], reduced: str) -> Callable[[Any, Any], Any]:
+    return lambda w, d: REDUCED[reduced][0](px.map_fn(body, (px.broadcast(w, AXIS), d), AXIS), d)
+
+
+def plain(body: Callable[[Any, Any], Any], reduced: str) -> Callable[[Any], Any]:
+    """The same for elements that are not filled up."""
+    return lambda w: REDUCED[reduced][1](jnp.stack([body(w, d) for d in PLAIN]), jnp.asarray(LENGTHS, "float32"))
+
+
+def some(of: dict[str, Any], seed: int) -> list[Any]:
+    """Return ways to put bodies together: each body in one, and others of the night."""
+    picks = np.random.default_rng(seed)
+    names = [name for _ in range(4) for name in of]
+    cases = dict.fromkeys((name, str(picks.choice(list(AROUND))), str(picks.choice(list(REDUCED)))) for name in names)
+    ids = ", ".join
+    return [
+        pytest.param(case, id=ids(case), marks=pytest.mark.slow if at >= len(of) else ())
+        for at, case in enumerate(cases)
+    ]
+
+
+def derived(reduced: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The gradient as well, where there is one."""
+    return (lambda fn: fn) if reduced == "each" else jax.value_and_grad
+
+
+ACCUSED = r"(?s)fn counts rows of d that only fill up .*test_padding\.py:\d+.*d\.mask"
+
+
+@pytest.mark.parametrize("case", some(INNOCENT, 1))
+def test_what_uses_the_mask_is_never_accused(case):
+    name, around, reduced = case
+    body, derive = AROUND[around](INNOCENT[name]), derived(reduced)
+    actual = px.Stream(at_once=1).run(derive(program(body, reduced)), W, groups())
+    assert_close(actual, derive(plain(body, reduced))(W), rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", some(GUILTY, 2))
+def test_what_counts_padding_is_an_error(case):
+    name, around, reduced = case
+    body, derive = AROUND[around](GUILTY[name]), derived(reduced)
+    with pytest.raises(px.LoweringError, match=ACCUSED):
+        px.Stream(at_once=1).run(derive(program(body, reduced)), W, groups())
+
+
+@pytest.mark.parametrize("engine", ["Pool", pytest.param("Ray", marks=pytest.mark.slow)])
+def test_other_processes_notice_it_too(engine):
+    if engine == "Ray":
+        pytest.importorskip("ray")
+    options = {"workers": 1} if engine == "Pool" else {}
+    with (
+        contextlib.closing(getattr(px, engine)(at_once=5, **options))
+        if engine == "Pool"
+        else contextlib.nullcontext(px.Ray(at_once=5)) as runner
+    ):
+        for name in ("a mean where", "the last row"):
+            fn = jax.value_and_grad(program(INNOCENT[name], "spread"))
+            assert_close(
+                runner.run(fn, W, groups(2)), jax.value_and_grad(plain(INNOCENT[name], "spread"))(W), rtol=1e-4
+            )
+        with pytest.raises(px.LoweringError, match=rf"{engine}\.run: {ACCUSED[4:]}"):
+            runner.run(jax.grad(program(GUILTY["a mean"], "mean")), W, groups(2))
+
+
+def test_the_error_tells_the_argument_and_which_of_its_arrays():
+    def loss(w, clients, scale):
+        return scale * px.reduce_mean(
+            px.map_fn(lambda w, d: w[0] * d.y.mean() + d.x[0] @ w, (px.broadcast(w, AXIS), clients), AXIS), AXIS
+        )
+
+    with pytest.raises(
+        px.LoweringError, match=r"fn counts rows of clients .* on what they hold, in \['y'\]\. .*where=clients\.mask"
+    ):
+        px.Stream(at_once=1).run(jax.grad(loss), W, groups(), 2.0)
+    with pytest.raises(px.LoweringError, match=r"fn counts rows of args\[1\] "):
+        px.Stream(at_once=1).run(lambda *args: loss(*args), W, groups(), 2.0)
+
+
+def test_values_that_a_loop_is_given_must_not_count_padding():
+    def rounds(body):
+        def run(w, d):
+            features = px.map_fn(lambda d: body(d), d, AXIS)
+            step = lambda w, _: (w - 0.1 * w * px.reduce_mean(features, AXIS), None)  # noqa: E731
+            return jax.lax.scan(step, w, None, length=2)[0]
+
+        return px.Stream(at_once=1).run(run, W, groups(2))
+
+    means = np.mean([c["x"].mean() for c in CLIENTS])
+    assert_close(rounds(lambda d: d.x.mean(where=d.mask[:, None])), np.asarray(W) * (1 - 0.1 * means) ** 2, rtol=1e-4)
+    with pytest.raises(px.LoweringError, match="fn counts rows of d "):
+        rounds(lambda d: d.x.mean())
+
+
+def test_rows_that_are_returned_may_hold_padding():
+    """One length for all: rows of each element are returned as they are, those that fill it up included."""
+    found = px.Stream(at_once=1).run(
+        lambda w, d: px.map_fn(lambda w, d: d.x @ w, (px.broadcast(w, AXIS), d), AXIS), W, groups()
+    )
+    for rows, client in zip(found, CLIENTS, strict=True):
+        assert_close(rows[: len(client["x"])], client["x"] @ np.asarray(W), rtol=1e-4)
+
+
+def test_a_jitted_run_looks_until_it_has_seen_padding_that_could_differ():
+    """Elements whose rows are all alike tell nothing."""
+    step = px.Stream(at_once=1).jit(program(GUILTY["a mean"], "mean"))
+    alike = [{**c, "x": np.ones_like(c["x"])} for c in CLIENTS]
+    assert_close(step(W, px.Groups(alike, lengths=LENGTHS, num_shapes=1)), np.asarray(W).sum(), rtol=1e-4)
+    with pytest.raises(px.LoweringError, match=ACCUSED):
+        step(W, groups())
+
+
+def test_effects_of_elements_that_are_filled_up_happen_once():
+    seen = []
+
+    def noted(d):
+        io_callback(lambda n: seen.append(int(n)), None, d.count)
+        return d.x.mean(where=d.mask[:, None])
+
+    px.Stream(at_once=1).run(lambda d: px.reduce_mean(px.map_fn(noted, d, AXIS), AXIS), groups())
+    assert sorted(seen) == sorted(LENGTHS)
+
+
+def test_what_differs_by_itself_is_not_taken_for_padding():
+    """A device that adds in an order of its own gives other last digits for the same rows."""
+    rows, noise = [np.arange(24.0).reshape(2, 4, 3)], iter(range(100))
+    probe = _padding.Probe(0, np.array([2, 2]), [True], [0])
+
+    def run(rows, of):
+        return [np.array([of(rows) + 1e-4 * next(noise)])]
+
+    real = functools.partial(run, of=lambda rows: rows[0][:, :2].sum())
+    assert probe.look(real, rows, real(rows))
+    every = functools.partial(run, of=lambda rows: rows[0].sum())
+    with pytest.raises(_padding.PaddingCountedError):
+        probe.look(every, rows, every(rows))
+    assert not probe.look(every, [np.ones((2, 4, 3))], every([np.ones((2, 4, 3))]))
