@@ -150,6 +150,26 @@ def test_what_is_compared_with_a_maximum_is_the_value_of_which_it_was_taken():
     assert float(engine.run(compared_with_a_loop, W, *groups)) == 1.0
 
 
+def test_a_zero_factor_is_the_same_zero_in_each_pass():
+    """As if the pass that multiplies the others found none where one was counted."""
+    computed = itertools.count()
+    noise = functools.partial(
+        jax.pure_callback, lambda _: np.float32(next(computed) >= N), jax.ShapeDtypeStruct((), jnp.float32)
+    )
+
+    def factor(w: Any, i: Any, x: Any) -> Any:
+        zero = (
+            w.sum() - jax.lax.stop_gradient(w.sum()) + jax.lax.stop_gradient(noise(x[0, 0], vmap_method="sequential"))
+        )
+        return jnp.where(i == 3, zero, x[0, 0] * w[0])
+
+    def product(w: Any, x: Any) -> Any:
+        return px.reduce_prod(px.map_fn(factor, (px.broadcast(w, AXIS), jnp.arange(N), x), AXIS), AXIS)
+
+    found = px.Stream(at_once=1).run(jax.grad(product), W, px.Groups.of_arrays(X))
+    assert_close(found, np.full(3, np.prod(np.delete(X[:, 0, 0] * float(W[0]), 3))), rtol=1e-4)
+
+
 def test_a_sum_of_all_is_not_that_of_a_chunk_where_its_map_is_run_again():
     """A map gives a sum, and what its derivative needs; a later pass needs the sum of all, and runs the map again."""
 
@@ -557,11 +577,10 @@ def test_elements_that_meet_elsewhere_than_in_a_reduction_are_refused_with_the_l
         streamed(lambda x, y: px.reduce_sum(x, AXIS).sum() + fn(x, y), 1)
 
 
-def test_the_derivative_of_a_product_needs_all_factors_at_once():
+def test_the_second_derivative_of_a_product_needs_all_factors_at_once():
+    product = functools.partial(lambda v, w, x, y: v.reduce_prod(v.map_fn(one, (v.broadcast(w), x, y))), Ours())
     with pytest.raises(px.LoweringError, match="elements of axis 'clients' meet in"):
-        streamed(
-            jax.grad(lambda w, x, y: px.reduce_prod(px.map_fn(one, (px.broadcast(w, AXIS), x, y), AXIS), AXIS)), 1, W
-        )
+        streamed(jax.hessian(product), 1, W)
 
 
 def test_groups_and_axes_that_do_not_fit():

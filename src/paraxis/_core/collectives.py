@@ -348,7 +348,7 @@ def named_axes(eqn: jax_api.JaxprEqn) -> tuple[Any, ...]:
 
 
 _OPENED = frozenset(name for name in jax_api.CALLS if not name.startswith("custom")) | {"scan"}
-"""What runs its body the same number of times in each element, so that only what acts in it is taken one by one."""
+"""Operations that run their body equally often in each element: only what acts inside is taken one by one."""
 
 
 def evaluate(jaxpr: jax_api.ClosedJaxpr, args: Sequence[Any], exchange: Exchange) -> list[Any]:

@@ -193,10 +193,37 @@ def _extremum_jvp(x: jax.Array, x_dot: jax.Array, *, kind: str, **params: Any) -
 
 
 def _prod_jvp(x: jax.Array, x_dot: jax.Array, **params: Any) -> tuple[jax.Array, jax.Array]:
-    """By JAX's own rule on all rows: exact at zeros, at any order. It needs the rows in one place."""
-    y = prod_p.bind(x, **params)
-    _, y_dot = jax.jvp(functools.partial(_reduce_rows, kind="prod", **params), (x,), (x_dot,))
-    return y, y_dot
+    """Each element's share is the product of the others."""
+    return prod_p.bind(x, **params), sum_p.bind(others_p.bind(x, **params) * x_dot, **params)
+
+
+def _others(x: jax.Array, **params: Any) -> jax.Array:
+    """``(size, ...)`` → for each element the product of the others, by JAX's own rule on all rows.
+
+    It is exact at zeros, at any order, and needs the rows in one place.
+    """
+    y, back = jax.vjp(functools.partial(_reduce_rows, kind="prod", **params), x)
+    return back(jnp.ones_like(y))[0]
+
+
+def others_by_reductions(x: jax.Array, **params: Any) -> jax.Array:
+    """Return the same by a product and a count over the elements: exact at zeros, but its derivatives there are not."""
+    is_zero = x == 0
+    factors = jnp.where(is_zero, jnp.ones_like(x), x)
+    zeros_left = sum_p.bind(is_zero.astype(np.int32), **params)[None] - is_zero.astype(np.int32)
+    return jnp.where(zeros_left == 0, prod_p.bind(factors, **params)[None] / factors, jnp.zeros_like(x))
+
+
+def _others_aval(x: ShapedArray, **_: Any) -> ShapedArray:
+    return x
+
+
+def _others_batch(x: jax.Array, dim: int, **params: Any) -> tuple[jax.Array, int]:
+    return others_p.bind(jnp.moveaxis(x, dim, 1), **params), 1
+
+
+def _others_jvp(x: jax.Array, x_dot: jax.Array, **params: Any) -> tuple[jax.Array, jax.Array]:
+    return jax.jvp(functools.partial(_others, **params), (x,), (x_dot,))
 
 
 def _mask(x: jax.Array, size: int, fill: Any) -> jax.Array:
@@ -241,6 +268,9 @@ jax_api.define_linear(broadcast_p, _broadcast_transpose)
 REDUCTIONS = {kind: _reduction(kind) for kind in ("sum", "max", "min", "prod", "any", "all")}
 sum_p, prod_p = REDUCTIONS["sum"], REDUCTIONS["prod"]
 jax_api.define_linear(sum_p, _sum_transpose)
+others_p = _primitive("px_reduce_prod_others", _others, _others_aval)
+jax_api.define_batching(others_p, _others_batch)
 jax_api.define_jvp(prod_p, _prod_jvp)
+jax_api.define_jvp(others_p, _others_jvp)
 for _kind in ("max", "min"):
     jax_api.define_jvp(REDUCTIONS[_kind], functools.partial(_extremum_jvp, kind=_kind))

@@ -70,6 +70,7 @@ class Flat:
     """A program: its arguments, constants with their values, operations in order, and what it returns.
 
     ``index``: the argument that holds the elements' numbers, along the axis; ``None`` if nothing reads them.
+    ``same``: values that must be the same in each pass that uses them, to the last bit.
     """
 
     arguments: list[Value]
@@ -77,6 +78,7 @@ class Flat:
     steps: list[Step]
     results: list[Atom]
     index: Value | None
+    same: set[Value]
 
     @functools.cached_property
     def values(self) -> list[Value]:
@@ -136,7 +138,7 @@ def flat(closed: ClosedJaxpr, axis: str) -> Flat:
     held = dict(zip(made[: len(constants)], constants, strict=True))
     reader = _Reader(axis, held)
     results = reader.read(closed.jaxpr, made)
-    return Flat(made[len(constants) :], held, reader.steps, results, reader.index)
+    return Flat(made[len(constants) :], held, reader.steps, results, reader.index, reader.same)
 
 
 class _Reader:
@@ -145,6 +147,7 @@ class _Reader:
         self.constants = constants
         self.steps: list[Step] = []
         self.index: Value | None = None
+        self.same: set[Value] = set()
 
     def read(self, jaxpr: Any, given: Sequence[Atom], line: str = "a line that JAX has not noted") -> list[Atom]:
         known: dict[Any, Atom] = dict(zip(jaxpr.invars, given, strict=True))
@@ -162,6 +165,10 @@ class _Reader:
             body = _body_of(eqn)
             consts = [self._constant(value) for value in body.consts]
             return self.read(jax_api.without_constants(body)[0].jaxpr, [*consts, *operands], line)
+        if eqn.primitive is primitives.others_p and eqn.params["axis"] == self.axis:
+            run = functools.partial(primitives.others_by_reductions, **eqn.params)
+            self.same.update(v for v in operands if isinstance(v, Value))  # what is zero in one pass is in the next
+            return self.read(jax_api.trace(run, [v.aval for v in eqn.invars], {})[0].jaxpr, operands, line)
         outs = [Value(v.aval) for v in eqn.outvars]
         step = Step(eqn.primitive, dict(eqn.params), operands, outs, eqn.ctx, line, eqn.effects, eqn.source_info)
         if eqn.primitive is maps.map_p and eqn.params["axis"] == self.axis:

@@ -32,7 +32,7 @@ def can_differ(lengths: np.ndarray, length: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """What is needed to look at one chunk.
+    """The means to look at one chunk.
 
     Attributes:
         at: the chunk's number.

@@ -7,7 +7,8 @@ earlier level that a later pass needs is computed again from the data, or kept.
 
 What must be kept: a value that is compared with what comes from a maximum or minimum. It was in another executable
 that the maximum was taken, whose last bits may differ; computed again, no element would be found to attain it, and the
-derivative would be zero. So must the results of what has effects, which happen once per element.
+derivative would be zero. So must the factors of a product that is differentiated, whose zeros are counted, and the
+results of what has effects, which happen once per element.
 """
 
 import dataclasses
@@ -459,7 +460,7 @@ def _uses(step: Step, axis: str) -> bool:
 def _kept(of: Plan, keep: Keep) -> set[Value]:
     """Return the placed values that a later pass is to be given."""
     frontier: set[Value] = set()
-    must: set[Value] = set()
+    must = {v for v in of.flat.same if v in of.live and of.dims[v] is not None and v not in of.sources}
     extreme = _extreme(of)
     for level in range(of.num_levels):
         for step in of.needs(of.of_pass(level), of.acting(level), level):

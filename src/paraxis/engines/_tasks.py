@@ -25,7 +25,7 @@ from paraxis.engines._sums import Totals
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """The results of a task but for rows: parts of reductions, and whether a chunk was checked, as in :class:`Block`."""
+    """The results of a task but rows: parts of reductions, and whether a chunk was checked, as in :class:`Block`."""
 
     totals: list[list[np.ndarray] | None]
     is_checked: bool

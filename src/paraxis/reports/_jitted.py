@@ -1,4 +1,4 @@
-"""What is jitted inside of a bound method or a ``functools.partial``, and the arguments that these add to a call."""
+"""The jitted function inside a bound method or a ``functools.partial``, and the arguments that these add to a call."""
 
 import functools
 import inspect
