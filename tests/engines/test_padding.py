@@ -1,9 +1,8 @@
-"""A mask that is forgotten is an error, whichever engine runs the program, and nothing else is.
+"""No public face: no device here adds in an order of its own, so one test calls what compares with such sums.
 
-Bodies are put together from parts that use the mask and parts that do not. What each gives for rows without padding, by
-plain ``jnp``, is the oracle.
-
-No public face: devices that add in an order of their own are not here, so one test calls what compares with such sums.
+A mask that is forgotten is an error, whichever engine runs the program, and nothing else is. Bodies are put together
+from parts that use the mask and parts that do not. What each gives for rows without padding, by plain ``jnp``, is the
+oracle.
 """
 
 import contextlib

@@ -21,7 +21,7 @@ from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
 from paraxis._calls import arguments, pytrees
 from paraxis._core import primitives
-from paraxis._jax import jax_api
+from paraxis._jax import acting, jax_api
 from paraxis.errors import CollectiveError
 
 # --- what a body writes ------------------------------------------------------------------------------------------
@@ -193,28 +193,6 @@ class Exchange:
             rows = jax.lax.all_gather(rows, self.placement.crossed_axes, tiled=True)
         return rows[: self.placement.size]
 
-    def once(self, eqn: jax_api.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-        """Run an operation that has effects once for each real element, although elements are under way together."""
-
-        def own(is_real: jax.Array, *operands: Any) -> list[Any]:
-            def nothing() -> list[Any]:
-                return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
-
-            return jax.lax.cond(is_real, lambda: list(jax_api.bind(eqn, eqn.params, operands)), nothing)
-
-        each = jax.custom_batching.custom_vmap(own)
-
-        @each.def_vmap
-        def one_by_one(size: int, batched: Sequence[bool], *args: Any) -> tuple[list[Any], list[bool]]:
-            def with_row(rows: list[Any]) -> list[Any]:
-                given = iter(rows)
-                return own(*(next(given) if is_row else x for x, is_row in zip(args, batched, strict=True)))
-
-            rows = [x for x, is_row in zip(args, batched, strict=True) if is_row]
-            return jax.lax.map(with_row, rows), [True] * len(eqn.outvars)
-
-        return each(self.index() < self.placement.size, *operands)
-
 
 def lifted(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis]) -> jax_api.ClosedJaxpr:
     """Return the same body with the logical axes under names that no mesh axis has.
@@ -347,10 +325,6 @@ def named_axes(eqn: jax_api.JaxprEqn) -> tuple[Any, ...]:
     return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
 
 
-_OPENED = frozenset(name for name in jax_api.CALLS if not name.startswith("custom")) | {"scan"}
-"""Operations that run their body equally often in each element: only what acts inside is taken one by one."""
-
-
 def evaluate(jaxpr: jax_api.ClosedJaxpr, args: Sequence[Any], exchange: Exchange) -> list[Any]:
     """Run a lifted body with each collective over the logical axis carried out over the real ones, and effects once."""
     name = _logical(exchange.placement.axis.name)
@@ -362,9 +336,9 @@ def evaluate(jaxpr: jax_api.ClosedJaxpr, args: Sequence[Any], exchange: Exchange
             return _rebind(eqn, operands, lambda body, args: evaluate(body, args, exchange))
         if not jax_api.has_effects(eqn):
             return None
-        if eqn.primitive.name in _OPENED:
+        if acting.is_opened(eqn):
             return _rebind(eqn, operands, lambda body, args: evaluate(body, args, exchange))
-        return exchange.once(eqn, operands)
+        return acting.once(eqn, operands, exchange.index() < exchange.placement.size)
 
     return jax_api.evaluate(jaxpr, args, lambda _: False, special)
 
