@@ -71,10 +71,10 @@ def test_a_mistake_gets_one_line(capsys: pytest.CaptureFixture[str], arguments: 
         ("folder", f"folder is a directory without __main__.py; write: paraxis launch -n 2 {Path('folder/train.py')}"),
         ("train", "there is no file train; write: paraxis launch -n 2 train.py"),
         ("python3.11", "there is no file python3.11; each rank runs Python anyway; write: paraxis launch -n 2 train.p"),
-        ("train.sh", "train.sh is no Python file; write: paraxis launch -n 2 train.py"),
-        ("shell", "shell is no Python file"),
-        ("binary", "binary is no Python file"),
-        ("pipe", "pipe is no Python file"),
+        ("train.sh", "train.sh is not a Python file; write: paraxis launch -n 2 train.py"),
+        ("shell", "shell is not a Python file"),
+        ("binary", "binary is not a Python file"),
+        ("pipe", "pipe is not a Python file"),
     ],
 )
 def test_what_is_no_script_is_not_started(

@@ -330,9 +330,9 @@ VALUES: dict[str, tuple[Callable[[], Any], str]] = {
     "just too far from one": (lambda: nll(GOOD * 1.002, LABELS), r"row 0 sums to 1\.002"),
     "a label too large": (
         lambda: accuracy(GOOD, np.array([0, 1, 3, 0])),
-        r"accuracy: labels: 3 in row 2 is no class, expected 0 to 2; .*write labels - labels\.min\(\)",
+        r"accuracy: labels: 3 in row 2 is not a class, expected 0 to 2; .*write labels - labels\.min\(\)",
     ),
-    "a negative label": (lambda: nll(GOOD, np.array([0, -1, 1, 0])), r"labels: -1 in row 1 is no class"),
+    "a negative label": (lambda: nll(GOOD, np.array([0, -1, 1, 0])), r"labels: -1 in row 1 is not a class"),
     "no bins": (
         lambda: calibration_error(GOOD, LABELS, num_bins=0),
         r"calibration_error: num_bins must be an integer of at least 1, got 0; write num_bins=15",

@@ -36,7 +36,7 @@ def test_what_processes_tell_each_other_before_they_communicate(monkeypatch: pyt
         raise AssertionError
     assert told == ["AssertionError: "]
     with (
-        pytest.raises(px.ProcessError, match=r"px\.fit: process 1 cannot go on: ValueError"),
+        pytest.raises(px.ProcessError, match=r"px\.fit: process 1 cannot continue: ValueError"),
         processes.together("px.fit"),
     ):
         pass

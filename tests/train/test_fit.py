@@ -372,9 +372,9 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "callback": (
         lambda: wrongly(0, _ok, [0], steps=1, callbacks=[3]),
         px.DataError,
-        "callbacks: 3 is no callback; write a",
+        "callbacks: 3 is not a callback; write a",
     ),
-    "a class": (lambda: wrongly(0, _ok, [0], steps=1, callbacks=Seen), px.DataError, "Seen'> is no callback"),
+    "a class": (lambda: wrongly(0, _ok, [0], steps=1, callbacks=Seen), px.DataError, "Seen'> is not a callback"),
     "misspelt": (
         lambda: wrongly(0, _ok, [0], steps=1, callbacks=Misspelt()),
         px.DataError,

@@ -73,7 +73,7 @@ def test_a_value_that_is_not_finite_is_an_error_in_all_and_each_keeps_its_own_ro
 def test_a_log_that_only_the_first_would_write_and_cannot_is_an_error_in_all(unbroken: Path) -> None:
     first, second = (found["unwritable"] for found in results(unbroken))
     assert re.match(r"DataError: px\.fit: log: .*/nan/log cannot be written: .*/nan is a file, not a directory", first)
-    assert second == f"ProcessError: px.fit: process 0 cannot go on: {first}"[: len(second)]
+    assert second == f"ProcessError: px.fit: process 0 cannot continue: {first}"[: len(second)]
     assert "/nan is a file" in second
 
 

@@ -65,7 +65,7 @@ SOURCES = [
     (grain.MapDataset.range(4).repeat(), r"is endless; leave out its repeat\(\)"),
     (Frame(), r"source is a pandas Frame.*to_numpy\(\)"),
     (Stream(), r"a Stream, gives rows one by one; write .*DataLoader\(source, batch_size=32\)"),
-    (iter([X]), r"source, a list_iterator, can be gone through only once.*px\.loader\(lambda epoch: read_batches"),
+    (iter([X]), r"source, a list_iterator, can be iterated only once.*px\.loader\(lambda epoch: read_batches"),
     (two_arguments, r"the function 'two_arguments', takes 2 arguments"),
     (7, r"source is a int, which has no rows"),
     (
@@ -191,7 +191,7 @@ STREAMS: list[tuple[Any, str]] = [
     (lambda: [np.ones((2, 0), object)], r"batch number 1 of epoch 1: batch is of object, not of numbers"),
     (Sized(2), r"the source has more batches in epoch 1, but 2 by its len\(\), by .*px\.loader\(lambda: source\)"),
     (Sized(4), r"the source has 3 batches in epoch 1, but 4 by its len\(\), by which training resumes"),
-    (lambda: iter(()), r"the source has no batch in epoch 1; if it can be gone through only once"),
+    (lambda: iter(()), r"the source has no batch in epoch 1; if it can be iterated only once"),
     (shorter, r"the source has 2 batches in epoch 2, but 3 by its len\(\), by which training resumes"),
 ]
 

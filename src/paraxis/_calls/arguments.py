@@ -385,7 +385,7 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
     if not (error is None or _is_of_libraries(error)):
         return None
     if isinstance(leaf, str) and str(error) == "std::bad_cast":  # of text that is no Unicode
-        return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over what is none"
+        return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over other values"
     overflows = isinstance(error, OverflowError) and "parsing an argument" in str(error)
     if isinstance(leaf, int) and not (-(2**31) <= leaf < 2**31 if overflows else -(2**63) <= leaf < 2**64):
         return too_large(leaf)
@@ -400,7 +400,7 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
         return f"must be an array of numbers, got {leaf.dtype} {list(leaf.shape)}; write np.asarray(x, np.float32)"
     known = isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
     if isinstance(error, TypeError) and not known and str(type(leaf)) in str(error):
-        return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over what is none"
+        return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over other values"
     return None
 
 

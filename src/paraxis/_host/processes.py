@@ -162,7 +162,7 @@ def together(what: str) -> Iterator[None]:
         reports(f"{type(error).__name__}: {error}")
         raise
     for number, report in reports("").items():
-        raise ProcessError(f"{what}: process {number} cannot go on: {report}")
+        raise ProcessError(f"{what}: process {number} cannot continue: {report}")
 
 
 def by_first(what: str, work: Callable[[], None]) -> None:

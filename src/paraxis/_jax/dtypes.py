@@ -43,6 +43,6 @@ def of_keys(impl: str) -> tuple[Any, tuple[int, ...], np.dtype]:
     try:
         key = jax.eval_shape(functools.partial(jax.random.key, impl=impl), 0)
     except ValueError:
-        raise ValueError(f"there are no random keys of a kind {impl[:40]!r}") from None
+        raise ValueError(f"there is no kind of random keys called {impl[:40]!r}") from None
     data = jax.eval_shape(jax.random.key_data, key)
     return key.dtype, data.shape, np.dtype(data.dtype)

@@ -54,7 +54,7 @@ def check_labels(function: str, labels: Any, n: int, classes: int) -> None:
     if bad.any():
         row = np.argmax(bad)
         raise DataError(
-            f"{function}: labels: {y[row]} in row {row} is no class, expected 0 to {classes - 1}; leave such rows "
+            f"{function}: labels: {y[row]} in row {row} is not a class, expected 0 to {classes - 1}; leave such rows "
             f"out, or write labels - labels.min() if they count from another number"
         )
 

@@ -96,7 +96,7 @@ class Options:
             there = f"{path}.py" if path.with_name(f"{path.name}.py").exists() else "train.py"
             raise ProcessError(f"there is no file {self.target}; {write} {there}")
         if not path.is_dir() and not _is_python(path):
-            raise ProcessError(f"{self.target} is no Python file; {write} train.py, or a module: -m package.module")
+            raise ProcessError(f"{self.target} is not a Python file; {write} train.py, or a module: -m package.module")
 
     def _require_module(self) -> None:
         # Of a.b only a is looked for: to find b, Python would run a here.

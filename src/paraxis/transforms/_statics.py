@@ -62,7 +62,7 @@ class Statics:
             for leaf in jax.tree.leaves(x):
                 if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
                     raise StateError(
-                        f"{self._transform}: {name} is or holds a {type(leaf).__name__}, which is no array; if it is a "
+                        f"{self._transform}: {name} is or holds a {type(leaf).__name__}, not an array; if it is a "
                         f"constant, pass it by itself and write {line}"
                     ) from error
 

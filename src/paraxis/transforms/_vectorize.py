@@ -119,7 +119,7 @@ class Vectorize(Wrapped[_P, _R], Generic[_P, _R]):
                 cure = (
                     "Return what the metric is updated with, and update it once, outside: metric.update(values=f(x))"
                     if isinstance(variable, nnx.metrics.MetricState)
-                    else f"Write what is the same for all rows, or say what becomes of them: "
+                    else f"Write a value that is the same for all rows, or give a rule: "
                     f"sync={{{graphs.type_name(variable)}: 'mean'}}"
                 )
                 raise StateError(

@@ -41,7 +41,7 @@ def passes(source: Batches, start: int) -> Generator[Part, None, None]:
         skip = max(0, skip - count)
         if not count:
             raise DataError(
-                f"px.loader: the source has no batch in epoch {epoch + 1}; if it can be gone through only once, pass a "
+                f"px.loader: the source has no batch in epoch {epoch + 1}; if it can be iterated only once, pass a "
                 "function that makes one for each epoch: px.loader(lambda epoch: read_batches(epoch))"
             )
         if length and count != length:

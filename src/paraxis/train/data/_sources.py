@@ -154,7 +154,7 @@ def source_of(source: Any) -> Arrays | Dataset | Batches:
         )
     if hasattr(source, "__next__"):
         raise DataError(
-            f"px.loader: source, a {type(source).__name__}, can be gone through only once, but training resumes and "
+            f"px.loader: source, a {type(source).__name__}, can be iterated only once, but training resumes and "
             "has several epochs; pass a function that gives one for each: px.loader(lambda epoch: read_batches(epoch))"
         )
     if hasattr(source, "iloc"):

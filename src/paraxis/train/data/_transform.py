@@ -79,8 +79,8 @@ def _require_alike(together: Any, alone: Any) -> None:
         if x.ndim == 0 or one.shape != (1, *x.shape[1:]) or not _close(x[:1], one):
             raise DataError(
                 f"transform gives another {tree.name('batch', path)} for a row alone than for the same row among "
-                "others. Rows must be transformed each by itself, as each process reads other ones; what is random "
-                "takes its numbers from the row's own generator: def transform(batch, random): … random[i].normal()"
+                "others. It must treat each row by itself, since each process reads other rows; draw random numbers "
+                "from the row's own generator: def transform(batch, random): … random[i].normal()"
             )
 
 

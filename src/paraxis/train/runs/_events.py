@@ -86,8 +86,8 @@ def _hooks(callback: Any) -> dict[Kind, Listener]:
         )
     if isinstance(callback, type) or (not known and not callable(callback)):
         raise DataError(
-            f"px.fit: callbacks: {callback!r} is no callback; write a function of an event, or an object with methods "
-            f"such as on_step(event): there are {_names()}"
+            f"px.fit: callbacks: {callback!r} is not a callback; write a function of an event, or an object with "
+            f"methods such as on_step(event): there are {_names()}"
         )
     if known:
         return {kind: getattr(callback, f"on_{kind}") for kind in known}

@@ -120,8 +120,8 @@ class Feed:
                     del batch
             if not within:
                 raise DataError(
-                    f"{self._what} has no batches in epoch {epoch + 1}; if it can be gone through only once, give "
-                    f"a function that makes it anew: lambda epoch: read_batches(epoch)"
+                    f"{self._what} has no batches in epoch {epoch + 1}; if it can be iterated only once, give "
+                    f"a function that makes it again: lambda epoch: read_batches(epoch)"
                 )
             within = 0
 
@@ -147,7 +147,7 @@ def _opener(what: str, data: Any) -> Callable[[int], Any]:
         )
     if isinstance(data, Iterator):
         raise DataError(
-            f"{what} is a {type(data).__name__}, which can be gone through only once; give a function that "
+            f"{what} is a {type(data).__name__}, which can be iterated only once; give a function that "
             f"makes one for each epoch: lambda epoch: read_batches(epoch); or {write}"
         )
     if isinstance(data, Iterable):

@@ -154,8 +154,8 @@ class LossFunction:
         found = self._mean("loss", value, size)
         if not all(jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in jax.tree.leaves(value)[:1]):
             raise ShapeError(
-                f"{self.what}: {self.name!r} returned a loss of dtype {jnp.result_type(value)}, through which there is "
-                f"no derivative; a loss is floating"
+                f"{self.what}: {self.name!r} returned a loss of dtype {jnp.result_type(value)}, which has no "
+                f"derivative; return floating-point numbers"
             )
         return found
 
@@ -194,7 +194,7 @@ def _notes(error: Exception, model: Any, rows: Any) -> Iterator[str]:
         is_mode = "'train'" in text and not isinstance(model, Bound)
         mode = "; it is in train() or eval() mode already: write model(x)" if is_mode else ""
         names = ", ".join(inspect.signature(type(module).__call__).parameters)
-        yield f"calls its model otherwise than it is defined: __call__({names}){mode}"
+        yield f"calls its model with other arguments than it takes: __call__({names}){mode}"
     if isinstance(error, TypeError) and text.startswith(f"{type(model).__name__!r} object is not"):
         what = f"parameters, {_contents(model)}" if isinstance(model, Mapping) else type(model).__name__
         yield f"was given as its model what the state was made from: the {what}"

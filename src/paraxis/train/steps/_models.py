@@ -116,7 +116,7 @@ def require_floating(params: Any, form: Form) -> None:
         if jnp.issubdtype(dtype, jnp.inexact):
             continue
         raise StateError(
-            f"TrainState.create: {tree.name('model', path)} is {dtype}, but what is trained is floating; "
+            f"TrainState.create: {tree.name('model', path)} is {dtype}, but only floating-point arrays are trained; "
             f"{form.cure_of_integers}"
         )
 

@@ -12,7 +12,7 @@ class NNXForm(Form):
     """An NNX module: parameters are its ``nnx.Param`` variables, all other variables are mutable."""
 
     kind = "NNX module"
-    cure_of_integers = "keep it in a variable that is no nnx.Param, such as nnx.Variable"
+    cure_of_integers = "keep it in a variable that is not an nnx.Param, such as nnx.Variable"
 
     def __init__(self, graph: Any, trainable: tuple[bool, ...]) -> None:
         from paraxis._modules import graphs
