@@ -19,7 +19,7 @@ STUCK = 79
 ALIVE = "alive "
 """The messages of this thread to the launcher, each with the seconds for which it holds."""
 MUCH = 1.0
-"""Seconds. Who sleeps so much longer than asked was suspended, and others with it: what they did not do is no sign."""
+"""Seconds. A thread that oversleeps by this much was suspended, and others with it: their silence means nothing."""
 _FIRST_STEP = 600.0
 """Seconds, at least, for a loop's first step: it is compiled, after its first batch was read."""
 _OTHERS_TOO = 3.0

@@ -157,7 +157,7 @@ class Parallel(Compiled[_P, _R], Generic[_P, _R]):
         target = arrays.sharding(placement, rows=False)
         if target is None:
             return {}, args, kwargs
-        arrays.ready(values)  # a loop of steps, each begun before the last one is done, could come to a stand on CPU
+        arrays.ready(values)  # a loop of steps, each begun before the last one is done, could deadlock on CPU
         send = functools.partial(_sent, placement=placement)
         fixed = self._statics.positions
         args = [arg if p in fixed else jax.tree.map(send, arg) for p, arg in enumerate(args)]
