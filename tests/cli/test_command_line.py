@@ -1,6 +1,7 @@
 """What the command says: its help, its version, and one line for each mistake. No test here starts a training."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,8 +76,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = said(capsys, "demo", "--list")
     assert (status, err) == (0, "")
-    chapters = [line.split()[0] for line in out.splitlines() if not line.startswith(" ")]
-    assert chapters == ["fedavg", "ensemble", "logreg", "train", "stream"]
+    *lines, duration = [line for line in out.splitlines() if not line.startswith(" ")]
+    assert [line.split()[0] for line in lines] == ["fedavg", "ensemble", "logreg", "train", "stream"]
+    assert re.search(r"about \d+ minutes", duration)
+    _, out, _ = said(capsys, "demo", "train", "stream", "--list")
+    assert [line.split()[0] for line in out.splitlines()[:2]] == ["train", "stream"]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +196,7 @@ def test_a_platform_that_is_not_there_gets_one_line(tmp_path: Path) -> None:
 def test_the_demo_trains_plots_and_reports(tmp_path: Path) -> None:
     done = run("demo", "fedavg", "--quick", "--out", str(tmp_path / "new" / "out"), COLUMNS="120")
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("fedavg  federated averaging")  # what comes, before it comes
     written = list((tmp_path / "new" / "out").iterdir())
     assert [path.name for path in written] == ["fedavg.png"]
     assert written[0].read_bytes().startswith(b"\x89PNG")

@@ -123,10 +123,10 @@ def demo(
 ) -> None:
     """Show what Paraxis does with handwritten digits on all devices, and compare with one device."""
     console = Console()
-    if show:
-        show_chapters(console)
-        return
     chosen = chapters_named(chapters)
+    if show:
+        show_chapters(chosen, console)
+        return
     if per_round > clients:
         raise CommandError(f"--per-round {per_round} is more than --clients {clients}")
     if CHAPTERS["fedavg"] in chosen and devices is not None and devices > per_round:
@@ -134,7 +134,9 @@ def demo(
     if quick:
         rounds, epochs = min(rounds, _QUICK_ROUNDS), min(epochs, _QUICK_EPOCHS)
     options = Options(rounds, clients, per_round, members, epochs, devices, seed, out)
+    show_chapters(chosen, console)
     for chapter in chosen:
+        console.print()
         chapter.run(options, console)
 
 

@@ -11,9 +11,10 @@ from paraxis.cli.demo._options import Options
 
 @dataclasses.dataclass(frozen=True)
 class Chapter:
-    """One part of the demo: what it shows, in a line, and how to run it."""
+    """One part of the demo: what it shows, in a line, how long it takes on two CPU cores, and how to run it."""
 
     summary: str
+    minutes: float
     run: Callable[[Options, Console], None]
 
 
@@ -48,11 +49,11 @@ def _stream(options: Options, console: Console) -> None:
 
 
 CHAPTERS = {
-    "fedavg": Chapter("federated averaging of a CNN on handwritten digits, split by label", _fedavg),
-    "ensemble": Chapter("an ensemble of networks, and its confidence on rotated digits", _ensemble),
-    "logreg": Chapter("logistic regression on all devices, compared with scikit-learn", _logreg),
-    "train": Chapter("a training run that is stopped, resumes, and ends with the same bits", _train),
-    "stream": Chapter("a regression on digits that stay in files, stopped and resumed", _stream),
+    "fedavg": Chapter("federated averaging of a CNN on handwritten digits, split by label", 1.0, _fedavg),
+    "ensemble": Chapter("an ensemble of networks, and its confidence on rotated digits", 0.5, _ensemble),
+    "logreg": Chapter("logistic regression on all devices, compared with scikit-learn", 0.3, _logreg),
+    "train": Chapter("a training run that is stopped, resumes, and ends with the same bits", 0.3, _train),
+    "stream": Chapter("a regression on digits that stay in files, stopped and resumed", 0.3, _stream),
 }
 
 
@@ -68,8 +69,15 @@ def chapters_named(names: Sequence[str] | None) -> list[Chapter]:
     return [CHAPTERS[name] for name in names or CHAPTERS]
 
 
-def show_chapters(console: Console) -> None:
-    """Print the chapters' names and what they show."""
+def show_chapters(chapters: Sequence[Chapter], console: Console) -> None:
+    """Print the chapters' names, what they show and how long that takes."""
     width = max(map(len, CHAPTERS))
     for name, chapter in CHAPTERS.items():
-        console.print(f"[bold]{name:{width}}[/]  {chapter.summary}")
+        if chapter in chapters:
+            console.print(f"[bold]{name:{width}}[/]  {chapter.summary}")
+    minutes = sum(chapter.minutes for chapter in chapters)
+    console.print(f"[dim]On two CPU cores, this takes about {_spoken(minutes)}; with --quick, less.[/]")
+
+
+def _spoken(minutes: float) -> str:
+    return "a minute" if minutes < 1.5 else f"{minutes:.0f} minutes"

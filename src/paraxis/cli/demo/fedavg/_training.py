@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from paraxis._axes import arrays
 from paraxis._axes.axis import Axis
 from paraxis._core.verbs import scatter
 from paraxis.cli.demo._digits import Labelled
@@ -69,8 +68,7 @@ def train(
     clients = Axis("clients", options.per_round, mesh=mesh, over="devices")
     digits = Axis("digits", len(held_out.labels), mesh=mesh, over="devices")
     testing, test = scatter(tuple(held_out), digits), make_test(digits)
-    params = _model.init(jax.random.key(options.seed))
-    params = jax.tree.map(lambda x: arrays.whole_beside(x, testing[0]), params)
+    params = jax.device_put(_model.init(jax.random.key(options.seed)), NamedSharding(mesh, PartitionSpec()))
 
     begin = time.perf_counter()
     first = scatter(sample(federation, options, 1), clients)
