@@ -11,6 +11,7 @@ import paraxis as px
 
 N = 12
 AXIS = px.Axis("clients", N)
+MODELS = px.Axis("models", 3)
 rng = np.random.default_rng(0)
 X = rng.normal(size=(N, 5, 3)).astype("float32")
 Y = rng.normal(size=(N, 5)).astype("float32")
@@ -25,6 +26,7 @@ class Plain:
     keys = staticmethod(lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(N)))
     broadcast = staticmethod(lambda x: jax.tree.map(lambda a: jnp.broadcast_to(a, (N, *jnp.shape(a))), x))
     map_fn = staticmethod(lambda fn, args: jax.vmap(fn, axis_name="clients")(*args))
+    map_models = staticmethod(lambda fn, args: jax.vmap(fn, axis_name="models")(*args))
     index = staticmethod(lambda: jax.lax.axis_index("clients"))
     psum = staticmethod(lambda x: jax.lax.psum(x, "clients"))
     pmean = staticmethod(lambda x: jax.lax.pmean(x, "clients"))
@@ -48,6 +50,7 @@ class Ours:
     keys = staticmethod(lambda key: px.keys(key, AXIS))
     broadcast = staticmethod(lambda x: px.broadcast(x, AXIS))
     map_fn = staticmethod(lambda fn, args: px.map_fn(fn, args, AXIS))
+    map_models = staticmethod(lambda fn, args: px.map_fn(fn, args, MODELS))
     index = staticmethod(lambda: px.axis_index("clients"))
     psum = staticmethod(lambda x: px.psum(x, "clients"))
     pmean = staticmethod(lambda x: px.pmean(x, "clients"))
@@ -176,5 +179,31 @@ def over_time(v: Any, w: Any, x: Any, y: Any) -> Any:
     return v.reduce_mean(state * y[:, 0])
 
 
+def within(v: Any, w: Any, x: Any, y: Any) -> Any:
+    """Clients that are mapped in a map of models: a maximum, and values exchanged along either axis."""
+
+    def model(scale: Any) -> Any:
+        scaled = scale * w
+
+        def client(w: Any, x: Any, y: Any) -> Any:
+            loss = one(w, x, y)
+            return loss * jax.lax.psum(loss, "models") * (1 + v.index()) - v.pmean(loss)
+
+        return v.reduce_mean(v.map_fn(client, (v.broadcast(scaled), x, y))) + extremes(v, scaled, x, y)
+
+    return jnp.sum(v.map_models(model, (jnp.array([1.0, 2.0, -1.0]),)))
+
+
+def rounds_within(v: Any, w: Any, x: Any, y: Any) -> Any:
+    """Loops around passes in a map of models, whose elements are mapped in turn."""
+
+    def model(w: Any) -> Any:
+        return jax.lax.scan(lambda w, _: (w - 0.1 * jax.grad(mean, 1)(v, w, x, y), None), w, None, length=2)[0]
+
+    return jnp.sum(v.map_models(model, (jnp.stack([w, 2 * w, -w]),)) ** 2)
+
+
 _ALL = (mean, weighted, masked, extremes, products, tied, largest_inside, normalised, between, rounds, noisy, indexed)
-PROGRAMS: dict[str, Callable[..., Any]] = {fn.__name__: fn for fn in (*_ALL, exchanging, scanned, over_time)}
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    fn.__name__: fn for fn in (*_ALL, exchanging, scanned, over_time, within, rounds_within)
+}

@@ -26,7 +26,7 @@ from tests.engines._programs import AXIS, PROGRAMS, N, Ours, Plain, W, X, Y, ext
 
 # One each of what is kept, cut inside a body, and run by the host; what others cover is of the night.
 MARKS: dict[str, pytest.MarkDecorator] = dict.fromkeys(("extremes", "exchanging", "scanned"), pytest.mark.newest)
-MARKS |= dict.fromkeys(("rounds", "weighted"), pytest.mark.slow)
+MARKS |= dict.fromkeys(("rounds", "weighted", "rounds_within"), pytest.mark.slow)
 
 
 def streamed(fn: Callable[..., Any], at_once: int, *args: Any, **options: Any) -> Any:
@@ -112,6 +112,16 @@ def test_whatever_jax_makes_of_a_program_can_be_streamed(how):
     expected = jax.jit(derive(lambda w, x, y: mean(Plain, w, x, y)))(W, X, Y)
     actual = streamed(derive(lambda w, x, y: mean(Ours(), w, x, y)), 1, W)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6), actual, expected)
+
+
+def test_a_program_in_a_map_of_another_axis_may_be_batched():
+    def gradients(v, x, y):
+        models = jnp.stack([W, -W, 2 * W])
+        each = lambda w: v.map_models(jax.value_and_grad(lambda w: extremes(v, w, x, y)), (w,))  # noqa: E731
+        return jax.vmap(each)(jnp.stack([models, models + 1]))
+
+    expected = jax.jit(lambda x, y: gradients(Plain, x, y))(X, Y)
+    assert_close(streamed(lambda x, y: gradients(Ours(), x, y), 1), expected)
 
 
 def test_values_kept_for_a_maximum_may_have_their_elements_in_a_later_dimension():

@@ -1,9 +1,10 @@
 """A traced function as one list of operations, without calls: what engines read.
 
-Calls are opened, wherever they stand. A map whose elements exchange values is cut at each ``psum``, ``pmax`` and
-``pmin``: into a map up to the value that is sent, a reduction, and a map of the same body, to which the result is
-given. An element's index is one more operand of its map. So each map that is left is a function of one element, and
-the reductions are the only places where elements meet.
+Calls are opened, wherever they stand, and so are maps of another axis in which elements of this one are mapped or meet:
+they become operations on all of that axis's elements together. A map whose elements exchange values is cut at each
+``psum``, ``pmax`` and ``pmin``: into a map up to the value that is sent, a reduction, and a map of the same body, to
+which the result is given. An element's index is one more operand of its map. So each map that is left is a function of
+one element, and the reductions are the only places where elements meet.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from typing import Any
 
 import jax
 
+from paraxis._axes import placing
 from paraxis._axes.placing import Placement
 from paraxis._core import collectives, maps, primitives
 from paraxis._jax import jax_api, rowwise
@@ -87,8 +89,8 @@ class Flat:
         return [*self.arguments, *self.constants, *index, *(v for step in self.steps for v in step.outvars)]
 
 
-def axes_of(closed: ClosedJaxpr) -> dict[str, int]:
-    """Return the axes along which a traced function maps or reduces, with their sizes, outermost ones only.
+def axes_of(closed: ClosedJaxpr, *, within: bool = False) -> dict[str, int]:
+    """Return the axes along which a traced function maps or reduces, with their sizes; outermost ones, or all.
 
     Raises:
         AxisError: if one name stands for two sizes.
@@ -104,7 +106,7 @@ def axes_of(closed: ClosedJaxpr) -> dict[str, int]:
                         f"axis {name!r} must have one size in a program that an engine runs, got {found[name]} and "
                         f"{size}, at {jax_api.line_of(eqn)}; give the other axis another name"
                     )
-                if eqn.primitive is maps.map_p:
+                if eqn.primitive is maps.map_p and not within:
                     continue
             for sub in jax_api.subjaxprs(eqn):
                 look(sub)
@@ -114,12 +116,14 @@ def axes_of(closed: ClosedJaxpr) -> dict[str, int]:
 
 
 def placement_of(closed: ClosedJaxpr, axis: str) -> Placement | None:
-    """Return where a traced function first maps this axis; ``None`` if it does not."""
+    """Return where a traced function first maps this axis, outside of other maps; ``None`` if it does not."""
 
     def look(jaxpr: Any) -> Placement | None:
         for eqn in jaxpr.eqns:
             if eqn.primitive is maps.map_p and eqn.params["axis"] == axis:
                 return eqn.params["how"].placement
+            if eqn.primitive is maps.map_p:
+                continue
             if (found := next(filter(None, map(look, jax_api.subjaxprs(eqn))), None)) is not None:
                 return found
         return None
@@ -136,14 +140,14 @@ def flat(closed: ClosedJaxpr, axis: str) -> Flat:
     closed, constants = jax_api.without_constants(closed)
     made = [Value(v.aval) for v in closed.jaxpr.invars]
     held = dict(zip(made[: len(constants)], constants, strict=True))
-    reader = _Reader(axis, held)
+    reader = _Reader(axis, held, _around(closed.jaxpr, axis))
     results = reader.read(closed.jaxpr, made)
     return Flat(made[len(constants) :], held, reader.steps, results, reader.index, reader.same)
 
 
 class _Reader:
-    def __init__(self, axis: str, constants: dict[Value, Any]) -> None:
-        self.axis = axis
+    def __init__(self, axis: str, constants: dict[Value, Any], around: set[str]) -> None:
+        self.axis, self.around = axis, around
         self.constants = constants
         self.steps: list[Step] = []
         self.index: Value | None = None
@@ -161,6 +165,10 @@ class _Reader:
         return [atom(v) for v in jaxpr.outvars]
 
     def _of(self, eqn: JaxprEqn, operands: list[Atom], line: str) -> Sequence[Atom]:
+        if eqn.primitive is maps.map_p and eqn.params["axis"] in self.around:
+            traced, _ = jax_api.trace(functools.partial(_all_together, eqn.params), [v.aval for v in eqn.invars], {})
+            body, consts = jax_api.without_constants(traced)
+            return self.read(body.jaxpr, [*map(self._constant, consts), *operands], line)
         if eqn.primitive.name in jax_api.CALLS:
             body = _body_of(eqn)
             consts = [self._constant(value) for value in body.consts]
@@ -185,6 +193,10 @@ class _Reader:
     # --- maps along the axis -----------------------------------------------------------------------------------
 
     def _map(self, step: Step) -> None:
+        how: maps.How = step.params["how"]
+        if len(how.mapped) > 1:  # it stood in maps that are open now
+            alone = placing.place(dataclasses.replace(how.placement.axis, mesh=None, over=None))
+            step.params["how"] = dataclasses.replace(how, placement=alone, mapped=(alone.axis,))
         if not collectives.mentions(step.params["body"].jaxpr, step.params["how"].mapped[-1]):
             self.steps.append(step)
             return
@@ -238,6 +250,35 @@ class _Reader:
 
     def _add(self, primitive: Any, params: dict[str, Any], invars: list[Atom], outs: list[Value], of: Step) -> None:
         self.steps.append(Step(primitive, params, invars, outs, of.ctx, of.line, frozenset(), of.source_info))
+
+
+def uses(jaxpr: Any, axis: str) -> bool:
+    """Return whether a program maps or reduces along an axis, at any depth."""
+    return any(
+        (eqn.primitive.name.startswith("px_") and eqn.params["axis"] == axis)
+        or any(uses(sub, axis) for sub in jax_api.subjaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _around(jaxpr: Any, axis: str) -> set[str]:
+    """Return the axes that have maps, outermost ones, in which another axis is used."""
+    found: set[str] = set()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is not maps.map_p:
+            found.update(*(_around(sub, axis) for sub in jax_api.subjaxprs(eqn)))
+        elif eqn.params["axis"] != axis and uses(eqn.params["body"].jaxpr, axis):
+            found |= {eqn.params["axis"], *_around(eqn.params["body"].jaxpr, axis)}
+    return found
+
+
+def _all_together(params: dict[str, Any], *operands: Any) -> list[Any]:
+    """Run a map's elements together, as ``vmap`` does."""
+    body, size = params["body"], params["size"]
+    in_axes = [None if is_shared else 0 for is_shared in params["shared"]]
+    run = jax.vmap(jax_api.jaxpr_as_fun(body), in_axes, axis_name=params["axis"], axis_size=size)
+    found = run(*operands)
+    return [y.sum(0) if is_summed else y for y, is_summed in zip(found, params["summed"], strict=True)]
 
 
 def _line(eqn: JaxprEqn, step: Step) -> str:

@@ -91,7 +91,10 @@ class Job:
     @functools.cached_property
     def axis(self) -> Axis:
         """The axis that the groups' elements lie along."""
-        found = axes_of(self.traced(self.longest).closed)
+        closed = self.traced(self.longest).closed
+        found = axes_of(closed)
+        if self._count not in (None, *found.values()):
+            found = axes_of(closed, within=True)
         fits = {name: size for name, size in found.items() if self._count in (None, size)}
         if len(fits) == 1:
             return Axis(*next(iter(fits.items())))
@@ -235,9 +238,11 @@ class Job:
         """Return the function cut into passes, for elements of this length."""
         traced, stands = self.traced(length), self._stands(length)
         if traced.plan is None:
-            program = flat(traced.closed, self.axis.name)
-            placed = [v for v, x in zip(program.arguments, stands, strict=True) if isinstance(x, tuple)]
-            traced.plan = plan(program, self.placement, placed, self.keep)
+            axis, placement = self.axis.name, self.placement
+            with self._placing():
+                program = flat(traced.closed, axis)
+                placed = [v for v, x in zip(program.arguments, stands, strict=True) if isinstance(x, tuple)]
+                traced.plan = plan(program, placement, placed, self.keep)
         given = dict(zip(traced.plan.flat.arguments, stands, strict=True))
         return Cut(traced.plan, given, traced.out_tree)
 

@@ -20,7 +20,7 @@ from paraxis._axes.placing import Placement
 from paraxis._core import maps, primitives
 from paraxis._jax import jax_api, rowwise
 from paraxis._jax.jax_api import ClosedJaxpr, Literal
-from paraxis.engines._flat import LOOPS, Flat, Scan, Step, Value, flat, shape
+from paraxis.engines._flat import LOOPS, Flat, Scan, Step, Value, flat, shape, uses
 from paraxis.errors import LoweringError
 
 Keep = OneOf["recompute", "memory", "disk"]
@@ -443,15 +443,8 @@ def _joined(step: Step, places: Sequence[int | None], axis: str) -> int | None:
     return found.pop() if found else None
 
 
-def _uses(step: Step, axis: str) -> bool:
-    def used(jaxpr: Any) -> bool:
-        return any(
-            (eqn.primitive.name.startswith("px_") and eqn.params["axis"] == axis)
-            or any(map(used, jax_api.subjaxprs(eqn)))
-            for eqn in jaxpr.eqns
-        )
-
-    return any(map(used, jax_api.subjaxprs(step)))  # pyright: ignore[reportArgumentType]
+def _uses(step: Any, axis: str) -> bool:
+    return any(uses(sub, axis) for sub in jax_api.subjaxprs(step))
 
 
 # --- what is kept ------------------------------------------------------------------------------------------------
