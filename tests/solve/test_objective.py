@@ -257,6 +257,16 @@ def test_a_weight_is_a_number_of_copies_and_zero_is_none(loss: LossName) -> None
     _close(look(params, (wild, y, copies.astype(float))), expected)
 
 
+@pytest.mark.parametrize("num_classes", [2, 10, 20])
+def test_no_gradient_is_added_up_from_arrays_of_mostly_zeros(num_classes: int) -> None:
+    """Of ten classes, XLA would compute each exponential ten times, in twelve times the time."""
+    params, data = jnp.ones((D, num_classes)), (jnp.ones((N, D)), jnp.arange(N) % num_classes)
+    program = str(jax.make_jaxpr(jax.grad(objective.multiclass_logreg))(params, data))
+    assert "exp " in program
+    assert " pad[" not in program
+    assert "scatter" not in program
+
+
 def test_arguments_may_be_named() -> None:
     x, y = jnp.eye(3), jnp.array([0, 1, 0])
     assert objective.binary_logreg(jnp.ones(3), data=(x, y)) == objective.binary_logreg(jnp.ones(3), (x, y))
