@@ -663,3 +663,47 @@ def test_an_error_tells_what_the_function_got_and_what_to_write(call, error, tex
         call(px.Stream(at_once=1).run)
     told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
     assert re.search(text, told), told
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "text"),
+    [
+        (px.Pool, {"memory": "2GB"}, r"Pool: there is no argument 'memory'; write at_once="),
+        (px.Pool, {"at_once": 1, "readers": 2}, r"Pool: there is no argument 'readers'; write workers="),
+        (px.Pool, {"at_once": 1, "address": "auto"}, r"Pool: .*'address'; there are at_once, workers, keep, folder"),
+        (px.Ray, {"memory": "2GB"}, r"Ray: there is no argument 'memory'; write at_once="),
+        (px.Ray, {"at_once": 1, "workers": 2}, r"Ray: .*'workers'; there are at_once, address, ahead"),
+        (px.Stream, {"at_once": 1, "workers": 2}, r"Stream: there is no argument 'workers'; write readers="),
+        (px.Stream, {"atonce": 1}, r"Stream: there is no argument 'atonce'; write at_once="),
+    ],
+)
+def test_an_option_of_another_engine_is_told_by_what_it_is_called_here(engine, options, text):
+    with pytest.raises(TypeError, match=text):
+        engine(**options)
+
+
+TRANSFORMED: dict[str, Callable[[Any, Any], Any]] = {
+    "jit": lambda w, x: jax.jit(five)(w, x),
+    "jit by name": lambda w, x: jax.jit(five)(w, x=x),
+    "grad": lambda w, x: jax.grad(five)(w, x),
+    "grad of them": lambda w, x: jax.grad(five, 1)(w, x),
+    "vmap": lambda w, x: jax.vmap(five)(w, x),
+    "make_jaxpr": lambda w, x: jax.make_jaxpr(five)(w, x),
+    "eval_shape": lambda w, x: jax.eval_shape(five, w, x),
+    "device_put": lambda w, x: jax.device_put(x),
+    "explain": lambda w, x: px.explain(five)(w, x),
+    "assert_communication": lambda w, x: px.testing.assert_communication(five, w, x, all_reduce=1),
+    "pmap": lambda w, x: px.pmap(jnp.sum)(x),
+    "broadcast": lambda w, x: px.broadcast(x, AXIS),
+}
+
+
+@pytest.mark.parametrize("how", TRANSFORMED)
+def test_groups_given_to_something_else_than_an_engine_say_what_to_write(how):
+    table = px.Table.of_arrays(X[:, 0], X[:, 0, 0])
+    for given, text in (
+        (EQUAL, r"px\.Stream\(at_once=64\)\.run\(loss, w, groups\)"),
+        (table, r"px\.solve\.rows\(table"),
+    ):
+        with pytest.raises(px.DataError, match=rf"it is no array; write .*{text}"):
+            TRANSFORMED[how](W, given)

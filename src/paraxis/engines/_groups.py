@@ -170,6 +170,10 @@ class Groups:
         )
 
     @property
+    def __jax_array__(self) -> Any:  # asked for by jit and other transformations, before they raise what says less
+        return self.__array__()
+
+    @property
     def ids(self) -> list[Any]:
         """Return the names of the elements; numbers, if the source has none."""
         return [self._name(int(number)) for number in self._numbers]

@@ -20,7 +20,7 @@ from paraxis.engines._job import Chunk, Job, Saved, digest, on_host
 from paraxis.engines._journal import Journal
 from paraxis.engines._plan import Keep, Plan
 from paraxis.engines._progress import Progress, shown
-from paraxis.engines._run import Block, Engine, Pass, temporary
+from paraxis.engines._run import Block, Engine, Pass, options, temporary
 from paraxis.engines._stage import Stage
 
 _NOT_OF_TABLES = {
@@ -30,6 +30,7 @@ _NOT_OF_TABLES = {
 _COPIES = 6  # of rows of a table: being read, put together, waiting, on their way to the devices, being computed with
 
 
+@options(workers="readers", num_workers="readers")
 @dataclasses.dataclass(frozen=True)
 class Stream(Engine):
     """An engine that runs a program's elements in turns on this machine: on all its devices, in bounded memory.
