@@ -101,18 +101,24 @@ def test_a_folder_is_predicted_with_stream_only_which_is_told(tmp_path, capsys):
     assert said(capsys, *settled_by(err))[0] == 0
 
 
-def test_a_column_of_two_types_is_refused_for_parquet_and_written_as_csv(tmp_path, capsys):
-    """A part with whole numbers only: of these, another part would make integers."""
-    model, data = saved(tmp_path / "model.npz"), rows()
-    data["u"][:200] = [float(number) for number in range(200)]
-    data["u"][200:] = [0.5] * 100
-    file = write(tmp_path / "rows.csv", {**data, "u": [f"{value:g}" for value in data["u"]]})
-    line = ["predict", model, file, "--keep", "u", "--stream", "--out"]
-    status, _, err = said(capsys, *line, tmp_path / "out.parquet")
-    assert status == 2
-    assert "column 'u' is of one type in some rows and of another in others" in complaints(err)[0]
-    assert not (tmp_path / "out.parquet").exists()
-    assert said(capsys, *line, tmp_path / "out.csv")[0] == 0
+@pytest.mark.parametrize("late", ["fractions", "whole", "text", "truth"])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_column_is_written_as_of_one_type_whatever_a_part_of_it_is(tmp_path, capsys, suffix, late):
+    """Parts with whole numbers only, and with nothing, would be of other types by themselves."""
+    kind, name = ("squared", "y") if late in ("text", "truth") else ("logistic", "u")
+    model = saved(tmp_path / "model.npz", kind)
+    values = {"fractions": "0.5", "whole": "7", "text": "many", "truth": "true"}
+    data = {"u": ["1"] * NUM_ROWS, "v": ["2"] * NUM_ROWS, "city": ["Bern"] * NUM_ROWS, "y": ["1"] * NUM_ROWS}
+    data[name] = [None] * 100 + [str(number) for number in range(100)] + [values[late]] * 100
+    file = write(tmp_path / "rows.csv", data)
+    found = []
+    for more in ([], ["--stream"]):
+        out = tmp_path / f"out{suffix}"
+        line = ["predict", model, file, "--keep", name, "--missing", "mean", "--out", out, "--force"]
+        status, text, err = said(capsys, *line, *more)
+        assert (status, err) == (0, "")
+        found.append((out.read_bytes() if suffix == ".csv" else table_in(out), text))
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow

@@ -333,7 +333,7 @@ def _require_closed(text: str, form: CsvForm) -> None:
 
 def _column(name: str, cells: pa.ChunkedArray, form: CsvForm, is_text: bool, line: Callable[[int], int]) -> Column:
     if is_text:
-        return of_arrow(name, _without(cells, form.na_values))
+        return of_arrow(name, _without(cells, form.na_values), "text")
     plain = _plain(cells) if form.decimal == "." and not form.na_values else None
     if plain is not None:
         return of_arrow(name, plain)

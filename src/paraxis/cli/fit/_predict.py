@@ -51,7 +51,7 @@ def run_predict(options: PredictOptions, console: Console) -> None:
     with _written(options.out) as write:
         for table in work.parts():
             z = model.linear(table)
-            found = _found(options, model, table, work.kept, z)
+            found = _found(options, model, table, work, z)
             if options.out is None and not num_rows:
                 console.print(_first(found))
             write(found)
@@ -72,10 +72,12 @@ def run_predict(options: PredictOptions, console: Console) -> None:
 
 
 def _found(
-    options: PredictOptions, model: Model, table: Table, kept: list[str], z: np.ndarray
+    options: PredictOptions, model: Model, table: Table, work: "_Work", z: np.ndarray
 ) -> dict[str, Column | np.ndarray]:
     """Return the columns to write."""
-    found: dict[str, Column | np.ndarray] = {name: table.columns[name] for name in kept}
+    found: dict[str, Column | np.ndarray] = {
+        name: table.columns[name].of_type(work.type_of(name)) for name in work.kept
+    }
     found = {"row": table.numbers, **found, "prediction": model.predicted(z)}
     if options.probabilities:
         shares = np.exp(log_probabilities(z))
@@ -117,12 +119,23 @@ class _Work(NamedTuple):
     Args:
         parts: yields the tables that they are in.
         kept: columns to write beside predictions.
+        types: of each of these, the types that it has in different parts, where it is not missing.
         notes: what was made of the rows.
     """
 
     parts: Callable[[], Iterator[Table]]
     kept: list[str]
+    types: dict[str, set[np.dtype]]
     notes: list[str]
+
+    @property
+    def mixed(self) -> set[str]:
+        """The columns that are text or truth values in one part, and not in another."""
+        return {name for name, own in self.types.items() if len(own) > 1 and {dtype.kind for dtype in own} & {"O", "b"}}
+
+    def type_of(self, name: str) -> np.dtype:
+        """Return the type of a column in all parts."""
+        return np.result_type(*self.types[name] or {np.dtype(np.float64)})
 
 
 def _prepared(options: PredictOptions, model: Model) -> _Work:
@@ -135,18 +148,29 @@ def _prepared(options: PredictOptions, model: Model) -> _Work:
     names, target = model.recipe.columns, model.target
     as_text = set(model.recipe.text_columns) | ({target.name} if target.kind == "text" else set())
     as_text |= {name for name in (*model.id, *options.keep) if name not in names and name != target.name}
-    if options.stream:
-        files_of = Parts(options.data, options.csv, "paraxis predict")
-        parts = functools.partial(files_of.read, frozenset(as_text))
-    else:
+    if not options.stream:
         table = read_table(options.data, options.csv, as_text=as_text)
-        parts = lambda: iter([table])  # noqa: E731
+        return _looked_at(options, model, lambda: iter([table]))
+    files_of = Parts(options.data, options.csv, "paraxis predict")
+    while True:  # once more, if a column turns out to hold text in some parts only
+        work = _looked_at(options, model, functools.partial(files_of.read, frozenset(as_text)))
+        if work.mixed <= as_text:
+            return work
+        as_text |= work.mixed
+
+
+def _looked_at(options: PredictOptions, model: Model, parts: Callable[[], Iterator[Table]]) -> _Work:
+    """Read all parts once, and check them."""
     notes: dict[str, None] = {}
     unknown: dict[str, set[str]] = {}
     kept: list[str] | None = None
+    types: dict[str, set[np.dtype]] = {}
     for part in parts():
         own = _checked(options, model, part, notes.setdefault)
         kept = own if kept is None else kept
+        for name in kept:
+            column = part.columns[name]
+            types.setdefault(name, set()).update([] if column.missing.all() else [column.values.dtype])
         for name, levels in columns.unknown_levels(model.recipe, part).items():
             seen = unknown.setdefault(name, set())
             seen.update(levels[: max(0, _MOST_UNKNOWN - len(seen))])
@@ -155,7 +179,7 @@ def _prepared(options: PredictOptions, model: Model) -> _Work:
             f"column {name!r} holds text that the model has not seen, {quoted(sorted(levels))}; it counts as none of "
             f"the levels"
         )
-    return _Work(parts, kept or [], [*notes])
+    return _Work(parts, kept or [], types, [*notes])
 
 
 def _checked(options: PredictOptions, model: Model, table: Table, note: Callable[[str], None]) -> list[str]:

@@ -66,6 +66,12 @@ class Column:
         return np.where(self.missing, np.nan, self.values.astype(np.float64))
 
     @property
+    def large(self) -> list[int]:
+        """The different integers that are too large for float64 to tell them all apart."""
+        found = self.values[~self.missing]
+        return np.unique(found[(found > _APART) | (found < -_APART)]).tolist()
+
+    @property
     def merged(self) -> tuple[Any, Any] | None:
         """Two different integers that are one float64, if there are such."""
         if self.kind != "integer":
@@ -79,6 +85,14 @@ class Column:
     def shown(self) -> list[Any]:
         """Return the values for people, nothing where one is missing."""
         return ["" if absent else value for value, absent in zip(self.values.tolist(), self.missing, strict=True)]
+
+    def of_type(self, dtype: np.dtype[Any]) -> "Column":
+        """Return the same with values of another type of numbers; where all are missing, of any type."""
+        if self.values.dtype == dtype:
+            return self
+        blank = np.full(len(self.values), "" if dtype == object else 0, dtype)
+        values = blank if self.missing.all() else self.values.astype(dtype)
+        return of_numpy(self.name, values, self.missing, self.stored, self.marks)
 
     def rows(self, chosen: np.ndarray) -> "Column":
         return dataclasses.replace(self, values=self.values[chosen], missing=self.missing[chosen])
