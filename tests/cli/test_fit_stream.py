@@ -3,6 +3,10 @@
 ``paraxis fit --stream`` finds what the same line without it finds, of files that are read a part at a time.
 """
 
+import io
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from paraxis.cli.fit import _parts
+from paraxis.cli.fit import _display, _parts
 from tests.cli._files import columns, complaints, everything, read, said, settled_by, write
 
 DATA = {name: np.tile(values, 4) for name, values in columns().items()}  # 240 rows
@@ -114,6 +118,66 @@ def test_columns_of_any_kind_are_read_and_scaled_as_in_memory(tmp_path, capsys):
         np.testing.assert_allclose(streamed["scales"], held["scales"], rtol=1e-7)
 
 
+KILLED = """
+import functools, os, signal, sys
+import paraxis.engines
+from paraxis.cli import main
+from paraxis.cli.fit import _display, _parts
+_parts._BYTES = 3000
+paraxis.engines.Stream = functools.partial(paraxis.engines.Stream, save_every=0)
+def stop(live, one):
+    if one.iter_num == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+_display.Live.__call__ = stop
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_fit_that_was_killed_or_interrupted_goes_on_to_the_same_bits(tmp_path, capsys, monkeypatch):
+    file, folder, out = write(tmp_path / "data.csv", some("bought")), tmp_path / "run", tmp_path / "out"
+    line = ["fit", file, *arguments(out, "bought", "--stream", "1MB", "--strength", "1e-4")]
+    saved = [*line, "--stream-folder", folder]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *map(str, saved)], capture_output=True, check=False)
+    assert (killed.returncode, out.exists()) == (-signal.SIGKILL, False)
+    assert (folder / "paraxis-state.npz").exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(_display.Live, "__call__", lambda live, one: os.kill(os.getpid(), signal.SIGINT))
+        status, _, err = said(capsys, *saved)
+    assert (status, out.exists()) == (130, False)
+    assert f"interrupted; the run so far is saved in --stream-folder {folder}, and the same command goes on" in err
+    status, _, err = said(capsys, *saved, "--strength", "1e-3")
+    assert (status, out.exists()) == (2, False)
+    expected = f"--stream-folder: folder '{folder}' holds a run with other arguments"
+    assert expected in complaints(err)[0]
+    status, printed, _ = said(capsys, *saved)
+    assert (status, folder.exists()) == (0, False)
+    assert re.search(r"the run went on after iteration [345], which was saved in", printed)
+    went_on = everything(out)
+    assert said(capsys, *line, "--force")[0] == 0
+    whole = everything(out)
+    assert went_on["coefficients.csv"] == whole["coefficients.csv"]
+    with np.load(out / "model.npz") as model:
+        found = {name: model[name].tobytes() for name in ("coef", "intercept")}
+    with np.load(io.BytesIO(went_on["model.npz"])) as model:
+        assert found == {name: model[name].tobytes() for name in ("coef", "intercept")}
+
+
+def test_a_folder_that_is_no_place_for_a_run_is_refused(tmp_path, capsys):
+    file, out = write(tmp_path / "data.csv", some("bought")), tmp_path / "out"
+    other = tmp_path / "other"
+    other.mkdir()
+    write(other / "x.csv", {"x": [1]})
+    for options, expected in {
+        ("--stream-folder", other): "holds 'x.csv'; write --stream-folder ",
+        ("--stream-folder", out / "run"): f"must not be in --out {out}, which holds the model alone; write --stream-f",
+    }.items():
+        status, _, err = said(capsys, "fit", file, *arguments(out, "bought", "--stream", "1MB", *options))
+        assert (status, out.exists()) == (2, False)
+        assert expected in complaints(err)[0]
+    status, _, err = said(capsys, "fit", file, *arguments(out, "bought", "--stream-folder", tmp_path / "run"))
+    assert (status, complaints(err)) == (2, ["--stream-folder is for --stream; write --stream 2GB, or leave it out"])
+
+
 def refused(capsys: pytest.CaptureFixture[str], out: Path, data: Path, *more: object) -> tuple[str, str]:
     line = ["fit", data, "--target", "y", "--out", out, "--stream", "1MB", *more]
     status, _, err = said(capsys, *line)
@@ -144,6 +208,33 @@ def test_what_cannot_be_streamed_is_refused_with_what_to_write(tmp_path, capsys)
     named = write(tmp_path / "named.csv", {**rows, "user_id": list(range(300))})
     message, _ = refused(capsys, out, named, "--ignore", "city")
     assert "column 'user_id' names the rows: no two values are the same; write --id user_id" in message
+
+
+COUNT = 600
+PLAIN = [number * 37 % 101 / 10 for number in range(COUNT)]
+LATE: dict[str, dict[str, list[Any]]] = {
+    "dates": {"day": [f"2024-01-{number % 28 + 1:02}" for number in range(COUNT - 3)] + ["n.a."] * 3},
+    "words": {"z": [*PLAIN[:-2], "?", "?"], "w": ["-", *PLAIN[1:-1], ""]},
+    "large": {"b": [2**60 + (number == COUNT - 1) for number in range(COUNT)]},
+    "names": {"user_id": [*range(COUNT)], "k_id": [f"u{number}" for number in range(COUNT)]},
+}
+LATE["all"] = {name: values for own in LATE.values() for name, values in own.items()}
+
+
+@pytest.mark.parametrize("what", LATE)
+def test_what_late_rows_show_is_told_as_of_all_rows_at_once(tmp_path, capsys, what):
+    rows = {**LATE[what], "x": PLAIN, "y": [number % 7 / 3 for number in range(COUNT)]}
+    file, out = write(tmp_path / "data.csv", rows), tmp_path / "out"
+    told_of = []
+    for more in ([], ["--stream", "1MB"]):
+        status, _, err = said(capsys, "fit", file, "--target", "y", "--out", out, *more)
+        assert status == 2
+        line = settled_by(err)
+        told_of.append((complaints(err), [word for word in line if word not in ("--stream", "1MB")]))
+    if what in ("all", "words"):  # how many values are missing is told of the first rows that have some
+        told_of = [([one for one in found if "missing value" not in one], line) for found, line in told_of]
+        assert len(told_of[0][0]) == (4 if what == "all" else 1)
+    assert told_of[0] == told_of[1]
 
 
 def test_what_is_wrong_with_a_row_is_told_with_its_file_and_line(tmp_path, capsys):

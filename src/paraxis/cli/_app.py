@@ -236,6 +236,13 @@ def fit(
             show_default="hold all rows",
         ),
     ] = None,
+    stream_folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --stream, save the run there meanwhile: killed or interrupted, the same command goes on.",
+            show_default="save nothing",
+        ),
+    ] = None,
     encoding: _Encoding = None,
     delimiter: _Delimiter = ",",
     decimal: _Decimal = ".",
@@ -247,7 +254,7 @@ def fit(
     options = FitOptions(
         data, target, objective, penalty, strength, grid_of(strengths), folds, l1_ratio, missing, text,
         tuple(ignore or ()), tuple(id_ or ()), weights, tuple(class_weight or ()), test_fraction, seed, devices,
-        float32, tol, max_iterations, out, force, stream,
+        float32, tol, max_iterations, out, force, stream, stream_folder,
         CsvForm(encoding, delimiter, decimal, tuple(na_values or ()), uneven_rows, same_names),
     )  # fmt: skip
     with needed("fit", "fit"):

@@ -3,10 +3,11 @@
 They are brought to mean 0 and standard deviation 1. What is missing is then 0, which is the mean.
 """
 
+import collections
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,10 @@ from paraxis.cli._errors import CommandError, Remedy
 from paraxis.cli.fit._csv import DIGITS, is_number
 from paraxis.cli.fit._settling import shell_word
 from paraxis.cli.fit._tables import Table, quoted, read_table
-from paraxis.cli.fit._values import MARKS, Column
+from paraxis.cli.fit._values import MARKS, Column, Kind
 
 MOST_LEVELS = 50
+_MOST_KNOWN = 10_000  # levels, or large integers, that are counted
 _FEW_WORDS = 5  # so many different ones among numbers, and no more, may stand for missing values
 _FEW_ROWS = 20
 _NAMES_ROWS = re.compile(r"(?i:(^|[\W_])(id|uuid|guid)([\W_]|$))|[a-z](Id|ID)$")
@@ -76,6 +78,51 @@ def naming_rows(table: Table, names: Sequence[str]) -> list[str]:
     return [name for name in names if _NAMES_ROWS.search(name) and _all_differ(table.columns[name])]
 
 
+class Outline:
+    """What is to be known of columns that are read a part at a time, before they are judged."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, Texts] = {}
+        self._kinds: dict[str, dict[Kind, str]] = {}
+        self._large: dict[str, set[int]] = {}
+        self._naming: dict[str, None] = {}
+        self._repeating: set[str] = set()
+
+    def add(self, part: Table, names: Sequence[str]) -> None:
+        """Look at one more part, and at which of the named columns name its rows."""
+        for name, column in part.columns.items():
+            if not column.missing.all():
+                self._kinds.setdefault(name, {}).setdefault(column.kind, column.stored)
+            if column.kind == "text":
+                self.texts.setdefault(name, Texts()).add(column, part)
+            elif column.kind == "integer" and len(own := self._large.setdefault(name, set())) <= _MOST_KNOWN:
+                own.update(column.large)
+        found = naming_rows(part, names)
+        self._naming.update(dict.fromkeys(found))
+        many = (name for name in names if part.num_rows - part.columns[name].missing.sum() > 1)
+        self._repeating.update(set(many).difference(found))
+
+    @property
+    def mixed(self) -> set[str]:
+        """The columns that are text, truth values or dates in one part, and not in another."""
+        return {name for name, own in self._kinds.items() if len(own) > 1 and own.keys() & {"text", "boolean", "other"}}
+
+    @property
+    def naming(self) -> list[str]:
+        """The columns that name the rows, as far as those within a part tell."""
+        return [name for name in self._naming if name not in self._repeating]
+
+    def of(self, table: Table) -> Table:
+        """Return a table with all columns as of their kind in all parts, and of their values those that matter."""
+        return dataclasses.replace(table, columns={name: self._column(name) for name in table.columns})
+
+    def _column(self, name: str) -> Column:
+        kinds = self._kinds.get(name, {"number": "nothing"})
+        kind = next(iter(kinds)) if len(kinds) == 1 else "number"
+        values = np.array(sorted(self._large.get(name, ())) if kind == "integer" else [])
+        return Column(name, kind, values, np.zeros(len(values), bool), kinds.get(kind, "double"))
+
+
 def refuse_naming(naming: Sequence[str]) -> None:
     """Refuse columns that name the rows.
 
@@ -91,42 +138,87 @@ def refuse_naming(naming: Sequence[str]) -> None:
         )
 
 
-def refuse_many(levels: Mapping[str, Collection[str]], table: Table) -> None:
-    """Refuse columns of text of too many levels, of which a table has some.
+class Texts:
+    """What a column of text holds, of which parts are looked at one after the other.
 
-    Raises:
-        CommandError: if there are any.
+    Attributes:
+        levels: its values; of very many, some.
     """
-    many = [table.columns[name] for name, own in levels.items() if len(own) > MOST_LEVELS]
-    if many:
-        count = len(levels[many[0].name])
-        raise CommandError(
-            f"{_named(many)} hold{_s(many)} text of {count} levels, such as {_example(many[0], table)}, more than the "
-            f"{MOST_LEVELS} that --text one-hot takes; write {_ignoring(many)}",
-            remedies=[_ignored(many)],
-        )
+
+    def __init__(self) -> None:
+        self.levels: set[str] = set()
+        self._odd: set[str] = set()
+        self._num_odd = self._num_present = self._num_numbers = 0
+        self._has_codes = False
+        self._first = self._first_odd = ""
+
+    @classmethod
+    def of(cls, column: Column, table: Table) -> "Texts":
+        """Return what a column of a table holds."""
+        found = cls()
+        found.add(column, table)
+        return found
+
+    def add(self, column: Column, table: Table) -> None:
+        """Look at one more part of the column."""
+        counts = collections.Counter(column.values[~column.missing].tolist())
+        if len(self.levels) <= _MOST_KNOWN:
+            self.levels.update(counts)
+        for value, count in counts.items():
+            bare = value.strip()
+            is_odd = not is_number(value, table.form.decimal)
+            if not self._first:
+                self._first = repr(value) if column.stored not in DIGITS else f"{value!r} ({column.stored})"
+            if is_odd and not self._first_odd:
+                place = table.place(int(np.flatnonzero(column.values == value)[0]))
+                self._first_odd = f"{value!r} in {place} among numbers"
+            self._num_numbers += 0 if is_odd else count
+            self._has_codes |= re.fullmatch("[+-]?0[0-9]+", bare) is not None
+            if bare in MARKS:
+                continue
+            self._num_present += count
+            self._num_odd += count if is_odd else 0
+            if is_odd and len(self._odd) <= _FEW_WORDS:
+                self._odd.add(bare)
+
+    @property
+    def words(self) -> list[str]:
+        """The few words of a column of which more than half is numbers; else nothing."""
+        few = len(self._odd) <= _FEW_WORDS and self._num_odd < self._num_present / 2
+        return sorted(self._odd) if few and not self._has_codes else []
+
+    @property
+    def example(self) -> str:
+        """A value, for people; where some are numbers, one that is none, and where it is."""
+        return (self._first_odd if self._num_numbers else "") or self._first or "nothing"
 
 
 def usable(
-    table: Table, names: Sequence[str], text: str, note: Callable[[str], None], *, is_part: bool = False
+    table: Table,
+    names: Sequence[str],
+    text: str,
+    note: Callable[[str], None],
+    *,
+    texts_in: Mapping[str, Texts] | None = None,
+    naming: Sequence[str] | None = None,
 ) -> list[str]:
     """Return the columns a model can be fitted to, of those named.
 
     Args:
-        table: the file.
+        table: the file; or an outline of it, see below.
         names: its columns but the target and those to ignore.
         text: what to do with text: ``fail``, ``drop`` or ``one-hot``.
         note: is told what is left out.
-        is_part: whether there are more rows; it is not looked at what names all of them, or counts them.
+        texts_in: what the columns of text hold, if the table does not have all of it.
+        naming: the columns that name the rows, likewise; then it is not looked at which of them count the rows.
 
     Raises:
         CommandError: if one holds what cannot be used.
     """
     columns = [table.columns[name] for name in names]
-    if not is_part:
-        refuse_naming(naming_rows(table, names))
-        for name in (column.name for column in columns if _counts(column)):
-            note(f"column {name!r} counts the rows; if that says nothing about them, write {_option_id([name])}")
+    refuse_naming(naming_rows(table, names) if naming is None else naming)
+    for name in (column.name for column in columns if naming is None and _counts(column)):
+        note(f"column {name!r} counts the rows; if that says nothing about them, write {_option_id([name])}")
     odd = [column for column in columns if column.kind == "other"]
     if odd:
         raise CommandError(
@@ -145,37 +237,48 @@ def usable(
     if texts and text == "drop":
         note(f"{_named(texts)} hold{_s(texts)} text and {'is' if len(texts) == 1 else 'are'} left out")
         return [column.name for column in columns if column.kind != "text"]
-    many = [column for column in texts if len(levels_of(column)) > MOST_LEVELS]
+    known = {column.name: Texts.of(column, table) for column in texts} if texts_in is None else texts_in
+    many = [column for column in texts if len(known[column.name].levels) > MOST_LEVELS]
     as_levels = "" if many else ", or --text one-hot to take the numbers for text, too"
-    require_no_marks(table, many if text == "one-hot" else texts, as_levels)
-    refuse_many({column.name: levels_of(column) for column in many}, table)
+    require_no_marks(table, many if text == "one-hot" else texts, as_levels, texts_in=known)
+    if many:
+        first = known[many[0].name]
+        raise CommandError(
+            f"{_named(many)} hold{_s(many)} text of {_about(len(first.levels))} levels, such as {first.example}, more "
+            f"than the {MOST_LEVELS} that --text one-hot takes; write {_ignoring(many)}",
+            remedies=[_ignored(many)],
+        )
     if texts and text == "fail":
         raise CommandError(
-            f"{_named(texts)} hold{_s(texts)} text, such as {_example(texts[0], table)}; write --text one-hot for a "
+            f"{_named(texts)} hold{_s(texts)} text, such as {known[texts[0].name].example}; write --text one-hot for a "
             f"column per level, or --text drop",
             remedies=[{"text": "one-hot"}],
         )
     return list(names)
 
 
-def require_no_marks(table: Table, texts: Sequence[Column], otherwise: str = "") -> None:
+def require_no_marks(
+    table: Table, texts: Sequence[Column], otherwise: str = "", *, texts_in: Mapping[str, Texts] | None = None
+) -> None:
     """Check that columns of text are not numbers with a few words among them, in place of missing values.
 
     Raises:
         CommandError: naming them and the words, and what to write otherwise.
     """
-    marked = {column.name: words for column in texts if (words := _words_among_numbers(column, table.form.decimal))}
+    known = texts_in or {}
+    own = {column.name: known.get(column.name) or Texts.of(column, table) for column in texts}
+    marked = {name: found for name, found in own.items() if found.words}
     if not marked or not table.is_csv:
         return
-    words = sorted({word for found in marked.values() for word in found})
-    column = table.columns[next(iter(marked))]
+    words = sorted({word for found in marked.values() for word in found.words})
     others = [other for other in table.columns.values() if other.kind == "text" and other.name not in marked]
-    elsewhere = any(np.isin(words, other.values.astype(str)).any() for other in others)
+    values = [known[other.name].levels if other.name in known else other.values.tolist() for other in others]
+    elsewhere = any(not set(words).isdisjoint(own) for own in values)
     shown = " ".join(f"--na-values={shell_word(word)}" for word in words)
     one = len(marked) == 1
     raise CommandError(
         f"column{'' if one else 's'} {quoted(marked)} hold{'s' if one else ''} text, such as "
-        f"{_example(column, table)}; write {shown}{otherwise}",
+        f"{next(iter(marked.values())).example}; write {shown}{otherwise}",
         remedies=[{"na_values": words}] * (not elsewhere) + [{"ignore": list(marked)}],
     )
 
@@ -370,15 +473,6 @@ def _option_id(names: Sequence[str]) -> str:
     return " ".join(f"--id {shell_word(name)}" for name in names)
 
 
-def _words_among_numbers(column: Column, decimal: str) -> list[str]:
-    """Return the few words of a column of text of which more than half is numbers; else nothing."""
-    present = [value.strip() for value in column.values[~column.missing] if value.strip() not in MARKS]
-    odd = [value for value in present if not is_number(value, decimal)]
-    few = len(set(odd)) <= _FEW_WORDS and len(odd) < len(present) / 2
-    codes = any(re.fullmatch("[+-]?0[0-9]+", value) for value in present)
-    return sorted(set(odd)) if few and not codes else []
-
-
 def _infinite_words(table: Table, names: Iterable[str]) -> list[str]:
     """Return how infinities are written in columns of a CSV file; nothing of another one."""
     if not table.is_csv:
@@ -394,15 +488,8 @@ def _is_infinite(word: str) -> bool:
         return False
 
 
-def _example(column: Column, table: Table) -> str:
-    present = column.values[~column.missing]
-    odd = [value for value in present if not is_number(value, table.form.decimal)]
-    if odd and len(odd) < len(present):
-        where = table.place(int(np.flatnonzero(column.values == odd[0])[0]))
-        return f"{odd[0]!r} in {where} among numbers"
-    if not len(present):
-        return "nothing"
-    return repr(present[0]) if column.stored not in DIGITS else f"{present[0]!r} ({column.stored})"
+def _about(count: int) -> str:
+    return str(count) if count <= _MOST_KNOWN else f"more than {_MOST_KNOWN:,}"
 
 
 def _named(columns: Sequence[Column]) -> str:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from paraxis.cli.fit._report import Report
 from paraxis.cli.fit._rows import Design, Held, Rows
 from paraxis.cli.fit._settling import command_line, settled
 from paraxis.cli.fit._solving import SCORES, Solved, Solver, Validated, solve, validate
-from paraxis.cli.fit._survey import Survey, surveyed
+from paraxis.cli.fit._survey import Rules, Survey, surveyed
 from paraxis.cli.fit._tables import Table, digest_of, quoted, read_table
 from paraxis.launch import initialize
 from paraxis.solve import Status
@@ -125,6 +125,11 @@ def run_fit(options: FitOptions, console: Console) -> None:
             with Live(console, f"fitting to {len(X):,} rows", value_name(solver.smooth)) as live:
                 solved = solve(solver, strength, X, y, fitted, live)
         seconds = time.perf_counter() - started
+        if solved.error is not None and options.stream_folder is not None:
+            raise StoppedError(
+                f"interrupted; the run so far is saved in --stream-folder {options.stream_folder}, and the same "
+                f"command goes on with it; --out {options.out} is as it was"
+            )
 
         about = {
             "penalty": options.penalty,
@@ -225,7 +230,7 @@ def _surveyed(options: FitOptions, note: _Note) -> Survey:
     from paraxis.engines import Stream  # which loads JAX's machinery for programs
 
     try:
-        engine = Stream(memory=options.stream)
+        engine = Stream(memory=options.stream, folder=options.stream_folder)
     except ValueError:
         raise CommandError(
             f"--stream {options.stream} must be a number of bytes, such as 2GB; write --stream 2GB",
@@ -238,12 +243,19 @@ def _surveyed(options: FitOptions, note: _Note) -> Survey:
             told.add(text)
             note(text)
 
-    def check(part: Table) -> tuple[Table, list[str]]:
-        return _checked(options, part, once, is_part=True)
+    def check(part: Table, names: list[str]) -> Table:
+        _require_weights(options, part)
+        used = names if options.text != "drop" else [name for name in names if part.columns[name].kind != "text"]
+        return _of_usable(options, part, used, once, is_part=True)
+
+    def judge(outline: columns.Outline, table: Table, names: list[str]) -> list[str]:
+        _require_target(options, table, outline.texts)
+        return columns.usable(table, names, options.text, once, texts_in=outline.texts, naming=outline.naming)
 
     kept = [options.target, *([options.weights] if options.weights is not None else [])]
     files = Parts(options.data, options.csv, "paraxis fit")
-    return surveyed(files, kept, _as_text(options), check, engine)
+    rules = Rules(lambda part: _names(options, part, once), check, judge)
+    return surveyed(files, kept, _as_text(options), rules, engine)
 
 
 def _as_text(options: FitOptions) -> frozenset[str]:
@@ -251,16 +263,36 @@ def _as_text(options: FitOptions) -> frozenset[str]:
     return frozenset((*options.ignore, *options.id)) - used
 
 
-def _checked(options: FitOptions, table: Table, note: _Note, *, is_part: bool = False) -> tuple[Table, list[str]]:
-    """Return the rows, or a part of them, without those that are left out, and the columns to predict from."""
-    names = _names(options, table, note, is_part=is_part)
+def _checked(options: FitOptions, table: Table, note: _Note) -> tuple[Table, list[str]]:
+    """Return the rows without those that are left out, and the columns to predict from."""
+    names = _names(options, table, note)
+    _require_target(options, table)
+    _require_weights(options, table)
+    names = columns.usable(table, names, options.text, note)
+    return _of_usable(options, table, names, note, is_part=False), names
+
+
+def _of_usable(options: FitOptions, table: Table, names: list[str], note: _Note, *, is_part: bool) -> Table:
+    """Return the rows, or a part of them, without those that are left out."""
     columns.tell_of_marks(table, [options.target, *names], note)
     columns.require_finite(table, names, is_part=is_part)
-    return _without_missing(options, table, names, is_part=is_part), names
+    return _without_missing(options, table, names, is_part=is_part)
 
 
-def _names(options: FitOptions, table: Table, note: _Note, *, is_part: bool) -> list[str]:
-    """Return the columns to predict from."""
+def _require_target(options: FitOptions, table: Table, texts_in: Mapping[str, columns.Texts] | None = None) -> None:
+    """Check that a target is not numbers with a few words among them; as many labels as a class may have are none."""
+    target = table.columns[options.target]
+    known = columns.Texts.of(target, table) if texts_in is None and target.kind == "text" else None
+    if target.kind == "text" and len((known or (texts_in or {})[target.name]).levels) > targets.FEW:
+        columns.require_no_marks(table, [target], texts_in=texts_in)
+
+
+def _require_weights(options: FitOptions, table: Table) -> None:
+    weights.require_numbers([table.columns[name] for name in (options.weights,) if name is not None], table)
+
+
+def _names(options: FitOptions, table: Table, note: _Note) -> list[str]:
+    """Return the columns that are not to be left out; whether they can be used, is not looked at."""
     used = [options.target, *([options.weights] if options.weights is not None else [])]
     for text in table.notes:
         note(text)
@@ -282,12 +314,7 @@ def _names(options: FitOptions, table: Table, note: _Note, *, is_part: bool) -> 
         what = f"{name!r} is the index of a data frame" if name else nameless
         note(f"{what}, and is left out: what numbers the rows is not to predict from")
     left_out = {*used, *options.ignore, *options.id, *index}
-    names = [name for name in table.columns if name not in left_out]
-    target = table.columns[options.target]
-    if target.kind == "text" and len(set(target.values)) > targets.FEW:  # as many labels are numbers
-        columns.require_no_marks(table, [target])
-    weights.require_numbers([table.columns[name] for name in used[1:]], table)
-    return columns.usable(table, names, options.text, note, is_part=is_part)
+    return [name for name in table.columns if name not in left_out]
 
 
 def _without_missing(options: FitOptions, table: Table, names: list[str], *, is_part: bool) -> Table:
@@ -406,7 +433,10 @@ def _strength(
 
 
 def _of_status(options: FitOptions, solved: Solved) -> list[str]:
-    """Return what there is to note of how the solver ended."""
+    """Return what there is to note of how the solver went on, and ended."""
+    first = solved.history[0].iter_num if solved.history else solved.num_iterations + 1
+    if first > 1:
+        return [f"the run went on after iteration {first - 1:,}, which was saved in {options.stream_folder}"]
     if solved.status == Status.UNBOUNDED.words:
         return [f"{solved.status}; {_penalised(options)}"]
     if not solved.converged and solved.error is None:
@@ -433,11 +463,11 @@ def _summary(
         ("penalty", penalty),
         ("devices", f"{devices}, {'float32' if options.float32 else 'float64'}"),
         ("status", solved.status),
-        ("iterations", f"{last.iter_num:,}" if last else "0"),
+        ("iterations", f"{solved.num_iterations:,}"),
         ("passes over the data", f"{solved.data_passes:,}"),
         (
             f"{value} reached",
-            f"{last.value:.8g}, error {last.error:.2g}" if last else "at the start",
+            f"{last.value:.8g}, error {last.error:.2g}" if last else "when the run was saved, or at the start",
         ),
         ("time", f"{seconds:.1f} s, with compiling"),
     ]

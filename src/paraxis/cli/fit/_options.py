@@ -70,6 +70,7 @@ class FitOptions:
         force: whether an earlier fit there may go.
         stream: the memory for rows that are read a part at a time, in bytes or such as ``2GB``; ``None``: all rows are
             held.
+        stream_folder: where the solver's run is saved meanwhile, so that the same command goes on with it.
         csv: how the file is written, if it is CSV.
     """
 
@@ -96,6 +97,7 @@ class FitOptions:
     out: Path = Path("paraxis-fit")
     force: bool = False
     stream: str | None = None
+    stream_folder: Path | None = None
     csv: CsvForm = CsvForm()
 
     def __post_init__(self) -> None:
@@ -113,6 +115,13 @@ class FitOptions:
             )
         if self.strength is not None and self.strengths is not None:
             raise CommandError("--strength is one number and --strengths a grid to choose from; give one of them")
+        if self.stream_folder is not None and self.stream is None:
+            raise CommandError("--stream-folder is for --stream; write --stream 2GB, or leave it out")
+        if self.stream_folder is not None and self.stream_folder.resolve().is_relative_to(self.out.resolve()):
+            raise CommandError(
+                f"--stream-folder {self.stream_folder} must not be in --out {self.out}, which holds the model alone; "
+                f"write --stream-folder {self.out}-run"
+            )
         if self.stream is not None and self.strengths is not None:
             raise CommandError(
                 f"--strengths needs all rows in memory, for cross-validation; write --strength {self.strengths[0]:g} "

@@ -135,7 +135,7 @@ def _kind(path: Path) -> str:
         raise CommandError(
             f"{path} is not read in parts: --stream takes .csv and .parquet files, or a folder of "
             f"{', '.join(IN_PARTS)}; leave out --stream, or write np.save('rows/X.npy', X), np.save('rows/y.npy', y)",
-            remedies=[{"stream": lambda old: False if old is True else None}],
+            remedies=[{"stream": lambda _: None, "stream_folder": None}, {"stream": False}],
         )
     if not path.exists():
         raise CommandError(f"{path} cannot be read: No such file or directory")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit._rows import Design
+from paraxis.errors import CheckpointError
 from paraxis.solve import Interrupted, Iteration, Status, estimators as est
 
 SCORES = {"logistic": "accuracy", "squared": "R²", "poisson": "D²"}
@@ -83,6 +85,7 @@ class Solved:
         converged: whether the test for a solution was passed.
         history: the iterations in order.
         data_passes: how often the data were read, with the test at the end.
+        num_iterations: how many there were, with those of a run that was saved.
         error: what the tolerance is compared with, where Ctrl-C ended the run; else ``None``.
     """
 
@@ -92,6 +95,7 @@ class Solved:
     converged: bool
     history: list[Iteration]
     data_passes: int
+    num_iterations: int
     error: float | None = None
 
 
@@ -103,7 +107,7 @@ def solve(
     Where Ctrl-C ends the run, what was found until then.
 
     Raises:
-        CommandError: if no finite coefficients are found.
+        CommandError: if no finite coefficients are found, or the folder to save the run in cannot be used.
     """
     history: list[Iteration] = []
 
@@ -122,6 +126,9 @@ def solve(
                 model.fit(X, targets, weight)
         except Interrupted as stopped:
             model, error = stopped.estimator, _largest_error(stopped)
+        except CheckpointError as refused:
+            said = re.sub(r"px\.Stream\(…, folder='(.*)'\)", r"--stream-folder \1", str(refused))
+            raise CommandError(f"--stream-folder: {said.removeprefix('Stream: ')}") from None
     history.sort(key=lambda iteration: iteration.iter_num)
     return _solved(solver, model, y, weight, history, error)
 
@@ -178,7 +185,8 @@ def _solved(
     if not (np.isfinite(coef).all() and np.isfinite(intercept).all()):
         raise CommandError(f"the fit gave no finite coefficients: {model.status_}; write --strength 1, or another one")
     converged = model.status_ == Status.CONVERGED.words
-    return Solved(coef, intercept, model.status_, converged, history, int(model.data_passes_), error)
+    counts = int(model.data_passes_), int(np.max(model.n_iter_))
+    return Solved(coef, intercept, model.status_, converged, history, *counts, error)
 
 
 def _standardised(solver: Solver, y: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, float, float]:

@@ -6,20 +6,31 @@ it holds text and which.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit import _columns as columns
-from paraxis.cli.fit._columns import Source
+from paraxis.cli.fit._columns import Outline, Source
 from paraxis.cli.fit._parts import Parts
 from paraxis.cli.fit._rows import Streamed
 from paraxis.cli.fit._tables import Table
 from paraxis.cli.fit._values import Column, joined
 
-Check = Callable[[Table], tuple[Table, list[str]]]
-"""A part → what is left of it without rows that have missing values, and the columns to predict from."""
+
+class Rules(NamedTuple):
+    """What becomes of the rows.
+
+    Args:
+        names: a part → its columns but the target and those to ignore.
+        check: a part and these → what is left of it without rows that have missing values.
+        judge: what is known of all parts, also as a table, and these → the columns to predict from.
+    """
+
+    names: Callable[[Table], list[str]]
+    check: Callable[[Table, list[str]], Table]
+    judge: Callable[[Outline, Table, list[str]], list[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,69 +52,67 @@ class Survey:
     num_dropped: int
 
 
-def surveyed(files: Parts, kept: list[str], as_text: frozenset[str], check: Check, engine: Any) -> Survey:
+def surveyed(files: Parts, kept: list[str], as_text: frozenset[str], rules: Rules, engine: Any) -> Survey:
     """Read all parts once; again, if a column turns out to hold text in some of them only.
 
     Args:
         files: the parts.
         kept: the columns of which all values are kept.
         as_text: columns that are read as text.
-        check: refuses what cannot be used.
+        rules: refuse what cannot be used.
         engine: for what reads the rows later.
 
     Raises:
-        CommandError: if a part is refused.
+        CommandError: if columns are refused; or else for the first part that is.
     """
     while True:
-        found = _surveyed(files, kept, as_text, check, engine)
+        found = _surveyed(files, kept, as_text, rules, engine)
         if isinstance(found, Survey):
             return found
         as_text |= found
 
 
 def _surveyed(
-    files: Parts, kept: list[str], as_text: frozenset[str], check: Check, engine: Any
+    files: Parts, kept: list[str], as_text: frozenset[str], rules: Rules, engine: Any
 ) -> Survey | frozenset[str]:
     """Return what there is to know, or the columns that must be read as text."""
     values: dict[str, list[Column]] = {name: [] for name in kept}
-    kinds: dict[str, set[str]] = {}
-    levels: dict[str, set[str]] = {}
     there: list[np.ndarray] = []
     numbers: list[np.ndarray] = []
-    names: list[str] | None = None
-    naming: set[str] | None = None
-    first = None
+    names: list[str] = []
+    outline, first, refused = Outline(), None, None
     for part in files.read(as_text):
-        first = part if first is None else first
-        for name, column in part.columns.items():
-            kinds.setdefault(name, set()).update([] if column.missing.all() else [column.kind])
-        mixed = {name for name, own in kinds.items() if len(own) > 1 and own & {"text", "boolean", "other"}}
-        if mixed and not part.is_csv:
-            name = min(mixed)
+        own = rules.names(part)
+        if first is None:
+            first, names = part, own
+        outline.add(part, names)
+        if outline.mixed and not part.is_csv:
+            name = min(outline.mixed)
             raise CommandError(
                 f"{part.path}: column {name!r} holds {part.columns[name].stored}, and {first.columns[name].stored} in "
                 f"{first.path}; give all files the same types"
             )
-        if not mixed <= as_text:
-            return frozenset(mixed)
-        left, usable = check(part)
-        names = usable if names is None else [name for name in names if name in usable]
-        found = set(columns.naming_rows(part, usable))
-        naming = found if naming is None else naming & found
-        for name in usable:
-            if part.columns[name].kind == "text" and len(levels.setdefault(name, set())) <= columns.MOST_LEVELS:
-                levels[name].update(columns.levels_of(part.columns[name]))
-        columns.refuse_many({name: own for name, own in levels.items() if name in names}, part)
+        if refused is not None or not outline.mixed <= as_text:
+            continue
+        try:
+            left = rules.check(part, names)
+        except CommandError as error:  # what is wrong with the columns comes first, and is known at the end
+            refused = error
+            continue
         there.append(np.isin(part.numbers, left.numbers))
         numbers.append(left.numbers)
         for name in kept:
             values[name].append(left.columns[name])
     assert first is not None
-    assert names is not None
-    columns.refuse_naming(sorted(naming or ()))
+    if not outline.mixed <= as_text:
+        return frozenset(outline.mixed)
+    names = rules.judge(outline, outline.of(first), names)
+    if refused is not None:
+        raise refused
     table = dataclasses.replace(
         first, numbers=np.concatenate(numbers), columns={name: joined(own) for name, own in values.items()}, before=0
     )
+    levels = {name: outline.texts[name].levels for name in names if name in outline.texts}
     sources = [source for name in names for source in columns.sources(name, levels.get(name))]
     mask = np.concatenate(there)
     rows = Streamed(files, as_text, mask, engine)
