@@ -161,6 +161,98 @@ def test_while_loop_whose_end_all_elements_agree_on() -> None:
         assert_close(px.map_fn(body, x, axis_on(devices, 10)), (np.full(10, turns), y))
 
 
+def _own_ways(x: jax.Array) -> Any:
+    """Loops that each element leaves by itself, and branches that it takes by itself, with exchange in them."""
+    index = lax.axis_index(NAME)
+
+    def halved(limit: Any, x: jax.Array) -> jax.Array:
+        def turn(s: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return s[0] + 1, 0.5 * s[1] + lax.pmean(s[1], NAME)
+
+        return lax.while_loop(lambda s: s[0] < limit, turn, (jnp.zeros((), jnp.int32), x))[1]
+
+    def mean(x: jax.Array) -> jax.Array:
+        return lax.pmean(x, NAME)
+
+    def outer(s: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return s[0] - 1, halved(s[0] % 3, s[1])
+
+    left = halved(index % 4, x)
+    nested = lax.while_loop(lambda s: s[0] > 0, outer, (index % 3, x))[1]
+    asked = lax.while_loop(lambda s: s < lax.pmax(s, NAME), lambda s: s + 1.0, jnp.floor(4 * x[0]))
+    scanned = lax.scan(lambda c, t: (lax.cond(t < index, mean, jnp.sin, c), halved(t + 1, c)), x, jnp.arange(2))
+    return left, nested, asked, scanned
+
+
+def _own_branches(choose: Callable[..., Any], x: jax.Array) -> Any:
+    """Likewise, with a derivative."""
+    index = lax.axis_index(NAME)
+
+    def mean(x: jax.Array) -> jax.Array:
+        return lax.pmean(x, NAME)
+
+    def step(c: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return choose((c[0] * t > 0.5).astype(jnp.int32), [jnp.sin, mean], c), c
+
+    taken = choose((x[0] > 0.6).astype(jnp.int32), [jnp.sin, mean], x)
+    chosen = jax.jit(lambda x: choose(index % 3, [mean, lambda x: lax.psum(2 * x, NAME), lambda x: -x], x))(x)
+    scanned = lax.scan(step, x, jnp.arange(3.0))
+    coupled = jax.scipy.sparse.linalg.cg(lambda q: 3 * q + 0.1 * lax.psum(q, NAME), x, maxiter=8)[0]
+    return taken, chosen, scanned, coupled
+
+
+def _all_and_select(index: jax.Array, branches: Any, x: jax.Array) -> jax.Array:
+    """What a branch per element means. JAX's own derivative of it under ``vmap`` forgets the other elements' sums."""
+    return lax.select_n(index, *(branch(x) for branch in branches))
+
+
+@pytest.mark.parametrize("placement", [(1, 5), (2, 5), (8, 5)], ids=str)
+def test_elements_go_their_own_ways_and_exchange_on_the_way(placement: tuple[int, int]) -> None:
+    """As under ``vmap``. Devices that took different branches, or turns, would wait for each other forever."""
+    axis, x = axis_on(*placement), values(placement[1], 2)
+
+    def everything(run: Callable[[Any], Callable[[jax.Array], Any]], choose: Callable[..., Any]) -> Any:
+        branched = run(partial(_own_branches, choose))
+        return jax.jit(lambda x: (run(_own_ways)(x), branched(x), jax.grad(lambda x: _score(branched(x)))(x)))(x)
+
+    here = everything(lambda body: partial(px.map_fn, body, axis=axis), lax.switch)
+    there = everything(lambda body: jax.vmap(body, axis_name=NAME), _all_and_select)
+    assert_close(here, there, rtol=2e-4, atol=1e-4)
+
+
+def test_a_branch_that_all_elements_take_alike_is_the_only_one_that_is_run() -> None:
+    axis, seen = axis_on(2, 4), []
+
+    def body(step: jax.Array, x: jax.Array) -> jax.Array:
+        def noted(x: jax.Array) -> jax.Array:
+            jax.debug.callback(seen.append, x)
+            return px.pmean(x, axis)
+
+        return lax.cond(step % 3 == 0, noted, lambda x: x, x)
+
+    run = jax.jit(lambda step, x: px.map_fn(body, (px.broadcast(step, axis), x), axis))
+    x = values(4)
+    assert_close(run(1, x), x)
+    jax.effects_barrier()
+    assert seen == []
+    assert_close(run(3, x), np.full(4, np.mean(x)))
+
+
+def test_a_loop_whose_turns_do_not_depend_on_the_element_sends_nothing_about_them() -> None:
+    """A counter up to a shared number, and a test that all answer alike: one all-reduce in each loop's body."""
+    axis = axis_on(2, 4)
+
+    def body(turns: jax.Array, x: jax.Array) -> Any:
+        counted = lax.fori_loop(0, turns, lambda _, s: 0.5 * s + px.pmean(s, axis), x)
+        agreed = lax.while_loop(lambda s: s[1] < 9.0, lambda s: (s[0] * 1.5, px.psum(s[0], axis)), (x, 0.0))
+        return counted, agreed
+
+    run = jax.jit(lambda turns, x: px.map_fn(body, (px.broadcast(turns, axis), x), axis))
+    assert run.lower(3, values(4)).compile().as_text().count(" all-reduce(") == 2
+    uneven = jax.jit(lambda turns, x: px.map_fn(body, (turns, x), axis))
+    assert uneven.lower(np.arange(4), values(4)).compile().as_text().count(" all-reduce(") > 2
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("placement", [(1, 3), (2, 7), (8, 3), (8, 10)], ids=str)
 def test_gradient_taken_inside_the_body(placement: tuple[int, int]) -> None:

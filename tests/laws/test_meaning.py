@@ -243,6 +243,44 @@ def test_effects_happen_once_where_elements_exchange_values(placement: tuple[int
         assert {kind: sorted(values) for kind, values in seen.items()} == {k: v for k, v in expected.items() if v}
 
 
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
+def test_effects_of_uneven_branches_and_loops_happen_where_an_element_takes_them(placement: tuple[int, int]) -> None:
+    """All elements go through a branch that exchanges values, and to the end of the longest loop: only in step."""
+    devices, size = placement
+    axis, x, seen = axis_on(devices, size), np.arange(1.0, size + 1, dtype=np.float32), []
+
+    def note(kind: int, value: jax.Array) -> None:
+        jax.debug.callback(lambda value: seen.append((kind, float(value))), value)
+
+    def body(w: jax.Array, x: jax.Array) -> jax.Array:
+        def many(x: jax.Array) -> jax.Array:
+            note(1, x)
+            return w * x + px.psum(x, axis)
+
+        def few(x: jax.Array) -> jax.Array:
+            note(2, x)
+            return w * x
+
+        def turn(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            count, most = state
+            note(3, count)
+            return count + 1, px.pmax(lax.stop_gradient(most), axis)
+
+        lax.while_loop(lambda state: state[0] < jnp.minimum(x, 3), turn, (jnp.float32(0), lax.stop_gradient(x)))
+        return lax.cond(x > 2, many, few, x)
+
+    def loss(w: jax.Array) -> jax.Array:
+        return px.reduce_sum(px.map_fn(body, (px.broadcast(w, axis), x), axis), axis)
+
+    turns = [(3, float(turn)) for element in x for turn in range(min(int(element), 3))]
+    expected = sorted([*((1 if element > 2 else 2, float(element)) for element in x), *turns])
+    for run, result in ((jax.jit(loss), 2 * x.sum() + x.sum() * np.sum(x > 2)), (jax.jit(jax.grad(loss)), x.sum())):
+        seen.clear()
+        assert_close(run(np.float32(2)), np.float32(result), rtol=1e-5)
+        jax.effects_barrier()
+        assert sorted(seen) == expected
+
+
 @pytest.mark.parametrize("asks", [False, True])
 def test_a_derivative_in_turns_has_no_effects_of_its_own(asks: bool) -> None:
     """The body runs again without its effects, in loops and branches too; what it was told from outside is kept."""

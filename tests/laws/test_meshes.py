@@ -325,3 +325,59 @@ def test_a_map_of_a_map_elsewhere() -> None:
     )
     got = jax.jit(lambda x: px.map_fn(jnp.sin, px.map_fn(jnp.cos, x, a), b))(values(5))
     assert_close(np.asarray(got), np.sin(np.cos(np.asarray(values(5)))))
+
+
+BODIES = {
+    "a linear system": lambda w, x: lax.custom_linear_solve(
+        lambda q: (2 + x[0] ** 2) * q, w, lambda _, b: b / (2 + x[0] ** 2), symmetric=True
+    ),
+    "a call that does nothing": lambda w, x: jnp.argmax(jax.jit(lambda x: x)(x).reshape(-1)) * jax.jit(lambda w: w)(w),
+    "a loop that does nothing": lambda w, x: lax.scan(lambda c, _: (c, c), w, None, length=2)[1].sum(0) * x[0],
+    "a branch that does nothing": lambda w, x: lax.cond(x[0] > 0.5, lambda w: w, lambda w: 2 * w, w),
+    "its own derivative, passed on": lambda w, x: jax.vjp(jax.jit(lambda w: w), w)[1](w * x[0])[0],
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("types", ["E", "AE", "EE"])
+def test_operations_that_keep_what_they_were_traced_with(body: str, types: str) -> None:
+    """Types that name the user's mesh may stand in an operation's parameters, and in bodies without operations."""
+    kinds = tuple({"A": AxisType.Auto, "E": AxisType.Explicit}[kind] for kind in types)
+    devices = np.array(jax.devices()[:4]).reshape((4,) if len(kinds) == 1 else (2, 2))
+    mesh = Mesh(devices, ("rows", "other")[: len(kinds)], axis_types=kinds)
+    fn, w, x = BODIES[body], values(2), values(5, 2)
+    expected = jax.vmap(lambda x: fn(w, x))(x), jax.grad(lambda w: jax.vmap(lambda x: fn(w, x))(x).sum())(w)
+    axis = px.Axis("rows", 5, mesh=mesh)
+
+    def mapped(w: jax.Array) -> jax.Array:
+        return px.map_fn(fn, (px.broadcast(w, axis), x), axis)
+
+    with jax.set_mesh(mesh):
+        got = jax.jit(lambda w: (mapped(w), jax.grad(lambda w: px.reduce_sum(mapped(w), axis).sum())(w)))(w)
+    assert_close(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [3, 8, 10])
+def test_derivatives_of_all_reductions_on_explicit_meshes(size: int) -> None:
+    """Products need all rows in one place, which a type that says otherwise must not prevent."""
+    axis, x = px.Axis("rows", size, mesh=mesh_of("explicit", rows=4)), values(size, 2)
+    weights = np.arange(1.0, size + 1, dtype=np.float32)
+    theirs = {
+        "sum": lambda x: x.sum(0),
+        "mean": lambda x: x.mean(0),
+        "max": lambda x: x.max(0),
+        "min": lambda x: x.min(0),
+        "prod": lambda x: x.prod(0),
+        "weighted_mean": lambda x: (weights @ x) / weights.sum(),
+    }
+
+    def ours(kind: str) -> Any:
+        reduce = getattr(px, f"reduce_{kind}")
+        return lambda x: reduce(x, weights, axis) if kind == "weighted_mean" else reduce(x, axis)
+
+    def both(x: jax.Array, fn: Any) -> Any:
+        return jax.value_and_grad(lambda x: fn(x).sum())(x), jax.jvp(fn, (x,), (jnp.cos(x),))[1]
+
+    here = jax.jit(lambda x: {kind: both(px.map_fn(jnp.sin, x, axis), ours(kind)) for kind in theirs})(x)
+    there = {kind: both(jnp.sin(x), fn) for kind, fn in theirs.items()}
+    assert_close(jax.tree.map(np.asarray, here), jax.tree.map(np.asarray, there), rtol=1e-4)

@@ -21,7 +21,7 @@ from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
 from paraxis._calls import arguments, pytrees
 from paraxis._core import primitives
-from paraxis._jax import acting, jax_api
+from paraxis._jax import acting, from_rows, jax_api, varying
 from paraxis.errors import CollectiveError
 
 # --- what a body writes ------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def lifted(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis]) -> jax_api.ClosedJ
     A mesh axis may be called as a logical one, which has another size. Where a ``shard_map`` binds it, the name means
     the mesh axis; so a map nested in this one could neither be traced nor told apart from real exchange.
     """
-    names = {axis.name: _logical(axis.name) for axis in mapped}
+    names = {axis.name: logical(axis.name) for axis in mapped}
     if not _mentions(body.jaxpr, frozenset(names)):
         return body
 
@@ -210,33 +210,50 @@ def lifted(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis]) -> jax_api.ClosedJ
     return jax_api.trace(run, body.in_avals, sizes(mapped))[0]
 
 
-def differentiable(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis]) -> jax_api.ClosedJaxpr:
-    """Return the body without the exchanges that JAX fails to transpose: untiled ``all_to_all``."""
-    if not jax_api.holds(body.jaxpr, "all_to_all"):
-        return body
+def differentiable(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis], varies: Sequence[bool]) -> jax_api.ClosedJaxpr:
+    """Return the body without what has no right transpose by itself: untiled ``all_to_all``, and uneven branches.
+
+    An element that takes another branch than one that sums over all is in that sum too. So its value, and with it its
+    derivative, comes from a branch that it does not take: all take each, and keep what their own gives.
+    """
     known = {axis.name: axis.size for axis in mapped}
+    apart: frozenset[int] = frozenset()
+    for axis in mapped:  # of another than the innermost, even shared values may differ
+        apart |= uneven(body.jaxpr, varies if axis is mapped[-1] else [True] * len(varies), axis.name)
+    if not apart and not jax_api.holds(body.jaxpr, "all_to_all"):
+        return body
 
-    def special(eqn: jax_api.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
-        if any(jax_api.holds(sub, "all_to_all") for sub in jax_api.subjaxprs(eqn)) and eqn.primitive.name != "px_map":
-            return _rebind(eqn, operands, lambda body, args: jax_api.evaluate(body, args, lambda _: False, special))
-        name = named_axes(eqn)[0] if eqn.primitive.name == "all_to_all" else None
-        if name not in known or eqn.params.get("axis_index_groups") is not None:
-            return None
-        rows = jax.lax.all_gather(operands[0], name)
-        return [_all_to_all(rows, jax.lax.axis_index(name), size=known[name], **eqn.params)]
+    def changes(jaxpr: jax_api.Jaxpr) -> bool:
+        return jax_api.holds(jaxpr, "all_to_all") or varying.contains(jaxpr, apart)
 
-    def run(*args: Any) -> list[Any]:
+    def run(body: jax_api.ClosedJaxpr, args: Sequence[Any], takes_part: jax.Array | None = None) -> list[Any]:
+        def special(eqn: jax_api.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
+            if id(eqn) in apart and eqn.primitive.name == "cond":
+                return varying.in_step(eqn, operands, within, jnp.asarray)
+            if any(changes(sub) for sub in jax_api.subjaxprs(eqn)) and eqn.primitive.name != "px_map":
+                return _rebind(eqn, operands, run)
+            if takes_part is not None and jax_api.has_effects(eqn) and not named_in(eqn, known.keys()):
+                return acting.once(eqn, operands, takes_part)
+            name = named_axes(eqn)[0] if eqn.primitive.name == "all_to_all" else None
+            if name not in known or eqn.params.get("axis_index_groups") is not None:
+                return None
+            rows = jax.lax.all_gather(operands[0], name)
+            return [from_rows.all_to_all(rows, jax.lax.axis_index(name), size=known[name], **eqn.params)]
+
+        def within(body: jax_api.ClosedJaxpr, args: Sequence[Any], taken: jax.Array) -> list[Any]:
+            return run(body, args, varying.both(takes_part, taken))
+
         return jax_api.evaluate(body, args, lambda _: False, special)
 
-    return jax_api.trace(run, body.in_avals, sizes(mapped))[0]
+    return jax_api.trace(lambda *args: run(body, args), body.in_avals, sizes(mapped))[0]
 
 
 def sizes(mapped: Sequence[Axis]) -> dict[str, int]:
     """Return the names by which a body and those nested in it mean logical axes; the innermost of equal ones counts."""
-    return {name: axis.size for axis in mapped for name in (axis.name, _logical(axis.name))}
+    return {name: axis.size for axis in mapped for name in (axis.name, logical(axis.name))}
 
 
-def _logical(name: str) -> str:
+def logical(name: str) -> str:
     return f"{name}.elements"
 
 
@@ -262,7 +279,7 @@ def used(jaxpr: jax_api.Jaxpr, placement: Placement) -> bool:
         CollectiveError: if it does so by the name of a mesh axis that carries it, which would leave out the other
             elements of each device.
     """
-    return _checked(jaxpr, placement, placement.mesh_axes, _logical(placement.axis.name))
+    return _checked(jaxpr, placement, placement.mesh_axes, logical(placement.axis.name))
 
 
 def exchanges(jaxpr: jax_api.Jaxpr, placement: Placement, mapped: Sequence[Axis]) -> bool:
@@ -325,20 +342,56 @@ def named_axes(eqn: jax_api.JaxprEqn) -> tuple[Any, ...]:
     return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
 
 
-def evaluate(jaxpr: jax_api.ClosedJaxpr, args: Sequence[Any], exchange: Exchange) -> list[Any]:
-    """Run a lifted body with each collective over the logical axis carried out over the real ones, and effects once."""
-    name = _logical(exchange.placement.axis.name)
+def uneven(jaxpr: jax_api.Jaxpr, varies: Sequence[bool], name: str) -> frozenset[int]:
+    """Return the loops and branches, by ``id``, with exchange along an axis where its elements may part."""
+    if not _mentions(jaxpr, frozenset([name])):
+        return frozenset()
+
+    def exchanged(eqn: jax_api.JaxprEqn) -> bool | None:
+        return eqn.primitive.name not in (*_REDUCTIONS, "all_gather") if name in named_axes(eqn) else None
+
+    return varying.uneven(jaxpr, varies, exchanged)
+
+
+def evaluate(
+    jaxpr: jax_api.ClosedJaxpr,
+    args: Sequence[Any],
+    exchange: Exchange,
+    uneven: frozenset[int],
+    takes_part: jax.Array | None = None,
+) -> list[Any]:
+    """Run a lifted body with each collective over the logical axis carried out over the real ones, and effects once.
+
+    Where elements exchange values, all take part: in every branch, and until the last of them leaves a loop, as under
+    ``vmap``. Devices that went different ways would wait for each other forever. ``takes_part`` says whether this
+    element is on its own way, so that it has the effects.
+    """
+    name = logical(exchange.placement.axis.name)
 
     def special(eqn: jax_api.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
         if name in named_axes(eqn):
             return _carry_out(eqn, operands, exchange)
         if any(_mentions(sub, frozenset([name])) for sub in jax_api.subjaxprs(eqn)):
-            return _rebind(eqn, operands, lambda body, args: evaluate(body, args, exchange))
+            if id(eqn) in uneven:
+                return varying.in_step(eqn, operands, run, anyone)
+            if takes_part is not None and jax_api.has_effects(eqn):
+                raise CollectiveError(
+                    f"a loop or call with effects, in which elements of axis {exchange.placement.axis.name!r} exchange "
+                    f"values, stands in a branch or loop that some of them leave; move the effects out of the inner one"
+                )
+            return _rebind(eqn, operands, run)
         if not jax_api.has_effects(eqn):
             return None
-        if acting.is_opened(eqn):
-            return _rebind(eqn, operands, lambda body, args: evaluate(body, args, exchange))
-        return acting.once(eqn, operands, exchange.index() < exchange.placement.size)
+        if takes_part is None and acting.is_opened(eqn):
+            return _rebind(eqn, operands, run)
+        is_real = exchange.index() < exchange.placement.size
+        return acting.once(eqn, operands, is_real if takes_part is None else is_real & takes_part)
+
+    def run(body: jax_api.ClosedJaxpr, args: Sequence[Any], taken: jax.Array | None = None) -> list[Any]:
+        return evaluate(body, args, exchange, uneven, varying.both(takes_part, taken))
+
+    def anyone(asks: jax.Array) -> jax.Array:
+        return exchange.reduced("pmax", jnp.asarray(asks, np.int32), exchange.placement.crossed_axes) > 0
 
     return jax_api.evaluate(jaxpr, args, lambda _: False, special)
 
@@ -368,16 +421,16 @@ def _carry_out(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchang
             f"Use two axes and reduce over one of them"
         )
     if kind in _REDUCTIONS:
-        ours, real = _logical(name), exchange.placement.crossed_axes
+        ours, real = logical(name), exchange.placement.crossed_axes
         across = tuple(other for axis in named_axes(eqn) for other in (real if axis == ours else (axis,)))
         with jax_api.from_its_line(eqn):
             return [exchange.reduced(kind, x, across) for x in operands]
     if kind == "axis_index":
         return [exchange.index()]
-    if len(named_axes(eqn)) == 1 and kind in _EXCHANGES:
+    if len(named_axes(eqn)) == 1 and kind in from_rows.BY_NAME:
         with jax_api.from_its_line(eqn):
             rows = exchange.gathered(operands[0])
-        return [_EXCHANGES[kind](rows, exchange.index(), size=size, **params)]
+        return [from_rows.BY_NAME[kind](rows, exchange.index(), size=size, **params)]
     raise CollectiveError(
         f"{kind} over axis {name!r} is not defined here; use px.psum, px.pmean, px.pmax, px.pmin or px.all_gather"
     )
@@ -387,49 +440,4 @@ _REDUCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
     "psum": (jax.lax.psum, jnp.sum, "sum"),
     "pmax": (jax.lax.pmax, jnp.max, "max"),
     "pmin": (jax.lax.pmin, jnp.min, "min"),
-}
-
-# The rest by way of all rows: `rows` is (size, ...), `index` the number of this element.
-
-
-def _all_gather(rows: jax.Array, index: Any, *, size: int, all_gather_dimension: int, tiled: bool, **_: Any) -> Any:
-    moved = jnp.moveaxis(rows, 0, all_gather_dimension)
-    if not tiled:
-        return moved
-    shape = list(rows.shape[1:])
-    shape[all_gather_dimension] *= size
-    return moved.reshape(shape)
-
-
-def _permute(rows: jax.Array, index: Any, *, size: int, perm: Any, **_: Any) -> jax.Array:
-    source = np.full(size, size)
-    for giver, taker in perm:
-        source[taker] = giver
-    padded = jnp.concatenate([rows, jnp.zeros_like(rows[:1])])
-    return padded[jnp.asarray(source)[jnp.minimum(index, size - 1)]]
-
-
-def _scatter_sum(rows: jax.Array, index: Any, *, size: int, scatter_dimension: int, tiled: bool, **_: Any) -> Any:
-    return _part(rows.sum(0), index, size=size, dimension=scatter_dimension, tiled=tiled)
-
-
-def _all_to_all(rows: Any, index: Any, *, size: int, split_axis: int, concat_axis: int, **_: Any) -> Any:
-    # JAX adds and drops the dimensions of an untiled exchange outside the primitive, which itself is always tiled.
-    parts = _part(rows, index, size=size, dimension=split_axis + 1, tiled=True)
-    return _all_gather(parts, index, size=size, all_gather_dimension=concat_axis, tiled=True)
-
-
-def _part(x: jax.Array, index: Any, *, size: int, dimension: int, tiled: bool) -> jax.Array:
-    at = jnp.minimum(index, size - 1)
-    if not tiled:
-        return jax.lax.dynamic_index_in_dim(x, at, dimension, keepdims=False)
-    width = x.shape[dimension] // size
-    return jax.lax.dynamic_slice_in_dim(x, at * width, width, dimension)
-
-
-_EXCHANGES: dict[str, Callable[..., Any]] = {
-    "all_gather": _all_gather,
-    "ppermute": _permute,
-    "reduce_scatter": _scatter_sum,
-    "all_to_all": _all_to_all,
 }

@@ -300,9 +300,11 @@ def _in_step(
 ) -> list[jax.Array]:
     require_together(placement, lowering)
     exchange = collectives.Exchange.of(placement)
+    varies = [not is_shared for is_shared in sides.shared]
+    uneven = collectives.uneven(one.jaxpr.jaxpr, varies, collectives.logical(placement.axis.name))
 
     def together(*row: Any) -> list[Any]:
-        return collectives.evaluate(one.jaxpr, sides.arguments(row), exchange)
+        return collectives.evaluate(one.jaxpr, sides.arguments(row), exchange, uneven)
 
     if exchange.local is None:
         return [jnp.asarray(y)[None] for y in together(*(x[0] for x in rows))]

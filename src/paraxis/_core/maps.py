@@ -60,11 +60,12 @@ class Body:
     structure: Any
 
     @classmethod
-    def of(cls, fn: Callable[..., Any], structs: Sequence[Any], how: How) -> "Body":
-        """Trace ``fn`` with flat arguments of these shapes."""
+    def of(cls, fn: Callable[..., Any], structs: Sequence[Any], shared: Sequence[bool], how: How) -> "Body":
+        """Trace ``fn`` with flat arguments of these shapes, of which some are ``shared``."""
         jaxpr, out_tree = jax_api.trace(fn, structs, how.names)
         jaxpr, consts = jax_api.without_constants(jaxpr)
-        jaxpr = collectives.differentiable(jaxpr, how.mapped)
+        varies = [*[False] * len(consts), *(not is_shared for is_shared in shared)]
+        jaxpr = collectives.differentiable(jaxpr, how.mapped, varies)
         return cls(jaxpr, consts, out_tree)
 
 
@@ -119,7 +120,7 @@ def traced(
 
     vars(one)["__wrapped__"] = fn  # JAX's errors then name the user's function, and not this one
     with placing.in_force(inner.mesh):
-        body = Body.of(one, structs(operands, shared), how)
+        body = Body.of(one, structs(operands, shared), shared, how)
     check_exchange(body, how)
     return body, how
 
@@ -324,7 +325,7 @@ class _Derivative:
         """Return a map of what is given, and whether it is shared, and of the tangents."""
         operands = [*(x for x, _ in given), *tangents]
         sides = [*(is_shared for _, is_shared in given), *_taken(self.shared, self.live)]
-        return bind(Body.of(fn, structs(operands, sides), self.how), operands, sides, self.how, self._sums)
+        return bind(Body.of(fn, structs(operands, sides), sides, self.how), operands, sides, self.how, self._sums)
 
     @property
     def _sums(self) -> list[bool]:
@@ -355,7 +356,7 @@ def _results_in_turns(of: _Derivative, primals: Sequence[Any], params: Any) -> l
         moved, _, others = jax.jvp(of.of_live(args), live, zeros, has_aux=True)
         return _merged(of.moving, moved, others)
 
-    traced = Body.of(by_rules, structs(primals, of.shared), of.how)
+    traced = Body.of(by_rules, structs(primals, of.shared), of.shared, of.how)
     kept = dataclasses.replace(traced, jaxpr=jax_api.pruned(traced.jaxpr, traced.jaxpr.jaxpr.outvars))
     return bind(kept, primals, of.shared, of.how, of.summed)
 
@@ -387,7 +388,7 @@ def _forward(of: _Derivative, primals: Sequence[Any]) -> tuple[list[jax.Array], 
         trees.append(tree)
         return [*_merged(of.moving, moved, others), *leaves]
 
-    traced, number = Body.of(forward, structs(primals, of.shared), of.how), len(of.summed)
+    traced, number = Body.of(forward, structs(primals, of.shared), of.shared, of.how), len(of.summed)
     operands = [*traced.consts, *primals]
     sides = [True] * len(traced.consts) + list(of.shared)
     kept, residuals = _residuals(traced.jaxpr, operands, sides, number, of.how.mapped)
@@ -460,7 +461,8 @@ def _transpose(
 
     like = [*structs(known, known_shared), *map(_struct, sought)]
     ct_summed = tuple(_taken(summed, live))
-    return _transposed(Body.of(forward, like, how), known, known_shared, sought_shared, cts, ct_summed, how)
+    body = Body.of(forward, like, [*known_shared, *sought_shared], how)
+    return _transposed(body, known, known_shared, sought_shared, cts, ct_summed, how)
 
 
 def _transposed(
@@ -481,7 +483,7 @@ def _transposed(
         return list(jax.linear_transpose(lambda *ts: list(fn(*args[:count], *ts)), *sought)(list(args[count:])))
 
     operands, sides = [*known, *cts], [*known_shared, *ct_summed]
-    body = Body.of(back, structs(operands, sides), how)
+    body = Body.of(back, structs(operands, sides), sides, how)
     # What a rule of the user's gives has a transpose, and cannot be run; a branch per element has none after vmap.
     untold = body.consts or any(jax_api.holds(linear.jaxpr.jaxpr, name) for name in ("custom_lin", "cond"))
     recipe = None if untold else TransposeOf(linear.jaxpr, count, sought_shared, ct_summed)
@@ -505,7 +507,7 @@ def _batched(
         return _transposed_batched(ahead, dims, size, name, params, differ), out_dims
     out_axes = [0 if differs else None for differs in differ]
     over = jax.vmap(jax_api.jaxpr_as_fun(body), in_axes=in_axes, out_axes=out_axes, axis_size=size, axis_name=name)
-    return bind(Body.of(over, structs(ahead, shared), how), ahead, shared, how, summed), out_dims
+    return bind(Body.of(over, structs(ahead, shared), shared, how), ahead, shared, how, summed), out_dims
 
 
 def _transposed_batched(
@@ -527,7 +529,8 @@ def _transposed_batched(
         for x, d, at in zip(operands[count:], dims[count:], (0 if s else 1 for s in recipe.summed), strict=True)
     ]
     sought = [jax.ShapeDtypeStruct((size, *a.shape), a.dtype) for a in recipe.body.in_avals[count:]]
-    linear = Body.of(over, [*structs(operands[:count], shared[:count]), *sought], how)
+    sides = [*shared[:count], *recipe.shared]
+    linear = Body.of(over, [*structs(operands[:count], shared[:count]), *sought], sides, how)
     found = _transposed(linear, operands[:count], shared[:count], recipe.shared, cts, recipe.summed, how)
     return [
         y if differs else jax.lax.index_in_dim(y, 0, 0 if s else 1, keepdims=False)

@@ -202,8 +202,8 @@ def _others(x: jax.Array, **params: Any) -> jax.Array:
 
     It is exact at zeros, at any order, and needs the rows in one place.
     """
-    y, back = jax.vjp(functools.partial(_reduce_rows, kind="prod", **params), x)
-    return back(jnp.ones_like(y))[0]
+    y, back = jax.vjp(functools.partial(_reduce_rows, kind="prod", **params), layout.in_one_place(x))
+    return layout.laid_as(x, back(jnp.ones_like(y))[0])
 
 
 def others_by_reductions(x: jax.Array, **params: Any) -> jax.Array:
@@ -212,10 +212,6 @@ def others_by_reductions(x: jax.Array, **params: Any) -> jax.Array:
     factors = jnp.where(is_zero, jnp.ones_like(x), x)
     zeros_left = sum_p.bind(is_zero.astype(np.int32), **params)[None] - is_zero.astype(np.int32)
     return jnp.where(zeros_left == 0, prod_p.bind(factors, **params)[None] / factors, jnp.zeros_like(x))
-
-
-def _others_aval(x: ShapedArray, **_: Any) -> ShapedArray:
-    return x
 
 
 def _others_batch(x: jax.Array, dim: int, **params: Any) -> tuple[jax.Array, int]:
@@ -268,7 +264,7 @@ jax_api.define_linear(broadcast_p, _broadcast_transpose)
 REDUCTIONS = {kind: _reduction(kind) for kind in ("sum", "max", "min", "prod", "any", "all")}
 sum_p, prod_p = REDUCTIONS["sum"], REDUCTIONS["prod"]
 jax_api.define_linear(sum_p, _sum_transpose)
-others_p = _primitive("px_reduce_prod_others", _others, _others_aval)
+others_p = _primitive("px_reduce_prod_others", _others, lambda x, **_: x)
 jax_api.define_batching(others_p, _others_batch)
 jax_api.define_jvp(prod_p, _prod_jvp)
 jax_api.define_jvp(others_p, _others_jvp)

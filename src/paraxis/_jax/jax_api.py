@@ -78,6 +78,7 @@ __all__ = [
     "lines_kept",
     "manual_axes",
     "map_jaxprs",
+    "num_scanned",
     "of_first_process",
     "part",
     "pruned",
@@ -85,6 +86,7 @@ __all__ = [
     "rebind_shard_map",
     "rebuilt",
     "results_of",
+    "scan_parts",
     "sharding_spec",
     "simulated_cpus",
     "struct",
@@ -387,6 +389,21 @@ def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
                 yield item
 
 
+def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
+    """Return how many arguments a scan's steps share, and how many, after those, are carried."""
+    (body,) = subjaxprs(eqn)
+    num_carry = sum(
+        len(v.aval.shape) == len(inner.aval.shape) for v, inner in zip(eqn.outvars, body.outvars, strict=True)
+    )
+    return len(eqn.invars) - num_carry - num_scanned(eqn), num_carry
+
+
+def num_scanned(eqn: JaxprEqn) -> int:
+    """Return how many arguments are scanned over: the parameters that count them differ between versions of JAX."""
+    (body,) = subjaxprs(eqn)
+    return sum(len(v.aval.shape) > len(inner.aval.shape) for v, inner in zip(eqn.invars, body.invars, strict=True))
+
+
 def without_dead(closed: ClosedJaxpr) -> Jaxpr:
     """Return a program without what its results and effects do not need, in loops, branches and calls as well."""
     return partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[0]
@@ -468,7 +485,8 @@ def map_jaxprs(params: Mapping[str, Any], change: Callable[[ClosedJaxpr], Closed
 
     def value(item: Any) -> Any:
         if isinstance(item, (tuple, list)):
-            return type(item)(map(one, item)) if type(item) in (tuple, list) else item
+            changed = map(one, item)
+            return type(item)(*changed) if hasattr(item, "_fields") else type(item)(changed)
         return one(item)
 
     return {name: value(item) for name, item in params.items()}

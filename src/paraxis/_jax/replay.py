@@ -50,15 +50,23 @@ def _is_placed(eqn: JaxprEqn, mesh: AbstractMesh) -> bool:
     """Return whether an equation, or one inside it, says something about meshes."""
     if eqn.primitive.name in ("px_map", "shard_map") or any(isinstance(v, NamedSharding) for v in eqn.params.values()):
         return True
-    inside = [inner for sub in jax_api.subjaxprs(eqn) for inner in sub.eqns]
-    return any(_was_elsewhere(inner, mesh) or _is_placed(inner, mesh) for inner in inside)
+    return any(
+        _are_elsewhere((*sub.invars, *sub.outvars), mesh)  # a body without equations hands on what its types say
+        or any(_was_elsewhere(inner, mesh) or _is_placed(inner, mesh) for inner in sub.eqns)
+        for sub in jax_api.subjaxprs(eqn)
+    )
 
 
 def _was_elsewhere(eqn: JaxprEqn, mesh: AbstractMesh) -> bool:
     """Return whether an equation was traced with another mesh in force, or its types name one."""
-    named = [getattr(v.aval, "sharding", None) for v in (*eqn.invars, *eqn.outvars)]
-    meshes = [eqn.ctx.cur_abstract_mesh, *(sharding.mesh for sharding in named if sharding is not None)]
-    return any(not before.empty and before != mesh for before in meshes)
+    before = eqn.ctx.cur_abstract_mesh
+    return (not before.empty and before != mesh) or _are_elsewhere((*eqn.invars, *eqn.outvars), mesh)
+
+
+def _are_elsewhere(values: Sequence[Any], mesh: AbstractMesh) -> bool:
+    """Return whether the type of a value in a jaxpr names another mesh."""
+    named = [getattr(v.aval, "sharding", None) for v in values]
+    return any(s is not None and not s.mesh.empty and s.mesh != mesh for s in named)
 
 
 def _struct(aval: Any, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:

@@ -316,7 +316,7 @@ def _while(eqn: JaxprEqn, rows: Sequence[Rows], run: _Runs) -> Sequence[Rows]:
 
 def _scan(eqn: JaxprEqn, rows: Sequence[Rows], run: _Runs) -> Sequence[Rows]:
     (body,) = subjaxprs(eqn)
-    num_fixed, num_carry = scan_parts(eqn)
+    num_fixed, num_carry = jax_api.scan_parts(eqn)
     fixed, carry, xs = rows[:num_fixed], rows[num_fixed : num_fixed + num_carry], rows[num_fixed + num_carry :]
     # A step sees one row if rows are scanned over. Its values are Mixed there, as other rows must not come near them.
     meeting = _over_rows(eqn)
@@ -327,19 +327,6 @@ def _scan(eqn: JaxprEqn, rows: Sequence[Rows], run: _Runs) -> Sequence[Rows]:
     if all(row is None for row in (*fixed, *carry)) and all(dim in (None, 0) for dim in xs):
         return [*carry, *(None if y is None else 0 for y in ys)]
     return [*carry, *(y + 1 if isinstance(y, int) else y for y in ys)]
-
-
-def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
-    """Return how many arguments a scan's steps share, and how many, after those, are carried."""
-    (body,) = subjaxprs(eqn)
-    num_carry = sum(len(_shape(v)) == len(_shape(inner)) for v, inner in zip(eqn.outvars, body.outvars, strict=True))
-    return len(eqn.invars) - num_carry - num_scanned(eqn), num_carry
-
-
-def num_scanned(eqn: JaxprEqn) -> int:
-    """Return how many arguments are scanned over: the parameters that count them differ between versions of JAX."""
-    (body,) = subjaxprs(eqn)
-    return sum(len(_shape(v)) > len(_shape(inner)) for v, inner in zip(eqn.invars, body.invars, strict=True))
 
 
 def _settled(eqn: JaxprEqn, carry: Sequence[Rows], step: Callable[[Sequence[Rows]], Sequence[Rows]]) -> list[Rows]:

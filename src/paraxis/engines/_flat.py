@@ -17,7 +17,7 @@ import jax
 from paraxis._axes import placing
 from paraxis._axes.placing import Placement
 from paraxis._core import collectives, maps, primitives
-from paraxis._jax import jax_api, rowwise
+from paraxis._jax import jax_api
 from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from paraxis.errors import AxisError, CollectiveError
 
@@ -398,7 +398,7 @@ class Scan:
     @classmethod
     def of(cls, eqn: Any, operands: Sequence[Any]) -> "Scan":
         body = eqn.params["jaxpr"]
-        num_fixed, num_carry = rowwise.scan_parts(eqn)
+        num_fixed, num_carry = jax_api.scan_parts(eqn)
         parts = operands[:num_fixed], operands[num_fixed : num_fixed + num_carry], operands[num_fixed + num_carry :]
         fixed, carry, scanned = map(list, parts)
         return cls(body, fixed, carry, scanned, eqn.params["length"], eqn.params["reverse"])

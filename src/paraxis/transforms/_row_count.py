@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, Literal, Tracer, subjaxprs
-from paraxis._jax.rowwise import num_scanned
+from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, Literal, Tracer, num_scanned, subjaxprs
 
 
 def odd_counts(shapes: Iterable[Sequence[int]]) -> tuple[int, int]:

@@ -13,8 +13,7 @@ from typing import Any
 
 from paraxis._core import collectives
 from paraxis._jax import jax_api
-from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from paraxis._jax.rowwise import scan_parts
+from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, scan_parts
 
 
 @dataclasses.dataclass(frozen=True)
