@@ -1,4 +1,4 @@
-"""What varies along a batch, before anything runs: results of a function, and the ways that its elements take."""
+"""The values that vary along a batch, before anything runs: a function's results, and the ways that elements take."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

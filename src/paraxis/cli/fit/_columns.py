@@ -79,7 +79,7 @@ def naming_rows(table: Table, names: Sequence[str]) -> list[str]:
 
 
 class Outline:
-    """What is to be known of columns that are read a part at a time, before they are judged."""
+    """The facts about columns that are read a part at a time, gathered before they are judged."""
 
     def __init__(self) -> None:
         self.texts: dict[str, Texts] = {}
@@ -139,7 +139,7 @@ def refuse_naming(naming: Sequence[str]) -> None:
 
 
 class Texts:
-    """What a column of text holds, of which parts are looked at one after the other.
+    """The contents of a column of text, whose parts are looked at one after the other.
 
     Attributes:
         levels: its values; of very many, some.

@@ -20,7 +20,7 @@ from paraxis.cli.fit._values import Column, joined
 
 
 class Rules(NamedTuple):
-    """What becomes of the rows.
+    """The use that is made of the rows.
 
     Args:
         names: a part → its columns but the target and those to ignore.
