@@ -198,10 +198,87 @@ def test_a_result_is_there_when_the_clock_stops(monkeypatch: pytest.MonkeyPatch)
     cuda = types.SimpleNamespace(
         is_available=lambda: True, is_initialized=lambda: True, synchronize=lambda: waits.append(1)
     )
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda, Tensor=Later))
+    torch = types.SimpleNamespace(cuda=cuda, Tensor=Later, get_num_threads=lambda: 1)
+    monkeypatch.setitem(sys.modules, "torch", torch)
     calls: list[int] = []
     px.compare({"f": lambda: calls.append(1) or Later()}, seconds=0.05)
     assert Later.waited == len(waits) == len(calls) > 2
+
+
+class Tensor:
+    """What of PyTorch's tensors is used here; NumPy cannot read one whose conjugate or dtype is not settled."""
+
+    def __init__(self, values: Any, dtype: str = "torch.float32", lazy: bool = False, sparse: bool = False) -> None:
+        self.values, self.dtype, self.lazy, self.sparse = np.array(values), dtype, lazy, sparse
+        self.shape, self.requires_grad, self.is_meta = self.values.shape, False, dtype == "meta"
+
+    def detach(self) -> "Tensor":
+        return self
+
+    cpu = resolve_neg = detach
+
+    def resolve_conj(self) -> "Tensor":
+        return Tensor(self.values, self.dtype, sparse=self.sparse)
+
+    def to_dense(self) -> "Tensor":
+        return Tensor(self.values, self.dtype, self.lazy)
+
+    def float(self) -> "Tensor":
+        return Tensor(self.values)
+
+    def clone(self) -> "Tensor":
+        return Tensor(self.values, self.dtype, self.lazy, self.sparse)
+
+    def requires_grad_(self, wanted: bool) -> "Tensor":
+        return self
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        if self.dtype == "torch.bfloat16":
+            raise TypeError("Got unsupported ScalarType BFloat16")
+        if self.lazy or self.sparse:
+            raise RuntimeError("Can't call numpy() on it")
+        return self.values
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = types.SimpleNamespace(is_available=lambda: False)
+    stands_in = types.SimpleNamespace(cuda=cuda, Tensor=Tensor, get_num_threads=lambda: 4321)
+    monkeypatch.setitem(sys.modules, "torch", stands_in)
+
+
+@pytest.mark.usefixtures("torch")
+def test_results_of_pytorch_are_compared_whatever_they_are_like_and_threads_are_told() -> None:
+    def of(**how: Any) -> tuple[Any, Tensor]:
+        return lambda x: x, Tensor([1.0, 2.0], **how)
+
+    fns = {
+        "numpy": (lambda x: x, np.array([1.0, 2.0], np.float32)),
+        "bfloat16": of(dtype="torch.bfloat16"),
+        "conjugate": of(lazy=True),
+        "sparse": of(sparse=True),
+    }
+    found = px.compare(fns, check=True, seconds=0.02)
+    assert [timing.uses_up for timing in found.timings] == [False] * 4
+    assert [timing.threads for timing in found.timings] == [None, 4321, 4321, 4321]
+    assert "sparse: PyTorch computes with 4,321 threads, and JAX with a thread for each of" in str(found)
+    with pytest.raises(ValueError, match=r"fns\['b'\].* differs by up to 1"):
+        px.compare({"a": of(), "b": (lambda x: x, Tensor([1.0, 3.0]))}, check=True, seconds=0.02)
+    with pytest.raises(TypeError, match=r"an argument in args of 'a' is on PyTorch's meta device"):
+        px.compare({"a": of(dtype="meta")})
+
+
+@pytest.mark.usefixtures("torch")
+def test_tensors_of_pytorch_that_a_function_changes_are_copied() -> None:
+    kept = Tensor([0.0])
+
+    def adds(x: Tensor) -> Tensor:
+        x.values += 1
+        return x
+
+    assert px.compare({"adds": adds}, kept, seconds=0.02)["adds"].uses_up
+    assert kept.values == 0
+    assert "No array: ['w'] is" in str(px.show({"w": kept}))
 
 
 def test_results_that_differ_are_told_by_the_function_and_the_place() -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from paraxis import _html as html
 from paraxis._calls import arguments
 from paraxis._calls.extras import needed
-from paraxis._host import files
+from paraxis._host import files, threads
 from paraxis.reports import _as_html, _as_text, _jitted, _turns, units
 from paraxis.reports._page import Page
 
@@ -44,6 +43,7 @@ class Timing:
             ``"baseline"``.
         copies_host_arrays: whether it is compiled by JAX and its arguments are NumPy's, so that each call copies them.
         uses_up: whether it donates or changes its arguments, of which each call is then given copies.
+        threads: with how many threads PyTorch computes, if it returns PyTorch's arrays; ``None``: it does not.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Timing:
     verdict: Verdict
     copies_host_arrays: bool = False
     uses_up: bool = False
+    threads: int | None = None
 
     @property
     def median(self) -> float:
@@ -234,6 +235,9 @@ def _entrants(fns: Any, args: tuple[Any, ...]) -> list[_turns.Entrant]:
         given = entry[1:] if isinstance(entry, tuple) else args
         arguments.function("compare", f"fns[{name!r}]", fn, write)
         for leaf in jax.tree.leaves(given):
+            if getattr(leaf, "is_meta", False):
+                write = "torch.ones_like(x, device='cpu')"
+                raise TypeError(f"compare: an argument in args of {name!r} is on PyTorch's meta device; write {write}")
             if isinstance(leaf, jax.ShapeDtypeStruct) or arguments.is_traced(leaf) or _is_deleted(leaf):
                 what = arguments.why_not(leaf) or "must be known, not traced; write px.compare outside of jax.jit"
                 raise TypeError(f"compare: an argument in args of {name!r} {what}")
@@ -252,7 +256,7 @@ def _check(entrant: _turns.Entrant, first: _turns.Entrant, rtol: float, atol: fl
     if structure != wanted:
         raise ValueError(f"{who} is {structure}, expected {wanted}; write check=False to compare it all the same")
     for (path, one), (_, other) in zip(ours, theirs, strict=True):
-        a, b = (_as_numpy(x) for x in (one, other))
+        a, b = (_turns.as_numpy(x) for x in (one, other))
         at = jax.tree_util.keystr(path)
         if a.shape != b.shape:
             raise ValueError(f"{who}{at} has the shape {a.shape}, expected {b.shape}; write check=False to allow it")
@@ -265,19 +269,6 @@ def _check(entrant: _turns.Entrant, first: _turns.Entrant, rtol: float, atol: fl
                 f"{who}{at} differs by up to {far:.3g} from values of up to {np.nanmax(np.abs(b)):.3g}, more than "
                 f"rtol={rtol:g} and atol={atol:g} allow; write rtol=… if that is rounding"
             )
-
-
-def _as_numpy(x: Any) -> np.ndarray:
-    x = x[...] if isinstance(x, jax.Ref) else x
-    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
-    if getattr(x, "dtype", None) == jax.dtypes.float0:
-        return np.zeros(x.shape, bool)
-    if not isinstance(x, jax.Array) and hasattr(x, "detach"):  # PyTorch's
-        x = x.detach().cpu()
-    found = np.asarray(x)
-    is_wide = found.dtype.kind in "biufcOSU"
-    return found if is_wide else found.astype(np.float32)  # such as bfloat16
 
 
 def _timing(entrant: _turns.Entrant, first: _turns.Entrant) -> Timing:
@@ -294,6 +285,7 @@ def _timing(entrant: _turns.Entrant, first: _turns.Entrant) -> Timing:
         verdict="baseline" if entrant is first else _verdict(interval),
         copies_host_arrays=_jitted.is_one(entrant.fn) and any(isinstance(x, np.ndarray) for x in leaves),
         uses_up=entrant.uses_up,
+        threads=entrant.threads,
     )
 
 
@@ -364,6 +356,12 @@ def _notes(comparison: Comparison) -> Iterator[str]:
             )
         if timing.uses_up:
             yield f"{timing.name}: it donates or changes its arguments, so each call is given copies, made beforehand"
+        cores = threads.num_cores()
+        if timing.threads is not None and timing.threads != cores:
+            yield (
+                f"{timing.name}: PyTorch computes with {units.of(timing.threads, 'thread')}, and JAX with a thread for "
+                f"each of {units.of(cores, 'core')}; torch.set_num_threads({cores}) is as many"
+            )
 
 
 def _bars(timings: tuple[Timing, ...]) -> str:

@@ -8,11 +8,11 @@ Waterman and Patterson, "Roofline: an insightful visual performance model", 2009
 
 import collections
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from paraxis.reports import _text, _work
 from paraxis.reports._machines import Machine
-from paraxis.reports._values import Estimate
+from paraxis.reports._values import Estimate, Layout, Memory
 
 _FREE = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all", "partition-id",
@@ -23,16 +23,21 @@ _RUN = re.compile(r"(?:body|condition|true_computation|false_computation|branch_
 _CALL = re.compile(r"to_apply=%?([\w.\-]+)")
 _FUSED = re.compile(r"calls=%?([\w.\-]+)")
 _DTYPE = re.compile(r"([a-z]+\d*\w*)\[")
+_HANDED_BACK = 32 * 2**20
+"""Bytes from which on the C library gives memory back to the system when it is freed (glibc's M_MMAP_THRESHOLD)."""
 _TRAFFIC = {"all_reduce": 2.0}
 """The number of times a ring sends a collective's bytes, but for the device's own share; others: once."""
 
 
-def of(program: _text.Program, machine: Machine, peak: int) -> Estimate:
-    """Return the seconds of a program on a machine, where it holds ``peak`` bytes on each device."""
+def of(program: _text.Program, machine: Machine, memory: Memory, results: Sequence[Layout]) -> Estimate:
+    """Return the seconds of a program on a machine, and of giving it the memory that it does not have yet."""
     inside: dict[str, list[_text.Operation]] = collections.defaultdict(list)
     for operation in program.operations:
         inside[program.computation_of(operation)].append(operation)
-    products = bytes_ = sending = 0.0
+    products = sending = 0.0
+    made = [array.bytes_per_device for array in results if array.bytes_per_device >= _HANDED_BACK]
+    fresh = max(sum(made) - memory.donated, 0) + memory.temporaries * (memory.temporaries >= _HANDED_BACK)
+    bytes_ = fresh / machine.allocation
     for operation in _run(program, inside):
         if operation.kind is not None:
             sending += operation.times * _sending(program, operation, machine)
@@ -44,7 +49,7 @@ def of(program: _text.Program, machine: Machine, peak: int) -> Estimate:
                 products += operation.times * computing
             else:
                 bytes_ += operation.times * moving
-    return Estimate(machine.kind, machine.source, products, bytes_, sending, peak, machine.memory)
+    return Estimate(machine.kind, machine.source, products, bytes_, sending, memory.peak, machine.memory)
 
 
 def _run(program: _text.Program, inside: dict[str, list[_text.Operation]]) -> Iterator[_text.Operation]:

@@ -197,7 +197,7 @@ def _report(
         seconds=seconds,
     )
     if machine is not None:
-        report = dataclasses.replace(report, estimate=_estimate.of(program, machine, report.memory.peak))
+        report = dataclasses.replace(report, estimate=_estimate.of(program, machine, report.memory, results))
     asked = 0 if there is None else len(there.devices)
     seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info, asked)
     return dataclasses.replace(report, findings=_findings.of(seen))

@@ -68,9 +68,7 @@ def _bits(dtype: Any) -> int:
         return 0
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype)).size * 32
-    if np.dtype(dtype).itemsize == 1 and jnp.issubdtype(dtype, np.number):
-        return int((jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits)
-    return np.dtype(dtype).itemsize * 8
+    return jax.dtypes.itemsize_bits(dtype) if jnp.issubdtype(dtype, np.number) else np.dtype(dtype).itemsize * 8
 
 
 @functools.lru_cache(maxsize=1024)

@@ -11,10 +11,12 @@ import jax
 import numpy as np
 
 from paraxis._calls import arguments, pytrees
+from paraxis._jax import jax_api
 from paraxis.reports import _layouts
 from paraxis.reports._values import Layout
 
 LeafState = Literal["device", "host", "deleted", "struct", "traced"]
+_ARRAYS = (jax.Array, jax.Ref, jax.ShapeDtypeStruct, jax_api.ShapedArray)
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -52,12 +54,17 @@ def of(tree: Any) -> tuple[tuple[Leaf, ...], tuple[str, ...]]:
         if isinstance(value, _NUMBERS) and not isinstance(value, np.generic):
             kind = type(value).__name__
             found.append(Leaf(Layout(name, (), kind, (), (), 0, 0), "host"))
-        elif hasattr(value, "shape") and hasattr(value, "dtype"):
+        elif _is_array(value):
             found.append(_leaf(name, value, id(value) in seen))
             seen.add(id(value))
         else:
             others.append(f"{name or 'it'} is {arguments.described(value)}")
     return tuple(found), tuple(others)
+
+
+def _is_array(x: Any) -> bool:
+    """Return whether it is an array, or a shape, of NumPy's or JAX's: PyTorch's have dtypes of their own."""
+    return isinstance(x, _ARRAYS) or (hasattr(x, "shape") and isinstance(getattr(x, "dtype", None), np.dtype))
 
 
 def named(tree: Any) -> Iterator[tuple[str, Any]]:

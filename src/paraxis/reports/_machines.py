@@ -1,15 +1,17 @@
 """Machines by name: how fast one device computes, reads and sends, from its maker's data sheet."""
 
 import dataclasses
+import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from paraxis._calls import arguments
+from paraxis._host import threads
 
 _T, _G = 1e12, 1e9
 
@@ -27,6 +29,8 @@ class Machine:
         link: bytes a second, in one direction, that it sends to those of its host, or of its pod.
         network: bytes a second, in one direction, that it sends to other hosts; as ``link`` within a pod.
         devices_per_host: how many are joined by ``link``.
+        allocation: bytes a second at which the system gives new memory, for results and temporaries of 32 MiB and more,
+            which a CPU's process hands back after each call. Elsewhere JAX keeps memory at hand, and it costs nothing.
         source: where the numbers come from.
 
     Raises:
@@ -48,6 +52,7 @@ class Machine:
     network: float
     devices_per_host: int = 1
     source: str = ""
+    allocation: float = math.inf
 
     def __post_init__(self) -> None:
         write = "px.reports.Machine('mine', {'f32': 67e12}, 80e9, 3350e9, 450e9, 50e9)"
@@ -59,7 +64,7 @@ class Machine:
             )
         for dtype, speed in self.flops.items():
             arguments.number("Machine", f"flops[{dtype!r}]", speed, above=0, write=write)
-        for name in ("memory", "bandwidth", "link", "network"):
+        for name in ("memory", "bandwidth", "link", "network", "allocation"):
             arguments.number("Machine", name, getattr(self, name), above=0, write=write)
         arguments.count("Machine", "devices_per_host", self.devices_per_host)
         if not isinstance(self.source, str):
@@ -77,29 +82,64 @@ class Machine:
 
     @classmethod
     def here(cls) -> "Machine":
-        """Return this machine's first device, measured: a product of matrices, and a sum of long vectors.
+        """Return this machine's first device, measured by two programs of usual size, and by what new memory costs.
 
-        Takes about a second. Links are taken to be as fast as memory, which they are on CPU.
+        The programs are a layer's products, forward and backward; and what waits for memory: a matrix times a vector,
+        a vector times the matrix, and a sum of vectors. Their speed is what most programs reach, rather than the peak.
+        Each is the fastest of many calls, in turns, which takes a second. A CPU's seconds are those that this process
+        computes, shared by its cores, so that what else runs on the machine counts little. Links are taken to be as
+        fast as memory, which they are on CPU.
         """
-        n, long = 1024, 2**24
-        matrix, vector = jnp.ones((n, n), jnp.float32), jnp.ones(long, jnp.float32)
-        product, total = _best(jax.jit(jnp.matmul), matrix, matrix), _best(jax.jit(jnp.add), vector, vector)
-        bandwidth = 3 * 4 * long / total
-        stats = jax.local_devices()[0].memory_stats() or {}
-        kind = jax.local_devices()[0].device_kind
-        memory = stats.get("bytes_limit", float("inf"))
-        return cls(kind, {"f32": 2 * n**3 / product}, memory, bandwidth, bandwidth, bandwidth, 1, "measured")
+        device = jax.local_devices()[0]
+        scale = 1 if device.platform == "cpu" else 8  # what is small for a faster device measures how it is called
+        width, long = scale * 256, 2**24
+        square, rows = jnp.ones((width, width), jnp.float32), jnp.ones((scale * 2048, width), jnp.float32)
+        tall, other = (jnp.full((scale * 2**13, 512), value, jnp.float32) for value in (1, 2))
+
+        def layer(x: jax.Array, w: jax.Array) -> Any:
+            y, backward = jax.vjp(jnp.matmul, x, w)
+            return y, backward(y)
+
+        def moving(x: jax.Array, y: jax.Array) -> Any:
+            return x @ y[0], y[:, 0] @ x, x + y
+
+        is_cpu = device.platform == "cpu"
+        product, moved, fresh = _best(
+            [
+                (jax.jit(layer), (rows, square)),
+                (jax.jit(moving), (tall, other)),
+                (jax.jit(lambda: jnp.zeros(long)), ()),
+            ],
+            _cpu_seconds if is_cpu else time.perf_counter,
+        )
+        bandwidth = 5 * tall.nbytes / moved
+        asked = fresh - 4 * long / bandwidth
+        return cls(
+            device.device_kind,
+            {"f32": 6 * rows.size * width / product},
+            (device.memory_stats() or {}).get("bytes_limit", math.inf),
+            bandwidth,
+            bandwidth,
+            bandwidth,
+            source="measured",
+            allocation=4 * long / asked if is_cpu and asked > 0 else math.inf,
+        )
 
 
-def _best(fn: Any, *args: Any) -> float:
-    """Return the least seconds of a call: what disturbs it makes it slower only."""
-    fn(*args).block_until_ready()
-    found = []
-    for _ in range(10):
-        start = time.perf_counter()
-        fn(*args).block_until_ready()
-        found.append(time.perf_counter() - start)
-    return min(found)
+def _cpu_seconds() -> float:
+    """Return the seconds that this process has computed, on all of its cores at once."""
+    return time.process_time() / threads.num_cores()
+
+
+def _best(calls: Sequence[tuple[Any, Any]], clock: Callable[[], float]) -> list[float]:
+    """Return the least seconds of each call, in turns: what disturbs one makes it slower only."""
+    found = [math.inf] * len(calls)
+    for _ in range(20):
+        for number, (fn, args) in enumerate(calls):
+            start = clock()
+            jax.block_until_ready(fn(*args))
+            found[number] = min(found[number], clock() - start)
+    return found
 
 
 def _gpu(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments, pytrees
@@ -42,6 +43,7 @@ class Entrant:
         uses_up: whether it donates or changes its arguments.
         memory: bytes at most that a call needs beside its arguments; ``None``: nobody knows.
         wait: waits until a result is there; ``None``: it is when the function returns.
+        threads: with how many PyTorch computes, if it returns PyTorch's arrays.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Entrant:
     uses_up: bool = False
     memory: int | None = None
     wait: Callable[[Any], Any] | None = None
+    threads: int | None = None
 
     def start(self) -> None:
         """Call it for the first time, and for the second."""
@@ -62,6 +65,8 @@ class Entrant:
         self.result = self._first_call(given)
         self.first = time.perf_counter() - before
         self.uses_up = _are_changed(given, self.args)
+        if any(map(_is_torchs, jax.tree.leaves(self.result))):
+            self.threads = sys.modules["torch"].get_num_threads()
         del given
         self.later = self._sample(1)
 
@@ -156,6 +161,24 @@ def _is_numpys(x: Any) -> bool:
     return isinstance(x, (np.ndarray, np.generic, bool, int, float, complex))
 
 
+def as_numpy(x: Any) -> np.ndarray:
+    """Return the values of an array of NumPy's, JAX's or PyTorch's, in a dtype that NumPy computes with."""
+    x = x[...] if isinstance(x, jax.Ref) else x
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    if getattr(x, "dtype", None) == jax.dtypes.float0:
+        return np.zeros(x.shape, bool)
+    if hasattr(x, "detach"):
+        tensor: Any = x  # PyTorch's
+        tensor = tensor.detach().cpu().to_dense().resolve_conj().resolve_neg()
+        try:
+            return np.asarray(tensor)
+        except TypeError:  # of a dtype that NumPy does not know, such as bfloat16
+            return np.asarray(tensor.float())
+    found = np.asarray(x)
+    return found if found.dtype.kind in "biufcOSU" else found.astype(np.float32)
+
+
 def _copied(args: Any) -> Any:
     """Return the arguments with arrays of their own, which are there."""
 
@@ -175,11 +198,9 @@ def _are_changed(given: Any, args: Any) -> bool:
     def one(x: Any, was: Any) -> bool:
         if isinstance(x, jax.Array):
             return x.is_deleted()
-        if isinstance(x, jax.Ref):
-            x, was = np.asarray(x[...]), np.asarray(was[...])
-        if isinstance(x, np.ndarray):
-            return x.dtype != object and x.tobytes() != was.tobytes()
-        return _is_torchs(x) and not bool(((x == was) | (x != x)).all())
+        if isinstance(x, (np.ndarray, jax.Ref)) or _is_torchs(x):
+            return x.dtype != object and as_numpy(x).tobytes() != as_numpy(was).tobytes()
+        return False
 
     leaves = (jax.tree.leaves(tree, is_leaf=pytrees.is_nnx) for tree in (given, args))
     return any(one(x, was) for x, was in zip(*leaves, strict=True))
