@@ -67,7 +67,7 @@ def test_standard_errors_are_those_of_the_formula(
 
 
 REASONS: dict[str, tuple[dict[str, Any], list[Any], str]] = {
-    "penalty": ({}, ["--penalty", "l2"], "a penalty draws coefficients to 0; write --penalty none"),
+    "penalty": ({}, ["--penalty", "l2"], "a penalty shrinks coefficients; write --penalty none"),
     "levels": ({"city": DATA["city"]}, ["--text", "one-hot"], "some columns are determined by the others"),
     "weights": ({"w": np.arange(NUM_ROWS) + 1.5}, ["--weights", "w"], "weights have several meanings"),
     "means": ({"b": [None, *DATA["visits"][1:]]}, ["--missing", "mean"], "means stood for missing values"),

@@ -51,7 +51,7 @@ def of_model(
         filled: whether means stood for missing values.
     """
     why_none = {
-        "a penalty draws coefficients to 0; write --penalty none": model.about["strength"] > 0,
+        "a penalty shrinks coefficients; write --penalty none": model.about["strength"] > 0,
         "those of more than two classes are determined but for a constant": len(model.coef) > 1,
         "weights have several meanings, and each has its own": weighted,
         "means stood for missing values; write --missing drop-rows": filled,
