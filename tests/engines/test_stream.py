@@ -10,6 +10,7 @@ import io
 import itertools
 import re
 import resource
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,28 @@ def test_other_reductions_and_results_with_a_row_for_each_element():
     assert isinstance(actual["rows"], np.ndarray)
     for name, value in expected.items():
         np.testing.assert_allclose(actual[name], value, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(("keep", "times"), [("recompute", 2), ("disk", 1)])
+def test_results_with_a_row_for_each_element_are_held_once_beside_what_was_computed(keep, times):
+    axis = px.Axis("clients", 64)
+
+    def rows(x):
+        found = px.map_fn(lambda x: jnp.sin(x * jnp.arange(20_000.0)), x, axis)
+        return found, found, px.keys(jax.random.key(3), axis)
+
+    engine, x = px.Stream(at_once=1, keep=keep), px.Groups.of_arrays(np.arange(64, dtype="float32"))
+    step = engine.jit(rows)
+    step(x)
+    tracemalloc.start()
+    first, second, keys = step(x)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert first is second
+    assert peak < (times + 0.3) * first.nbytes
+    np.testing.assert_allclose(first[7], np.sin(7 * np.arange(20_000, dtype="float32")), atol=1e-2)
+    plain = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(3), i))(jnp.arange(64))
+    np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(plain))
 
 
 def square_operations(x: Any) -> dict[str, Any]:

@@ -277,7 +277,11 @@ class Run:
         with shown(self.engine.verbose) as self.told:
             found = self.execute(self.cuts)[self.chunks[0].length]
         dims = [self.first.plan.dims[v] if isinstance(v, Value) else None for v in self.first.program.results]
-        leaves = [jnp.asarray(y) if dim is None else self._whole(y, dim) for y, dim in zip(found, dims, strict=True)]
+        wholes: dict[int, Any] = {}
+        for y, dim in zip(found, dims, strict=True):
+            if dim is not None and id(y) not in wholes:
+                wholes[id(y)] = self._whole(y, dim)
+        leaves = [jnp.asarray(y) if dim is None else wholes[id(y)] for y, dim in zip(found, dims, strict=True)]
         if self.journal is not None:
             self.journal.clear()
         return pytrees.opened(jax.tree.unflatten(self.first.out_tree, leaves))
@@ -397,17 +401,25 @@ class Run:
                     f"reduced over the elements, at {line}; reduce them over an element's rows first, with its mask"
                 )
 
-    def _whole(self, rows: Rows, dim: int) -> np.ndarray:
-        """Put a result's rows together, in the order of the elements."""
-        parts = [of_chunk(rows, chunk, at, {}) for at, chunk in enumerate(self.chunks)]
-        if len({np.shape(part)[:dim] + np.shape(part)[dim + 1 :] for part in parts}) > 1:
-            raise LoweringError(
-                f"{self.job.who}: fn returns values of which elements of different length have different numbers; "
-                f"reduce them over an element's rows, with its mask"
-            )
-        order = np.argsort(np.concatenate([chunk.numbers for chunk in self.chunks]), kind="stable")
-        module = numpy_of(parts[0])
-        return module.take(module.concatenate(parts, axis=dim), order, axis=dim)
+    def _whole(self, rows: Rows, dim: int) -> Any:
+        """Put a result's rows together, in the order of the elements; those of a pass are let go on the way."""
+        whole, impl = np.empty(0), None
+        for at, chunk in enumerate(self.chunks):
+            part = of_chunk(rows, chunk, at, {})
+            if isinstance(rows, Pieces):
+                rows.parts[at] = None
+            if jnp.issubdtype(part.dtype, jax.dtypes.extended):
+                part, impl = jax.random.key_data(part), jax.random.key_impl(part)
+            shape = (*part.shape[:dim], self.job.axis.size, *part.shape[dim + 1 :])
+            if at == 0:
+                whole = np.empty(shape, part.dtype)
+            if shape != whole.shape:
+                raise LoweringError(
+                    f"{self.job.who}: fn returns values of which elements of different length have different numbers; "
+                    f"reduce them over an element's rows, with its mask"
+                )
+            whole[(*[slice(None)] * dim, chunk.numbers)] = part
+        return whole if impl is None else jax.random.wrap_key_data(jnp.asarray(whole), impl=impl)
 
     # --- loops around passes -----------------------------------------------------------------------------------
 
