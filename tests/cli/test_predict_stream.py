@@ -108,7 +108,12 @@ def test_a_column_is_written_as_of_one_type_whatever_a_part_of_it_is(tmp_path, c
     kind, name = ("squared", "y") if late in ("text", "truth") else ("logistic", "u")
     model = saved(tmp_path / "model.npz", kind)
     values = {"fractions": "0.5", "whole": "7", "text": "many", "truth": "true"}
-    data = {"u": ["1"] * NUM_ROWS, "v": ["2"] * NUM_ROWS, "city": ["Bern"] * NUM_ROWS, "y": ["1"] * NUM_ROWS}
+    data: dict[str, list[str | None]] = {
+        "u": ["1"] * NUM_ROWS,
+        "v": ["2"] * NUM_ROWS,
+        "city": ["Bern"] * NUM_ROWS,
+        "y": ["1"] * NUM_ROWS,
+    }
     data[name] = [None] * 100 + [str(number) for number in range(100)] + [values[late]] * 100
     file = write(tmp_path / "rows.csv", data)
     found = []
