@@ -406,7 +406,7 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
 
 def _why_no_shape(leaf: jax.ShapeDtypeStruct) -> str | None:
     """Tell why no array can be as a shape says, and what to write; ``None``: one can."""
-    if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) and not np.dtype(leaf.dtype).isnative:
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended) and not np.dtype(leaf.dtype).isnative:
         write = "dtype.newbyteorder('=') there"
         return f"is a shape of {leaf.dtype}, of another byte order than this machine's; write {write}"
     try:

@@ -22,7 +22,8 @@ def once(eqn: jax_api.JaxprEqn, operands: Sequence[Any], is_real: jax.Array) -> 
 
     def own(is_real: jax.Array, *operands: Any) -> list[Any]:
         def nothing() -> list[Any]:
-            return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+            results: list[Any] = [v.aval for v in eqn.outvars]
+            return [jnp.zeros(y.shape, y.dtype) for y in results]
 
         return jax.lax.cond(is_real, lambda: list(jax_api.bind(eqn, eqn.params, operands)), nothing)
 

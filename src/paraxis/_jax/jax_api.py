@@ -392,16 +392,18 @@ def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
 def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
     """Return how many arguments a scan's steps share, and how many, after those, are carried."""
     (body,) = subjaxprs(eqn)
-    num_carry = sum(
-        len(v.aval.shape) == len(inner.aval.shape) for v, inner in zip(eqn.outvars, body.outvars, strict=True)
-    )
+    num_carry = sum(_rank(v) == _rank(inner) for v, inner in zip(eqn.outvars, body.outvars, strict=True))
     return len(eqn.invars) - num_carry - num_scanned(eqn), num_carry
 
 
 def num_scanned(eqn: JaxprEqn) -> int:
     """Return how many arguments are scanned over: the parameters that count them differ between versions of JAX."""
     (body,) = subjaxprs(eqn)
-    return sum(len(v.aval.shape) > len(inner.aval.shape) for v, inner in zip(eqn.invars, body.invars, strict=True))
+    return sum(_rank(v) > _rank(inner) for v, inner in zip(eqn.invars, body.invars, strict=True))
+
+
+def _rank(atom: Any) -> int:
+    return len(atom.aval.shape)
 
 
 def without_dead(closed: ClosedJaxpr) -> Jaxpr:
