@@ -293,7 +293,7 @@ def _at_minimum(
     """Return the point with the minimum over the working set, all other coefficients staying as they are."""
     chosen, columns, gram = held
     before = state.params[chosen]
-    w = _minimum(gram, before, state.grad[chosen], state.value, l1, l2, enough)
+    w = minimum(gram, before, state.grad[chosen], state.value, l1, l2, enough)
     if isinstance(problem.design, OnDisk):
         return problem.start(state.params.at[chosen].set(w))
     # Where the working set holds all that is not zero, predictions are made of it alone, and nothing adds up.
@@ -329,7 +329,7 @@ class _Search(NamedTuple):
     num_rounds: jax.Array
 
 
-def _minimum(
+def minimum(
     gram: jax.Array, w: jax.Array, g: jax.Array, value: jax.Array, l1: jax.Array, l2: jax.Array, enough: jax.Array
 ) -> jax.Array:
     """Return the minimum over the coefficients of a working set; ``g`` and ``value`` are those at ``w``."""
@@ -370,7 +370,7 @@ def _proximal_steps(
 
     def step(_: Any, carry: Any) -> Any:
         place, ahead, t, bend = carry
-        w = _soft(ahead.w - ahead.g / (bend * scale), l1 / (bend * scale))
+        w = soft(ahead.w - ahead.g / (bend * scale), l1 / (bend * scale))
         d = w - ahead.w
         gd = jnp.matmul(gram, d, precision=trees.EXACT)
         square, bent = trees.dot(d, scale * d), trees.dot(d, gd)
@@ -416,5 +416,6 @@ def _newton_step(gram: jax.Array, scale: jax.Array, l1: jax.Array, place: _Place
     return trees.choose(rise[best] < 0, _Place(tried[best], g + bent[best]), place)
 
 
-def _soft(x: jax.Array, threshold: Any) -> jax.Array:
+def soft(x: jax.Array, threshold: Any) -> jax.Array:
+    """Return values moved towards zero by so much, and no further."""
     return x - jnp.clip(x, -threshold, threshold)

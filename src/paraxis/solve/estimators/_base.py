@@ -22,7 +22,7 @@ from paraxis._calls import arguments
 from paraxis._tables import Table
 from paraxis.errors import DataError, ParaxisError
 from paraxis.solve import _checks as checks
-from paraxis.solve._on_disk import Source, blocks_of
+from paraxis.solve._on_disk import MAX_FEATURES, Source, blocks_of
 from paraxis.solve._progress import Watch
 from paraxis.solve._solution import Interrupted, attended
 from paraxis.solve._status import Status
@@ -438,7 +438,11 @@ class LinearModel(BaseEstimator, abc.ABC):
 
     def _solved(self, strength: float, params: Any, posed: Posed, placed: Placed) -> Solution:
         penalty = self._penalty(strength, float(posed.weight.sum(dtype=np.float64)), posed)
-        return fitting.solve(self._plan(posed), params, penalty, placed.data)
+        plan = self._plan(posed)
+        few = posed.num_outputs is None and len(placed.means) <= MAX_FEATURES
+        if placed.source is not None and plan.method == "proximal-gradient" and self.solver == "auto" and few:
+            plan = dataclasses.replace(plan, method="proximal-newton")  # which reads the rows a tenth as often
+        return fitting.solve(plan, params, penalty, placed.data)
 
     def _zeros(self, posed: Posed, num_features: int, dtype: Any) -> Any:
         outputs = () if posed.num_outputs is None else (posed.num_outputs,)

@@ -25,6 +25,7 @@ from paraxis.solve._newton import NewtonCG
 from paraxis.solve._on_disk import Source
 from paraxis.solve._progress import Iteration, Watch
 from paraxis.solve._proximal import ProximalGradient
+from paraxis.solve._proximal_newton import ProximalNewton
 from paraxis.solve._rows import Rows, lay, of_source
 from paraxis.solve._solution import Interrupted, OptStep, attended
 from paraxis.solve._solver import SideBySide
@@ -33,7 +34,7 @@ from paraxis.solve.objective import LinearObjective, LossName, glm
 
 _LARGE = 100_000  # rows, from which on compiling is the smaller part
 
-Method = Literal["lbfgs", "newton-cg", "proximal-gradient", "working-set"]
+Method = Literal["lbfgs", "newton-cg", "proximal-gradient", "proximal-newton", "working-set"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,10 +136,10 @@ def solve(plan: Plan, init: Any, penalty: Penalty, data: Rows) -> Solution:
         Interrupted: after Ctrl-C, with parameters in the form of ``init``.
     """
     penalty = Penalty(*(np.asarray(x, data.X.dtype) for x in penalty))
-    if plan.method == "working-set":
-        if penalty.l1 > 0:
-            return _by_working_sets(plan, init, penalty, data)
+    if plan.method in ("working-set", "proximal-newton") and not penalty.l1 > 0:
         plan = dataclasses.replace(plan, method="lbfgs")
+    if plan.method == "working-set":
+        return _by_working_sets(plan, init, penalty, data)
     with _seated(plan) as plan, attended() as passed:
         step = solver(plan).run(init, *_arguments(plan, penalty, data))
         found = _solution(step)
@@ -223,9 +224,11 @@ def _seated(plan: Plan) -> Iterator[Plan]:
 
 
 @functools.lru_cache(maxsize=128)
-def solver(plan: Plan) -> LBFGS | NewtonCG | ProximalGradient:
+def solver(plan: Plan) -> LBFGS | NewtonCG | ProximalGradient | ProximalNewton:
     """Return the solver for a plan: one object, so that what JAX compiled for it is found again. It holds no data."""
     options: dict[str, Any] = {"tol": plan.tol, "maxiter": plan.max_iter, "verbose": plan.verbose}
+    if plan.method == "proximal-newton":
+        return ProximalNewton(plan.objective, **options)
     if plan.method == "proximal-gradient":
         return ProximalGradient(plan.objective, prox.first(prox.l1) if plan.intercept else prox.l1, **options)
     return (LBFGS if plan.method == "lbfgs" else NewtonCG)(plan.objective, **options)
@@ -238,7 +241,7 @@ def solution_of(stopped: Interrupted) -> Solution:
 
 def _arguments(plan: Plan, penalty: Penalty, data: Rows) -> tuple[Any, ...]:
     """Return what the plan's solver is given besides parameters."""
-    return (*penalty, data) if plan.method == "proximal-gradient" else (penalty.l2, data)
+    return (*penalty, data) if plan.method.startswith("proximal") else (penalty.l2, data)
 
 
 @functools.lru_cache(maxsize=128)
