@@ -645,3 +645,31 @@ def test_an_error_of_a_trace_names_the_users_function() -> None:
 def test_an_option_that_is_no_axis_is_refused_by_name() -> None:
     with pytest.raises(px.AxisError, match="'use_abstract_mesh' must be an axis"):
         px.program({"rows": 3}, use_abstract_mesh=False)
+
+
+@pytest.mark.parametrize("at_once", [None, 1, 2])
+def test_a_second_derivative_through_a_rule_of_the_users(at_once: int | None) -> None:
+    """A rule that is not the derivative: of what its forward pass returns, the next derivative is the true one."""
+
+    @jax.custom_vjp
+    def ruled(u: jax.Array) -> jax.Array:
+        return jnp.sin(u)
+
+    ruled.defvjp(lambda u: (jnp.sin(u), u), lambda u, ct: (3 * jnp.cos(u) * ct,))
+    axis, w, x = axis_on(2, 3, at_once=at_once), jnp.asarray(0.8), values(3)
+
+    def twice(mapped: Callable[..., Any]) -> Any:
+        inner = jax.grad(lambda w: jnp.sum(jnp.sin(mapped(lambda x: ruled(w * x))(x))))
+        return jax.jit(jax.value_and_grad(inner))(w)
+
+    # by hand: d/dw sum sin(sin(w x)) with the rule is sum 3 x cos(w x) cos(sin(w x)), and of that the true derivative
+    s, c = np.sin(w * x), np.cos(w * x)
+    first = (3 * x * c * np.cos(s)).sum()
+    second = (3 * x**2 * (-s * np.cos(s) - c**2 * np.sin(s))).sum()
+    assert_close(twice(lambda body: lambda x: px.map_fn(body, x, axis)), (first, second), rtol=1e-4)
+
+
+def test_a_tangent_may_be_a_number_of_pythons() -> None:
+    axis, x = axis_on(2, 3), values(3)
+    _, tangent = jax.jvp(lambda w: px.map_fn(lambda x: w * x, x, axis), (jnp.asarray(0.8),), (1.0,))
+    assert_close(tangent, x)

@@ -96,6 +96,30 @@ def test_a_penalty_that_makes_coefficients_zero_makes_the_same_ones_zero_as_in_s
         assert len(source.passes) == 4 + weighted
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize(("ratio", "C", "tolerance"), [(1.0, 1e3, 1e-5), (0.5, 10.0, 1e-7), (0.5, 1e-3, 1e-9)])
+def test_steps_of_newton_end_where_proximal_gradients_do(ratio, C, tolerance, intercept):
+    weight = np.random.default_rng(1).integers(0, 3, N).astype(float)
+    model = px.solve.LogisticRegression(C, l1_ratio=ratio, fit_intercept=intercept)
+    found = sklearn.base.clone(model).fit(table(Z > 0)[0], sample_weight=weight, engine=STREAM)
+    expected = sklearn.base.clone(model).set_params(tol=1e-11).fit(X, Z > 0, weight)
+    assert found.status_ == Status.CONVERGED.words
+    np.testing.assert_allclose(found.coef_, expected.coef_, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(found.intercept_, expected.intercept_, rtol=tolerance, atol=tolerance)
+    single = sklearn.base.clone(model).fit(table(Z > 0, X.astype("float32"))[0], sample_weight=weight, engine=STREAM)
+    np.testing.assert_allclose(single.coef_, found.coef_, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.slow
+def test_more_classes_take_proximal_gradients():
+    y = np.digitize(Z, [-1, 1])
+    model = px.solve.LogisticRegression(0.1, l1_ratio=1.0, tol=1e-8)
+    found = sklearn.base.clone(model).fit(table(y)[0], engine=STREAM)
+    expected = sklearn.base.clone(model).fit(X, y)
+    np.testing.assert_allclose(found.coef_, expected.coef_, rtol=0, atol=1e-6)
+
+
 def test_working_sets_of_columns_are_taken_from_disk_in_two_passes_each():
     x = rng.normal(size=(120, 400))
     y = x[:, :40] @ rng.normal(size=40) + rng.normal(size=120)

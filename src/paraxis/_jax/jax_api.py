@@ -39,6 +39,7 @@ from jaxlib import (
 )
 
 __all__ = [
+    "RULED",
     "ClosedJaxpr",
     "Jaxpr",
     "JaxprEqn",
@@ -189,7 +190,7 @@ def define_map(
         return primitive.abstract_eval(*(atom.aval for atom in atoms), **params)
 
     def jvp_rule(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-        live = [type(t) is not ad.Zero and t.dtype != jax.dtypes.float0 for t in tangents]
+        live = [type(t) is not ad.Zero and getattr(t, "dtype", None) != jax.dtypes.float0 for t in tangents]
         given = [t for t, is_live in zip(tangents, live, strict=True) if is_live]
         results, moving, found = jvp(primals, live, given, **params)
         rest = iter(found)
@@ -362,12 +363,10 @@ def rebuilt(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Any
     return ClosedJaxpr(jaxpr, closed.consts)
 
 
-CALLS = frozenset(
-    (
-        *("jit", "pjit", "call", "core_call", "closed_call", "remat", "remat2", "checkpoint"),
-        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-    )
-)
+RULED = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+"""Calls with a derivative that is the user's."""
+
+CALLS = frozenset(("jit", "pjit", "call", "core_call", "closed_call", "remat", "remat2", "checkpoint", *RULED))
 """Operations that do what their body does, once."""
 
 
