@@ -251,6 +251,28 @@ def test_a_pipeline_hands_on_once_forward_and_once_backward_and_computes_in_each
     assert report.work.factor == 1
 
 
+def test_float32_that_a_cpu_sends_for_bfloat16_is_told_and_takes_half_elsewhere() -> None:
+    def both(x):
+        asked = jax.lax.pmax(jnp.sin(x.astype(jnp.float32)), "d").astype(jnp.bfloat16)
+        return asked, jax.lax.all_gather(x, "d"), jax.lax.psum(x, "d")
+
+    run = jax.shard_map(both, mesh=FLAT, in_specs=P("d"), out_specs=P(), check_vma=False)
+    slow = px.reports.Machine("slow", {"f32": 1e30, "bf16": 1e30}, 1e30, 1e30, 1.0, 1.0, devices_per_host=8)
+    report = px.explain(run, on=slow)(struct(64, 4, dtype=jnp.bfloat16))
+    found = {(c.kind, c.shape, c.bytes, c.widened) for c in report.collectives}
+    block = 8 * 4 * 4
+    assert found == {
+        ("all_reduce", "f32[8,4]", block, None),
+        ("all_reduce", "f32[8,4]", block, "bf16"),
+        ("all_gather", "f32[8,8,4]", 8 * block, "bf16"),
+    }
+    assert "all_gather f32[8,8,4] for bf16" in str(report)
+    assert report.estimate is not None
+    assert report.estimate.sending == pytest.approx((2 * block + 2 * block / 2 + 8 * block / 2) * 7 / 8)
+    single = {c.widened for name in PROGRAMS for c in report_on(name).collectives}
+    assert single == {None}
+
+
 def test_work_is_counted_by_line_with_loops_and_shared_equally() -> None:
     work = report_on("data-parallel steps in a loop").work
     # Forward x @ w, and in the backward pass one product for w: 2 * 3 * 8 * 4 each, 2 elements a device, 7 turns.

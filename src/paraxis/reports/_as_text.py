@@ -48,7 +48,8 @@ def sent(c: Collective) -> list[str]:
     along = f"along {', '.join(c.axes)}" if c.axes else f"of {c.group_size} devices"
     whose = c.verb or ("written" if c.is_written else "compiler")
     side = ", backward" if c.is_backward else ""
-    return [each, f"{c.kind} {c.shape}", along, whose + side, str(c.line or ""), code(c.line)]
+    what = f"{c.kind} {c.shape}" + (f" for {c.widened}" if c.widened else "")
+    return [each, what, along, whose + side, str(c.line or ""), code(c.line)]
 
 
 def code(line: Line | None) -> str:

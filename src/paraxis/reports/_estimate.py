@@ -2,8 +2,8 @@
 
 Each operation takes as long as its products or its bytes do, whichever is longer, at the machine's peaks; collectives
 take as long as their bytes do on the slowest link that they cross, in rings; all follow one another. What only converts
-numbers is left out: the CPU's compiler adds it where a CPU does not know a dtype. (Williams,
-Waterman and Patterson, "Roofline: an insightful visual performance model", 2009.)
+numbers is left out, and float32 that is sent for bfloat16 counts as that: the CPU's compiler does both where a CPU does
+not know a dtype. (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009.)
 """
 
 import collections
@@ -114,7 +114,7 @@ def _moved(program: _text.Program, operation: _text.Operation, fused: list[_text
 
 
 def _sending(program: _text.Program, operation: _text.Operation, machine: Machine) -> float:
-    size = _text.sent_bytes(program, operation)
+    size = _text.sent_bytes(program, operation) / (2 if program.widened(operation) in machine.flops else 1)
     is_permutation = operation.kind == "collective_permute"
     groups = program.groups(operation)
     per_host = machine.devices_per_host

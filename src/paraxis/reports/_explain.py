@@ -345,6 +345,7 @@ def _collective(
         is_backward="transpose(" in path,
         is_written=_WRITTEN.fullmatch(path.rpartition("/")[2]) is not None,
         operand=given[number].name if number is not None and number < len(given) else None,
+        widened=program.widened(operation),
     )
 
 

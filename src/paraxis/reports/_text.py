@@ -189,12 +189,48 @@ class Program:
         is_other = found is not None and found.shape.partition("[")[0] != operation.shape.partition("[")[0]
         return is_other and self._moves(operation)
 
+    def widened(self, operation: Operation) -> str | None:
+        """Return the dtype in which a program has what a collective of float32 gives, such as ``bf16``, if it has one.
+
+        Where a CPU does not compute with a dtype, its compiler sends float32, and converts what comes of it.
+        """
+        found: set[str] = set()
+        waiting = list(self._users.get(operation.name, []))
+        while waiting:
+            user = self._by_name[waiting.pop()]
+            if user.opcode in _PASSES_ON or user.opcode.endswith("-done"):
+                waiting += self._users.get(user.name, [])
+                continue
+            converting = list(self._converting(user))
+            if not converting or any(inside.path.endswith(_WRITTEN_CONVERT) for _, inside in converting):
+                return None
+            found |= {dtype for dtype, _ in converting}
+        return found.pop() if len(found) == 1 and operation.shape.lstrip("(").startswith("f32[") else None
+
+    def _converting(self, user: Operation) -> Iterator[tuple[str, Operation]]:
+        """Yield the conversions to fewer bits that an operation is, or has in it, with their dtypes."""
+        inside = self._inside.get(next(_callees(user.text), ""), []) if user.opcode == "fusion" else [user]
+        for found in inside:
+            dtype = found.shape.partition("[")[0]
+            if found.opcode == "convert" and dtype in ("bf16", "f16"):
+                yield dtype, found
+
+    @functools.cached_property
+    def _inside(self) -> dict[str, list[Operation]]:
+        found: dict[str, list[Operation]] = {}
+        for operation in self.operations:
+            found.setdefault(self.computation_of(operation), []).append(operation)
+        return found
+
     def depends(self, operation: Operation, on: Operation) -> bool:
         """Return whether an operation needs another's result, in the same computation."""
         return any(found is on for found in itertools.islice(self._before(operation), 1, None))
 
 
 _MOVES = ("bitcast", "convert", "copy", "reshape", "transpose")
+_PASSES_ON = ("bitcast", "copy", "get-tuple-element", "reshape", "transpose", "tuple")
+_WRITTEN_CONVERT = "convert_element_type"
+"""JAX's name of a conversion that a program asks for."""
 _NEAR = 24
 """The number of operations that are searched for the line of one without."""
 

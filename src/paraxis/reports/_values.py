@@ -39,6 +39,8 @@ class Collective:
         is_backward: whether it belongs to a derivative's backward pass.
         is_written: whether the program asks for it, as by ``jax.lax.psum``; if not, the compiler has put it in.
         operand: the argument that it sends, if it sends one as it is.
+        widened: ``"bf16"`` or ``"f16"``: the program has this dtype, and the CPU's compiler sends float32 in its place,
+            so that ``bytes`` are twice those of a GPU or TPU; ``None``: it is sent as it is.
     """
 
     kind: str
@@ -53,6 +55,7 @@ class Collective:
     is_backward: bool = False
     is_written: bool = False
     operand: str | None = None
+    widened: str | None = None
 
     @property
     def total_bytes(self) -> int:
