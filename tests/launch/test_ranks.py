@@ -245,6 +245,8 @@ def test_lines_are_cut_alike_however_their_bytes_come(launched: Launch, tmp_path
 
 LOGGED = """\
 [Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1
+[Gloo] Rank [Gloo] Rank 0 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3
+0 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3
 W1122 00:49:07.883026   23065 preemption_sync_manager.cc:147] Failed to retrieve preemption notice: UNAVAILABLE
 Additional GRPC error information from remote target coordination_service while calling /xla.coordination.Coordination
 :UNAVAILABLE:Stream removed (Socket closed)

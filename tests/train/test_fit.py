@@ -252,7 +252,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "generator": (
         lambda: wrongly(0, _ok, _generator(), steps=1),
         px.DataError,
-        "data is a generator, which can be gone thr",
+        "data is a generator, which can be iterated only once",
     ),
     "one batch": (
         lambda: wrongly(0, _ok, {"x": 1}, steps=1),
@@ -304,7 +304,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no batches": (
         lambda: wrongly(0, _ok, list, steps=1),
         px.DataError,
-        "data has no batches in epoch 1; if it can be gone",
+        "data has no batches in epoch 1; if it can be iterated only once",
     ),
     "no step": (
         lambda: wrongly(0, {}, [0], steps=1),

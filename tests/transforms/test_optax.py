@@ -76,6 +76,7 @@ def by_paraxis(factory: Any, rates: Sequence[float]) -> list[jax.Array]:
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.filterwarnings("ignore:Specifying a key will be required", "ignore::DeprecationWarning")  # optax's own
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_of_optax_makes_the_steps_that_it_makes_alone(name: str) -> None:
     factory = OPTIMISERS[name]

@@ -39,6 +39,7 @@ WITHOUT = {
     "asked by our own loops, in each step": ("Batch.turn", "Evaluate.is_due", "Rows.with_arrays"),
     "asked by our own solvers, once": ("Stream.rows_at_once", "Stream.rows_saved"),
     "asked by what is mapped": ("Padded.__getitem__",),
+    "an error that says what to write, whatever it is given": ("Batch.__getitem__",),
 }
 
 

@@ -453,7 +453,7 @@ def _is_stale(tracer: jax.Array) -> bool:
 
 
 def _can_be_jax(dtype: Any) -> bool:
-    if np.dtype(dtype).char in "gG":  # NumPy's longdouble
+    if getattr(dtype, "char", "") in ("g", "G"):  # NumPy's longdouble
         return False
     return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_) or dtype == jax.dtypes.float0
 

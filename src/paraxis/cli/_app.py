@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from paraxis.cli._errors import CommandError, needed
-from paraxis.cli.demo import CHAPTERS, Options, chapters_named, show_chapters
+from paraxis.cli.demo import CHAPTERS, Options, chapters_named, ready, show_chapters
 from paraxis.cli.fit import CsvForm, FitOptions, PredictOptions, grid_of
 from paraxis.cli.launch import LaunchCommand
 
@@ -134,10 +134,11 @@ def demo(
     if quick:
         rounds, epochs = min(rounds, _QUICK_ROUNDS), min(epochs, _QUICK_EPOCHS)
     options = Options(rounds, clients, per_round, members, epochs, devices, seed, out)
+    runs = ready(chosen, options)
     show_chapters(chosen, console)
-    for chapter in chosen:
+    for run in runs:
         console.print()
-        chapter.run(options, console)
+        run(options, console)
 
 
 @app.command()

@@ -19,9 +19,10 @@ _END = re.compile(rb"\r?\n|\r(?!\n|\Z)")
 _NAMES = {"out": "standard output", "error": "standard error"}
 _COLOURS = (36, 33, 35, 32, 34, 31)
 
-# How XLA's log begins a message, and how it goes on; what JAX's network on CPU writes.
+# How XLA's log begins a message, and how it goes on; what JAX's network on CPU writes, from several threads at once.
 _LOGGED = re.compile(
-    rb"\[Gloo\] |[IWEF]\d{4} \d\d:\d\d:[\d.]+ +\d+ \S+\.(cc|h|cpp|cu):\d+\] |"
+    rb"\[Gloo\] |[\w \[\]]*is connected to \d+ peer ranks\.|"
+    rb"[IWEF]\d{4} \d\d:\d\d:[\d.]+ +\d+ \S+\.(cc|h|cpp|cu):\d+\] |"
     rb"\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: [IWEF] |WARNING: All log messages before absl::InitializeLog"
 )
 _LOGGED_ON = re.compile(

@@ -122,7 +122,7 @@ def _numbers(devices: Any) -> Numbers:
         for name in devices:
             arguments.text("explain", "devices", name, "devices={'data': 64, 'model': 8}")
         return {name: checked(number) for name, number in devices.items()}
-    if isinstance(devices, Sequence) and not isinstance(devices, str) and devices:
+    if isinstance(devices, Sequence) and not isinstance(devices, (str, bytes)) and devices:
         return tuple(dict.fromkeys(map(checked, devices)))
     return checked(devices)
 

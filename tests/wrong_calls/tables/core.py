@@ -187,5 +187,9 @@ CALLS = [
         },
         lambda made: made(x()),
     ),
-    Call("what px.pmap makes", px.pmap(own.scaled), lambda: {"*w": (x(), array(None)), "*x": (x(), array(None))}),
+    Call(
+        "what px.pmap makes",
+        px.pmap(own.scaled, axis_size=len(x())),
+        lambda: {"*w": (x(), array(None)), "*x": (x(), array(None))},
+    ),
 ]

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -126,7 +127,7 @@ CALLS = [
         lambda *a, **k: made().lower(*a, **k),
         lambda: {
             "*step": (own.member_step, function),
-            "*args[0]": (X, features),
+            "*args[0]": (X, either(features, instance(jax.ShapeDtypeStruct))),
             "in_axes": (None, optional(one_of(0))),
         },
         left_out=("a tracer that escaped", "a deleted array"),  # nothing is run

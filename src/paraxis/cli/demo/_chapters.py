@@ -8,44 +8,46 @@ from rich.console import Console
 from paraxis.cli._errors import CommandError, needed
 from paraxis.cli.demo._options import Options
 
+Run = Callable[[Options, Console], None]
+
 
 @dataclasses.dataclass(frozen=True)
 class Chapter:
-    """One part of the demo: what it shows, in a line, how long it takes on two CPU cores, and how to run it."""
+    """One part of the demo: what it shows, in a line, how long it takes on two CPU cores, and what loads it."""
 
     summary: str
     minutes: float
-    run: Callable[[Options, Console], None]
+    load: Callable[[], Run]
 
 
-def _fedavg(options: Options, console: Console) -> None:
+def _fedavg() -> Run:
     with needed("demo", "demo"):
         from paraxis.cli.demo import fedavg
-    fedavg.run(options, console)
+    return fedavg.run
 
 
-def _ensemble(options: Options, console: Console) -> None:
+def _ensemble() -> Run:
     with needed("demo", "demo"):
         from paraxis.cli.demo import ensemble
-    ensemble.run(options, console)
+    return ensemble.run
 
 
-def _logreg(options: Options, console: Console) -> None:
+def _logreg() -> Run:
     with needed("demo", "demo"):
         from paraxis.cli.demo import logreg
-    logreg.run(options, console)
+    return logreg.run
 
 
-def _train(options: Options, console: Console) -> None:
+def _train() -> Run:
     with needed("demo", "demo"):
         from paraxis.cli.demo import train
-    train.run(options, console)
+    return train.run
 
 
-def _stream(options: Options, console: Console) -> None:
+def _stream() -> Run:
     with needed("demo", "demo"):
         from paraxis.cli.demo import stream
-    stream.run(options, console)
+    return stream.run
 
 
 CHAPTERS = {
@@ -67,6 +69,21 @@ def chapters_named(names: Sequence[str] | None) -> list[Chapter]:
     if unknown:
         raise CommandError(f"the demo has no chapter {unknown[0]!r}; its chapters are: {', '.join(CHAPTERS)}")
     return [CHAPTERS[name] for name in names or CHAPTERS]
+
+
+def ready(chapters: Sequence[Chapter], options: Options) -> list[Run]:
+    """Return what runs the chapters, after checking what all of them need, so that a mistake is all that is shown.
+
+    Raises:
+        CommandError: if a package is missing, there are too few devices, or the directory cannot be written to.
+    """
+    runs = [chapter.load() for chapter in chapters]
+    with needed("demo", "demo"):
+        from paraxis.cli.demo._devices import find_devices
+        from paraxis.cli.demo._output import require_writable
+    find_devices(options.devices)
+    require_writable(options.out)
+    return runs
 
 
 def show_chapters(chapters: Sequence[Chapter], console: Console) -> None:

@@ -108,7 +108,7 @@ def require_floating(params: Any, form: Form) -> None:
     """
     for path, x in jax.tree_util.tree_leaves_with_path(params):
         dtype = getattr(x, "dtype", None) or np.asarray(x).dtype
-        if dtype.kind in "OUS":
+        if getattr(dtype, "kind", None) in ("O", "U", "S"):  # the dtypes of keys have no kind
             raise StateError(
                 f"TrainState.create: {tree.name('model', path)} is a {type(x).__name__}, not an array. A model that "
                 f"keeps such things can be called: give its class a method __call__; or leave it out of the pytree"
