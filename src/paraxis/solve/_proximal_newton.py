@@ -24,7 +24,6 @@ from paraxis.solve._search import noise
 from paraxis.solve._solution import OptStep, watched
 from paraxis.solve._solver import Solver
 from paraxis.solve._working_set import minimum, soft
-from paraxis.solve.objective import LinearObjective
 
 _TRIALS = 30  # steps, each half of the one before
 _DECREASE = 1e-4  # of what the parabola's slope promises
@@ -68,13 +67,13 @@ class ProximalNewton(Solver):
     """Minimise a linear model's objective plus ``l1 * |coef|₁``; two passes over the rows for each iteration.
 
     Args:
-        fun: of one output, with an L2 penalty.
+        fun: a :class:`LinearObjective` of one output, with an L2 penalty.
         maxiter: stop after so many iterations.
         tol: stop when the error is at most this, or when rounding allows no more.
         verbose: as for :class:`ProximalGradient`.
     """
 
-    fun: LinearObjective
+    fun: Any
     maxiter: int
     tol: float
     verbose: bool | progress.Watch = False
@@ -183,8 +182,9 @@ def _direction(problem: Linear, state: ProximalNewtonState, params: Any, l1: Any
     coef, grad, gram = problem._coef(params), problem._coef(state.grad), curved.gram
     l2 = jnp.asarray(problem.l2, coef.dtype)
     square = curved.square + 0.5 * l2 * trees.dot(coef, coef)
+    share = curved.with_intercept / curved.of_intercept
     if problem.intercept:
-        share, slope = curved.with_intercept / curved.of_intercept, state.grad[1]
+        slope = state.grad[1]
         gram = gram - jnp.outer(share, curved.with_intercept)
         grad, square = grad - share * slope, square - 0.5 * slope**2 / curved.of_intercept
     enough = jnp.maximum(jnp.finfo(coef.dtype).eps / 4, _EXACT * state.error**2)
