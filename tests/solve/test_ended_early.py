@@ -30,5 +30,5 @@ def test_value_and_error_are_those_of_the_parameters(kind: type, where: str) -> 
     assert int(state.status) in (Status.PRECISION, Status.LINE_SEARCH_FAILED)
     value, error = value_and_error(*(np.asarray(x, float) for x in params))
     np.testing.assert_allclose(state.value, value, rtol=1e-5)
-    # It was 18 and 1,000 times too small. Of rows near 100, float32 knows the gradient to some 2e-5.
-    np.testing.assert_allclose(state.error, error, rtol=0.2, atol=2e-5)
+    # It was 18 and 1,000 times too small. At the parameters from disk, plain NumPy in float32 is off by 1.6e-5 itself.
+    np.testing.assert_allclose(state.error, error, rtol=0.2, atol=2e-5 if where == "disk" else 0)

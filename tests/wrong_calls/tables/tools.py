@@ -164,8 +164,8 @@ CALLS = [
     Call(
         "testing.assert_no_redundant_work",
         testing.assert_no_redundant_work,
-        lambda: {"*fn": (own.plus, function), "*args[0]": (jnp.ones(8), anything)},  # as for px.explain, fixed values
-        left_out=NOT_RUN,
+        lambda: {"*fn": (own.plus, function), "*args[0]": (jnp.ones(8), either(tree, instance(jax.ShapeDtypeStruct)))},
+        left_out=(*NOT_RUN, "a function"),  # which takes whatever it is given, as a fixed value
     ),
     Call(
         "testing.Snapshot",
