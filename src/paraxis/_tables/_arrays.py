@@ -10,6 +10,7 @@ from paraxis._tables import _files as files
 from paraxis.errors import DataError, ShapeError
 
 _WHO = "Table.npy"
+_CAST = 1 << 24  # bytes of a file that are read at a time to become another dtype
 
 
 class Arrays:
@@ -39,38 +40,62 @@ class Arrays:
         return sum(len(X) for X, _ in self._pairs)
 
     def blocks(self, size: int) -> files.Parts:
-        return files.in_blocks(self._parts(size), size)
+        self._require_unchanged()
+        for start in range(0, len(self), size):
+            yield self._block(start, min(start + size, len(self)))
+        self._require_unchanged()
 
     def place(self, row: int) -> str:
         return files.place(self._mapped, [len(X) for X, _ in self._pairs], row)
 
-    def _parts(self, size: int) -> files.Parts:
-        self._require_unchanged()
+    def _block(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows from ``start`` to ``stop``: as they lie in memory, or each copied once, to where it goes."""
+        found, first = [], 0
         for X, y in self._pairs:
-            for start in range(0, len(X), size):
-                yield np.asarray(_some(X, start, size), self.dtype), np.asarray(y[start : start + size])
-        self._require_unchanged()
+            own = slice(max(0, start - first), max(0, min(stop - first, len(X))))
+            if own.start < own.stop:
+                found.append((X, y, own))
+            first += len(X)
+        if len(found) == 1 and not _is_read(found[0][0]):
+            X, y, own = found[0]
+            return np.asarray(X[own], self.dtype), y[own]
+        rows, at = files.empty((stop - start, len(self.columns)), self.dtype), 0
+        for X, _, own in found:
+            end = at + own.stop - own.start
+            _fill(rows[at:end], X, own.start)
+            at = end
+        return rows, np.concatenate([y[own] for _, y, own in found])
 
     def _require_unchanged(self) -> None:
         for file in self._mapped:
             file.require()
 
 
-def _some(X: np.ndarray, start: int, size: int) -> np.ndarray:
-    """Return rows; of a file, read in one go, which is faster than page by page."""
-    if not isinstance(X, np.memmap) or not isinstance(X.filename, Path) or not X.flags.c_contiguous:
-        return X[start : start + size]
-    found = files.empty((min(size, len(X) - start), X.shape[1]), X.dtype)
+def _is_read(X: np.ndarray) -> bool:
+    """Return whether rows are a file's that can be read in one go, which is faster than page by page."""
+    return isinstance(X, np.memmap) and isinstance(X.filename, Path) and X.flags.c_contiguous
+
+
+def _fill(rows: np.ndarray, X: Any, start: int) -> None:
+    """Put rows of an array, from ``start`` on, into memory; those of a file in another dtype, some at a time."""
+    if not _is_read(X):
+        rows[...] = X[start : start + len(rows)]
+        return
+    step = len(rows) if X.dtype == rows.dtype else max(1, _CAST // X.strides[0])
     with X.filename.open("rb", buffering=0) as file:
-        file.seek(X.offset + start * X.strides[0])
-        left = found.reshape(-1).view(np.uint8).data
-        while left and (count := file.readinto(left)):
-            left = left[count:]
-    if left:
-        raise DataError(
-            f"{_WHO}: {str(X.filename)!r} ends before its last row; make the table anew when it is complete"
-        )
-    return found
+        for at in range(0, len(rows), step):
+            part = rows[at : at + step]
+            read = part if X.dtype == rows.dtype else np.empty(part.shape, X.dtype)
+            file.seek(X.offset + (start + at) * X.strides[0])
+            left = read.reshape(-1).view(np.uint8).data
+            while left and (count := file.readinto(left)):
+                left = left[count:]
+            if left:
+                raise DataError(
+                    f"{_WHO}: {str(X.filename)!r} ends before its last row; make the table anew when it is complete"
+                )
+            if read is not part:
+                part[...] = read
 
 
 def npy(folder: Path, dtype: Any) -> Arrays:

@@ -28,6 +28,9 @@ _NOT_OF_TABLES = {
     "readers": "one thread reads its files in order",
 }
 _COPIES = 6  # of rows of a table: being read, put together, waiting, on their way to the devices, being computed with
+_ENOUGH = 1 << 24
+"""Bytes of rows of a table that are read at once; more only takes longer. The memory of parts up to 32 MB is used
+again; that of larger ones is new each time, and its pages then cost more than reading (`bench_table.py`)."""
 
 
 @options(workers="readers", num_workers="readers")
@@ -129,7 +132,7 @@ class Stream(Engine):
                 f"Stream: memory must be at least {kept_bytes + _COPIES * row_bytes * num_devices:,} bytes for this "
                 f"table, of which {kept_bytes:,} are for values by row, got {self.memory:,}"
             )
-        return found
+        return max(num_devices, min(found, max(_ENOUGH, num_devices << 20) // row_bytes))
 
     @contextlib.contextmanager
     def rows_shown(self) -> Iterator[Callable[[int, int, int], None]]:
