@@ -2,15 +2,19 @@
 
 The key is the jaxpr's own: operations, their parameters, the values of constants, and which result feeds which
 operand. Names, source lines and the identity of functions are not in it, nor is a function's derivative rule, so that
-a compiled program that is found by it may be run, and not differentiated.
+a compiled program that is found by it may be run, and not differentiated. Functions that a program calls back are the
+same if their code is, and what they close over.
 """
 
 import dataclasses
+import functools
 import threading
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
+import jax
 import numpy as np
 
 from paraxis._jax import jax_api
@@ -56,7 +60,7 @@ def key(value: Any) -> Hashable:
         return (type(value), repr(value))
     if callable(value) and not isinstance(value, type):  # equal ones may do different things
         if not dataclasses.is_dataclass(value):
-            return _Same(value)
+            return _of_function(value, ())
         return (type(value), *(key(getattr(value, field.name)) for field in dataclasses.fields(value)))
     try:
         hash(value)
@@ -76,6 +80,58 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and self._value is other._value
+
+
+_FIXED = (bool, int, float, complex, str, bytes, type(None), type, np.dtype, jax.tree_util.PyTreeDef)
+
+
+def _of_function(fn: Any, within: tuple[Any, ...]) -> Hashable:
+    """Return the key of something that can be called, of which each trace may make another that does the same."""
+    inner = functools.partial(_held, within=(*within, fn))
+    if any(fn is other for other in within) or getattr(fn, "__dict__", None):
+        return _Same(fn)
+    if isinstance(fn, types.MethodType):
+        return ("method", inner(fn.__func__), _Same(fn.__self__))
+    if isinstance(fn, types.BuiltinMethodType):
+        return ("method", fn.__name__, _Same(fn.__self__))
+    if isinstance(fn, functools.partial):
+        return ("partial", inner(fn.func), inner(fn.args), *map(inner, fn.keywords.items()))
+    if not isinstance(fn, types.FunctionType):
+        return _Same(fn)
+    theirs = (fn.__module__ or "").startswith("jax.") or fn.__module__ == "jax"
+    defaults = inner(fn.__defaults__), *map(inner, (fn.__kwdefaults__ or {}).items())
+    content = functools.partial(inner, by_value=theirs)
+    cells = tuple(_Cell(cell, content) for cell in fn.__closure__ or ())
+    return (fn.__code__, _Same(fn.__globals__), defaults, cells)
+
+
+def _held(value: Any, within: tuple[Any, ...], *, by_value: bool = False) -> Hashable:
+    """Return the key of a value that a function holds. What can change is the same as itself alone."""
+    inner = functools.partial(_held, within=within, by_value=by_value)
+    if isinstance(value, tuple) or (isinstance(value, list) and by_value):
+        return (type(value), *map(inner, value))
+    if isinstance(value, dict) and by_value:
+        return (dict, *((name, inner(entry)) for name, entry in value.items()))
+    if isinstance(value, _FIXED):
+        return key(value)
+    return _of_function(value, within) if callable(value) else _Same(value)
+
+
+class _Cell:
+    """A variable that a function closes over: the same one, or one that holds the same."""
+
+    def __init__(self, cell: types.CellType, key_of: Callable[[Any], Hashable]) -> None:
+        self._cell = cell
+        try:
+            self._content: Hashable = key_of(cell.cell_contents)
+        except ValueError:  # not bound yet
+            self._content = _Same(cell)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Cell) and (self._cell is other._cell or self._content == other._content)
 
 
 def _of_constant(value: Any) -> Hashable:

@@ -14,18 +14,18 @@ import itertools
 import os
 import sys
 import types
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 from flax.nnx import Variable
 
+from paraxis._calls import surroundings
+from paraxis._calls.surroundings import Place
 from paraxis._modules import graphs, reads
 from paraxis.errors import StateError
 
 _AT_MOST = 2_000  # objects that are looked at for a name
-_OTHERS = ("jax", "flax", "paraxis", "optax")
 
 _around: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("paraxis_traces", default=())
 """The traces of the runs that this one is within."""
@@ -104,15 +104,16 @@ def _error(guard: Guard, fn: Callable[..., Any], variable: Variable[Any]) -> Sta
 def _led_to(variable: Variable[Any], fn: Callable[..., Any]) -> tuple[str, Any, str]:
     """Return a name of the module that a variable was read of, the module, and, if it is in another file, the place."""
     frames = _callers()
-    users = [frame for frame in frames if _package(frame) not in _OTHERS]
+    users = [frame for frame in frames if not surroundings.is_library(frame.f_globals.get("__name__"))]
     for frame in users:
-        found = _first_with(variable, _names_in(frame))
+        found = _first_with(variable, _names_in(frame), surroundings.names_of(frame.f_code))
         if found is not None:
             file = frame.f_code.co_filename
             is_elsewhere = file != users[0].f_code.co_filename
             return *found, f" ({os.path.basename(file)}:{frame.f_lineno})" if is_elsewhere else ""
-    for named in (_names_of(fn), *map(_names_in, frames)):
-        found = _first_with(variable, named)
+    called = ((iter([Place("f", fn)]), surroundings.names_in(fn)),)
+    for places, used in (*called, *((_names_in(frame), surroundings.names_of(frame.f_code)) for frame in frames)):
+        found = _first_with(variable, places, used)
         if found is not None:
             return *found, ""
     return "variable", variable, ""
@@ -128,58 +129,17 @@ def _callers() -> list[types.FrameType]:
     return frames
 
 
-def _package(frame: types.FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+def _names_in(frame: types.FrameType) -> Iterator[Place]:
+    yield from itertools.starmap(Place, frame.f_locals.items())
+    yield from surroundings.of_globals(frame.f_code, frame.f_globals)
 
 
-def _names_in(frame: types.FrameType) -> Iterator[tuple[str, Any]]:
-    yield from frame.f_locals.items()
-    yield from _globals_of(frame.f_code, frame.f_globals)
-
-
-def _names_of(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what a function holds itself: it may give back a module that it never looks into."""
-    if not isinstance(fn, types.FunctionType):
-        yield "f", fn
-        return
-    defaults = fn.__defaults__ or ()
-    positional = fn.__code__.co_varnames[: fn.__code__.co_argcount]
-    yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
-    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
-    yield from _globals_of(fn.__code__, fn.__globals__)
-
-
-def _globals_of(code: types.CodeType, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that code may use, by the names in it; of Python modules the attributes by these names."""
-    for name in code.co_names:
-        if name in values:
-            yield from _attributes(name, values[name], code.co_names)
-
-
-def _attributes(name: str, x: Any, used: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    if not isinstance(x, types.ModuleType):
-        yield name, x
-        return
-    for key in used:
-        inner = vars(x).get(key)
-        if inner is not x and not (isinstance(inner, types.ModuleType) and _outside_of(x, inner)):
-            yield from _attributes(f"{name}.{key}", inner, used)
-
-
-def _outside_of(package: types.ModuleType, inner: types.ModuleType) -> bool:
-    return not inner.__name__.startswith(f"{package.__name__}.")
-
-
-def _first_with(variable: Variable[Any], named: Iterator[tuple[str, Any]]) -> tuple[str, Any] | None:
+def _first_with(variable: Variable[Any], places: Iterator[Place], used: frozenset[str]) -> tuple[str, Any] | None:
     """Return the first of some things, and what they hold, nearest first, that is a module with this variable."""
-    queue = collections.deque(named)
+    queue = collections.deque((place, used) for place in places)
     seen: dict[int, Any] = {}  # kept, so that no other object takes its id
     while queue and len(seen) < _AT_MOST:
-        name, x = queue.popleft()
+        (name, x, *_), used = queue.popleft()
         if id(x) in seen:
             continue
         seen[id(x)] = x
@@ -187,7 +147,9 @@ def _first_with(variable: Variable[Any], named: Iterator[tuple[str, Any]]) -> tu
             if _holds(x, variable):
                 return name, x
             if not graphs.is_module(x):
-                queue.extend(itertools.islice(_held(name, x), _AT_MOST))
+                inner = surroundings.names_in(x) or used
+                held = surroundings.parts(name, x, inner, every=True)
+                queue.extend((place, inner) for place in itertools.islice(held, _AT_MOST))
         except Exception:  # objects of others may do anything when they are looked at
             continue
     return None
@@ -199,31 +161,3 @@ def _holds(x: Any, variable: Variable[Any]) -> bool:
     if graphs.is_state(x):
         return any(leaf is variable for leaf in jax.tree.leaves(x, is_leaf=graphs.is_module))
     return graphs.is_module(x) and any(node is variable for _, node in graphs.nodes(x))
-
-
-def _held(name: str, x: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(x, types.FunctionType):
-        yield from _names_of(x)
-    elif isinstance(x, functools.partial):
-        yield from ((f"{name}.args[{i}]", arg) for i, arg in enumerate(x.args))
-        yield from ((f"{name}.keywords[{key!r}]", arg) for key, arg in x.keywords.items())
-        yield f"{name}.func", x.func
-    elif isinstance(x, types.MethodType):
-        yield f"{name}.__self__", x.__self__
-    elif isinstance(x, (list, tuple)):
-        yield from ((f"{name}[{i}]", item) for i, item in enumerate(x))
-    elif isinstance(x, dict):
-        yield from ((f"{name}[{key!r}]", item) for key, item in dict.items(x))
-    elif isinstance(x, weakref.ref):
-        yield f"{name}()", x()
-    elif isinstance(x, type):
-        if x.__module__.partition(".")[0] not in _OTHERS:
-            yield from ((f"{name}.{key}", item) for key, item in vars(x).items() if not key.startswith("__"))
-    elif type(x).__module__.partition(".")[0] not in (*_OTHERS, "builtins"):
-        slots = [vars(kind).get("__slots__", ()) for kind in type(x).__mro__]
-        for key in (key for of in slots for key in ([of] if isinstance(of, str) else of)):
-            if hasattr(x, key):
-                yield f"{name}.{key}", getattr(x, key)
-        yield from ((f"{name}.{key}", item) for key, item in getattr(x, "__dict__", {}).items())
-        for kind in type(x).__mro__[:-1]:
-            yield from ((f"{name}.{key}", item) for key, item in vars(kind).items() if graphs.is_module(item))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import arguments, pytrees
+from paraxis._calls.surroundings import Reads
 from paraxis.engines._flat import Scan, Step, Value
 from paraxis.engines._job import Chunk, Cut, Job, Length, Pieces, Rows, loaded, numpy_of, of_chunk, on_host
 from paraxis.engines._journal import Journal
@@ -192,6 +193,8 @@ class Engine(abc.ABC):
     def jit(self, fn: Callable[_P, _R]) -> Callable[_P, _R]:
         """Return :meth:`run` of a function that is traced once for each type of arguments, as under ``jax.jit``.
 
+        If something else that it reads has changed, it is traced anew.
+
         Example:
             >>> import jax, numpy as np, paraxis as px
             >>> @px.program(clients=100)
@@ -203,6 +206,7 @@ class Engine(abc.ABC):
         """
         arguments.function(f"{self._name}.jit", "fn", fn, f"px.{self._name}(at_once=64).jit(jax.grad(loss))")
         known: dict[Any, Any] = {}
+        reads = Reads([fn])
 
         @functools.wraps(fn)
         def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -212,7 +216,16 @@ class Engine(abc.ABC):
                     f"{self._name}.jit: arguments must be given by position, got {names} by name; write "
                     f"px.{self._name}(at_once=64).jit(fn)({names})"
                 )
-            return self._started("jit", fn, args, known).result()
+            if reads.changed():
+                known.clear()
+            if not known:
+                reads.begin()
+            count = len(known)
+            try:
+                return self._started("jit", fn, args, known).result()
+            finally:
+                if len(known) != count:
+                    reads.end()
 
         return run
 

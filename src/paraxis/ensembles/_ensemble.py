@@ -228,9 +228,9 @@ class Ensemble:
             step: a step of one member. For pytrees, ``step(*parts, *args)`` returns the new state, or
                 ``(state, out)``; a member that is a tuple is passed as its parts and returned as a tuple. For modules,
                 ``step(*modules, *args)`` changes them in place and returns ``out``. The step is traced and compiled
-                once for each function and shapes, so define it only once; other values that it reads are constant from
-                then on, as under ``jax.jit``. It may use collectives with the axis's name; all members then run
-                together.
+                once for each function and shapes, so define it only once. If something else that it reads has changed,
+                such as ``config["rate"]``, it is traced anew; what changes often is better an argument. It may use
+                collectives with the axis's name; all members then run together.
             *args: pytrees of arrays; by default the same for all members, such as a batch.
             in_axes: 0 for arguments that have a row per member, ``(size, ...)``: batches, weights, learning rates,
                 keys. One value for all arguments, or a tuple with a value (or a tree) for each.

@@ -17,7 +17,7 @@ from paraxis.ensembles._averages import same
 from paraxis.ensembles._forms import guarded
 from paraxis.ensembles._history import Epoch, History
 from paraxis.ensembles._population import Population
-from paraxis.ensembles._programs import Everywhere, Program
+from paraxis.ensembles._programs import Current, Everywhere
 from paraxis.ensembles._resident import Resident
 from paraxis.errors import ShapeError, StateError
 
@@ -121,7 +121,7 @@ class Training:
         one = self._program(args, scan=False)
         return one.small([self._population.state, *args.rows], [args.shared, self._number(0)])
 
-    def _program(self, args: Arguments, *, scan: bool) -> Program:
+    def _program(self, args: Arguments, *, scan: bool) -> Current:
         # Compiled functions are kept by the population: they must not hold the data, nor what holds it.
         form, layout = self._population.form, args.layout
         step = self._plan.step

@@ -1,6 +1,7 @@
 """Members on the devices, and the compiled functions that are mapped over them."""
 
 import collections
+import functools
 import operator
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -8,13 +9,14 @@ from typing import Any
 import jax
 
 from paraxis._axes.placing import Placement
+from paraxis._calls import surroundings
 from paraxis._core.lowerings import Lowering
 from paraxis._host import interrupts
 from paraxis.ensembles import _programs as programs, _resident as resident
 from paraxis.ensembles._arguments import Arguments
 from paraxis.ensembles._forms import check_function, guarded
 from paraxis.ensembles._members import Apply, Form
-from paraxis.ensembles._programs import Everywhere, Program
+from paraxis.ensembles._programs import Current, Everywhere, Program
 from paraxis.ensembles._resident import Resident, Separate
 from paraxis.errors import StateError
 
@@ -32,7 +34,7 @@ class Population:
         self.lowering: Lowering = lowering
         self.donate = donate
         self._held: Resident | None = state
-        self._programs: collections.OrderedDict[Hashable, Program] = collections.OrderedDict()
+        self._programs: collections.OrderedDict[Hashable, Current] = collections.OrderedDict()
 
     @property
     def state(self) -> Resident:
@@ -65,7 +67,7 @@ class Population:
     def size(self) -> int:
         return self.placement.size
 
-    def step(self, program: Program, args: Arguments, *more: Everywhere) -> Resident:
+    def step(self, program: Current, args: Arguments, *more: Everywhere) -> Resident:
         """Run a function that gives ``(state, out)``; keep the one, return the other."""
         before = self.state
         if programs.is_traced([*args.rows, args.shared.given, *(x.given for x in more)]):
@@ -83,7 +85,7 @@ class Population:
             self._held = rows.part(operator.itemgetter(0))
         return rows.part(operator.itemgetter(1))
 
-    def train_program(self, step: Callable[..., Any], args: Arguments) -> Program:
+    def train_program(self, step: Callable[..., Any], args: Arguments) -> Current:
         """Return the program of one step of each member."""
         form, layout = self.form, args.layout  # not args: a compiled function is kept, the data must not be
 
@@ -105,17 +107,23 @@ class Population:
         program = self.program("apply", (apply, each), args.key, make)
         return program([self.state, *args.rows], [args.shared])
 
+    def _read_by(self, fn: Any) -> list[Any]:
+        """Return the code of users' that runs: what was given, and the members' classes."""
+        functions = fn if isinstance(fn, tuple) else (fn,)
+        return [*functions, *surroundings.classes_in(self.form.parts(self.state.struct()))]
+
     def program(
         self, kind: str, fn: Any, key: Hashable, make: Callable[[], Callable[..., Any]], *, donate: bool = False
-    ) -> Program:
-        """Return the compiled function for these, made at the first call."""
+    ) -> Current:
+        """Return the compiled function for these, made at the first call; ``fn``: the user's, or a tuple of some."""
         place = (kind, fn, key)
+        new = functools.partial(Program, placement=self.placement, lowering=self.lowering, donate=donate)
         try:
             known = self._programs.get(place)
         except TypeError:  # a function that cannot be looked up
-            return Program(make(), self.placement, self.lowering, donate=donate)
+            return Current(make, new, self._read_by(fn))
         if known is None:
-            known = self._programs[place] = Program(make(), self.placement, self.lowering, donate=donate)
+            known = self._programs[place] = Current(make, new, self._read_by(fn))
         self._programs.move_to_end(place)
         if len(self._programs) > _KEPT:
             self._programs.popitem(last=False)

@@ -12,7 +12,7 @@ from paraxis._axes.arrays import ready
 from paraxis._axes.placing import Placement
 from paraxis._core import dispatch, lowerings, primitives, programs
 from paraxis._core.lowerings import Lowering
-from paraxis._jax import cost, jax_api
+from paraxis._jax import cost, jax_api, latest
 from paraxis.ensembles._resident import Resident, Separate, Stacked
 
 SMALL = 50_000_000
@@ -54,6 +54,45 @@ class Everywhere:
         if len(placing.devices(self._placement)) == 1:
             return [self.tree]
         return apart.on_devices(self.tree, self._placement)
+
+
+class Current:
+    """A program of functions of users', as they are now.
+
+    Args:
+        make: returns the function of one row.
+        new: returns the program of one.
+        functions: those of users.
+    """
+
+    def __init__(
+        self, make: Callable[[], Callable[..., Any]], new: Callable[..., "Program"], functions: Sequence[Any]
+    ) -> None:
+        self._latest = latest.Latest(lambda noticing: new(noticing(make())), functions)
+
+    def __call__(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> Resident:
+        """Return the results, one per row."""
+        try:
+            return self._now(own, shared)(own, shared)
+        finally:
+            self._latest.note()
+
+    def trace(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> Any:
+        """Trace what is run, like ``jax.jit(f).trace``."""
+        try:
+            return self._now(own, shared).trace(own, shared)
+        finally:
+            self._latest.note()
+
+    def small(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> bool:
+        """Return whether one row's work is small."""
+        try:
+            return self._now(own, shared).small(own, shared)
+        finally:
+            self._latest.note()
+
+    def _now(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> "Program":
+        return self._latest.get(lambda program: program.trace(own, shared).jaxpr)
 
 
 class Program:

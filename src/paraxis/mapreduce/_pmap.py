@@ -13,6 +13,7 @@ from paraxis._axes.axis import Axis
 from paraxis._calls import arguments, integers, pytrees
 from paraxis._core import verbs
 from paraxis._jax import jax_api, supposed
+from paraxis._jax.latest import Jitted
 from paraxis.errors import AxisError, ParaxisError, ShapeError
 
 _R = TypeVar("_R")
@@ -46,7 +47,8 @@ def pmap(
         axis_size: number of elements; by default that of the arguments.
 
     Returns:
-        The mapped function, compiled once per shape. You can differentiate, vmap, jit and nest it.
+        The mapped function, compiled once per shape, and anew if something else that ``fn`` reads has changed. You
+        can differentiate, vmap, jit and nest it.
 
     Raises:
         ShapeError: when called, if the sizes of the mapped axes disagree, or there are none.
@@ -87,7 +89,7 @@ def pmap(
     def sealed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return tuple(x if i in static else pytrees.sealed(x) for i, x in enumerate(args)), pytrees.sealed(kwargs)
 
-    compiled = jax.jit(mapped, static_argnums=static, donate_argnums=donated)
+    compiled = Jitted(mapped, [fn], static_argnums=static, donate_argnums=donated)
 
     @arguments.named()
     @functools.wraps(fn)

@@ -25,7 +25,7 @@ from paraxis.solve._problem import Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import RULES, Found, Options, Rule, search
 from paraxis.solve._solution import OptStep, Solve, differentiable, in_stages
-from paraxis.solve._solver import SmoothSolver
+from paraxis.solve._solver import SmoothSolver, as_now
 from paraxis.solve._status import Status
 
 _LONGER = 8  # by this factor, each Gram matrix serves longer than the last
@@ -177,6 +177,7 @@ class LBFGS(SmoothSolver):
             )
 
     @arguments.named()
+    @as_now
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> LBFGSState:
         """Return the state before the first iteration, with value and gradient at ``init_params``.
 
@@ -258,6 +259,7 @@ class LBFGS(SmoothSolver):
         return OptStep(new.params, new_state)
 
     @arguments.named()
+    @as_now
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the gradient is small, as compiled programs; under ``jit``, as a part of one.
 

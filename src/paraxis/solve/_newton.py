@@ -21,7 +21,7 @@ from paraxis.solve._problem import Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import Options, search
 from paraxis.solve._solution import OptStep, Solve, differentiable
-from paraxis.solve._solver import SmoothSolver
+from paraxis.solve._solver import SmoothSolver, as_now
 
 _LOOSE = 0.5  # a direction need not be better than this, relative to the gradient
 
@@ -145,6 +145,7 @@ class NewtonCG(SmoothSolver):
         checks.not_negative(self, "tol")
 
     @arguments.named()
+    @as_now
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> NewtonCGState:
         """Return the state before the first iteration, as :meth:`LBFGS.init_state`."""
         params = functions.beginning("NewtonCG.init_state", self.fun, init_params, args, kwargs)
@@ -201,6 +202,7 @@ class NewtonCG(SmoothSolver):
         return OptStep(new.params, new_state)
 
     @arguments.named()
+    @as_now
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the gradient is small, as :meth:`LBFGS.run`."""
         params = functions.beginning("NewtonCG.run", self.fun, init_params, args, kwargs)

@@ -33,7 +33,7 @@ from paraxis.solve._problem import Line, Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import noise
 from paraxis.solve._solution import OptStep, Solve, differentiable, through_prox
-from paraxis.solve._solver import Solver
+from paraxis.solve._solver import Solver, as_now
 from paraxis.solve._status import Status
 from paraxis.solve.objective import LinearObjective
 
@@ -194,6 +194,7 @@ class ProximalGradient(Solver):
         return checks.options(self)
 
     @arguments.named()
+    @as_now
     def init_state(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Return the state before the first iteration, with value and gradient at ``init_params``.
 
@@ -281,6 +282,7 @@ class ProximalGradient(Solver):
         return OptStep(params, new_state)
 
     @arguments.named()
+    @as_now
     def run(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the error is small, in one compiled program.
 

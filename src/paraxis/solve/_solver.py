@@ -3,11 +3,12 @@
 import abc
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar, cast
 
 import jax
 
 from paraxis._axes import arrays
+from paraxis._calls.surroundings import Reads
 from paraxis._core.programs import Traced
 from paraxis._jax import jax_api
 from paraxis.solve import (
@@ -22,6 +23,31 @@ from paraxis.solve._problem import Problem
 from paraxis.solve._solution import Iterated, OptStep, in_stages, watched
 from paraxis.solve._status import Status
 from paraxis.solve.objective import LinearObjective
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_TRACED = ("_started", "_iterated", "_run")
+
+
+def as_now(method: _Method) -> _Method:
+    """Return a method of a solver which traces its functions anew if something that they read has changed."""
+
+    @functools.wraps(method)
+    def run(self: "Solver", *args: Any, **kwargs: Any) -> Any:
+        own = vars(self)
+        known: Reads | None = own.get("_reads")
+        if known is not None and not known.changed():
+            return method(self, *args, **kwargs)
+        for name in _TRACED:
+            own.pop(name, None)
+        functions = [getattr(self, name, None) for name in ("fun", "prox", "stepsize")]
+        reads = own["_reads"] = known or Reads([fn for fn in functions if callable(fn)])
+        reads.begin()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            reads.end()
+
+    return cast(_Method, run)
 
 
 class Solver(abc.ABC):

@@ -8,12 +8,14 @@ import jax
 from flax.nnx import Variable
 
 from paraxis._calls import arguments, pytrees
+from paraxis._calls.surroundings import Reads
 from paraxis._jax import jax_api, supposed
+from paraxis._jax.latest import Jitted
 from paraxis._modules import graphs
 from paraxis.errors import StateError
 from paraxis.transforms._binding import Binding, write_all
 from paraxis.transforms._statics import Statics
-from paraxis.transforms._wrapped import Wrapped
+from paraxis.transforms._wrapped import Wrapped, call
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R", covariant=True)
@@ -69,7 +71,7 @@ class Compiled(Wrapped[_P, _R], Generic[_P, _R]):
 
     def _trace(self, *args: Any, **kwargs: Any) -> Any:
         _, _, program, state, _, given, named = self._ready(args, kwargs)
-        return program.jitted.trace(*state, *given, **named)
+        return program.trace(state, given, named)
 
     @abc.abstractmethod
     def _run(self, binding: Binding, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -119,13 +121,16 @@ class Compiled(Wrapped[_P, _R], Generic[_P, _R]):
                 new = dict(enumerate(state[0])) | new
             return new, result
 
-        return Program(run, self._statics, self._donate)
+        functions = [] if self._fn is call else [self._fn]
+        return Program(run, self._statics, self._donate, functions, self.modules)
 
 
 class Program:
-    """A compiled function of state and arguments. ``jitted`` is JAX's."""
+    """A compiled function of state and arguments, as what ``functions`` of users read is now."""
 
-    def __init__(self, run: Callable[..., Any], statics: Statics, donate: bool) -> None:
+    def __init__(
+        self, run: Callable[..., Any], statics: Statics, donate: bool, functions: Sequence[Any], objects: Sequence[Any]
+    ) -> None:
         self._traced = False
         self._awaits = False
 
@@ -133,18 +138,27 @@ class Program:
             self._traced = True
             return run((values, arrays), args, kwargs)
 
-        self.jitted = jax.jit(
-            traced,
-            static_argnums=tuple(n + 2 for n in statics.positions),
-            static_argnames=statics.names,
-            donate_argnums=(0,) if donate else (),
-        )
+        options: dict[str, Any] = {
+            "static_argnums": tuple(n + 2 for n in statics.positions),
+            "static_argnames": statics.names,
+            "donate_argnums": (0,) if donate else (),
+        }
+        self._jitted = Jitted(traced, functions, Reads(functions, objects, _is_noticed), **options)
 
     def __call__(self, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[dict[int, Any], Any]:
-        new, result = self.jitted(*state, *args, **kwargs)
+        new, result = self._jitted(*state, *args, **kwargs)
         if self._traced:
             self._traced = False
-            self._awaits |= jax_api.calls_back(self.jitted.trace(*state, *args, **kwargs).jaxpr.jaxpr)
+            self._awaits |= jax_api.calls_back(self.trace(state, args, kwargs).jaxpr.jaxpr)
         if self._awaits:  # an exception in a callback must come before anything is written; on CPU it does by itself
             jax.block_until_ready((new, result))
         return new, result
+
+    def trace(self, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Trace what is run, like ``jax.jit(f).trace``."""
+        return self._jitted.trace(*state, *args, **kwargs)
+
+
+def _is_noticed(x: Any) -> bool:
+    """Return whether something that a module holds is looked at by a binding."""
+    return graphs.is_module(x) or pytrees.is_model(x) or isinstance(x, Variable)

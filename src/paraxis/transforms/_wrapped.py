@@ -52,12 +52,14 @@ class Wrapped(graphs.Holder, Generic[_P, _R]):
         for position, module in enumerate(given):
             _require_module(name, position, module)
         self._fn, self._given = fn, given
-        called = type(given[0]).__name__ if fn is _call else getattr(fn, "__name__", type(fn).__name__)
+        called = type(given[0]).__name__ if fn is call else getattr(fn, "__name__", type(fn).__name__)
         guard = captured.Guard(name, called, _cure(name))
         self._body = Body(name, fn, self._pass_on, self.sealed, guard)
         self._bound = Bound(tuple(map(_contents, given)), name)
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = getattr(fn, "__doc__", None)
+        if fn is not call:
+            self.__wrapped__ = fn
         signature = _signature(fn, given)
         if signature is not None:
             self.__signature__ = signature
@@ -86,7 +88,7 @@ class Wrapped(graphs.Holder, Generic[_P, _R]):
 
     def _parameters(self) -> list[str]:
         """Return the names of the positional parameters after the modules."""
-        if self._fn is not _call:
+        if self._fn is not call:
             return positional(self._fn)[len(self._given) :]
         first = self._given[0]
         if isinstance(first, Wrapped):
@@ -95,7 +97,7 @@ class Wrapped(graphs.Holder, Generic[_P, _R]):
 
     def _names_taken(self) -> list[str] | None:
         """Return the names by which it takes arguments after the modules; ``None``: any, or that cannot be known."""
-        if self._fn is not _call:
+        if self._fn is not call:
             return named(self._fn)
         first = self._given[0]
         return first._names_taken() if isinstance(first, Wrapped) else named(first.__call__)
@@ -110,7 +112,7 @@ def _target(f: Any, modules: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple
     if isinstance(f, types.MethodType) and _is_bindable(f.__self__):
         return f.__func__, (f.__self__, *modules)
     if _is_bindable(f) or isinstance(f, (Wrapped, Frozen)):
-        return _call, (f, *modules)
+        return call, (f, *modules)
     return f, modules
 
 
@@ -121,7 +123,7 @@ def _is_bindable(x: Any) -> bool:
 
 def _signature(fn: Callable[..., Any], given: Sequence[Any]) -> inspect.Signature | None:
     """Return how the wrapped function is called: without the modules, which are bound."""
-    target, taken = (given[0], len(given) - 1) if fn is _call else (fn, len(given))
+    target, taken = (given[0], len(given) - 1) if fn is call else (fn, len(given))
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError):  # some built-in functions have none
@@ -131,7 +133,7 @@ def _signature(fn: Callable[..., Any], given: Sequence[Any]) -> inspect.Signatur
     return signature.replace(parameters=[p for p in parameters if p not in free])
 
 
-def _call(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call(module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 

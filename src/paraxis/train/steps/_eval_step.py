@@ -75,7 +75,8 @@ class EvalStep:
 
     def _made(self, devices: _rows.Devices) -> PerKind:
         whole = devices.whole
-        return PerKind(self._body) if whole is None else PerKind(self._body, out_shardings=whole)
+        options = {} if whole is None else {"out_shardings": whole}
+        return PerKind(self._body, [self._fn.function], **options)
 
     def _body(self, state: TrainState, batch: Batch) -> dict[str, Mean]:
         key = None if state.key is None else jax.random.fold_in(state.key, state.step)

@@ -167,7 +167,7 @@ class _Engine:
         self._fn = fn
         self.number = number
         self._sums = sums
-        self._run = PerKind(self._group, static=1)
+        self._run = PerKind(self._group, [fn.function], static=1)
         self._last: Groups | None = None  # a value, replaced as a whole
         self.rows = rows
 

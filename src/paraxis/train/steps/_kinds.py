@@ -1,11 +1,12 @@
 """Programs compiled for states of several kinds: with other models, other optimisers."""
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
+from paraxis._calls import surroundings
+from paraxis._jax.latest import Jitted
 from paraxis._jax.structure import Recent
 
 AT_MOST = 8
@@ -17,12 +18,15 @@ class PerKind:
 
     Args:
         fn: of the state, after ``static`` arguments that are fixed for a program.
-        static: how many of them.
+        functions: those of users that it calls, besides what a state has.
+        static: how many of these.
         options: of ``jax.jit``.
     """
 
-    def __init__(self, fn: Callable[..., Any], *, static: int = 0, **options: Any) -> None:
-        self._fn = fn
+    def __init__(
+        self, fn: Callable[..., Any], functions: Sequence[Any] = (), *, static: int = 0, **options: Any
+    ) -> None:
+        self._fn, self._functions = fn, functions
         self._static = static
         self._options = options
         self._jitted: Recent[Any] = Recent(AT_MOST)
@@ -37,9 +41,16 @@ class PerKind:
         return self._of(args).trace(*args)
 
     def _of(self, args: Any) -> Any:
-        # A partial of its own: JAX keeps what it compiles with the function, and lets it go with that.
-        numbers = tuple(range(self._static))
-        kind = jax.tree.structure(args[self._static])
-        return self._jitted.get(
-            kind, lambda: jax.jit(functools.partial(self._fn), static_argnums=numbers, **self._options)
-        )
+        numbers, state = tuple(range(self._static)), args[self._static]
+
+        def made() -> Jitted:
+            functions = [*self._functions, *read_by(state)]
+            return Jitted(self._fn, functions, static_argnums=numbers, **self._options)
+
+        return self._jitted.get(jax.tree.structure(state), made)
+
+
+def read_by(state: Any) -> list[Any]:
+    """Return what code of users' a step of a state calls besides its loss: the optimiser's, and the model's classes."""
+    model, _ = state.recipe.form.make(state.params, state.mutable, None, "as made")
+    return [state.recipe.optimizer, *surroundings.classes_in(model)]

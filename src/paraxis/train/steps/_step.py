@@ -1,6 +1,5 @@
 """``train_step``: a loss function for one device in, a step on all devices out."""
 
-import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, overload
@@ -11,13 +10,14 @@ import jax.numpy as jnp
 from paraxis._axes import arrays
 from paraxis._axes.axis import Axis
 from paraxis._calls import arguments
+from paraxis._jax.latest import Jitted
 from paraxis._jax.structure import Recent
 from paraxis.errors import StateError
 from paraxis.train._batches import Batch
 from paraxis.train.steps import _precision, _reproducible, _rows, _sharding
 from paraxis.train.steps._gradients import gradients
 from paraxis.train.steps._grouped import GroupedStep
-from paraxis.train.steps._kinds import AT_MOST
+from paraxis.train.steps._kinds import AT_MOST, read_by
 from paraxis.train.steps._losses import LossFunction
 from paraxis.train.steps._state import TrainState
 from paraxis.train.steps._update import Metrics, Options, finished
@@ -120,12 +120,11 @@ class TrainStep:
     def _made(self, devices: _rows.Devices, state: TrainState) -> Any:
         """Return how states of this kind lie on the devices, and a compiled function of them."""
         shardings = _sharding.state_shardings(state, devices.placement, self._shard)
-        # A partial of its own: JAX keeps what it compiles with the function, and lets it go with that.
-        body, donated = functools.partial(self._body), (0,) if self._donate else ()
-        if devices.whole is None:
-            return shardings, jax.jit(body, donate_argnums=donated)
-        # Else the compiler may choose another place for what it returns, which the next step would be compiled for.
-        return shardings, jax.jit(body, donate_argnums=donated, out_shardings=(shardings, devices.whole))
+        options: dict[str, Any] = {"donate_argnums": (0,) if self._donate else ()}
+        if devices.whole is not None:
+            # Else the compiler may choose another place for what it returns; the next step would be compiled for that.
+            options["out_shardings"] = (shardings, devices.whole)
+        return shardings, Jitted(self._body, [self._loss.function, *read_by(state)], **options)
 
     def _body(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = None if state.key is None else jax.random.fold_in(state.key, state.step)

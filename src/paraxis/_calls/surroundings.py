@@ -1,0 +1,300 @@
+"""Surroundings of functions: what they read besides their arguments, what that is called, whether it has changed.
+
+A compiled function goes on with what it read while it was traced. So that nobody gets an old answer in silence, the
+places that its code names are looked at before each call: closures, globals, attributes, items, and what these hold.
+"""
+
+import collections
+import contextlib
+import functools
+import itertools
+import operator
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_AT_MOST = 500  # places that are looked at before each call, nearest first
+_SMALL = 1 << 16  # bytes of a NumPy array that is compared; of a larger one nobody notices what is written into it
+_LIBRARIES = ("chex", "equinox", "flax", "jax", "jaxlib", "jaxtyping", "numpy", "optax", "orbax", "paraxis", "torch")
+_MISSING: Any = object()
+_NUMBERS = (bool, int, float, complex, str, bytes)
+
+
+class Place(NamedTuple):
+    """Something that is read.
+
+    Args:
+        name: what it is called, as a user would write it.
+        value: what is there.
+        holder, key: where it can be read again, a cell or a mapping; ``None`` if it cannot be another.
+    """
+
+    name: str
+    value: Any
+    holder: Any = None
+    key: Any = None
+
+    def now(self) -> Any:
+        """Return what is there now."""
+        if isinstance(self.holder, types.CellType):
+            return _content(self.holder)
+        return self.holder.get(self.key, _MISSING)
+
+
+class Surroundings:
+    """Everything that functions read, as it was when this was made.
+
+    Args:
+        functions: where to begin.
+        ignored: names of places that are not looked at.
+        objects: whose own attributes are noticed otherwise; what their methods read is looked at.
+        is_object: whether something that they hold is another such object.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[Any],
+        ignored: frozenset[str] = frozenset(),
+        objects: Sequence[Any] = (),
+        is_object: Callable[[Any], bool] = lambda _: True,
+    ) -> None:
+        self._places: list[Place] = []
+        self._lists: list[tuple[str, list[Any], tuple[Any, ...]]] = []
+        self._arrays: list[tuple[str, np.ndarray, bytes]] = []
+        self._ignored, self._is_object = ignored, is_object
+        used = frozenset[str]().union(*map(names_in, functions))
+        apart = [(Place(type(x).__name__, x), used, True) for x in objects]
+        self._look([*((Place("f", fn), used, False) for fn in functions), *apart])
+
+    def changed(self) -> list[str]:
+        """Return the names of the places where something else is now."""
+        found = [
+            place.name
+            for place in self._places
+            if (now := place.now()) is not place.value and not _is_same(now, place.value)
+        ]
+        if self._lists:
+            found += [n for n, x, then in self._lists if len(x) != len(then) or not all(map(operator.is_, x, then))]
+        if self._arrays:
+            found += [name for name, x, then in self._arrays if x.tobytes() != then]
+        return found
+
+    def _look(self, places: list[tuple[Place, frozenset[str], bool]]) -> None:
+        queue = collections.deque(places)
+        seen: set[tuple[int, frozenset[str]]] = set()
+        kept: list[Any] = []  # so that no other object takes its id
+        while queue and len(self._places) < _AT_MOST and len(kept) < 4 * _AT_MOST:
+            place, used, is_apart = queue.popleft()
+            x = place.value
+            if place.name in self._ignored:
+                continue
+            if place.holder is not None and not is_apart and not isinstance(x, (types.ModuleType, type)):
+                self._places.append(place)
+            if isinstance(x, (*_NUMBERS, type(None))) or (id(x), used) in seen:
+                continue
+            seen.add((id(x), used))
+            kept.append(x)
+            if isinstance(x, np.ndarray) and x.nbytes <= _SMALL and x.dtype != object:
+                self._arrays.append((place.name, x, x.tobytes()))
+            is_apart = is_apart and (isinstance(x, (list, tuple, dict)) or self._is_object(x))
+            if isinstance(x, list) and not is_apart:
+                self._lists.append((place.name, x, tuple(x)))
+            with contextlib.suppress(Exception):  # objects of others may do anything when they are looked at
+                queue.extend(_inner(place, used, is_apart))
+
+
+def _inner(place: Place, used: frozenset[str], is_apart: bool) -> list[tuple[Place, frozenset[str], bool]]:
+    x = place.value
+    inner, found = names_in(x) or used, []
+    for part in parts(place.name, x, inner):
+        is_code = isinstance(part.value, (types.FunctionType, types.MethodType))
+        found.append((part, inner, is_apart and not is_code and not isinstance(x, types.FunctionType)))
+        if is_code and not isinstance(x, (types.FunctionType, types.ModuleType)):  # a method reads attributes
+            found.append((Place(place.name, x), names_in(part.value), is_apart))
+    return found
+
+
+class Reads:
+    """Everything that functions read, as it was before and after they were traced.
+
+    A place that they write themselves meanwhile is not looked at again.
+
+    Args:
+        functions, objects, is_object: as for :class:`Surroundings`.
+    """
+
+    def __init__(
+        self, functions: Sequence[Any], objects: Sequence[Any] = (), is_object: Callable[[Any], bool] = lambda _: True
+    ) -> None:
+        self._functions, self._objects = functions, (objects, is_object)
+        self._ignored = frozenset[str]()
+        self._seen: Surroundings | None = None
+
+    def begin(self) -> None:
+        """Look at everything, before the functions are traced."""
+        self._seen = Surroundings(self._functions, self._ignored, *self._objects)
+
+    def end(self) -> None:
+        """Look again, after they were traced and called: what has changed since was written by them."""
+        self.ignore(self.changed())
+        self.begin()
+
+    def changed(self) -> list[str]:
+        """Return the names of the places where something else is now."""
+        return [] if self._seen is None else self._seen.changed()
+
+    def ignore(self, names: Iterable[str]) -> None:
+        """Look at these places no longer."""
+        self._ignored = self._ignored.union(names)
+
+
+def classes_in(x: Any) -> list[type]:
+    """Return the classes of users of which a model is made, whose methods read what they read."""
+    queue, seen, found = collections.deque([x]), {id(None): None}, dict[type, None]()
+    while queue and len(seen) < 4 * _AT_MOST:
+        x = queue.popleft()
+        if id(x) in seen:
+            continue
+        seen[id(x)] = x
+        if not is_library(type(x).__module__):
+            found[type(x)] = None
+        held = vars(x) if hasattr(x, "__dict__") and _may_change(x) else x
+        if isinstance(held, (dict, list, tuple)):
+            queue.extend(held.values() if isinstance(held, dict) else held)
+    return list(found)
+
+
+def parts(name: str, x: Any, used: frozenset[str], *, every: bool = False) -> Iterator[Place]:
+    """Yield what a thing holds, and where.
+
+    Args:
+        name: what it is called.
+        x: anything. Of code, what it reads by name; of modules and objects, the attributes in ``used``.
+        used: names in the code that led there.
+        every: whether to yield all attributes of objects, besides.
+    """
+    if isinstance(x, types.FunctionType):
+        yield from _of_function(x)
+    elif isinstance(x, functools.partial):
+        yield from (Place(f"{name}.args[{i}]", arg) for i, arg in enumerate(x.args))
+        yield from (Place(f"{name}.keywords[{key!r}]", arg) for key, arg in x.keywords.items())
+        yield Place(f"{name}.func", x.func)
+    elif isinstance(x, types.MethodType):
+        yield Place("self", x.__self__)
+        yield Place(name, x.__func__)
+    elif isinstance(x, property):
+        yield Place(name, x.fget)
+    elif isinstance(x, (staticmethod, classmethod)):
+        yield Place(name, x.__func__)
+    elif isinstance(x, (list, tuple)):
+        yield from (Place(f"{name}[{i}]", item) for i, item in enumerate(x))
+    elif isinstance(x, dict):
+        yield from (Place(f"{name}[{key!r}]", item, x, key) for key, item in dict.items(x))
+    elif isinstance(x, weakref.ref):
+        yield Place(f"{name}()", x())
+    elif _may_change(x):
+        yield from _attributes(name, x, used, every=every)
+    elif type(x).__module__.startswith("paraxis.") and "__wrapped__" in vars(
+        x
+    ):  # a program, or another wrapped function
+        yield Place(name, x.__wrapped__)
+
+
+def names_in(x: Any) -> frozenset[str]:
+    """Return the names in a function's or a method's code; none for anything else."""
+    x = x.__func__ if isinstance(x, types.MethodType) else x
+    return names_of(x.__code__) if isinstance(x, types.FunctionType) else frozenset()
+
+
+@functools.cache
+def names_of(code: types.CodeType) -> frozenset[str]:
+    """Return the names and short texts in code, and in code within."""
+    texts = {x for x in code.co_consts if isinstance(x, str) and x.isidentifier()}
+    inner = (names_of(x) for x in code.co_consts if isinstance(x, types.CodeType))
+    return frozenset({*code.co_names, *texts}).union(*inner)
+
+
+def of_globals(code: types.CodeType, values: Mapping[str, Any]) -> Iterator[Place]:
+    """Yield the globals that code may use, by the names in it."""
+    yield from (Place(name, values[name], values, name) for name in sorted(names_of(code)) if name in values)
+
+
+def _of_function(fn: types.FunctionType) -> Iterator[Place]:
+    defaults = fn.__defaults__ or ()
+    positional = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    yield from map(Place, positional[len(positional) - len(defaults) :], defaults)
+    yield from itertools.starmap(Place, (fn.__kwdefaults__ or {}).items())
+    own = not is_library(fn.__module__)
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        yield Place(name, _content(cell), cell if own else None)
+    if own:
+        yield from of_globals(fn.__code__, fn.__globals__)
+
+
+def _attributes(name: str, x: Any, used: frozenset[str], *, every: bool) -> Iterator[Place]:
+    own = getattr(x, "__dict__", {})
+    is_named = isinstance(x, (types.ModuleType, type))
+    if isinstance(x, types.ModuleType):
+        yield from (Place(f"{name}.{key}", own[key], own, key) for key in used if key in own)
+        return
+    classes = [kind for kind in (x if isinstance(x, type) else type(x)).__mro__ if not is_library(kind.__module__)]
+    slots = {slot for kind in classes for slot in _slots(kind)}
+    everything = {*own, *slots, *(key for kind in classes for key in vars(kind) if key[:2] != "__")} if every else set()
+    for key in sorted({*used, "__call__", *everything}):
+        if key in slots:
+            yield Place(f"{name}.{key}", getattr(x, key, _MISSING), _Slots(x), key)
+        elif not is_named and key in own:
+            yield Place(f"{name}.{key}", own[key], own, key)
+        elif owner := next((vars(kind) for kind in classes if key in vars(kind)), None):
+            yield Place(f"{name}.{key}", owner[key], owner, key)
+            if not is_named and isinstance(own, dict) and not callable(owner[key]):
+                yield Place(f"{name}.{key}", _MISSING, own, key)
+
+
+class _Slots:
+    """The attributes of an object without a dict, as a mapping."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    def get(self, key: str, default: Any) -> Any:
+        return getattr(self._x, key, default)
+
+
+def _slots(kind: type) -> Iterator[str]:
+    slots = vars(kind).get("__slots__", ())
+    yield from [slots] if isinstance(slots, str) else slots
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet
+        return _MISSING
+
+
+@functools.cache
+def is_library(module: str | None) -> bool:
+    """Return whether a module, by its name, is part of Python or of a well-known library, whose globals stay."""
+    package = (module or "builtins").partition(".")[0]
+    return package in _LIBRARIES or package in sys.stdlib_module_names
+
+
+def _may_change(x: Any) -> bool:
+    """Return whether attributes may be others later: not those of libraries, but of a plain ``argparse.Namespace``."""
+    if isinstance(x, (types.ModuleType, type)):
+        return not is_library(x.__name__ if isinstance(x, types.ModuleType) else x.__module__)
+    return type(x).__module__.partition(".")[0] not in _LIBRARIES and not isinstance(x, (*_NUMBERS, type(None)))
+
+
+def _is_same(now: Any, then: Any) -> bool:
+    """Return whether two values are equal numbers or texts, of one type."""
+    if type(now) is not type(then):
+        return False
+    if isinstance(now, tuple):
+        return len(now) == len(then) and all(a is b or _is_same(a, b) for a, b in zip(now, then, strict=True))
+    return isinstance(now, _NUMBERS) and (now == then or now != now) and repr(now) == repr(then)

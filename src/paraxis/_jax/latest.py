@@ -1,0 +1,129 @@
+"""A compiled program of users' functions, made anew when something that they read has changed."""
+
+import collections
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+
+from paraxis._calls.surroundings import Reads
+from paraxis._jax import structure
+
+_P = TypeVar("_P")
+_OFTEN = 5  # changes, after which the user is told
+_ENOUGH = 3  # changes without a difference, after which a place is no longer looked at
+
+
+class Latest(Generic[_P]):
+    """A program that is called again and again, as its functions are now.
+
+    What the functions read is looked at before each call. If something has changed, they are traced anew. That may make
+    no difference: a list that a callback fills is a change, too.
+
+    Args:
+        make: ``make(noticing)`` → a program that calls ``noticing(f)`` where it would call ``f``, each time that JAX
+            traces it.
+        functions: of users.
+        reads: what they read.
+    """
+
+    def __init__(
+        self, make: Callable[[Callable[..., Any]], _P], functions: Sequence[Any], reads: Reads | None = None
+    ) -> None:
+        self._make, self._functions = make, functions
+        self._reads = Reads(functions) if reads is None else reads
+        self._without: collections.Counter[str] = collections.Counter()
+        self._with: collections.Counter[str] = collections.Counter()
+        self._program, self._traces = self._made()
+        self._looked = 0
+
+    def get(self, trace: Callable[[_P], Any]) -> _P:
+        """Return the program to call now; call :meth:`note` then.
+
+        Args:
+            trace: ``trace(program)`` → what it is, traced, for the call to come.
+        """
+        if not self._traces():
+            self._reads.begin()
+            return self._program
+        changes = self._reads.changed()
+        if not changes:
+            return self._program
+        new, traces = self._made()
+        self._reads.begin()
+        self._looked = -1
+        if structure.key(trace(self._program)) == structure.key(trace(new)):
+            self._without.update(changes)
+            self._reads.ignore(name for name in changes if self._without[name] >= _ENOUGH)
+            if self._traces() == 1:  # for this call; of other shapes nothing is known
+                return self._program
+        else:
+            self._tell(changes)
+        self._program, self._traces = new, traces
+        return new
+
+    def note(self) -> None:
+        """Look at what the functions read again, if they were traced."""
+        if self._traces() != self._looked:
+            self._looked = self._traces()
+            self._reads.end()
+
+    def _made(self) -> tuple[_P, Callable[[], int]]:
+        count = 0
+
+        def noticing(fn: Callable[..., Any]) -> Callable[..., Any]:
+            def traced(*args: Any, **kwargs: Any) -> Any:
+                nonlocal count
+                count += 1
+                return fn(*args, **kwargs)
+
+            return traced
+
+        return self._make(noticing), lambda: count
+
+    def _tell(self, changes: Sequence[str]) -> None:
+        self._with.update(changes)
+        for name in changes:
+            if self._with[name] == _OFTEN:
+                called = next((f.__name__ for f in self._functions if hasattr(f, "__name__")), "a function")
+                warnings.warn(
+                    f"{called!r} reads {name}, which has changed {_OFTEN} times; each time it is traced and compiled "
+                    f"anew. Give it as an argument, which may change without that",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+
+
+class Jitted:
+    """``jax.jit`` of a function of ours that calls users' functions, as these are now.
+
+    Args:
+        fn: ours.
+        functions, reads: as for :class:`Latest`.
+        options: of ``jax.jit``.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], functions: Sequence[Any], reads: Reads | None = None, **options: Any
+    ) -> None:
+        # A function of its own for each: JAX keeps what it compiles with the function, and lets it go with that.
+        self._latest = Latest(lambda noticing: jax.jit(noticing(fn), **options), functions, reads)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._now(args, kwargs)(*args, **kwargs)
+        finally:
+            self._latest.note()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._now(args, kwargs).trace(*args, **kwargs)
+        finally:
+            self._latest.note()
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        return self.trace(*args, **kwargs).lower()
+
+    def _now(self, args: Any, kwargs: Any) -> Any:
+        return self._latest.get(lambda jitted: jitted.trace(*args, **kwargs).jaxpr)

@@ -1,0 +1,419 @@
+"""What a function reads besides its arguments is read again when it has changed, whoever calls the function."""
+
+import argparse
+import dataclasses
+import functools
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import paraxis as px
+from tests._support import compilations
+
+Fn = Callable[[Any], Any]
+Way = Callable[[], tuple[Fn, Callable[[float], None]]]
+
+FACTOR = 2.0
+X = np.arange(1.0, 5.0, dtype=np.float32)
+
+# --- ways to read a factor: a function that multiplies by it, and one that changes it --------------------------------
+
+
+def a_global() -> Any:
+    return lambda x: x * FACTOR, lambda k: globals().update(FACTOR=k)
+
+
+def a_function_that_is_called() -> Any:
+    def inner(x: Any) -> Any:
+        return x * FACTOR
+
+    return lambda x: inner(x), lambda k: globals().update(FACTOR=k)
+
+
+def a_closure() -> Any:
+    factor = 2.0
+
+    def change(k: float) -> None:
+        nonlocal factor
+        factor = k
+
+    return lambda x: x * factor, change
+
+
+def an_item() -> Any:
+    config = {"model": {"factor": 2.0}}
+    return lambda x: x * config["model"]["factor"], lambda k: config["model"].update(factor=k)
+
+
+def an_item_of_a_list() -> Any:
+    factors = [2.0]
+    return lambda x: x * factors[0], lambda k: factors.__setitem__(0, k)
+
+
+def the_length_of_a_list() -> Any:
+    factors: list[float] = [1.0, 1.0]
+    return lambda x: x * sum(factors), lambda k: factors.__setitem__(slice(None), [1.0] * int(k))
+
+
+def an_array_of_numpy() -> Any:
+    factors = np.full(3, 2.0, np.float32)
+    return lambda x: x * factors[1], lambda k: factors.fill(k)
+
+
+def an_array_of_jax() -> Any:
+    held = types.SimpleNamespace(factor=jnp.float32(2))
+    return lambda x: x * held.factor, lambda k: setattr(held, "factor", jnp.float32(k))
+
+
+@dataclasses.dataclass
+class Scale:
+    factor: float = 2.0
+
+    def times(self, x: Any) -> Any:
+        return x * self.inner()
+
+    def inner(self) -> float:
+        return self.factor
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.factor
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self) -> None:
+        self.factor = 2.0
+
+
+def an_attribute_of_a_method() -> Any:
+    scale = Scale()
+    return scale.times, lambda k: setattr(scale, "factor", k)
+
+
+def an_attribute_of_a_callable() -> Any:
+    scale = Scale()
+    return scale, lambda k: setattr(scale, "factor", k)
+
+
+def an_attribute_of_a_partial() -> Any:
+    return functools.partial(lambda scale, x: x * scale.factor, scale := Scale()), lambda k: setattr(scale, "factor", k)
+
+
+def an_attribute_of_a_class() -> Any:
+    kind = type("Kind", (), {"factor": 2.0, "__module__": __name__})
+    held = kind()
+    return lambda x: x * held.factor, lambda k: setattr(kind, "factor", k)
+
+
+def a_slot() -> Any:
+    held = Slotted()
+    return lambda x: x * held.factor, lambda k: setattr(held, "factor", k)
+
+
+def an_option_of_a_command() -> Any:
+    options = argparse.Namespace(factor=2.0)
+    return lambda x: x * options.factor, lambda k: setattr(options, "factor", k)
+
+
+def a_function_in_its_place() -> Any:
+    held = {"times": lambda x: x * 2.0}
+    return lambda x: held["times"](x), lambda k: held.update(times=lambda x: x * k)
+
+
+def what_a_program_reads() -> Any:
+    config = {"factor": 2.0}
+    of_one = px.program(one=1)(lambda x: px.reduce_sum(px.map_fn(lambda one: one * config["factor"] * x, jnp.ones(1))))
+    return lambda x: of_one(x), lambda k: config.update(factor=k)
+
+
+WAYS = [
+    *(a_global, a_function_that_is_called, a_closure, an_item, an_item_of_a_list, the_length_of_a_list),
+    *(an_array_of_numpy, an_array_of_jax, an_attribute_of_a_method, an_attribute_of_a_callable),
+    *(
+        what_a_program_reads,
+        an_attribute_of_a_partial,
+        an_attribute_of_a_class,
+        a_slot,
+        an_option_of_a_command,
+        a_function_in_its_place,
+    ),
+]
+
+
+def what_a_program_reads() -> Any:
+    config = {"factor": 2.0}
+    of_one = px.program(one=1)(lambda x: px.reduce_sum(px.map_fn(lambda one: one * config["factor"] * x, jnp.ones(1))))
+    return lambda x: of_one(x), lambda k: config.update(factor=k)
+
+
+# --- front ends: what calls the function, and gives the sum of its results over X ------------------------------------
+
+
+def of_map(f: Fn) -> Callable[[], Any]:
+    return lambda: px.map_fn(f, X, px.Axis("rows", 4)).sum()
+
+
+def of_program(f: Fn) -> Callable[[], Any]:
+    program = px.program(rows=4)(lambda x: px.reduce_sum(px.map_fn(f, x)))
+    return lambda: program(X)
+
+
+def of_pmap(f: Fn) -> Callable[[], Any]:
+    mapped = px.pmap(f)
+    return lambda: mapped(X).sum()
+
+
+def of_stream(f: Fn) -> Callable[[], Any]:
+    program = px.program(rows=4)(lambda x: px.reduce_sum(px.map_fn(f, x)))
+    return lambda: px.Stream(at_once=1).run(program, X)
+
+
+def of_streaming_again(f: Fn) -> Callable[[], Any]:
+    program = px.program(rows=4)(lambda x: px.reduce_sum(px.map_fn(f, x)))
+    streamed = px.Stream(at_once=1).jit(program)
+    return lambda: streamed(X)
+
+
+class One(nnx.Module):
+    """A module of which nothing is wanted but that it is one."""
+
+    def __init__(self) -> None:
+        self.one = nnx.Param(jnp.ones(()))
+
+
+def of_jit(f: Fn) -> Callable[[], Any]:
+    jitted = px.Jit(lambda net, x: net.one * f(x), One())
+    return lambda: jitted(X).sum()
+
+
+def of_parallel(f: Fn) -> Callable[[], Any]:
+    parallel = px.Parallel(lambda net, x: net.one * f(x), One())
+    return lambda: parallel(X).sum()
+
+
+def of_vectorize(f: Fn) -> Callable[[], Any]:
+    each = px.Vectorize(lambda net, x: net.one * f(x), One())
+    return lambda: each(X).sum()
+
+
+class Model(nnx.Module):
+    """A module that calls what it does not hold."""
+
+    def __init__(self) -> None:
+        self.one = nnx.Param(jnp.ones(()))
+
+    def __call__(self, x: Any) -> Any:
+        return self.one * CALLED(x)
+
+
+CALLED: Any = None
+
+
+def of_a_class(f: Fn) -> Callable[[], Any]:
+    jitted = px.Jit(Model())
+
+    def run() -> Any:
+        globals()["CALLED"] = f
+        return jitted(X).sum()
+
+    return run
+
+
+def of_training_members(f: Fn) -> Callable[[], Any]:
+    ens = px.ensemble(lambda key: jnp.zeros(()), 4, 0)
+    step = lambda w, x: (w, f(x))  # noqa: E731
+    return lambda: ens.train(step, X, in_axes=0).sum()
+
+
+def of_an_epoch(f: Fn) -> Callable[[], Any]:
+    ens = px.ensemble(lambda key: jnp.zeros(()), 2, 0)
+    step = lambda w, x: (w, jnp.sum(f(x)))  # noqa: E731
+    return lambda: ens.fit(step, (X,), batch_size=4, key=0).outputs[0, 0]
+
+
+def of_predicting(f: Fn) -> Callable[[], Any]:
+    ens = px.ensemble(lambda key: jnp.ones(()), 2, 0, apply=lambda w, x: w * f(x))
+    return lambda: ens.predict(X, average="mean").sum()
+
+
+def _loss(f: Fn) -> Any:
+    return lambda params, batch: f(batch) * params
+
+
+def of_a_step(f: Fn) -> Callable[[], Any]:
+    step = px.train_step(_loss(f), donate=False)
+    state = px.TrainState.create(jnp.ones(()), optax.sgd(0.0))
+    return lambda: 4 * float(step(state, X)[1]["loss"])
+
+
+def of_evaluating(f: Fn) -> Callable[[], Any]:
+    evaluate = px.eval_step(lambda params, batch: {"f": f(batch)})
+    state = px.TrainState.create(jnp.ones(()), optax.sgd(0.0))
+    return lambda: 4 * float(evaluate(state, X)["f"])
+
+
+def of_a_solver(kind: str) -> Callable[[Fn], Callable[[], Any]]:
+    def made(f: Fn) -> Callable[[], Any]:
+        solver = getattr(px.solve, kind)(lambda w: (w - jnp.sum(f(X))) ** 2)
+        return lambda: solver.run(jnp.zeros(())).params
+
+    made.__name__ = f"of_{kind}"
+    return made
+
+
+COMPILED = [
+    *(of_pmap, of_streaming_again, of_jit, of_parallel, of_a_class, of_training_members, of_an_epoch, of_predicting),
+    *(of_a_step, of_evaluating, *map(of_a_solver, ("LBFGS", "NewtonCG", "GradientDescent"))),
+]
+TRACED = [of_map, of_program, of_stream, of_vectorize]
+
+
+def named(x: Any) -> str:
+    return x.__name__.removeprefix("of_").replace("_", " ")
+
+
+def require_read_anew(call: Callable[[Fn], Callable[[], Any]], way: Way) -> None:
+    f, change = way()
+    run = call(f)
+    change(2.0)
+    for factor in (2.0, 3.0, 3.0, 5.0):
+        change(factor)
+        np.testing.assert_allclose(float(run()), factor * X.sum(), rtol=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def same_global() -> Any:
+    yield
+    globals().update(FACTOR=2.0)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=named)
+def test_a_change_is_noticed_wherever_it_was(way: Way) -> None:
+    require_read_anew(of_jit, way)
+
+
+@pytest.mark.parametrize("call", [*COMPILED, *TRACED], ids=named)
+def test_a_change_is_noticed_by_whatever_calls_the_function(call: Any) -> None:
+    require_read_anew(call, an_item)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS, ids=named)
+@pytest.mark.parametrize("call", [*COMPILED, *TRACED], ids=named)
+def test_all_changes_are_noticed_by_all(call: Any, way: Way) -> None:
+    require_read_anew(call, way)
+
+
+def test_an_object_that_a_module_holds_is_looked_into() -> None:
+    class Scaled(nnx.Module):
+        def __init__(self) -> None:
+            self.one, self.scale = nnx.Param(jnp.ones(())), Scale()
+
+        def __call__(self, x: Any) -> Any:
+            return self.one * x * self.scale.factor
+
+    net = Scaled()
+    jitted = px.Jit(net)
+    assert jitted(X).sum() == 2 * X.sum()
+    net.scale.factor = 3.0
+    assert jitted(X).sum() == 3 * X.sum()
+
+
+@pytest.mark.parametrize("call", COMPILED, ids=named)
+def test_where_nothing_changed_nothing_is_traced(call: Any) -> None:
+    traces = []
+
+    def f(x: Any) -> Any:
+        traces.append(1)
+        return x * FACTOR
+
+    run = call(f)
+    run(), run()  # the first trace changed the list, too
+    count = len(traces)
+    run(), run()
+    assert len(traces) == count
+
+
+@pytest.mark.parametrize("call", [of_jit, of_training_members, of_a_step], ids=named)
+def test_what_callbacks_write_is_not_compiled_for_ever(call: Any) -> None:
+    told: list[float] = []
+
+    def f(x: Any) -> Any:
+        jax.debug.callback(lambda: told.append(1.0))
+        return x * FACTOR
+
+    run = call(f)
+    for _ in range(4):  # a change without a difference, three times
+        run()
+        jax.effects_barrier()
+    with compilations() as compiled:
+        run()
+    jax.effects_barrier()
+    assert len(told) in (5, 20)
+    assert not compiled
+
+
+def test_changes_without_a_difference_are_forgotten() -> None:
+    config, traces = {"unused": 0.0}, []
+
+    def f(x: Any) -> Any:
+        traces.append(1)
+        return x * FACTOR + 0 * len(str(config["unused"]))
+
+    run = of_training_members(f)
+    counts = []
+    for k in range(8):
+        config["unused"] = float(k)
+        run()
+        counts.append(len(traces))
+    assert counts[3] > counts[2] > counts[1] > counts[0]
+    assert counts[4:] == counts[3:4] * 4
+
+
+def test_a_place_that_changes_again_and_again_is_told_of() -> None:
+    f, change = an_item()
+    run = of_training_members(f)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for factor in range(8):
+            change(float(factor))
+            run()
+    (text,) = [str(w.message) for w in found if issubclass(w.category, RuntimeWarning)]
+    assert "config['model']['factor']" in text
+    assert "Give it as an argument" in text
+
+
+def test_callbacks_that_are_made_anew_compile_nothing_if_they_do_the_same() -> None:
+    told: list[float] = []
+    axis = px.Axis("rows", 4)
+
+    def run(offset: float) -> list[float]:
+        told.clear()
+        px.map_fn(lambda x: jax.debug.callback(lambda y: told.append(float(y) + offset), x), X, axis)
+        jax.effects_barrier()
+        return sorted(told)
+
+    assert run(0.0) == [1, 2, 3, 4]
+    with compilations() as compiled:
+        assert run(0.0) == [1, 2, 3, 4]
+    assert not compiled
+    assert run(1.0) == [2, 3, 4, 5]  # the same code, and another value in it
+
+
+def test_callbacks_into_lists_of_their_own_are_told_apart() -> None:
+    def run() -> list[float]:
+        told: list[float] = []
+        px.map_fn(lambda x: jax.debug.callback(told.append, x), X, px.Axis("rows", 4))
+        jax.effects_barrier()
+        return sorted(map(float, told))
+
+    assert run() == run() == [1, 2, 3, 4]
