@@ -6,26 +6,26 @@ had; and if several devices take part in the program, the others would wait for 
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 import jax
 
-from paraxis._jax import jax_api
+from paraxis._jax import jax_api, structure
 
 
 class _Ear:
     error: BaseException | None = None
 
 
-_ears: dict[int, list[_Ear]] = {}  # of runs that are under way, by the id of the function that each tells
+_ears: dict[Hashable, list[_Ear]] = {}  # of runs that are under way, by what the function that each tells does
 _innermost: ContextVar[_Ear | None] = ContextVar("paraxis_watch", default=None)
 
 
 def tell(watch: Callable[[Any], object], seen: Any) -> None:
     """Call a function that is told of iterations; once it has raised, no more until the run has ended."""
-    ears = tuple(_ears.get(id(watch), ()))
+    ears = tuple(_ears.get(structure.key(watch), ()))
     if any(ear.error is not None for ear in ears):
         return
     try:
@@ -45,7 +45,8 @@ def listening(watch: object) -> Iterator[None]:
         yield
         return
     ear = _Ear()
-    ears = _ears.setdefault(id(watch), [])
+    place = structure.key(watch)  # the program may be that of an earlier run, with a function that does the same
+    ears = _ears.setdefault(place, [])
     ears.append(ear)
     token = _innermost.set(ear)
     try:
@@ -54,7 +55,7 @@ def listening(watch: object) -> Iterator[None]:
         _innermost.reset(token)
         ears.remove(ear)
         if not ears:
-            _ears.pop(id(watch), None)
+            _ears.pop(place, None)
 
 
 def is_listening() -> bool:

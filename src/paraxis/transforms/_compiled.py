@@ -161,4 +161,4 @@ class Program:
 
 def _is_noticed(x: Any) -> bool:
     """Return whether something that a module holds is looked at by a binding."""
-    return graphs.is_module(x) or pytrees.is_model(x) or isinstance(x, Variable)
+    return isinstance(x, Variable) or graphs.is_module(x) or not jax.tree_util.all_leaves([x])
