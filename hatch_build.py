@@ -1,9 +1,13 @@
-"""The README as a package index shows it, where a link to a file of the repository would lead nowhere."""
+"""The README as a package index shows it, where a link to a file of the repository would lead nowhere; the examples.
+
+``paraxis demo`` runs the examples: a wheel has them inside the package, an editable installation uses the clone's.
+"""
 
 import re
 from pathlib import Path
 from typing import Any
 
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _CODE = r"```.*?```|`[^`\n]*`"
@@ -38,3 +42,12 @@ class Readme(MetadataHookInterface):
         """Set what the index shows."""
         text = (Path(self.root) / "README.md").read_text("utf-8")
         metadata["readme"] = {"content-type": "text/markdown", "text": readme(text, self.config.get("files", ""))}
+
+
+class Examples(BuildHookInterface):
+    """Puts the examples into a wheel, unless it is that of an editable installation."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Add the folder."""
+        if version != "editable":
+            build_data["force_include"]["examples"] = "paraxis/examples"

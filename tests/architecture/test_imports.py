@@ -110,8 +110,8 @@ def test_only_one_module_knows_parts_of_jax_that_may_move():
     assert breaking(unstable, but=("_jax/jax_api.py",)) == {}
 
 
-# A program shares the devices out among its axes; the demo's chapters are written as a user would.
-KNOW_MESHES = ("_core/", "_axes/", "_jax/", "cli/demo/")
+# A program shares the devices out among its axes.
+KNOW_MESHES = ("_core/", "_axes/", "_jax/")
 
 
 def test_only_the_core_and_what_it_stands_on_know_meshes():

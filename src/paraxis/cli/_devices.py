@@ -1,4 +1,4 @@
-"""The devices that a chapter runs on."""
+"""The devices that a command runs on."""
 
 import contextlib
 import os
