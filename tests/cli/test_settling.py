@@ -88,6 +88,7 @@ FAULTS: dict[str, tuple[Callable[[Draft], None], str]] = {
     "misspelt ignore": (asked("--ignore", "ignored"), "no column to ignore 'ignored'"),
     "ids of text": (column("patient id", lambda row: f"P{row:04d}"), "'patient id'.* names? the rows"),
     "ids of digits": (column("customerID", lambda row: str(7000 + 3 * row)), "'customerID'.* names? the rows"),
+    "references": (column("sample", lambda row: f"B-{row:04d}x"), "'sample'.* no two values are the same"),
     "dates": (column("day", lambda row: f"2026-01-{1 + row % 28:02d}"), "'day' holds neither numbers nor text"),
     "other dates": (
         column("seen", lambda row: f"{1 + row % 28}.{1 + row // 28}.2026"),
@@ -211,6 +212,33 @@ def test_what_no_option_settles_is_told_with_what_the_others_need(
     assert last == "the target 'y' holds one class only, 'yes'; there is nothing to tell apart"
     words = "the last of these is beyond any option; once it is mended, this settles the others:"
     assert err.splitlines()[-2:] == [words, "paraxis fit data.csv --target y --text one-hot --delimiter ';'"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "option"),
+    [
+        (lambda row: f"B-{row:04d}x", "--id"),
+        (lambda row: f"{row:05d}", "--id"),
+        (lambda row: f"0f{row:06x}-a4#{row}", "--id"),
+        (lambda row: f"B-{row // 2:04d}x", "--text"),
+        (lambda row: f"B-{row:04d}x" if row != 7 else "", "--id"),
+        (lambda row: f"seen on day {row}", "--ignore"),
+        (lambda row: chr(65 + row // 26) + chr(97 + row % 26), "--ignore"),
+        (lambda row: f"{1 + row // 28}/{1 + row % 28}/2026", "--ignore"),
+        (lambda row: str(row) if row % 20 else f"n{row}", "--na-values"),
+    ],
+    ids=["codes", "leading zeros", "hexadecimal", "pairs", "a gap", "sentences", "words", "dates", "numbers"],
+)
+@pytest.mark.parametrize("streamed", [[], ["--stream", "1MB"]], ids=["in memory", "streamed"])
+def test_text_of_which_no_two_values_are_the_same_is_an_id(
+    cell: Callable[[int], str], option: str, streamed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    it = draft()
+    column("sample", cell)(it)
+    it.write(tmp_path / "data.csv")
+    _, _, err = said(capsys, "fit", "data.csv", "--target", "y", *streamed)
+    assert option in settled_by(err)
+    assert [word for word in ("--id", "--ignore", "--text", "--na-values") if word in settled_by(err)][:1] == [option]
 
 
 def test_thousands_are_not_taken_for_decimals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ MOST_LEVELS = 50
 _MOST_KNOWN = 10_000  # levels, or large integers, that are counted
 _FEW_WORDS = 5  # so many different ones among numbers, and no more, may stand for missing values
 _FEW_ROWS = 20
+_LIKE_ID = re.compile(r"(?!\d{1,4}[-/:]\d\d?([-/:]|$))[\w:/#-]*\d[\w:/#-]*")  # a word with a digit, and no date
 _NAMES_ROWS = re.compile(r"(?i:(^|[\W_])(id|uuid|guid)([\W_]|$))|[a-z](Id|ID)$")
 
 
@@ -149,7 +150,7 @@ class Texts:
         self.levels: set[str] = set()
         self._odd: set[str] = set()
         self._num_odd = self._num_present = self._num_numbers = 0
-        self._has_codes = False
+        self._has_codes = self._has_others = False
         self._first = self._first_odd = ""
 
     @classmethod
@@ -162,6 +163,8 @@ class Texts:
     def add(self, column: Column, table: Table) -> None:
         """Look at one more part of the column."""
         counts = collections.Counter(column.values[~column.missing].tolist())
+        self._has_others |= len(counts) < counts.total() or not self.levels.isdisjoint(counts)
+        self._has_others = self._has_others or not all(map(_LIKE_ID.fullmatch, counts))
         if len(self.levels) <= _MOST_KNOWN:
             self.levels.update(counts)
         for value, count in counts.items():
@@ -186,6 +189,11 @@ class Texts:
         """The few words of a column of which more than half is numbers; else nothing."""
         few = len(self._odd) <= _FEW_WORDS and self._num_odd < self._num_present / 2
         return sorted(self._odd) if few and not self._has_codes else []
+
+    @property
+    def are_ids(self) -> bool:
+        """Return whether they look like names of the rows: words with digits, many, of which no two are the same."""
+        return len(self.levels) > _FEW_ROWS and not self._has_others and not self.words
 
     @property
     def example(self) -> str:
@@ -238,6 +246,14 @@ def usable(
         note(f"{_named(texts)} hold{_s(texts)} text and {'is' if len(texts) == 1 else 'are'} left out")
         return [column.name for column in columns if column.kind != "text"]
     known = {column.name: Texts.of(column, table) for column in texts} if texts_in is None else texts_in
+    if ids := [column.name for column in texts if known[column.name].are_ids]:
+        one = len(ids) == 1
+        raise CommandError(
+            f"column{'' if one else 's'} {quoted(ids)} hold{'s' if one else ''} text such as {known[ids[0]].example}, "
+            f"of which no two values are the same; write {_option_id(ids)}, or --ignore to leave "
+            f"{'it' if one else 'them'} out of predictions, too",
+            remedies=[{"id": ids}],
+        )
     many = [column for column in texts if len(known[column.name].levels) > MOST_LEVELS]
     as_levels = "" if many else ", or --text one-hot to take the numbers for text, too"
     require_no_marks(table, many if text == "one-hot" else texts, as_levels, texts_in=known)
