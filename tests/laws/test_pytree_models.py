@@ -48,7 +48,32 @@ def make_equinox(key: jax.Array) -> eqx.nn.Sequential:
     )
 
 
-MAKES = pytest.mark.parametrize("make", [make_equinox, make_scaled])
+def make_penzai(key: jax.Array) -> Any:
+    """A model whose parameters are values, and whose arrays have named axes."""
+    pz, kind = penzai_rows()
+    from penzai.models import simple_mlp
+
+    mlp = simple_mlp.MLP.from_config(name="mlp", init_base_rng=key, feature_sizes=[3, 4, 2])
+    model, variables = pz.unbind_params(mlp, freeze=True)
+    return kind(pz.bind_variables(model, variables))
+
+
+@functools.cache
+def penzai_rows() -> tuple[Any, Any]:
+    """Penzai, and a model of its own kind of a row without names."""
+    pz = pytest.importorskip("penzai.pz", reason="Penzai is not installed; it is in the extra test")
+
+    @pz.pytree_dataclass
+    class Rows(pz.Struct):
+        mlp: Any
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return self.mlp(pz.nx.wrap(x).tag("features")).unwrap("features")
+
+    return pz, Rows
+
+
+MAKES = pytest.mark.parametrize("make", [make_equinox, make_scaled, make_penzai])
 
 
 def same(actual: Any, expected: Any) -> None:
@@ -132,7 +157,7 @@ def test_programs_and_pmap_take_models_and_give_models(make: Callable[..., Any])
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("make", [make_scaled, make_equinox])
+@pytest.mark.parametrize("make", [make_scaled, make_equinox, make_penzai])
 def test_transforms_take_models_bound_and_when_called(make: Callable[..., Any]) -> None:
     model, x, y = make(jax.random.key(0)), values(16, 3), values(16, 2, seed=1)
     assert_close(px.Jit(model)(x[0]), model(x[0]))

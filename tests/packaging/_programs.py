@@ -127,7 +127,7 @@ DEMO = """
 
 EXAMPLES = "import matplotlib, mlxtend, optax, scipy, sklearn"
 BENCH = f"{EXAMPLES}\nimport drjax, jaxopt"
-TEST = f"{BENCH}\nimport coverage, equinox, grain, hypothesis, pyarrow, pytest, xdist"
+TEST = f"{BENCH}\nimport coverage, equinox, grain, hypothesis, penzai, pyarrow, pytest, xdist"
 DOCS = "import ipykernel, mkdocs, mkdocstrings, nbclient"
 LINT = "import grimp, mypy, pyright, ruff"
 
