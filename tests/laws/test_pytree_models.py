@@ -51,9 +51,8 @@ def make_equinox(key: jax.Array) -> eqx.nn.Sequential:
 def make_penzai(key: jax.Array) -> Any:
     """A model whose parameters are values, and whose arrays have named axes."""
     pz, kind = penzai_rows()
-    from penzai.models import simple_mlp
-
-    mlp = simple_mlp.MLP.from_config(name="mlp", init_base_rng=key, feature_sizes=[3, 4, 2])
+    made = pytest.importorskip("penzai.models.simple_mlp").MLP.from_config
+    mlp = made(name="mlp", init_base_rng=key, feature_sizes=[3, 4, 2])
     model, variables = pz.unbind_params(mlp, freeze=True)
     return kind(pz.bind_variables(model, variables))
 

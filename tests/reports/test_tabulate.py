@@ -224,11 +224,28 @@ def test_convolutions_are_counted() -> None:
     assert px.tabulate(conv, struct(2, 16, 16, 3)).total.flops == 2 * (2 * 16 * 16 * 8) * 5 * 5 * 3
 
 
+class Silent(nnx.Module):
+    """Only writes."""
+
+    def __init__(self) -> None:
+        self.linear, self.last = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.BatchStat(jnp.zeros((4, 2)))
+
+    def __call__(self, x: jax.Array) -> None:
+        self.last[...] = self.linear(x)
+
+
 def test_wrong_calls_are_refused() -> None:
     with pytest.raises(TypeError, match=r"tabulate: model must be a function, got 3; write px.tabulate\(net"):
         wrongly(3, struct(3))
     with pytest.raises(TypeError, match="dot_general requires contracting"):
         px.tabulate(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), struct(2, 5))
+    theirs = type("Linear", (), {"__call__": lambda self, x: x, "__module__": "torch.nn.modules.linear"})
+    own: Any = type("Net", (theirs,), {})
+    with pytest.raises(TypeError, match=r"tabulate: Net is PyTorch's; write px.tabulate\(net, x\) with a module of"):
+        wrongly(own(), struct(3))
+    with pytest.raises(TypeError, match="tabulate: <lambda> returns no array of JAX's"):
+        px.tabulate(lambda x: object(), struct(3))
+    assert px.tabulate(Silent(), struct(4, 3)).rows[0].parameters == 8
 
 
 def test_it_is_shown_and_saved(tmp_path: Path) -> None:

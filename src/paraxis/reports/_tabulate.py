@@ -2,10 +2,11 @@
 
 import collections
 import dataclasses
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +109,7 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
         ``save("x.html")``.
 
     Raises:
-        TypeError: if ``model`` cannot be called.
+        TypeError: if ``model`` cannot be called, or does not compute with JAX, as a module of PyTorch.
         Exception: what the model raises for these arguments.
 
     Example:
@@ -126,6 +127,8 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
     arguments.function(
         "tabulate", "model", model, "px.tabulate(net, jax.ShapeDtypeStruct((8, 28, 28, 1), jnp.float32))"
     )
+    if any(cls.__module__.startswith("torch.nn.") for cls in inspect.getmro(type(model))):
+        _refuse(model, "is PyTorch's")
     taken = _models.of(model, args, kwargs)
     given, opened = _models.split((args, kwargs))
 
@@ -143,6 +146,8 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
     params, rest = _structs(taken.params), _structs(taken.rest)
     with _models.noting() as calls:
         program = jax.make_jaxpr(forward)(params, rest, given)
+    if not (program.jaxpr.outvars or calls or taken.variables):
+        _refuse(model, "returns no array of JAX's")
     with _models.noting() as again:
         again.update(calls)  # they keep their numbers
         both = jax.make_jaxpr(differentiated)(params, rest, given) if jax.tree.leaves(params) else program
@@ -156,6 +161,13 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
     counts = [_flops(jax_api.without_dead(closed), numbers) for closed in (program, both)]
     paths = sorted(calls, key=lambda path: bool(path))  # the model itself is first
     return ModuleTable(tuple(_row(path, calls[path], taken.variables, counts) for path in paths))
+
+
+def _refuse(model: Any, reason: str) -> NoReturn:
+    raise TypeError(
+        f"tabulate: {getattr(model, '__name__', type(model).__name__)} {reason}; write px.tabulate(net, x) with a "
+        f"module of Flax NNX, Linen or Equinox, or a function of JAX arrays"
+    )
 
 
 def _structs(tree: Any) -> Any:
