@@ -153,6 +153,18 @@ def test_two_objects_save_to_one_directory(tmp_path: Path) -> None:
     assert np.asarray(restored.tree["w"]).tobytes() == np.asarray(state(3)["w"]).tobytes()
 
 
+def test_a_directory_that_cannot_be_made_in_the_background_keeps_no_thread_waiting(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with px.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"w": np.ones(3)})
+        checkpoints.wait()
+        known = {*before, *threading.enumerate()}
+        with pytest.raises(px.CheckpointError, match="could not be written"):  # its name is too long for a file system
+            checkpoints.save(10**400, {"w": np.ones(3)})
+        assert set(threading.enumerate()) <= known  # Orbax's would wait, and the end of the process with them
+        assert checkpoints.steps == (1,)
+
+
 def test_what_is_being_written_is_not_tidied_up_by_another(tmp_path: Path, full_disk: FullDisk) -> None:
     checkpoints = px.Checkpoints(tmp_path)
     checkpoints.save(1, state(1))

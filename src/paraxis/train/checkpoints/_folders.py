@@ -63,6 +63,20 @@ class Folder:
         """Return where it is written."""
         return self._ours / f"saving-{step}"
 
+    def try_staging(self, step: int) -> None:
+        """Make a directory there, and remove it again.
+
+        Orbax makes it in the background; what waits there for it gives up after five minutes only, and so would the
+        end of the process.
+
+        Raises:
+            OSError: if it cannot be made.
+        """
+        staging = self.staging(step)
+        trial = staging.with_name(f"{staging.name}.trial.orbax-checkpoint-tmp-0123456789")  # as long as Orbax's
+        trial.mkdir(parents=True, exist_ok=True)
+        trial.rmdir()
+
     def record(self, step: int) -> dict[str, Any]:
         """Return what was recorded beside a step's arrays.
 

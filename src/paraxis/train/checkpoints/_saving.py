@@ -170,6 +170,7 @@ class Saving:
             lock = self._folder.lock(wait=True)
             try:
                 self._folder.tidy()
+                self._folder.try_staging(self.step)
             except BaseException:
                 self._release(lock)
                 raise
