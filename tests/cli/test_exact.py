@@ -49,7 +49,7 @@ def test_labels_are_predicted_as_they_were_written(
     assert (status, err) == (0, "")
     assert {row["column"] for row in read(out / "coefficients.csv")} == {"(intercept)", "u", "v"}  # no index
     marks = {"NA", "nan", "None", "null"} & set(drawn["y"])
-    assert ("counts as text; leave out the text where a value is missing" in text) == bool(marks)
+    assert ("counts as text; leave the cell empty where a value is missing" in text) == bool(marks)
     for ending in (".csv", ".parquet"):
         predicted = tmp_path / f"predicted{ending}"
         status, text, err = said(capsys, "predict", out, file, *form, "--keep", "y", "--out", predicted)
@@ -131,7 +131,7 @@ def test_what_was_taken_for_missing_or_for_text_is_told(tmp_path: Path, capsys: 
     assert (status, err) == (0, "")
     for note in (
         "column 'u': 'NA' counts as a missing value",
-        "column 'country': 'NA' counts as text; leave out the text where a value is missing",
+        "column 'country': 'NA' counts as text; leave the cell empty where a value is missing",
         "column 'mixed' holds text, such as '?' in line 2, among numbers: all of it counts as text",
     ):
         assert f"note {note}\n" in text

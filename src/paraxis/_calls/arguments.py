@@ -320,7 +320,7 @@ def _note(error: Exception, who: str, given: Mapping[str, Any]) -> None:
     shown = [f"{name} = {described(leaf)}" for name, leaf in leaves]
     if shown:
         more = ["…"] * (len(shown) > _MOST_SHOWN)
-        error.add_note(f"{_NOTE}{who} with {', '.join([*shown[:_MOST_SHOWN], *more])}; it may need others")
+        error.add_note(f"{_NOTE}{who} with {', '.join([*shown[:_MOST_SHOWN], *more])}; it may need other arguments")
 
 
 def _who(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:

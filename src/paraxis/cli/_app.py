@@ -28,7 +28,7 @@ _Encoding = Annotated[
     str | None,
     typer.Option(
         help="The encoding of a CSV file.",
-        show_default="UTF-8, or as a mark at its beginning says",
+        show_default="UTF-8, unless a byte-order mark says otherwise",
         rich_help_panel=_CSV,
     ),
 ]
@@ -108,7 +108,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Directory for the plots.")] = Path("paraxis-demo"),
     quick: Annotated[bool, typer.Option("--quick", help="Run a few rounds or epochs only, as a quick check.")] = False,
 ) -> None:
-    """Show what Paraxis does with handwritten digits on all devices: examples, each a file to read."""
+    """Run examples on handwritten digits, on all devices. Each is a file that you can read."""
     run_demo(chapters or (), devices=devices, out=out, quick=quick, only_list=show)
 
 
@@ -204,14 +204,14 @@ def fit(
         str | None,
         typer.Option(
             metavar="MEMORY",
-            help="Read rows a part at a time; MEMORY limits those at hand, such as 2GB.",
+            help="Read rows in parts, with at most so much memory for them, such as 2GB.",
             show_default="hold all rows",
         ),
     ] = None,
     stream_folder: Annotated[
         Path | None,
         typer.Option(
-            help="With --stream, save the run there meanwhile: killed or interrupted, the same command goes on.",
+            help="With --stream, save the run there, so that the same command resumes after a kill or Ctrl-C.",
             show_default="save nothing",
         ),
     ] = None,

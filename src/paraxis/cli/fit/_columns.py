@@ -258,9 +258,9 @@ def usable(
     as_levels = "" if many else ", or --text one-hot to take the numbers for text, too"
     require_no_marks(table, many if text == "one-hot" else texts, as_levels, texts_in=known)
     if many:
-        first = known[many[0].name]
+        first, most = known[many[0].name], max(len(known[column.name].levels) for column in many)
         raise CommandError(
-            f"{_named(many)} hold{_s(many)} text of {_about(len(first.levels))} levels, such as {first.example}, more "
+            f"{_named(many)} hold{_s(many)} text of {_about(most)} levels, such as {first.example}, more "
             f"than the {MOST_LEVELS} that --text one-hot takes; write {_ignoring(many)}",
             remedies=[_ignored(many)],
         )
@@ -346,7 +346,7 @@ def tell_of_marks(table: Table, names: Sequence[str], note: Callable[[str], None
             continue
         found = set(column.values[~column.missing])
         if marks := sorted(MARKS & found):
-            note(f"column {name!r}: {quoted(marks)} counts as text; leave out the text where a value is missing")
+            note(f"column {name!r}: {quoted(marks)} counts as text; leave the cell empty where a value is missing")
         odd = sorted(value for value in found - MARKS if not is_number(value, table.form.decimal))
         if odd and len(odd) < len(found - MARKS) / 2:
             row = int(np.flatnonzero(column.values == odd[0])[0])

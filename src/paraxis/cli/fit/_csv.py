@@ -429,7 +429,7 @@ def _other(
         where = f"line {line(pc.index(there, foreign[0]).as_py())}, column {name!r}"
         other = {".": ",", ",": "."}[form.decimal]
         readable = all(is_number(cell, other) for cell in found)
-        advice = "thousands must not be set apart"
+        advice = "numbers must not have separators between thousands"
         if all(is_number(cell, ".") or is_number(cell, ",") for cell in found):
             change = {".": "write --decimal ',' if a comma is the decimal point", ",": "leave out --decimal"}
             advice = f"{change[form.decimal]}; {advice}"
