@@ -121,6 +121,7 @@ def test_more_classes_take_proximal_gradients():
 
 
 def test_working_sets_of_columns_are_taken_from_disk_in_two_passes_each():
+    rng = np.random.default_rng(5)
     x = rng.normal(size=(120, 400))
     y = x[:, :40] @ rng.normal(size=40) + rng.normal(size=120)
     rows, source = table(y, x)

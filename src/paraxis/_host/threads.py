@@ -1,7 +1,10 @@
-"""The number of XLA's threads on CPU: the last bits of results depend on it, and it is fixed when JAX starts."""
+"""Threads on CPU: XLA's, whose number the last bits of results depend on and is fixed when JAX starts; and LAPACK's."""
 
+import contextlib
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 VARIABLE = "PJRT_NPROC"
 """Environment variable that XLA takes the number from; ``NPROC`` if there is none."""
@@ -24,3 +27,25 @@ def asked_for(variables: Mapping[str, str]) -> int | None:
     """Return the number in an environment; ``None``: XLA decides, by cores and devices."""
     found = variables.get(VARIABLE) or variables.get("NPROC") or ""
     return int(found) if found.isdigit() and int(found) > 0 else None
+
+
+_LARGE = 1024  # columns of a matrix from which on LAPACK's threads are worth waiting for
+
+
+def lapack_alone(num_columns: int) -> contextlib.AbstractContextManager[Any]:
+    """Within, LAPACK factors small matrices on one thread.
+
+    XLA calls SciPy's LAPACK, whose threads wait for each other by spinning. Where others use the cores, as XLA's own
+    threads do, factors of 400 columns took a hundred times as long so.
+    """
+    return _limit()() if num_columns < _LARGE else contextlib.nullcontext()
+
+
+@functools.cache
+def _limit() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    try:
+        import scipy.linalg  # that it is loaded  # noqa: F401
+        import threadpoolctl
+    except ImportError:  # which the extra solve brings
+        return contextlib.nullcontext
+    return functools.partial(threadpoolctl.ThreadpoolController().limit, limits=1, user_api="blas")

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._axes import arrays
+from paraxis._host import threads
 from paraxis.solve import _progress as progress, _trees as trees
 from paraxis.solve._linear import Block, Cache, Linear
 from paraxis.solve._problem import Point
@@ -87,7 +88,10 @@ class ProximalNewton(Solver):
             data: rows.
         """
         solve = functools.partial(arrays.on_auto_mesh, self._solved)
-        return watched(self.verbose, solve, init_params, ((l1, l2, data), {}), None)
+        with threads.lapack_alone(data.X.shape[1]):
+            found = watched(self.verbose, solve, init_params, ((l1, l2, data), {}), None)
+            jax.block_until_ready(found.state.status)
+        return found
 
     def _start(self, params: Any, arguments: Any, preconditioner: None) -> ProximalNewtonState:
         l1, l2, data = arguments[0]

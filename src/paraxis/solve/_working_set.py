@@ -23,6 +23,7 @@ import numpy as np
 
 from paraxis._axes import arrays
 from paraxis._core.programs import Traced
+from paraxis._host import threads
 from paraxis.solve import _cut as cut, _progress as progress, _trees as trees
 from paraxis.solve._linear import Block, Linear
 from paraxis.solve._on_disk import OnDisk
@@ -41,6 +42,7 @@ _STEPS = 10  # proximal ones between two looks at the gap
 _LOOKS = 3  # at most, before a step of Newton's
 _ROUNDS = 60  # at most, for one working set
 _SHORTER = 8  # steps along Newton's direction, each half of the one before
+_DAMPED, _UNDAMPED = 0.01, 1e-7  # the damping of Newton's steps where it begins, and where it ends
 _PATIENCE = 3  # iterations without progress before rounding is blamed
 
 
@@ -121,7 +123,9 @@ class WorkingSet:
         params, l1, l2, data = operands
         l1, l2, tol = (np.asarray(x, params.dtype) for x in (l1, l2, self.tol))
         begin = _begun if len(params) > _SMALLEST or isinstance(data.X, OnDisk) else _begun_with_all
-        state = arrays.ready(begin(params, l1, l2, tol, data))
+        with threads.lapack_alone(_SMALLEST):
+            state = arrays.ready(begin(params, l1, l2, tol, data))
+            jax.block_until_ready(state.status)
         if self.verbose and int(state.iter_num):
             progress.say(state, self.verbose)
         none = np.zeros((), np.int32)
@@ -130,7 +134,9 @@ class WorkingSet:
             while int(state.status) == Status.RUNNING and int(state.iter_num) < self.maxiter:
                 passed(OptStep(state.params, state))
                 size, fresh = _sizes(int(state.num_used), int(state.num_missing), len(state.held.chosen), *data.X.shape)
-                state = arrays.ready(_advancing(size, fresh)(state, l1, l2, tol, data))
+                with threads.lapack_alone(size):
+                    state = arrays.ready(_advancing(size, fresh)(state, l1, l2, tol, data))
+                    jax.block_until_ready(state.status)
                 if saved is not None:
                     saved.save(OptStep(state.params, state), none)
                 if self.verbose:
@@ -322,6 +328,7 @@ class _Place(NamedTuple):
 class _Search(NamedTuple):
     place: _Place
     bend: jax.Array  # the most that the objective was found to bend, each coefficient on its own scale
+    damping: jax.Array  # of steps of Newton's, on the same scale
     gap: jax.Array
     best_gap: jax.Array
     best: jax.Array  # of the penalised objective
@@ -350,16 +357,17 @@ def minimum(
     def turn(search: _Search) -> _Search:
         place, bend = _proximal_steps(gram, scale, search.place, l1, search.bend, lambda place: gap_at(place) > enough)
         newton = functools.partial(_newton_step, gram, scale, l1)
-        place = jax.lax.cond(gap_at(place) > enough, newton, lambda place: place, place)
+        begun = place, search.damping
+        place, damping = jax.lax.cond(gap_at(place) > enough, newton, lambda *begun: begun, *begun)
         gap, whole = gap_at(place), smooth(place) + l1 * jnp.sum(jnp.abs(place.w))
         better = (gap < 0.9 * search.best_gap) | (whole < search.best - noise(whole))
         num_stalled = jnp.where(better, 0, search.num_stalled + 1)
         best = jnp.fmin(gap, search.best_gap), jnp.fmin(whole, search.best)
-        return _Search(place, bend, gap, *best, num_stalled, search.num_rounds + 1)
+        return _Search(place, bend, damping, gap, *best, num_stalled, search.num_rounds + 1)
 
     count = jnp.zeros((), jnp.int32)
     infinite = jnp.full((), jnp.inf, w.dtype)
-    search = _Search(begin, jnp.ones((), w.dtype), infinite, infinite, infinite, count, count)
+    search = _Search(begin, jnp.ones((), w.dtype), jnp.zeros((), w.dtype), infinite, infinite, infinite, count, count)
     return jax.lax.while_loop(go_on, turn, search).place.w
 
 
@@ -394,12 +402,18 @@ def _proximal_steps(
     return place, bend
 
 
-def _newton_step(gram: jax.Array, scale: jax.Array, l1: jax.Array, place: _Place) -> _Place:
-    """Towards the minimum for the signs that the coefficients have, as far as it is lower with what changes sign 0."""
+def _newton_step(
+    gram: jax.Array, scale: jax.Array, l1: jax.Array, place: _Place, damping: jax.Array
+) -> tuple[_Place, jax.Array]:
+    """Towards the minimum for the signs that the coefficients have, as far as it is lower with what changes sign 0.
+
+    Where as many coefficients as rows are not zero, the Gram matrix is nearly singular, and the whole way is so long
+    that a step ends at the first that changes sign. Then the next is damped (Levenberg 1944, Marquardt 1963).
+    """
     w, g = place
     sign = jnp.sign(w)
     root = jnp.where(sign != 0, jax.lax.rsqrt(scale), 0)
-    jitter = len(w) * jnp.finfo(w.dtype).eps
+    jitter = len(w) * jnp.finfo(w.dtype).eps + damping
     free = gram * root[:, None] * root + jnp.diag(jnp.where(sign != 0, jitter, 1))
     factor = jnp.linalg.cholesky(free)
     d = -root * jax.scipy.linalg.cho_solve((factor, True), root * (g + l1 * sign))
@@ -413,7 +427,9 @@ def _newton_step(gram: jax.Array, scale: jax.Array, l1: jax.Array, place: _Place
     bent = jnp.matmul(moved, gram, precision=trees.EXACT)
     rise = jnp.sum(moved * (g + 0.5 * bent) + l1 * (jnp.abs(tried) - jnp.abs(w)), 1)
     best = jnp.argmin(rise)
-    return trees.choose(rise[best] < 0, _Place(tried[best], g + bent[best]), place)
+    less = jnp.where(damping > _UNDAMPED, damping / 4, 0)
+    damping = jnp.where((first >= 1) | (best == 1), less, jnp.maximum(4 * damping, _DAMPED)).astype(w.dtype)
+    return trees.choose(rise[best] < 0, _Place(tried[best], g + bent[best]), place), damping
 
 
 def soft(x: jax.Array, threshold: Any) -> jax.Array:
