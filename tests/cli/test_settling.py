@@ -220,6 +220,7 @@ def test_what_no_option_settles_is_told_with_what_the_others_need(
         (lambda row: f"B-{row:04d}x", "--id"),
         (lambda row: f"{row:05d}", "--id"),
         (lambda row: f"0f{row:06x}-a4#{row}", "--id"),
+        (lambda row: f"u{row}.{chr(97 + row % 26)}@example.com", "--id"),
         (lambda row: f"B-{row // 2:04d}x", "--text"),
         (lambda row: f"B-{row:04d}x" if row != 7 else "", "--id"),
         (lambda row: f"seen on day {row}", "--ignore"),
@@ -227,7 +228,7 @@ def test_what_no_option_settles_is_told_with_what_the_others_need(
         (lambda row: f"{1 + row // 28}/{1 + row % 28}/2026", "--ignore"),
         (lambda row: str(row) if row % 20 else f"n{row}", "--na-values"),
     ],
-    ids=["codes", "leading zeros", "hexadecimal", "pairs", "a gap", "sentences", "words", "dates", "numbers"],
+    ids=["codes", "leading zeros", "hexadecimal", "e-mail", "pairs", "a gap", "sentences", "words", "dates", "numbers"],
 )
 @pytest.mark.parametrize("streamed", [[], ["--stream", "1MB"]], ids=["in memory", "streamed"])
 def test_text_of_which_no_two_values_are_the_same_is_an_id(
@@ -239,6 +240,18 @@ def test_text_of_which_no_two_values_are_the_same_is_an_id(
     _, _, err = said(capsys, "fit", "data.csv", "--target", "y", *streamed)
     assert option in settled_by(err)
     assert [word for word in ("--id", "--ignore", "--text", "--na-values") if word in settled_by(err)][:1] == [option]
+
+
+def test_columns_of_many_texts_are_told_with_an_example_of_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    it = draft()
+    for name, cell in (("seen", "{0}/{0}/2026"), ("share", "{0}%"), ("price", "${0}")):
+        column(name, lambda row, cell=cell: cell.format(row))(it)
+    it.write(tmp_path / "data.csv")
+    _, _, err = said(capsys, "fit", "data.csv", "--target", "y")
+    expected = "columns 'price', 'share', 'seen' hold text of 60 levels, such as '$0', '0%', '0/0/2026', more than"
+    assert complaints(err)[0].startswith(expected)
 
 
 def test_thousands_are_not_taken_for_decimals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,8 @@ MOST_LEVELS = 50
 _MOST_KNOWN = 10_000  # levels, or large integers, that are counted
 _FEW_WORDS = 5  # so many different ones among numbers, and no more, may stand for missing values
 _FEW_ROWS = 20
-_LIKE_ID = re.compile(r"(?!\d{1,4}[-/:]\d\d?([-/:]|$))[\w:/#-]*\d[\w:/#-]*")  # a word with a digit, and no date
+# A word with a digit, and no date; or an e-mail address.
+_LIKE_ID = re.compile(r"(?!\d{1,4}[-/:]\d\d?([-/:]|$))[\w:/#-]*\d[\w:/#-]*|[^@\s]+@[^@\s]+")
 _NAMES_ROWS = re.compile(r"(?i:(^|[\W_])(id|uuid|guid)([\W_]|$))|[a-z](Id|ID)$")
 
 
@@ -258,9 +259,10 @@ def usable(
     as_levels = "" if many else ", or --text one-hot to take the numbers for text, too"
     require_no_marks(table, many if text == "one-hot" else texts, as_levels, texts_in=known)
     if many:
-        first, most = known[many[0].name], max(len(known[column.name].levels) for column in many)
+        most = max(len(known[column.name].levels) for column in many)
+        examples = ", ".join(dict.fromkeys(known[column.name].example for column in many[:3]))
         raise CommandError(
-            f"{_named(many)} hold{_s(many)} text of {_about(most)} levels, such as {first.example}, more "
+            f"{_named(many)} hold{_s(many)} text of {_about(most)} levels, such as {examples}, more "
             f"than the {MOST_LEVELS} that --text one-hot takes; write {_ignoring(many)}",
             remedies=[_ignored(many)],
         )
