@@ -104,6 +104,40 @@ def an_attribute_of_a_callable() -> Any:
     return scale, lambda k: setattr(scale, "factor", k)
 
 
+class Guarded:
+    """An object that refuses to be looked at, but for its attributes as they lie."""
+
+    __slots__ = ("factor",)
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("compared")
+
+    def __hash__(self) -> int:
+        raise RuntimeError("hashed")
+
+
+def an_object_that_refuses_to_be_looked_at() -> Any:
+    held = Guarded()
+    held.factor = 2.0
+    return lambda x: x * held.factor, lambda k: setattr(held, "factor", k)
+
+
+def a_property() -> Any:
+    class Computed:
+        def __init__(self) -> None:
+            self.half = 1.0
+
+        @property
+        def factor(self) -> float:
+            return 2 * self.half
+
+    held = Computed()
+    return lambda x: x * held.factor, lambda k: setattr(held, "half", k / 2)
+
+
 def an_attribute_of_a_partial() -> Any:
     return functools.partial(lambda scale, x: x * scale.factor, scale := Scale()), lambda k: setattr(scale, "factor", k)
 
@@ -139,6 +173,8 @@ WAYS = [
     *(a_global, a_function_that_is_called, a_closure, an_item, an_item_of_a_list, the_length_of_a_list),
     *(an_array_of_numpy, an_array_of_jax, an_attribute_of_a_method, an_attribute_of_a_callable),
     *(
+        an_object_that_refuses_to_be_looked_at,
+        a_property,
         what_a_program_reads,
         an_attribute_of_a_partial,
         an_attribute_of_a_class,
@@ -390,6 +426,23 @@ def test_a_place_that_changes_again_and_again_is_told_of() -> None:
     (text,) = [str(w.message) for w in found if issubclass(w.category, RuntimeWarning)]
     assert "config['model']['factor']" in text
     assert "Give it as an argument" in text
+
+
+def test_counters_of_the_same_name_are_told_apart() -> None:
+    def counted() -> Callable[[], None]:
+        state = [0]  # written by each trace
+        return lambda: state.append(1)
+
+    state, count = [2.0], counted()
+
+    def f(x: Any) -> Any:
+        count()
+        return x * state[0]
+
+    run = of_jit(f)
+    assert run() == 2 * X.sum()
+    state[0] = 3.0
+    assert run() == 3 * X.sum()
 
 
 def test_callbacks_that_are_made_anew_compile_nothing_if_they_do_the_same() -> None:

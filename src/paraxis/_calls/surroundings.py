@@ -30,7 +30,8 @@ class Place(NamedTuple):
     Args:
         name: what it is called, as a user would write it.
         value: what is there.
-        holder, key: where it can be read again, a cell or a mapping; ``None`` if it cannot be another.
+        holder, key: where it can be read again, a cell or a mapping; or what is itself changed, a list or an array.
+            ``None`` if it cannot be another.
     """
 
     name: str
@@ -39,10 +40,17 @@ class Place(NamedTuple):
     key: Any = None
 
     def now(self) -> Any:
-        """Return what is there now."""
+        """Return what is there now; no code of users' runs."""
+        if isinstance(self.holder, dict):
+            return dict.get(self.holder, self.key, _MISSING)
         if isinstance(self.holder, types.CellType):
             return _content(self.holder)
         return self.holder.get(self.key, _MISSING)
+
+    @property
+    def which(self) -> tuple[int, Any]:
+        """Return what tells this place from others, while its holder is there."""
+        return id(self.holder.x if isinstance(self.holder, _Slots) else self.holder), self.key
 
 
 class Surroundings:
@@ -50,7 +58,7 @@ class Surroundings:
 
     Args:
         functions: where to begin.
-        ignored: names of places that are not looked at.
+        ignored: places that are not looked at, by what tells them from others.
         objects: whose own attributes are noticed otherwise; what their methods read is looked at.
         is_object: whether something that they hold is another such object.
     """
@@ -58,29 +66,29 @@ class Surroundings:
     def __init__(
         self,
         functions: Sequence[Any],
-        ignored: frozenset[str] = frozenset(),
+        ignored: Mapping[Any, Any] = types.MappingProxyType({}),
         objects: Sequence[Any] = (),
         is_object: Callable[[Any], bool] = lambda _: True,
     ) -> None:
         self._places: list[Place] = []
-        self._lists: list[tuple[str, list[Any], tuple[Any, ...]]] = []
-        self._arrays: list[tuple[str, np.ndarray, bytes]] = []
+        self._lists: list[tuple[Place, tuple[Any, ...]]] = []
+        self._arrays: list[tuple[Place, bytes]] = []
         self._ignored, self._is_object = ignored, is_object
         used = frozenset[str]().union(*map(names_in, functions))
         apart = [(Place(type(x).__name__, x), used, True) for x in objects]
         self._look([*((Place("f", fn), used, False) for fn in functions), *apart])
 
-    def changed(self) -> list[str]:
-        """Return the names of the places where something else is now."""
+    def changed(self) -> list[Place]:
+        """Return the places where something else is now."""
         found = [
-            place.name
+            place
             for place in self._places
             if (now := place.now()) is not place.value and not _is_same(now, place.value)
         ]
-        if self._lists:
-            found += [n for n, x, then in self._lists if len(x) != len(then) or not all(map(operator.is_, x, then))]
-        if self._arrays:
-            found += [name for name, x, then in self._arrays if x.tobytes() != then]
+        found += [
+            p for p, then in self._lists if len(p.holder) != len(then) or not all(map(operator.is_, p.holder, then))
+        ]
+        found += [p for p, then in self._arrays if p.holder.tobytes() != then]
         return found
 
     def _look(self, places: list[tuple[Place, frozenset[str], bool]]) -> None:
@@ -90,19 +98,20 @@ class Surroundings:
         while queue and len(self._places) < _AT_MOST and len(kept) < 4 * _AT_MOST:
             place, used, is_apart = queue.popleft()
             x = place.value
-            if place.name in self._ignored:
-                continue
-            if place.holder is not None and not is_apart and not isinstance(x, (types.ModuleType, type)):
+            is_fixed = place.holder is None or isinstance(x, (types.ModuleType, type))
+            if not (is_fixed or is_apart or place.which in self._ignored):
                 self._places.append(place)
             if isinstance(x, (*_NUMBERS, type(None))) or (id(x), used) in seen:
                 continue
             seen.add((id(x), used))
             kept.append(x)
-            if isinstance(x, np.ndarray) and x.nbytes <= _SMALL and x.dtype != object:
-                self._arrays.append((place.name, x, x.tobytes()))
             is_apart = is_apart and (isinstance(x, (list, tuple, dict)) or self._is_object(x))
-            if isinstance(x, list) and not is_apart:
-                self._lists.append((place.name, x, tuple(x)))
+            itself = Place(place.name, x, x)
+            if itself.which not in self._ignored and not is_apart:
+                if isinstance(x, np.ndarray) and x.nbytes <= _SMALL and x.dtype != object:
+                    self._arrays.append((itself, x.tobytes()))
+                if isinstance(x, list) and len(x) <= _AT_MOST:
+                    self._lists.append((itself, tuple(x)))
             with contextlib.suppress(Exception):  # objects of others may do anything when they are looked at
                 queue.extend(_inner(place, used, is_apart))
 
@@ -111,11 +120,20 @@ def _inner(place: Place, used: frozenset[str], is_apart: bool) -> list[tuple[Pla
     x = place.value
     inner, found = names_in(x) or used, []
     for part in parts(place.name, x, inner):
-        is_code = isinstance(part.value, (types.FunctionType, types.MethodType))
+        code = _code_of(part.value)
+        is_code = code is not None
         found.append((part, inner, is_apart and not is_code and not isinstance(x, types.FunctionType)))
         if is_code and not isinstance(x, (types.FunctionType, types.ModuleType)):  # a method reads attributes
-            found.append((Place(place.name, x), names_in(part.value), is_apart))
+            found.append((Place(place.name, x), names_in(code), is_apart))
     return found
+
+
+def _code_of(x: Any) -> Any:
+    """Return the function that an attribute of a class runs; ``None`` if it does not run."""
+    for kind, name in ((property, "fget"), (functools.cached_property, "func"), (staticmethod, "__func__")):
+        x = getattr(x, name) if isinstance(x, kind) else x
+    x = x.__func__ if isinstance(x, (classmethod, types.MethodType)) else x
+    return x if isinstance(x, types.FunctionType) else None
 
 
 class Reads:
@@ -131,7 +149,7 @@ class Reads:
         self, functions: Sequence[Any], objects: Sequence[Any] = (), is_object: Callable[[Any], bool] = lambda _: True
     ) -> None:
         self._functions, self._objects = functions, (objects, is_object)
-        self._ignored = frozenset[str]()
+        self._ignored: dict[Any, Any] = {}  # with the holder, so that no other object takes its id
         self._seen: Surroundings | None = None
 
     def begin(self) -> None:
@@ -143,13 +161,13 @@ class Reads:
         self.ignore(self.changed())
         self.begin()
 
-    def changed(self) -> list[str]:
-        """Return the names of the places where something else is now."""
+    def changed(self) -> list[Place]:
+        """Return the places where something else is now."""
         return [] if self._seen is None else self._seen.changed()
 
-    def ignore(self, names: Iterable[str]) -> None:
+    def ignore(self, places: Iterable[Place]) -> None:
         """Look at these places no longer."""
-        self._ignored = self._ignored.union(names)
+        self._ignored |= {place.which: place.holder for place in places}
 
 
 def classes_in(x: Any) -> list[type]:
@@ -186,14 +204,13 @@ def parts(name: str, x: Any, used: frozenset[str], *, every: bool = False) -> It
     elif isinstance(x, types.MethodType):
         yield Place("self", x.__self__)
         yield Place(name, x.__func__)
-    elif isinstance(x, property):
-        yield Place(name, x.fget)
-    elif isinstance(x, (staticmethod, classmethod)):
-        yield Place(name, x.__func__)
+    elif isinstance(x, (property, functools.cached_property, staticmethod, classmethod)):
+        yield Place(name, _code_of(x))
     elif isinstance(x, (list, tuple)):
-        yield from (Place(f"{name}[{i}]", item) for i, item in enumerate(x))
+        yield from (Place(f"{name}[{i}]", item) for i, item in enumerate(x[:_AT_MOST]))
     elif isinstance(x, dict):
-        yield from (Place(f"{name}[{key!r}]", item, x, key) for key, item in dict.items(x))
+        first = itertools.islice(dict.items(x), None if every else _AT_MOST)
+        yield from (Place(f"{name}[{key!r}]", y, x if isinstance(key, _NUMBERS) else None, key) for key, y in first)
     elif isinstance(x, weakref.ref):
         yield Place(f"{name}()", x())
     elif _may_change(x):
@@ -236,7 +253,7 @@ def _of_function(fn: types.FunctionType) -> Iterator[Place]:
 
 
 def _attributes(name: str, x: Any, used: frozenset[str], *, every: bool) -> Iterator[Place]:
-    own = getattr(x, "__dict__", {})
+    own = _dict_of(x)
     is_named = isinstance(x, (types.ModuleType, type))
     if isinstance(x, types.ModuleType):
         yield from (Place(f"{name}.{key}", own[key], own, key) for key in used if key in own)
@@ -246,7 +263,7 @@ def _attributes(name: str, x: Any, used: frozenset[str], *, every: bool) -> Iter
     everything = {*own, *slots, *(key for kind in classes for key in vars(kind) if key[:2] != "__")} if every else set()
     for key in sorted({*used, "__call__", *everything}):
         if key in slots:
-            yield Place(f"{name}.{key}", getattr(x, key, _MISSING), _Slots(x), key)
+            yield Place(f"{name}.{key}", _Slots(x).get(key, _MISSING), _Slots(x), key)
         elif not is_named and key in own:
             yield Place(f"{name}.{key}", own[key], own, key)
         elif owner := next((vars(kind) for kind in classes if key in vars(kind)), None):
@@ -255,14 +272,28 @@ def _attributes(name: str, x: Any, used: frozenset[str], *, every: bool) -> Iter
                 yield Place(f"{name}.{key}", _MISSING, own, key)
 
 
+def _dict_of(x: Any) -> Any:
+    """Return the attributes of an object that are its own; no code of users' runs."""
+    if isinstance(x, type):
+        return vars(x)
+    try:
+        return object.__getattribute__(x, "__dict__")
+    except AttributeError:  # it has slots
+        return {}
+
+
 class _Slots:
     """The attributes of an object without a dict, as a mapping."""
 
     def __init__(self, x: Any) -> None:
-        self._x = x
+        self.x = x
 
     def get(self, key: str, default: Any) -> Any:
-        return getattr(self._x, key, default)
+        kind = next((kind for kind in type(self.x).__mro__ if key in vars(kind)), None)
+        try:
+            return default if kind is None else vars(kind)[key].__get__(self.x)  # no code of users'
+        except AttributeError:  # nothing is there
+            return default
 
 
 def _slots(kind: type) -> Iterator[str]:

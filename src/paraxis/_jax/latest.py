@@ -33,7 +33,7 @@ class Latest(Generic[_P]):
     ) -> None:
         self._make, self._functions = make, functions
         self._reads = Reads(functions) if reads is None else reads
-        self._without: collections.Counter[str] = collections.Counter()
+        self._without: collections.Counter[Any] = collections.Counter()
         self._with: collections.Counter[str] = collections.Counter()
         self._program, self._traces = self._made()
         self._looked = 0
@@ -54,12 +54,12 @@ class Latest(Generic[_P]):
         self._reads.begin()
         self._looked = -1
         if structure.key(trace(self._program)) == structure.key(trace(new)):
-            self._without.update(changes)
-            self._reads.ignore(name for name in changes if self._without[name] >= _ENOUGH)
+            self._without.update(place.which for place in changes)
+            self._reads.ignore(place for place in changes if self._without[place.which] >= _ENOUGH)
             if self._traces() == 1:  # for this call; of other shapes nothing is known
                 return self._program
         else:
-            self._tell(changes)
+            self._tell([place.name for place in changes])
         self._program, self._traces = new, traces
         return new
 
