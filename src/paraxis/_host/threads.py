@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 VARIABLE = "PJRT_NPROC"
 """Environment variable that XLA takes the number from; ``NPROC`` if there is none."""
 
@@ -44,8 +47,9 @@ def lapack_alone(num_columns: int) -> contextlib.AbstractContextManager[Any]:
 @functools.cache
 def _limit() -> Callable[[], contextlib.AbstractContextManager[Any]]:
     try:
-        import scipy.linalg  # that it is loaded  # noqa: F401
         import threadpoolctl
-    except ImportError:  # which the extra solve brings
+    except ImportError:  # which scikit-learn brings
         return contextlib.nullcontext
+    with jax.ensure_compile_time_eval():  # so that LAPACK is there
+        jnp.linalg.cholesky(jnp.eye(1))
     return functools.partial(threadpoolctl.ThreadpoolController().limit, limits=1, user_api="blas")
