@@ -443,19 +443,35 @@ def test_counters_of_the_same_name_are_told_apart() -> None:
 
 def test_callbacks_that_are_made_anew_compile_nothing_if_they_do_the_same() -> None:
     told: list[float] = []
-    axis = px.Axis("rows", 4)
+    offset = 0.0
 
-    def run(offset: float) -> list[float]:
+    def run() -> list[float]:
         told.clear()
-        px.map_fn(lambda x: jax.debug.callback(lambda y: told.append(float(y) + offset), x), X, axis)
+        px.map_fn(lambda x: jax.debug.callback(lambda y: told.append(float(y) + offset), x), X, px.Axis("rows", 4))
         jax.effects_barrier()
         return sorted(told)
 
-    assert run(0.0) == [1, 2, 3, 4]
+    assert run() == [1, 2, 3, 4]
     with compilations() as compiled:
-        assert run(0.0) == [1, 2, 3, 4]
+        assert run() == [1, 2, 3, 4]
     assert not compiled
-    assert run(1.0) == [2, 3, 4, 5]  # the same code, and another value in it
+    offset = 1.0
+    assert run() == [2, 3, 4, 5]  # the same variable, and another value in it
+
+
+def test_callbacks_that_count_for_themselves_are_told_apart() -> None:
+    def counted() -> int:
+        n = 0
+
+        def count(_: Any) -> None:
+            nonlocal n
+            n += 1
+
+        px.map_fn(lambda x: jax.debug.callback(count, x), X, px.Axis("rows", 4))
+        jax.effects_barrier()
+        return n
+
+    assert [counted() for _ in range(3)] == [4, 4, 4]
 
 
 def test_callbacks_into_lists_of_their_own_are_told_apart() -> None:

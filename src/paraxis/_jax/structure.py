@@ -88,7 +88,7 @@ _FIXED = (bool, int, float, complex, str, bytes, type(None), type, np.dtype, jax
 def _of_function(fn: Any, within: tuple[Any, ...]) -> Hashable:
     """Return the key of something that can be called, of which each trace may make another that does the same."""
     inner = functools.partial(_held, within=(*within, fn))
-    if any(fn is other for other in within) or getattr(fn, "__dict__", None):
+    if any(fn is other for other in within) or getattr(fn, "__dict__", None) or _has_defaults(fn):
         return _Same(fn)
     if isinstance(fn, types.MethodType):
         return ("method", inner(fn.__func__), _Same(fn.__self__))
@@ -101,8 +101,14 @@ def _of_function(fn: Any, within: tuple[Any, ...]) -> Hashable:
     theirs = (fn.__module__ or "").startswith("jax.") or fn.__module__ == "jax"
     defaults = inner(fn.__defaults__), *map(inner, (fn.__kwdefaults__ or {}).items())
     content = functools.partial(inner, by_value=theirs)
-    cells = tuple(_Cell(cell, content) for cell in fn.__closure__ or ())
+    cells = tuple(_Cell(cell, content, theirs) for cell in fn.__closure__ or ())
     return (fn.__code__, _Same(fn.__globals__), defaults, cells)
+
+
+def _has_defaults(fn: Any) -> bool:
+    """Return whether something holds values that may be replaced in it later."""
+    names = ("__defaults__", "__kwdefaults__") if isinstance(fn, types.FunctionType) else ("keywords",)
+    return any(getattr(fn, name, None) for name in names)
 
 
 def _held(value: Any, within: tuple[Any, ...], *, by_value: bool = False) -> Hashable:
@@ -118,10 +124,10 @@ def _held(value: Any, within: tuple[Any, ...], *, by_value: bool = False) -> Has
 
 
 class _Cell:
-    """A variable that a function closes over: the same one, or one that holds the same."""
+    """A variable that a function closes over: the same one. Of JAX's functions, which rebind none, what it holds."""
 
-    def __init__(self, cell: types.CellType, key_of: Callable[[Any], Hashable]) -> None:
-        self._cell = cell
+    def __init__(self, cell: types.CellType, key_of: Callable[[Any], Hashable], theirs: bool) -> None:
+        self._cell, self._theirs = cell, theirs
         try:
             self._content: Hashable = key_of(cell.cell_contents)
         except ValueError:  # not bound yet
@@ -131,7 +137,9 @@ class _Cell:
         return 0
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Cell) and (self._cell is other._cell or self._content == other._content)
+        if not isinstance(other, _Cell):
+            return False
+        return self._cell is other._cell or (self._theirs and other._theirs and self._content == other._content)
 
 
 def _of_constant(value: Any) -> Hashable:
