@@ -1,4 +1,4 @@
-"""LAPACK's threads: one for small matrices, all for large ones, and afterwards as before."""
+"""No public face: LAPACK's threads. One for small matrices, all for large ones, and afterwards as before."""
 
 import jax.numpy as jnp
 import pytest
