@@ -19,9 +19,41 @@ import numpy as np
 
 _AT_MOST = 500  # places that are looked at before each call, nearest first
 _SMALL = 1 << 16  # bytes of a NumPy array that is compared; of a larger one nobody notices what is written into it
-_LIBRARIES = ("chex", "equinox", "flax", "jax", "jaxlib", "jaxtyping", "numpy", "optax", "orbax", "paraxis", "torch")
+_LIBRARIES = (
+    *(
+        "chex",
+        "drjax",
+        "equinox",
+        "flax",
+        "grain",
+        "haiku",
+        "jax",
+        "jaxlib",
+        "jaxtyping",
+        "matplotlib",
+        "numpy",
+        "optax",
+    ),
+    *("orbax", "pandas", "paraxis", "penzai", "polars", "pyarrow", "ray", "scipy", "sklearn", "tensorflow", "torch"),
+)
 _MISSING: Any = object()
 _NUMBERS = (bool, int, float, complex, str, bytes)
+_NOT_CALLED = (
+    "__init__",
+    "__new__",
+    "__init_subclass__",
+    "__class_getitem__",
+    "__repr__",
+    "__module__",
+    "__dict__",
+    "__doc__",
+    "__weakref__",
+    "__slots__",
+    "__annotations__",
+    "__static_attributes__",
+    "__firstlineno__",
+)
+"""Attributes of a class that nothing reads which uses its objects."""
 
 
 class Place(NamedTuple):
@@ -74,9 +106,14 @@ class Surroundings:
         self._lists: list[tuple[Place, tuple[Any, ...]]] = []
         self._arrays: list[tuple[Place, bytes]] = []
         self._ignored, self._is_object = ignored, is_object
-        used = frozenset[str]().union(*map(names_in, functions))
-        apart = [(Place(type(x).__name__, x), used, True) for x in objects]
-        self._look([*((Place("f", fn), used, False) for fn in functions), *apart])
+        self._names = frozenset[str]()
+        names: frozenset[str] | None = None
+        while names != self._names:  # code that is found by more names has more of them
+            names = self._names
+            self._places, self._lists, self._arrays = [], [], []
+            self._look(
+                [*((Place("f", fn), False) for fn in functions), *((Place(_named(x), x), True) for x in objects)]
+            )
 
     def changed(self) -> list[Place]:
         """Return the places where something else is now."""
@@ -85,47 +122,43 @@ class Surroundings:
             for place in self._places
             if (now := place.now()) is not place.value and not _is_same(now, place.value)
         ]
-        found += [
-            p for p, then in self._lists if len(p.holder) != len(then) or not all(map(operator.is_, p.holder, then))
-        ]
+        found += [p for p, then in self._lists if not _holds(p.holder, then)]
         found += [p for p, then in self._arrays if p.holder.tobytes() != then]
         return found
 
-    def _look(self, places: list[tuple[Place, frozenset[str], bool]]) -> None:
+    def _look(self, places: list[tuple[Place, bool]]) -> None:
         queue = collections.deque(places)
-        seen: set[tuple[int, frozenset[str]]] = set()
-        kept: list[Any] = []  # so that no other object takes its id
-        while queue and len(self._places) < _AT_MOST and len(kept) < 4 * _AT_MOST:
-            place, used, is_apart = queue.popleft()
-            x = place.value
-            is_fixed = place.holder is None or isinstance(x, (types.ModuleType, type))
-            if not (is_fixed or is_apart or place.which in self._ignored):
-                self._places.append(place)
-            if isinstance(x, (*_NUMBERS, type(None))) or (id(x), used) in seen:
-                continue
-            seen.add((id(x), used))
-            kept.append(x)
-            is_apart = is_apart and (isinstance(x, (list, tuple, dict)) or self._is_object(x))
-            itself = Place(place.name, x, x)
-            if itself.which not in self._ignored and not is_apart:
-                if isinstance(x, np.ndarray) and x.nbytes <= _SMALL and x.dtype != object:
-                    self._arrays.append((itself, x.tobytes()))
-                if isinstance(x, list) and len(x) <= _AT_MOST:
-                    self._lists.append((itself, tuple(x)))
+        seen: dict[int, Any] = {}  # kept, so that no other object takes its id
+        while queue and len(self._places) < _AT_MOST and len(seen) < 4 * _AT_MOST:
+            place, is_apart = queue.popleft()
             with contextlib.suppress(Exception):  # objects of others may do anything when they are looked at
-                queue.extend(_inner(place, used, is_apart))
+                queue.extend(self._look_at(place, seen, is_apart=is_apart))
+
+    def _look_at(self, place: Place, seen: dict[int, Any], *, is_apart: bool) -> list[tuple[Place, bool]]:
+        """Keep what can be another later, and return what this one holds."""
+        x = place.value
+        is_number = type(x) in _NUMBERS or x is None or x is _MISSING
+        is_fixed = place.holder is None or (isinstance(x, (types.ModuleType, type)) and not _may_change(x))
+        if not (is_fixed or is_apart or place.which in self._ignored):
+            self._places.append(place)
+        if is_number or id(x) in seen:
+            return []
+        seen[id(x)] = x
+        self._names |= names_in(x)
+        is_apart = is_apart and (isinstance(x, (list, tuple, dict)) or self._is_object(x))
+        itself = Place(place.name, x, x)
+        if itself.which not in self._ignored and not is_apart:
+            if isinstance(x, np.ndarray) and x.nbytes <= _SMALL and x.dtype != object:
+                self._arrays.append((itself, x.tobytes()))
+            if isinstance(x, (list, dict, collections.deque)) and len(x) <= _AT_MOST:
+                self._lists.append((itself, tuple(x)))
+        is_code = isinstance(x, types.FunctionType)
+        held = parts(place.name, x, self._names)
+        return [(part, is_apart and not is_code and _code_of(part.value) is None) for part in held]
 
 
-def _inner(place: Place, used: frozenset[str], is_apart: bool) -> list[tuple[Place, frozenset[str], bool]]:
-    x = place.value
-    inner, found = names_in(x) or used, []
-    for part in parts(place.name, x, inner):
-        code = _code_of(part.value)
-        is_code = code is not None
-        found.append((part, inner, is_apart and not is_code and not isinstance(x, types.FunctionType)))
-        if is_code and not isinstance(x, (types.FunctionType, types.ModuleType)):  # a method reads attributes
-            found.append((Place(place.name, x), names_in(code), is_apart))
-    return found
+def _named(x: Any) -> str:
+    return type(x).__name__
 
 
 def _code_of(x: Any) -> Any:
@@ -199,15 +232,15 @@ def parts(name: str, x: Any, used: frozenset[str], *, every: bool = False) -> It
         yield from _of_function(x)
     elif isinstance(x, functools.partial):
         yield from (Place(f"{name}.args[{i}]", arg) for i, arg in enumerate(x.args))
-        yield from (Place(f"{name}.keywords[{key!r}]", arg) for key, arg in x.keywords.items())
+        yield from (Place(f"{name}.keywords[{key!r}]", y, x.keywords, key) for key, y in x.keywords.items())
         yield Place(f"{name}.func", x.func)
     elif isinstance(x, types.MethodType):
         yield Place("self", x.__self__)
         yield Place(name, x.__func__)
     elif isinstance(x, (property, functools.cached_property, staticmethod, classmethod)):
         yield Place(name, _code_of(x))
-    elif isinstance(x, (list, tuple)):
-        yield from (Place(f"{name}[{i}]", item) for i, item in enumerate(x[:_AT_MOST]))
+    elif isinstance(x, (list, tuple, collections.deque)):
+        yield from (Place(f"{name}[{i}]", item) for i, item in enumerate(itertools.islice(x, _AT_MOST)))
     elif isinstance(x, dict):
         first = itertools.islice(dict.items(x), None if every else _AT_MOST)
         yield from (Place(f"{name}[{key!r}]", y, x if isinstance(key, _NUMBERS) else None, key) for key, y in first)
@@ -215,10 +248,8 @@ def parts(name: str, x: Any, used: frozenset[str], *, every: bool = False) -> It
         yield Place(f"{name}()", x())
     elif _may_change(x):
         yield from _attributes(name, x, used, every=every)
-    elif type(x).__module__.startswith("paraxis.") and "__wrapped__" in vars(
-        x
-    ):  # a program, or another wrapped function
-        yield Place(name, x.__wrapped__)
+    elif "__wrapped__" in _dict_of(x):  # a program, jax.custom_jvp, or another wrapped function
+        yield Place(name, _dict_of(x)["__wrapped__"])
 
 
 def names_in(x: Any) -> frozenset[str]:
@@ -229,10 +260,10 @@ def names_in(x: Any) -> frozenset[str]:
 
 @functools.cache
 def names_of(code: types.CodeType) -> frozenset[str]:
-    """Return the names and short texts in code, and in code within."""
+    """Return the names in code, and in code within; and texts that may be names, as they are and after ``=``."""
     texts = {x for x in code.co_consts if isinstance(x, str) and x.isidentifier()}
     inner = (names_of(x) for x in code.co_consts if isinstance(x, types.CodeType))
-    return frozenset({*code.co_names, *texts}).union(*inner)
+    return frozenset({*code.co_names, *texts, *(f"={text}" for text in texts)}).union(*inner)
 
 
 def of_globals(code: types.CodeType, values: Mapping[str, Any]) -> Iterator[Place]:
@@ -260,16 +291,17 @@ def _attributes(name: str, x: Any, used: frozenset[str], *, every: bool) -> Iter
         return
     classes = [kind for kind in (x if isinstance(x, type) else type(x)).__mro__ if not is_library(kind.__module__)]
     slots = {slot for kind in classes for slot in _slots(kind)}
-    everything = {*own, *slots, *(key for kind in classes for key in vars(kind) if key[:2] != "__")} if every else set()
-    for key in sorted({*used, "__call__", *everything}):
+    of_classes = {key for kind in classes for key in vars(kind) if key not in _NOT_CALLED}
+    asked = {*own, *slots, *of_classes} if every else {key for key in of_classes if key.startswith("__")}
+    for key in sorted({*used, *asked}):
         if key in slots:
             yield Place(f"{name}.{key}", _Slots(x).get(key, _MISSING), _Slots(x), key)
         elif not is_named and key in own:
             yield Place(f"{name}.{key}", own[key], own, key)
-        elif owner := next((vars(kind) for kind in classes if key in vars(kind)), None):
+        elif isinstance(own, dict) and not is_named and (key in of_classes or f"={key}" in used) and key[:2] != "__":
+            yield Place(f"{name}.{key}", _MISSING, own, key)  # it may get one of its own
+        for owner in (vars(kind) for kind in classes if key in vars(kind) and key not in slots):
             yield Place(f"{name}.{key}", owner[key], owner, key)
-            if not is_named and isinstance(own, dict) and not callable(owner[key]):
-                yield Place(f"{name}.{key}", _MISSING, own, key)
 
 
 def _dict_of(x: Any) -> Any:
@@ -322,10 +354,15 @@ def _may_change(x: Any) -> bool:
     return type(x).__module__.partition(".")[0] not in _LIBRARIES and not isinstance(x, (*_NUMBERS, type(None)))
 
 
+def _holds(x: Any, then: tuple[Any, ...]) -> bool:
+    """Return whether a list has these items, or a dict these keys; values of dicts have places of their own."""
+    return len(x) == len(then) and all(map(operator.is_, dict.keys(x) if isinstance(x, dict) else x, then))
+
+
 def _is_same(now: Any, then: Any) -> bool:
     """Return whether two values are equal numbers or texts, of one type."""
     if type(now) is not type(then):
         return False
-    if isinstance(now, tuple):
+    if type(now) is tuple:
         return len(now) == len(then) and all(a is b or _is_same(a, b) for a, b in zip(now, then, strict=True))
-    return isinstance(now, _NUMBERS) and (now == then or now != now) and repr(now) == repr(then)
+    return type(now) in _NUMBERS and (now == then or now != now) and repr(now) == repr(then)

@@ -55,7 +55,8 @@ class Latest(Generic[_P]):
         self._looked = -1
         if structure.key(trace(self._program)) == structure.key(trace(new)):
             self._without.update(place.which for place in changes)
-            self._reads.ignore(place for place in changes if self._without[place.which] >= _ENOUGH)
+            often = [place for place in changes if self._without[place.which] >= _ENOUGH]
+            self._reads.ignore(place for place in often if place.holder is place.value)  # a list, which only grows
             if self._traces() == 1:  # for this call; of other shapes nothing is known
                 return self._program
         else:
