@@ -285,3 +285,23 @@ def test_keys_depend_on_the_element_alone(placement: tuple[int, int]) -> None:
     np.testing.assert_array_equal(got, np.stack(expected))
     old = px.map_fn(lambda k: jax.random.uniform(k, (3,)), px.keys(jax.random.PRNGKey(7), axis), axis)
     np.testing.assert_array_equal(old, np.stack(expected))
+
+
+@pytest.mark.parametrize("at_once", [None, 1])
+def test_bodies_may_hold_operations_that_stand_for_others(at_once: int | None) -> None:
+    """JAX's ``searchsorted`` does since 0.12: it becomes other operations only when a program is compiled."""
+    axis, x = axis_on(8, 13, at_once=at_once), values(13, 4) - 0.5
+    grid, heights = jnp.linspace(0, 1, 5), jnp.array([0.0, 2.0, 1.0, 4.0, 3.0])
+
+    def body(x: jax.Array) -> jax.Array:
+        return jnp.interp(x, grid, heights) * x
+
+    def ours(x: jax.Array) -> jax.Array:
+        return jnp.sum(px.reduce_mean(px.map_fn(body, x, axis), axis) ** 2)
+
+    def oracle(x: jax.Array) -> jax.Array:
+        return jnp.sum(jax.vmap(body)(x).mean(0) ** 2)
+
+    assert_close(px.map_fn(body, x, axis), jax.vmap(body)(x))
+    for f in (jax.value_and_grad(ours), jax.jit(jax.value_and_grad(ours))):
+        assert_close(f(x), jax.value_and_grad(oracle)(x))

@@ -21,6 +21,7 @@ from jax._src import (
     source_info_util as source,  # says which line an operation that is bound again comes from
     xla_bridge,  # says whether devices were started, without starting them, and lets CPU's network be told its address
 )
+from jax._src.interpreters.partial_eval import lower_jaxpr2  # carries out what stands for other operations
 from jax._src.lax import lax  # the one way to a weak type
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import (
@@ -180,6 +181,12 @@ def define_map(
     primitive.def_impl(evaluated)
     mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
 
+    def without_high(*operands: Any, **params: Any) -> Any:
+        with core.extend_axis_env_nd(list(params["how"].names.items())):
+            body, consts = without_constants(lower_jaxpr2(params["body"]))
+        shared = (*[True] * len(consts), *params["shared"])
+        return primitive.bind(*consts, *operands, **{**params, "body": body, "shared": shared, "recipe": None})
+
     def batch_rule(axis_data: Any, operands: Sequence[Any], dims: Sequence[int | None], **params: Any) -> Any:
         name = None if axis_data.name is core.no_axis_name else axis_data.name
         return batched(operands, dims, size=axis_data.size, name=name, params=params)
@@ -213,6 +220,7 @@ def define_map(
     ad.primitive_jvps[primitive] = jvp_rule
     ad.primitive_transposes[primitive] = transpose_rule
     batching.fancy_primitive_batchers[primitive] = batch_rule
+    primitive.to_lojax = without_high  # of a body with operations that stand for others, such as JAX's searchsorted
     core.custom_typechecks[primitive] = check  # else JAX would look into the body without the names of the axes
     return primitive
 
