@@ -3,7 +3,7 @@
 The key is the jaxpr's own: operations, their parameters, the values of constants, and which result feeds which
 operand. Names, source lines and the identity of functions are not in it, nor is a function's derivative rule, so that
 a compiled program that is found by it may be run, and not differentiated. Functions that a program calls back are the
-same if their code is, and what they close over.
+same if their code is, and the variables that they close over.
 """
 
 import dataclasses
@@ -95,14 +95,13 @@ def _of_function(fn: Any, within: tuple[Any, ...]) -> Hashable:
     if isinstance(fn, types.BuiltinMethodType):
         return ("method", fn.__name__, _Same(fn.__self__))
     if isinstance(fn, functools.partial):
-        return ("partial", inner(fn.func), inner(fn.args), *map(inner, fn.keywords.items()))
+        return ("partial", inner(fn.func), inner(fn.args))
     if not isinstance(fn, types.FunctionType):
         return _Same(fn)
     theirs = (fn.__module__ or "").startswith("jax.") or fn.__module__ == "jax"
-    defaults = inner(fn.__defaults__), *map(inner, (fn.__kwdefaults__ or {}).items())
     content = functools.partial(inner, by_value=theirs)
     cells = tuple(_Cell(cell, content, theirs) for cell in fn.__closure__ or ())
-    return (fn.__code__, _Same(fn.__globals__), defaults, cells)
+    return (fn.__code__, _Same(fn.__globals__), cells)
 
 
 def _has_defaults(fn: Any) -> bool:
