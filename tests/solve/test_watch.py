@@ -155,3 +155,25 @@ def test_within_jit_it_is_shown_and_the_run_goes_on(monkeypatch: pytest.MonkeyPa
     jax.effects_barrier()
     assert int(state.status) == px.solve.Status.CONVERGED
     assert [(one.exc_type, str(one.exc_value)) for one in shown] == [(MineError, "in iteration 2")]
+
+
+def test_what_arrives_after_the_end_of_a_run_is_still_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+
+    def ending(iteration: px.solve.Iteration) -> None:
+        if iteration.iter_num >= 5:
+            raise KeyboardInterrupt
+
+    data = px.solve.rows(X, (Y > 0).astype(np.int32))
+
+    def run(watch: Any, tol: float) -> None:
+        objective = px.solve.objective.multiclass_logreg
+        px.solve.LBFGS(objective, tol=tol, verbose=watch).run(jnp.zeros((3, 2)), data)
+
+    run(lambda seen: None, 1e-3)  # an iteration's time is known: the next run is one program, not waited for
+    for _ in range(4):
+        with pytest.raises(px.solve.Interrupted):
+            run(ending, 0.0)
+        jax.effects_barrier()
+    assert shown == []

@@ -50,7 +50,10 @@ def listening(watch: object) -> Iterator[None]:
     ears.append(ear)
     token = _innermost.set(ear)
     try:
-        yield
+        try:
+            yield
+        finally:
+            settle()  # what arrives after the run's end, as it may on other threads, would be nobody's
     finally:
         _innermost.reset(token)
         ears.remove(ear)
