@@ -108,7 +108,7 @@ class Slow:
 
 
 def _while_reading(devices: int, repeats: int) -> None:
-    size, p = 1000, params()
+    size, p = 10_000, params()  # of which reading the first chunk, when devices have nothing to do yet, is a small part
     data = rows(size)
     step = px.Stream(at_once=64).jit(value_and_grad(px.Axis("clients", size)))
     in_memory = px.Groups(Slow(data, 0.0))

@@ -82,19 +82,36 @@ def test_a_solver_goes_on_from_where_it_was_stopped(tmp_path, name):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_fit_by_working_sets_goes_on_from_where_it_was_stopped(tmp_path):
-    x = rng.normal(size=(120, 400))
-    y = x[:, :40] @ rng.normal(size=40) + rng.normal(size=120)
+def interrupted_after(count: int, seen: list[int]) -> Callable[[px.solve.Iteration], None]:
+    def watch(one: px.solve.Iteration) -> None:
+        seen.append(one.iter_num)
+        if len(seen) == count:
+            os.kill(os.getpid(), signal.SIGINT)
 
-    def fit(folder: Path | None, watch: Any) -> px.solve.Lasso:
-        return px.solve.Lasso(0.01, devices=1, verbose=watch).fit(table(y, x), engine=engine(folder))
+    return watch
 
+
+def lasso(watch: Any, where: px.Stream) -> px.solve.Lasso:
+    x = np.random.default_rng(1).normal(size=(120, 400))
+    y = x[:, :40] @ np.linspace(-2, 2, 40) + np.random.default_rng(2).normal(size=120)
+    return px.solve.Lasso(0.01, devices=1, verbose=watch).fit(table(y, x), engine=where)
+
+
+def sparse_logistic(watch: Any, where: px.Stream) -> px.solve.LogisticRegression:
+    model = px.solve.LogisticRegression(0.5, l1_ratio=1.0, tol=1e-8, devices=1, verbose=watch)
+    return model.fit(table(CLASSES > 0), engine=where)
+
+
+@pytest.mark.parametrize("stopping", [stopped_after, interrupted_after], ids=["an exception", "Ctrl-C"])
+@pytest.mark.parametrize("fit", [lasso, sparse_logistic], ids=["working sets", "proximal Newton"])
+def test_a_fit_with_an_l1_penalty_goes_on_from_where_it_was_stopped(tmp_path, fit, stopping):
     whole: list[int] = []
-    expected = fit(None, lambda one: whole.append(one.iter_num))
+    expected = fit(lambda one: whole.append(one.iter_num), engine(None))
     seen: list[int] = []
-    with pytest.raises(Stopped):
-        fit(tmp_path / "run", stopped_after(1, seen))
-    found = fit(tmp_path / "run", lambda one: seen.append(one.iter_num))
+    with pytest.raises((Stopped, px.solve.Interrupted)):
+        fit(stopping(1, seen), engine(tmp_path / "run"))
+    assert (tmp_path / "run").exists()
+    found = fit(lambda one: seen.append(one.iter_num), engine(tmp_path / "run"))
     assert seen == whole
     assert len(whole) > 1
     assert bits((found.coef_, found.intercept_)) == bits((expected.coef_, expected.intercept_))

@@ -106,3 +106,22 @@ def test_float32_ends_when_it_can_do_no_more_without_a_warning() -> None:
     assert found.coef_.dtype == np.float32
     assert found.n_iter_ < 20
     np.testing.assert_allclose(found.predict(X), expected.predict(X.astype(float)), atol=1e-4)
+
+
+@pytest.mark.parametrize("part", [0.1, 0.003])
+def test_a_working_set_of_many_columns_of_which_few_are_not_zero(part: float) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 1500))
+    X[:, 1:] += 0.5 * X[:, :-1]
+    X -= X.mean(0)
+    y = X @ (rng.normal(size=1500) * (rng.uniform(size=1500) < 0.05)) + 3 * rng.normal(size=300)
+    y -= y.mean()
+    alpha = part * np.abs(X.T @ y).max() / len(X)
+    theirs = oracle.Lasso(alpha, tol=1e-9, max_iter=100_000).fit(X, y)
+    ours = px.solve.Lasso(alpha, tol=1e-9, devices=2).fit(X, y)
+
+    def whole(w: np.ndarray) -> float:
+        return float(np.mean((X @ w - y) ** 2) / 2 + alpha * np.abs(w).sum())
+
+    assert whole(ours.coef_) <= whole(theirs.coef_) + 1e-9 * np.var(y)
+    np.testing.assert_allclose(X @ ours.coef_, X @ theirs.coef_, atol=1e-4 * y.std())

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from paraxis._jax import jax_api
-from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, Literal
+from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, Literal, ShapedArray
 
 _T = TypeVar("_T")
 
@@ -88,7 +88,11 @@ _FIXED = (bool, int, float, complex, str, bytes, type(None), type, np.dtype, jax
 def _of_function(fn: Any, within: tuple[Any, ...]) -> Hashable:
     """Return the key of something that can be called, of which each trace may make another that does the same."""
     inner = functools.partial(_held, within=(*within, fn))
-    if any(fn is other for other in within) or getattr(fn, "__dict__", None) or _has_defaults(fn):
+    if any(fn is other for other in within):
+        return _Same(fn)
+    if _is_of_jax(type(fn)) and hasattr(fn, "__dict__"):  # such as the rule of custom_vmap
+        return (type(fn), inner(vars(fn), by_value=True))
+    if getattr(fn, "__dict__", None) or _has_defaults(fn):
         return _Same(fn)
     if isinstance(fn, types.MethodType):
         return ("method", inner(fn.__func__), _Same(fn.__self__))
@@ -98,10 +102,15 @@ def _of_function(fn: Any, within: tuple[Any, ...]) -> Hashable:
         return ("partial", inner(fn.func), inner(fn.args))
     if not isinstance(fn, types.FunctionType):
         return _Same(fn)
-    theirs = (fn.__module__ or "").startswith("jax.") or fn.__module__ == "jax"
+    theirs = _is_of_jax(fn)
     content = functools.partial(inner, by_value=theirs)
     cells = tuple(_Cell(cell, content, theirs) for cell in fn.__closure__ or ())
     return (fn.__code__, _Same(fn.__globals__), cells)
+
+
+def _is_of_jax(thing: Any) -> bool:
+    """Return whether a function or class is JAX's own: what such a one holds is not changed later."""
+    return (thing.__module__ or "").split(".")[0] == "jax"
 
 
 def _has_defaults(fn: Any) -> bool:
@@ -115,8 +124,12 @@ def _held(value: Any, within: tuple[Any, ...], *, by_value: bool = False) -> Has
     inner = functools.partial(_held, within=within, by_value=by_value)
     if isinstance(value, tuple) or (isinstance(value, list) and by_value):
         return (type(value), *map(inner, value))
+    if isinstance(value, (set, frozenset)) and by_value:
+        return (type(value), frozenset(map(inner, value)))
     if isinstance(value, dict) and by_value:
         return (dict, *((name, inner(entry)) for name, entry in value.items()))
+    if isinstance(value, (ClosedJaxpr, Jaxpr, ShapedArray)) and by_value:
+        return key(value)
     if isinstance(value, _FIXED):
         return key(value)
     return _of_function(value, within) if callable(value) else _Same(value)

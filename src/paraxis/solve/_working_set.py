@@ -43,6 +43,8 @@ _LOOKS = 3  # at most, before a step of Newton's
 _ROUNDS = 60  # at most, for one working set
 _SHORTER = 8  # steps along Newton's direction, each half of the one before
 _DAMPED, _UNDAMPED = 0.01, 1e-7  # the damping of Newton's steps where it begins, and where it ends
+_SHARE = 0.1  # of the gap that a working set leaves, until it is the last
+_FALL = 0.3  # of the greatest gradient: the penalty's strength that is minimised with next, if it is above the user's
 _PATIENCE = 3  # iterations without progress before rounding is blamed
 
 
@@ -134,8 +136,10 @@ class WorkingSet:
             while int(state.status) == Status.RUNNING and int(state.iter_num) < self.maxiter:
                 passed(OptStep(state.params, state))
                 size, fresh = _sizes(int(state.num_used), int(state.num_missing), len(state.held.chosen), *data.X.shape)
+                if fresh:
+                    state = arrays.ready(_renewing(size, fresh)(state, l1, l2, data))
                 with threads.lapack_alone(size):
-                    state = arrays.ready(_advancing(size, fresh)(state, l1, l2, tol, data))
+                    state = arrays.ready(_advance(state, l1, l2, tol, data))
                     jax.block_until_ready(state.status)
                 if saved is not None:
                     saved.save(OptStep(state.params, state), none)
@@ -167,7 +171,7 @@ def _start(params: jax.Array, l1: jax.Array, l2: jax.Array, tol: Any, data: Rows
     gap = duality_gap(params, point.grad, point.value, l1)
     begun, status = progress.begin(point, gap, tol)
     count = jnp.zeros((), jnp.int32)
-    num_used, num_missing = _counts(params, point.grad, l1)
+    num_used, num_missing = _counts(data.X, params, point.grad, l1)
     nothing = jnp.zeros((0, 0), point.value.dtype)
     return WorkingSetState(
         params=params,
@@ -190,17 +194,25 @@ def _num_kept(design: Any) -> int:
     return 0 if isinstance(design, OnDisk) else design.shape[0]
 
 
-def _advanced(
-    size: int, fresh: int, state: WorkingSetState, l1: jax.Array, l2: jax.Array, tol: jax.Array, data: Rows
+def _renewed(
+    size: int, fresh: int, state: WorkingSetState, l1: jax.Array, l2: jax.Array, data: Rows
 ) -> WorkingSetState:
-    """Return the state with the minimum over a working set of ``size`` columns, ``fresh`` of which are new."""
-    problem = ridge.problem(state.params, l2, data)
-    held = _changed(problem, state, l1, size, fresh)
-    # Where more columns are missing than come in, what these can gain need not be known exactly.
-    complete = size == len(state.params)
-    exact = jnp.maximum(0.3 * tol, jnp.finfo(state.value.dtype).eps / 4)
-    enough = jnp.where(complete | (state.num_missing <= fresh), exact, jnp.maximum(exact, 0.03 * state.error))
-    new = _at_minimum(problem, state, held, l1, l2, enough)
+    """Return the state with a working set of ``size`` columns, ``fresh`` of which are new."""
+    now = _strength(data.X, state.grad, l1)
+    held = _changed(ridge.problem(state.params, l2, data), state, now, size, fresh)
+    return dataclasses.replace(state, held=held, data_passes=state.data_passes + isinstance(data.X, OnDisk))
+
+
+def _advanced(state: WorkingSetState, l1: jax.Array, l2: jax.Array, tol: jax.Array, data: Rows) -> WorkingSetState:
+    """Return the state with the minimum over its working set."""
+    problem, held = ridge.problem(state.params, l2, data), state.held
+    complete = len(held.chosen) == len(state.params)
+    now = _strength(data.X, state.grad, l1)
+    gap = duality_gap(state.params, state.grad, state.value, now)
+    enough = jnp.maximum(0.3 * tol, jnp.finfo(state.value.dtype).eps / 4)
+    # Where columns are missing, what those at hand can gain need not be known exactly, if no rows are read for it.
+    enough = enough if complete or isinstance(data.X, OnDisk) else jnp.maximum(enough, _SHARE * gap)
+    new = _at_minimum(problem, state, held, now, l2, enough)
     error = duality_gap(new.params, new.grad, new.value, l1)
     before, whole = state.progress, new.value + l1 * jnp.sum(jnp.abs(new.params))
     # The gap goes up and down: it is by how much the worst of all columns is missing.
@@ -209,7 +221,7 @@ def _advanced(
     status = jnp.where(num_stalled >= _PATIENCE, Status.PRECISION, Status.RUNNING)
     status = jnp.where(jnp.isfinite(new.value) & jnp.isfinite(error), status, Status.NOT_FINITE)
     status = jnp.where(error <= tol, Status.CONVERGED, status).astype(jnp.int32)
-    num_used, num_missing = _counts(new.params, new.grad, l1)
+    num_used, num_missing = _counts(data.X, new.params, new.grad, l1)
     return dataclasses.replace(
         state,
         params=new.params,
@@ -218,12 +230,11 @@ def _advanced(
         grad=new.grad,
         error=error,
         status=status,
-        data_passes=state.data_passes + problem.passes.end + (isinstance(data.X, OnDisk) and fresh > 0),
+        data_passes=state.data_passes + problem.passes.end,
         progress=Progress(
             jnp.fmin(whole, before.best_value), jnp.fmin(error, before.best_error), num_stalled, before.first_value
         ),
         cache=new.cache,
-        held=held,
         num_used=num_used,
         num_missing=num_missing,
     )
@@ -231,19 +242,32 @@ def _advanced(
 
 def _start_with_all(params: jax.Array, l1: jax.Array, l2: jax.Array, tol: jax.Array, data: Rows) -> WorkingSetState:
     """Return the state after a working set of all columns, where they are few: in one program."""
-    return _advanced(len(params), len(params), _start(params, l1, l2, tol, data), l1, l2, tol, data)
+    state = _renewed(len(params), len(params), _start(params, l1, l2, tol, data), l1, l2, data)
+    return _advanced(state, l1, l2, tol, data)
 
 
 _begun, _begun_with_all = Traced(_start, cut.compiled), Traced(_start_with_all, cut.compiled)
+_advance = Traced(_advanced, cut.compiled)
 
 
 @functools.lru_cache(maxsize=64)
-def _advancing(size: int, fresh: int) -> Traced:
-    return Traced(functools.partial(_advanced, size, fresh), cut.compiled)
+def _renewing(size: int, fresh: int) -> Traced:
+    return Traced(functools.partial(_renewed, size, fresh), cut.compiled)
 
 
-def _counts(w: jax.Array, grad: jax.Array, l1: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jnp.sum(w != 0), jnp.sum((w == 0) & (jnp.abs(grad) > l1))
+def _counts(design: Any, w: jax.Array, grad: jax.Array, l1: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.sum(w != 0), jnp.sum((w == 0) & (jnp.abs(grad) > _strength(design, grad, l1)))
+
+
+def _strength(design: Any, grad: jax.Array, l1: jax.Array) -> jax.Array:
+    """Return the penalty's strength to minimise with next: from a great one, it falls to ``l1``.
+
+    So fewer columns that the end does not need come in. (Hale, Yin and Zhang, "Fixed-point continuation", 2008.) Where
+    there is a working set of all columns, or reading rows is what takes long, it is ``l1``.
+    """
+    if isinstance(design, OnDisk) or len(grad) <= _SMALLEST:
+        return l1
+    return jnp.maximum(l1, _FALL * jnp.max(jnp.abs(grad)))
 
 
 def duality_gap(w: jax.Array, grad: jax.Array, value: jax.Array, l1: Any) -> jax.Array:
@@ -258,8 +282,6 @@ def duality_gap(w: jax.Array, grad: jax.Array, value: jax.Array, l1: Any) -> jax
 
 def _changed(problem: Linear, state: WorkingSetState, l1: jax.Array, size: int, fresh: int) -> _Set:
     """Return the working set with so many new columns, at the end, or in place of those that matter least."""
-    if not fresh:
-        return state.held
     chosen, columns, gram = state.held
     priority = jnp.where(state.params != 0, jnp.inf, jnp.maximum(jnp.abs(state.grad) - l1, 0))
     every = fresh == len(priority)
@@ -414,9 +436,10 @@ def _newton_step(
     sign = jnp.sign(w)
     root = jnp.where(sign != 0, jax.lax.rsqrt(scale), 0)
     jitter = len(w) * jnp.finfo(w.dtype).eps + damping
-    free = gram * root[:, None] * root + jnp.diag(jnp.where(sign != 0, jitter, 1))
-    factor = jnp.linalg.cholesky(free)
-    d = -root * jax.scipy.linalg.cho_solve((factor, True), root * (g + l1 * sign))
+    sizes = _sizes_of_factors(len(w))
+    towards = [functools.partial(_towards, size) for size in sizes]
+    which = jnp.searchsorted(jnp.asarray(sizes), jnp.sum(sign != 0))
+    d = jax.lax.switch(which, towards, gram, root, jitter, g + l1 * sign)
     d = jnp.where(jnp.all(jnp.isfinite(d)), d, 0)
     until_zero = jnp.where(d * sign < 0, -w / jnp.where(d == 0, 1, d), jnp.inf)
     first = jnp.minimum(jnp.min(until_zero), 1)
@@ -430,6 +453,27 @@ def _newton_step(
     less = jnp.where(damping > _UNDAMPED, damping / 4, 0)
     damping = jnp.where((first >= 1) | (best == 1), less, jnp.maximum(4 * damping, _DAMPED)).astype(w.dtype)
     return trees.choose(rise[best] < 0, _Place(tried[best], g + bent[best]), place), damping
+
+
+def _sizes_of_factors(size: int) -> list[int]:
+    """Return for how many coefficients that are not zero there is a program of its own."""
+    return [size] if size < 1024 else [size * part // 32 for part in (12, 16, 20, 32)]
+
+
+def _towards(size: int, gram: jax.Array, root: jax.Array, jitter: jax.Array, slope: jax.Array) -> jax.Array:
+    """Return Newton's direction for coefficients whose ``root`` is not zero, at most ``size``."""
+    whole = size == len(root)
+    at = jnp.arange(size) if whole else jnp.nonzero(root, size=size, fill_value=len(root))[0]
+
+    def some(x: jax.Array) -> jax.Array:
+        return x if whole else x.at[at].get(mode="fill", fill_value=0)
+
+    products = gram if whole else gram.at[at[:, None], at].get(mode="fill", fill_value=0)
+    root = some(root)
+    free = products * root[:, None] * root + jnp.diag(jnp.where(root > 0, jitter, 1))
+    factor = jnp.linalg.cholesky(free)
+    d = -root * jax.scipy.linalg.cho_solve((factor, True), root * some(slope))
+    return d if whole else jnp.zeros_like(slope).at[at].set(d, mode="drop")
 
 
 def soft(x: jax.Array, threshold: Any) -> jax.Array:
