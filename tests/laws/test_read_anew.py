@@ -303,7 +303,7 @@ def of_jit(f: Fn) -> Callable[[], Any]:
 
 
 def of_parallel(f: Fn) -> Callable[[], Any]:
-    parallel = px.Parallel(lambda net, x: net.one * f(x), One())
+    parallel = px.Parallel(lambda net, x: net.one * f(x), One(), mesh=jax.sharding.Mesh(jax.devices()[:2], ("device",)))
     return lambda: parallel(X).sum()
 
 
@@ -531,6 +531,15 @@ def test_counters_of_the_same_name_are_told_apart() -> None:
     assert run() == 3 * X.sum()
 
 
+MANY = np.arange(32, dtype=np.float32)
+
+
+def doubled(f: Fn) -> Fn:
+    made = jax.custom_batching.custom_vmap(f)
+    made.def_vmap(lambda size, batched, x: (2 * x, batched[0]))
+    return made
+
+
 def test_callbacks_that_are_made_anew_compile_nothing_if_they_do_the_same() -> None:
     told: list[float] = []
     offset = 0.0
@@ -547,6 +556,36 @@ def test_callbacks_that_are_made_anew_compile_nothing_if_they_do_the_same() -> N
     assert not compiled
     offset = 1.0
     assert run() == [2, 3, 4, 5]  # the same variable, and another value in it
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        jax.custom_batching.sequential_vmap,
+        lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.save_only_these_names("y")),
+        lambda f: lambda x: jax.lax.custom_root(lambda y: y - f(x), x, lambda _, y: f(x), lambda g, y: y / g(1.0)),
+        doubled,
+    ],
+    ids=["sequential_vmap", "a policy", "custom_root", "custom_vmap"],
+)
+def test_functions_with_rules_that_are_made_anew_compile_nothing(made: Callable[[Fn], Fn]) -> None:
+    def run() -> np.ndarray:
+        return np.asarray(px.map_fn(lambda x: made(lambda y: 2 * y)(x), MANY, px.Axis("rows", len(MANY))))
+
+    np.testing.assert_allclose(run(), 2 * MANY)
+    with compilations() as compiled:
+        np.testing.assert_allclose(run(), 2 * MANY)
+    assert not compiled
+
+
+def test_rules_that_do_other_things_are_told_apart() -> None:
+    def run(by: float) -> np.ndarray:
+        twice = jax.custom_batching.custom_vmap(lambda x: 2 * x)
+        twice.def_vmap(lambda size, batched, x: (by * x, batched[0]))
+        return np.asarray(px.map_fn(lambda x: twice(x), MANY, px.Axis("rows", len(MANY))))
+
+    for by in (2.0, 5.0):  # a rule that is not the function shows that it is the one
+        np.testing.assert_allclose(run(by), by * MANY)
 
 
 def test_callbacks_that_count_for_themselves_are_told_apart() -> None:

@@ -88,8 +88,9 @@ _FIXED = (bool, int, float, complex, str, bytes, type(None), type, np.dtype, jax
 def _of_function(fn: Any, within: tuple[Any, ...]) -> Hashable:
     """Return the key of something that can be called, of which each trace may make another that does the same."""
     inner = functools.partial(_held, within=(*within, fn))
-    if any(fn is other for other in within):
-        return _Same(fn)
+    for depth, other in enumerate(within):
+        if fn is other:
+            return ("again", depth)
     if _is_of_jax(type(fn)) and hasattr(fn, "__dict__"):  # such as the rule of custom_vmap
         return (type(fn), inner(vars(fn), by_value=True))
     if getattr(fn, "__dict__", None) or _has_defaults(fn):
