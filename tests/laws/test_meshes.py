@@ -381,3 +381,32 @@ def test_derivatives_of_all_reductions_on_explicit_meshes(size: int) -> None:
     here = jax.jit(lambda x: {kind: both(px.map_fn(jnp.sin, x, axis), ours(kind)) for kind in theirs})(x)
     there = {kind: both(jnp.sin(x), fn) for kind, fn in theirs.items()}
     assert_close(jax.tree.map(np.asarray, here), jax.tree.map(np.asarray, there), rtol=1e-4)
+
+
+WITH_CONSTANTS = {
+    "searchsorted": lambda x: jnp.searchsorted(jnp.arange(3.0), x),
+    "interp": lambda x: jnp.interp(x, jnp.arange(3.0), jnp.arange(3.0) ** 2),
+    "histogram": lambda x: jnp.histogram(x, bins=3)[0],
+    "bits": lambda x: x + jax.random.normal(jax.random.key(0), x.shape),
+}
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("body", WITH_CONSTANTS)
+def test_constants_have_the_type_of_the_mesh_where_they_are_used(kind: str, body: str, jit: bool) -> None:
+    x = np.asarray(values(16, 5))
+    with jax.set_mesh(mesh_of(kind, a=8)):
+        run = jax.jit(lambda x: px.map_fn(WITH_CONSTANTS[body], x, px.Axis("rows", 16, over="a")))
+        found = run(x) if jit else px.map_fn(WITH_CONSTANTS[body], x, px.Axis("rows", 16, over="a"))
+    assert_close(np.asarray(found), np.asarray(jax.vmap(WITH_CONSTANTS[body])(x)), rtol=1e-5)
+
+
+def test_a_callback_beside_axes_that_are_left_to_the_compiler_is_refused(kind: str) -> None:
+    def body(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(lambda x: 2 * np.asarray(x), x, x, vmap_method="sequential")
+
+    x, mesh = np.asarray(values(8, 3)), mesh_of(kind, a=4, b=2)
+    with jax.set_mesh(mesh):
+        with pytest.raises(px.LoweringError, match=r"'rows' calls back .* here 'b'; write .* over=\('a', 'b'\)\), or"):
+            px.map_fn(body, x, px.Axis("rows", 8, over="a", mesh=mesh))
+        assert_close(np.asarray(px.map_fn(body, x, px.Axis("rows", 8, mesh=mesh, over=("a", "b")))), 2 * x)

@@ -18,6 +18,7 @@ from paraxis._axes import placing
 from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
 from paraxis._jax import jax_api
+from paraxis.errors import LoweringError
 
 
 def repeat_last(rows: Any, num_padded: int) -> Any:
@@ -53,6 +54,24 @@ def run_per_device(body: Callable[..., Any], placement: Placement, operands: Seq
         check_vma=False,
     )
     return run(*operands)
+
+
+def require_callable(body: jax_api.Jaxpr, placement: Placement) -> None:
+    """Refuse a body that calls back, where JAX cannot: with axes of the mesh beside those that the placement takes.
+
+    Raises:
+        LoweringError: if it does.
+    """
+    mesh = placement.mesh
+    others = [n for n in mesh.axis_names if n not in placement.mesh_axes] if mesh and placement.mesh_axes else []
+    others = [n for n in others if n not in jax_api.manual_axes(jax.sharding.get_abstract_mesh())]
+    if others and jax_api.calls_back(body, silent=placement.is_explicit):
+        name, over = placement.axis.name, (*placement.mesh_axes, *others)
+        raise LoweringError(
+            f"the function that is mapped over {name!r} calls back (jax.pure_callback, say), which JAX cannot do while "
+            f"other axes of the mesh are left to the compiler, here {', '.join(map(repr, others))}; write "
+            f"px.Axis({name!r}, {placement.axis.size}, mesh=mesh, over={over!r}), or give a mesh without them"
+        )
 
 
 def tells_in_type(x: jax.Array) -> bool:

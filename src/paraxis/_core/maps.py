@@ -208,6 +208,7 @@ def computed(
 ) -> list[jax.Array]:
     """Return the results, by the devices at hand."""
     placement = placing.as_here(how.placement)
+    layout.require_callable(body.jaxpr, placement)
     inner, names = scope.Scope((), how.mapped), collectives.sizes(how.mapped)
 
     def element(body: ClosedJaxpr, avals: Sequence[Any]) -> lowerings.Element:
@@ -235,8 +236,7 @@ def computed(
         primitives.per_device(x, placement) if is_shared else layout.pad(x, placement, safe=not rests)
         for x, is_shared in zip(operands, shared, strict=True)
     ]
-    found = layout.run_per_device(on_device, placement, laid_out)
-    count = placement.num_devices
+    found, count = layout.run_per_device(on_device, placement, laid_out), placement.num_devices
     results = [
         primitives.reduce("sum", y, axis=placement.axis.name, size=count) if s else layout.unpad(y, placement)
         for y, s in zip(found, summed, strict=True)

@@ -334,6 +334,13 @@ def rebind_shard_map(
         return run(*operands)
 
 
+def _anywhere(constant: Any) -> Any:
+    """Return a constant without the mesh that was in force where it was traced, which JAX 0.12 notes in some."""
+    if isinstance(constant, np.ndarray) and hasattr(constant, "aval"):
+        return constant.view()
+    return constant
+
+
 def evaluate(
     closed: ClosedJaxpr,
     args: Sequence[Any],
@@ -344,11 +351,11 @@ def evaluate(
 
     ``inline`` picks calls to be run by their bodies; ``special`` may give an equation's results itself.
     """
-    values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    values: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, map(_anywhere, closed.consts), strict=True))
     values.update(zip(closed.jaxpr.invars, args, strict=True))
 
     def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
+        return _anywhere(atom.val) if isinstance(atom, Literal) else values[atom]
 
     for eqn in closed.jaxpr.eqns:
         operands = [read(v) for v in eqn.invars]
@@ -464,9 +471,12 @@ def holds(jaxpr: Jaxpr, name: str) -> bool:
     return any(eqn.primitive.name == name or any(holds(sub, name) for sub in subjaxprs(eqn)) for eqn in jaxpr.eqns)
 
 
-def calls_back(jaxpr: Jaxpr) -> bool:
-    """Return whether a program calls Python while it runs."""
-    return any("callback" in eqn.primitive.name or any(map(calls_back, subjaxprs(eqn))) for eqn in jaxpr.eqns)
+def calls_back(jaxpr: Jaxpr, silent: bool = True) -> bool:
+    """Return whether a program calls Python while it runs; ``silent``: also only to tell it something."""
+    names = ("pure_callback", "io_callback", *(("debug_callback", "debug_print") if silent else ()))
+    return any(
+        eqn.primitive.name in names or any(calls_back(sub, silent) for sub in subjaxprs(eqn)) for eqn in jaxpr.eqns
+    )
 
 
 def has_effects(program: Jaxpr | JaxprEqn) -> bool:
