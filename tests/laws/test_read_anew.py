@@ -1,8 +1,11 @@
 """What a function reads besides its arguments is read again when it has changed, whoever calls the function."""
 
 import argparse
+import collections
+import contextvars
 import dataclasses
 import functools
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -237,6 +240,82 @@ def what_a_function_with_a_rule_reads() -> Any:
     return lambda x: times(x), lambda k: config.update(factor=k)
 
 
+def an_attribute_of_a_function() -> Any:
+    def inner() -> Any:
+        return inner.factor  # pyright: ignore[reportFunctionMemberAccess]
+
+    vars(inner)["factor"] = 2.0
+    return lambda x: x * inner(), lambda k: setattr(inner, "factor", k)
+
+
+def a_default() -> Any:
+    def f(x: Any, factor: float = 2.0) -> Any:
+        return x * factor
+
+    return f, lambda k: setattr(f, "__defaults__", (k,))
+
+
+def a_default_by_name() -> Any:
+    def inner(*, factor: float = 2.0) -> float:
+        return factor
+
+    return lambda x: x * inner(), lambda k: (inner.__kwdefaults__ or {}).update(factor=k)
+
+
+def a_set() -> Any:
+    held = {2.0}
+
+    def change(k: float) -> None:
+        held.clear()
+        held.add(k)
+
+    return lambda x: x * max(held), change
+
+
+def bytes_that_change() -> Any:
+    held = bytearray([2])
+    return lambda x: x * held[0], lambda k: held.__setitem__(0, int(k))
+
+
+def a_mapping_that_others_change() -> Any:
+    config = {"factor": 2.0}
+    seen = types.MappingProxyType(config)
+    return lambda x: x * seen["factor"], lambda k: config.update(factor=k)
+
+
+def a_dict_of_a_class_of_pythons() -> Any:
+    config = collections.ChainMap({}, collections.UserDict(factor=2.0))
+    return lambda x: x * config["factor"], lambda k: config.maps[1].update(factor=k)
+
+
+def a_context_variable() -> Any:
+    factor = contextvars.ContextVar("factor", default=2.0)
+    return lambda x: x * factor.get(), factor.set
+
+
+def an_attribute_by_a_computed_name() -> Any:
+    scale, name = Scale(), "fac"
+    return lambda x: x * getattr(scale, name + "tor"), lambda k: setattr(scale, "factor", k)
+
+
+def all_attributes() -> Any:
+    scale = types.SimpleNamespace(factor=2.0)
+    return lambda x: x * sum(vars(scale).values()), lambda k: setattr(scale, "factor", k)
+
+
+def a_module_that_is_imported_within() -> Any:
+    module = types.ModuleType("factors_of_a_test")
+    vars(module)["factor"] = 2.0
+    sys.modules[module.__name__] = module
+
+    def f(x: Any) -> Any:
+        from factors_of_a_test import factor  # pyright: ignore[reportMissingImports]
+
+        return x * factor
+
+    return f, lambda k: setattr(module, "factor", k)
+
+
 def what_a_program_reads() -> Any:
     config = {"factor": 2.0}
     of_one = px.program(one=1)(lambda x: px.reduce_sum(px.map_fn(lambda one: one * config["factor"] * x, jnp.ones(1))))
@@ -253,6 +332,17 @@ WAYS = [
         an_object_that_refuses_to_be_looked_at,
         a_property,
         what_a_program_reads,
+        an_attribute_of_a_function,
+        a_default,
+        a_default_by_name,
+        a_set,
+        bytes_that_change,
+        a_mapping_that_others_change,
+        a_dict_of_a_class_of_pythons,
+        a_context_variable,
+        an_attribute_by_a_computed_name,
+        all_attributes,
+        a_module_that_is_imported_within,
         an_attribute_of_a_partial,
         an_attribute_of_a_class,
         a_slot,

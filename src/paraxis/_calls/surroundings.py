@@ -4,9 +4,12 @@ A compiled function goes on with what it read while it was traced. So that nobod
 places that its code names are looked at before each call: closures, globals, attributes, items, and what these hold.
 """
 
+import array
 import collections
 import contextlib
+import contextvars
 import functools
+import gc
 import itertools
 import operator
 import sys
@@ -54,6 +57,8 @@ _NOT_CALLED = (
     "__firstlineno__",
 )
 """Attributes of a class that nothing reads which uses its objects."""
+_BY_ANY_NAME = frozenset({"vars", "__dict__", "getattr", "asdict", "astuple", "fields"})
+"""Names in code that may read attributes by names that are not in it."""
 
 
 class Place(NamedTuple):
@@ -82,7 +87,7 @@ class Place(NamedTuple):
     @property
     def which(self) -> tuple[int, Any]:
         """Return what tells this place from others, while its holder is there."""
-        return id(self.holder.x if isinstance(self.holder, _Slots) else self.holder), self.key
+        return id(self.holder.x if isinstance(self.holder, (_Slots, _Context)) else self.holder), self.key
 
 
 class Surroundings:
@@ -123,7 +128,7 @@ class Surroundings:
             if (now := place.now()) is not place.value and not _is_same(now, place.value)
         ]
         found += [p for p, then in self._lists if not _holds(p.holder, then)]
-        found += [p for p, then in self._arrays if p.holder.tobytes() != then]
+        found += [p for p, then in self._arrays if _bytes_of(p.holder) != then]
         return found
 
     def _look(self, places: list[tuple[Place, bool]]) -> None:
@@ -148,9 +153,9 @@ class Surroundings:
         is_apart = is_apart and (isinstance(x, (list, tuple, dict)) or self._is_object(x))
         itself = Place(place.name, x, x)
         if itself.which not in self._ignored and not is_apart:
-            if isinstance(x, np.ndarray) and x.nbytes <= _SMALL and x.dtype != object:
-                self._arrays.append((itself, x.tobytes()))
-            if isinstance(x, (list, dict, collections.deque)) and len(x) <= _AT_MOST:
+            if _has_bytes(x) and (x.nbytes if isinstance(x, np.ndarray) else len(x)) <= _SMALL:
+                self._arrays.append((itself, _bytes_of(x)))
+            if isinstance(x, (list, dict, set, collections.deque)) and len(x) <= _AT_MOST:
                 self._lists.append((itself, tuple(x)))
         is_code = isinstance(x, types.FunctionType)
         held = parts(place.name, x, self._names)
@@ -244,6 +249,10 @@ def parts(name: str, x: Any, used: frozenset[str], *, every: bool = False) -> It
     elif isinstance(x, dict):
         first = itertools.islice(dict.items(x), None if every else _AT_MOST)
         yield from (Place(f"{name}[{key!r}]", y, x if isinstance(key, _NUMBERS) else None, key) for key, y in first)
+    elif isinstance(x, types.MappingProxyType):
+        yield from (Place(name, held) for held in gc.get_referents(x))
+    elif isinstance(x, contextvars.ContextVar):
+        yield Place(f"{name}.get()", x.get(_MISSING), _Context(x))
     elif isinstance(x, weakref.ref):
         yield Place(f"{name}()", x())
     elif _may_change(x):
@@ -267,16 +276,24 @@ def names_of(code: types.CodeType) -> frozenset[str]:
 
 
 def of_globals(code: types.CodeType, values: Mapping[str, Any]) -> Iterator[Place]:
-    """Yield the globals that code may use, by the names in it."""
-    yield from (Place(name, values[name], values, name) for name in sorted(names_of(code)) if name in values)
+    """Yield the globals that code may use, by the names in it, and modules that it may import."""
+    for name in sorted(names_of(code)):
+        holder = values if name in values else sys.modules
+        if name in holder:
+            yield Place(name, holder[name], holder, name)
 
 
 def _of_function(fn: types.FunctionType) -> Iterator[Place]:
     defaults = fn.__defaults__ or ()
     positional = fn.__code__.co_varnames[: fn.__code__.co_argcount]
-    yield from map(Place, positional[len(positional) - len(defaults) :], defaults)
-    yield from itertools.starmap(Place, (fn.__kwdefaults__ or {}).items())
     own = not is_library(fn.__module__)
+    yield from map(Place, positional[len(positional) - len(defaults) :], defaults)
+    named = fn.__kwdefaults__ or {}
+    yield from (Place(name, value, named if own else None, name) for name, value in named.items())
+    if own and defaults:
+        yield Place(f"{fn.__name__}.__defaults__", defaults, _Slots(fn), "__defaults__")
+    if own:
+        yield from (Place(f"{fn.__name__}.{key}", x, fn.__dict__, key) for key, x in fn.__dict__.items())
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         yield Place(name, _content(cell), cell if own else None)
     if own:
@@ -292,6 +309,8 @@ def _attributes(name: str, x: Any, used: frozenset[str], *, every: bool) -> Iter
     classes = [kind for kind in (x if isinstance(x, type) else type(x)).__mro__ if not is_library(kind.__module__)]
     slots = {slot for kind in classes for slot in _slots(kind)}
     of_classes = {key for kind in classes for key in vars(kind) if key not in _NOT_CALLED}
+    # Of Python's own classes, such as UserDict, nobody sees by which names methods read attributes.
+    every = every or (isinstance(own, dict) and not is_named and not (classes and used.isdisjoint(_BY_ANY_NAME)))
     asked = {*own, *slots, *of_classes} if every else {key for key in of_classes if key.startswith("__")}
     for key in sorted({*used, *asked}):
         if key in slots:
@@ -326,6 +345,24 @@ class _Slots:
             return default if kind is None else vars(kind)[key].__get__(self.x)  # no code of users'
         except AttributeError:  # nothing is there
             return default
+
+
+class _Context:
+    """What a context variable holds, as a mapping."""
+
+    def __init__(self, x: contextvars.ContextVar[Any]) -> None:
+        self.x = x
+
+    def get(self, _: Any, default: Any) -> Any:
+        return self.x.get(default)
+
+
+def _has_bytes(x: Any) -> bool:
+    return isinstance(x, (bytearray, array.array)) or (isinstance(x, np.ndarray) and x.dtype != object)
+
+
+def _bytes_of(x: Any) -> bytes:
+    return x.tobytes() if isinstance(x, np.ndarray) else bytes(memoryview(x))
 
 
 def _slots(kind: type) -> Iterator[str]:
