@@ -305,3 +305,28 @@ def test_bodies_may_hold_operations_that_stand_for_others(at_once: int | None) -
     assert_close(px.map_fn(body, x, axis), jax.vmap(body)(x))
     for f in (jax.value_and_grad(ours), jax.jit(jax.value_and_grad(ours))):
         assert_close(f(x), jax.value_and_grad(oracle)(x))
+
+
+COMPUTED = {  # rows that the compiler may compute twice, and their derivatives
+    "a product and a sum": (lambda x, r: 1.5 * x + r, lambda x, r: np.full_like(x, 1.5)),
+    "a cubic": (lambda x, r: x * x * x * r + 0.1 * x, lambda x, r: 3 * r * x**2 + 0.1),
+    "sines": (lambda x, r: jnp.sin(x) * r + x, lambda x, r: np.cos(x) * r + 1),
+}
+
+
+@pytest.mark.parametrize("at", ["no mesh", "two devices", "eight devices"])
+@pytest.mark.parametrize("kind", ["max", "min"])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_an_extremum_is_that_of_the_rows_that_were_compared(name: str, kind: str, at: str) -> None:
+    fn, derivative = COMPUTED[name]
+    mesh = None if at == "no mesh" else jax.make_mesh((2 if at == "two devices" else 8,), ("rows",))
+    axis = px.Axis("rows", 24, mesh=mesh)
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        x, r = rng.normal(size=(24, 4, 3)).astype(np.float32), np.float32(rng.normal())
+        reduced = jax.jit(jax.grad(lambda x, r: getattr(px, f"reduce_{kind}")(px.map_fn(fn, (x, r), axis), axis).sum()))
+        rs = np.full(24, r)
+        found = np.asarray(reduced(x, rs))
+        rows = np.asarray(fn(x.astype(np.float64), float(r)))  # in float64, no two are as good as equal
+        is_it = rows == getattr(rows, kind)(0)
+        np.testing.assert_allclose(found, np.where(is_it, derivative(x, r), 0), rtol=1e-4, atol=1e-6)

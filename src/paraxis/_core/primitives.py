@@ -160,8 +160,7 @@ def _copies(
 
 
 def _reduced_aval(x: ShapedArray, *, axis: str, size: int, padded: Rows | None) -> ShapedArray:
-    sharding = NamedSharding(x.sharding.mesh, P(*jax_api.sharding_spec(x)[1:]))
-    return x.update(shape=x.shape[1:], sharding=sharding)
+    return x.update(shape=x.shape[1:], sharding=NamedSharding(x.sharding.mesh, P(*jax_api.sharding_spec(x)[1:])))
 
 
 def _reduce_rows(x: jax.Array, *, kind: str, axis: str, size: int, padded: Rows | None) -> jax.Array:
@@ -187,6 +186,7 @@ def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, padded: Rows 
 
 def _extremum_jvp(x: jax.Array, x_dot: jax.Array, *, kind: str, **params: Any) -> tuple[jax.Array, jax.Array]:
     """Elements that attain the extremum share its derivative equally, as in ``jnp.max``."""
+    x = jax.lax.optimization_barrier(x)  # else XLA may compute it for each use, rounded otherwise, and none is equal
     y = REDUCTIONS[kind].bind(x, **params)
     attained = (x == y[None]).astype(x_dot.dtype)
     return y, sum_p.bind(attained * x_dot, **params) / sum_p.bind(attained, **params)

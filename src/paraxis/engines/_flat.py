@@ -152,6 +152,7 @@ class _Reader:
         self.steps: list[Step] = []
         self.index: Value | None = None
         self.same: set[Value] = set()
+        self.behind: dict[tuple[int, ...], Sequence[Atom]] = {}  # barriers, of which one is as good as several
 
     def read(self, jaxpr: Any, given: Sequence[Atom], line: str = "a line that JAX has not noted") -> list[Atom]:
         known: dict[Any, Atom] = dict(zip(jaxpr.invars, given, strict=True))
@@ -177,8 +178,13 @@ class _Reader:
             run = functools.partial(primitives.others_by_reductions, **eqn.params)
             self.same.update(v for v in operands if isinstance(v, Value))  # what is zero in one pass is in the next
             return self.read(jax_api.trace(run, [v.aval for v in eqn.invars], {})[0].jaxpr, operands, line)
+        is_barrier, which = eqn.primitive.name == "optimization_barrier", tuple(map(id, operands))
+        if is_barrier and which in self.behind:
+            return self.behind[which]
         outs = [Value(v.aval) for v in eqn.outvars]
         step = Step(eqn.primitive, dict(eqn.params), operands, outs, eqn.ctx, line, eqn.effects, eqn.source_info)
+        if is_barrier:
+            self.behind[which] = step.outvars
         if eqn.primitive is maps.map_p and eqn.params["axis"] == self.axis:
             self._map(step)
         else:
