@@ -63,7 +63,8 @@ def laid_out(tree: Any, placement: Placement, *, copied: bool = True) -> Any:
         return jax.tree.map(lambda x: rows_struct(x, placement), tree)
     hosted = {i: _padded_on_host(x, placement, copied) for i, x in enumerate(leaves) if isinstance(x, np.ndarray)}
     placed = [None if i in hosted else settle(jnp.asarray(x), placement, rows=True) for i, x in enumerate(leaves)]
-    placed = [hosted.get(i, x) for i, x in enumerate(padded(placed, placement))]
+    placed = placed if len(hosted) == len(placed) else padded(placed, placement)
+    placed = [hosted.get(i, x) for i, x in enumerate(placed)]
     placed = [jnp.asarray(x) for x in placed] if target is None else put_all(placed, target)
     return jax.tree.unflatten(structure, placed)
 
@@ -172,10 +173,12 @@ def some_rows(x: jax.Array, numbers: np.ndarray) -> jax.Array:
     for (start, stop), block in sorted(held.items(), key=lambda item: item[0]):
         own = numbers[(numbers >= start) & (numbers < stop)] - start
         if len(own) and first.platform == "cpu":  # where it can be read, there is nothing to compile
-            found.append(np.asarray(block)[own])
+            whole = own[-1] - own[0] + 1 == len(own)
+            found.append(np.asarray(block)[own[0] : own[-1] + 1] if whole else np.asarray(block)[own])
         elif len(own):
             found.append(_on(_some(block, own), {first}))
-    return jnp.asarray(np.concatenate(found)) if first.platform == "cpu" else jnp.concatenate(found)
+    together = found[0] if len(found) == 1 else (np if first.platform == "cpu" else jnp).concatenate(found)
+    return jnp.asarray(together)
 
 
 def _rows_at(x: jax.Array, numbers: jax.Array) -> jax.Array:
@@ -194,6 +197,8 @@ def unbound(tree: Any) -> Any:
     def one(x: Any) -> jax.Array:
         if not isinstance(x, jax.Array):
             return jnp.asarray(x)
+        if not x.committed:
+            return x
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(one(jax.random.key_data(x)), impl=jax.random.key_impl(x))
         return jnp.asarray(local(x).item() if x.weak_type and not x.ndim else on_host(x))

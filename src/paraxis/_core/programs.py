@@ -29,7 +29,7 @@ class Traced:
     def __init__(self, fn: Callable[..., Any], compiled: Callable[..., Callable[..., Any]] | None = None) -> None:
         self._jitted = jax.jit(fn)
         self._made = by_structure if compiled is None else compiled
-        self._programs: dict[int, tuple[Any, Callable[..., Any]]] = {}
+        self._programs: dict[int, tuple[Any, Callable[..., Any], Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
         args = arrays.ready(args)
@@ -39,8 +39,9 @@ class Traced:
         traced = self._jitted.trace(*args)
         program = self._programs.get(id(traced.jaxpr))
         if program is None:  # with the jaxpr, so that no other takes its place in memory
-            program = self._programs[id(traced.jaxpr)] = (traced.jaxpr, self._made(traced.jaxpr))
-        return jax.tree.unflatten(jax.tree.structure(traced.out_info), program[1](*leaves))
+            result = jax.tree.structure(traced.out_info)
+            program = self._programs[id(traced.jaxpr)] = (traced.jaxpr, self._made(traced.jaxpr), result)
+        return jax.tree.unflatten(program[2], program[1](*leaves))
 
 
 def by_structure(closed: jax_api.ClosedJaxpr) -> Callable[..., Any]:

@@ -66,8 +66,7 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
     params = floating(who, "init_params", params)
     if not isinstance(fun, LinearObjective):
         return params
-    fun.check_targets(params, *args, **kwargs)
-    problem = fun.problem(params, *args, **kwargs)
+    problem = fun.check_targets(params, *args, **kwargs)
     design = problem.design
     dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(params)}
     if len(dtypes) > 1 or jnp.result_type(*dtypes, design) not in dtypes:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._axes import arrays, placing
+from paraxis._host import threads
 from paraxis.solve import _trees as trees
 from paraxis.solve._linear import Block, Linear
 from paraxis.solve._losses import Loss
@@ -53,7 +54,7 @@ def matrix(problem: Linear, params: Any, block: int) -> tuple[jax.Array, jax.Arr
     def of_rows(x: jax.Array, weight: jax.Array) -> jax.Array:
         if problem.intercept:
             x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1)
-        return jnp.einsum("nd,ne->de", x * weight[:, None], x, precision=trees.EXACT)
+        return jnp.matmul(trees.of_columns(x * weight[:, None]), x, precision=trees.EXACT)
 
     def add(index: jax.Array, total: jax.Array) -> jax.Array:
         return total + of_rows(
@@ -169,7 +170,9 @@ def prepared(problem: Linear, params: Any) -> Any:
         some = Linear(problem.loss, design, targets, weight, problem.l2, problem.intercept)
         return inverse(*matrix(some, params, len(some.design) + 1), problem.l2, problem.intercept)
     of_rows = functools.partial(_of_concrete, problem.loss, problem.intercept, used)
-    return arrays.on_auto_mesh(of_rows, problem.design, problem.targets, problem.weight, problem.l2, params)
+    with threads.lapack_alone(problem.design.shape[1]):
+        found = arrays.on_auto_mesh(of_rows, problem.design, problem.targets, problem.weight, problem.l2, params)
+        return jax.block_until_ready(found)
 
 
 def _products(block: Block, _: Any, shares: jax.Array) -> Any:
@@ -177,7 +180,7 @@ def _products(block: Block, _: Any, shares: jax.Array) -> Any:
     x = block.design
     if block.intercept:
         x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1)
-    return (), jnp.einsum("nd,ne->de", x * shares[:, None], x, precision=trees.EXACT)
+    return (), jnp.matmul(trees.of_columns(x * shares[:, None]), x, precision=trees.EXACT)
 
 
 def _of_concrete(

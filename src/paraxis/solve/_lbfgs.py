@@ -291,9 +291,10 @@ class LBFGS(SmoothSolver):
 
     def _solved(self, params: Any, arguments: Any, prepared: None) -> OptStep:
         """Return some iterations with the rows' curvatures at the start, and the others with those found by then."""
-        matrix = gram.asked_for(self._problem(params, *arguments), params, self._precondition)
+        problem = self._problem(params, *arguments)
+        matrix = gram.asked_for(problem, params, self._precondition)
         step = OptStep(params, self._started(params, arguments, matrix))
-        pauses = self._pauses(params, arguments, matrix)
+        pauses = self._pauses(problem, matrix)
         if arrays.is_traced((step, arguments)):  # then the program has one matrix more, not many
             for pause in itertools.islice(pauses, 1):
                 step = self._iterated(step, arguments, pause)
@@ -302,10 +303,9 @@ class LBFGS(SmoothSolver):
             return self._iterated(step, arguments, self.maxiter)
         return in_stages(self._iterated, self._renewed, step, arguments, pauses, self.maxiter)
 
-    def _pauses(self, params: Any, arguments: Any, prepared: jax.Array | None) -> Iterator[int]:
+    def _pauses(self, problem: Problem, prepared: jax.Array | None) -> Iterator[int]:
         if prepared is None:
             return
-        problem = self._problem(params, *arguments)
         assert isinstance(problem, Linear)
         pause = gram.refresh_after(problem)
         while pause < self.maxiter:

@@ -175,7 +175,7 @@ def _curved(block: Block, z: jax.Array, shares: Any) -> _Curved:
     curvature = jnp.maximum(block.loss.curvature(z, block.targets), jnp.sqrt(jnp.finfo(z.dtype).eps))
     weight = curvature * (jnp.asarray(block.share, z.dtype) if shares is None else shares)
     x = block.design
-    gram = jnp.einsum("nd,ne->de", x * weight[:, None], x, precision=trees.EXACT)
+    gram = jnp.matmul(trees.of_columns(x * weight[:, None]), x, precision=trees.EXACT)
     beside = jnp.einsum("n,nd->d", weight, x, precision=trees.EXACT)
     return _Curved(gram, beside, jnp.sum(weight), 0.5 * jnp.sum(weight * (residual / curvature) ** 2))
 

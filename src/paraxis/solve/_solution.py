@@ -266,7 +266,11 @@ def saved_run(options: str, step: OptStep, arguments: Any) -> Iterator[_Saved | 
 
 
 def _has_to_be_whole(operands: Any) -> bool:
-    return jax.process_count() > 1 or jax_api.is_tracing() or arrays.is_traced(operands)
+    return jax.process_count() > 1 or _is_traced(operands)
+
+
+def _is_traced(operands: Any) -> bool:
+    return jax_api.is_tracing() or arrays.is_traced(operands)
 
 
 def _count(step: OptStep) -> int:
@@ -356,7 +360,13 @@ def differentiable(
     ``optimality(params, *args, **kwargs)`` is zero at a solution; its derivative by the parameters is symmetric, or is
     solved for by ``inverse``.
     """
-    return functools.partial(_run, _Run(functools.partial(watched, watch, solve), optimality, inverse))
+    run = _Run(functools.partial(watched, watch, solve), optimality, inverse)
+
+    def begun(*operands: Any) -> OptStep:
+        # Where nothing is traced, nobody differentiates: what JAX does to find that out takes as long as a small fit.
+        return _run(run, *operands) if _is_traced(operands) else run.solve(*operands)
+
+    return begun
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -124,7 +124,7 @@ class Solver(abc.ABC):
         """Return what is computed once, before the first iteration."""
         return None
 
-    def _pauses(self, params: Any, arguments: Any, prepared: Any) -> Iterable[int]:
+    def _pauses(self, problem: Problem, prepared: Any) -> Iterable[int]:
         """After how many iterations what is prepared is to be renewed."""
         return ()
 
@@ -190,6 +190,7 @@ class SideBySide:
         prepared, pauses = getattr(state, "preconditioner", None), ()
         if prepared is not None:
             first, of_first = jax.tree.map(lambda x: x[0], (params, own))
-            pauses = self._bare._pauses(first, (self._arguments(of_first, shared), {}), prepared)
+            problem = self._bare._problem(first, self._arguments(of_first, shared), {})
+            pauses = self._bare._pauses(problem, prepared)
         both = ((own, shared), {})
         return in_stages(self._iterated, self._renewed, OptStep(params, state), both, pauses, self._bare.maxiter)

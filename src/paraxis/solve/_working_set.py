@@ -292,7 +292,7 @@ def _changed(problem: Linear, state: WorkingSetState, l1: jax.Array, size: int, 
 
     def taken(block: Block, new: jax.Array, rows: Any) -> Any:
         old, shares = rows
-        own = block.design.T if every else jnp.take(block.design, new, axis=1).T
+        own = trees.of_columns(block.design if every else jnp.take(block.design, new, axis=1))
         whole = jnp.concatenate([old, own]) if grows else old.at[slots].set(own)
         weighted = own * (block.share if shares is None else shares)
         return whole, jnp.einsum("dn,en->de", weighted, whole, precision=trees.EXACT)
@@ -312,7 +312,7 @@ def _products(block: Block, given: Any, shares: Any) -> Any:
     new, chosen = given
     own, whole = (jnp.take(block.design, numbers, axis=1) for numbers in (new, chosen))
     weighted = own * (block.share if shares is None else shares[:, None])
-    return (), jnp.einsum("nd,ne->de", weighted, whole, precision=trees.EXACT)
+    return (), jnp.matmul(trees.of_columns(weighted), whole, precision=trees.EXACT)
 
 
 def _at_minimum(

@@ -90,11 +90,12 @@ class LinearObjective:
         if not isinstance(data, tuple | list) or len(data) not in (2, 3) or any(x is None for x in data[:2]):
             raise TypeError(f"{self}: data must be (X, y) or (X, y, weight), got {type(data).__name__}")
         arguments.arrays(str(self), "params", params)
-        given: list[Any] = [
-            x if isinstance(x, OnDisk) else jnp.asarray(arguments.array(str(self), f"data[{at}]", x))
+        given = [
+            x if isinstance(x, OnDisk) else arguments.array(str(self), f"data[{at}]", x)
             for at, x in enumerate(data)
             if x is not None
         ]
+        given = [jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in given]
         design, targets, *weights = given
         weight = weights[0] if weights else None
         self._check(params, design, targets, weight, _added(data))
@@ -104,15 +105,15 @@ class LinearObjective:
             raise ShapeError(f"{self}: l2reg must be a number, got {arguments.described(l2)}; write 0.1")
         return Linear(self.loss, design, targets, weight, l2, self.intercept, blocks, number_of(data, design))
 
-    def check_targets(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Check the targets' values, if they are at hand, of rows that count.
+    def check_targets(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
+        """Return the problem after a look at the targets' values, if they are at hand, of rows that count.
 
         Raises:
             DataError: naming one that makes no sense, such as a class for which there is no output.
         """
         problem = self.problem(params, *args, **kwargs)
         if arrays.is_traced((problem.targets, problem.weight)):
-            return
+            return problem
         coef: Any = params[0] if self.intercept else params
         num_outputs = 1 if jnp.ndim(coef) == 1 else jnp.shape(coef)[1]
         y = arrays.on_host(problem.targets)
@@ -124,6 +125,7 @@ class LinearObjective:
                 f"{self}: y must be {self.loss.targets}; got {y[wrong][0]} for {num_outputs} output"
                 f"{'s' * (num_outputs != 1)}"
             )
+        return problem
 
     def init(self, num_features: int, num_outputs: int | None = None, dtype: Any = jnp.float32) -> Any:
         """Return zeros as parameters: ``(d,)``, or ``(d, k)`` for k outputs, with an intercept if there is one."""

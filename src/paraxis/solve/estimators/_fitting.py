@@ -33,6 +33,8 @@ from paraxis.solve._working_set import WorkingSet
 from paraxis.solve.objective import LinearObjective, LossName, glm
 
 _LARGE = 100_000  # rows, from which on compiling is the smaller part
+_LINE = 64  # bytes, by which XLA's CPU devices have arrays begin
+_FEW = 1_000_000  # numbers: to call a program takes longer than what it does with them
 
 Method = Literal["lbfgs", "newton-cg", "proximal-gradient", "proximal-newton", "working-set"]
 
@@ -86,17 +88,19 @@ def surroundings(dtype: Any, devices: int | None) -> Iterator[None]:
         yield
 
 
-def place(X: np.ndarray, y: np.ndarray, weight: np.ndarray | None, devices: int | None, *, centre: bool) -> Placed:
-    """Lay the rows out over the devices; ``centre``: subtract the columns' weighted means, on the devices.
+def place(X: np.ndarray, y: np.ndarray, weight: np.ndarray, devices: int | None, *, centre: bool) -> Placed:
+    """Lay the rows out over the devices; ``centre``: subtract the columns' weighted means, of many on the devices.
 
     Raises:
         DeviceError: if there are not so many devices.
     """
-    X, y, weight = _few_sizes(X, y, weight)
+    few = X.size <= _FEW
+    means = _means(X, weight) if centre and few else np.zeros(X.shape[1], X.dtype)
+    X, y, weight = _few_sizes(X, means if centre and few else None, y, weight)
     # Not copied: a fit lets its rows go before it returns.
     data = arrays.ready(lay(X, y, weight, None, _axis(len(X), devices), copied=False))
-    if not centre:
-        return Placed(data, np.zeros(X.shape[1], X.dtype))
+    if few or not centre:
+        return Placed(data, means)
     design, means = arrays.ready(arrays.on_auto_mesh(_centred, data.X, data.weight))
     return Placed(data.with_arrays(X=design), np.asarray(means))
 
@@ -269,17 +273,36 @@ def _solution(step: OptStep) -> Solution:
     return Solution(*jax.tree.map(np.asarray, (params, *told)))
 
 
-def _few_sizes(X: np.ndarray, y: np.ndarray, weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _means(X: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return np.einsum("n,nd->d", weight / weight.sum(dtype=np.float64), X).astype(X.dtype)
+
+
+def _few_sizes(
+    X: np.ndarray, means: np.ndarray | None, y: np.ndarray, weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the same with rows of weight zero added, at most a 32nd or 63, so that few sizes are compiled for.
 
-    Folds of a cross-validation outside differ by a row or two; compiling takes longer than they do.
+    Folds of a cross-validation outside differ by a row or two; compiling takes longer than they do. ``means`` are
+    subtracted from the columns.
     """
     size = len(X)
-    weight = np.ones(size, X.dtype) if weight is None else weight
     step = max(64, 2 ** (size.bit_length() - 6))
     num_padded = size + -size % step if size <= _LARGE else size
-    padded = (layout.repeat_last(x, num_padded) for x in (X, y))
-    return *padded, layout.padded_weights(weight, num_padded)
+    targets, weight = layout.repeat_last(y, num_padded), layout.padded_weights(weight, num_padded)
+    if means is None and num_padded == size:
+        return X, targets, weight
+    rows = _aligned((num_padded, X.shape[1]), X.dtype)
+    np.subtract(X, 0 if means is None else means, out=rows[:size])
+    rows[size:] = rows[size - 1]
+    return rows, targets, weight
+
+
+def _aligned(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
+    """Return an array that a CPU device can use where it is; of NumPy's, it needs a copy."""
+    size = shape[0] * shape[1] * dtype.itemsize
+    memory = np.empty(size + _LINE, np.uint8)
+    begin = -memory.ctypes.data % _LINE
+    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def _axis(size: int, devices: int | None) -> Axis:
