@@ -40,6 +40,19 @@ def test_a_limit_of_iterations_is_kept() -> None:
         assert float(state.error) > 1e-6
 
 
+@pytest.mark.parametrize("kind", [px.solve.LBFGS, px.solve.NewtonCG])
+def test_the_error_at_a_limit_of_iterations_is_that_of_the_parameters(kind: Any) -> None:
+    """From far away, predictions that are added up step by step keep the rounding of the first ones."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((200, 10)).astype("float32")
+    y = (X @ rng.standard_normal(10)).astype("float32")
+    solver = kind(px.solve.objective.least_squares, tol=1e-30, maxiter=15)
+    params, state = solver.run(jnp.full(10, 1e5, "float32"), px.solve.rows(X, y))
+    assert (int(state.status), int(state.iter_num)) == (Status.ITERATION_LIMIT, 15)
+    grad = X.T.astype("float64") @ (X @ np.asarray(params, "float64") - y) / len(X)
+    np.testing.assert_allclose(float(state.error), np.linalg.norm(grad), rtol=0.1)
+
+
 def test_a_solution_in_the_last_iteration_is_a_solution() -> None:
     solver = px.solve.LBFGS(rosenbrock, tol=1e-3)
     count = int(solver.run(START).state.iter_num)

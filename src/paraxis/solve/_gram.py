@@ -86,7 +86,7 @@ def inverse(gram: jax.Array, largest: jax.Array, l2: Any, intercept: bool) -> ja
     scale = _scale(hessian + added)
     factor = jnp.linalg.cholesky((hessian + added) * scale[:, None] * scale)
     root = jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(gram), dtype=gram.dtype), lower=True)
-    found = jnp.matmul(root.T, root, precision=trees.EXACT) * scale[:, None] * scale
+    found = jnp.matmul(trees.of_columns(root), root, precision=trees.EXACT) * scale[:, None] * scale
     # Of values whose squares overflow: each coefficient for itself.
     return jnp.where(jnp.all(jnp.isfinite(found)), found, jnp.diag(scale**2))
 

@@ -322,7 +322,8 @@ def _part(
     """Update until the solver stops, or has made so many iterations in all.
 
     If a solution is not confirmed, the run goes on; if that does not help, rounding allows none. ``refuted`` counts how
-    often that was. Where no step helps any more, the run ends, with what is told of the place computed anew, too.
+    often that was. Where no step helps any more, or no more are allowed, the run ends, with what is told of the place
+    computed anew, too.
     """
     args, kwargs = arguments
 
@@ -336,11 +337,10 @@ def _part(
         step, count = carry
         step = run(step)
         before = step.state.status
-        converged, stuck = (
-            before == Status.CONVERGED,
-            (before == Status.PRECISION) | (before == Status.LINE_SEARCH_FAILED),
-        )
-        step = jax.lax.cond(converged | stuck, lambda step: confirm(step, arguments), lambda step: step, step)
+        converged, limited = before == Status.CONVERGED, before == Status.ITERATION_LIMIT
+        stuck = (before == Status.PRECISION) | (before == Status.LINE_SEARCH_FAILED)
+        ended = converged | stuck | limited
+        step = jax.lax.cond(ended, lambda step: confirm(step, arguments), lambda step: step, step)
         status = step.state.status
         refuted = converged & (status == Status.RUNNING)
         status = jnp.where(refuted & (count >= _CONFIRMATIONS), Status.PRECISION, status)

@@ -33,7 +33,6 @@ from paraxis.solve._working_set import WorkingSet
 from paraxis.solve.objective import LinearObjective, LossName, glm
 
 _LARGE = 100_000  # rows, from which on compiling is the smaller part
-_LINE = 64  # bytes, by which XLA's CPU devices have arrays begin
 _FEW = 1_000_000  # numbers: to call a program takes longer than what it does with them
 
 Method = Literal["lbfgs", "newton-cg", "proximal-gradient", "proximal-newton", "working-set"]
@@ -291,18 +290,10 @@ def _few_sizes(
     targets, weight = layout.repeat_last(y, num_padded), layout.padded_weights(weight, num_padded)
     if means is None and num_padded == size:
         return X, targets, weight
-    rows = _aligned((num_padded, X.shape[1]), X.dtype)
+    rows = np.empty((num_padded, X.shape[1]), X.dtype)
     np.subtract(X, 0 if means is None else means, out=rows[:size])
     rows[size:] = rows[size - 1]
     return rows, targets, weight
-
-
-def _aligned(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
-    """Return an array that a CPU device can use where it is; of NumPy's, it needs a copy."""
-    size = shape[0] * shape[1] * dtype.itemsize
-    memory = np.empty(size + _LINE, np.uint8)
-    begin = -memory.ctypes.data % _LINE
-    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def _axis(size: int, devices: int | None) -> Axis:
