@@ -7,7 +7,7 @@ colour of what is around them, and fills are in tones that are read on dark and 
 import functools
 import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _TONES = ("#5b7cfa", "#d9772b", "#2f9e6e", "#b75fc4")
@@ -16,6 +16,7 @@ _TABLE = "border-collapse: collapse; border: none; width: auto; color: inherit"
 _CELL = "padding: 0.1em 0.7em 0.1em 0; text-align: left; vertical-align: top; border: none; background: none"
 _PADDING = 'fill="none" stroke="currentColor" stroke-dasharray="2 2" opacity="0.5"'
 _FAINT = 'style="opacity: 0.7"'
+_SHORT = 20  # letters of a cell that is not broken into lines: a number stays with its unit
 _MOST_ROWS = 40
 _MOST_DEVICES = 64
 _MOST_DOTS = 8
@@ -53,7 +54,7 @@ def note(text: str) -> str:
 
 def facts(pairs: Mapping[str, Any]) -> str:
     """Return a table of names and values; what is ``None`` is left out."""
-    return _table("", [f"<th>{escaped(k)}</th><td>{escaped(v)}</td>" for k, v in pairs.items() if v is not None])
+    return _table("", [f"<th>{escaped(k)}</th>{_cell(str(v))}" for k, v in pairs.items() if v is not None])
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -61,17 +62,22 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     half, left_out = _MOST_ROWS // 2, len(rows) - _MOST_ROWS
     lines = [_row(row) for row in (rows if left_out <= 0 else rows[:half])]
     if left_out > 0:
-        lines += [f'<td colspan="{len(header)}">… {left_out:,} more …</td>', *(_row(row) for row in rows[-half:])]
+        lines += [_cell(f"… {left_out:,} more …", f' colspan="{len(header)}"'), *(_row(row) for row in rows[-half:])]
     return _table("".join(f"<th>{escaped(name)}</th>" for name in header), lines)
 
 
 def _row(cells: Iterable[Any]) -> str:
-    return "".join(f"<td>{escaped(cell)}</td>" for cell in cells)
+    return "".join(map(_cell, map(str, cells)))
+
+
+def _cell(text: str, rest: str = "") -> str:
+    whole = "; white-space: nowrap" if len(text) <= _SHORT else ""
+    return f'<td style="{_CELL}{whole}"{rest}>{escaped(text)}</td>'
 
 
 def _table(head: str, rows: Sequence[str]) -> str:
     body = "".join(f"<tr>{row}</tr>" for row in (head, *rows) if row)
-    styled = body.replace("<th>", f'<th style="{_CELL}; opacity: 0.7">').replace("<td", f'<td style="{_CELL}"')
+    styled = body.replace("<th>", f'<th style="{_CELL}; opacity: 0.7">')
     return f'<table style="{_TABLE}"><tbody>{styled}</tbody></table>'
 
 
@@ -111,17 +117,25 @@ def progress(done: int, total: int | None) -> str:
     return f'<progress value="{done}" max="{total}"></progress>' if total else "<progress></progress>"
 
 
-def curves(named: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
+def curves(
+    named: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    told: tuple[Callable[[float], str], Callable[[float], str]] = ("{:g}".format, "{:.3g}".format),
+) -> str:
     """Return a drawing of the first few curves, name → ``(x, y)``, of long ones some of the points.
 
     Points that are not finite are left out, and so is a curve with fewer than two others. Empty if there is none.
+
+    Args:
+        named: the curves.
+        told: how an x and a y are written at the ends of their scales.
     """
     finite = {name: [(x, y) for x, y in zip(*xy, strict=True) if math.isfinite(y)] for name, xy in named.items()}
     enough = [(name, _thinned(points)) for name, points in finite.items() if len(points) > 1]
     kept = dict(enough[: len(_TONES)])
     if not kept:
         return ""
-    (left, right), (low, high) = (_range(point[i] for points in kept.values() for point in points) for i in (0, 1))
+    xs, ys = ([point[i] for points in kept.values() for point in points] for i in (0, 1))
+    (left, right), (low, high) = _range(xs), _range(ys)
     width, height = _CURVE
     drawn = [f'<path d="M4 4V{height}H{width}" fill="none" stroke="currentColor" opacity="0.4"/>']
     for tone, points in zip(_TONES, kept.values(), strict=False):
@@ -131,12 +145,16 @@ def curves(named: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
             for x, y in points
         )
         drawn.append(f'<polyline points="{at}" fill="none" stroke="{tone}" stroke-width="1.5"/>')
-    drawn += [_text(width + 4, 12, f"{high:.3g}"), _text(width + 4, height, f"{low:.3g}")]
-    drawn += [_text(4, height + 12, f"{left:g}"), _text(width, height + 12, f"{right:g}", anchor="end")]
+    of_x, of_y = told
+    if min(ys) == max(ys):
+        drawn.append(_text(width + 4, height / 2 + 3, of_y(min(ys))))
+    else:
+        drawn += [_text(width + 4, 12, of_y(high)), _text(width + 4, height, of_y(low))]
+    drawn += [_text(4, height + 12, of_x(left)), _text(width, height + 12, of_x(right), anchor="end")]
     names = " ".join(
         f'<span style="color: {tone}">●</span> {escaped(name)}' for tone, name in zip(_TONES, kept, strict=False)
     )
-    return f"<div>{names}</div>" + _svg(width + 60, height + 16, ", ".join(kept), "".join(drawn))
+    return f"<div>{names}</div>" + _svg(width + 70, height + 16, ", ".join(kept), "".join(drawn))
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -1,6 +1,7 @@
 """Reports for devices and machines that are not here: held against formulas, and against as many simulated devices."""
 
 import dataclasses
+import re
 from typing import Any
 
 import equinox as eqx
@@ -172,7 +173,11 @@ def test_numbers_of_devices_stand_side_by_side() -> None:
     header, *lines = str(growth).splitlines()
     assert header.split()[:2] == ["devices", "computes"]
     assert [line.split()[0] for line in lines] == ["1", "8", "64"]
-    assert growth._repr_html_().count("<svg") == 3
+    drawn = growth._repr_html_()
+    assert drawn.count("<svg") == 3
+    ends = re.findall(r">([^<>]*)</text>", drawn)  # of the scales, in the units of the table
+    assert ends[:4] == ["65.5 kFLOP", "1.02 kFLOP", "1", "64"]
+    assert ends[4:7] == ["128 bytes", "8", "64"]
     with pytest.raises(ValueError, match=r"Growth: reports must be a dict of reports"):
         Growth({})
 

@@ -32,15 +32,14 @@ class Traced:
         self._programs: dict[int, tuple[Any, Callable[..., Any], Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
-        args = arrays.ready(args)
-        leaves = jax.tree.leaves(args)
+        leaves = jax.tree.leaves(arrays.ready(args))
         if jax_api.is_tracing() or any(isinstance(x, jax_api.Tracer) for x in leaves):
             return self._jitted(*args)
         traced = self._jitted.trace(*args)
         program = self._programs.get(id(traced.jaxpr))
         if program is None:  # with the jaxpr, so that no other takes its place in memory
-            result = jax.tree.structure(traced.out_info)
-            program = self._programs[id(traced.jaxpr)] = (traced.jaxpr, self._made(traced.jaxpr), result)
+            made = traced.jaxpr, self._made(traced.jaxpr), jax.tree.structure(traced.out_info)
+            program = self._programs[id(traced.jaxpr)] = made
         return jax.tree.unflatten(program[2], program[1](*leaves))
 
 

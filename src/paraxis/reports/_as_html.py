@@ -11,12 +11,16 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e8e8ea; --paper: #16181c; } }
 body { margin: 0 auto; max-width: 75rem; padding: 1rem; color: var(--ink); background: var(--paper);
        font: 15px/1.5 system-ui, sans-serif; }
-section { overflow-x: auto; margin: 1.2rem 0; padding-top: .4rem; border-top: 1px solid var(--faint); }
+section { overflow-x: auto; margin: 1.2rem 0; padding-top: .4rem; border-top: 1px solid var(--faint);
+          /* a shadow where there is more to the right, under a cover that moves with what it ends */
+          background: linear-gradient(to left, var(--paper) 50%, transparent) right / 3rem 100% no-repeat local,
+                      linear-gradient(to left, var(--faint), transparent) right / 1rem 100% no-repeat scroll; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: .4rem 0; }
 code { font-family: ui-monospace, monospace; font-size: .92em; }
-td { overflow-wrap: break-word; }
+td { overflow-wrap: break-word; } section > table { margin-top: .3rem; }
 @media (max-width: 40rem) { td, th { white-space: nowrap; } }
 """
+_HANGING = "padding-left: 1.5em; text-indent: -1.5em"
 _PANEL = "border-collapse: collapse; display: inline-table; width: auto; margin: 0.2em 0.8em 0.2em 0; color: inherit"
 _BLOCK = "border: 1px solid currentColor; padding: 0.2em 0.7em; text-align: center; font-size: 0.85em"
 _HEAD = "padding: 0.1em 0.5em; font-weight: normal; font-size: 0.8em; opacity: 0.7; border: none; background: none"
@@ -79,7 +83,9 @@ def _findings(report: Contents) -> str:
 def _array(array: Layout) -> str:
     name, dtype, how, size, donated = _as_text.layout(array)
     text = ", ".join(filter(None, (dtype, how, size, donated)))
-    return f"<div><code>{html.escaped(name)}</code> {html.escaped(text)}</div>{picture(array)}"
+    line = f'<div style="{_HANGING}"><code>{html.escaped(name)}</code> {html.escaped(text)}</div>'
+    drawn = picture(array)
+    return line + (f'<div style="margin: 0 0 0.6em 1.5em">{drawn}</div>' if drawn else "")
 
 
 def picture(array: Layout, *, sized: bool = True) -> str:

@@ -124,15 +124,18 @@ def _is_of_devices(points: Sequence[Point]) -> bool:
 
 def _drawings(points: Sequence[Point]) -> Iterator[str]:
     """Yield a curve for each number: doublings of the devices to the right, doublings of the number up."""
-    ways = {"computes": "flops", "sends": "sent", "holds": "peak"}
+    ways = {"computes": ("flops", units.amount), "sends": ("sent", units.size), "holds": ("peak", units.size)}
     grows = len({point.devices for point in points}) == len(points)
     along = [math.log2(point.devices) if grows else float(n) for n, point in enumerate(points)]
-    curves = {
-        name: ([x for x, point in zip(along, points, strict=True) if getattr(point, part)], values)
-        for name, part in ways.items()
-        if len(values := [math.log2(n) for point in points if (n := getattr(point, part))]) > 1
-    }
-    if curves:
+
+    def of_x(x: float) -> str:
+        return f"{round(2**x):,}" if grows else points[round(x)].label
+
+    drawn = []
+    for name, (part, told) in ways.items():
+        there = [(x, getattr(point, part)) for x, point in zip(along, points, strict=True) if getattr(point, part)]
+        curve = [x for x, _ in there], [math.log2(n) for _, n in there]
+        drawn.append(html.curves({name: curve}, (of_x, lambda y, told=told: told(round(2**y)))))
+    if any(drawn):
         yield html.note("One device, on scales of doublings" + (": devices to the right" if grows else ""))
-        for name, curve in curves.items():
-            yield html.curves({name: curve})
+        yield from drawn

@@ -90,7 +90,7 @@ class LinearObjective:
         if not isinstance(data, tuple | list) or len(data) not in (2, 3) or any(x is None for x in data[:2]):
             raise TypeError(f"{self}: data must be (X, y) or (X, y, weight), got {type(data).__name__}")
         arguments.arrays(str(self), "params", params)
-        given = [
+        given: list[Any] = [
             x if isinstance(x, OnDisk) else arguments.array(str(self), f"data[{at}]", x)
             for at, x in enumerate(data)
             if x is not None
