@@ -289,6 +289,23 @@ def test_chunks_lie_where_the_axis_says(place):
     assert engine.passes(loss, W, *groups).chunks[0] == (devices, None)
 
 
+def test_nothing_is_copied_between_devices_at_each_chunk():
+    """Neither what the elements share, nor the numbers of which their keys are made: JAX would, on its own."""
+
+    def loss(w: Any, x: Any) -> Any:
+        noisy = px.map_fn(
+            lambda w, x, key: ((x @ w - jax.random.normal(key)) ** 2).sum(),
+            (px.broadcast(w, AXIS), x, px.keys(jax.random.key(1), AXIS)),
+            AXIS,
+        )
+        return px.reduce_mean(noisy, AXIS)
+
+    step = px.Stream(at_once=1).jit(jax.value_and_grad(loss))
+    expected = step(W, px.Groups.of_arrays(X))
+    with jax.transfer_guard_device_to_device("disallow"):
+        assert_close(step(W, px.Groups.of_arrays(X)), expected)
+
+
 def test_a_jitted_run_follows_the_mesh_and_the_width_that_are_in_force():
     mean = px.Stream(at_once=1).jit(lambda x: px.reduce_mean(px.map_fn(lambda x: (x**2).sum(), (x,), AXIS), AXIS))
     exact = rng.normal(size=(N, 3))

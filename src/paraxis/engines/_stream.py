@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,25 +192,36 @@ class Stream(Engine):
             with jax.enable_x64(wide):
                 return _laid_out(work, at, work.rows(at))
 
+        shared = {id(x): x for values in work.shared.values() for x in values}  # those of other lengths are the same
+        laid = dict(zip(shared, _everywhere(work, shared.values()), strict=True))
         calls = (functools.partial(rows_of, at) for at in range(begin, len(work.chunks)))
         with contextlib.closing(reading.ahead(calls, self.readers, self.readers)) as read:
             for at, rows in enumerate(read, begin):
                 chunk = work.chunks[at]
-                shared, count = work.shared[chunk.length], len(chunk.numbers)
+                shared, count = [laid[id(x)] for x in work.shared[chunk.length]], len(chunk.numbers)
                 run = work.stage(chunk.length).compiled(shared, rows[:-1], count)
                 found = arrays.ready(run(*arrays.ready([*shared, *rows])))
-                is_checked = work.probe is not None and work.probe.at == at and _looked(work, run, rows, found)
+                is_checked = work.probe is not None and work.probe.at == at and _looked(work, run, shared, rows, found)
                 kept = _kept(work, chunk, [found[at] for at in work.kept])
                 yield Block([[found[at] for at in work.folded]], [kept], is_checked)
                 jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
                 before = found
 
 
-def _looked(work: Pass, run: Callable[..., list[Any]], rows: Sequence[Any], found: Sequence[Any]) -> bool:
+def _everywhere(work: Pass, values: Iterable[Any]) -> list[Any]:
+    """Return values whole on each device, if they are bound to none: else each chunk copies them there."""
+    target = arrays.whole_sharding(work.job.placement)
+    if target is None:
+        return list(values)
+    return [x if isinstance(x, jax.Array) and x.committed else arrays.put(x, target) for x in values]
+
+
+def _looked(
+    work: Pass, run: Callable[..., list[Any]], shared: Sequence[Any], rows: Sequence[Any], found: Sequence[Any]
+) -> bool:
     """Run a chunk with other padding; return whether it had any."""
     assert work.probe is not None
     at = work.probe.at
-    shared = work.shared[work.chunks[at].length]
     return work.probe.look(
         lambda rows: arrays.ready(run(*arrays.ready([*shared, *_laid_out(work, at, rows)]))), rows[:-1], found
     )
@@ -232,7 +243,7 @@ def _laid_out(work: Pass, at: int, found: Sequence[Any]) -> list[Any]:
     cut, placement = work.cuts[chunk.length], work.job.placement.holding(len(chunk.numbers))
     dims = [cut.plan.dims[v] or 0 for v in work.stage(chunk.length).rows]
     rows = [_laid(x, dim, placement) for x, dim in zip(found, dims, strict=True)]
-    return arrays.ready([*rows, jnp.asarray(chunk.numbers, jnp.int32)])
+    return arrays.ready([*rows, *_everywhere(work, [chunk.numbers.astype(np.int32)])])
 
 
 def _plans(plan: Plan) -> Iterator[Plan]:
