@@ -126,6 +126,15 @@ def between(v: Any, w: Any, x: Any, y: Any) -> Any:
     return jnp.sum(losses * jnp.arange(1.0, N + 1)) + jnp.asarray(WEIGHTS) @ losses
 
 
+def picked(v: Any, w: Any, x: Any, y: Any) -> Any:
+    """Rows' own entries read and written outside of maps, by indices of each row and by the same of all."""
+    z = jnp.einsum("nij,j->ni", x, w)
+    z = jnp.sort(z.at[:, 2].multiply(2.0).at[:, jnp.array([1, 3])].set(0.5), axis=1)
+    at = jnp.argmax(jnp.abs(z - y), 1)
+    z = jax.vmap(lambda z, at, y: z.at[at].set(y[0] * w[0]))(z, at, y)
+    return v.reduce_mean(jnp.take_along_axis(z, at[:, None], 1)[:, 0]) + v.reduce_sum((z * y).sum(1))
+
+
 def local_steps(w: Any, x: Any, y: Any) -> Any:
     return jax.lax.scan(lambda w, _: (w - 0.1 * jax.grad(one)(w, x, y), None), w, None, length=2)[0]
 
@@ -203,7 +212,21 @@ def rounds_within(v: Any, w: Any, x: Any, y: Any) -> Any:
     return jnp.sum(v.map_models(model, (jnp.stack([w, 2 * w, -w]),)) ** 2)
 
 
-_ALL = (mean, weighted, masked, extremes, products, tied, largest_inside, normalised, between, rounds, noisy, indexed)
+_ALL = (
+    mean,
+    weighted,
+    masked,
+    extremes,
+    products,
+    tied,
+    largest_inside,
+    normalised,
+    between,
+    picked,
+    rounds,
+    noisy,
+    indexed,
+)
 PROGRAMS: dict[str, Callable[..., Any]] = {
     fn.__name__: fn for fn in (*_ALL, exchanging, scanned, over_time, within, rounds_within)
 }

@@ -415,6 +415,29 @@ def test_a_branch_and_a_loop_are_decided_by_what_passes_give(threshold):
     assert_close(streamed(lambda x, y: program(Ours(), W, x, y), 1), expected)
 
 
+def test_loops_under_vmap_end_each_when_its_own_condition_says():
+    """Around reductions, with rows in what they carry: from the second start it is one step, from the others six."""
+
+    def descent(v: Any, w: Any, x: Any, y: Any) -> Any:
+        def step(carry: Any) -> Any:
+            number, w, rows = carry
+            g = v.map_fn(jax.grad(one), (v.broadcast(w), x, y))
+            return number + 1, w - 0.4 * v.reduce_mean(g), 0.5 * rows + g
+
+        def goes_on(carry: Any) -> Any:
+            return (carry[0] < 6) & (mean(v, carry[1], x, y) > jnp.abs(w[0]) * 1.05)
+
+        return jax.lax.while_loop(goes_on, step, (0, w, jnp.zeros((N, 3))))
+
+    def from_each(v: Any) -> Any:
+        return lambda starts, x, y: jax.vmap(lambda w: descent(v, w, x, y))(starts)
+
+    starts = jnp.stack([W, 2 * W, -W])
+    expected = jax.jit(from_each(Plain))(starts, X, Y)
+    assert expected[0].tolist() == [6, 1, 6]
+    assert_close(streamed(from_each(Ours()), 1, starts), expected)
+
+
 def test_effects_happen_once_per_element_however_many_passes_there_are():
     seen: list[int] = []
 

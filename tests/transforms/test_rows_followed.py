@@ -46,6 +46,15 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[Any], Sequence[int | None], 
     "batched matmul, one with rows": (lambda x, y: x @ y.mT, (WORDS, WORDS), (None, 0), 0),
     "rows along two dimensions": (lambda x: x + x.T, (SQUARE,), (0,), MET),
     "loop that turns rows": (_swapping, (SQUARE,), (0,), MET),
+    "some columns written": (lambda x: x.at[:, jnp.array([0, 2])].add(x[:, :2]), (SQUARE,), (0,), 0),
+    "a column each written": (
+        jax.vmap(lambda x, at: x.at[at].set(7.0 * x[0])),
+        (SQUARE, np.arange(N) % 3),
+        (0, None),
+        0,
+    ),
+    "each row written to the next": (lambda x: x.at[(jnp.arange(N) + 1) % N].add(x), (SQUARE,), (0,), MET),
+    "written by rows": (lambda x: jnp.zeros((N, N)).at[:, 1].set(x[:, 0]), (SQUARE,), (0,), 0),
     "cond with rows turned": (_transposed_or_not, (SQUARE, True), (0, None), MET),
 }
 

@@ -246,6 +246,28 @@ def _gather(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
     return elsewhere[dim] if dim is not None and dim < len(elsewhere) else None
 
 
+SCATTERS = ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+
+
+def scattered(eqn: JaxprEqn) -> list[tuple[int, int, int]]:
+    """Return which dimensions of operand, indices (-1: none) and updates go together in a scatter."""
+    numbers = eqn.params["dimension_numbers"]
+    batching, windows = numbers.operand_batching_dims, numbers.update_window_dims
+    elsewhere = _rest(eqn.invars[2], windows)
+    pairs = zip(_rest(eqn.invars[0], numbers.inserted_window_dims, batching), windows, strict=True)
+    whole = [(own, -1, at) for own, at in pairs if _shape(eqn.invars[0])[own] == _shape(eqn.invars[2])[at]]
+    together = zip(batching, numbers.scatter_indices_batching_dims, strict=True)
+    return [*((own, at, elsewhere[at]) for own, at in together), *whole]
+
+
+def _scatter(eqn: JaxprEqn, dims: Sequence[int | None]) -> int | None:
+    """Follow rows to the operand's own: one index belongs to one row, or the updates have all rows."""
+    for places in scattered(eqn):
+        if all(dim in (None, place) for dim, place in zip(dims, places, strict=True)):
+            return places[0]
+    return None
+
+
 _OPERAND_RULES: dict[str, Callable[[JaxprEqn, Sequence[int | None]], int | None]] = {
     **dict.fromkeys(
         (
@@ -265,6 +287,7 @@ _OPERAND_RULES: dict[str, Callable[[JaxprEqn, Sequence[int | None]], int | None]
     "conv_general_dilated": _conv_general_dilated,
     "dot_general": _dot_general,
     "gather": _gather,
+    **dict.fromkeys(SCATTERS, _scatter),
 }
 
 

@@ -32,15 +32,16 @@ _FOLDS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce
     "reduce_and": "all",
 }
 _EXTREMES = frozenset(("max", "min"))
-_PAIRED: dict[str, Callable[[Step], tuple[Sequence[int], Sequence[int]]]] = {
+_PAIRED: dict[str, Callable[[Step], Sequence[Sequence[int]]]] = {
     "dot_general": lambda step: step.params["dimension_numbers"][1],
     "gather": lambda step: (
         step.params["dimension_numbers"].operand_batching_dims,
         step.params["dimension_numbers"].start_indices_batching_dims,
     ),
     "conv_general_dilated": lambda step: ((), ()),
+    **dict.fromkeys(rowwise.SCATTERS, lambda step: tuple(zip(*rowwise.scattered(step.eqn), strict=True))),
 }
-"""Operations whose two operands go together in these dimensions only, whatever their shapes."""
+"""Operations whose operands go together in these dimensions only (-1: not this one), whatever their shapes."""
 _COMPARISONS = frozenset(
     (*("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"), *("sign", "floor", "ceil", "round", "is_finite"))
 )
@@ -338,9 +339,10 @@ class _Analysis:
         """Note which operands without rows are to be cut like those that have some: they are as long."""
         if step.name in _PAIRED:
             for numbers in zip(*_PAIRED[step.name](step), strict=True):
-                for own, other in ((0, 1), (1, 0)):
-                    if dims[own] == numbers[own] and dims[other] is None:
-                        self._take(step, other, numbers[other])
+                if any(dim == number for dim, number in zip(dims, numbers, strict=True)):
+                    for other, number in enumerate(numbers):
+                        if dims[other] is None and number >= 0:
+                            self._take(step, other, number)
             return
         rank, dim = next((len(shape(v)), dim) for v, dim in zip(step.invars, dims, strict=True) if dim is not None)
         for number, v in enumerate(step.invars):

@@ -20,7 +20,7 @@ from paraxis.engines._flat import Scan, Step, Value
 from paraxis.engines._job import Chunk, Cut, Job, Length, Pieces, Rows, loaded, numpy_of, of_chunk, on_host
 from paraxis.engines._journal import Journal
 from paraxis.engines._padding import PaddingCountedError, Probe
-from paraxis.engines._plan import Keep, Plan
+from paraxis.engines._plan import Keep, Plan, operand_dims
 from paraxis.engines._progress import Progress, Show, shown
 from paraxis.engines._stage import Stage
 from paraxis.engines._sums import Totals
@@ -450,6 +450,10 @@ class Run:
             return self.execute(inner)
 
         some = next(iter(steps.values()))
+        if some.name == "while":
+            for length, values in operands.items():
+                dims = operand_dims(steps[length], loops[length])
+                operands[length] = [self._as_rows(x, dim) for x, dim in zip(values, dims, strict=True)]
         results = {"scan": self._scan, "while": self._while, "cond": self._cond}[some.name](some, operands, run)
         for length, cut in cuts.items():
             for v, y, dim in zip(steps[length].outvars, results[length], loops[length].out_dims, strict=True):
@@ -480,10 +484,23 @@ class Run:
         carry = {length: values[num_cond + num_body :] for length, values in operands.items()}
         while True:
             going = run(0, {length: [*values[:num_cond], *carry[length]] for length, values in operands.items()})
-            if not bool(next(iter(going.values()))[0]):
+            goes = np.asarray(next(iter(going.values()))[0])  # under vmap there are several, and JAX stops each alone
+            if not goes.any():
                 return carry
             fixed = {length: values[num_cond : num_cond + num_body] for length, values in operands.items()}
-            carry = run(1, {length: [*values, *carry[length]] for length, values in fixed.items()})
+            found = run(1, {length: [*values, *carry[length]] for length, values in fixed.items()})
+            if not goes.all():
+                found = {
+                    length: [self._chosen(goes, new, old) for new, old in zip(values, carry[length], strict=True)]
+                    for length, values in found.items()
+                }
+            carry = found
+
+    def _chosen(self, goes: np.ndarray, new: Any, old: Any) -> Any:
+        if not isinstance(new, (tuple, Pieces)):
+            return _where(goes, new, old)
+        chunks = [[of_chunk(x, chunk, at, {}) for x in (new, old)] for at, chunk in enumerate(self.chunks)]
+        return Pieces([_where(goes, *parts) for parts in chunks])
 
     def _scan(self, step: Step, operands: dict[Length, list[Any]], run: _RunBody) -> dict[Length, list[Any]]:
         scans = {length: Scan.of(step, values) for length, values in operands.items()}
@@ -539,6 +556,10 @@ def num_passes(plan: Plan) -> int | None:
                 return None
             total += (counts[0] or 0) * (step.params["length"] if step.name == "scan" else 1)
     return total
+
+
+def _where(goes: np.ndarray, new: Any, old: Any) -> Any:
+    return numpy_of(new).where(goes.reshape(goes.shape + (1,) * (new.ndim - goes.ndim)), new, old)
 
 
 def _item(x: Any, number: int) -> Any:
