@@ -135,6 +135,16 @@ def picked(v: Any, w: Any, x: Any, y: Any) -> Any:
     return v.reduce_mean(jnp.take_along_axis(z, at[:, None], 1)[:, 0]) + v.reduce_sum((z * y).sum(1))
 
 
+def solved(v: Any, w: Any, x: Any, y: Any) -> Any:
+    """A linear system whose products are reductions, by conjugate gradients."""
+
+    def product(p: Any) -> Any:
+        return v.reduce_mean(v.map_fn(lambda p, x: x.T @ (x @ p), (v.broadcast(p), x))) + p
+
+    moments = v.reduce_mean(v.map_fn(lambda x, y: x.T @ y, (x, y)))
+    return jax.scipy.sparse.linalg.cg(product, moments + w, maxiter=3)[0] @ w
+
+
 def local_steps(w: Any, x: Any, y: Any) -> Any:
     return jax.lax.scan(lambda w, _: (w - 0.1 * jax.grad(one)(w, x, y), None), w, None, length=2)[0]
 
@@ -223,6 +233,7 @@ _ALL = (
     normalised,
     between,
     picked,
+    solved,
     rounds,
     noisy,
     indexed,

@@ -168,12 +168,14 @@ class _Reader:
     def _of(self, eqn: JaxprEqn, operands: list[Atom], line: str) -> Sequence[Atom]:
         if eqn.primitive is maps.map_p and eqn.params["axis"] in self.around:
             traced, _ = jax_api.trace(functools.partial(_all_together, eqn.params), [v.aval for v in eqn.invars], {})
-            body, consts = jax_api.without_constants(traced)
-            return self.read(body.jaxpr, [*map(self._constant, consts), *operands], line)
+            return self._inside(traced, operands, line)
         if eqn.primitive.name in jax_api.CALLS:
-            body = _body_of(eqn)
-            consts = [self._constant(value) for value in body.consts]
-            return self.read(jax_api.without_constants(body)[0].jaxpr, [*consts, *operands], line)
+            return self._inside(_body_of(eqn), operands, line)
+        if eqn.primitive.name == "custom_linear_solve":  # its other functions are for derivatives
+            counts = eqn.params["const_lengths"]
+            begin = counts.matvec + counts.vecmat
+            given = [*operands[begin : begin + counts.solve], *operands[sum(counts) :]]
+            return self._inside(eqn.params["jaxprs"].solve, given, line)
         if eqn.primitive is primitives.others_p and eqn.params["axis"] == self.axis:
             run = functools.partial(primitives.others_by_reductions, **eqn.params)
             self.same.update(v for v in operands if isinstance(v, Value))  # what is zero in one pass is in the next
@@ -190,6 +192,10 @@ class _Reader:
         else:
             self.steps.append(step)
         return step.outvars
+
+    def _inside(self, body: ClosedJaxpr, given: Sequence[Atom], line: str) -> list[Atom]:
+        consts = [self._constant(value) for value in body.consts]
+        return self.read(jax_api.without_constants(body)[0].jaxpr, [*consts, *given], line)
 
     def _constant(self, value: Any) -> Value:
         made = Value(jax.typeof(value))
