@@ -153,7 +153,7 @@ class Surroundings:
         is_apart = is_apart and (isinstance(x, (list, tuple, dict)) or self._is_object(x))
         itself = Place(place.name, x, x)
         if itself.which not in self._ignored and not is_apart:
-            if _has_bytes(x) and (x.nbytes if isinstance(x, np.ndarray) else len(x)) <= _SMALL:
+            if _num_bytes(x) <= _SMALL:
                 self._arrays.append((itself, _bytes_of(x)))
             if isinstance(x, (list, dict, set, collections.deque)) and len(x) <= _AT_MOST:
                 self._lists.append((itself, tuple(x)))
@@ -348,7 +348,7 @@ class _Slots:
 
 
 class _Context:
-    """What a context variable holds, as a mapping."""
+    """The value of a context variable, as a mapping."""
 
     def __init__(self, x: contextvars.ContextVar[Any]) -> None:
         self.x = x
@@ -357,8 +357,11 @@ class _Context:
         return self.x.get(default)
 
 
-def _has_bytes(x: Any) -> bool:
-    return isinstance(x, (bytearray, array.array)) or (isinstance(x, np.ndarray) and x.dtype != object)
+def _num_bytes(x: Any) -> float:
+    """Return how many bytes can be compared; infinitely many of what has none."""
+    if isinstance(x, (bytearray, array.array)):
+        return memoryview(x).nbytes
+    return x.nbytes if isinstance(x, np.ndarray) and x.dtype != object else np.inf
 
 
 def _bytes_of(x: Any) -> bytes:
