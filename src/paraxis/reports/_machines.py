@@ -92,8 +92,8 @@ class Machine:
         """
         device = jax.local_devices()[0]
         scale = 1 if device.platform == "cpu" else 8  # what is small for a faster device measures how it is called
-        width, long = scale * 256, 2**24
-        square, rows = jnp.ones((width, width), jnp.float32), jnp.ones((scale * 2048, width), jnp.float32)
+        width, long = scale * 384, 2**24  # wider layers are faster, narrower ones slower
+        square, rows = jnp.ones((width, width), jnp.float32), jnp.ones((scale * 1024, width), jnp.float32)
         tall = jnp.ones((scale * 2**15, 512), jnp.float32)
         short, other = (jnp.full((scale * 2**13, 512), value, jnp.float32) for value in (1, 2))
 
