@@ -330,3 +330,42 @@ def test_an_extremum_is_that_of_the_rows_that_were_compared(name: str, kind: str
         rows = np.asarray(fn(x.astype(np.float64), float(r)))  # in float64, no two are as good as equal
         is_it = rows == getattr(rows, kind)(0)
         np.testing.assert_allclose(found, np.where(is_it, derivative(x, r), 0), rtol=1e-4, atol=1e-6)
+
+
+FUSED = (  # a product and a difference of it, and what is made of them
+    (lambda s, a, b, d: (a * b - d) + 0 * s, lambda s, a, b, d: b),
+    (lambda s, a, b, d: jnp.where(a * b > d - 0.5, a * b - d, 2 * (a * b - d)) * s, None),
+    (lambda s, a, b, d: (a * b - d) * s, lambda s, a, b, d: s * b),
+    (lambda s, a, b, d: s * a * b - d, lambda s, a, b, d: s * b),
+)
+
+
+@pytest.mark.parametrize("run", ["jit", "eager", "all at once", "chunks"])
+@pytest.mark.parametrize("kind", ["max", "min", "prod"])
+@pytest.mark.parametrize("number", range(4))
+def test_what_is_compared_is_computed_once(number: int, kind: str, run: str) -> None:
+    """Compilers may compute rows again for each use, and round products and sums together in one, apart in another."""
+    fn, slope = FUSED[number]
+    slope = slope or (lambda s, a, b, d: s * b * np.where(a * b > d - 0.5, 1, 2))
+    axis, rng = px.Axis("rows", 512), np.random.default_rng(number)
+    s, (a, b) = np.float32(1 if kind == "prod" else 1.3), rng.standard_normal((2, 512, 3), np.float32)
+    d = rng.standard_normal((512, 3), np.float32)
+    if kind == "prod":  # all but one of a column are near 1, and that is zero, or as near to it as roundings are
+        far = a * b - rng.uniform(0.9, 1.1, (512, 3)).astype(np.float32)
+        d = np.where(np.arange(512)[:, None] == [3, 17, 40], a * b, far)
+
+    def reduced(s: Any, a: Any, b: Any, d: Any) -> Any:
+        return getattr(px, f"reduce_{kind}")(px.map_fn(fn, (px.broadcast(s, axis), a, b, d), axis), axis).sum()
+
+    gradient = jax.grad(reduced, 1)
+    stream = px.Stream(at_once=64 if run == "all at once" else 8)
+    found = {"jit": jax.jit(gradient), "eager": gradient}.get(run, functools.partial(stream.run, gradient))(s, a, b, d)
+    wide = [np.asarray(v, np.float64) for v in (s, a, b, d)]
+    rows, slopes = np.asarray(fn(*wide)), np.asarray(slope(*wide))
+    if kind == "prod":
+        others = np.stack([np.delete(rows, i, 0).prod(0) for i in range(512)])
+        hit = np.arange(512)[:, None] == [3, 17, 40]
+        np.testing.assert_allclose(np.asarray(found)[hit], (others * slopes)[hit], rtol=1e-3)
+        np.testing.assert_allclose(np.asarray(found)[~hit], 0, atol=1e-6 * np.abs(others * slopes).max())
+    else:
+        np.testing.assert_allclose(found, np.where(rows == getattr(rows, kind)(0), slopes, 0), rtol=1e-4, atol=1e-6)

@@ -186,7 +186,7 @@ def _sum_transpose(ct: jax.Array, x: Any, *, axis: str, size: int, padded: Rows 
 
 def _extremum_jvp(x: jax.Array, x_dot: jax.Array, *, kind: str, **params: Any) -> tuple[jax.Array, jax.Array]:
     """Elements that attain the extremum share its derivative equally, as in ``jnp.max``."""
-    x = jax.lax.optimization_barrier(x)  # else XLA may compute it for each use, rounded otherwise, and none is equal
+    x = jax_api.computed_once(x)  # else no element may equal it
     y = REDUCTIONS[kind].bind(x, **params)
     attained = (x == y[None]).astype(x_dot.dtype)
     return y, sum_p.bind(attained * x_dot, **params) / sum_p.bind(attained, **params)
@@ -208,9 +208,9 @@ def _others(x: jax.Array, **params: Any) -> jax.Array:
 
 def others_by_reductions(x: jax.Array, **params: Any) -> jax.Array:
     """Return the same by a product and a count over the elements: exact at zeros, but its derivatives there are not."""
-    is_zero = x == 0
-    factors = jnp.where(is_zero, jnp.ones_like(x), x)
-    zeros_left = sum_p.bind(is_zero.astype(np.int32), **params)[None] - is_zero.astype(np.int32)
+    x = jax_api.computed_once(x)  # else what the count finds to be zero may not be zero in the product
+    factors, is_zero = jnp.where(x == 0, jnp.ones_like(x), x), (x == 0).astype(np.int32)
+    zeros_left = sum_p.bind(is_zero, **params)[None] - is_zero
     return jnp.where(zeros_left == 0, prod_p.bind(factors, **params)[None] / factors, jnp.zeros_like(x))
 
 

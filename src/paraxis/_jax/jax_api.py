@@ -40,6 +40,7 @@ from jaxlib import (
 )
 
 __all__ = [
+    "ONCE",
     "RULED",
     "ClosedJaxpr",
     "Jaxpr",
@@ -53,6 +54,7 @@ __all__ = [
     "bound_axes",
     "calls_back",
     "collect_at",
+    "computed_once",
     "coordination_client",
     "define_batching",
     "define_jvp",
@@ -135,6 +137,27 @@ def define_batching(primitive: Primitive, rule: Callable[..., tuple[Any, int]]) 
         return rule(operands[0], dims[0], **params)
 
     batching.primitive_batchers[primitive] = batch
+
+
+def _once(x: jax.Array) -> jax.Array:
+    if jax.__version_info__ >= (0, 12) or not jax.numpy.issubdtype(x.dtype, np.inexact):
+        return jax.lax.optimization_barrier(x)
+    # On CPU, the compiler of these versions removes barriers first. A loop's result it keeps; this one changes nothing.
+    return jax.lax.fori_loop(0, 2, lambda i, x: jax.numpy.where(i == 2, -x, x), x)
+
+
+ONCE = "computed_once"
+_once_p = Primitive(ONCE)
+_once_p.def_abstract_eval(lambda x: x)
+_once_p.def_impl(lambda x: x)
+define_lowering(_once_p, _once)
+define_jvp(_once_p, lambda x, x_dot: (_once_p.bind(x), x_dot))
+define_batching(_once_p, lambda x, dim: (_once_p.bind(x), dim))
+
+
+def computed_once(x: jax.Array) -> jax.Array:
+    """Return the same, which a program computes once: again for another use, it may be rounded to another number."""
+    return _once_p.bind(x)
 
 
 def define_outside(

@@ -185,7 +185,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys((f"reduce_window{kind}" for kind in ("", "_sum", "_max", "_min")), _reduce_window),
 }
 
-_PASSED_ON = frozenset(("optimization_barrier", "device_put", "reshard"))  # result k is operand k
+_PASSED_ON = frozenset(("optimization_barrier", jax_api.ONCE, "device_put", "reshard"))  # result k is operand k
 
 
 # --- operations to which it matters which operand has rows -----------------------------------------------------------

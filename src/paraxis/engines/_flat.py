@@ -180,7 +180,7 @@ class _Reader:
             run = functools.partial(primitives.others_by_reductions, **eqn.params)
             self.same.update(v for v in operands if isinstance(v, Value))  # what is zero in one pass is in the next
             return self.read(jax_api.trace(run, [v.aval for v in eqn.invars], {})[0].jaxpr, operands, line)
-        is_barrier, which = eqn.primitive.name == "optimization_barrier", tuple(map(id, operands))
+        is_barrier, which = eqn.primitive.name == jax_api.ONCE, tuple(map(id, operands))
         if is_barrier and which in self.behind:
             return self.behind[which]
         outs = [Value(v.aval) for v in eqn.outvars]
