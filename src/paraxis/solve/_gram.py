@@ -3,7 +3,7 @@
 The Hessian of a generalised linear model is ``X.T @ C @ X``, with C the rows' curvatures. Where the model starts these
 hardly differ, and for a softmax they are close to the same matrix in every row (Böhning 1992), so that one matrix,
 ``(d, d)``, stands for all outputs. L-BFGS corrects what is wrong in it. Some rows are enough: the directions that
-matter are those in which X is large; or, where a model fits most rows well, those few that have nearly all curvature.
+matter are those in which X is large.
 """
 
 import functools
@@ -26,9 +26,6 @@ _MOST_ITERATIONS = 100
 _TYPICAL_CLASSES = 4
 _SPEED_OF_LARGE_PRODUCTS = 6
 _BLOCK = 512  # rows; the weighted copy of more would not stay in a cache
-_MANY_PRODUCTS = 2**30  # of fewer, choosing rows takes as long
-_FEW_ROWS = (2, 4, 8)  # per column
-_MOST_CURVATURE = 0.85  # of all rows': what the few must have
 _LEAST_PIVOT = 8  # roundings per column
 _JITTER = 1e-3  # of what a column would weigh, were all its rows as large as the largest
 
@@ -191,33 +188,14 @@ def _of_concrete(
 ) -> jax.Array:
     beside = targets if isinstance(design, OnDisk) else design
     with placing.without_context():
-        numbers, scale = _chosen(loss, intercept, used, design, targets, weight, params)
+        numbers = np.asarray(used)
         some, at = _some_of(design, numbers)
         targets, weight = jax.tree.map(lambda x: arrays.on_host(x)[at], (targets, weight))
         l2, params = arrays.unbound((l2, params))
         # Two programs: in one, XLA lays the product out for the factorisation, and takes half as long again.
         found = _matrix(loss, intercept, some, targets, weight, l2, params)
-        found = _inverse(*(x * scale for x in found), l2, intercept)
+        found = _inverse(*found, l2, intercept)
     return arrays.whole_beside(found, beside)
-
-
-def _chosen(
-    loss: Loss, intercept: bool, used: range, design: Any, targets: Any, weight: Any, params: Any
-) -> tuple[np.ndarray, float]:
-    """Return the numbers of the rows to use, and what their matrix is multiplied by to stand for all rows.
-
-    They are the fewest that have most of the curvature, or, if these are not fewer, those given.
-    """
-    width = design.shape[1]
-    if isinstance(design, OnDisk) or loss.flat or len(used) * width**2 < _MANY_PRODUCTS:
-        return np.asarray(used), 1.0
-    shares, curvature = map(arrays.on_host, _curvatures(loss, intercept, design, targets, weight, params))
-    total, most_first = curvature.sum(), np.argsort(-curvature, kind="stable")
-    for number in (rows * width for rows in _FEW_ROWS if rows * width < len(used)):
-        numbers = np.sort(most_first[:number])
-        if np.inf > (theirs := curvature[numbers].sum()) >= _MOST_CURVATURE * total > 0:
-            return numbers, float(shares[numbers].sum() * total / theirs)
-    return np.asarray(used), 1.0
 
 
 def _some_of(design: Any, numbers: np.ndarray) -> tuple[Any, np.ndarray]:
@@ -240,15 +218,3 @@ def _matrix(
 
 
 _inverse = jax.jit(inverse, static_argnums=3)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _curvatures(
-    loss: Loss, intercept: bool, design: Any, targets: Any, weight: Any, params: Any
-) -> tuple[jax.Array, jax.Array]:
-    """Return each row's share of the weights, and its part of the mean curvature."""
-    problem = Linear(loss, design, targets, weight, None, intercept)
-    z = problem.predictions(params)
-    given = jnp.ones(len(z), z.dtype) if weight is None else weight.astype(z.dtype)
-    shares = given / jnp.sum(given)
-    return shares, shares * loss.curvature(z, targets)
