@@ -71,6 +71,16 @@ def an_array_of_numpy() -> Any:
     return lambda x: x * factors[1], lambda k: factors.fill(k)
 
 
+def an_array_that_the_program_holds() -> Any:
+    factors = np.full(3, 2.0, np.float32)
+    return lambda x: x * jnp.max(factors), lambda k: factors.fill(k)
+
+
+def a_number_that_the_program_holds() -> Any:
+    factor = np.full((), 2.0, np.float32)
+    return lambda x: x * factor, lambda k: factor.fill(k)
+
+
 def an_array_of_jax() -> Any:
     held = types.SimpleNamespace(factor=jnp.float32(2))
     return lambda x: x * held.factor, lambda k: setattr(held, "factor", jnp.float32(k))
@@ -324,7 +334,8 @@ def what_a_program_reads() -> Any:
 
 WAYS = [
     *(a_global, a_function_that_is_called, a_closure, an_item, an_item_of_a_list, the_length_of_a_list),
-    *(an_array_of_numpy, an_array_of_jax, an_attribute_of_a_method, an_attribute_of_a_callable),
+    *(an_array_of_numpy, an_array_that_the_program_holds, a_number_that_the_program_holds, an_array_of_jax),
+    *(an_attribute_of_a_method, an_attribute_of_a_callable),
     *(an_attribute_that_a_helper_names, what_a_decorated_function_reads, what_a_base_class_reads),
     *(an_item_that_was_not_there, an_attribute_that_was_not_there, a_special_method, another_class_in_its_place),
     what_a_function_with_a_rule_reads,

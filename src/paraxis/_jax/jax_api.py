@@ -262,13 +262,19 @@ def with_copies(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Return the same jaxpr with copies of the NumPy arrays in it, which whoever made them may change."""
 
     def own(item: Any) -> Any:
+        if isinstance(item, Literal) and isinstance(item.val, np.ndarray):
+            return Literal(np.array(item.val), item.aval)
         return np.array(item) if isinstance(item, np.ndarray) else item
 
     eqns = [
-        eqn.replace(params=map_jaxprs(eqn.params, with_copies)) if any(True for _ in subjaxprs(eqn)) else eqn
+        eqn.replace(
+            params=map_jaxprs(eqn.params, with_copies) if any(True for _ in subjaxprs(eqn)) else eqn.params,
+            invars=[own(v) for v in eqn.invars],
+        )
         for eqn in closed.jaxpr.eqns
     ]
-    return ClosedJaxpr(closed.jaxpr.replace(eqns=eqns), [own(item) for item in closed.consts])
+    outvars = [own(v) for v in closed.jaxpr.outvars]
+    return ClosedJaxpr(closed.jaxpr.replace(eqns=eqns, outvars=outvars), [own(item) for item in closed.consts])
 
 
 def without_unread(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[bool]]:

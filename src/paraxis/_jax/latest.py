@@ -1,6 +1,7 @@
 """A compiled program of users' functions, made anew when something that they read has changed."""
 
 import collections
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -8,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from paraxis._calls.surroundings import Reads
-from paraxis._jax import structure
+from paraxis._jax import jax_api, structure
 
 _P = TypeVar("_P")
 _OFTEN = 5  # changes, after which the user is told
@@ -36,16 +37,18 @@ class Latest(Generic[_P]):
         self._without: collections.Counter[Any] = collections.Counter()
         self._with: collections.Counter[str] = collections.Counter()
         self._program, self._traces = self._made()
+        self._traced: list[Any] = []  # for arguments of each kind, with copies of NumPy arrays as they were
         self._looked = 0
 
     def get(self, trace: Callable[[_P], Any]) -> _P:
-        """Return the program to call now; call :meth:`note` then.
+        """Return the program to call now; call :meth:`note` then, with the same.
 
         Args:
             trace: ``trace(program)`` → what it is, traced, for the call to come.
         """
         if not self._traces():
             self._reads.begin()
+            self._keep(trace(self._program))
             return self._program
         changes = self._reads.changed()
         if not changes:
@@ -53,7 +56,9 @@ class Latest(Generic[_P]):
         new, traces = self._made()
         self._reads.begin()
         self._looked = -1
-        if structure.key(trace(self._program)) == structure.key(trace(new)):
+        now = trace(new)
+        alike = [was for was in self._traced if was.in_avals == now.in_avals]
+        if any(structure.key(was) == structure.key(now) for was in alike):
             self._without.update(place.which for place in changes)
             often = [place for place in changes if self._without[place.which] >= _ENOUGH]
             self._reads.ignore(place for place in often if place.holder is place.value)  # a list, which only grows
@@ -61,14 +66,21 @@ class Latest(Generic[_P]):
                 return self._program
         else:
             self._tell([place.name for place in changes])
-        self._program, self._traces = new, traces
+        self._program, self._traces, self._traced = new, traces, []
+        self._keep(now)
         return new
 
-    def note(self) -> None:
+    def note(self, trace: Callable[[_P], Any]) -> None:
         """Look at what the functions read again, if they were traced."""
         if self._traces() != self._looked:
-            self._looked = self._traces()
             self._reads.end()
+            with contextlib.suppress(Exception):  # what cannot be traced, such as arguments that the call has consumed
+                self._keep(trace(self._program))
+            self._looked = self._traces()
+
+    def _keep(self, traced: Any) -> None:
+        if all(was.in_avals != traced.in_avals for was in self._traced):
+            self._traced.append(jax_api.with_copies(traced))
 
     def _made(self) -> tuple[_P, Callable[[], int]]:
         count = 0
@@ -112,19 +124,22 @@ class Jitted:
         self._latest = Latest(lambda noticing: jax.jit(noticing(fn), **options), functions, reads)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def trace(jitted: Any) -> Any:
+            return jitted.trace(*args, **kwargs).jaxpr
+
         try:
-            return self._now(args, kwargs)(*args, **kwargs)
+            return self._latest.get(trace)(*args, **kwargs)
         finally:
-            self._latest.note()
+            self._latest.note(trace)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
+        def trace(jitted: Any) -> Any:
+            return jitted.trace(*args, **kwargs).jaxpr
+
         try:
-            return self._now(args, kwargs).trace(*args, **kwargs)
+            return self._latest.get(trace).trace(*args, **kwargs)
         finally:
-            self._latest.note()
+            self._latest.note(trace)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         return self.trace(*args, **kwargs).lower()
-
-    def _now(self, args: Any, kwargs: Any) -> Any:
-        return self._latest.get(lambda jitted: jitted.trace(*args, **kwargs).jaxpr)

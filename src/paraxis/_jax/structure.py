@@ -158,7 +158,8 @@ class _Cell:
 def _of_constant(value: Any) -> Hashable:
     if isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)):
         array = np.asarray(value)
-        return (type(value), array.dtype, array.shape, array.tobytes())
+        kind = np.ndarray if isinstance(value, np.ndarray) else type(value)  # JAX's own arrays of NumPy are that, too
+        return (kind, array.dtype, array.shape, array.tobytes())
     return _Same(value)  # an array of JAX's, which does not change
 
 

@@ -72,27 +72,24 @@ class Current:
 
     def __call__(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> Resident:
         """Return the results, one per row."""
-        try:
-            return self._now(own, shared)(own, shared)
-        finally:
-            self._latest.note()
+        return self._call(own, shared, lambda program: program(own, shared))
 
     def trace(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> Any:
         """Trace what is run, like ``jax.jit(f).trace``."""
-        try:
-            return self._now(own, shared).trace(own, shared)
-        finally:
-            self._latest.note()
+        return self._call(own, shared, lambda program: program.trace(own, shared))
 
     def small(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> bool:
         """Return whether one row's work is small."""
-        try:
-            return self._now(own, shared).small(own, shared)
-        finally:
-            self._latest.note()
+        return self._call(own, shared, lambda program: program.small(own, shared))
 
-    def _now(self, own: Sequence[Resident], shared: Sequence[Everywhere]) -> "Program":
-        return self._latest.get(lambda program: program.trace(own, shared).jaxpr)
+    def _call(self, own: Sequence[Resident], shared: Sequence[Everywhere], ask: Callable[["Program"], Any]) -> Any:
+        def trace(program: "Program") -> Any:
+            return program.trace(own, shared).jaxpr
+
+        try:
+            return ask(self._latest.get(trace))
+        finally:
+            self._latest.note(trace)
 
 
 class Program:
