@@ -182,3 +182,28 @@ def test_the_extremes_of_padded_negative_integers() -> None:
     axis, x = axis_on(2, 3), jnp.array([-3, -2, -5])
     assert (int(px.reduce_max(x, axis)), int(px.reduce_min(-x, axis))) == (-2, 2)
     assert px.map_fn(lambda x: px.pmax(x, axis), x, axis).tolist() == [-2] * 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("size", [3, 8, 13])
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_an_extremum_of_what_is_not_a_number_is_none(devices: int, size: int, dtype: str) -> None:
+    """On one device, in ``jnp.max`` too. XLA's all-reduce on CPU drops NaN where another device has a number."""
+    rng, axis = np.random.default_rng(size), axis_on(devices, size)
+    x = rng.choice([-3, -0.5, 0, 1, 7, np.nan], (size, 6), p=[0.15, 0.2, 0.2, 0.2, 0.15, 0.1])
+    x[:, 0], x[:, 1] = np.nan, -3
+    if dtype != "float8_e4m3fn":  # it has no infinity
+        x[:, 2], x[-1, 3] = -np.inf, np.inf
+    x = jnp.asarray(x).astype(dtype)
+    for kind, oracle in (("max", np.max), ("min", np.min)):
+
+        def reduced(x: Any, kind: str = kind) -> Any:
+            return getattr(px, f"reduce_{kind}")(px.map_fn(lambda x: x + 0, x, axis), axis)
+
+        def to_all(x: Any, kind: str = kind) -> Any:
+            return px.map_fn(lambda x: getattr(px, f"p{kind}")(x, axis), x, axis)[size // 2]
+
+        expected = oracle(np.asarray(x).astype(np.float64), 0)
+        eager = getattr(px, f"reduce_{kind}")(x, axis)
+        for found in (reduced(x), jax.jit(reduced)(x), to_all(x), eager):
+            np.testing.assert_array_equal(np.asarray(found).astype(np.float64), expected)

@@ -101,6 +101,8 @@ def test_what_does_not_fit_is_said() -> None:
         (lambda: rows(x, y, weight[:5]), r"sample_weight must have the 6 rows of X, got \(5,\)"),
         (lambda: rows(x, y, -weight), "sample_weight must be .*not negative and somewhere positive"),
         (lambda: rows(x, y, weight * 0), "somewhere positive; leave out rows that are not to count"),
+        (lambda: rows(x, y, weight * 1e38 / weight.sum()), r"add up to 1e\+38, too much or too little for float32"),
+        (lambda: rows(x, y, weight * 1e-38 / weight.sum()), "add up to 1e-38, too much .* / sample_weight.max"),
         (lambda: rows(x, y, weight * np.nan), "sample_weight must be .*finite"),
         (lambda: rows(x, y, weight[:, None]), r"sample_weight must be \(n,\)"),
         (lambda: rows(x, y, axis=axis_on(2, 5)), "X has 6 rows, but axis 'rows' has size 5"),

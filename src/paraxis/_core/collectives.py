@@ -21,7 +21,7 @@ from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
 from paraxis._calls import arguments, pytrees
 from paraxis._core import primitives
-from paraxis._jax import acting, from_rows, jax_api, varying
+from paraxis._jax import acting, extremes, from_rows, jax_api, varying
 from paraxis.errors import CollectiveError
 
 # --- what a body writes ------------------------------------------------------------------------------------------
@@ -438,6 +438,6 @@ def _carry_out(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchang
 
 _REDUCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
     "psum": (jax.lax.psum, jnp.sum, "sum"),
-    "pmax": (jax.lax.pmax, jnp.max, "max"),
-    "pmin": (jax.lax.pmin, jnp.min, "min"),
+    "pmax": (extremes.pmax, jnp.max, "max"),
+    "pmin": (extremes.pmin, jnp.min, "min"),
 }

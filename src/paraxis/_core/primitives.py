@@ -27,7 +27,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
 from paraxis._axes import layout, placing
 from paraxis._axes.placing import Placement
-from paraxis._jax import jax_api
+from paraxis._jax import extremes, jax_api
 from paraxis._jax.jax_api import Primitive, ShapedArray
 
 
@@ -90,7 +90,7 @@ def identity(kind: str, dtype: Any) -> Any:
     if jnp.issubdtype(dtype, jnp.integer):
         info = jnp.iinfo(dtype)
         return np.array(info.min if kind == "max" else info.max, dtype)
-    return np.array(-np.inf if kind == "max" else np.inf, dtype)
+    return extremes.farthest(dtype, below=kind == "max")
 
 
 # --- broadcast ---------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def _reduce_rows(x: jax.Array, *, kind: str, axis: str, size: int, padded: Rows 
     if padded is not None:
         # An operation that the compiler splits over the devices without moving anything.
         x = jax.lax.pad(x, np.zeros((), x.dtype), [(0, padded.number - x.shape[0], 0)] + [(0, 0, 0)] * (x.ndim - 1))
-    fold = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "prod": jnp.prod, "any": jnp.any, "all": jnp.all}[kind]
+    fold = extremes.FOLDS.get(kind) or getattr(jnp, kind)
     # The dtype is settled before the primitive, so that local and global sums are taken in the same one.
     dtype = {"dtype": x.dtype} if kind in ("sum", "prod") else {}
     return fold(_mask(x, size, identity(kind, x.dtype)), axis=0, **dtype)

@@ -180,6 +180,12 @@ def lay(X: Any, y: Any, sample_weight: Any, class_weight: Any, axis: Axis | None
     weight = _checked_weight(weight)
     if class_weight is not None:
         weight = weight * _class_factors(np.asarray(y), weight, class_weight)
+    total, least = np.sum(weight, dtype=float), float(np.finfo(dtype).tiny)
+    if dtype.itemsize >= 4 and not least <= total <= 1 / least:  # they are divided by their sum
+        raise DataError(
+            f"rows: the weights add up to {total:g}, too much or too little for {dtype}; write "
+            f"sample_weight=sample_weight / sample_weight.max()"
+        )
     axis = Axis("rows", len(X)) if axis is None else axis
     if not isinstance(axis, Axis):
         got = arguments.described(axis)
