@@ -251,3 +251,24 @@ def test_another_byte_order_is_named_with_what_to_write(call: Callable[[Any], An
     ):
         call(OTHER_ORDER)
     call(OTHER_ORDER.astype(OTHER_ORDER.dtype.newbyteorder("=")))
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (lambda x: np.sum(np.sin(x)), "write jnp.sin(x) for np.sin(x)"),
+        (lambda x: x if x.sum() > 0 else -x, "write jnp.where(x > 0, a, b) for a if x > 0 else b"),
+        (lambda x: x @ jnp.ones(2), "args = an array float32[4, 3]"),
+    ],
+    ids=["numpy", "a branch", "a wrong shape"],
+)
+def test_an_error_of_jax_in_a_mapped_function_says_what_was_given_and_what_to_write(
+    body: Callable[[Any], Any], told: str
+) -> None:
+    axis, x = px.Axis("clients", 4), np.ones((4, 3), np.float32)
+    program = px.program(clients=4)(lambda x: px.map_fn(body, x))
+    for call in (lambda: px.map_fn(body, x, axis), lambda: program(x), lambda: jax.jit(program)(x)):
+        with pytest.raises((TypeError, jax.errors.JAXTypeError)) as caught:
+            call()
+        (note,) = [note for note in caught.value.__notes__ if note.startswith("raised in a call of ")]
+        assert told in note or told.replace("args", "args[0]") in note

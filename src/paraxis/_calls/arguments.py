@@ -314,13 +314,25 @@ _MOST_SHOWN = 8
 
 def _note(error: Exception, who: str, given: Mapping[str, Any]) -> None:
     """Say below a library's error what the innermost of our calls was given."""
-    if not _is_of_libraries(error) or any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+    if any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+        return
+    advice = next((text for kind, text in _INSTEAD.items() if isinstance(error, kind)), "")
+    if not _is_of_libraries(error) and not advice:
         return
     leaves = [pair for name, value in given.items() for pair in _leaves(who, name, value) or [(name, value)]]
     shown = [f"{name} = {described(leaf)}" for name, leaf in leaves]
     if shown:
         more = ["…"] * (len(shown) > _MOST_SHOWN)
-        error.add_note(f"{_NOTE}{who} with {', '.join([*shown[:_MOST_SHOWN], *more])}; it may need other arguments")
+        error.add_note(f"{_NOTE}{who} with {', '.join([*shown[:_MOST_SHOWN], *more])}{advice}")
+
+
+_INSTEAD: dict[type[Exception], str] = {
+    jax.errors.TracerArrayConversionError: ": its functions compute with jnp; write jnp.sin(x) for np.sin(x)",
+    jax.errors.TracerBoolConversionError: (
+        ": its functions are traced, and cannot branch on values; write jnp.where(x > 0, a, b) for a if x > 0 else b"
+    ),
+}
+"""What to write in place of what a function that JAX traces cannot do with the values that it is given."""
 
 
 def _who(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
