@@ -323,7 +323,9 @@ def _note(error: Exception, who: str, given: Mapping[str, Any]) -> None:
     shown = [f"{name} = {described(leaf)}" for name, leaf in leaves]
     if shown:
         more = ["…"] * (len(shown) > _MOST_SHOWN)
-        error.add_note(f"{_NOTE}{who} with {', '.join([*shown[:_MOST_SHOWN], *more])}{advice}")
+        error.add_note(
+            f"{_NOTE}{who} with {', '.join([*shown[:_MOST_SHOWN], *more])}{advice or '; it may need other arguments'}"
+        )
 
 
 _INSTEAD: dict[type[Exception], str] = {
