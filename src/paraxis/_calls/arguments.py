@@ -334,7 +334,7 @@ _INSTEAD: dict[type[Exception], str] = {
         ": its functions are traced, and cannot branch on values; write jnp.where(x > 0, a, b) for a if x > 0 else b"
     ),
 }
-"""What to write in place of what a function that JAX traces cannot do with the values that it is given."""
+"""Advice, by the error of a function that does with the values of a trace what JAX cannot."""
 
 
 def _who(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
