@@ -154,6 +154,7 @@ def rows(
         weight = np.ones(len(targets)) if weight is None else weight
         if class_weight is not None:
             weight = weight * _class_factors(np.asarray(targets), weight, class_weight)
+        require_sum("rows", "sample_weight", weight, source.dtype)
         return of_source(source, targets, weight.astype(source.dtype), None)
     if engine is not None:
         raise TypeError("rows: engine is for a px.Table; write px.solve.rows(px.Table.of_arrays(X, y), engine=engine)")
@@ -180,12 +181,7 @@ def lay(X: Any, y: Any, sample_weight: Any, class_weight: Any, axis: Axis | None
     weight = _checked_weight(weight)
     if class_weight is not None:
         weight = weight * _class_factors(np.asarray(y), weight, class_weight)
-    total, least = np.sum(weight, dtype=float), float(np.finfo(dtype).tiny)
-    if dtype.itemsize >= 4 and not least <= total <= 1 / least:  # they are divided by their sum
-        raise DataError(
-            f"rows: the weights add up to {total:g}, too much or too little for {dtype}; write "
-            f"sample_weight=sample_weight / sample_weight.max()"
-        )
+    require_sum("rows", "sample_weight", weight, dtype)
     axis = Axis("rows", len(X)) if axis is None else axis
     if not isinstance(axis, Axis):
         got = arguments.described(axis)
@@ -224,6 +220,16 @@ def _checked_weight(given: Any) -> np.ndarray:
             "not to count, or give them weight 0"
         )
     return weight
+
+
+def require_sum(who: str, name: str, weight: np.ndarray, dtype: Any) -> None:
+    """Raise :class:`DataError` if weights, divided by their sum in this dtype, would be zero or infinite."""
+    total, least = np.sum(weight, dtype=float), float(np.finfo(dtype).tiny)
+    if np.dtype(dtype).itemsize >= 4 and not least <= total <= 1 / least:
+        raise DataError(
+            f"{who}: {name} adds up to {total:g}, too much or too little for {np.dtype(dtype)}; write "
+            f"{name}={name} / {name}.max()"
+        )
 
 
 def _can_weigh(weight: np.ndarray) -> bool:

@@ -25,7 +25,7 @@ from paraxis.solve import _linear as linear, _losses as losses
 from paraxis.solve._linear import Linear
 from paraxis.solve._losses import Loss
 from paraxis.solve._on_disk import OnDisk
-from paraxis.solve._rows import Rows, blocks_of, number_of
+from paraxis.solve._rows import Rows, blocks_of, number_of, require_sum
 
 __all__ = [
     "LinearObjective",
@@ -106,10 +106,11 @@ class LinearObjective:
         return Linear(self.loss, design, targets, weight, l2, self.intercept, blocks, number_of(data, design))
 
     def check_targets(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
-        """Return the problem after a look at the targets' values, if they are at hand, of rows that count.
+        """Return the problem after a look at the targets' values and the weights' sum, if they are at hand.
 
         Raises:
-            DataError: naming one that makes no sense, such as a class for which there is no output.
+            DataError: naming a target, of a row that counts, that makes no sense, such as a class for which there is no
+                output; or weights that vanish when they are divided by their sum.
         """
         problem = self.problem(params, *args, **kwargs)
         if arrays.is_traced((problem.targets, problem.weight)):
@@ -119,7 +120,9 @@ class LinearObjective:
         y = arrays.on_host(problem.targets)
         wrong = ~self.loss.accepts(y, num_outputs)
         if problem.weight is not None:
-            wrong &= (arrays.on_host(problem.weight) > 0).reshape(-1, *(1,) * (y.ndim - 1))
+            weight = arrays.on_host(problem.weight)
+            require_sum(str(self), "weight", weight, problem.design.dtype)
+            wrong &= (weight > 0).reshape(-1, *(1,) * (y.ndim - 1))
         if np.any(wrong):
             raise DataError(
                 f"{self}: y must be {self.loss.targets}; got {y[wrong][0]} for {num_outputs} output"
