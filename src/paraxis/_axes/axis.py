@@ -10,6 +10,7 @@ from paraxis._calls import arguments
 from paraxis.errors import AxisError
 
 
+@arguments.options()
 @dataclasses.dataclass(frozen=True, repr=False)
 class Axis:
     """A named dimension of a program, with a size and, if you like, the devices to lie on.

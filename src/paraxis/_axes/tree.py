@@ -47,10 +47,11 @@ def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if leaf.ndim == 0 or leaf.shape[0] != axis.size:
             refuse_lists(verb, argument, tree)
+            other = f"px.Axis({axis.name!r}, {leaf.shape[0]}) if there are so many elements, or " if leaf.ndim else ""
             raise ShapeError(
                 f"{verb}: {name(argument, path)} has shape {leaf.shape}, but a value placed on axis {axis.name!r} "
-                f"starts with its size, ({axis.size}, ...). If all elements are to see the same value, write "
-                f"px.broadcast(…, {axis.name!r})"
+                f"starts with its size, ({axis.size}, ...); write {other}px.broadcast(…, {axis.name!r}) if all "
+                "elements see the same value"
             )
     return tree
 

@@ -23,6 +23,7 @@ from paraxis.errors import ParaxisError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 
 
 def described(value: Any) -> str:
@@ -295,7 +296,7 @@ def named(*taken: type, **other_names: str) -> Callable[[Callable[_P, _R]], Call
                 traceback = error.__traceback__
                 who = _who(fn, args)
                 if isinstance(error, TypeError) and traceback is not None and traceback.tb_next is None:
-                    told: Exception | None = _misspelt(who, fn, kwargs, other_names)
+                    told: Exception | None = _misfit(who, fn, args, kwargs, other_names)
                 else:
                     told = blamed(who, by_name(fn, args, kwargs), error, taken)
                 if told is None:
@@ -304,6 +305,20 @@ def named(*taken: type, **other_names: str) -> Callable[[Callable[_P, _R]], Call
                 raise told from error
 
         return call
+
+    return decorate
+
+
+def options(**other_names: str) -> Callable[[type[_T]], type[_T]]:
+    """Return a decorator of a class, whose errors then name the arguments that it does not have.
+
+    Args:
+        **other_names: names that elsewhere an argument has, and what it is called here.
+    """
+
+    def decorate(cls: type[_T]) -> type[_T]:
+        cls.__init__ = named(**other_names)(cls.__init__)
+        return cls
 
     return decorate
 
@@ -317,6 +332,8 @@ def _note(error: Exception, who: str, given: Mapping[str, Any]) -> None:
     if any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
         return
     advice = next((text for kind, text in _INSTEAD.items() if isinstance(error, kind)), "")
+    if isinstance(error, TypeError) and "positional argument" in str(error) and isinstance(given.get("args"), list):
+        advice = ": several arguments of its function are a tuple; write args=(x, y), not a list"
     if not _is_of_libraries(error) and not advice:
         return
     leaves = [pair for name, value in given.items() for pair in _leaves(who, name, value) or [(name, value)]]
@@ -504,14 +521,26 @@ def by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
     return found
 
 
-def _misspelt(
-    who: str, fn: Callable[..., Any], kwargs: Mapping[str, Any], other_names: Mapping[str, str]
+def _nearest(wrong: str, known: list[str]) -> str | None:
+    lower = {name.lower(): name for name in known}
+    return next((lower[name] for name in difflib.get_close_matches(wrong.lower(), lower, 1, 0.6)), None)
+
+
+def _misfit(
+    who: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    other_names: Mapping[str, str],
 ) -> TypeError | None:
-    parameters = inspect.signature(fn).parameters
-    known = [name for name in parameters if name != "self"]
-    others = [name for name, one in parameters.items() if one.kind is inspect.Parameter.VAR_POSITIONAL]
-    for wrong in (name for name in kwargs if name not in known):
-        near = other_names.get(wrong) or next(iter(difflib.get_close_matches(wrong, known, 1, 0.6)), None)
+    """Return the error of a call that does not fit the signature, with what would; ``None``: it fits."""
+    signature = inspect.signature(fn)
+    known = [name for name in signature.parameters if name != "self"]
+    kinds = {name: signature.parameters[name].kind for name in known}
+    others = [name for name in known if kinds[name] is inspect.Parameter.VAR_POSITIONAL]
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    for wrong in (name for name in kwargs if name not in known and not takes_any):
+        near = other_names.get(wrong) or _nearest(wrong, known)
         if near is not None:
             write = f"write {near}=…"
         elif others:
@@ -520,4 +549,10 @@ def _misspelt(
         else:
             write = f"there are {', '.join(known)}; write one of these"
         return TypeError(f"{who}: there is no argument {wrong!r}; {write}")
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as reason:
+        by_position = [name for name in known if kinds[name] is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        several = "; several args are one tuple, (x, y)" if "args" in by_position else ""
+        return TypeError(f"{who}: {reason}; write {who}({', '.join(by_position)}){several}")
     return None

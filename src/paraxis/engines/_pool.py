@@ -23,14 +23,14 @@ from paraxis.engines import _tasks
 from paraxis.engines._plan import Keep
 from paraxis.engines._processes import TRIES, Distributed, ProcessEndedError, TaskFailedError, environment
 from paraxis.engines._progress import Progress
-from paraxis.engines._run import options, temporary
+from paraxis.engines._run import temporary
 from paraxis.engines._tasks import Given, Task, Work
 from paraxis.errors import DataError, StateError
 
 _SERVE = "from paraxis.engines._pool import serve; serve()"
 
 
-@options(memory="at_once", readers="workers", num_workers="workers")
+@arguments.options(memory="at_once", readers="workers", num_workers="workers")
 @dataclasses.dataclass(frozen=True)
 class Pool(Distributed):
     """An engine that runs a program's elements in processes of this machine, each with one CPU device.

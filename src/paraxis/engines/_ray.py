@@ -19,12 +19,11 @@ from paraxis.engines._job import Elsewhere
 from paraxis.engines._plan import Keep
 from paraxis.engines._processes import TRIES, Distributed, ProcessEndedError, TaskFailedError, environment
 from paraxis.engines._progress import Progress
-from paraxis.engines._run import options
 from paraxis.engines._tasks import Given, Task, Work
 from paraxis.errors import ParaxisError, ProcessError
 
 
-@options(memory="at_once")
+@arguments.options(memory="at_once")
 @dataclasses.dataclass(frozen=True)
 class Ray(Distributed):
     """An engine that runs a program's elements on a Ray cluster.

@@ -28,7 +28,6 @@ from paraxis.errors import DataError, LoweringError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_E = TypeVar("_E", bound="Engine")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,19 +106,6 @@ def temporary() -> Generator[Path, None, None]:
     """Give a folder that is there for as long as a run."""
     with tempfile.TemporaryDirectory(prefix="paraxis-rows-") as folder:
         yield Path(folder)
-
-
-def options(**others: str) -> Callable[[type[_E]], type[_E]]:
-    """Return a decorator of an engine's class, whose errors then name options that it does not have.
-
-    ``others`` says what options of other engines are called here.
-    """
-
-    def decorate(cls: type[_E]) -> type[_E]:
-        cls.__init__ = arguments.named(**others)(cls.__init__)  # the dataclass's own
-        return cls
-
-    return decorate
 
 
 class Engine(abc.ABC):

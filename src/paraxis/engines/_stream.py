@@ -20,7 +20,7 @@ from paraxis.engines._job import Chunk, Job, Saved, digest, on_host
 from paraxis.engines._journal import Journal
 from paraxis.engines._plan import Keep, Plan
 from paraxis.engines._progress import Progress, shown
-from paraxis.engines._run import Block, Engine, Pass, options, temporary
+from paraxis.engines._run import Block, Engine, Pass, temporary
 from paraxis.engines._stage import Stage
 
 _NOT_OF_TABLES = {
@@ -33,7 +33,7 @@ _ENOUGH = 1 << 24
 again; that of larger ones is new each time, and its pages then cost more than reading (`bench_table.py`)."""
 
 
-@options(workers="readers", num_workers="readers")
+@arguments.options(workers="readers", num_workers="readers")
 @dataclasses.dataclass(frozen=True)
 class Stream(Engine):
     """An engine that runs a program's elements in turns on this machine: on all its devices, in bounded memory.

@@ -57,6 +57,7 @@ _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any
 _initialized: Processes | None = None
 
 
+@arguments.named()
 def initialize(
     *, cluster: str | None = None, join_timeout: float | None = None, stuck_after: float | None = None
 ) -> Processes:

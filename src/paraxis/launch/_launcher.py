@@ -26,6 +26,7 @@ _STOPPED_PATIENCE = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+@arguments.named()
 def launch(options: Options) -> int:
     """Run a script in several processes on this machine, and wait until they end.
 

@@ -12,6 +12,7 @@ from paraxis.errors import ProcessError
 _PYTHON = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
+@arguments.options()
 @dataclasses.dataclass(frozen=True)
 class Options:
     """Options of a launch.

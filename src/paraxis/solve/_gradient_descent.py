@@ -13,6 +13,7 @@ from paraxis.solve._solution import OptStep
 
 
 @checks.with_options_of_jaxopt
+@arguments.options(learning_rate="stepsize", lr="stepsize")
 @dataclasses.dataclass(frozen=True)
 class GradientDescent:
     """Minimise a smooth function by accelerated gradient descent, with the interface of JAXopt's solver.

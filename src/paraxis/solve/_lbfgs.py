@@ -99,6 +99,7 @@ class LBFGSState:
 
 
 @checks.with_options_of_jaxopt
+@arguments.options()
 @dataclasses.dataclass(frozen=True)
 class LBFGS(SmoothSolver):
     """Minimise a smooth function by L-BFGS, with the interface of JAXopt's solver.

@@ -89,6 +89,7 @@ class NewtonCGState:
 
 
 @checks.with_options_of_jaxopt
+@arguments.options()
 @dataclasses.dataclass(frozen=True)
 class NewtonCG(SmoothSolver):
     """Minimise a smooth function by Newton's method, with directions from conjugate gradients.

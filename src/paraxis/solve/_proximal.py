@@ -124,6 +124,7 @@ class _Step(NamedTuple):
 
 
 @checks.with_options_of_jaxopt
+@arguments.options(learning_rate="stepsize", lr="stepsize")
 @dataclasses.dataclass(frozen=True)
 class ProximalGradient(Solver):
     """Minimise a smooth function plus a penalty, or under a constraint, with the interface of JAXopt's solver.

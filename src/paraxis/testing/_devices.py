@@ -11,6 +11,7 @@ from paraxis.errors import DeviceError
 _FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+\s*")
 
 
+@arguments.named()
 def simulate_devices(n: int) -> None:
     """Start JAX on ``n`` simulated CPU devices. Call this before anything else uses JAX.
 

@@ -61,6 +61,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     strong_is_large: ClassVar[bool] = False
     classes_: np.ndarray
 
+    @arguments.named(penalty="l1_ratio", alpha="C", l2reg="C")
     def __init__(
         self,
         C: float = 1.0,

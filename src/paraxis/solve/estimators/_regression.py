@@ -8,6 +8,7 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import d2_tweedie_score, r2_score
 from sklearn.utils.validation import column_or_1d
 
+from paraxis._calls import arguments
 from paraxis.errors import DataError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
@@ -107,6 +108,7 @@ class Ridge(LeastSquares):
         array([1.])
     """
 
+    @arguments.named(C="alpha", l2reg="alpha")
     def __init__(
         self,
         alpha: float = 1.0,
@@ -171,6 +173,7 @@ class PoissonRegressor(Regression):
         array([4.])
     """
 
+    @arguments.named(C="alpha", l2reg="alpha")
     def __init__(
         self,
         alpha: float = 1.0,

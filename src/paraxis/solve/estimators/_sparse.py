@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 
+from paraxis._calls import arguments
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import Posed
@@ -53,6 +54,7 @@ class ElasticNet(_Sparse):
         array([1.666667, 0.      ])
     """
 
+    @arguments.named(C="alpha", l1reg="alpha")
     def __init__(
         self,
         alpha: float = 1.0,
@@ -118,6 +120,7 @@ class Lasso(_Sparse):
         array([2., 0.])
     """
 
+    @arguments.named(C="alpha", l1reg="alpha")
     def __init__(
         self,
         alpha: float = 1.0,

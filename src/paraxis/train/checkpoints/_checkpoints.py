@@ -97,6 +97,7 @@ class Checkpoints:
         (30, {'loss': 0.03333333333333333}, Array([0., 1., 2.], dtype=float32))
     """
 
+    @arguments.named()
     def __init__(
         self,
         path: str | os.PathLike[str],

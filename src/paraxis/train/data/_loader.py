@@ -114,6 +114,7 @@ class Closable(Iterator[Batch], Protocol):
 class Loader:
     """Batches from a source, described by :func:`loader`. It holds no position, so many loops can share it."""
 
+    @arguments.named()
     def __init__(
         self,
         source: Arrays | Dataset | Batches,

@@ -41,6 +41,7 @@ class Evaluate:
         'test'
     """
 
+    @arguments.named()
     def __init__(self, step: Any, data: Any, every: int | Literal["epoch"] = "epoch", name: str = "test") -> None:
         if isinstance(step, (TrainStep, GroupedStep)):
             raise DataError(

@@ -42,6 +42,7 @@ class TrainingStopped(SystemExit):
         self.history = history
 
 
+@arguments.options()
 @dataclasses.dataclass(frozen=True)
 class StopEarly:
     """A rule that ends a run when a metric has not improved for a while.

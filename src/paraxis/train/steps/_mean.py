@@ -11,6 +11,7 @@ from paraxis._calls import arguments
 
 
 @jax.tree_util.register_dataclass
+@arguments.options()
 @dataclasses.dataclass(frozen=True)
 class Mean:
     """A weighted mean as two sums: of values times weights, and of weights.

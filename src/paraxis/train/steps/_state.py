@@ -17,6 +17,7 @@ _STATIC = {"static": True}
 
 
 @jax.tree_util.register_dataclass
+@arguments.options()
 @dataclasses.dataclass(frozen=True)
 class TrainState:
     """Everything that a training step changes, as an immutable pytree. Make one with :meth:`create`.

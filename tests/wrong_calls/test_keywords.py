@@ -1,0 +1,70 @@
+"""A keyword that a public name does not have is refused with those that it has."""
+
+import enum
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import paraxis as px
+
+ROOMS = ("train", "ensembles", "solve", "modules", "testing", "engines", "explain", "launch")
+
+MADE_FOR_USERS = {
+    "Batch", "Communication", "Ensemble", "Epoch", "Event", "Fitted", "History", "LBFGSState", "NewtonCGState",
+    "Padded", "Passes", "Processes", "Progress", "ProximalGradientState", "Record", "Restored", "Table",
+}  # fmt: skip
+"""Classes of what users are given, and do not make."""
+
+TAKES_ANY = {"Optimizer", "program"}
+
+
+def _public() -> Iterator[Any]:
+    rooms = [px, *(getattr(px, name) for name in ROOMS if hasattr(px, name))]
+    found = {f"{room.__name__}.{name}": getattr(room, name) for room in rooms for name in getattr(room, "__all__", ())}
+    for path, value in sorted(found.items()):
+        is_data = isinstance(value, type) and issubclass(value, (tuple, enum.Enum, BaseException))
+        if callable(value) and not is_data and path.rpartition(".")[2] not in MADE_FOR_USERS | TAKES_ANY:
+            yield pytest.param(value, id=path)
+
+
+@pytest.mark.parametrize("value", list(_public()))
+def test_an_unknown_keyword_is_refused_with_the_names_that_there_are(value: Any) -> None:
+    name = next(iter(inspect.signature(value).parameters))
+    with pytest.raises(TypeError, match=r"(no argument 'zzzz'; (there are|what is one of)|missing a req)") as refused:
+        value(zzzz=1)
+    assert name in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "written"),
+    [
+        (lambda: px.Axis("clients", 8, mehs=None), "mesh=…"),
+        (lambda: px.solve.LBFGS(len, max_iter=3), "maxiter=…"),
+        (lambda: px.solve.GradientDescent(len, learning_rate=0.1), "stepsize=…"),
+        (lambda: px.solve.LogisticRegression(c=1), "C=…"),
+        (lambda: px.solve.LogisticRegression(penalty="l1"), "l1_ratio=…"),
+        (lambda: px.solve.Ridge(C=1), "alpha=…"),
+        (lambda: px.train.StopEarly("test_loss", patiense=1), "patience=…"),
+    ],
+)
+def test_the_keyword_that_was_meant_is_written(call: Any, written: str) -> None:
+    with pytest.raises(TypeError, match=f"there is no argument .*; write {written}"):
+        call()
+
+
+def test_a_call_that_does_not_fit_is_shown_one_that_does() -> None:
+    axis = px.Axis("clients", 4)
+    with pytest.raises(TypeError, match=r"Axis: missing a required argument: 'size'; write Axis\(name, size\)"):
+        px.Axis("clients")
+    with pytest.raises(TypeError, match=r"map_fn: too many .*write map_fn\(fn, args, axis\); several args are one tup"):
+        px.map_fn(lambda w, x: w * x, [1.0] * 4, [1.0] * 4, axis)
+
+
+def test_arguments_in_a_list_are_asked_for_in_a_tuple() -> None:
+    rows = np.ones(4, np.float32)
+    with pytest.raises(TypeError) as refused:
+        px.map_fn(lambda w, x: w * x, [rows, rows], px.Axis("clients", 4))
+    assert "write args=(x, y), not a list" in refused.value.__notes__[-1]
