@@ -369,3 +369,31 @@ def test_what_is_compared_is_computed_once(number: int, kind: str, run: str) -> 
         np.testing.assert_allclose(np.asarray(found)[~hit], 0, atol=1e-6 * np.abs(others * slopes).max())
     else:
         np.testing.assert_allclose(found, np.where(rows == getattr(rows, kind)(0), slopes, 0), rtol=1e-4, atol=1e-6)
+
+
+def test_a_policy_that_saves_reductions_saves_what_they_are_compared_with() -> None:
+    """Else the rows are computed anew for the backward pass, and need not equal the minimum that was saved."""
+    axis = px.Axis("rows", 61, mesh=jax.make_mesh((1,), ("rows",)))
+
+    def row(s: Any, a: Any, b: Any, d: Any, m: Any = jnp) -> Any:
+        t, u = m.tanh(b) * (a * b * d) - (a * d + a * b * d), a * d - b * d
+        return m.where(t > u, t, m.where(s * u > u, s * u, m.maximum(a * b * d, (a * a + b) * (d * b))))
+
+    def smallest(s: Any, a: Any, b: Any, d: Any) -> Any:
+        return px.reduce_min(px.map_fn(row, (px.broadcast(s, axis), a, b, d), axis), axis).sum()
+
+    def is_saved(primitive: Any, *_: Any, **__: Any) -> bool:
+        return primitive.name.startswith("px_reduce")
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=3)
+    def gradient(s: Any, a: Any, b: Any, d: Any) -> Any:
+        def turn(total: Any, k: Any) -> tuple[Any, None]:
+            return total + jax.checkpoint(lambda d: smallest(s * k, a, b, d) * total, policy=is_saved)(d), None
+
+        return jax.lax.scan(turn, jnp.float32(1), jnp.ones(1))[0] - 1
+
+    for seed in range(4):
+        a, b, d = np.random.default_rng(seed).standard_normal((3, 61, 17)).astype(np.float32)
+        rows = row(1.3, *(np.asarray(v, np.float64) for v in (a, b, d)), m=np)
+        np.testing.assert_array_equal(np.asarray(gradient(np.float32(1.3), a, b, d)) != 0, rows == rows.min(0))
