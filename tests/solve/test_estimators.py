@@ -153,6 +153,14 @@ def test_float32_stays_float32_and_is_near(case: str) -> None:
     assert_same_fit(found, new(theirs).fit(X, y, WEIGHT), 1e-3 if case == "no penalty" else 1e-4)
 
 
+@pytest.mark.parametrize(("dtype", "powers"), [(np.float32, (-36, -25, 20, 36)), (np.float64, (-300, -165, 200, 300))])
+def test_targets_are_as_large_or_small_as_their_dtype_allows(dtype: Any, powers: tuple[int, ...]) -> None:
+    expected = oracle.Ridge().fit(X, Y).coef_
+    for power in powers:
+        fitted = solve.Ridge().fit(X.astype(dtype), (Y * 10.0**power).astype(dtype))
+        np.testing.assert_allclose(np.asarray(fitted.coef_, np.float64) / 10.0**power, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_scikit_learns_attributes() -> None:
     found = on(1, CASES["three classes"][0]).fit(X, THREE, WEIGHT)
     expected = new(CASES["three classes"][1]).fit(X, THREE, WEIGHT)

@@ -167,9 +167,9 @@ def _splits(model: LinearModel, folds: Any, X: np.ndarray, targets: np.ndarray) 
 
 
 def _held_out(model: LinearModel, targets: np.ndarray, weight: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Return a fold's weights: zero but on the rows that it is trained on."""
+    """Return a fold's weights: zero but on the rows that it is trained on, as often as the fold has them."""
     kept = np.zeros_like(weight)
-    kept[train] = model._weighted(targets[train], weight[train])
+    np.add.at(kept, train, model._weighted(targets[train], weight[train]))
     return kept
 
 

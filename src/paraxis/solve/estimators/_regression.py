@@ -65,7 +65,9 @@ class LeastSquares(Regression, abc.ABC):
         """
         y = y.astype(dtype)
         origin = np.average(y, axis=0, weights=weight) if self.fit_intercept else np.zeros(y.shape[1:], dtype)
-        scale = np.sqrt(np.average((y - origin) ** 2, axis=0, weights=weight))
+        largest = np.abs(y - origin).max(0)  # a square of it may be none
+        largest = np.where((largest > 0) & np.isfinite(largest), largest, 1)
+        scale = largest * np.sqrt(np.average(((y - origin) / largest) ** 2, axis=0, weights=weight))
         scale = np.where((scale > 0) & np.isfinite(scale), scale, 1)
         outputs = y.shape[1] if y.ndim == 2 else None
         targets = ((y - origin) / scale).astype(dtype)
