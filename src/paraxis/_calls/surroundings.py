@@ -15,7 +15,7 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -196,16 +196,12 @@ class Reads:
 
     def end(self) -> None:
         """Look again, after they were traced and called: what has changed since was written by them."""
-        self.ignore(self.changed())
+        self._ignored |= {place.which: place.holder for place in self.changed()}
         self.begin()
 
     def changed(self) -> list[Place]:
         """Return the places where something else is now."""
         return [] if self._seen is None else self._seen.changed()
-
-    def ignore(self, places: Iterable[Place]) -> None:
-        """Look at these places no longer."""
-        self._ignored |= {place.which: place.holder for place in places}
 
 
 def classes_in(x: Any) -> list[type]:

@@ -8,19 +8,19 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from paraxis._calls.surroundings import Reads
+from paraxis._calls.surroundings import Place, Reads
 from paraxis._jax import jax_api, structure
 
 _P = TypeVar("_P")
 _OFTEN = 5  # changes, after which the user is told
-_ENOUGH = 3  # changes without a difference, after which a place is no longer looked at
 
 
 class Latest(Generic[_P]):
     """A program that is called again and again, as its functions are now.
 
     What the functions read is looked at before each call. If something has changed, they are traced anew. That may make
-    no difference: a list that a callback fills is a change, too.
+    no difference, as of a list that a callback fills: then what was compiled is used on. It is looked at again all the
+    same, since the next change may make one.
 
     Args:
         make: ``make(noticing)`` → a program that calls ``noticing(f)`` where it would call ``f``, each time that JAX
@@ -34,8 +34,8 @@ class Latest(Generic[_P]):
     ) -> None:
         self._make, self._functions = make, functions
         self._reads = Reads(functions) if reads is None else reads
-        self._without: collections.Counter[Any] = collections.Counter()
         self._with: collections.Counter[str] = collections.Counter()
+        self._without: collections.Counter[str] = collections.Counter()  # in the calls before this one, without a gap
         self._program, self._traces = self._made()
         self._traced: list[Any] = []  # for arguments of each kind, with copies of NumPy arrays as they were
         self._looked = 0
@@ -52,6 +52,7 @@ class Latest(Generic[_P]):
             return self._program
         changes = self._reads.changed()
         if not changes:
+            self._without.clear()
             return self._program
         new, traces = self._made()
         self._reads.begin()
@@ -59,13 +60,11 @@ class Latest(Generic[_P]):
         now = trace(new)
         alike = [was for was in self._traced if was.in_avals == now.in_avals]
         if any(structure.key(was) == structure.key(now) for was in alike):
-            self._without.update(place.which for place in changes)
-            often = [place for place in changes if self._without[place.which] >= _ENOUGH]
-            self._reads.ignore(place for place in often if place.holder is place.value)  # a list, which only grows
+            self._tell(self._without, changes, "traced anew, without a difference")
             if self._traces() == 1:  # for this call; of other shapes nothing is known
                 return self._program
         else:
-            self._tell([place.name for place in changes])
+            self._tell(self._with, changes, "traced and compiled anew")
         self._program, self._traces, self._traced = new, traces, []
         self._keep(now)
         return new
@@ -95,14 +94,15 @@ class Latest(Generic[_P]):
 
         return self._make(noticing), lambda: count
 
-    def _tell(self, changes: Sequence[str]) -> None:
-        self._with.update(changes)
-        for name in changes:
-            if self._with[name] == _OFTEN:
+    def _tell(self, counts: collections.Counter[str], changes: Sequence[Place], what: str) -> None:
+        names = [place.name for place in changes]
+        counts.update(names)
+        for name in names:
+            if counts[name] == _OFTEN:
                 called = next((f.__name__ for f in self._functions if hasattr(f, "__name__")), "a function")
                 warnings.warn(
-                    f"{called!r} reads {name}, which has changed {_OFTEN} times; each time it is traced and compiled "
-                    f"anew. Give it as an argument, which may change without that",
+                    f"{called!r} reads {name}, which has changed {_OFTEN} times; each time it is {what}. Give it as an "
+                    f"argument, which may change without that",
                     RuntimeWarning,
                     stacklevel=4,
                 )
