@@ -99,7 +99,7 @@ def axes_of(closed: ClosedJaxpr, *, within: bool = False) -> dict[str, int]:
 
     def look(jaxpr: Any) -> None:
         for eqn in jaxpr.eqns:
-            if eqn.primitive.name.startswith("px_"):
+            if eqn.primitive.name.startswith("px_") and "axis" in eqn.params:
                 name, size = eqn.params["axis"], eqn.params["size"]
                 if found.setdefault(name, size) != size:
                     raise AxisError(
@@ -267,7 +267,7 @@ class _Reader:
 def uses(jaxpr: Any, axis: str) -> bool:
     """Return whether a program maps or reduces along an axis, at any depth."""
     return any(
-        (eqn.primitive.name.startswith("px_") and eqn.params["axis"] == axis)
+        (eqn.primitive.name.startswith("px_") and eqn.params.get("axis") == axis)
         or any(uses(sub, axis) for sub in jax_api.subjaxprs(eqn))
         for eqn in jaxpr.eqns
     )

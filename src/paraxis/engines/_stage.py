@@ -235,7 +235,7 @@ class _Chunk:
         return found if step.primitive.multiple_results else found[0]
 
     def _results(self, step: Step, operands: list[Any], dims: list[int | None]) -> Sequence[Any]:
-        ours = step.name.startswith("px_") and step.params["axis"] == self.plan.axis
+        ours = step.name.startswith("px_") and step.params.get("axis") == self.plan.axis
         if ours and step.primitive is maps.map_p:
             return maps.map_p.bind(*operands, **self._map(step))
         if ours and step.primitive is primitives.broadcast_p:

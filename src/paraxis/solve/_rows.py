@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from paraxis._axes import arrays, layout, placing
@@ -224,8 +225,9 @@ def _checked_weight(given: Any) -> np.ndarray:
 
 def require_sum(who: str, name: str, weight: np.ndarray, dtype: Any) -> None:
     """Raise :class:`DataError` if weights, divided by their sum in this dtype, would be zero or infinite."""
+    dtype = jnp.promote_types(dtype, jnp.float32)  # integers, and floats that are narrower
     total, least = np.sum(weight, dtype=float), float(np.finfo(dtype).tiny)
-    if np.dtype(dtype).itemsize >= 4 and not least <= total <= 1 / least:
+    if not least <= total <= 1 / least:
         raise DataError(
             f"{who}: {name} adds up to {total:g}, too much or too little for {np.dtype(dtype)}; write "
             f"{name}={name} / {name}.max()"
