@@ -33,6 +33,16 @@ ERRORS: dict[str, tuple[Callable[[px.Ensemble], Any], type[Exception], str]] = {
         r"needs logits \(\.\.\., classes\), but the model gives \(6, 1\).*average='sigmoid'.*average='moments'",
     ),
     "a number": (lambda ens: ens.predict(X, apply=lambda w, x: w.sum()), px.ShapeError, r"the model gives \(\)"),
+    "a number for each row": (
+        lambda ens: ens.predict(X, apply=lambda w, x: x @ w[:, 0]),
+        px.ShapeError,
+        r"gives \(6,\), one number for each of the inputs' 6 rows\. Write average='sigmoid'.*ens\.predict\(x\[None\]\)",
+    ),
+    "a number for each row of a batch": (
+        lambda ens: ens.predict(X, apply=lambda w, x: x @ w[:, 0], batch_size=4),
+        px.ShapeError,
+        r"gives \(4,\), one number for each of the inputs' 4 rows",
+    ),
     "no pair": (
         lambda ens: ens.predict(X, average="mixture"),
         px.ShapeError,

@@ -17,9 +17,9 @@ from paraxis.errors import ShapeError
 
 @dataclasses.dataclass(frozen=True)
 class Averaged(abc.ABC):
-    """``each`` is taken of one member's prediction, on its device; ``of`` combines the members'."""
+    """``each`` is taken of one member's prediction and inputs, on its device; ``of`` combines the members'."""
 
-    each: Callable[[Any], Any]
+    each: Callable[[Any, tuple[Any, ...]], Any]
 
     @abc.abstractmethod
     def of(self, rows: Resident, weights: np.ndarray) -> Any:
@@ -57,20 +57,25 @@ def named(average: str, known: Sequence[str]) -> Averaged:
     return _NAMED[average]
 
 
-def _probabilities(logits: Any) -> Any:
+def _probabilities(logits: Any, inputs: tuple[Any, ...]) -> Any:
+    first = jnp.shape(next(iter(jax.tree.leaves(inputs)), 0))
+
     def one(x: jax.Array) -> jax.Array:
+        write = "Write average='sigmoid' for one logit of a yes or no, average='moments' for a regression"
+        needs = f"ensemble.predict: average='softmax' needs logits (..., classes), but the model gives {x.shape}"
         if x.ndim == 0 or x.shape[-1] < 2:
+            raise ShapeError(f"{needs}; the probability of a single class is always 1. {write}")
+        if len(first) > 1 and x.shape == first[:1]:
             raise ShapeError(
-                f"ensemble.predict: average='softmax' needs logits (..., classes), but the model gives {x.shape}; the "
-                f"probability of a single class is always 1. Write average='sigmoid' for one logit of a yes or no, "
-                f"average='moments' for a regression"
+                f"{needs}, one number for each of the inputs' {x.shape[0]} rows. {write}; if the inputs are one "
+                "example, whose logits these are, ens.predict(x[None])"
             )
         return jax.nn.softmax(_wide(x))
 
     return jax.tree.map(one, logits)
 
 
-def _sigmoids(logits: Any) -> Any:
+def _sigmoids(logits: Any, _: Any) -> Any:
     return jax.tree.map(lambda x: jax.nn.sigmoid(_wide(x)), logits)
 
 
@@ -78,12 +83,12 @@ def _wide(x: jax.Array) -> jax.Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def same(y: Any) -> Any:
+def same(y: Any, _: Any) -> Any:
     """Return a prediction as it is."""
     return y
 
 
-def _pair(y: Any) -> Any:
+def _pair(y: Any, _: Any) -> Any:
     if not isinstance(y, tuple) or len(y) != 2:
         raise ShapeError(
             f"ensemble.predict: average='mixture' needs models that give (mean, variance), but the model gives a "

@@ -95,14 +95,19 @@ class Population:
 
         return self.program("train", step, args.key, make, donate=self.donate)
 
-    def applied(self, args: Arguments, apply: Apply | None, each: Callable[[Any], Any]) -> Resident:
-        """``each`` of what every member's model gives."""
+    def applied(self, args: Arguments, apply: Apply | None, each: Callable[[Any, tuple[Any, ...]], Any]) -> Resident:
+        """``each`` of what every member's model gives, and of its inputs."""
         apply = apply or self.apply
         form, layout = self.form, args.layout
 
         def make() -> Callable[..., Any]:
             own = None if apply is None else guarded("apply", apply)
-            return lambda state, *given: each(form.applied(own, state, layout.rebuilt(given)))
+
+            def predicted(state: Any, *given: Any) -> Any:
+                inputs = layout.rebuilt(given)
+                return each(form.applied(own, state, inputs), inputs)
+
+            return predicted
 
         program = self.program("apply", (apply, each), args.key, make)
         return program([self.state, *args.rows], [args.shared])
