@@ -183,6 +183,48 @@ def test_what_is_compared_with_a_maximum_is_the_value_of_which_it_was_taken():
     assert float(engine.run(compared_with_a_loop, W, *groups)) == 1.0
 
 
+STEEP: dict[str, Callable[[Any, Any, Any], Any]] = {  # of NumPy's functions, a value and the largest
+    "a truth value": lambda m, x, top: m.where((x - top).astype(bool), 1.0, 0.0),
+    "a whole number": lambda m, x, top: ((x - top) * 1e9).clip(-9, 0).astype(np.int32),
+    "a square root": lambda m, x, top: m.sqrt(top - x),
+    "a logarithm": lambda m, x, top: m.log(top - x + 1e-30),
+    "a reciprocal": lambda m, x, top: 1 / (top - x + 1e-6),
+    "a power": lambda m, x, top: (top - x + 1e-6) ** -2,
+    "an angle": lambda m, x, top: m.arccos(x / top),
+    "a floor": lambda m, x, top: m.floor(1 + x - top),
+}
+SMOOTH: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "a quotient": lambda m, x, top: x / top,
+    "an exponential": lambda m, x, top: m.exp(x - top),
+    "the larger one": lambda m, x, top: m.maximum(x, top - 1) ** 2,
+}
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("name", [*STEEP, *SMOOTH])
+def test_what_meets_a_maximum_is_kept_where_its_last_bits_matter(name: str, within: bool) -> None:
+    after, axis = (STEEP | SMOOTH)[name], px.Axis("clients", 37)
+
+    def value(w: Any, x: Any, m: Any = jnp) -> Any:
+        return m.sum(m.exp(m.tanh(x @ w)) * m.sin(x @ w), -1) / 3.1
+
+    def f(w: Any, x: Any) -> Any:
+        rows = px.map_fn(value, (px.broadcast(w, axis), x), axis)
+        top, at_top = px.reduce_max(rows, axis), functools.partial(after, jnp)
+        return px.reduce_sum(
+            px.map_fn(at_top, (rows, px.broadcast(top, axis)), axis) if within else at_top(rows, top), axis
+        )
+
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        x, w = rng.normal(size=(37, 6, 5)).astype(np.float32), rng.normal(size=5).astype(np.float32)
+        engine, groups = px.Stream(at_once=1), px.Groups.of_arrays(x)
+        rows = value(w.astype(np.float64), x.astype(np.float64), np)
+        expected = after(np, rows, rows.max()).sum()
+        np.testing.assert_allclose(engine.run(f, w, groups), expected, rtol=1e-2)
+    assert [tuple(shape) for shape in engine.passes(f, w, groups).kept] == ([()] if name in STEEP else [])
+
+
 def test_a_zero_factor_is_the_same_zero_in_each_pass():
     """As if the pass that multiplies the others found none where one was counted."""
     computed = itertools.count()

@@ -250,6 +250,20 @@ def what_a_function_with_a_rule_reads() -> Any:
     return lambda x: times(x), lambda k: config.update(factor=k)
 
 
+def what_the_rule_of_a_derivative_reads() -> Any:
+    config = {"factor": 2.0}
+    times = jax.custom_jvp(lambda x: x)
+    times.defjvp(lambda primals, tangents: (primals[0], tangents[0] * config["factor"]))
+    return lambda x: x * jax.grad(times)(1.0), lambda k: config.update(factor=k)
+
+
+def what_the_rules_of_a_backward_pass_read() -> Any:
+    config = {"factor": 2.0, "one": 1.0}
+    times = jax.custom_vjp(lambda x: x)
+    times.defvjp(lambda x: (x, config["one"]), lambda one, ct: (ct * one * config["factor"],))
+    return lambda x: x * jax.grad(times)(1.0), lambda k: config.update(factor=k)
+
+
 def an_attribute_of_a_function() -> Any:
     def inner() -> Any:
         return inner.factor  # pyright: ignore[reportFunctionMemberAccess]
@@ -338,7 +352,7 @@ WAYS = [
     *(an_attribute_of_a_method, an_attribute_of_a_callable),
     *(an_attribute_that_a_helper_names, what_a_decorated_function_reads, what_a_base_class_reads),
     *(an_item_that_was_not_there, an_attribute_that_was_not_there, a_special_method, another_class_in_its_place),
-    what_a_function_with_a_rule_reads,
+    *(what_a_function_with_a_rule_reads, what_the_rule_of_a_derivative_reads, what_the_rules_of_a_backward_pass_read),
     *(
         an_object_that_refuses_to_be_looked_at,
         a_property,

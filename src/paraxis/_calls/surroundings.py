@@ -253,8 +253,8 @@ def parts(name: str, x: Any, used: frozenset[str], *, every: bool = False) -> It
         yield Place(f"{name}()", x())
     elif _may_change(x):
         yield from _attributes(name, x, used, every=every)
-    elif "__wrapped__" in _dict_of(x):  # a program, jax.custom_jvp, or another wrapped function
-        yield Place(name, _dict_of(x)["__wrapped__"])
+    elif "__wrapped__" in (own := _dict_of(x)):  # a program, jax.custom_jvp with its rule, another wrapped function
+        yield from (Place(name, own[key]) for key in ("__wrapped__", "jvp", "fwd", "bwd") if key in own)
 
 
 def names_in(x: Any) -> frozenset[str]:

@@ -5,22 +5,23 @@ pass ``k`` computes, chunk by chunk, the values of level ``k`` and from them the
 put together from all chunks, has level ``k + 1``. Shared values are computed between passes. A placed value of an
 earlier level that a later pass needs is computed again from the data, or kept.
 
-What must be kept: a value that is compared with what comes from a maximum or minimum. It was in another executable
-that the maximum was taken, whose last bits may differ; computed again, no element would be found to attain it, and the
-derivative would be zero. So must the factors of a product that is differentiated, whose zeros are counted, and the
-results of what has effects, which happen once per element.
+What must be kept: a value that meets what comes from a maximum or minimum in an operation to which the last bits matter
+(:mod:`_steep`). It was in another executable that the maximum was taken, whose last bits may differ; computed again, no
+element would be found to attain it, and the derivative would be zero. So must the factors of a product that is
+differentiated, whose zeros are counted, and the results of what has effects, which happen once per element.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal as OneOf
 
 from paraxis._axes.placing import Placement
 from paraxis._core import maps, primitives
 from paraxis._jax import jax_api, rowwise
-from paraxis._jax.jax_api import ClosedJaxpr, Literal
+from paraxis._jax.jax_api import ClosedJaxpr
 from paraxis.engines._flat import LOOPS, Flat, Scan, Step, Value, flat, shape, uses
+from paraxis.engines._steep import Of, is_steep, of_results
 from paraxis.errors import LoweringError
 
 Keep = OneOf["recompute", "memory", "disk"]
@@ -42,10 +43,6 @@ _PAIRED: dict[str, Callable[[Step], Sequence[Sequence[int]]]] = {
     **dict.fromkeys(rowwise.SCATTERS, lambda step: tuple(zip(*rowwise.scattered(step.eqn), strict=True))),
 }
 """Operations whose operands go together in these dimensions only (-1: not this one), whatever their shapes."""
-_COMPARISONS = frozenset(
-    (*("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"), *("sign", "floor", "ceil", "round", "is_finite"))
-)
-"""Operations that jump where two values are equal, or their difference is zero."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -465,7 +462,7 @@ def _kept(of: Plan, keep: Keep) -> set[Value]:
             own = [v for v in step.operands if of.dims[v] is not None and v not in of.sources]
             earlier = [v for v in own if of.level[v] < level]
             frontier.update(earlier)
-            if _compares(step, [isinstance(v, Value) and v in extreme for v in step.invars]):
+            if is_steep(step, _told(step, extreme)):
                 must.update(_origins(of, own, level))
     for step in (step for step in of.loops if of.kinds[step] == "loop"):
         must.update(v for v in step.operands if of.dims[v] is not None and v not in of.sources)
@@ -487,36 +484,15 @@ def _origins(of: Plan, values: Sequence[Value], level: int) -> set[Value]:
     return found
 
 
-def _extreme(of: Plan) -> set[Any]:
-    """Return the values that come from a maximum or minimum over elements. What loops are given is kept anyway."""
-    found: set[Any] = {v for v, kind in of.folds.items() if kind in _EXTREMES}
+def _extreme(of: Plan) -> dict[Any, Of]:
+    """Return how values depend on maxima and minima over elements. What loops are given is kept anyway."""
+    found: dict[Any, Of] = {v: Of.ALONE for v, kind in of.folds.items() if kind in _EXTREMES}
     for step in of.flat.steps:
-        if any(v in found for v in step.operands):
-            found.update(step.outvars)
+        told = of_results(step.invars, _told(step, found))
+        if told:  # what is put together from all elements is computed once, and is no element's
+            found.update({v: Of.ALONE if v in of.folds else told for v in step.outvars})
     return found
 
 
-def _compares(step: Any, extreme: Sequence[bool]) -> bool:
-    """Return whether an operation, or one inside it, compares something with a value that comes from an extremum."""
-    if step.primitive.name in _COMPARISONS:
-        return any(extreme)
-    bodies = list(jax_api.subjaxprs(step))
-    if not bodies or not any(extreme):
-        return False
-    if len(bodies) > 1 or len(bodies[0].invars) != len(extreme) or step.primitive.name in LOOPS:
-        return any(_holds_comparison(body) for body in bodies)
-    body = bodies[0]
-    found = {v for v, is_extreme in zip(body.invars, extreme, strict=True) if is_extreme}
-    for eqn in body.eqns:
-        told = [not isinstance(v, Literal) and v in found for v in eqn.invars]
-        if _compares(eqn, told):
-            return True
-        if any(told):
-            found.update(eqn.outvars)
-    return False
-
-
-def _holds_comparison(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive.name in _COMPARISONS or any(map(_holds_comparison, jax_api.subjaxprs(eqn))) for eqn in jaxpr.eqns
-    )
+def _told(step: Step, extreme: Mapping[Any, Of]) -> list[Of]:
+    return [extreme.get(v, Of.NONE) if isinstance(v, Value) else Of.NONE for v in step.invars]

@@ -52,8 +52,8 @@ class Stream(Engine):
             anyway are not counted.
         keep: what becomes of values of elements that a later pass needs: ``"recompute"`` computes them again from
             the data, ``"memory"`` keeps them, ``"disk"`` in temporary files. What is compared with a maximum or
-            minimum over the elements, factors of a product that is differentiated, and what has effects, are always
-            kept, since computed again they might be others.
+            minimum over the elements, or meets it where the last bits matter, factors of a product that is
+            differentiated, and what has effects, are always kept, since computed again they might be others.
         readers: threads that read elements ahead.
         folder: where a run saves what it has done, so that the same call goes on after it was killed, to the same
             bits. It is made if it is not there, is for one run at a time, and goes when the run is done.
