@@ -10,8 +10,11 @@ import io
 import itertools
 import re
 import resource
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -610,6 +613,43 @@ def test_a_jitted_run_traces_once_and_takes_other_numbers():
         TypeError, match=r"must be given by position, got w by name; write px\.Stream.*\.jit\(fn\)\(w\)"
     ):
         run(w=W)
+
+
+CALLS_IN_60_MB = """
+import pathlib, re, threading, time
+import jax, jax.numpy as jnp, numpy as np, paraxis as px
+
+class Elements:
+    def __len__(self):
+        return 6000
+    def __getitem__(self, i):
+        return np.full((250, 100), i % 7, np.float32)
+
+def megabytes():
+    return int(re.findall(r"RssAnon:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[0]) / 1024
+
+def watch():
+    while True:
+        seen.append(megabytes())
+        time.sleep(0.005)
+
+axis = px.Axis("clients", 6000)
+one = lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)
+loss = lambda w, x: px.reduce_mean(px.map_fn(one, (px.broadcast(w, axis), x), axis), axis)
+step = px.Stream(memory="60MB").jit(jax.value_and_grad(loss))
+begin, seen = megabytes(), []
+threading.Thread(target=watch, daemon=True).start()
+for _ in range(6):
+    step(jnp.ones((100, 20)), px.Groups(Elements()))
+print(max(seen) - begin)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's memory")
+def test_the_process_stays_near_the_memory_that_is_allowed_call_after_call() -> None:
+    """600 MB are read six times. The program itself, and the threads' heaps, take as much again and more."""
+    run = subprocess.run([sys.executable, "-c", CALLS_IN_60_MB], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 250
 
 
 def test_memory_decides_how_many_are_run_at_once():

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 import operator
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
@@ -304,14 +305,19 @@ class Groups:
         numbers = self._numbers[places]
         if isinstance(self._source, _Rows) and length is None:
             return self._source.rows(numbers)
-        elements = self._elements(numbers)
-        padded = [self._padded(x, int(number), length) for x, number in zip(elements, numbers, strict=True)]
-        return jax.tree.map(lambda *xs: np.stack(xs), *padded)
+        given = zip(self._elements(numbers), numbers, strict=True)
+        padded = (self._padded(x, int(number), length) for x, number in given)
+        first = next(padded)
+        stacked = [np.empty((len(numbers), *leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(first)]
+        for at, element in enumerate(itertools.chain([first], padded)):  # in turns: no two are needed at once
+            for into, leaf in zip(stacked, jax.tree.leaves(element), strict=True):
+                into[at] = leaf
+        return jax.tree.unflatten(jax.tree.structure(first), stacked)
 
-    def _elements(self, numbers: np.ndarray) -> list[Any]:
+    def _elements(self, numbers: np.ndarray) -> Iterable[Any]:
         many = getattr(self._source, "__getitems__", None)
         if many is None:
-            return [self._element(int(number)) for number in numbers]
+            return (self._element(int(number)) for number in numbers)
         try:
             found = list(many([int(number) for number in numbers]))
         except Exception as error:
@@ -408,7 +414,7 @@ class Groups:
         return self._known[key]
 
     def _require_like_first(self, element: Any, number: int, *, ragged: bool) -> None:
-        if number != int(self._numbers[0]) and self._look(element, ragged) != self._looks(ragged):
+        if self._look(element, ragged) != self._looks(ragged):
             raise self._unlike(element, number, ragged=ragged)
 
     def _unlike(self, element: Any, number: int, *, ragged: bool) -> ShapeError:

@@ -45,7 +45,7 @@ _SMOOTH = frozenset(
 
 
 class Of(enum.IntEnum):
-    """Ways in which a value depends on maxima and minima: not; on them only; and on other values, near which it may be."""
+    """Ways to depend on maxima and minima: not at all, on them only, and on other values that may be near them, too."""
 
     NONE = 0
     ALONE = 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from paraxis._axes import arrays, placing
 from paraxis._calls import arguments
-from paraxis._host import reading
+from paraxis._host import memory, reading
 from paraxis._jax import dtypes
 from paraxis.engines._job import Chunk, Job, Saved, digest, on_host
 from paraxis.engines._journal import Journal
@@ -206,6 +206,8 @@ class Stream(Engine):
                 yield Block([[found[at] for at in work.folded]], [kept], is_checked)
                 jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
                 before = found
+                if self.memory is not None:
+                    memory.give_back()
 
 
 def _everywhere(work: Pass, values: Iterable[Any]) -> list[Any]:
