@@ -160,7 +160,7 @@ if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported ab
     def __getattr__(name):
         room = name if name in _ROOMS else _ROOM_OF.get(name)
         if room is None:
-            raise arguments.no_attribute("px", name, __dir__())
+            raise arguments.no_attribute("px", name, __dir__(), _ROOMS)
         module = importlib.import_module(f"paraxis.{room}")
         value = module if name == room else getattr(module, name)
         globals()[name] = value

@@ -104,14 +104,21 @@ def test_each_room_is_an_attribute_of_the_root_and_dir_shows_it():
 
 
 def test_a_misspelt_name_is_told_by_the_nearest_one():
-    with pytest.raises(AttributeError, match=r"no attribute 'brodcast'; write px\.broadcast$"):
+    with pytest.raises(AttributeError, match=r"no attribute 'brodcast'; did you mean px\.broadcast\?$"):
         _ = paraxis.brodcast  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
         _ = paraxis.xyzzy  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(AttributeError, match=r"'paraxis.train' has no attribute 'Fited'; write px\.train\.Fitted$"):
+    with pytest.raises(AttributeError, match=r"train' has no attribute 'Fited'; did you mean px\.train\.Fitted\?$"):
         _ = paraxis.train.Fited  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(AttributeError, match=r"'paraxis.solve' has no attribute 'LBGFS'; write px\.solve\.LBFGS$"):
+    with pytest.raises(AttributeError, match=r"solve' has no attribute 'LBGFS'; did you mean px\.solve\.LBFGS\?$"):
         _ = paraxis.solve.LBGFS  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_name_of_a_room_is_told_with_its_room():
+    with pytest.raises(AttributeError, match=r"no attribute 'LBFGS'; write px\.solve\.LBFGS$"):
+        _ = paraxis.LBFGS  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match=r"no attribute 'StopEarly'; write px\.train\.StopEarly$"):
+        _ = paraxis.StopEarly  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def is_error(x: object) -> bool:

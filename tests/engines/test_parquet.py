@@ -60,3 +60,10 @@ def test_text_is_no_number(tmp_path):
     pq.write_table(pa.table({"user": ["a", "b"], "x": ["one", "two"]}), tmp_path / "a.parquet")
     with pytest.raises(px.DataError, match=r"element 'a' \(number 0\) cannot be used: \['x'\] holds objects"):
         px.Groups.parquet(tmp_path, by="user")[0]
+
+
+@pytest.mark.parametrize("users", [[1.0, 2.0, None], [1.0, 2.0, float("nan")], ["ann", None, "bob"]])
+def test_rows_of_nobody_are_refused(tmp_path, users):
+    pq.write_table(pa.table({"user": users, "y": [1.0, 2.0, 3.0]}), tmp_path / "part.parquet")
+    with pytest.raises(px.errors.DataError, match=r"column 'user' of .*part\.parquet' has gaps; write a file without"):
+        px.Groups.parquet(tmp_path, by="user")

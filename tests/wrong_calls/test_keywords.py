@@ -5,8 +5,12 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 import paraxis as px
 
@@ -68,3 +72,27 @@ def test_arguments_in_a_list_are_asked_for_in_a_tuple() -> None:
     with pytest.raises(TypeError) as refused:
         px.map_fn(lambda w, x: w * x, [rows, rows], px.Axis("clients", 4))
     assert "write args=(x, y), not a list" in refused.value.__notes__[-1]
+
+
+@pytest.mark.parametrize("name", ["train", "predict", "Parallel", "train_step"])
+def test_a_list_of_numbers_is_said_to_be_one(name: str) -> None:
+    rows, labels = np.ones((8, 3), np.float32), [0, 1] * 4
+    members = px.ensemble(lambda key: jax.random.normal(key, (3,)), 2, 0, apply=lambda w, x: x @ w)
+    state = px.TrainState.create(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), optax.sgd(0.1))
+    calls: dict[str, Any] = {
+        "train": lambda: members.train(lambda w, x, y: w * y, rows, labels),
+        "predict": lambda: members.predict(rows.tolist(), average="mean"),
+        "Parallel": lambda: px.Parallel(lambda x, y: x[:, 0] * y)(rows, labels),
+        "train_step": lambda: px.train_step(lambda net, batch: jnp.mean(net(batch[0])[:, 0] * batch[1]))(
+            state, (rows, labels)
+        ),
+    }
+    with pytest.raises((TypeError, px.ShapeError), match=r"is a list of numbers, .*write np\.asarray\("):
+        calls[name]()
+
+
+def test_labels_that_are_text_are_to_be_numbered() -> None:
+    with pytest.raises(
+        TypeError, match=r"y must be an array of numbers, got <U1 \[2\]; write np\.unique\(x, return_inv"
+    ):
+        px.pmap(lambda y: y)(np.array(["a", "b"]))

@@ -6,6 +6,7 @@ at each call. :func:`named` looks when a call has failed, and only then, for a l
 
 import difflib
 import functools
+import importlib
 import inspect
 import math
 import numbers
@@ -293,12 +294,9 @@ def named(*taken: type, **other_names: str) -> Callable[[Callable[_P, _R]], Call
             except ParaxisError:
                 raise
             except Exception as error:
-                traceback = error.__traceback__
                 who = _who(fn, args)
-                if isinstance(error, TypeError) and traceback is not None and traceback.tb_next is None:
-                    told: Exception | None = _misfit(who, fn, args, kwargs, other_names)
-                else:
-                    told = blamed(who, by_name(fn, args, kwargs), error, taken)
+                told: Exception | None = _misfit(who, fn, args, kwargs, other_names)
+                told = told or blamed(who, by_name(fn, args, kwargs), error, taken)
                 if told is None:
                     _note(error, who, by_name(fn, args, kwargs))
                     raise
@@ -377,6 +375,11 @@ def blamed(who: str, given: Mapping[str, Any], error: Exception, taken: tuple[ty
         leaves = [leaf for argument, value in given.items() for leaf in _leaves(who, argument, value)]
     except TypeError as told:
         return told
+    if isinstance(error, TypeError) and (
+        "'list'" in str(error) or str(error).startswith("Cannot determine dtype of [")
+    ):
+        for name in (name for argument, value in given.items() for name in _lists(argument, value)):
+            return TypeError(f"{who}: {name} is a list of numbers, and must be an array; write np.asarray({name})")
     for name, leaf in leaves:
         reason = _why_no_shape(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else None
         if reason is not None:
@@ -389,6 +392,16 @@ def blamed(who: str, given: Mapping[str, Any], error: Exception, taken: tuple[ty
         if reason is not None:
             return TypeError(f"{who}: {name} {reason}")
     return None
+
+
+def _lists(argument: str, tree: Any) -> list[str]:
+    """Return how errors call the lists of numbers in a tree, which JAX takes for trees of single ones."""
+
+    def is_list(x: Any) -> bool:
+        return isinstance(x, list) and len(x) > 1 and all(isinstance(y, (bool, int, float, list)) for y in x)
+
+    found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_list)
+    return [f"{argument}{jax.tree_util.keystr(at)}" for at, leaf in found if is_list(leaf)]
 
 
 def why_not(leaf: Any, error: Exception | None = None) -> str | None:
@@ -428,7 +441,9 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
     if error is not None and isinstance(leaf, np.ma.MaskedArray):
         return f"is a masked array {leaf.dtype}{list(leaf.shape)}; write x.filled(0), and pass its mask beside it"
     if isinstance(leaf, (np.ndarray, np.generic)) and not _can_be_jax(leaf.dtype):
-        return f"must be an array of numbers, got {leaf.dtype} {list(leaf.shape)}; write np.asarray(x, np.float32)"
+        is_text = leaf.dtype.kind in "US"
+        write = "np.unique(x, return_inverse=True)[1] of labels" if is_text else "np.asarray(x, np.float32)"
+        return f"must be an array of numbers, got {leaf.dtype} {list(leaf.shape)}; write {write}"
     known = isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
     if isinstance(error, TypeError) and not known and str(type(leaf)) in str(error):
         return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over other values"
@@ -453,12 +468,20 @@ def _why_no_shape(leaf: jax.ShapeDtypeStruct) -> str | None:
     return None
 
 
-def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError:
-    """Return the error of a name that a module does not have, with the nearest one that it has."""
-    near = difflib.get_close_matches(name, known, 1)
-    write = f"; write {module}.{near[0]}" if near else ""
+def no_attribute(module: str, name: str, known: Iterable[str], rooms: Iterable[str] = ()) -> AttributeError:
+    """Return the error of a name that a module does not have: one of these rooms has it, or the nearest one is told."""
+    room = next((room for room in rooms if _is_in(room, name)), None)
+    near = _nearest(name, list(known))
+    write = f"; write px.{room}.{name}" if room else f"; did you mean {module}.{near}?" if near else ""
     full = module.replace("px", "paraxis", 1)
     return AttributeError(f"module {full!r} has no attribute {name!r}{write}", name=name)
+
+
+def _is_in(room: str, name: str) -> bool:
+    try:
+        return name in importlib.import_module(f"paraxis.{room}").__all__
+    except ImportError:  # of an extra that is not installed
+        return False
 
 
 def too_large(value: Any) -> str:

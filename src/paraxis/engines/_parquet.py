@@ -47,7 +47,13 @@ class Parquet:
                     f"{', '.join(file.schema_arrow.names)}; got {self._by!r}"
                 )
             for group in range(file.num_row_groups):
-                values = file.read_row_group(group, columns=[self._by]).column(0).to_numpy()
+                column = file.read_row_group(group, columns=[self._by]).column(0)
+                values = column.to_numpy()
+                if column.null_count or np.any(values != values):
+                    raise DataError(
+                        f"Groups.parquet: by must name the group of each row, but column {self._by!r} of {str(path)!r} "
+                        f"has gaps; write a file without these rows, or with a name for them"
+                    )
                 edges = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
                 for start, stop in itertools.pairwise(edges):
                     if stop > start:

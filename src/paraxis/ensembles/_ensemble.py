@@ -30,7 +30,7 @@ from paraxis.errors import ParaxisError, ShapeError, StateError
 Average = Literal["softmax", "sigmoid", "mean", "moments", "mixture"]
 
 
-@arguments.named()
+@arguments.named(num_members="size", n_members="size", rng="key", seed="key")
 def ensemble(
     make: Callable[..., Any],
     size: int,
