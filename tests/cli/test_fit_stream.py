@@ -192,6 +192,7 @@ def test_what_cannot_be_streamed_is_refused_with_what_to_write(tmp_path, capsys)
     file = write(tmp_path / "data.csv", rows)
     for options, expected in {
         ("--strengths", "0.1,1"): "needs all rows in memory, for cross-validation; write --strength 0.1 for one of",
+        ("--stream", "1kB", "--text", "drop"): "bytes for this table; write --stream ",
         ("--stream", "much"): "--stream much must be a number of bytes, such as 2GB; write --stream 2GB",
         (): "column 'city' holds text, such as 'Bern'; write --text one-hot for a column per level, or --text drop",
     }.items():

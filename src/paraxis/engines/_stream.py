@@ -22,6 +22,7 @@ from paraxis.engines._plan import Keep, Plan
 from paraxis.engines._progress import Progress, shown
 from paraxis.engines._run import Block, Engine, Pass, temporary
 from paraxis.engines._stage import Stage
+from paraxis.errors import DataError
 
 _NOT_OF_TABLES = {
     "keep": "values by row are always kept, on the devices",
@@ -115,7 +116,8 @@ class Stream(Engine):
             num_devices: over which they are laid.
 
         Raises:
-            ValueError: if ``memory`` is too little, or an option is given that tables do not have.
+            DataError: if ``memory`` is too little.
+            ValueError: if an option is given that tables do not have.
         """
         for name, why in _NOT_OF_TABLES.items():
             if (given := getattr(self, name)) != getattr(Stream, name):
@@ -128,7 +130,7 @@ class Stream(Engine):
         assert isinstance(self.memory, int)
         found = (self.memory - kept_bytes) // (_COPIES * row_bytes)
         if found < num_devices:
-            raise ValueError(
+            raise DataError(
                 f"Stream: memory must be at least {kept_bytes + _COPIES * row_bytes * num_devices:,} bytes for this "
                 f"table, of which {kept_bytes:,} are for values by row, got {self.memory:,}"
             )

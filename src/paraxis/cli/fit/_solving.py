@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit._rows import Design
-from paraxis.errors import CheckpointError
+from paraxis.errors import CheckpointError, DataError
 from paraxis.solve import Interrupted, Iteration, Status, estimators as est
 
 SCORES = {"logistic": "accuracy", "squared": "R²", "poisson": "D²"}
@@ -129,6 +129,14 @@ def solve(
         except CheckpointError as refused:
             said = re.sub(r"px\.Stream\(…, folder='(.*)'\)", r"--stream-folder \1", str(refused))
             raise CommandError(f"--stream-folder: {said.removeprefix('Stream: ')}") from None
+        except DataError as refused:
+            least = re.search(r"memory must be at least ([\d,]+) bytes", str(refused))
+            if least is None:
+                raise
+            write = f"{-(-int(least[1].replace(',', '')) // 1000)}kB"
+            raise CommandError(
+                f"--stream must be at least {least[1]} bytes for this table; write --stream {write}"
+            ) from None
     history.sort(key=lambda iteration: iteration.iter_num)
     return _solved(solver, model, y, weight, history, error)
 
