@@ -234,6 +234,39 @@ def test_killed_processes_are_replaced_and_the_bits_are_the_same(kills):
     assert children() == before
 
 
+def _at_work() -> list[psutil.Process]:
+    """Return the workers of a cluster that compute."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline()[:1] == ["ray::perform"]:
+                found.append(process)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, 20])
+@pytest.mark.usefixtures("ray")
+def test_killed_workers_of_a_cluster_are_replaced_and_the_bits_are_the_same(kills):
+    source, random = px.Groups(_sources.Slow(COUNT)), np.random.default_rng(0)
+    left, in_run = [kills], [0]
+
+    def kill(_: Any) -> None:
+        found = _at_work()
+        if left[0] and in_run[0] and found:  # of one task, three would be the end
+            left[0], in_run[0] = left[0] - 1, in_run[0] - 1
+            found[random.integers(len(found))].send_signal(signal.SIGKILL)
+
+    engine, bits = px.Ray(at_once=1, verbose=kill), set()
+    for _ in range(20 * kills):
+        in_run[0] = 2 * bool(left[0])
+        bits.add(np.asarray(engine.run(lambda e: total(e)[0], source)).tobytes())
+        if not left[0] and not in_run[0]:
+            break
+    assert left == [0]
+    assert len(bits) == 1
+
+
 @pytest.mark.parametrize("where", ["small", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pool", "ray"))])
 def test_an_element_that_ends_its_process_is_named(where, request):
     engine = px.Pool(at_once=2, workers=1) if where == "small" else request.getfixturevalue(where)

@@ -245,7 +245,7 @@ np.savez({out!r}, *t.jax.tree.leaves(t.run(t.Path({folder!r}), verbose=slow)))
 """
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
 def test_killed_at_any_time_it_goes_on_to_the_same_bits(tmp_path, kills):
     expected = bits(run(None))
     root = str(Path(__file__).parents[2])
