@@ -24,7 +24,7 @@ _WINDOW = re.compile(r" window=\{([^}]*)\}")
 _MOVES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose")
 """JAX's names of what computes nothing, and so has no products."""
 _WAYS = {"stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
-"""What a window says of each dimension, in the order of :func:`cost.of_convolution`, and what holds if it does not."""
+"""Words of a window for each dimension, in the order of :func:`cost.of_convolution`, and what holds if it does not."""
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _OPAQUE = ("cholesky", "fft", "ragged-dot", "triangular-solve")
 _FREE = ("Sharding", "SPMD", "callback", "annotate", "AllocateBuffer", "Topk", "SliceTo", "PadTo", "xla.sdy")
