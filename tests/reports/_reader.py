@@ -91,6 +91,9 @@ class Read:
                 self.sent[op.removesuffix("-start").replace("-", "_"), most, times] += 1
             elif op in ("dot", "convolution"):
                 self.flops += times * self._flops(found)
+            elif op == "multiply" and re.search(r'op_name="[^";]*/dot_general["; ]|^(?!.*op_name)', found["line"]):
+                number = math.prod(next(arrays(found["shape"]))[1])
+                self.flops += times * 2 * number * (number > 1)  # of vectors; one number is a place
 
     def _is_sent(self, found: dict[str, Any]) -> bool:
         """Return whether there are two devices in a group."""
@@ -112,5 +115,16 @@ class Read:
                 * math.prod(result)
                 * math.prod(left[int(n)] for n in parts(found["has"]["lhs_contracting_dims"][1:-1]))
             )
-        letters = found["has"]["dim_labels"].partition("_")[2].partition("->")[0]
-        return 2 * math.prod(result) * math.prod(n for n, letter in zip(right, letters, strict=True) if letter != "o")
+        given, kernel, made = re.split("_|->", found["has"]["dim_labels"])
+        says = dict(part.split("=") for part in found["has"]["window"].strip("{}").split())
+        each = {name: text.split("x") for name, text in says.items()}
+        count = 2 * result[made.index("b")] * result[made.index("f")] * right[kernel.index("i")]
+        for d in sorted(filter(str.isdigit, given)):
+            step, apart, spread = (
+                int(each[way][int(d)]) if way in each else 1 for way in ("stride", "lhs_dilate", "rhs_dilate")
+            )
+            before = int(each["pad"][int(d)].partition("_")[0]) if "pad" in each else 0
+            there = {before + place * apart for place in range(left[given.index(d)])}
+            taps, places = range(right[kernel.index(d)]), range(result[made.index(d)])
+            count *= sum(place * step + tap * spread in there for tap in taps for place in places)
+        return count

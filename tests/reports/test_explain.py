@@ -284,6 +284,140 @@ def test_work_is_counted_by_line_with_loops_and_shared_equally() -> None:
     assert (dense.flops, dense.factor) == ((2 * 6 * 8 * 32 + 2 * 6 * 32 * 4) // 8, 1.0)
 
 
+def strided(kernels, x):
+    for kernel in kernels:
+        x = jax.lax.conv_general_dilated(x, kernel, (2, 2), "SAME")
+    return x
+
+
+def back(kernels, x, ct):
+    return jax.vjp(lambda kernels: strided(kernels, x), kernels)[1](ct)
+
+
+def convolution(strides: Any, padding: Any, *dilations: Any, **groups: int) -> Callable[..., Any]:
+    return lambda x, kernel: jax.lax.conv_general_dilated(x, kernel, strides, padding, *dilations, **groups)
+
+
+LAYERS = [struct(16, 3, 3, 3), struct(32, 16, 3, 3), struct(64, 32, 3, 3)]
+ODD = struct(2, 8, 9, 11)
+CONVOLUTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "strides": (strided, (LAYERS, struct(8, 3, 32, 32))),
+    "their derivatives": (back, (LAYERS, struct(8, 3, 32, 32), struct(8, 64, 4, 4))),
+    "padding": (convolution((1, 1), [(10, 10), (10, 10)]), (struct(1, 8, 4, 4), struct(8, 8, 3, 3))),
+    "dilation": (convolution((1, 2), [(1, -1), (3, 0)], (2, 3), (2, 1)), (ODD, struct(8, 8, 3, 4))),
+    "groups of channels": (convolution((1, 2), "SAME", feature_group_count=4), (ODD, struct(16, 2, 3, 4))),
+    "groups of a batch": (convolution((1, 2), "SAME", batch_group_count=2), (ODD, struct(16, 8, 3, 4))),
+    "an axis": (convolution((3,), "VALID"), (struct(2, 4, 50), struct(8, 4, 7))),
+    "no axis": (convolution((), ()), (struct(2, 4), struct(8, 4))),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions_are_counted_as_xla_counts_them_without_inserted_zeros(case: str) -> None:
+    fn, args = CONVOLUTIONS[case]
+    found: Any = jax.jit(fn).lower(*args).cost_analysis()
+    work = px.explain(fn)(*args).work
+    assert (work.flops, work.share) == (found["flops"],) * 2
+
+
+def test_derivatives_of_convolutions_are_shared_by_the_devices_that_share_the_batch() -> None:
+    split = [struct(*shape, lies=lies(FLAT, "d")) for shape in ((8, 3, 32, 32), (8, 64, 4, 4))]
+    kernels = [struct(*kernel.shape, lies=lies(FLAT)) for kernel in LAYERS]
+    assert px.explain(back)(kernels, *split).work.factor == 1
+
+
+def outer(w, x):
+    return jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
+
+
+def inner(a, b):
+    a, b = jnp.sin(a), jnp.cos(b)
+    return a @ b + jnp.einsum("i,i->", a, a)
+
+
+def test_products_that_the_compiler_makes_multiplications_are_counted() -> None:
+    """The one row of each device makes an outer product of a gradient; vectors make a sum of products."""
+    w, x = struct(64, 32, lies=lies(FLAT)), struct(8, 64, lies=lies(FLAT, "d"))
+    work = px.explain(outer)(w, x).work
+    assert (work.flops, work.share) == (2 * 2 * 64 * 32,) * 2
+    for spec, parts in (((), 1), (("d",), 8)):
+        vector = struct(1024, lies=lies(FLAT, *spec))
+        work = px.explain(inner)(vector, vector).work
+        assert (work.flops, work.share) == (2 * 2 * 1024 / parts, 2 * 2 * 1024 / 8)
+    loop = px.explain(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x * x, x))(struct(4, 4))
+    assert (loop.work.flops, loop.work.is_certain) == (0, True)
+
+
+def ragged(x, w, groups):
+    return jax.lax.ragged_dot(x, w, groups)  # ragged
+
+
+@pytest.mark.parametrize("spec", [(), ("d",)])
+def test_rows_that_each_have_a_matrix_of_a_group_are_shared_or_not(spec: Any) -> None:
+    """JAX multiplies all rows with the matrices of all 4 groups, and leaves out the rest; on TPUs, it does not."""
+    args = struct(64, 8, lies=lies(FLAT, *spec)), struct(4, 8, 16, lies=lies(FLAT)), struct(4, dtype=jnp.int32)
+    rows = 64 // 8 if spec else 64
+    derivatives = jax.grad(lambda x, w, groups: (ragged(x, w, groups) ** 2).sum(), (0, 1))
+    for fn, products, out in ((ragged, 1, lies(FLAT, *spec)), (derivatives, 3, (lies(FLAT, *spec), lies(FLAT)))):
+        work = px.explain(jax.jit(fn, out_shardings=out))(*args).work
+        assert (work.flops, work.factor) == (products * 4 * 2 * rows * 8 * 16, rows / 8)
+        assert [line.line.number for line in work.lines if line.line] == [line_with("ragged")]
+    assert px.tabulate(ragged, *args).total.flops == 2 * 64 * 8 * 16
+
+
+def turned_by_vmap(w, b, x):
+    def one(w, b, x):
+        y = w @ x  # by vmap
+        return y + b
+
+    return jax.vmap(one, (None, None, 0))(w, b, x)
+
+
+def turned_by_hand(w, b, x):
+    y = jnp.einsum("ij,kj->ik", x, w)  # by hand
+    y = y.T
+    return y + b[:, None]
+
+
+def turned_twice(w, b, x):
+    y = x @ w.T  # once
+    y = jnp.tanh(y.T)
+    z = w.T @ y  # twice
+    z = z.T
+    return z + b[0]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize(
+    ("fn", "markers"),
+    [(turned_by_vmap, ["by vmap"]), (turned_by_hand, ["by hand"]), (turned_twice, ["once", "twice"])],
+)
+def test_a_product_that_is_turned_over_belongs_to_its_own_line(fn: Any, markers: list[str], is_shared: bool) -> None:
+    """The compiler makes one operation of a product and a transposition, and names it by the transposition."""
+    w, b = struct(16, 8, lies=lies(FLAT)), struct(16, lies=lies(FLAT))
+    report = px.explain(fn)(w, b, struct(64, 8, lies=lies(FLAT, *["d"] * is_shared)))
+    found = {line.line.number: (line.flops, line.share) for line in report.work.lines if line.line}
+    share = 2 * 64 * 16 * 8 / 8
+    assert found == {line_with(marker): (share if is_shared else 8 * share, share) for marker in markers}
+
+
+def repeated(x):
+    return sum(jnp.tanh(x @ x) @ x.T for _ in range(8))
+
+
+def in_calls(x):
+    product = jax.jit(lambda x: x @ x)
+    return product(x) + 2 * product(x) + product(x + 1)
+
+
+@pytest.mark.parametrize(("fn", "products"), [(repeated, 2), (in_calls, 2)])
+def test_what_is_written_several_times_and_computed_once_is_shared_once(fn: Any, products: int) -> None:
+    lying = lies(FLAT)
+    report = px.explain(lambda x: jax.lax.with_sharding_constraint(fn(x), lying))(struct(64, 64, lies=lying))
+    assert (report.work.flops, report.work.share) == (products * 2 * 64**3, products * 2 * 64**3 / 8)
+    assert report.found("redundant")
+
+
 def test_memory_is_what_the_compiler_says() -> None:
     fn, args, _ = PROGRAMS["tensor-parallel MLP"]
     memory: Any = report_on("tensor-parallel MLP").memory
@@ -316,7 +450,7 @@ def test_a_convolution_for_each_member_is_found_to_be_done_many_times() -> None:
     args = [struct(*shape, lies=lies(FLAT, "d")) for shape in ((16, 4, 8, 8, 1), (16, 3, 3, 1, 2))]
     bad, good = px.explain(jax.vmap(gradient))(*args), px.explain(lambda *xs: px.map_fn(gradient, xs, members))(*args)
     # One convolution forward and one for the kernel's gradient, of 16 members.
-    whole = 16 * 2 * (2 * 4 * 8 * 8 * 3 * 3 * 2)
+    whole = 16 * 2 * (2 * 4 * (8 * 3 - 2) ** 2 * 2)  # along a dimension, two of 24 meet the padding
     assert bad.work.share == good.work.share == good.work.flops == whole / 8
     assert good.findings == ()
     assert bad.work.factor is not None

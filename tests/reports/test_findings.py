@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -168,3 +169,83 @@ def test_the_worst_comes_first_and_is_shown_with_what_to_write() -> None:
     assert len(weights) >= 2
     text = str(report)
     assert all(finding.text in text and f"→ {finding.write}" in text for finding in report.findings)
+
+
+def all_of_it(x):
+    jax.debug.print("{}", x[0, 0])  # call of Python
+    return everywhere(x) + (x[0, 0] * TABLE).sum()
+
+
+JITS: dict[str, Callable[..., Any]] = {"jax.jit": jax.jit, "eqx.filter_jit": eqx.filter_jit, "nnx.jit": nnx.jit}
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_what_any_library_jits_is_looked_through(jit: str) -> None:
+    x = jax.device_put(jnp.ones((64, 64)), over())
+    report = px.explain(JITS[jit](all_of_it))(x)
+    assert {finding.kind for finding in report.findings} == {"constant", "redundant"}
+    assert report.work.share == 2 * 64**3 / 8
+    assert [line.code.partition("  #")[2] for line in report.callbacks if line] == [" call of Python"]
+    assert report.unchecked == ()
+    model = eqx.nn.Linear(1024, 1024, key=jax.random.key(0))
+    assert px.explain(eqx.filter_jit(model))(jnp.ones(1024)).findings == ()  # what it holds is no constant
+
+
+def test_a_pmap_is_looked_through_too() -> None:
+    def f(x):
+        jax.debug.print("{}", x[0, 0])  # call in a pmap
+        return x @ x + (x[0, 0] * TABLE).sum()
+
+    report = px.explain(jax.pmap(f))(struct(8, 64, 64))
+    assert {finding.kind for finding in report.findings} == {"constant"}
+    assert (report.work.flops, report.work.share, report.unchecked) == (2 * 64**3, 2 * 64**3, ())
+    assert [line.code.partition("  #")[2] for line in report.callbacks if line] == [" call in a pmap"]
+
+
+class Opaque:
+    """Can be lowered, but not traced."""
+
+    def lower(self, *args: Any) -> Any:
+        return jax.jit(everywhere).lower(*args)
+
+    def __call__(self, *args: Any) -> Any:
+        return jnp.asarray(np.asarray(args[0]) ** 2)
+
+
+def until(x):
+    return jax.lax.while_loop(lambda x: x.sum() < 9, everywhere, x)
+
+
+UNKNOWN: dict[str, tuple[Callable[[], Report], str]] = {
+    "what cannot be traced": (lambda: px.explain(Opaque())(struct(64, 64, lies=over())), "JAX cannot trace this"),
+    "a loop": (lambda: px.explain(until)(struct(64, 64, lies=over())), "done twice: a loop has no known end"),
+    "a factorization": (
+        lambda: px.explain(jnp.linalg.cholesky)(struct(8, 4, 4, lies=over())),
+        "work done twice by lapack_spotrf_ffi",
+    ),
+    "a transform": (lambda: px.explain(jnp.fft.fft)(struct(8, 4, lies=over())), "work done twice by fft"),
+    "a state in Equinox": (
+        lambda: px.explain(eqx.filter_jit(moved))(jax.tree.map(lambda x: jnp.ones(x.shape), STATE), 1.0),
+        "equinox adds",
+    ),
+    "a state in NNX": (
+        lambda: px.explain(nnx.jit(moved))(jax.tree.map(lambda x: jnp.ones(x.shape), STATE), 1.0),
+        "flax adds",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_nobody_can_look_for_is_told_instead_of_no_findings(case: str) -> None:
+    make, words = UNKNOWN[case]
+    report = make()
+    (told,) = report.unchecked
+    assert words in told
+    text = str(report)
+    assert "No findings among what can be looked for" in text
+    assert f"not looked for: {told}" in text
+    assert f"not looked for: {told}" in report._repr_html_()
+    alone = px.explain(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, compared, x))(
+        struct(64, 64)
+    )  # one device does nothing twice
+    assert (alone.unchecked, str(alone).endswith("No findings")) == ((), True)

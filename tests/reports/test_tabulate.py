@@ -221,7 +221,17 @@ def test_other_callables_have_one_row() -> None:
 
 def test_convolutions_are_counted() -> None:
     conv = nnx.Conv(3, 8, (5, 5), rngs=nnx.Rngs(0))
-    assert px.tabulate(conv, struct(2, 16, 16, 3)).total.flops == 2 * (2 * 16 * 16 * 8) * 5 * 5 * 3
+    met = 16 * 5 - 2 * (1 + 2)  # along a dimension; at each end, two zeros of the padding and then one are met
+    assert px.tabulate(conv, struct(2, 16, 16, 3)).total.flops == 2 * (2 * 8) * met**2 * 3
+
+
+def test_derivatives_of_convolutions_have_as_many_multiplications_as_these() -> None:
+    """Each product of two numbers is one for the kernel's derivative and one for the input's, whatever the strides."""
+    layers = [nnx.Conv(*channels, (3, 3), strides=2, rngs=nnx.Rngs(0)) for channels in ((3, 16), (16, 32))]
+    first, second = px.tabulate(nnx.Sequential(*layers), struct(8, 32, 32, 3)).rows[1:3]
+    # Of 16 and of 8 places with 3 taps each, the last meets one zero.
+    assert (first.flops, first.backward_flops) == (2 * (8 * 16) * (16 * 3 - 1) ** 2 * 3,) * 2
+    assert (second.flops, second.backward_flops) == tuple(n * (8 * 32) * (8 * 3 - 1) ** 2 * 16 for n in (2, 4))
 
 
 class Silent(nnx.Module):

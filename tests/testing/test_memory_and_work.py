@@ -48,3 +48,19 @@ def test_work_of_which_nobody_can_tell_is_not_taken_to_be_shared() -> None:
     with pytest.raises(AssertionError, match="nobody can tell"):
         assert_no_redundant_work(lambda x: jax.lax.while_loop(lambda x: x[0, 0] < 9, lambda x: x @ x, x), X)
     assert_no_redundant_work(lambda x: jax.lax.while_loop(lambda x: x[0, 0] < 9, lambda x: x + 1, x), X)
+
+
+def test_work_that_is_not_counted_is_not_taken_to_be_shared() -> None:
+    whole = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P())
+    x = jax.ShapeDtypeStruct((64, 8, 8), jnp.float32, sharding=whole)
+    for fn, name in ((jnp.linalg.cholesky, "lapack_spotrf_ffi"), (jnp.fft.fft, "fft")):
+        match = rf"nobody can tell whether work is done twice by {name}, .*write .*allow_uncounted=True"
+        with pytest.raises(AssertionError, match=match):
+            assert_no_redundant_work(fn, x)
+        assert assert_no_redundant_work(fn, x, allow_uncounted=True).uncounted == (name,)
+    assert_no_redundant_work(jnp.linalg.cholesky, jnp.ones((8, 8)))  # on one device, nothing is done twice
+    with pytest.raises(AssertionError, match=r"the same work is done 8\.0 times"):
+        assert_no_redundant_work(lambda x: jnp.linalg.cholesky(x @ x), x, allow_uncounted=True)
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=whole) for shape in ((64, 8), (4, 8, 16))]
+    with pytest.raises(AssertionError, match=r"the same work is done 8\.0 times"):
+        assert_no_redundant_work(jax.lax.ragged_dot, *args, jnp.ones(4, jnp.int32))

@@ -1,7 +1,11 @@
 """The cost of one element's function: enough to choose how a device runs several of them."""
 
+import functools
 import math
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from paraxis._jax import jax_api
 
@@ -16,6 +20,8 @@ def convolves(jaxpr: jax_api.Jaxpr) -> bool:
 
 def flops(jaxpr: jax_api.Jaxpr) -> int:
     """Floating-point operations of its matrix products and convolutions, two for each multiplication.
+
+    What is multiplied with zeros that a convolution puts around or between its numbers does not count.
 
     A ``scan`` counts as often as it runs, a ``while`` once, all branches of a ``cond``.
     """
@@ -34,10 +40,58 @@ def of_product(eqn: jax_api.JaxprEqn) -> int:
         shape = _shape(eqn.invars[0])
         return 2 * math.prod(_shape(eqn.outvars[0])) * math.prod(shape[d] for d in contracted)
     if eqn.primitive.name == "conv_general_dilated":
-        kernel = _shape(eqn.invars[1])
-        out_channels = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-        return 2 * math.prod(_shape(eqn.outvars[0])) * math.prod(kernel) // max(out_channels, 1)
+        return _of_convolution(eqn)
+    if eqn.primitive.name == "ragged_dot_general":
+        numbers = eqn.params["ragged_dot_dimension_numbers"]
+        (contracted, _), _ = numbers.dot_dimension_numbers
+        shape = _shape(eqn.invars[0])
+        size = 2 * math.prod(_shape(eqn.outvars[0])) * math.prod(shape[d] for d in contracted)
+        return size // groups(eqn) if numbers.lhs_ragged_dimensions[0] in contracted else size  # each has a result
     return 0
+
+
+def groups(eqn: jax_api.JaxprEqn) -> int:
+    """Return with how many groups' matrices JAX multiplies each row of ``jax.lax.ragged_dot``, but on TPUs: all."""
+    if eqn.primitive.name != "ragged_dot_general":
+        return 1
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    _, (batch, _) = numbers.dot_dimension_numbers
+    return 1 if numbers.lhs_ragged_dimensions[0] in batch else max(_shape(eqn.invars[2])[-1], 1)
+
+
+def of_convolution(apart: int, spatial: Iterable[tuple[int, ...]]) -> int:
+    """Return the same of a convolution.
+
+    ``apart`` is the number of its results in one place times that of the channels that each is made of; ``spatial``
+    has, for each dimension, what :func:`_met` takes.
+    """
+    return 2 * apart * math.prod(_met(*dimension) for dimension in spatial)
+
+
+def _of_convolution(eqn: jax_api.JaxprEqn) -> int:
+    params = eqn.params
+    given, kernel, results = params["dimension_numbers"]
+    shapes = [_shape(eqn.invars[0]), _shape(eqn.invars[1]), _shape(eqn.outvars[0])]
+    apart = shapes[2][results[0]] * shapes[2][results[1]] * shapes[1][kernel[1]]
+    sizes = ([shape[d] for d in spec[2:]] for shape, spec in zip(shapes, (given, kernel, results), strict=True))
+    before = [low for low, _ in params["padding"]]
+    ways = params["window_strides"], before, params["lhs_dilation"], params["rhs_dilation"]
+    return of_convolution(apart, zip(*sizes, *ways, strict=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _met(given: int, kernel: int, results: int, stride: int, before: int, apart: int, spread: int) -> int:
+    """Return how often numbers of the input and the kernel meet along a dimension, zeros put in between left out.
+
+    ``before`` zeros stand before the input, its numbers are ``apart``, and those of the kernel are ``spread``.
+    """
+    (few, step), (many, stretch) = sorted([(kernel, spread), (results, stride)])
+    places = np.arange(many) * stretch - before
+    return sum(_held(places + step * number, given, apart) for number in range(few))
+
+
+def _held(places: np.ndarray, given: int, apart: int) -> int:
+    return int(np.count_nonzero((places >= 0) & (places <= (given - 1) * apart) & (places % apart == 0)))
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

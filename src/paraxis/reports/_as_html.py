@@ -38,7 +38,7 @@ def page(title: str, sections: Iterable[str]) -> str:
 
 def parts(report: Contents) -> Iterator[str]:
     """Return a report's sections."""
-    yield heading("Findings" if report.findings else "No findings") + _findings(report)
+    yield heading(_as_text.found(report)) + _findings(report)
     lowered, compiled = report.seconds
     yield heading("Communication") + (
         html.table(["bytes", "what", "along", "whose", "line", "code"], [_as_text.sent(c) for c in report.collectives])
@@ -77,7 +77,8 @@ def _findings(report: Contents) -> str:
             f"<br><code>{html.escaped(finding.line)} {html.escaped(finding.line.code)}</code>" if finding.line else ""
         )
         items.append(f"<li>{html.escaped(finding.text)}{where}<br>→ {html.escaped(finding.write)}</li>")
-    return f"<ol>{''.join(items)}</ol>" if items else ""
+    rest = "".join(html.note(f"not looked for: {what}") for what in report.unchecked)
+    return (f"<ol>{''.join(items)}</ol>" if items else "") + rest
 
 
 def _array(array: Layout) -> str:

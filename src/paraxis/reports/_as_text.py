@@ -144,12 +144,19 @@ def picture(array: Layout, *, sized: bool = True) -> Iterator[str]:
 
 def _found(report: Contents) -> Iterator[str]:
     yield ""
-    yield "Findings" if report.findings else "No findings"
+    yield found(report)
     for number, finding in enumerate(report.findings, 1):
         yield f"  {number}. {finding.text}"
         if finding.line:
             yield f"     {finding.line}   {code(finding.line)}"
         yield f"     → {finding.write}"
+    yield from (f"  not looked for: {what}" for what in report.unchecked)
+
+
+def found(report: Contents) -> str:
+    """Return the heading of the findings."""
+    among = " among what can be looked for" if report.unchecked else ""
+    return "Findings" if report.findings else f"No findings{among}"
 
 
 def table(rows: Sequence[Sequence[str]], most: int = _MOST) -> Iterator[str]:

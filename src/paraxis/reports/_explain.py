@@ -199,8 +199,8 @@ def _report(
     if machine is not None:
         report = dataclasses.replace(report, estimate=_estimate.of(program, machine, report.memory, results))
     asked = 0 if there is None else len(there.devices)
-    seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info, asked)
-    return dataclasses.replace(report, findings=_findings.of(seen))
+    seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info, _jitted.by(fn), asked)
+    return dataclasses.replace(report, findings=_findings.of(seen), unchecked=tuple(_findings.not_looked_for(seen)))
 
 
 def _check_reads(fn: Any, closed: Any, lowered: Any) -> None:
@@ -233,6 +233,7 @@ def _lowered(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any,
     method = _method(fn)
     if method is not None:
         traced = method(*args, **kwargs)
+        traced = getattr(traced, "traced", traced)  # as NNX has it
         jaxpr, lowered = getattr(traced, "jaxpr", None), traced.lower()
         names = None if jaxpr is None else jaxpr.jaxpr.debug_info.arg_names
         return jaxpr, getattr(lowered, "lowered", lowered), names
@@ -240,7 +241,7 @@ def _lowered(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any,
         fn = fn.__wrapped__  # or it takes shapes for constants
     if _jitted.is_one(fn):  # somebody else's
         lowered = fn.lower(*args, **kwargs)
-        return None, getattr(lowered, "lowered", lowered), None  # as Equinox and NNX have it
+        return _traced_within(fn, args, kwargs), getattr(lowered, "lowered", lowered), None  # as Equinox has it
     return _flattened(fn, args, kwargs)
 
 
@@ -281,6 +282,26 @@ def _flattened(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[An
     vars(run)["__wrapped__"] = called  # JAX's errors then name the user's function, and not this one
     traced = jax.jit(run).trace(*(leaf for leaf, moves in zip(leaves, is_array, strict=True) if moves))
     return traced.jaxpr, traced.lower(), [name for name, moves in zip(names, is_array, strict=True) if moves]
+
+
+def _traced_within(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the jaxpr that JAX compiles for somebody else's function, if calling it in another one shows it."""
+    leaves, structure = jax.tree.flatten((tuple(args), kwargs))
+    moves = [isinstance(leaf, (np.ndarray, jax.Array, jax.ShapeDtypeStruct)) for leaf in leaves]
+
+    def call(*given: Any) -> Any:
+        values = iter(given)
+        args, kwargs = jax.tree.unflatten(
+            structure, [next(values) if m else x for x, m in zip(leaves, moves, strict=True)]
+        )
+        return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else None, fn(*args, **kwargs))
+
+    try:
+        outer = jax.make_jaxpr(call)(*(leaf for leaf, m in zip(leaves, moves, strict=True) if m))
+    except Exception:  # of a function that can only be lowered: the report says what it does not know of it
+        return None
+    calls = [eqn.params["jaxpr"] for eqn in outer.jaxpr.eqns if eqn.primitive.name in ("jit", "pjit")]
+    return calls[0] if len(calls) == 1 else None
 
 
 def _has_shapes(tree: Any) -> bool:
@@ -352,7 +373,7 @@ def _collective(
 def _work_of(program: _text.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
     written, is_bounded = _work.of_jaxpr(jaxpr) if jaxpr is not None else (None, False)
     done = _work.of_program(program, written or _work.Lines())
-    is_certain = all(op.is_certain for op in program.operations if op.opcode in _work.PRODUCTS and op.times)
+    is_certain = _work.is_certain(program)
     shares: dict[_lines.Line | None, float] | None = None
     if written is not None and is_bounded and is_certain:  # the compiler may know an end that the program does not say
         shares = {line: flops / program.num_devices for line, flops in written.items()}

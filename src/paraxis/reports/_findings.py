@@ -31,8 +31,9 @@ _PADDED = 1.1
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """The material to look at. ``jaxpr`` has no dead code; it and ``closed`` are ``None`` for others' functions.
+    """The material to look at. ``jaxpr`` has no dead code; it and ``closed`` are ``None`` for what JAX cannot trace.
 
+    ``jitted_by`` is the library that jits the function, which adds arguments and results of its own; empty: JAX.
     ``asked`` is how many devices there are to be; 0: those that are here.
     """
 
@@ -41,6 +42,7 @@ class Seen:
     jaxpr: jax_api.Jaxpr | None
     closed: jax_api.ClosedJaxpr | None
     args_info: Any
+    jitted_by: str = ""
     asked: int = 0
 
     @property
@@ -71,6 +73,20 @@ def of(seen: Seen) -> tuple[Finding, ...]:
     )
     found = itertools.chain.from_iterable(look(seen) for look in looked_for)
     return tuple(sorted(found, key=lambda finding: -finding.weight))
+
+
+def not_looked_for(seen: Seen) -> Iterator[str]:
+    """Yield what nobody can look for in a program, and why."""
+    work = seen.report.work
+    if seen.jaxpr is None:
+        yield "padding, constants, uneven rows, calls of Python and work done twice: JAX cannot trace this function"
+    elif seen.devices > 1 and work.flops and work.share is None:
+        yield "work done twice: a loop has no known end"
+    if seen.devices > 1 and work.uncounted:
+        yield f"work done twice by {', '.join(work.uncounted)}: nobody says how much it is"
+    given = seen.report.arguments
+    if seen.jitted_by and sum(x.bytes_per_device for x in given) >= _STATE and not any(x.is_donated for x in given):
+        yield f"states that are returned changed: {seen.jitted_by} adds arguments and results of its own"
 
 
 # --- sent ------------------------------------------------------------------------------------------------------------
@@ -235,6 +251,8 @@ def _constants(seen: Seen) -> Iterator[Finding]:
 
 
 def _undonated(seen: Seen) -> Iterator[Finding]:
+    if seen.jitted_by:
+        return
     results = _grouped(seen.report.results)
     made = {tuple((array.shape, array.dtype) for array in group) for group in results.values()}
     made.add(tuple((array.shape, array.dtype) for array in seen.report.results))

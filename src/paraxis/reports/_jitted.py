@@ -25,3 +25,9 @@ def found(
 def is_one(fn: Any) -> bool:
     """Return whether a function can be lowered, as what ``jax.jit`` returns can."""
     return hasattr(fn, "lower")
+
+
+def by(fn: Callable[..., Any]) -> str:
+    """Return the name of the library that jits a function; empty: JAX does, or it is not jitted."""
+    library = type(fn).__module__.partition(".")[0]
+    return library if is_one(fn) and library not in ("builtins", "jax", "jaxlib", "paraxis") else ""

@@ -29,6 +29,7 @@ class Report(Contents, Page):
         findings: what could be better, worst first: ``kind``, ``text``, ``line``, ``write`` and ``weight``.
         estimate: with ``on=``, what it would take there: ``seconds``, and of these ``products``, ``memory`` and
             ``sending``; ``fits``, ``peak`` and ``limit`` of the memory; else ``None``.
+        unchecked: what nobody can look for here, each with the reason.
     """
 
     def __repr__(self) -> str:

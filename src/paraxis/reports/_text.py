@@ -162,6 +162,25 @@ class Program:
                 found.setdefault(name, []).append(operation.name)
         return found
 
+    def named(self, operation: Operation) -> Operation | None:
+        """Return the operation itself if it has JAX's name, or the first that its result goes to and that has one."""
+        for _ in range(_NEAR):
+            if operation.path and operation.opcode not in ("fusion", "parameter"):
+                return operation
+            user = next((self._by_name[name] for name in self._users.get(operation.name, ())), None)
+            if user is None and operation.computation not in self._callers:
+                return None
+            operation = self._callers[operation.computation] if user is None else self._entered(user, operation)
+        return None
+
+    def _entered(self, user: Operation, given: Operation) -> Operation:
+        """Return the parameter of a fusion as which it takes what it is given; any other operation as it is."""
+        if user.opcode != "fusion":
+            return user
+        number = user.operands.index(given.name)
+        inside = self._inside.get(next(_callees(user.text), ""), ())
+        return next((found for found in inside if number_of_parameter(found) == number), user)
+
     def argument_of(self, operation: Operation) -> int | None:
         """Return the number of the argument that the first operand is, perhaps moved, renamed or converted."""
         for _ in range(8):

@@ -242,6 +242,7 @@ class Contents:
         seconds: what tracing and lowering took, and what compiling took.
         findings: what could be better, worst first.
         estimate: what it would take on the machine that was asked for; ``None``: on none.
+        unchecked: what nobody can look for here, each with the reason.
     """
 
     name: str
@@ -255,6 +256,7 @@ class Contents:
     seconds: tuple[float, float]
     findings: tuple[Finding, ...] = ()
     estimate: Estimate | None = None
+    unchecked: tuple[str, ...] = ()
 
     @property
     def communication(self) -> Communication:

@@ -9,33 +9,40 @@ count.
 import collections
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from paraxis._jax import cost, jax_api
 from paraxis.reports import _lines, _text
 
-PRODUCTS = ("dot", "convolution", "custom-call")
+_PRODUCTS = ("dot", "convolution", "custom-call")
 Lines = collections.Counter[_lines.Line | None]
 
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}|\"lhs_contracting_dimensions\":\[([\d,\"]*)\]")
-_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_WINDOW = re.compile(r" window=\{([^}]*)\}")
+_MOVES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose")
+"""JAX's names of what computes nothing, and so has no products."""
+_WAYS = {"stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
+"""Words of a window for each dimension, in the order of :func:`cost.of_convolution`, and what holds if it does not."""
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
+_OPAQUE = ("cholesky", "fft", "ragged-dot", "triangular-solve")
 _FREE = ("Sharding", "SPMD", "callback", "annotate", "AllocateBuffer", "Topk", "SliceTo", "PadTo", "xla.sdy")
 
 
 def of_program(program: _text.Program, written: Lines) -> Lines:
     """Return what one device computes, by line; ``written``: what all have to compute, as far as it is known.
 
-    The compiler's passes do not always keep lines. An operation without gets one from near it that asks for products,
-    first of those that lack as much as it does.
+    The compiler's passes do not always keep lines, and a product that is given the place of its transposition has the
+    line of that. An operation without a line gets one from near it that asks for products, first of those that lack as
+    much as it does, then of those that have nothing yet.
     """
     found: Lines = collections.Counter()
     without: list[tuple[int, _text.Operation]] = []
     for operation in program.operations:
         if operation.times and (amount := flops(program, operation) * operation.times):
             line, _ = _lines.behind(program.frames(operation))
-            if line is None:
+            if line is None or (line not in written and operation.path.rpartition("/")[2] in _MOVES):
                 without.append((amount, operation))
             else:
                 found[line] += amount
@@ -43,30 +50,67 @@ def of_program(program: _text.Program, written: Lines) -> Lines:
         near = [_lines.behind(frames)[0] for frames in program.frames_near(operation)]
         asking = [line for line in (*near, *written) if line in written]
         lacking = [line for line in asking if written[line] >= program.num_devices * (found[line] + 0.9 * amount)]
-        found[next(iter(lacking or asking or near), None)] += amount
+        empty = [line for line in asking if not found[line]]
+        found[next(iter(lacking or empty or asking or near), None)] += amount
     return found
+
+
+def is_certain(program: _text.Program) -> bool:
+    """Return whether it is known how often each product runs."""
+    return all(
+        operation.is_certain or not (operation.opcode in _PRODUCTS or flops(program, operation))
+        for operation in program.operations
+        if operation.times
+    )
 
 
 def flops(program: _text.Program, operation: _text.Operation) -> int:
     """Return an operation's floating-point operations, each time that it runs, if it is a product."""
-    if operation.opcode not in PRODUCTS:
+    if operation.opcode == "multiply":
+        return 2 * math.prod(_text.dims(operation.shape)) if _is_of_dot(program, operation) else 0
+    if operation.opcode not in _PRODUCTS:
         return 0
     operands = [program.find(name) for name in operation.operands[:2]]
     shapes = [_text.dims(x.shape) if x is not None else () for x in operands]
     size = 2 * math.prod(_text.dims(operation.shape))
-    if labels := _LABELS.search(operation.text):
-        kernel = shapes[1] if len(shapes) > 1 else ()
-        return size * math.prod(kernel) // max(kernel[labels[1].index("o")], 1) if kernel else 0
+    if (labels := _LABELS.search(operation.text)) and len(shapes) == 2:
+        return _of_convolution(operation, [*shapes, _text.dims(operation.shape)], labels.groups())
     if contracted := _CONTRACTED.search(operation.text):
         numbers = [int(n) for n in (contracted[1] or contracted[2] or "").replace('"', "").split(",") if n]
         return size * math.prod(shapes[0][n] for n in numbers if n < len(shapes[0]))
     return 0
 
 
+def _of_convolution(operation: _text.Operation, shapes: list[tuple[int, ...]], labels: Sequence[str]) -> int:
+    """Return the same of a convolution; each label names the dimensions of a shape: input, kernel, result."""
+    window = _WINDOW.search(operation.text)
+    says = dict(part.split("=") for part in window[1].split()) if window else {}
+    spatial = [letter for letter in labels[0] if letter.isdigit()]
+
+    def each(name: str, default: str) -> list[int]:
+        return [int(part.partition("_")[0]) for part in says.get(name, "x".join(default for _ in spatial)).split("x")]
+
+    sizes = [[shape[label.index(d)] for d in sorted(spatial)] for shape, label in zip(shapes, labels, strict=True)]
+    ways = [each(name, default) for name, default in _WAYS.items()] if spatial else [[]] * len(_WAYS)
+    result, kernel = dict(zip(labels[2], shapes[2], strict=True)), dict(zip(labels[1], shapes[1], strict=True))
+    return cost.of_convolution(result["b"] * result["f"] * kernel["i"], zip(*sizes, *ways, strict=True))
+
+
+def _is_of_dot(program: _text.Program, multiply: _text.Operation) -> bool:
+    """Return whether a multiplication is what is left of a product: of columns with rows, or of a sum of products."""
+    many = math.prod(_text.dims(multiply.shape)) > 1  # one number is where a block begins
+    named = program.named(multiply) if many else None
+    if named is None or not named.path.partition(";")[0].endswith("/dot_general"):
+        return False
+    return named is multiply or named.opcode == "reduce"
+
+
 def uncounted(program: _text.Program) -> tuple[str, ...]:
     """Return the names of what others' code computes, of which the text does not say how much it is."""
     found: set[str] = set()
     for operation in program.operations:
+        if operation.opcode in _OPAQUE and operation.times:
+            found.add(operation.opcode)
         target = _TARGET.search(operation.text) if operation.opcode == "custom-call" and operation.times else None
         if target and not any(word in target[1] for word in _FREE) and not flops(program, operation):
             found.add(target[1])
@@ -77,8 +121,8 @@ def of_jaxpr(jaxpr: jax_api.Jaxpr) -> tuple[Lines, bool]:
     """Return what all devices have to compute together, by line, and whether each loop's end is known."""
     found: Lines = collections.Counter()
     is_certain = True
-    for eqn, times, is_bounded in equations(jaxpr):
-        flops = cost.of_product(eqn)
+    for eqn, times, is_bounded, _ in _scoped(jaxpr, chosen=_distinct):
+        flops = cost.of_product(eqn) * cost.groups(eqn)
         if flops:
             found[_lines.behind(jax_api.frames_of(eqn))[0]] += flops * times
             is_certain &= is_bounded
@@ -105,15 +149,48 @@ def equations(jaxpr: jax_api.Jaxpr) -> Iterator[tuple[Any, int, bool]]:
         yield eqn, times, is_bounded
 
 
+def _distinct(eqns: Sequence[Any]) -> Iterator[Any]:
+    """Yield operations but for those that compute the same as one before, which the compiler computes once."""
+    before: dict[Any, Any] = {}
+    same: dict[Any, Any] = {}
+    for eqn in eqns:
+        name, inside = eqn.primitive.name, any(True for _ in jax_api.subjaxprs(eqn))
+        if eqn.effects or name == "optimization_barrier" or (inside and name not in ("jit", "pjit")):
+            yield eqn
+            continue
+        given = (v if isinstance(v, jax_api.Literal) else same.get(v, v) for v in eqn.invars)
+        key = (name, *map(_key, given), *((param, _key(value)) for param, value in eqn.params.items()))
+        first = before.setdefault(key, eqn)
+        if first is eqn:
+            yield eqn
+        else:
+            same.update(zip(eqn.outvars, first.outvars, strict=True))
+
+
+def _key(value: Any) -> Any:
+    """Return what is equal for equal values: the value itself, or which one it is if it cannot be compared."""
+    if isinstance(value, jax_api.Literal):
+        return str(value.aval), _key(value.val)
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
+
+
 def _scoped(
-    jaxpr: jax_api.Jaxpr, times: int = 1, is_bounded: bool = True, scope: str = ""
+    jaxpr: jax_api.Jaxpr,
+    times: int = 1,
+    is_bounded: bool = True,
+    scope: str = "",
+    chosen: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Iterator[tuple[Any, int, bool, str]]:
-    for eqn in jaxpr.eqns:
+    for eqn in chosen(jaxpr.eqns):
         within = f"{scope}/{jax_api.scope_of(eqn)}"
         yield eqn, times, is_bounded, within
         name, params = eqn.primitive.name, eqn.params
         if name == "px_map":  # the others of its parameters say how this one is run
-            yield from _scoped(params["body"].jaxpr, times * params["size"], is_bounded, within)
+            yield from _scoped(params["body"].jaxpr, times * params["size"], is_bounded, within, chosen)
             continue
         inner = times
         if name == "scan":
@@ -122,4 +199,4 @@ def _scoped(
             inner *= math.prod(params["mesh"].shape[axis] for axis in jax_api.bound_axes(eqn))
         solved = params["jaxprs"].solve if name == "custom_linear_solve" else None  # the others are for derivatives
         for sub in jax_api.subjaxprs(eqn) if solved is None else [solved.jaxpr]:
-            yield from _scoped(sub, inner, is_bounded and name != "while", within)
+            yield from _scoped(sub, inner, is_bounded and name != "while", within, chosen)

@@ -118,7 +118,7 @@ def assert_memory(
 
 
 @arguments.named(jax.ShapeDtypeStruct)
-def assert_no_redundant_work(fn: Callable[..., Any], *args: Any) -> Work:
+def assert_no_redundant_work(fn: Callable[..., Any], *args: Any, allow_uncounted: bool = False) -> Work:
     """Assert that the devices share a function's work, and none does what another does; it is compiled, but not run.
 
     Matrix products and convolutions are looked at. Together, the devices may do a quarter more of them than there is to
@@ -127,13 +127,15 @@ def assert_no_redundant_work(fn: Callable[..., Any], *args: Any) -> Work:
     Args:
         fn: as in :func:`paraxis.explain`.
         *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
+        allow_uncounted: whether there may be factorizations, Fourier transforms and what else is computed by code of
+            which nobody says how much it is. They are not looked at.
 
     Returns:
         What one device computes, and an equal share.
 
     Raises:
         AssertionError: if work is done more than once, with the lines; or if nobody can tell, as in a loop without a
-            known end.
+            known end, or of what is not counted.
 
     Example:
         >>> import jax.numpy as jnp, paraxis as px
@@ -143,7 +145,13 @@ def assert_no_redundant_work(fn: Callable[..., Any], *args: Any) -> Work:
         256
     """
     arguments.function("assert_no_redundant_work", "fn", fn, "assert_no_redundant_work(lambda x: …, x)")
+    arguments.flag("assert_no_redundant_work", "allow_uncounted", allow_uncounted)
     report = explain(fn)(*args)
+    if report.work.uncounted and report.num_devices > 1 and not allow_uncounted:
+        raise AssertionError(
+            f"{_name(fn)}: nobody can tell whether work is done twice by {', '.join(report.work.uncounted)}, which is "
+            f"not counted; if that does not matter, write assert_no_redundant_work(…, allow_uncounted=True)"
+        )
     if report.work.flops and report.work.share is None:
         raise AssertionError(
             f"{_name(fn)}: nobody can tell whether work is done twice, since a loop has no known end, or another "

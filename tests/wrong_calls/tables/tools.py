@@ -164,7 +164,11 @@ CALLS = [
     Call(
         "testing.assert_no_redundant_work",
         testing.assert_no_redundant_work,
-        lambda: {"*fn": (own.plus, function), "*args[0]": (jnp.ones(8), either(tree, instance(jax.ShapeDtypeStruct)))},
+        lambda: {
+            "*fn": (own.plus, function),
+            "*args[0]": (jnp.ones(8), either(tree, instance(jax.ShapeDtypeStruct))),
+            "allow_uncounted": (True, flag),
+        },
         left_out=(*NOT_RUN, "a function"),  # which takes whatever it is given, as a fixed value
     ),
     Call(

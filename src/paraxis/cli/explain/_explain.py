@@ -124,6 +124,7 @@ def _numbers(report: Report) -> dict[str, Any]:
         "result_bytes": report.memory.results,
         "temporary_bytes": report.memory.temporaries,
         "findings": [str(finding) for finding in report.findings],
+        "not_looked_for": list(report.unchecked),
         "estimated_seconds": None if report.estimate is None else report.estimate.seconds,
     }
 
