@@ -19,7 +19,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from paraxis.reports import Report
+from paraxis.reports import Growth, Report
 from tests.reports._html import Tags
 
 pytestmark = pytest.mark.newest
@@ -437,6 +437,30 @@ def test_a_loop_without_a_known_end_counts_as_one_turn_and_says_so() -> None:
     report = px.explain(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ x, x))(struct(4, 4))
     assert (report.work.flops, report.work.is_certain, report.work.share) == (128, False, None)
     assert "one turn" in str(report)
+
+
+def test_totals_say_what_they_count_of_loops_and_branches() -> None:
+    def until(x):
+        return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x + jax.lax.psum(x, "d"), x)
+
+    def either(x):
+        return jax.lax.cond(x[0] > 0, lambda x: jax.lax.psum(x, "d"), lambda x: jax.lax.pmax(x, "d"), x)
+
+    def reported(body):
+        fn = jax.shard_map(body, mesh=FLAT, in_specs=P("d"), out_specs=P("d"), check_vma=False)
+        return px.explain(fn)(struct(64))
+
+    loop, branches = reported(until), reported(either)
+    counting = "counting one turn of a loop without a known end"
+    assert f"Sends 32 bytes per device in 1 collective, {counting}" in str(loop)
+    assert "Sends 64 bytes per device in 2 collectives, counting all branches\n" in str(branches)
+    assert (loop.is_certain, branches.is_certain) == (False, True)
+    assert [c.is_branch for c in (*loop.collectives, *branches.collectives)] == [False, True, True]
+    assert all(any(counting in word for word in Tags(page._repr_html_()).words) for page in (loop, Growth({8: loop})))
+    _, row, remark = str(Growth({8: loop})).splitlines()
+    assert "  32 bytes*  " in row
+    assert remark == f"* {counting}"
+    assert "*" not in str(Growth({8: branches}))
 
 
 def test_of_a_solver_only_what_it_runs_is_counted() -> None:

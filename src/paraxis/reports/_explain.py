@@ -13,6 +13,7 @@ from typing import Any, overload
 import jax
 import numpy as np
 
+from paraxis._axes.axis import Axis
 from paraxis._calls import arguments, pytrees
 from paraxis._jax import jax_api, supposed
 from paraxis.errors import DeviceError
@@ -170,7 +171,7 @@ def _report(
 ) -> Report:
     start = time.perf_counter()
     with jax_api.lines_kept():
-        closed, lowered, names = _lowered(fn, args, kwargs)
+        closed, lowered, names, called = _lowered(fn, args, kwargs)
         if closed is not None:
             _check_reads(fn, closed, lowered)
         if there is not None and closed is not None and not _is_free(closed, there):
@@ -195,11 +196,13 @@ def _report(
         results=results,
         callbacks=tuple(_work.calls_python(jaxpr)) if jaxpr is not None else (),
         seconds=seconds,
+        asked=0 if there is None else len(there.devices),
     )
     if machine is not None:
         report = dataclasses.replace(report, estimate=_estimate.of(program, machine, report.memory, results))
-    asked = 0 if there is None else len(there.devices)
-    seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info, asked)
+    axis = getattr(getattr(fn, "__self__", None), "axis", None)
+    members = axis if isinstance(axis, Axis) else None
+    seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info, members, called)
     return dataclasses.replace(report, findings=_findings.of(seen))
 
 
@@ -226,33 +229,36 @@ def _is_free(closed: Any, there: supposed.Supposed) -> bool:
 # --- lowered, whatever it is ---------------------------------------------------------------------------------------
 
 
-def _lowered(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Sequence[str] | None]:
-    """Return the jaxpr if there is one, the lowered program, and the names of its arguments if they are known."""
+def _lowered(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Sequence[str] | None, Any]:
+    """Return the jaxpr if there is one, the lowered program, and the names of its arguments if they are known.
+
+    And with them the function whose parameters these are named by, if it is one that a user could donate to.
+    """
     fn, args, kwargs = _jitted.found(fn, args, kwargs)
     args, kwargs = supposed.structs((args, kwargs))
-    method = _method(fn)
+    method, is_own = _method(fn)
     if method is not None:
         traced = method(*args, **kwargs)
         jaxpr, lowered = getattr(traced, "jaxpr", None), traced.lower()
         names = None if jaxpr is None else jaxpr.jaxpr.debug_info.arg_names
-        return jaxpr, getattr(lowered, "lowered", lowered), names
+        return jaxpr, getattr(lowered, "lowered", lowered), names, None if is_own else fn
     if _jitted.is_one(fn) and type(fn).__module__.startswith("equinox.") and _has_shapes((args, kwargs)):
         fn = fn.__wrapped__  # or it takes shapes for constants
     if _jitted.is_one(fn):  # somebody else's
         lowered = fn.lower(*args, **kwargs)
-        return None, getattr(lowered, "lowered", lowered), None  # as Equinox and NNX have it
+        return None, getattr(lowered, "lowered", lowered), None, None  # as Equinox and NNX have it
     return _flattened(fn, args, kwargs)
 
 
-def _method(fn: Any) -> Any:
-    """Return what traces a function without running it, as the function itself would."""
+def _method(fn: Any) -> tuple[Any, bool]:
+    """Return what traces a function without running it, as the function itself would, and whether it is one of ours."""
     if _is_of_modules(fn) and not hasattr(fn, "_trace"):
         from paraxis.transforms import Jit  # which needs NNX
 
         fn = Jit(fn)
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
     own = getattr(fn, "_trace", None) or getattr(owner, f"_trace_{name}", None)
-    return own or (fn.trace if hasattr(fn, "trace") and _jitted.is_one(fn) else None)
+    return own or (fn.trace if hasattr(fn, "trace") and _jitted.is_one(fn) else None), own is not None
 
 
 def _is_of_modules(fn: Any) -> bool:
@@ -261,7 +267,7 @@ def _is_of_modules(fn: Any) -> bool:
     return nnx is not None and (isinstance(fn, nnx.Module) or type(fn).__module__.startswith("paraxis.transforms."))
 
 
-def _flattened(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Sequence[str]]:
+def _flattened(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Sequence[str], Any]:
     """Return the same of a plain function, or a model; what is no array among its arguments is constant."""
     called = fn
     if pytrees.is_model(fn):  # its arrays are arguments, too
@@ -280,7 +286,7 @@ def _flattened(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[An
     run.__name__ = _name(fn)
     vars(run)["__wrapped__"] = called  # JAX's errors then name the user's function, and not this one
     traced = jax.jit(run).trace(*(leaf for leaf, moves in zip(leaves, is_array, strict=True) if moves))
-    return traced.jaxpr, traced.lower(), [name for name, moves in zip(names, is_array, strict=True) if moves]
+    return traced.jaxpr, traced.lower(), [name for name, moves in zip(names, is_array, strict=True) if moves], called
 
 
 def _has_shapes(tree: Any) -> bool:
@@ -344,6 +350,7 @@ def _collective(
         verb=verb,
         is_backward="transpose(" in path,
         is_written=_WRITTEN.fullmatch(path.rpartition("/")[2]) is not None,
+        is_branch=operation.is_branch,
         operand=given[number].name if number is not None and number < len(given) else None,
         widened=program.widened(operation),
     )

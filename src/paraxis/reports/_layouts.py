@@ -44,7 +44,8 @@ def of_array(name: str, shape: Sequence[int], dtype: Any, sharding: Any, is_dona
     shape = tuple(shape)
     split, blocks = _blocks(sharding, shape)
     block = tuple(-(-n // parts) for n, parts in zip(shape, split, strict=True))
-    return Layout(name, shape, _named(dtype), split, blocks, _bytes(shape, dtype), _bytes(block, dtype), is_donated)
+    sizes = _bytes(shape, dtype), _bytes(block, dtype)
+    return Layout(name, shape, _named(dtype), split, blocks, *sizes, is_donated, _spec(sharding))
 
 
 def unplaced(name: str, shape: Sequence[int], dtype: Any) -> Layout:
@@ -69,6 +70,11 @@ def _bits(dtype: Any) -> int:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype)).size * 32
     return jax.dtypes.itemsize_bits(dtype) if jnp.issubdtype(dtype, np.number) else np.dtype(dtype).itemsize * 8
+
+
+def _spec(sharding: Any) -> str:
+    spec = getattr(sharding, "spec", None)
+    return "" if spec is None else f"P({', '.join(map(repr, spec))})"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -29,6 +29,7 @@ class Report(Contents, Page):
         findings: what could be better, worst first: ``kind``, ``text``, ``line``, ``write`` and ``weight``.
         estimate: with ``on=``, what it would take there: ``seconds``, and of these ``products``, ``memory`` and
             ``sending``; ``fits``, ``peak`` and ``limit`` of the memory; else ``None``.
+        asked: how many devices ``devices=`` or ``on=`` ask for; 0: those that are here.
     """
 
     def __repr__(self) -> str:
