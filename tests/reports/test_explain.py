@@ -403,6 +403,33 @@ def test_whatever_can_be_called_is_explained(form: str) -> None:
     assert report.arguments
 
 
+def parts_named(report: Report) -> list[str]:
+    return [array.name for array in report.arguments]
+
+
+def test_arguments_have_the_names_of_the_call_and_of_variables() -> None:
+    variables = ["Linear.bias", "Linear.kernel"]
+    assert parts_named(px.explain(net())(struct(8, 4)))[:2] == variables
+    assert parts_named(px.explain(px.Parallel(net()))(struct(16, 4)))[:2] == variables
+    jitted = nnx.jit(lambda net, x: net(x))
+    assert parts_named(px.explain(jitted)(net(), struct(8, 4))) == ["net.bias", "net.kernel", "x"]
+    assert parts_named(of_train_step()) == [
+        *("state.step", "state.params['bias']", "state.params['kernel']", "state.ok"),
+        *("batch['x']", "batch['y']"),
+    ]
+    assert parts_named(of_ensemble())[0] == "members"
+    model = px.explain(eqx.nn.Linear(4, 2, key=jax.random.key(0)))(struct(4))
+    assert parts_named(model) == ["Linear.weight", "Linear.bias", "x"]
+
+
+def test_variables_that_are_written_are_named_among_the_results() -> None:
+    def step(net, x):
+        net.kernel[...] += x.sum()
+
+    results = px.explain(px.Jit(step, net()))(struct(4)).results
+    assert [array.name for array in results] == ["Linear.kernel"]
+
+
 def test_what_a_library_does_has_the_line_of_the_library() -> None:
     (total,) = px.explain(jax.jit(optax.tree.norm))(struct(64, lies=lies(FLAT, "d"))).collectives
     assert total.line is not None

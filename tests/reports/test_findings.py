@@ -228,7 +228,10 @@ LARGE = struct(4 * MIB)
         (lambda w, x: w - x.sum(), (LARGE, struct(8)), "donate_argnums=0"),
         (lambda x, w: (x.sum(), w * 2), (struct(8), LARGE), "donate_argnums=1"),
     ],
-    ids=["all positions", "static", "one of many", "one more leaf", "deeper", "not a bare one", "one array", "one array of a result"],
+    ids=[
+        *("all positions", "static", "one of many", "one more leaf", "deeper", "not a bare one"),
+        *("one array", "one array of a result"),
+    ],
 )
 def test_a_state_is_to_be_donated_by_its_position_in_the_call(fn: Any, args: Any, write: str) -> None:
     (finding,) = px.explain(fn)(*args).found("undonated")
@@ -241,6 +244,20 @@ def test_a_state_that_is_only_given_by_name_is_donated_by_it() -> None:
 
     (finding,) = px.explain(step)(struct(), state=STATE).found("undonated")
     assert "donate_argnames='state'" in finding.write
+
+
+def test_modules_that_are_written_are_states() -> None:
+    def step(net, x):
+        net.kernel[...] += x.sum()
+        net.bias[...] *= 2
+
+    net = nnx.Linear(512, 512, rngs=nnx.Rngs(0))
+    (by_nnx,) = px.explain(nnx.jit(step))(net, struct(8)).found("undonated")
+    assert "net (1 MiB on each device) is returned changed" in by_nnx.text
+    assert "donate_argnums=0" in by_nnx.write
+    (by_us,) = px.explain(px.Jit(step, net))(struct(8)).found("undonated")
+    assert "donate=True" in by_us.write
+    assert px.explain(px.Jit(step, net, donate=True))(struct(8)).found("undonated") == []
 
 
 SQUARE = struct(1024, 1024)

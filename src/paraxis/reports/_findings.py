@@ -383,13 +383,11 @@ def _donating(seen: Seen, argument: str) -> str:
     for number, parameter in enumerate(seen.parameters):
         if parameter.kind == parameter.VAR_POSITIONAL and argument.startswith(f"{parameter.name}["):
             number += int(argument[len(parameter.name) + 1 : -1])
-        elif parameter.name != argument:
+        elif parameter.name != argument and not (parameter.kind == parameter.VAR_KEYWORD and argument.isidentifier()):
             continue
-        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
-            break
-        return f"write jax.jit(…, donate_argnums={number})"
-    if seen.parameters:
-        return f"write jax.jit(…, donate_argnames={argument!r})"
+        is_named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD)
+        how = f"donate_argnames={argument!r}" if is_named else f"donate_argnums={number}"
+        return f"write jax.jit(…, {how})"
     return "donate it, as by jax.jit(…, donate_argnums=…) or px.Jit(…, donate=True)"
 
 

@@ -17,7 +17,7 @@ def of(compiled: Any, lowered: Any, names: Sequence[str] | None) -> tuple[tuple[
     """Return the layouts of the arguments that a program uses, and those of its results."""
     given, structure = jax.tree_util.tree_flatten_with_path(lowered.args_info)
     if names is None or len(names) != len(given):
-        names = [_argument_name(path) for path, _ in given]
+        names = argument_names(lowered)
     sides = structure.flatten_up_to(compiled.input_shardings) if given else []
     arguments = [
         of_array(name, info.shape, info.dtype, side, info.donated)
@@ -31,6 +31,11 @@ def of(compiled: Any, lowered: Any, names: Sequence[str] | None) -> tuple[tuple[
         for (path, info), side in zip(made, structure.flatten_up_to(sides), strict=True)
     ]
     return tuple(arguments), tuple(results)
+
+
+def argument_names(lowered: Any) -> list[str]:
+    """Return a name for each array of the arguments, by its place in them."""
+    return [_argument_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(lowered.args_info)[0]]
 
 
 def _argument_name(path: Any) -> str:
