@@ -201,6 +201,16 @@ def test_members_and_shares_of_a_batch_are_padded_too(make: Any, name: str) -> N
     assert make(16).findings == ()
 
 
+def test_other_objects_that_have_an_axis_are_no_ensembles() -> None:
+    class Model:
+        axis = px.Axis("members", 10)
+
+        def double(self, x):
+            return x * 2
+
+    assert px.explain(Model().double)(struct(64, 4, lies=over("d"))).findings == ()
+
+
 def test_a_padded_axis_excuses_only_the_work_within_it() -> None:
     def both(x, y):
         within = px.map_fn(lambda x: x @ x, x, px.Axis("one", 1))

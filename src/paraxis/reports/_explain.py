@@ -13,7 +13,6 @@ from typing import Any, overload
 import jax
 import numpy as np
 
-from paraxis._axes.axis import Axis
 from paraxis._calls import arguments, pytrees
 from paraxis._jax import jax_api, supposed
 from paraxis.errors import DeviceError
@@ -202,8 +201,8 @@ def _report(
     )
     if machine is not None:
         report = dataclasses.replace(report, estimate=_estimate.of(program, machine, report.memory, results))
-    axis = getattr(getattr(fn, "__self__", None), "axis", None)
-    members = axis if isinstance(axis, Axis) else None
+    owner = getattr(fn, "__self__", None)
+    members = getattr(owner, "axis", None) if hasattr(owner, f"_trace_{_name(fn)}") else None
     seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info, members, found.called)
     return dataclasses.replace(report, findings=_findings.of(seen))
 

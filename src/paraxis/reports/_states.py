@@ -28,8 +28,11 @@ def of(given: dict[str, list[Layout]], results: Sequence[Layout]) -> Iterator[St
     """
     by_name = {array.name: array for array in results}
     trees = {name: tuple((array.name.removeprefix(name), *kind(array)) for array in given[name]) for name in given}
-    places = {tree: list(_places(by_name, tree)) for tree in trees.values()}
     alike = collections.Counter(trees.values())
+    starts: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    for array in results:
+        starts.setdefault(kind(array), []).append(array.name)
+    places = {tree: list(_places(by_name, starts.get(tree[0][1:], []), tree)) for tree in alike}
     is_sure = {tree: alike[tree] <= len(places[tree]) for tree in alike}
     taken: set[str] = set()
     for found in places.values():
@@ -57,10 +60,10 @@ def _is_bare(tree: _Tree) -> bool:
     return not tree[0][0]
 
 
-def _places(results: Mapping[str, Layout], tree: _Tree) -> Iterator[str]:
-    """Yield where in the results there is a tree with these arrays."""
+def _places(results: Mapping[str, Layout], first: Sequence[str], tree: _Tree) -> Iterator[str]:
+    """Yield where in the results there is a tree with these arrays; ``first``: results that may be its first one."""
     path, *_ = tree[0]
-    for name in results:
+    for name in first:
         start = name.removesuffix(path)
         if name.endswith(path) and all(_is_of(results, start, *leaf) for leaf in tree):
             yield start
