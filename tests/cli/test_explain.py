@@ -66,6 +66,12 @@ def test_numbers_of_devices_are_compared_in_a_table(model: Path) -> None:
         ["1", "1.05 MFLOP", "1.05 MFLOP", "0 bytes"],  # 1024 products of 2 * 16 * 8 * 4
         ["4", "262 kFLOP", "262 kFLOP", "256 bytes"],
     ]
+    idle = run("explain", f"{model}:total", "--shapes", "float32[8]", *devices)
+    assert [re.split(r"  +", line.strip())[::5] for line in idle.stdout.splitlines()] == [
+        ["devices", "findings"],
+        ["1", "0"],
+        ["4", "1"],  # three devices have nothing to do
+    ]
     failed = run("explain", f"{model}:none", *devices)
     assert failed.returncode == 2
     assert failed.stderr.splitlines() == [

@@ -213,6 +213,24 @@ def test_what_is_not_a_product_takes_as_long_as_its_bytes_and_a_slice_as_its_own
     assert 1000 * 3 * 4 * 64 / 1e9 <= turned.memory + turned.products < 3 * 1000 * 3 * 4 * 64 / 1e9
 
 
+def test_what_does_not_fit_is_the_first_finding_and_marked_in_a_table() -> None:
+    whole = struct(2**20, 4096)  # 16 GiB, and its negative as much
+    report = px.explain(jnp.negative, on="v5e:8")(whole)
+    assert report.findings[0].kind == "too_large"
+    assert report.fits is False
+    growth = px.explain(jnp.negative, devices=[1, 8], on="v5e")(struct(2**20, 4096, over=HERE, spec=("batch",)))
+    assert [point.fits for point in growth.points] == [False, True]
+    assert ["does NOT fit" in line for line in str(growth).splitlines()] == [False, True, False]
+    assert growth._repr_html_().count("does NOT fit") == 1
+    assert px.explain(jnp.negative)(struct(8)).fits is None
+
+
+def test_a_table_names_the_devices_that_were_asked_for() -> None:
+    growth = px.explain(jnp.negative, devices=[1, 8])(struct(8))
+    assert [(point.devices, point.findings) for point in growth.points] == [(1, 0), (8, 1)]
+    assert str(growth).split()[0] == "devices"
+
+
 def test_new_memory_is_paid_for_where_the_system_gives_it() -> None:
     asking, n = dataclasses.replace(SLOW, allocation=1e8), 2**23
     estimates = [

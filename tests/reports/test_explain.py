@@ -19,7 +19,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from paraxis.reports import Report
+from paraxis.reports import Growth, Report
 from tests.reports._html import Tags
 
 pytestmark = pytest.mark.newest
@@ -537,6 +537,33 @@ def test_whatever_can_be_called_is_explained(form: str) -> None:
     assert report.arguments
 
 
+def parts_named(report: Report) -> list[str]:
+    return [array.name for array in report.arguments]
+
+
+def test_arguments_have_the_names_of_the_call_and_of_variables() -> None:
+    variables = ["Linear.bias", "Linear.kernel"]
+    assert parts_named(px.explain(net())(struct(8, 4)))[:2] == variables
+    assert parts_named(px.explain(px.Parallel(net()))(struct(16, 4)))[:2] == variables
+    jitted = nnx.jit(lambda net, x: net(x))
+    assert parts_named(px.explain(jitted)(net(), struct(8, 4))) == ["net.bias", "net.kernel", "x"]
+    assert parts_named(of_train_step()) == [
+        *("state.step", "state.params['bias']", "state.params['kernel']", "state.ok"),
+        *("batch['x']", "batch['y']"),
+    ]
+    assert parts_named(of_ensemble())[0] == "members"
+    model = px.explain(eqx.nn.Linear(4, 2, key=jax.random.key(0)))(struct(4))
+    assert parts_named(model) == ["Linear.weight", "Linear.bias", "x"]
+
+
+def test_variables_that_are_written_are_named_among_the_results() -> None:
+    def step(net, x):
+        net.kernel[...] += x.sum()
+
+    results = px.explain(px.Jit(step, net()))(struct(4)).results
+    assert [array.name for array in results] == ["Linear.kernel"]
+
+
 def test_what_a_library_does_has_the_line_of_the_library() -> None:
     (total,) = px.explain(jax.jit(optax.tree.norm))(struct(64, lies=lies(FLAT, "d"))).collectives
     assert total.line is not None
@@ -571,6 +598,30 @@ def test_a_loop_without_a_known_end_counts_as_one_turn_and_says_so() -> None:
     report = px.explain(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ x, x))(struct(4, 4))
     assert (report.work.flops, report.work.is_certain, report.work.share) == (128, False, None)
     assert "one turn" in str(report)
+
+
+def test_totals_say_what_they_count_of_loops_and_branches() -> None:
+    def until(x):
+        return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x + jax.lax.psum(x, "d"), x)
+
+    def either(x):
+        return jax.lax.cond(x[0] > 0, lambda x: jax.lax.psum(x, "d"), lambda x: jax.lax.pmax(x, "d"), x)
+
+    def reported(body):
+        fn = jax.shard_map(body, mesh=FLAT, in_specs=P("d"), out_specs=P("d"), check_vma=False)
+        return px.explain(fn)(struct(64))
+
+    loop, branches = reported(until), reported(either)
+    counting = "counting one turn of a loop without a known end"
+    assert f"Sends 32 bytes per device in 1 collective, {counting}" in str(loop)
+    assert "Sends 64 bytes per device in 2 collectives, counting all branches\n" in str(branches)
+    assert (loop.is_certain, branches.is_certain) == (False, True)
+    assert [c.is_branch for c in (*loop.collectives, *branches.collectives)] == [False, True, True]
+    assert all(any(counting in word for word in Tags(page._repr_html_()).words) for page in (loop, Growth({8: loop})))
+    _, row, remark = str(Growth({8: loop})).splitlines()
+    assert "  32 bytes*  " in row
+    assert remark == f"* {counting}"
+    assert "*" not in str(Growth({8: branches}))
 
 
 def test_of_a_solver_only_what_it_runs_is_counted() -> None:

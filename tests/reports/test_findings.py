@@ -69,6 +69,13 @@ def divided(x):
     return jax.lax.with_sharding_constraint(x * 2, over("d")).sum()  # rows
 
 
+def turned(state, x, *, spec):
+    return {"w": jax.lax.with_sharding_constraint(state["w"] + x.sum(), over(*spec)), "b": state["b"] * 2}
+
+
+LAID = {"w": struct(1024, 1024, lies=over("d")), "b": struct(1024, lies=over("d"))}
+
+
 def moved(state, x):
     return {name: value + x for name, value in state.items()}
 
@@ -120,6 +127,18 @@ CASES: dict[str, tuple[Callable[[], Report], Callable[[], Report], str | None, s
         None,
         "state (1 MiB on each device) is returned changed",
     ),
+    "relaid": (
+        lambda: px.explain(jax.jit(functools.partial(turned, spec=(None, "d")), donate_argnums=0))(LAID, struct(8)),
+        lambda: px.explain(jax.jit(functools.partial(turned, spec=("d", None)), donate_argnums=0))(LAID, struct(8)),
+        None,
+        "state['w'] (4 MiB) is given as P('d') and comes back as P(None, 'd')",
+    ),
+    "too_large": (
+        lambda: px.explain(jnp.negative, on="v5e:8")(struct(MIB, 4096)),
+        lambda: px.explain(jnp.negative, on="v5e:8")(struct(MIB, 4096, lies=over("d"))),
+        None,
+        "it does not fit: 32 GiB are needed on each device, and a v5e has 14.9 GiB; 16 GiB are arguments",
+    ),
     "unused_donation": (
         lambda: px.explain(jax.jit(lambda x: x.sum(), donate_argnums=0))(struct(MIB // 4)),
         lambda: px.explain(jax.jit(lambda x: x * 2, donate_argnums=0))(struct(MIB // 4)),
@@ -160,6 +179,135 @@ def test_a_padded_batch_is_found_and_is_no_work_done_twice() -> None:
     assert [finding.kind for finding in report.findings] == ["padding"]
     assert "the 9 elements of 'batch' on 8 devices are padded to 16" in report.findings[0].text
     assert trained(16).findings == ()
+
+
+def member_step(w, x):
+    return w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+
+
+def of_members(size: int) -> Report:
+    members = px.ensemble(lambda key: jax.random.normal(key, (16,)), size, key=jax.random.key(0))
+    return px.explain(members.train)(member_step, jnp.ones((64, 16)))
+
+
+def of_shares(rows: int) -> Report:
+    return px.explain(px.Parallel(nnx.Linear(4, 2, rngs=nnx.Rngs(0))))(struct(rows, 4))
+
+
+@pytest.mark.parametrize(("make", "name"), [(of_members, "members"), (of_shares, "batch")])
+def test_members_and_shares_of_a_batch_are_padded_too(make: Any, name: str) -> None:
+    (finding,) = make(10).findings
+    assert finding.kind == "padding"
+    assert f"10 elements of '{name}' on 8 devices are padded to 16: 38% of the places are empty" in finding.text
+    assert make(16).findings == ()
+
+
+def test_other_objects_that_have_an_axis_are_no_ensembles() -> None:
+    class Model:
+        axis = px.Axis("members", 10)
+
+        def double(self, x):
+            return x * 2
+
+    assert px.explain(Model().double)(struct(64, 4, lies=over("d"))).findings == ()
+
+
+def test_a_padded_axis_excuses_only_the_work_within_it() -> None:
+    def both(x, y):
+        within = px.map_fn(lambda x: x @ x, x, px.Axis("one", 1))
+        return within, everywhere(y)
+
+    report = px.explain(both)(struct(1, 4, 4), struct(64, 64, lies=over()))
+    (finding,) = report.found("redundant")
+    assert "the same work is done 8.0 times" in finding.text  # as without the axis
+    alone = px.explain(lambda x: px.map_fn(lambda x: x @ x, x, px.Axis("one", 1)))(struct(1, 64, 64))
+    assert [finding.kind for finding in alone.findings] == ["padding"]
+
+
+LARGE = struct(4 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "write"),
+    [
+        (lambda unused, how, state, x: moved(state, x), (struct(3), "text", STATE, struct()), "donate_argnums=2"),
+        (jax.jit(lambda n, state, x: moved(state, x * n), static_argnums=0), (3, STATE, struct()), "donate_argnums=1"),
+        (lambda x, *states: moved(states[1], x), (struct(), struct(3), STATE), "donate_argnums=2"),
+        (lambda state, x: {**moved(state, x), "n": x}, (STATE, struct()), "donate_argnums=0"),
+        (lambda x, state: ({"new": moved(state, x)}, x), (struct(), STATE), "donate_argnums=1"),
+        (lambda x, state: {"w": state["w"] * x}, (LARGE, {"w": LARGE}), "donate_argnums=1"),
+        (lambda w, x: w - x.sum(), (LARGE, struct(8)), "donate_argnums=0"),
+        (lambda x, w: (x.sum(), w * 2), (struct(8), LARGE), "donate_argnums=1"),
+    ],
+    ids=[
+        *("all positions", "static", "one of many", "one more leaf", "deeper", "not a bare one"),
+        *("one array", "one array of a result"),
+    ],
+)
+def test_a_state_is_to_be_donated_by_its_position_in_the_call(fn: Any, args: Any, write: str) -> None:
+    (finding,) = px.explain(fn)(*args).found("undonated")
+    assert write in finding.write
+
+
+def test_a_state_that_is_only_given_by_name_is_donated_by_it() -> None:
+    def step(x, *, state):
+        return moved(state, x)
+
+    (finding,) = px.explain(step)(struct(), state=STATE).found("undonated")
+    assert "donate_argnames='state'" in finding.write
+
+
+def test_modules_that_are_written_are_states() -> None:
+    def step(net, x):
+        net.kernel[...] += x.sum()
+        net.bias[...] *= 2
+
+    net = nnx.Linear(512, 512, rngs=nnx.Rngs(0))
+    (by_nnx,) = px.explain(nnx.jit(step))(net, struct(8)).found("undonated")
+    assert "net (1 MiB on each device) is returned changed" in by_nnx.text
+    assert "donate_argnums=0" in by_nnx.write
+    (by_us,) = px.explain(px.Jit(step, net))(struct(8)).found("undonated")
+    assert "donate=True" in by_us.write
+    assert px.explain(px.Jit(step, net, donate=True))(struct(8)).found("undonated") == []
+
+
+SQUARE = struct(1024, 1024)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (lambda pair, x: {"u": x @ pair["a"], "v": x.T @ pair["b"]}, ({"a": SQUARE, "b": SQUARE}, SQUARE)),
+        (jax.jit(lambda g, state: jax.tree.map(jnp.subtract, state, g), donate_argnums=1), (STATE, STATE)),
+        (lambda x: x * 2, (struct(MIB),)),
+        (lambda x: jax.lax.with_sharding_constraint(x * 2, over("d")), (struct(4 * MIB, lies=over()),)),
+    ],
+    ids=["other names", "another is donated", "small", "laid otherwise"],
+)
+def test_what_is_no_state_is_not_to_be_donated(fn: Any, args: Any) -> None:
+    assert px.explain(fn)(*args).found("undonated") == []
+
+
+def test_of_two_alike_the_one_that_is_returned_is_not_guessed() -> None:
+    (finding,) = px.explain(lambda state, g: jax.tree.map(jnp.subtract, state, g))(STATE, STATE).found("undonated")
+    assert "is kept beside a result of its shape and dtype" in finding.text
+
+
+def test_a_constant_of_a_function_within_is_found() -> None:
+    table = jnp.ones(MIB // 4)
+    (finding,) = px.explain(lambda x: jax.jit(lambda y: y * table)(x))(struct(MIB // 4)).found("constant")
+    assert "an array float32[262144] (1 MiB) is closed over" in finding.text
+
+
+def test_arrays_that_are_whole_everywhere_are_added_up() -> None:
+    half = [struct(2 * MIB, lies=over()) for _ in range(4)]  # 8 MiB each
+    (of_one,) = px.explain(lambda x: sum(v.sum() for v in x["p"]))({"p": half}).found("replicated")
+    assert of_one.text == "4 arrays of x (32 MiB) are whole on each of 8 devices"
+    (of_all,) = px.explain(lambda *x: sum(v.sum() for v in x))(*half).found("replicated")
+    assert of_all.text == "4 arrays (32 MiB) are whole on each of 8 devices"
+    (returned,) = px.explain(lambda x: [v * 2 for v in x])(half).found("replicated")
+    assert returned.text.endswith("(32 MiB) are whole on each of 8 devices, and so is what is returned for it")
+    assert px.explain(lambda x: x[0].sum())(half).found("replicated") == []
 
 
 def test_the_worst_comes_first_and_is_shown_with_what_to_write() -> None:

@@ -96,6 +96,16 @@ def test_too_many_bytes_are_named(mesh):
         assert_communication(_shard(mesh, BY_HAND["all_reduce"][0]), _rows(), max_bytes=31)
 
 
+def test_bytes_in_a_loop_count_as_often_as_it_runs(mesh):
+    def body(x):
+        return jax.lax.scan(lambda x, _: (jax.lax.psum(x, "d"), None), x, length=100)[0]
+
+    once = ROWS // 8 * 4 * 4  # the rows of one device, 4 columns of float32
+    assert_communication(_shard(mesh, body), _rows(), all_reduce=1, max_bytes=100 * once)
+    with pytest.raises(px.CommunicationError, match=rf"max_bytes={once:,} was promised, found {100 * once:,}, loops"):
+        assert_communication(_shard(mesh, body), _rows(), all_reduce=1, max_bytes=once)
+
+
 def test_conv_members_by_sharded_vmap_are_caught(mesh):
     """What the assertion is for: vmapped kernels on a sharded axis gather every member's data."""
     split = NamedSharding(mesh, P("d"))

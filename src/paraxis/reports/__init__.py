@@ -1,8 +1,15 @@
 """Reports of what compiled functions send, compute and hold, where arrays lie, what models contain, what is faster."""
 
-from paraxis.reports._communication import Communication as Communication, communication as communication, of_program
+from paraxis.reports._communication import (
+    Communication as Communication,
+    communication as communication,
+    of_program,
+    program_of as program_of,
+    total_bytes as total_bytes,
+)
 from paraxis.reports._compare import Comparison, Timing, compare
 from paraxis.reports._explain import explain
+from paraxis.reports._findings import for_devices as for_devices
 from paraxis.reports._growth import Growth, Point as Point, text as text
 from paraxis.reports._leaves import Leaf
 from paraxis.reports._machines import Machine

@@ -41,7 +41,10 @@ def parts(report: Contents) -> Iterator[str]:
     yield heading(_as_text.found(report)) + _findings(report)
     lowered, compiled = report.seconds
     yield heading("Communication") + (
-        html.table(["bytes", "what", "along", "whose", "line", "code"], [_as_text.sent(c) for c in report.collectives])
+        html.note(_as_text.total(report))
+        + html.table(
+            ["bytes", "what", "along", "whose", "line", "code"], [_as_text.sent(c) for c in report.collectives]
+        )
         if report.collectives
         else html.note("Sends nothing")
     )

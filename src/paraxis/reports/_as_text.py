@@ -10,6 +10,7 @@ _MOST = 12
 """The most lines of a list; of longer ones, how many are left out."""
 _CODE = 60
 """The most letters of a line's code."""
+ONE_TURN = "one turn of a loop without a known end"
 
 
 def of(report: Contents) -> str:
@@ -29,11 +30,19 @@ def _sent(report: Contents) -> Iterator[str]:
     if not report.collectives:
         yield "Sends nothing"
     else:
-        count, total = units.of(len(report.collectives), "collective"), units.size(report.total_bytes)
-        yield f"Sends {total} per device in {count}"
+        yield total(report)
         yield from table([sent(collective) for collective in report.collectives])
     if report.callbacks:
         yield calls(report)
+
+
+def total(report: Contents) -> str:
+    """Return the sentence about all collectives together."""
+    count, size = units.of(len(report.collectives), "collective"), units.size(report.total_bytes)
+    branches = "all branches" if any(c.is_branch for c in report.collectives) else ""
+    open_ = "" if report.is_certain else ONE_TURN
+    counting = " and ".join(filter(None, (branches, open_)))
+    return f"Sends {size} per device in {count}{counting and f', counting {counting}'}"
 
 
 def calls(report: Contents) -> str:
@@ -47,7 +56,7 @@ def sent(c: Collective) -> list[str]:
     each = f"{often}{units.size(c.bytes)}" + ("" if c.is_certain else " per turn")
     along = f"along {', '.join(c.axes)}" if c.axes else f"of {c.group_size} devices"
     whose = c.verb or ("written" if c.is_written else "compiler")
-    side = ", backward" if c.is_backward else ""
+    side = (", backward" if c.is_backward else "") + (", in a branch" if c.is_branch else "")
     what = f"{c.kind} {c.shape}" + (f" for {c.widened}" if c.widened else "")
     return [each, what, along, whose + side, str(c.line or ""), code(c.line)]
 
@@ -73,7 +82,7 @@ def computed(report: Contents) -> str:
     if not work.flops:
         return "Computes no matrix products or convolutions"
     share = f", {work.factor:.2f} × an equal share" if work.factor else ""
-    open_ = "" if work.is_certain else ", counting one turn of a loop without a known end"
+    open_ = "" if work.is_certain else f", counting {ONE_TURN}"
     return f"Computes {units.amount(work.flops)} per device in products and convolutions{share}{open_}"
 
 

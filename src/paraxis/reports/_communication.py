@@ -1,7 +1,7 @@
 """Count the collectives of a compiled program by reading it: nothing is run."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -58,10 +58,15 @@ def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communic
         0
     """
     arguments.function("communication", "fn", fn, "communication(lambda x: …, x)")
+    return of_program(program_of(fn, args, kwargs))
+
+
+def program_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the text of the compiled program of a call."""
     fn, args, kwargs = _jitted.found(fn, args, kwargs)
     # A model that is a pytree of arrays has no hash, which jax.jit asks for.
     jitted: Any = fn if _jitted.is_one(fn) else jax.jit(lambda *args, **kwargs: fn(*args, **kwargs))
-    return of_program(jitted.lower(*args, **kwargs).compile().as_text() or "")
+    return jitted.lower(*args, **kwargs).compile().as_text() or ""
 
 
 def of_program(text: str) -> Communication:
@@ -93,3 +98,9 @@ def of_program(text: str) -> Communication:
         count[operation.kind] += 1
         size[operation.kind] += _text.sent_bytes(program, operation)
     return Communication(count, size)
+
+
+def total_bytes(text: str) -> int:
+    """Return the bytes of all collectives in a compiled program's text, loops multiplied."""
+    program = _text.Program(text)
+    return sum(_text.sent_bytes(program, operation) * operation.times for operation in program.collectives)

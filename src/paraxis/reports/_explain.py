@@ -16,7 +16,7 @@ import numpy as np
 from paraxis._calls import arguments, pytrees
 from paraxis._jax import jax_api, supposed
 from paraxis.errors import DeviceError
-from paraxis.reports import _estimate, _findings, _jitted, _layouts, _lines, _machines, _meshes, _text, _work
+from paraxis.reports import _estimate, _findings, _jitted, _layouts, _leaves, _lines, _machines, _meshes, _text, _work
 from paraxis.reports._growth import Growth
 from paraxis.reports._machines import Machine
 from paraxis.reports._report import Report
@@ -170,7 +170,8 @@ def _report(
 ) -> Report:
     start = time.perf_counter()
     with jax_api.lines_kept():
-        closed, lowered, names = _lowered(fn, args, kwargs)
+        found = _lowered(fn, args, kwargs)
+        closed, lowered = found.closed, found.program
         if closed is not None:
             _check_reads(fn, closed, lowered)
         if there is not None and closed is not None and not _is_free(closed, there):
@@ -180,7 +181,8 @@ def _report(
     seconds = middle - start, time.perf_counter() - middle
     program = _text.Program(compiled.as_text() or "")
     jaxpr = jax_api.without_dead(closed) if closed is not None else None
-    given, results = _layouts.of(compiled, lowered, names)
+    given, results = _layouts.of(compiled, lowered, found.names)
+    results = tuple(dataclasses.replace(array, name=found.returned.get(array.name, array.name)) for array in results)
     shardings = jax.tree.leaves((compiled.input_shardings, jax_api.results_of(lowered, compiled)[1]))
     if there is not None and not supposed.is_on(there, shardings):
         raise _made_before(fn, dict(there.sizes) or len(there.devices))
@@ -195,11 +197,14 @@ def _report(
         results=results,
         callbacks=tuple(_work.calls_python(jaxpr)) if jaxpr is not None else (),
         seconds=seconds,
+        asked=0 if there is None else len(there.devices),
     )
     if machine is not None:
         report = dataclasses.replace(report, estimate=_estimate.of(program, machine, report.memory, results))
-    asked = 0 if there is None else len(there.devices)
-    seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info, _jitted.by(fn), asked)
+    owner = getattr(fn, "__self__", None)
+    members = getattr(owner, "axis", None) if hasattr(owner, f"_trace_{_name(fn)}") else None
+    by = _jitted.by(fn)
+    seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info, by, members, found.called)
     return dataclasses.replace(report, findings=_findings.of(seen), unchecked=tuple(_findings.not_looked_for(seen)))
 
 
@@ -226,34 +231,87 @@ def _is_free(closed: Any, there: supposed.Supposed) -> bool:
 # --- lowered, whatever it is ---------------------------------------------------------------------------------------
 
 
-def _lowered(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Sequence[str] | None]:
-    """Return the jaxpr if there is one, the lowered program, and the names of its arguments if they are known."""
+@dataclasses.dataclass(frozen=True)
+class _Lowered:
+    """A program before it is compiled.
+
+    Attributes:
+        closed: its jaxpr; ``None``: somebody else has it.
+        program: what is to be compiled.
+        names: of the arguments, if they are known.
+        called: the function whose parameters these are, if a user could donate to it.
+        returned: the names of results that are variables of modules, by their place.
+    """
+
+    closed: Any
+    program: Any
+    names: Sequence[str] | None = None
+    called: Any = None
+    returned: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def _lowered(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _Lowered:
     fn, args, kwargs = _jitted.found(fn, args, kwargs)
     args, kwargs = supposed.structs((args, kwargs))
-    method = _method(fn)
+    method, is_own = _method(fn)
     if method is not None:
         traced = method(*args, **kwargs)
         traced = getattr(traced, "traced", traced)  # as NNX has it
         jaxpr, lowered = getattr(traced, "jaxpr", None), traced.lower()
+        lowered = getattr(lowered, "lowered", lowered)
         names = None if jaxpr is None else jaxpr.jaxpr.debug_info.arg_names
-        return jaxpr, getattr(lowered, "lowered", lowered), names
+        if names and is_own:
+            users = [_own_name(fn, method, name) for name in names]
+            of_modules = _bound(method) is not None
+            returned = {name.replace("args", "result", 1): user for name, user in zip(names, users, strict=True)}
+            return _Lowered(jaxpr, lowered, users, None, returned if of_modules else {})
+        if type(fn).__module__.startswith("flax.") and (users := _names_of_modules(fn, args, kwargs, lowered)):
+            names = [name.replace("args", "result[0]", 1) for name in _layouts.argument_names(lowered)]
+            return _Lowered(jaxpr, lowered, users, fn, dict(zip(names, users, strict=True)))
+        return _Lowered(jaxpr, lowered, names, fn)
     if _jitted.is_one(fn) and type(fn).__module__.startswith("equinox.") and _has_shapes((args, kwargs)):
         fn = fn.__wrapped__  # or it takes shapes for constants
     if _jitted.is_one(fn):  # somebody else's
         lowered = fn.lower(*args, **kwargs)
-        return _traced_within(fn, args, kwargs), getattr(lowered, "lowered", lowered), None  # as Equinox has it
+        # as Equinox has it
+        return _Lowered(_traced_within(fn, args, kwargs), getattr(lowered, "lowered", lowered))
     return _flattened(fn, args, kwargs)
 
 
-def _method(fn: Any) -> Any:
-    """Return what traces a function without running it, as the function itself would."""
+def _bound(method: Any) -> Any:
+    """Return the modules of one of our transforms, whose programs take these apart."""
+    return getattr(getattr(method, "__self__", None), "_bound", None)
+
+
+def _own_name(fn: Any, method: Any, name: str) -> str:
+    """Return the user's name of an argument of one of our programs, which have others than the call."""
+    found = re.fullmatch(r"args\[(\d+)\](.*)", name)
+    if found is None:
+        return re.sub(r"^kwargs\['(\w+)'\]", r"\1", re.sub(r"^first\[0\]", "members", name))  # of an ensemble
+    number, path = int(found[1]), found[2]
+    bound = _bound(method)
+    if bound is not None:  # there are values of variables, those of other arrays, and then the call's arguments
+        variable = re.fullmatch(r"\[(\d+)\](.*)", path) if number == 0 else None
+        if variable is not None:
+            module, _, path = bound.current().names[int(variable[1])].partition(")")
+            module = f"modules{module.partition('(')[0]}" if module.startswith("[") else module.removeprefix("(")
+            return module + re.sub(r"\(\w+\)", "", path) + variable[2]
+        number -= 2
+    positional = _positional(fn)
+    if 0 <= number < len(positional):
+        return re.sub(r"^batch\.tree\b", "batch", positional[number] + path)
+    return f"args[{number}]{path}" if number >= 0 else name
+
+
+def _method(fn: Any) -> tuple[Any, bool]:
+    """Return what traces a function without running it, as the function itself would, and whether it is one of ours."""
     if _is_of_modules(fn) and not hasattr(fn, "_trace"):
         from paraxis.transforms import Jit  # which needs NNX
 
         fn = Jit(fn)
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
     own = getattr(fn, "_trace", None) or getattr(owner, f"_trace_{name}", None)
-    return own or (fn.trace if hasattr(fn, "trace") and _jitted.is_one(fn) else None)
+    return own or (fn.trace if hasattr(fn, "trace") and _jitted.is_one(fn) else None), own is not None
 
 
 def _is_of_modules(fn: Any) -> bool:
@@ -262,15 +320,16 @@ def _is_of_modules(fn: Any) -> bool:
     return nnx is not None and (isinstance(fn, nnx.Module) or type(fn).__module__.startswith("paraxis.transforms."))
 
 
-def _flattened(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Sequence[str]]:
+def _flattened(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _Lowered:
     """Return the same of a plain function, or a model; what is no array among its arguments is constant."""
-    called = fn
+    called, names = fn, _argument_names(fn, *pytrees.sealed((tuple(args), kwargs)))
     if pytrees.is_model(fn):  # its arrays are arguments, too
         args, called = (supposed.structs(fn), *args), lambda fn, *args, **kwargs: fn(*args, **kwargs)
+        paths = jax.tree_util.tree_flatten_with_path(pytrees.sealed(args[0]))[0]
+        names = [*(f"{_name(fn)}{jax.tree_util.keystr(path)}" for path, _ in paths), *names]
     sealed = pytrees.sealed((tuple(args), kwargs))
     leaves, structure = jax.tree.flatten(sealed)
     is_array = [_is_array(leaf) for leaf in leaves]
-    names = _argument_names(called, *sealed)
 
     def run(*given: Any) -> Any:
         values = iter(given)
@@ -281,7 +340,8 @@ def _flattened(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[An
     run.__name__ = _name(fn)
     vars(run)["__wrapped__"] = called  # JAX's errors then name the user's function, and not this one
     traced = jax.jit(run).trace(*(leaf for leaf, moves in zip(leaves, is_array, strict=True) if moves))
-    return traced.jaxpr, traced.lower(), [name for name, moves in zip(names, is_array, strict=True) if moves]
+    names = [name for name, moves in zip(names, is_array, strict=True) if moves]
+    return _Lowered(traced.jaxpr, traced.lower(), names, fn)
 
 
 def _traced_within(fn: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -316,17 +376,42 @@ def _is_array(leaf: Any) -> bool:
 
 def _argument_names(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
     """Return the name of each leaf of the arguments."""
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), "args")
-    positional += [f"{rest}[{number}]" for number in range(len(args) - len(positional))]
-    given = [*zip(positional, args, strict=False), *sorted(kwargs.items())]
     return [
-        f"{name}{jax.tree_util.keystr(p)}" for name, x in given for p, _ in jax.tree_util.tree_flatten_with_path(x)[0]
+        f"{name}{jax.tree_util.keystr(path)}"
+        for name, x in _named(fn, args, kwargs)
+        for path, _ in jax.tree_util.tree_flatten_with_path(x)[0]
     ]
+
+
+def _named(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return each argument with its name."""
+    positional = _positional(fn)
+    rest = next((p.name for p in _parameters(fn) if p.kind == p.VAR_POSITIONAL), "args")
+    positional += [f"{rest}[{number}]" for number in range(len(args) - len(positional))]
+    return [*zip(positional, args, strict=False), *sorted(kwargs.items())]
+
+
+def _positional(fn: Callable[..., Any]) -> list[str]:
+    return [p.name for p in _parameters(fn) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def _names_of_modules(fn: Any, args: Sequence[Any], kwargs: dict[str, Any], lowered: Any) -> list[str] | None:
+    """Return the names of the arguments of ``nnx.jit``, which takes modules apart, if they are in the same order."""
+    given = jax.tree.leaves(lowered.args_info)
+    leaves = [
+        (f"{name}{path if path[:1] in ('', '[', '.') else f'.{path}'}", leaf)
+        for name, x in _named(fn, args, kwargs)
+        for path, leaf in _leaves.named(x)
+    ]
+    is_same = [np.shape(leaf) for _, leaf in leaves] == [info.shape for info in given]
+    return [name for name, _ in leaves] if is_same else None
 
 
 def _name(fn: Any) -> str:
@@ -365,6 +450,7 @@ def _collective(
         verb=verb,
         is_backward="transpose(" in path,
         is_written=_WRITTEN.fullmatch(path.rpartition("/")[2]) is not None,
+        is_branch=operation.is_branch,
         operand=given[number].name if number is not None and number < len(given) else None,
         widened=program.widened(operation),
     )

@@ -3,19 +3,23 @@
 Each function looks for one thing, and yields nothing if it is not there, or too small to matter.
 """
 
+import collections
 import dataclasses
+import functools
+import inspect
 import itertools
 import math
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from paraxis._axes import placing
-from paraxis._jax import jax_api
-from paraxis.reports import _lines, _text, _work, units
+from paraxis._axes import layout, placing
+from paraxis._axes.axis import Axis
+from paraxis._jax import cost, jax_api
+from paraxis.reports import _lines, _states, _text, _work, units
 from paraxis.reports._values import Contents, Finding, Layout
 
 _SENT = 64 * 1024
@@ -27,6 +31,9 @@ _STATE = 1024**2
 _TWICE = 1.25
 """More work than this, of a line's share, is done more than once."""
 _PADDED = 1.1
+_Report = TypeVar("_Report", bound=Contents)
+_PADS = layout.repeat_last.__code__
+"""The function of ours that pads a batch in the program itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +41,8 @@ class Seen:
     """The material to look at. ``jaxpr`` has no dead code; it and ``closed`` are ``None`` for what JAX cannot trace.
 
     ``jitted_by`` is the library that jits the function, which adds arguments and results of its own; empty: JAX.
-    ``asked`` is how many devices there are to be; 0: those that are here.
+    ``axis`` is that of the members, if the function is an ensemble's; ``called`` has the parameters by which arguments
+    are named, if these are a user's.
     """
 
     report: Contents
@@ -43,7 +51,8 @@ class Seen:
     closed: jax_api.ClosedJaxpr | None
     args_info: Any
     jitted_by: str = ""
-    asked: int = 0
+    axis: Axis | None = None
+    called: Any = None
 
     @property
     def devices(self) -> int:
@@ -56,17 +65,41 @@ class Seen:
         """Return which part of a device's memory some bytes are."""
         return min(1.0, size / max(self.report.memory.peak, 1))
 
+    @functools.cached_property
+    def parameters(self) -> Sequence[inspect.Parameter]:
+        try:
+            return [] if self.called is None else [*inspect.signature(self.called).parameters.values()]
+        except (TypeError, ValueError):
+            return []
+
+    @functools.cached_property
+    def given(self) -> dict[str, list[Layout]]:
+        """The arrays of each argument."""
+        found: dict[str, list[Layout]] = {}
+        rest = [p.name for p in self.parameters if p.kind == p.VAR_POSITIONAL] if self.parameters else ["args"]
+        for array in self.report.arguments:
+            match = re.match(r"([^\[.]*)(\[\d+\])?", array.name)
+            owner = array.name if match is None else match[0] if match[1] in rest else match[1]
+            found.setdefault(owner, []).append(array)
+        return found
+
+    @functools.cached_property
+    def states(self) -> Sequence[_states.State]:
+        return tuple(_states.of(self.given, self.report.results))
+
 
 def of(seen: Seen) -> tuple[Finding, ...]:
     """Return all findings, worst first."""
     looked_for = (
+        _too_large,
         _gathers,
         _redundant,
         _padding,
-        _idle,
+        lambda seen: _idle(seen.devices, seen.report.asked),
         _replicated,
         _constants,
         _undonated,
+        _relaid,
         _donated,
         _unjoined,
         _uneven,
@@ -136,19 +169,22 @@ def _unjoined(seen: Seen) -> Iterator[Finding]:
 
 
 def _redundant(seen: Seen) -> Iterator[Finding]:
-    work, padded = seen.report.work, _worst_padding(seen)
-    if seen.devices == 1 or not work.share or work.flops < _TWICE * padded * work.share:
+    work = seen.report.work
+    if seen.devices == 1 or not work.share:
+        return
+    padded, everywhere = _padded_lines(seen.jaxpr), _padding_of_batch(seen)
+    fair = [(line.share or 0.0) * everywhere * padded.get(line.line, 1.0) for line in work.lines]
+    if work.flops < _TWICE * sum(fair):
         return
     found = False
-    for line in work.lines:
-        share = line.share or 0.0
-        excess = line.flops - padded * share
-        if line.line is None or line.flops < _TWICE * padded * share or excess < 0.05 * work.flops:
+    for line, share in zip(work.lines, fair, strict=True):
+        excess = line.flops - share
+        if line.line is None or line.flops < _TWICE * share or excess < 0.05 * work.flops:
             continue
         found = True
-        yield _repeated(seen, line.line, line.flops, share, excess / work.flops)
+        yield _repeated(seen, line.line, line.flops, line.share or 0.0, excess / work.flops)
     if not found:
-        yield _repeated(seen, None, work.flops, work.share, 1 - padded * work.share / work.flops)
+        yield _repeated(seen, None, work.flops, work.share, 1 - sum(fair) / work.flops)
 
 
 def _repeated(seen: Seen, line: _lines.Line | None, flops: float, share: float, weight: float) -> Finding:
@@ -169,18 +205,53 @@ def _placements(seen: Seen) -> Iterator[tuple[str, int, int, int, _lines.Line | 
             place: placing.Placement = eqn.params["how"].placement
             line, _ = _lines.behind(jax_api.frames_of(eqn))
             yield place.axis.name, place.size, place.num_padded, place.num_devices, line
+        elif eqn.primitive.name == "concatenate" and _pads(frames := jax_api.frames_of(eqn)):
+            rows, padded = eqn.invars[0].aval.shape[0], eqn.outvars[0].aval.shape[0]
+            yield "batch", rows, padded, seen.devices, _lines.behind(frames)[0]
+    for size, padded in _batches(seen):
+        yield "batch", size, padded, seen.devices, None
+    members = next(iter(seen.report.arguments), None)
+    if seen.axis is not None and members is not None and seen.devices > 1:  # on one, it may be the program of one
+        yield seen.axis.name, seen.axis.size, members.shape[0], seen.devices, None
+
+
+def _pads(frames: Iterable[tuple[str, int, str]]) -> bool:
+    """Return whether our function that pads rows is among the calls that an operation comes from."""
+    return any(file == _PADS.co_filename and function.endswith(_PADS.co_name) for file, _, function in frames)
+
+
+def _batches(seen: Seen) -> Iterator[tuple[int, int]]:
+    """Yield the number of rows of each batch of a step, and to how many they are padded."""
     for batch in jax.tree.leaves(seen.args_info, is_leaf=_is_batch):
         if _is_batch(batch):
             padded = max((leaf.shape[0] for leaf in jax.tree.leaves(batch.tree) if leaf.shape), default=batch.num_rows)
-            yield "batch", batch.num_rows, padded, seen.devices, None
+            yield batch.num_rows, padded
 
 
 def _is_batch(x: Any) -> bool:
     return hasattr(x, "num_rows") and hasattr(x, "tree")
 
 
-def _worst_padding(seen: Seen) -> float:
-    return max((padded / size for _, size, padded, _, _ in _placements(seen)), default=1.0)
+def _padding_of_batch(seen: Seen) -> float:
+    """Return how many times as long a batch is with its padding, of which all of a step's work is."""
+    return max((padded / size for size, padded in _batches(seen)), default=1.0)
+
+
+def _padded_lines(jaxpr: jax_api.Jaxpr | None, padded: float = 1.0) -> dict[_lines.Line | None, float]:
+    """Return how many times as many elements there are with padding, for each line of products on a padded axis."""
+    found: dict[_lines.Line | None, float] = {}
+    for eqn in () if jaxpr is None else jaxpr.eqns:
+        if padded > 1 and cost.of_product(eqn):
+            line, _ = _lines.behind(jax_api.frames_of(eqn))
+            found[line] = max(padded, found.get(line, 1.0))
+        bodies, inner = jax_api.subjaxprs(eqn), padded
+        if eqn.primitive.name == "px_map":
+            place: placing.Placement = eqn.params["how"].placement
+            bodies, inner = (eqn.params["body"].jaxpr,), padded * place.num_padded / place.size
+        for body in bodies:
+            for line, factor in _padded_lines(body, inner).items():
+                found[line] = max(factor, found.get(line, 1.0))
+    return found
 
 
 def _padding(seen: Seen) -> Iterator[Finding]:
@@ -198,14 +269,21 @@ def _padding(seen: Seen) -> Iterator[Finding]:
         yield Finding("padding", text, line, write, part)
 
 
-def _idle(seen: Seen) -> Iterator[Finding]:
-    if seen.devices < seen.asked:
-        text = f"{seen.devices:,} of the {seen.asked:,} devices that were asked for run it: nothing lies on the others"
+def for_devices(report: _Report, asked: int) -> _Report:
+    """Return a report with the number of devices that were asked for, where JAX has started with so many."""
+    more = _idle(report.num_devices, asked)
+    findings = sorted([*report.findings, *more], key=lambda finding: -finding.weight)
+    return dataclasses.replace(report, asked=asked, findings=tuple(findings))
+
+
+def _idle(devices: int, asked: int) -> Iterator[Finding]:
+    if devices < asked:
+        text = f"{devices:,} of the {asked:,} devices that were asked for run it: nothing lies on the others"
         write = (
             "let rows lie over them: by px.Axis, by a mesh in force, or by an argument's sharding, "
             "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P('rows')))"
         )
-        yield Finding("idle", text, None, write, 1 - seen.devices / seen.asked)
+        yield Finding("idle", text, None, write, 1 - devices / asked)
 
 
 def _uneven(seen: Seen) -> Iterator[Finding]:
@@ -227,20 +305,72 @@ def _uneven(seen: Seen) -> Iterator[Finding]:
 # --- held ------------------------------------------------------------------------------------------------------------
 
 
+def _too_large(seen: Seen) -> Iterator[Finding]:
+    report = seen.report
+    if report.fits is not False:
+        return
+    there, memory = report.estimate, report.memory
+    limit = there.limit if there is not None else memory.limit or 0
+    which = f"a {there.machine}" if there is not None else "a device"
+    parts = {"arguments": memory.arguments, "results": memory.results, "temporaries": memory.temporaries}
+    most = max(parts, key=lambda part: parts[part])
+    ways = {
+        "arguments": "split the arguments over more devices by their shardings",
+        "results": "split the results over more devices by out_shardings, or donate the arguments that they replace",
+        "temporaries": "compute fewer rows at a time, as by px.Axis(…, at_once=…), or use jax.checkpoint",
+    }
+    text = (
+        f"it does not fit: {units.size(memory.peak)} are needed on each device, and {which} has {units.size(limit)}; "
+        f"{units.size(parts[most])} are {most}"
+    )
+    yield Finding("too_large", text, None, ways[most], 1.0)
+
+
 def _replicated(seen: Seen) -> Iterator[Finding]:
-    for given, arrays in ((True, seen.report.arguments), (False, seen.report.results)):
-        for array in arrays:
-            if seen.devices > 1 and array.copies == seen.devices and array.bytes >= _HELD:
-                write = "split it: give it, or jit's " + ("in_shardings" if given else "out_shardings")
-                write += ", a NamedSharding over a mesh axis; parameters by px.train_step(…, shard=…)"
-                text = f"{array.name} ({units.size(array.bytes)}) is whole on each of {seen.devices} devices"
-                yield Finding("replicated", text, None, write, seen.of_memory(array.bytes * (1 - 1 / seen.devices)))
+    if seen.devices == 1:
+        return
+    results = _parts_of(seen.report.results)
+    whole = {True: _whole(seen, seen.given), False: _whole(seen, results)}
+    given = collections.Counter(map(_states.kind, itertools.chain.from_iterable(whole[True].values())))
+    made = {name: [array for array in arrays if not _taken(given, array)] for name, arrays in whole[False].items()}
+    returned = collections.Counter(map(_states.kind, itertools.chain.from_iterable(whole[False].values())))
+    for is_given, groups in ((True, whole[True]), (False, made)):
+        large = {name: arrays for name, arrays in groups.items() if _bytes(arrays) >= _HELD}
+        small = [array for name, arrays in groups.items() if name not in large for array in arrays]
+        for name, arrays in [*large.items(), *([("", small)] if _bytes(small) >= _HELD else [])]:
+            held = _bytes(arrays)
+            many = f"{len(arrays):,} arrays" if len(arrays) > 1 else ""
+            what = f"{many}{name and f' of {name}'}" if many else arrays[0].name
+            both = is_given and all(_taken(returned, array) for array in arrays)
+            write = "split it: give it, or jit's " + ("in_shardings" if is_given else "out_shardings")
+            write += ", a NamedSharding over a mesh axis; parameters by px.train_step(…, shard=…)"
+            text = f"{what} ({units.size(held)}) {'are' if many else 'is'} whole on each of {seen.devices} devices"
+            text += ", and so is what is returned for it" if both else ""
+            yield Finding("replicated", text, None, write, seen.of_memory(held * (1 - 1 / seen.devices)))
+
+
+def _whole(seen: Seen, groups: dict[str, list[Layout]]) -> dict[str, list[Layout]]:
+    """Return the arrays of each group that are whole on all devices."""
+    return {name: [array for array in group if array.copies == seen.devices] for name, group in groups.items()}
+
+
+def _taken(counter: collections.Counter[Any], array: Layout) -> bool:
+    """Return whether there is an array of its kind left, and take that."""
+    counter[_states.kind(array)] -= 1
+    return counter[_states.kind(array)] >= 0
+
+
+def _bytes(arrays: Iterable[Layout]) -> int:
+    return sum(array.bytes for array in arrays)
 
 
 def _constants(seen: Seen) -> Iterator[Finding]:
     if seen.closed is None:
         return
     inside = [v.val for eqn in seen.equations() for v in eqn.invars if isinstance(v, jax_api.Literal)]
+    params = itertools.chain.from_iterable(eqn.params.values() for eqn in seen.equations())
+    items = (item for value in params for item in (value if isinstance(value, (tuple, list)) else (value,)))
+    inside += itertools.chain.from_iterable(item.consts for item in items if isinstance(item, jax_api.ClosedJaxpr))
     told: set[int] = set()
     for value in (*seen.closed.consts, *inside):
         held = getattr(value, "nbytes", 0) if isinstance(value, (np.ndarray, jax.Array)) else 0
@@ -253,23 +383,63 @@ def _constants(seen: Seen) -> Iterator[Finding]:
 def _undonated(seen: Seen) -> Iterator[Finding]:
     if seen.jitted_by:
         return
-    results = _grouped(seen.report.results)
-    made = {tuple((array.shape, array.dtype) for array in group) for group in results.values()}
-    made.add(tuple((array.shape, array.dtype) for array in seen.report.results))
-    for number, (name, group) in enumerate(_grouped(seen.report.arguments).items()):
-        held = sum(array.bytes_per_device for array in group)
-        is_state = len(group) > 1 and tuple((array.shape, array.dtype) for array in group) in made
-        if is_state and held >= _STATE and not any(array.is_donated for array in group):
-            text = f"{name} ({units.size(held)} on each device) is returned changed, and the old one kept beside it"
-            write = f"if nobody needs the old one, write jax.jit(…, donate_argnums={number})"
+    for state in seen.states:
+        pairs = zip(state.given, state.made, strict=True)
+        held = sum(old.bytes_per_device for old, new in pairs if _place(old) == _place(new))
+        if held >= (_STATE if state.is_tree else _HELD) and not any(array.is_donated for array in state.given):
+            text = f"{state.name} ({units.size(held)} on each device) is "
+            if state.is_sure and state.is_tree:
+                text += "returned changed, and the old one kept beside it"
+            else:
+                text += "kept beside a result of its shape and dtype"
+            write = f"if nobody needs the old one, {_donating(seen, state.name)}"
             yield Finding("undonated", text, None, write, seen.of_memory(held))
 
 
-def _grouped(arrays: tuple[Layout, ...]) -> dict[str, list[Layout]]:
-    """Return arrays by the argument that they are of, or by the part of a result."""
+def _donating(seen: Seen, argument: str) -> str:
+    """Return what to write to donate an argument: JAX counts the positional ones, static ones included."""
+    for number, parameter in enumerate(seen.parameters):
+        if parameter.kind == parameter.VAR_POSITIONAL and argument.startswith(f"{parameter.name}["):
+            number += int(argument[len(parameter.name) + 1 : -1])
+        elif parameter.name != argument and not (parameter.kind == parameter.VAR_KEYWORD and argument.isidentifier()):
+            continue
+        is_named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD)
+        how = f"donate_argnames={argument!r}" if is_named else f"donate_argnums={number}"
+        return f"write jax.jit(…, {how})"
+    return "donate it, as by jax.jit(…, donate_argnums=…) or px.Jit(…, donate=True)"
+
+
+def _relaid(seen: Seen) -> Iterator[Finding]:
+    for state in seen.states:
+        if not (state.is_sure and (state.is_tree or state.given[0].is_donated)):
+            continue  # a bare array need not be what a result of its shape is made of
+        pairs = [(old, new) for old, new in zip(state.given, state.made, strict=True) if _place(old) != _place(new)]
+        if sum(old.bytes for old, _ in pairs) < _STATE:
+            continue
+        old, new = max(pairs, key=lambda pair: pair[0].bytes)
+        more = f", and so are {len(pairs) - 1:,} others of {state.name}" if len(pairs) > 1 else ""
+        text = (
+            f"{old.name} ({units.size(old.bytes)}) is given as {old.spec or old} and comes back as {new.spec or new}"
+            f"{more}: the next call, which is given it, is compiled again"
+        )
+        spec = old.spec or "…"
+        write = (
+            f"return it as it came: jax.lax.with_sharding_constraint(…, NamedSharding(mesh, {spec})), or jax.jit(…, "
+            f"out_shardings=…)"
+        )
+        size = sum(max(old.bytes_per_device, new.bytes_per_device) for old, new in pairs)
+        yield Finding("relaid", text, None, write, seen.of_memory(size))
+
+
+def _place(array: Layout) -> tuple[Any, ...]:
+    return array.split, array.blocks
+
+
+def _parts_of(results: Sequence[Layout]) -> dict[str, list[Layout]]:
+    """Return arrays by the part of the result that they are of."""
     found: dict[str, list[Layout]] = {}
-    for array in arrays:
-        part = re.match(r"(?:result|args)(?:\[[^\]]*\])?|[^\[.]*", array.name)
+    for array in results:
+        part = re.match(r"result(?:\[[^\]]*\])?", array.name)
         found.setdefault(part[0] if part else array.name, []).append(array)
     return found
 

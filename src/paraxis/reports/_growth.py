@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from paraxis import _html as html
 from paraxis._calls import arguments
-from paraxis.reports import units
+from paraxis.reports import _as_text, units
 from paraxis.reports._page import Page
 from paraxis.reports._report import Report
 
@@ -17,13 +17,16 @@ class Point:
 
     Attributes:
         label: what sets it apart, such as the number of devices.
-        devices: their number.
+        devices: their number, as it was asked for.
         flops: in products and convolutions.
         share: the same if all shared the work equally and did nothing twice; ``None``: unknown.
         sent: bytes of all collectives, loops multiplied.
         peak: the most bytes at one time.
         findings: how many there are.
         seconds: that a call takes, by estimate, on the machine that was asked for; ``None``: on none.
+        fits: whether a device's memory suffices; ``None``: nobody knows how much it is.
+        computes_exactly: whether all loops' ends are known; if not, such a loop counts as one turn.
+        sends_exactly: likewise, of loops that send.
     """
 
     label: str
@@ -34,6 +37,9 @@ class Point:
     peak: int
     findings: int
     seconds: float | None = None
+    fits: bool | None = None
+    computes_exactly: bool = True
+    sends_exactly: bool = True
 
 
 class Growth(Page):
@@ -47,7 +53,7 @@ class Growth(Page):
     Attributes:
         reports: the same.
         points: the numbers of each: ``label``, ``devices``, ``flops``, ``share``, ``sent``, ``peak``, ``findings`` and
-            ``seconds``.
+            ``seconds``, ``fits``, ``computes_exactly`` and ``sends_exactly``.
 
     Raises:
         ValueError: if there is no report, or something else among them.
@@ -87,23 +93,35 @@ class Growth(Page):
 
     def _parts(self) -> Iterator[str]:
         header, *rows = _rows(self.points)
-        yield html.table(header, rows)
+        yield html.table(header, rows) + "".join(map(html.note, _remarks(self.points)))
         if len(self.points) > 1:
             yield "".join(_drawings(self.points))
 
 
 def point(report: Report, label: str) -> Point:
     """Return a report's numbers."""
-    work, sent, peak = report.work, report.total_bytes, report.memory.peak
-    seconds = None if report.estimate is None else report.estimate.seconds
-    return Point(label, report.num_devices, work.flops, work.share, sent, peak, len(report.findings), seconds)
+    work = report.work
+    return Point(
+        label=label,
+        devices=report.asked or report.num_devices,
+        flops=work.flops,
+        share=work.share,
+        sent=report.total_bytes,
+        peak=report.memory.peak,
+        findings=len(report.findings),
+        seconds=None if report.estimate is None else report.estimate.seconds,
+        fits=report.fits,
+        computes_exactly=work.is_certain,
+        sends_exactly=report.is_certain,
+    )
 
 
 def text(points: Sequence[Point]) -> str:
     """Return a line for each point; all columns but the first are of one device."""
     rows = _rows(points)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.rjust(n) for cell, n in zip(row, widths, strict=True)) for row in rows)
+    lines = ["  ".join(cell.rjust(n) for cell, n in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join([*lines, *_remarks(points)])
 
 
 def _rows(points: Sequence[Point]) -> list[list[str]]:
@@ -113,9 +131,17 @@ def _rows(points: Sequence[Point]) -> list[list[str]]:
     for found in points:
         share = "unknown" if found.share is None else units.amount(found.share)
         seconds = [] if not timed else ["" if found.seconds is None else units.time(found.seconds)]
-        sizes = (units.size(found.sent), units.size(found.peak))
-        rows.append([found.label, units.amount(found.flops), share, *sizes, *seconds, str(found.findings)])
+        computes = units.amount(found.flops) + "*" * (not found.computes_exactly)
+        sends = units.size(found.sent) + "*" * (not found.sends_exactly)
+        holds = units.size(found.peak) + (", does NOT fit" if found.fits is False else "")
+        rows.append([found.label, computes, share, sends, holds, *seconds, str(found.findings)])
     return rows
+
+
+def _remarks(points: Sequence[Point]) -> list[str]:
+    """Return what the table's marks mean."""
+    is_exact = all(point.computes_exactly and point.sends_exactly for point in points)
+    return [] if is_exact else [f"* counting {_as_text.ONE_TURN}"]
 
 
 def _is_of_devices(points: Sequence[Point]) -> bool:

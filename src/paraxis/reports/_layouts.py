@@ -17,7 +17,7 @@ def of(compiled: Any, lowered: Any, names: Sequence[str] | None) -> tuple[tuple[
     """Return the layouts of the arguments that a program uses, and those of its results."""
     given, structure = jax.tree_util.tree_flatten_with_path(lowered.args_info)
     if names is None or len(names) != len(given):
-        names = [_argument_name(path) for path, _ in given]
+        names = argument_names(lowered)
     sides = structure.flatten_up_to(compiled.input_shardings) if given else []
     arguments = [
         of_array(name, info.shape, info.dtype, side, info.donated)
@@ -33,6 +33,11 @@ def of(compiled: Any, lowered: Any, names: Sequence[str] | None) -> tuple[tuple[
     return tuple(arguments), tuple(results)
 
 
+def argument_names(lowered: Any) -> list[str]:
+    """Return a name for each array of the arguments, by its place in them."""
+    return [_argument_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(lowered.args_info)[0]]
+
+
 def _argument_name(path: Any) -> str:
     """Return a leaf's name in a pair of positional and named arguments."""
     part = jax.tree_util.keystr(path[1:])
@@ -44,7 +49,8 @@ def of_array(name: str, shape: Sequence[int], dtype: Any, sharding: Any, is_dona
     shape = tuple(shape)
     split, blocks = _blocks(sharding, shape)
     block = tuple(-(-n // parts) for n, parts in zip(shape, split, strict=True))
-    return Layout(name, shape, _named(dtype), split, blocks, _bytes(shape, dtype), _bytes(block, dtype), is_donated)
+    sizes = _bytes(shape, dtype), _bytes(block, dtype)
+    return Layout(name, shape, _named(dtype), split, blocks, *sizes, is_donated, _spec(sharding))
 
 
 def unplaced(name: str, shape: Sequence[int], dtype: Any) -> Layout:
@@ -69,6 +75,11 @@ def _bits(dtype: Any) -> int:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype)).size * 32
     return jax.dtypes.itemsize_bits(dtype) if jnp.issubdtype(dtype, np.number) else np.dtype(dtype).itemsize * 8
+
+
+def _spec(sharding: Any) -> str:
+    spec = getattr(sharding, "spec", None)
+    return "" if spec is None else f"P({', '.join(map(repr, spec))})"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -30,6 +30,7 @@ class Report(Contents, Page):
         estimate: with ``on=``, what it would take there: ``seconds``, and of these ``products``, ``memory`` and
             ``sending``; ``fits``, ``peak`` and ``limit`` of the memory; else ``None``.
         unchecked: what nobody can look for here, each with the reason.
+        asked: how many devices ``devices=`` or ``on=`` ask for; 0: those that are here.
     """
 
     def __repr__(self) -> str:

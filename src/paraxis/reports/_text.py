@@ -38,6 +38,7 @@ class Operation:
         computation: number of the one that it stands in.
         times: how often the program runs it, loops multiplied.
         is_certain: whether ``times`` is known; if not, a loop without a known end counts as one turn.
+        is_branch: whether it stands in a branch, which need not be taken.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Operation:
     computation: int
     times: int = 1
     is_certain: bool = True
+    is_branch: bool = False
 
     @property
     def kind(self) -> str | None:
@@ -296,10 +298,13 @@ def _counted(computations: list[_Computation], has_entry: bool) -> list[Operatio
     """Return all operations with how often each runs: callees stand before their callers."""
     times = {c.name: 1 if c.is_entry or not has_entry else 0 for c in computations}
     certain = {c.name: True for c in computations}
+    branches = {c.name: False for c in computations}
     counted: list[list[Operation]] = []
     for computation in reversed(computations):
         runs, is_certain = times[computation.name], certain[computation.name]
-        counted.append([dataclasses.replace(op, times=runs, is_certain=is_certain) for op in computation.operations])
+        is_branch = branches[computation.name]
+        count = functools.partial(dataclasses.replace, times=runs, is_certain=is_certain, is_branch=is_branch)
+        counted.append([count(operation) for operation in computation.operations])
         if not has_entry:
             continue
         for operation in computation.operations:
@@ -313,6 +318,7 @@ def _counted(computations: list[_Computation], has_entry: bool) -> list[Operatio
                 if callee in times:
                     times[callee] += runs * trips
                     certain[callee] &= is_certain and known_here
+                    branches[callee] |= is_branch or operation.opcode == "conditional"
     return [operation for part in reversed(counted) for operation in part]
 
 

@@ -9,6 +9,7 @@ from paraxis.reports._communication import KINDS, Communication
 from paraxis.reports._lines import Line
 
 FindingKind = Literal[
+    "too_large",
     "gather",
     "redundant",
     "padding",
@@ -16,6 +17,7 @@ FindingKind = Literal[
     "replicated",
     "constant",
     "undonated",
+    "relaid",
     "unused_donation",
     "unjoined",
     "uneven",
@@ -32,6 +34,7 @@ class Collective:
         bytes: what each device contributes or receives, whichever is larger, each time.
         times: how often the program runs it, loops multiplied.
         is_certain: whether ``times`` is known; if not, a loop without a known end counts as one turn.
+        is_branch: whether it stands in a branch, which need not be taken; all branches count.
         axes: the mesh axes that it goes along, or a part of one; empty if they are not known.
         group_size: number of devices that take part together.
         line: the user's line that it comes from.
@@ -56,6 +59,7 @@ class Collective:
     is_written: bool = False
     operand: str | None = None
     widened: str | None = None
+    is_branch: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -179,6 +183,7 @@ class Layout:
         bytes: of all of it.
         bytes_per_device: of what one device holds.
         is_donated: whether its memory is given away.
+        spec: of its ``NamedSharding``, such as ``P('d', None)``; empty if it has another sharding.
     """
 
     name: str
@@ -189,6 +194,7 @@ class Layout:
     bytes: int
     bytes_per_device: int
     is_donated: bool = False
+    spec: str = ""
 
     @property
     def copies(self) -> int:
@@ -243,6 +249,7 @@ class Contents:
         findings: what could be better, worst first.
         estimate: what it would take on the machine that was asked for; ``None``: on none.
         unchecked: what nobody can look for here, each with the reason.
+        asked: how many devices were asked for; 0: those that are here.
     """
 
     name: str
@@ -257,6 +264,7 @@ class Contents:
     findings: tuple[Finding, ...] = ()
     estimate: Estimate | None = None
     unchecked: tuple[str, ...] = ()
+    asked: int = 0
 
     @property
     def communication(self) -> Communication:
@@ -269,8 +277,20 @@ class Contents:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of all collectives, loops multiplied."""
+        """The bytes of all collectives, loops multiplied, in all branches."""
         return sum(collective.total_bytes for collective in self.collectives)
+
+    @property
+    def is_certain(self) -> bool:
+        """Return whether it is known how often each collective runs; an unknown end of a loop counts as one turn."""
+        return all(collective.is_certain for collective in self.collectives)
+
+    @property
+    def fits(self) -> bool | None:
+        """Return whether a device's memory suffices, there or here; ``None``: nobody knows how much it is."""
+        if self.estimate is not None:
+            return self.estimate.fits
+        return None if self.memory.limit is None else self.memory.peak <= self.memory.limit
 
     def found(self, kind: FindingKind) -> Sequence[Finding]:
         """Return the findings of one kind, worst first.

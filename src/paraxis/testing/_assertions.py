@@ -11,7 +11,7 @@ from paraxis._axes import placing
 from paraxis._calls import arguments, integers
 from paraxis._core import maps
 from paraxis.errors import CommunicationError, DeviceError
-from paraxis.reports import Communication, Memory, Work, communication, explain
+from paraxis.reports import Communication, Memory, Work, explain, of_program, program_of, total_bytes
 
 
 @arguments.named(jax.ShapeDtypeStruct)
@@ -33,7 +33,8 @@ def assert_communication(
         *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
         all_reduce: exact number of all-reduces in the compiled program; ``None``: any number. The other kinds of
             collectives likewise.
-        max_bytes: largest number of bytes per device in all collectives together.
+        max_bytes: largest number of bytes per device in all collectives together, each as often as loops run it; a
+            loop without a known end counts as one turn, and all branches count.
 
     Returns:
         The collectives that were found.
@@ -59,14 +60,16 @@ def assert_communication(
     for name, wanted in {**promised, "max_bytes": max_bytes}.items():
         if wanted is not None:
             arguments.count("assert_communication", name, wanted, least=0, most=2**63, write=f"{name}=0")
-    found = communication(fn, *args)
+    program = program_of(fn, args, {})
+    found, sent = of_program(program), total_bytes(program)
     broken = [
         f"{kind}={wanted} was promised, found {found.count[kind]}"
         for kind, wanted in promised.items()
         if wanted is not None and found.count[kind] != wanted
     ]
-    if max_bytes is not None and found.total_bytes > max_bytes:
-        broken.append(f"max_bytes={max_bytes:,} was promised, found {found.total_bytes:,}")
+    if max_bytes is not None and sent > max_bytes:
+        loops = ", loops multiplied" if sent > found.total_bytes else ""
+        broken.append(f"max_bytes={max_bytes:,} was promised, found {sent:,}{loops}")
     if broken:
         raise CommunicationError(f"{_name(fn)}: {'; '.join(broken)}. The compiled program has: {found}")
     return found

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from paraxis.cli._errors import CommandError
 from paraxis.cli.explain._script import run_script
 from paraxis.errors import DeviceError
-from paraxis.reports import Point, Report, explain, text
+from paraxis.reports import Point, Report, explain, for_devices, text
 from paraxis.testing import simulate_devices
 
 MOST_STARTED = 2048
@@ -75,6 +75,8 @@ def run_explain(
         _simulate(devices)
     try:
         report = _report(target, structs, arguments, many, on)
+        if devices and many is None:
+            report = for_devices(report, devices[0])
     except ValueError as error:
         if on is None or not str(error).startswith("explain: on"):
             raise
@@ -115,11 +117,15 @@ def _numbers(report: Report) -> dict[str, Any]:
     """Return what a table and other programs want to know."""
     return {
         "devices": report.num_devices,
+        "devices_asked_for": report.asked or report.num_devices,
         "flops": report.work.flops,
         "flops_of_equal_share": report.work.share,
+        "flops_are_exact": report.work.is_certain,
         "sent_bytes": report.total_bytes,
+        "sent_bytes_are_exact": report.is_certain,
         "collectives": {kind: n for kind, n in report.communication.count.items() if n},
         "peak_bytes": report.memory.peak,
+        "fits": report.fits,
         "argument_bytes": report.memory.arguments,
         "result_bytes": report.memory.results,
         "temporary_bytes": report.memory.temporaries,
@@ -137,14 +143,17 @@ def _apart(target: str, given: Sequence[str], devices: int) -> dict[str, Any]:
         raise CommandError(f"on {devices} devices, the function could not be explained; see above")
     found = json.loads(done.stdout.splitlines()[-1])
     return {
-        "label": f"{found['devices']:,}",
-        "devices": found["devices"],
+        "label": f"{found['devices_asked_for']:,}",
+        "devices": found["devices_asked_for"],
         "flops": found["flops"],
         "share": found["flops_of_equal_share"],
         "sent": found["sent_bytes"],
         "peak": found["peak_bytes"],
         "findings": len(found["findings"]),
         "seconds": found["estimated_seconds"],
+        "fits": found["fits"],
+        "computes_exactly": found["flops_are_exact"],
+        "sends_exactly": found["sent_bytes_are_exact"],
     }
 
 
