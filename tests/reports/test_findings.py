@@ -137,7 +137,7 @@ CASES: dict[str, tuple[Callable[[], Report], Callable[[], Report], str | None, s
         lambda: px.explain(jnp.negative, on="v5e:8")(struct(MIB, 4096)),
         lambda: px.explain(jnp.negative, on="v5e:8")(struct(MIB, 4096, lies=over("d"))),
         None,
-        "it does not fit: 32 GiB are needed on each device, and a v5e has 14.9 GiB; 16 GiB are arguments",
+        "it does not fit: 32 GiB are needed on each device, and a v5e has 16 GiB; 16 GiB are arguments",
     ),
     "unused_donation": (
         lambda: px.explain(jax.jit(lambda x: x.sum(), donate_argnums=0))(struct(MIB // 4)),

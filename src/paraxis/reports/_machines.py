@@ -145,13 +145,15 @@ def _gpu(
     # JAX multiplies float32 in TF32 on GPU unless asked for more.
     flops = {"bf16": half * _T, "f16": half * _T, "f32": tf32 * _T, "f64": single * _T / 2}
     links = {name: rest.pop(name) * _G for name in ("link", "network")}
-    return Machine(kind, flops, gigabytes * _G, bandwidth * _G, **links, devices_per_host=8, **rest)
+    # A card of "80 GB" has 80 GiB.
+    return Machine(kind, flops, gigabytes * 2**30, bandwidth * _G, **links, devices_per_host=8, **rest)
 
 
-def _tpu(kind: str, half: float, gigabytes: float, bandwidth: float, link: float, source: str) -> Machine:
+def _tpu(kind: str, half: float, gigabytes: float, bandwidth: float, both_ways: float, source: str) -> Machine:
     # JAX multiplies float32 in one pass of bfloat16 on TPU unless asked for more. All of a pod are joined by links.
     flops = {"bf16": half * _T, "f32": half * _T}
-    return Machine(kind, flops, gigabytes * _G, bandwidth * _G, link * _G, link * _G, 4, source)
+    # Their bandwidth is given for both directions, and memory of chips is counted in GiB, whatever it is called.
+    return Machine(kind, flops, gigabytes * 2**30, bandwidth * _G, both_ways / 2 * _G, both_ways / 2 * _G, 4, source)
 
 
 MACHINES: dict[str, Machine] = {
@@ -162,10 +164,10 @@ MACHINES: dict[str, Machine] = {
         _gpu("h100", 989, 494, 67, 80, 3350, link=450, network=50, source="NVIDIA H100 data sheet (SXM), dense"),
         _gpu("h200", 989, 494, 67, 141, 4800, link=450, network=50, source="NVIDIA H200 data sheet (SXM), dense"),
         _gpu("b200", 2250, 1100, 80, 180, 8000, link=900, network=50, source="NVIDIA HGX B200, dense"),
-        _tpu("v4", 275, 32, 1228, 150, "Google Cloud, TPU v4"),
-        _tpu("v5e", 197, 16, 800, 100, "Google Cloud, TPU v6e compared to v5e"),
-        _tpu("v5p", 459, 95, 2765, 300, "Google Cloud, TPU v5p"),
-        _tpu("v6e", 918, 32, 1600, 200, "Google Cloud, TPU v6e compared to v5e"),
+        _tpu("v4", 275, 32, 1228, 540, "Google Cloud, TPU v4; links from the all-reduce bandwidth of a pod"),
+        _tpu("v5e", 197, 16, 819, 400, "Google Cloud, TPU v5e"),
+        _tpu("v5p", 459, 95, 2765, 1200, "Google Cloud, TPU v5p"),
+        _tpu("v6e", 918, 32, 1638, 800, "Google Cloud, TPU v6e"),
     )
 }
 
