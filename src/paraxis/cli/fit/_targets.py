@@ -97,9 +97,12 @@ def _suitable(column: Column) -> tuple[str, str]:
         return "logistic", f"{name!r} holds {held}"
     if column.kind == "integer" and different <= FEW:
         return "logistic", f"{name!r} holds {different} different integers; for quantities, write --objective squared"
-    if different == 2:
-        return "squared", f"{name!r} holds fractions, but two only; for classes, write --objective logistic"
-    return "squared", f"{name!r} holds {'many different integers' if column.kind == 'integer' else 'fractions'}"
+    if column.kind == "integer":
+        return "squared", f"{name!r} holds many different integers"
+    if (column.values != np.round(column.values)).any():
+        return "squared", f"{name!r} holds fractions"
+    hint = "; for classes, write --objective logistic" if different <= FEW else ""
+    return "squared", f"{name!r} holds whole numbers written with a decimal point{hint}"
 
 
 def _classes(column: Column) -> tuple[Any, ...]:
