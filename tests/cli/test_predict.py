@@ -209,7 +209,7 @@ def test_log_probabilities_do_not_overflow(tmp_path: Path, capsys: pytest.Captur
 
 CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"u": [1], "V": [1], "city": ["Bern"]}, "", "data.csv has no column 'v'; its columns are 'u', 'V', 'city'"),
-    ({"u": [1]}, "", "data.csv has no column 'v', 'city'; its columns are 'u'\n"),
+    ({"u": [1]}, "", "data.csv has no columns 'v', 'city'; its columns are 'u'\n"),
     ({**ROWS, "u": ["x", "1", "y"]}, "", "column 'u' of {} holds text, but the model was fitted to numbers"),
     ({**ROWS, "u": ["x", "1", "2"]}, "", "'u' holds text, such as 'x' in line 2 among numbers; write --na-values=x\n"),
     (
@@ -243,6 +243,39 @@ def test_a_mistake_gets_one_line(
     assert status == 2
     assert message.format(file) in complaints(err)[0] + "\n"
     assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("streamed", [[], ["--stream"]], ids=["in memory", "streamed"])
+def test_what_is_wrong_beside_a_column_that_is_missing_is_told_too(
+    streamed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path / "model.npz")
+    # Of u, v and city, one is not there and one is dates; u has a gap and a mark.
+    rows = "".join(f"{cell};2026-01-0{row}\n" for row, cell in enumerate(["1.5", "", "?", "2.5", "3.5"], 1))
+    (tmp_path / "data.csv").write_text("u;v\n" + rows)
+    file = tmp_path / "data.csv"
+    _, _, err = said(capsys, "predict", tmp_path, file, "--keep", "uu", *streamed)
+    assert [line.replace(str(file), "data.csv").partition("; ")[0] for line in complaints(err)] == [
+        "data.csv cannot be read as CSV: its columns are separated by ';'",
+        "data.csv has no column to keep 'uu'",
+        "column 'u' holds text, such as '?' in line 4 among numbers",
+        "data.csv holds 2 missing values, in column 'u' (2), the first in line 3",
+        "data.csv has no column 'city'",
+        "column 'v' of data.csv holds date32[day], but the model was fitted to numbers",
+    ]
+    *_, words, line = err.splitlines()
+    assert words == "the last 2 of these are beyond any option; once they are mended, this settles the others:"
+    assert line.split()[4:] == [
+        "--missing",
+        "mean",
+        "--keep",
+        "u",
+        *streamed,
+        "--delimiter",
+        "';'",
+        "--na-values",
+        "'?'",
+    ]
 
 
 def test_probabilities_are_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
