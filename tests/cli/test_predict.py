@@ -1,5 +1,6 @@
 """``paraxis predict``: the predictions of the model that was fitted, for columns found by name, or one line why not."""
 
+import html
 import json
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from sklearn.metrics import accuracy_score, log_loss
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from paraxis.cli import main
+from paraxis.cli.fit import _parts
 from tests.cli._files import CITIES, NUMBERS, columns, complaints, everything, read, said, settled_by, write
-from tests.cli._models import saved
+from tests.cli._models import learnt, saved
 
 DATA = columns()
 KEPT = (*NUMBERS, "city", "bought")
@@ -173,6 +175,30 @@ def test_missing_values_are_at_the_mean(
         assert "write --missing mean" in said(capsys, "predict", model, file)[2]
     assert said(capsys, "predict", model, file, *arguments, "--out", out)[0] == 0
     np.testing.assert_allclose([float(row["prediction"]) for row in read(out)], [expected, expected], rtol=1e-12)
+
+
+@pytest.mark.parametrize("streamed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["held", "streamed"])
+def test_it_is_told_for_how_many_values_a_mean_stands(
+    streamed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_parts, "_BYTES", 300)  # several parts
+    data, _ = learnt("squared")
+    gaps = {"u": (3, 17, 39), "v": (17,), "y": ()}
+    rows = {name: [None if row in gaps[name] else x for row, x in enumerate(data[name].tolist())] for name in gaps}
+    file, out = write(tmp_path / "data.csv", rows), tmp_path / "out"
+    asked = ["--target", "y", "--missing", "mean", "--devices", 1, "--out", out, *(["--stream", "1MB"] * streamed)]
+    status, text, err = said(capsys, "fit", file, *asked)
+    assert (status, err) == (0, "")
+    told = "4 missing values, in columns 'u' (3), 'v' (1): the column's mean stands for each"
+    assert f"note {told}\n" in text
+    assert told in html.unescape((out / "report.html").read_text())
+    new = write(tmp_path / "new.csv", {"u": rows["u"], "v": data["v"]})
+    _, text, _ = said(capsys, "predict", out, new, "--stream")
+    assert (
+        "note 3 missing values, in column 'u' (3): the mean of the rows that were fitted to stands for each\n" in text
+    )
+    whole = write(tmp_path / "whole.csv", {name: data[name] for name in "uv"})
+    assert "missing" not in said(capsys, "predict", out, whole)[1]
 
 
 @pytest.mark.slow

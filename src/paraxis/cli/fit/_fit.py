@@ -206,10 +206,11 @@ def _prepared(options: FitOptions, read: _Read) -> _Work:
         num_in_file, all_names = table.num_rows, list(table.columns)
         table, names = _checked(options, table, notes.append)
         rows: Rows = Held(table)
-        sources = columns.sources_of(table, names)
+        sources, missing = columns.sources_of(table, names), columns.missing_in(table, names)
     else:
         survey = _surveyed(options, notes.append)
         table, rows, sources, all_names = survey.table, survey.rows, survey.sources, survey.names
+        missing = survey.missing
         num_in_file = table.num_rows + survey.num_dropped
     if table.num_rows < num_in_file:
         notes.append(f"{num_in_file - table.num_rows:,} of {num_in_file:,} rows have missing values and are left out")
@@ -220,6 +221,7 @@ def _prepared(options: FitOptions, read: _Read) -> _Work:
         train, test = np.sort(train), np.sort(test)
     weight = weights.found(options, table, target, y, train, test)
     recipe = columns.learn(rows.parts(train), sources, options.data, notes.append)
+    columns.tell_of_filled(missing, recipe.columns, "the column's mean", notes.append)
     _require_rows(options, target, y[train], len(recipe.sources))
     solver = Solver(target.objective, options.penalty, options.l1_ratio, options.tol, options.max_iterations, 1)
     return _Work(rows, table.num_rows, all_names, target, reason, y, weight, train, test, recipe, solver, notes)

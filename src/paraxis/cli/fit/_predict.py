@@ -1,5 +1,6 @@
 """``paraxis predict``: what a saved model says of the rows of a file. NumPy only: no devices are started."""
 
+import collections
 import contextlib
 import functools
 import os.path
@@ -166,11 +167,13 @@ def _looked_at(options: PredictOptions, model: Model, parts: Callable[[], Iterat
     unknown: dict[str, set[str]] = {}
     kept: list[str] | None = None
     types: dict[str, set[np.dtype]] = {}
+    missing = collections.Counter[str]()
     for part in parts():
         own = _checked(options, model, part, notes.setdefault, beyond.setdefault)
         if beyond:
             continue
         kept = own if kept is None else kept
+        missing.update(columns.missing_in(part, model.recipe.columns))
         for name in kept:
             column = part.columns[name]
             types.setdefault(name, set()).update([] if column.missing.all() else [column.values.dtype])
@@ -179,6 +182,7 @@ def _looked_at(options: PredictOptions, model: Model, parts: Callable[[], Iterat
             seen.update(levels[: max(0, _MOST_UNKNOWN - len(seen))])
     if beyond:
         raise CommandError(*beyond)
+    columns.tell_of_filled(missing, model.recipe.columns, "the mean of the rows that were fitted to", notes.setdefault)
     for name, levels in unknown.items():
         notes.setdefault(
             f"column {name!r} holds text that the model has not seen, {quoted(sorted(levels))}; it counts as none of "
