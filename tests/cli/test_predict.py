@@ -319,6 +319,19 @@ def test_a_model_that_is_not_there_gets_one_line(tmp_path: Path, capsys: pytest.
         assert said(capsys, "predict", place, "data.csv") == (2, "", expected)
 
 
+def test_a_model_and_a_file_the_other_way_round_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, file = saved(tmp_path / "fit" / "model.npz"), write(tmp_path / "new.csv", ROWS)
+    for place in (model, model.parent):
+        _, _, err = said(capsys, "predict", file, place, "--out", tmp_path / "p.csv")
+        assert err.splitlines() == [
+            f"paraxis: {place} is a model of paraxis fit, which comes first: paraxis predict MODEL DATA",
+            "this is that order:",
+            f"paraxis predict {place} {file} --out {tmp_path / 'p.csv'}",
+        ]
+
+
 def other_arrays(path: Path) -> None:
     np.savez(path, X=np.zeros(3))
 

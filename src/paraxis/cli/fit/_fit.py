@@ -40,6 +40,7 @@ from paraxis.cli.fit._tables import Table, digest_of, quoted, read_table
 from paraxis.launch import initialize
 from paraxis.solve import Status
 
+_NUMBERS_ROWS = "what numbers the rows is not to predict from"
 _DROP = "write --missing drop-rows"
 _ADVICE = f"{_DROP}, or --missing mean to put the column's mean in their place"
 _PENALISED: dict[str, Remedy] = {
@@ -277,7 +278,7 @@ def _checked(options: FitOptions, table: Table, note: _Note) -> tuple[Table, lis
 def _of_usable(options: FitOptions, table: Table, names: list[str], note: _Note, *, is_part: bool) -> Table:
     """Return the rows, or a part of them, without those that are left out."""
     columns.tell_of_marks(table, [options.target, *names], note)
-    columns.require_finite(table, names, is_part=is_part)
+    columns.require_finite(table, [options.target, *names], is_part=is_part)
     return _without_missing(options, table, names, is_part=is_part)
 
 
@@ -312,9 +313,15 @@ def _names(options: FitOptions, table: Table, note: _Note) -> list[str]:
             )
     index = [name for name in table.index if name not in (*used, *options.ignore, *options.id)]
     for name in index:
-        nameless = f"column {list(table.columns).index(name) + 1} has no name"
-        what = f"{name!r} is the index of a data frame" if name else nameless
-        note(f"{what}, and is left out: what numbers the rows is not to predict from")
+        place = list(table.columns).index(name) + 1
+        if name:
+            note(f"{name!r} is the index of a data frame, and is left out: {_NUMBERS_ROWS}")
+        elif options.stream is not None:  # of which the part does not show what others hold
+            note(f"column {place} has no name, and is left out")
+        elif table.columns[name].missing.all():
+            note(f"column {place} has neither a name nor values, and is left out; a comma may end each line")
+        else:
+            note(f"column {place} has no name, and is left out: {_NUMBERS_ROWS}")
     left_out = {*used, *options.ignore, *options.id, *index}
     return [name for name in table.columns if name not in left_out]
 

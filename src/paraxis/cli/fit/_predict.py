@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import os.path
 from collections.abc import Callable, Iterator
@@ -20,10 +21,10 @@ from paraxis.cli._places import require_creatable, unused
 from paraxis.cli.fit import _columns as columns
 from paraxis.cli.fit._grids import metrics_grid, titled
 from paraxis.cli.fit._metrics import Measures, log_probabilities
-from paraxis.cli.fit._model import Model, load
+from paraxis.cli.fit._model import FILE_NAME, Model, is_model, load
 from paraxis.cli.fit._options import PredictOptions
 from paraxis.cli.fit._parts import Parts
-from paraxis.cli.fit._settling import settled
+from paraxis.cli.fit._settling import command_line, settled
 from paraxis.cli.fit._tables import Table, Writer, digest_of, quoted, read_table
 from paraxis.cli.fit._targets import UNKNOWN
 from paraxis.cli.fit._values import Column
@@ -39,6 +40,7 @@ def run_predict(options: PredictOptions, console: Console) -> None:
     Raises:
         CommandError: if the model, the file or an option cannot be used; then nothing is written.
     """
+    _require_order(options)
     model = load(options.model)
 
     def note(text: str) -> None:
@@ -84,6 +86,17 @@ def _found(
         shares = np.exp(log_probabilities(z))
         found |= {f"probability_{label}": shares[:, i] for i, label in enumerate(model.target.classes)}
     return found
+
+
+def _require_order(options: PredictOptions) -> None:
+    """Refuse a model and a file that were given the other way round."""
+    model, data = (place / FILE_NAME if place.is_dir() else place for place in (options.model, options.data))
+    if not is_model(model) and is_model(data):
+        other = dataclasses.replace(options, model=options.data, data=options.model)
+        raise CommandError(
+            f"{options.data} is a model of paraxis fit, which comes first: paraxis predict MODEL DATA",
+            command=("this is that order:", command_line(other)),
+        )
 
 
 def _require_options(options: PredictOptions, model: Model) -> None:

@@ -60,8 +60,6 @@ def choose(column: Column, asked: str) -> tuple[Target, str]:
         raise CommandError(
             f"the target {name!r} holds neither numbers nor text but {column.stored}; turn it into one of these"
         )
-    if column.kind == "number" and np.isinf(column.values).any():
-        raise CommandError(f"the target {name!r} holds infinite values; leave those rows out, or write --na-values inf")
     objective, reason = (asked, "as asked for") if asked != "auto" else _suitable(column)
     if objective == "logistic":
         return Target(name, objective, _classes(column), column.kind), reason
