@@ -84,7 +84,11 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
             "those rows out"
         ),
     ),
-    (changed(y=with_one("inf")), "--target y", "the target 'y' holds infinite values; leave those rows out"),
+    (
+        changed(y=with_one("inf")),
+        "--target y",
+        "1 infinite value, in column 'y' (1), in line 2; make them missing, or leave those rows out",
+    ),
     (
         changed(city=DATA["city"]),
         "--target y",

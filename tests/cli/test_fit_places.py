@@ -144,6 +144,23 @@ def test_a_column_without_a_name_is_told_of(tmp_path: Path, capsys: pytest.Captu
         assert "left out             │ ''" in text
 
 
+@pytest.mark.parametrize("streamed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["held", "streamed"])
+def test_of_a_comma_that_ends_each_line_it_is_not_said_that_it_numbers_rows(
+    streamed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "data.csv", {**NUMBERS, "": [None] * 40})
+    asked = ["--stream", "1MB"] if streamed else []
+    status, text, err = said(capsys, "fit", file, *QUICK, *asked, "--out", tmp_path / "out")
+    assert (status, err) == (0, "")
+    place = f"column {len(NUMBERS) + 1} has"
+    told = (
+        "no name, and is left out"
+        if streamed
+        else "neither a name nor values, and is left out; a comma may end each line"
+    )
+    assert f"note {place} {told}\n" in text
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("ratio", [0, 0.5])
 def test_what_is_reported_is_called_the_smooth_part_if_it_is_no_more(

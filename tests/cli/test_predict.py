@@ -17,7 +17,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from paraxis.cli import main
 from tests.cli._files import CITIES, NUMBERS, columns, complaints, everything, read, said, settled_by, write
-from tests.cli._models import saved
+from tests.cli._models import learnt, saved
 
 DATA = columns()
 KEPT = (*NUMBERS, "city", "bought")
@@ -209,7 +209,7 @@ def test_log_probabilities_do_not_overflow(tmp_path: Path, capsys: pytest.Captur
 
 CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"u": [1], "V": [1], "city": ["Bern"]}, "", "data.csv has no column 'v'; its columns are 'u', 'V', 'city'"),
-    ({"u": [1]}, "", "data.csv has no column 'v', 'city'; its columns are 'u'\n"),
+    ({"u": [1]}, "", "data.csv has no columns 'v', 'city'; its columns are 'u'\n"),
     ({**ROWS, "u": ["x", "1", "y"]}, "", "column 'u' of {} holds text, but the model was fitted to numbers"),
     ({**ROWS, "u": ["x", "1", "2"]}, "", "'u' holds text, such as 'x' in line 2 among numbers; write --na-values=x\n"),
     (
@@ -245,6 +245,39 @@ def test_a_mistake_gets_one_line(
     assert everything(tmp_path) == before
 
 
+@pytest.mark.parametrize("streamed", [[], ["--stream"]], ids=["in memory", "streamed"])
+def test_what_is_wrong_beside_a_column_that_is_missing_is_told_too(
+    streamed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path / "model.npz")
+    # Of u, v and city, one is not there and one is dates; u has a gap and a mark.
+    rows = "".join(f"{cell};2026-01-0{row}\n" for row, cell in enumerate(["1.5", "", "?", "2.5", "3.5"], 1))
+    (tmp_path / "data.csv").write_text("u;v\n" + rows)
+    file = tmp_path / "data.csv"
+    _, _, err = said(capsys, "predict", tmp_path, file, "--keep", "uu", *streamed)
+    assert [line.replace(str(file), "data.csv").partition("; ")[0] for line in complaints(err)] == [
+        "data.csv cannot be read as CSV: its columns are separated by ';'",
+        "data.csv has no column to keep 'uu'",
+        "column 'u' holds text, such as '?' in line 4 among numbers",
+        "data.csv holds 2 missing values, in column 'u' (2), the first in line 3",
+        "data.csv has no column 'city'",
+        "column 'v' of data.csv holds date32[day], but the model was fitted to numbers",
+    ]
+    *_, words, line = err.splitlines()
+    assert words == "the last 2 of these are beyond any option; once they are mended, this settles the others:"
+    assert line.split()[4:] == [
+        "--missing",
+        "mean",
+        "--keep",
+        "u",
+        *streamed,
+        "--delimiter",
+        "';'",
+        "--na-values",
+        "'?'",
+    ]
+
+
 def test_probabilities_are_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved(tmp_path / "model.npz", "squared")
     file = write(tmp_path / "data.csv", {"u": [1], "v": [2]})
@@ -258,6 +291,19 @@ def test_a_model_that_is_not_there_gets_one_line(tmp_path: Path, capsys: pytest.
     for place in (tmp_path, tmp_path / "model.npz"):
         expected = f"paraxis: {tmp_path / 'model.npz'} cannot be read: No such file or directory; {advice}\n"
         assert said(capsys, "predict", place, "data.csv") == (2, "", expected)
+
+
+def test_a_model_and_a_file_the_other_way_round_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, file = saved(tmp_path / "fit" / "model.npz"), write(tmp_path / "new.csv", ROWS)
+    for place in (model, model.parent):
+        _, _, err = said(capsys, "predict", file, place, "--out", tmp_path / "p.csv")
+        assert err.splitlines() == [
+            f"paraxis: {place} is a model of paraxis fit, which comes first: paraxis predict MODEL DATA",
+            "this is that order:",
+            f"paraxis predict {place} {file} --out {tmp_path / 'p.csv'}",
+        ]
 
 
 def other_arrays(path: Path) -> None:

@@ -3,6 +3,7 @@
 ``paraxis predict --stream`` writes what the same line without it writes, and all of it or nothing.
 """
 
+import html
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from paraxis.cli.fit import _parts
 from tests.cli._files import complaints, everything, said, settled_by, write
-from tests.cli._models import saved
+from tests.cli._models import learnt, saved
 
 NUM_ROWS = 300
 
@@ -147,3 +148,27 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         )
         peaks.append(int(ran.stdout.split()[-1]) * 1024)
     assert peaks[1] < peaks[0] + 30e6  # the rows that are more are 106 MB
+
+
+@pytest.mark.parametrize("streamed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["held", "streamed"])
+def test_it_is_told_for_how_many_values_a_mean_stands(
+    streamed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_parts, "_BYTES", 300)  # several parts
+    data, _ = learnt("squared")
+    gaps = {"u": (3, 17, 39), "v": (17,), "y": ()}
+    rows = {name: [None if row in gaps[name] else x for row, x in enumerate(data[name].tolist())] for name in gaps}
+    file, out = write(tmp_path / "data.csv", rows), tmp_path / "out"
+    asked = ["--target", "y", "--missing", "mean", "--devices", 1, "--out", out, *(["--stream", "1MB"] * streamed)]
+    status, text, err = said(capsys, "fit", file, *asked)
+    assert (status, err) == (0, "")
+    told = "4 missing values, in columns 'u' (3), 'v' (1): the column's mean stands for each"
+    assert f"note {told}\n" in text
+    assert told in html.unescape((out / "report.html").read_text())
+    new = write(tmp_path / "new.csv", {"u": rows["u"], "v": data["v"]})
+    _, text, _ = said(capsys, "predict", out, new, "--stream")
+    assert (
+        "note 3 missing values, in column 'u' (3): the mean of the rows that were fitted to stands for each\n" in text
+    )
+    whole = write(tmp_path / "whole.csv", {name: data[name] for name in "uv"})
+    assert "missing" not in said(capsys, "predict", out, whole)[1]

@@ -285,6 +285,23 @@ def test_infinities_of_a_file_without_words_are_settled(tmp_path: Path, capsys: 
     assert settled_by(err) == ["fit", "data.npz", "--target", "y", "--ignore", "a"]
 
 
+def test_infinities_of_the_target_are_settled_with_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    it = draft()
+    it.columns["y"] = [f"{row * row % 7}.5" for row in range(NUM_ROWS)]
+    it.mark("y", ["inf", "-Infinity"])
+    it.mark("b", ["inf"])
+    it.write(tmp_path / "data.csv")
+    _, _, err = said(capsys, "fit", "data.csv", "--target", "y")
+    first, second = complaints(err)
+    assert "holds 3 infinite values, in columns 'y' (2), 'b' (1), the first in line 5; make them missing" in first
+    assert "holds 3 missing values, in columns 'y' (2), 'b' (1), the first in line 5" in second
+    words = ["--na-values=-Infinity", "--na-values", "inf"]
+    assert settled_by(err) == ["fit", "data.csv", "--target", "y", "--missing", "drop-rows", *words]
+    assert said(capsys, *settled_by(err), *LAST)[2].startswith(f"paraxis: {BEYOND}")
+
+
 def test_a_word_that_is_a_label_elsewhere_is_not_taken_for_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
 from paraxis.cli.fit._tables import Column
 from paraxis.cli.fit._targets import UNKNOWN, Target, choose
@@ -22,3 +23,23 @@ def test_few_different_integers_are_classes() -> None:
 def test_a_label_that_was_not_fitted_is_unknown() -> None:
     target = Target("y", "logistic", (0, 2), "integer")
     assert target.encoded(_integers([2, 1, 0, 3, -1])).tolist() == [1, UNKNOWN, 0, UNKNOWN, UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (
+            [1.0, 2.0, 3.0],
+            "'y' holds whole numbers written with a decimal point; for classes, write --objective logistic",
+        ),
+        ([0.0, 1.0], "'y' holds whole numbers written with a decimal point; for classes, write --objective logistic"),
+        (np.arange(21.0), "'y' holds whole numbers written with a decimal point"),
+        ([0.1, 0.9], "'y' holds fractions"),  # which no option makes classes of
+    ],
+)
+def test_whole_numbers_with_a_point_are_values_and_not_called_fractions(values: Any, reason: str) -> None:
+    x = np.array(values)
+    assert choose(Column("y", "number", x, np.isnan(x), "double"), "auto") == (
+        Target("y", "squared", (), "number"),
+        reason,
+    )

@@ -201,7 +201,9 @@ def test_an_axis_with_a_wish_keeps_it():
 
 
 def test_repr_of_bounds_and_of_sizes_that_do_not_divide() -> None:
-    assert "rows=10 on 2 devices (6 each, 2 at once)" in repr(px.program(rows=axis_on(2, 10, at_once=2))(jnp.sum))
+    assert "rows=10 on 2 devices (at most 6 each, 2 at once)" in repr(
+        px.program(rows=axis_on(2, 10, at_once=2))(jnp.sum)
+    )
     shared = px.program(pods=4, clients=px.Axis("clients", 250, at_once=25))(jnp.sum)
     assert "clients=250 on 2 devices (125 each, 25 at once)" in repr(shared)
-    assert "clients=10 on 8 devices (2 each)" in repr(px.program(clients=10)(jnp.sum))
+    assert "clients=10 on 8 devices (at most 2 each)" in repr(px.program(clients=10)(jnp.sum))

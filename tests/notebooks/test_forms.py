@@ -105,7 +105,7 @@ def classifier() -> LogisticRegression:
 # A value, and what its form has to say besides its name.
 VALUES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "Axis": (lambda: px.Axis(HOSTILE, 10), ["Axis(", "10", "device 7"]),
-    "Program": (program, ["program", "clients=5 on 2 devices (3 each)"]),
+    "Program": (program, ["program", "clients=5 on 2 devices (at most 3 each)"]),
     "Ensemble": (ensemble, ["of 12 numbers, on 8 devices", "(4, 3)", "float32"]),
     "History": (lambda: history(f"{HOSTILE}/loss"), ["History(8 steps, 1 epochs, 2 evaluations)", "0.25", "nan"]),
     "Fitted": (fitted, ["params=3 float32", "step 4: ", "History(8 steps"]),

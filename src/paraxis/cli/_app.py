@@ -71,7 +71,7 @@ def run(arguments: Sequence[str] | None) -> int:
         status = app(given or ["--help"], prog_name="paraxis", standalone_mode=False)
     except _UsageError as error:
         place = error.ctx.command_path if error.ctx else "paraxis"
-        message = " ".join(error.format_message().split()).rstrip(".")
+        message = " ".join(error.format_message().split()).rstrip(".").replace(": Value error, ", ": ")
         raise CommandError(f"{message}; see: {place} --help") from None
     except typer.Abort:
         raise KeyboardInterrupt from None

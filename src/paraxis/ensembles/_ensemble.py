@@ -50,7 +50,8 @@ def ensemble(
     Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, whose first part is the model.
     Functions of a member, such as a training step, take its parts as their first arguments. The key of a member
     depends only on ``key`` and the member's index, so the member does not depend on the devices or on the number of
-    members; the axis of the members is *mapped*. Each call of ``ensemble`` compiles ``make`` again.
+    members; the axis of the members is *mapped*. Each call of ``ensemble`` traces ``make``; what
+    computes the same is not compiled again.
 
     Args:
         make: ``make(key, *args)`` → a member.
@@ -113,7 +114,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _on_own_devices(method: _Method) -> _Method:
-    """Return the members stay where they were made, whatever mesh is in force when they are used."""
+    """Return a method that leaves the members where they were made, whatever mesh is in force when it is called."""
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:

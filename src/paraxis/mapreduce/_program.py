@@ -175,4 +175,5 @@ def _where(axis: Axis) -> str:
     placement = placing.place(axis)
     devices = f"{placement.num_devices} device{'s' if placement.num_devices > 1 else ''}"
     turns = f", {placement.chunk} at once" if placement.num_chunks > 1 else ""
-    return f"{axis.name}={axis.size} on {devices} ({placement.num_local} each{turns})"
+    most = "at most " * (placement.num_devices * placement.num_local > axis.size)
+    return f"{axis.name}={axis.size} on {devices} ({most}{placement.num_local} each{turns})"

@@ -328,6 +328,17 @@ def require_present(table: Table, names: Sequence[str], advice: str, remedy: Rem
         raise CommandError(f"{table.path} holds {_counted(found, 'missing value', table)}; {advice}", remedies=[remedy])
 
 
+def missing_in(table: Table, names: Iterable[str]) -> collections.Counter[str]:
+    """Return how many values are missing in each column."""
+    return collections.Counter({name: int(table.columns[name].missing.sum()) for name in names})
+
+
+def tell_of_filled(missing: Mapping[str, int], names: Sequence[str], mean: str, note: Callable[[str], None]) -> None:
+    """Tell for how many missing values a mean stands, by column."""
+    if counts := [(name, missing[name]) for name in names if missing.get(name)]:
+        note(f"{_listed(counts, 'missing value')}: {mean} stands for each")
+
+
 def emptiest(table: Table, names: Sequence[str], rows: np.ndarray) -> list[str]:
     """Return the columns to leave out, so that of some rows, a mask, half at least have a value in all others."""
     left = {name: table.columns[name].missing[rows] for name in names if rows.any()}
@@ -530,9 +541,14 @@ def _ignoring(columns: Sequence[Column]) -> str:
 def _counted(found: dict[str, np.ndarray], what: str, table: Table) -> str:
     """Return how many there are by column, ``(n,)`` booleans, and where the first is."""
     counts = [(name, int(rows.sum())) for name, rows in found.items()]
+    place = table.place(int(np.any(list(found.values()), 0).argmax()))
+    first = "the first " if sum(count for _, count in counts) > 1 else ""
+    return f"{_listed(counts, what)}, {first}in {place}"
+
+
+def _listed(counts: Sequence[tuple[str, int]], what: str) -> str:
+    """Return how many there are, and by column."""
     total = sum(count for _, count in counts)
     shown = ", ".join(f"{name!r} ({count})" for name, count in counts[:6])
     more = f" and {len(counts) - 6} more" if len(counts) > 6 else ""
-    place = table.place(int(np.any(list(found.values()), 0).argmax()))
-    listed = f"in column{'s' if len(counts) > 1 else ''} {shown}{more}"
-    return f"{total} {what}{'s' if total > 1 else ''}, {listed}, {'the first ' if total > 1 else ''}in {place}"
+    return f"{total} {what}{'s' if total > 1 else ''}, in column{'s' if len(counts) > 1 else ''} {shown}{more}"

@@ -40,6 +40,7 @@ from paraxis.cli.fit._tables import Table, digest_of, quoted, read_table
 from paraxis.launch import initialize
 from paraxis.solve import Status
 
+_NUMBERS_ROWS = "what numbers the rows is not to predict from"
 _DROP = "write --missing drop-rows"
 _ADVICE = f"{_DROP}, or --missing mean to put the column's mean in their place"
 _PENALISED: dict[str, Remedy] = {
@@ -206,10 +207,11 @@ def _prepared(options: FitOptions, read: _Read) -> _Work:
         num_in_file, all_names = table.num_rows, list(table.columns)
         table, names = _checked(options, table, notes.append)
         rows: Rows = Held(table)
-        sources = columns.sources_of(table, names)
+        sources, missing = columns.sources_of(table, names), columns.missing_in(table, names)
     else:
         survey = _surveyed(options, notes.append)
         table, rows, sources, all_names = survey.table, survey.rows, survey.sources, survey.names
+        missing = survey.missing
         num_in_file = table.num_rows + survey.num_dropped
     if table.num_rows < num_in_file:
         notes.append(f"{num_in_file - table.num_rows:,} of {num_in_file:,} rows have missing values and are left out")
@@ -220,6 +222,7 @@ def _prepared(options: FitOptions, read: _Read) -> _Work:
         train, test = np.sort(train), np.sort(test)
     weight = weights.found(options, table, target, y, train, test)
     recipe = columns.learn(rows.parts(train), sources, options.data, notes.append)
+    columns.tell_of_filled(missing, recipe.columns, "the column's mean", notes.append)
     _require_rows(options, target, y[train], len(recipe.sources))
     solver = Solver(target.objective, options.penalty, options.l1_ratio, options.tol, options.max_iterations, 1)
     return _Work(rows, table.num_rows, all_names, target, reason, y, weight, train, test, recipe, solver, notes)
@@ -275,7 +278,7 @@ def _checked(options: FitOptions, table: Table, note: _Note) -> tuple[Table, lis
 def _of_usable(options: FitOptions, table: Table, names: list[str], note: _Note, *, is_part: bool) -> Table:
     """Return the rows, or a part of them, without those that are left out."""
     columns.tell_of_marks(table, [options.target, *names], note)
-    columns.require_finite(table, names, is_part=is_part)
+    columns.require_finite(table, [options.target, *names], is_part=is_part)
     return _without_missing(options, table, names, is_part=is_part)
 
 
@@ -310,9 +313,15 @@ def _names(options: FitOptions, table: Table, note: _Note) -> list[str]:
             )
     index = [name for name in table.index if name not in (*used, *options.ignore, *options.id)]
     for name in index:
-        nameless = f"column {list(table.columns).index(name) + 1} has no name"
-        what = f"{name!r} is the index of a data frame" if name else nameless
-        note(f"{what}, and is left out: what numbers the rows is not to predict from")
+        place = list(table.columns).index(name) + 1
+        if name:
+            note(f"{name!r} is the index of a data frame, and is left out: {_NUMBERS_ROWS}")
+        elif options.stream is not None:  # of which the part does not show what others hold
+            note(f"column {place} has no name, and is left out")
+        elif table.columns[name].missing.all():
+            note(f"column {place} has neither a name nor values, and is left out; a comma may end each line")
+        else:
+            note(f"column {place} has no name, and is left out: {_NUMBERS_ROWS}")
     left_out = {*used, *options.ignore, *options.id, *index}
     return [name for name in table.columns if name not in left_out]
 

@@ -1,6 +1,8 @@
 """``paraxis predict``: what a saved model says of the rows of a file. NumPy only: no devices are started."""
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import os.path
 from collections.abc import Callable, Iterator
@@ -19,10 +21,10 @@ from paraxis.cli._places import require_creatable, unused
 from paraxis.cli.fit import _columns as columns
 from paraxis.cli.fit._grids import metrics_grid, titled
 from paraxis.cli.fit._metrics import Measures, log_probabilities
-from paraxis.cli.fit._model import Model, load
+from paraxis.cli.fit._model import FILE_NAME, Model, is_model, load
 from paraxis.cli.fit._options import PredictOptions
 from paraxis.cli.fit._parts import Parts
-from paraxis.cli.fit._settling import settled
+from paraxis.cli.fit._settling import command_line, settled
 from paraxis.cli.fit._tables import Table, Writer, digest_of, quoted, read_table
 from paraxis.cli.fit._targets import UNKNOWN
 from paraxis.cli.fit._values import Column
@@ -38,6 +40,7 @@ def run_predict(options: PredictOptions, console: Console) -> None:
     Raises:
         CommandError: if the model, the file or an option cannot be used; then nothing is written.
     """
+    _require_order(options)
     model = load(options.model)
 
     def note(text: str) -> None:
@@ -83,6 +86,17 @@ def _found(
         shares = np.exp(log_probabilities(z))
         found |= {f"probability_{label}": shares[:, i] for i, label in enumerate(model.target.classes)}
     return found
+
+
+def _require_order(options: PredictOptions) -> None:
+    """Refuse a model and a file that were given the other way round."""
+    model, data = (place / FILE_NAME if place.is_dir() else place for place in (options.model, options.data))
+    if not is_model(model) and is_model(data):
+        other = dataclasses.replace(options, model=options.data, data=options.model)
+        raise CommandError(
+            f"{options.data} is a model of paraxis fit, which comes first: paraxis predict MODEL DATA",
+            command=("this is that order:", command_line(other)),
+        )
 
 
 def _require_options(options: PredictOptions, model: Model) -> None:
@@ -162,18 +176,26 @@ def _prepared(options: PredictOptions, model: Model) -> _Work:
 def _looked_at(options: PredictOptions, model: Model, parts: Callable[[], Iterator[Table]]) -> _Work:
     """Read all parts once, and check them."""
     notes: dict[str, None] = {}
+    beyond: dict[str, None] = {}
     unknown: dict[str, set[str]] = {}
     kept: list[str] | None = None
     types: dict[str, set[np.dtype]] = {}
+    missing = collections.Counter[str]()
     for part in parts():
-        own = _checked(options, model, part, notes.setdefault)
+        own = _checked(options, model, part, notes.setdefault, beyond.setdefault)
+        if beyond:
+            continue
         kept = own if kept is None else kept
+        missing.update(columns.missing_in(part, model.recipe.columns))
         for name in kept:
             column = part.columns[name]
             types.setdefault(name, set()).update([] if column.missing.all() else [column.values.dtype])
         for name, levels in columns.unknown_levels(model.recipe, part).items():
             seen = unknown.setdefault(name, set())
             seen.update(levels[: max(0, _MOST_UNKNOWN - len(seen))])
+    if beyond:
+        raise CommandError(*beyond)
+    columns.tell_of_filled(missing, model.recipe.columns, "the mean of the rows that were fitted to", notes.setdefault)
     for name, levels in unknown.items():
         notes.setdefault(
             f"column {name!r} holds text that the model has not seen, {quoted(sorted(levels))}; it counts as none of "
@@ -182,15 +204,33 @@ def _looked_at(options: PredictOptions, model: Model, parts: Callable[[], Iterat
     return _Work(parts, kept or [], types, [*notes])
 
 
-def _checked(options: PredictOptions, model: Model, table: Table, note: Callable[[str], None]) -> list[str]:
-    """Check rows; return the columns to write beside predictions."""
-    names, target = model.recipe.columns, model.target
+def _checked(
+    options: PredictOptions,
+    model: Model,
+    table: Table,
+    note: Callable[[str], None],
+    refuse: Callable[[str], None],
+) -> list[str]:
+    """Check rows; return the columns to write beside predictions.
+
+    What no option settles is refused when the rest has been looked at.
+
+    Raises:
+        CommandError: at the first thing that an option settles.
+    """
+    target = model.target
     texts = set(model.recipe.text_columns)
     for text in table.notes:
         note(text)
-    table.required(names, "column")
+    try:
+        table.required(model.recipe.columns, "column")
+    except CommandError as error:
+        if error.remedies:
+            raise
+        refuse(str(error))
+    names = [name for name in model.recipe.columns if name in table.columns]
     kept = [*_id_columns(options, model, table, note), *options.keep]
-    _require_keepable(options, model, table)
+    _require_keepable(options, model, table, refuse)
     extra = [name for name in table.columns if name not in (*names, *model.id, *kept, target.name, model.weights)]
     if extra:
         note(f"the model does not use {quoted(extra)}")
@@ -200,11 +240,8 @@ def _checked(options: PredictOptions, model: Model, table: Table, note: Callable
     for name in names:
         column = table.columns[name]
         if column.kind == "other" or (column.kind == "text" and name not in texts):
-            raise CommandError(
-                f"column {name!r} of {table.path} holds {column.stored}, but the model was fitted to numbers"
-                if name not in texts
-                else f"column {name!r} of {table.path} holds {column.stored}, but the model was fitted to text"
-            )
+            needed = "text" if name in texts else "numbers"
+            refuse(f"column {name!r} of {table.path} holds {column.stored}, but the model was fitted to {needed}")
     columns.tell_of_marks(table, [name for name in names if name not in texts], note)
     columns.require_finite(table, names, is_part=options.stream)
     fills = model.fills if options.missing is None else options.missing == "mean"
@@ -234,15 +271,13 @@ def _id_columns(options: PredictOptions, model: Model, table: Table, note: Calla
     return [name for name in there if name not in taken and table.columns[name].kind != "other"]
 
 
-def _require_keepable(options: PredictOptions, model: Model, table: Table) -> None:
+def _require_keepable(options: PredictOptions, model: Model, table: Table, refuse: Callable[[str], None]) -> None:
     table.required(options.keep, "column to keep", "keep")
     for name in options.keep:
         if name in _own_columns(model) or options.keep.count(name) > 1:
-            raise CommandError(
-                f"--keep {name}: another column that is written has this name; rename it in {table.path}"
-            )
+            refuse(f"--keep {name}: another column that is written has this name; rename it in {table.path}")
         if table.columns[name].kind == "other":
-            raise CommandError(f"--keep {name}: it holds {table.columns[name].stored}; keep numbers or text")
+            refuse(f"--keep {name}: it holds {table.columns[name].stored}; keep numbers or text")
 
 
 @contextlib.contextmanager

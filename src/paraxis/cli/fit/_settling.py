@@ -40,6 +40,7 @@ def settled(options: _Options, attempt: Callable[[_Options], _Found]) -> _Found:
             better = (_remedied(tried, remedy, by_remedy) for remedy in error.remedies)
             chosen = next((found for found in better if found is not None), None)
             if chosen is None:
+                beyond = len(error.args)
                 break
             tried = chosen
             continue
@@ -49,7 +50,8 @@ def settled(options: _Options, attempt: Callable[[_Options], _Found]) -> _Found:
         raise CommandError(*complaints, command=(f"this settles {count}:", command_line(tried)))
     if tried == options:
         raise CommandError(*complaints)
-    words = "the last of these is beyond any option; once it is mended, this settles the others:"
+    last, mended = ("last of these is", "it is") if beyond == 1 else (f"last {beyond} of these are", "they are")
+    words = f"the {last} beyond any option; once {mended} mended, this settles the others:"
     raise CommandError(*complaints, command=(words, command_line(tried)))
 
 

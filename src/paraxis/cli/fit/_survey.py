@@ -4,8 +4,9 @@ That is what has one number for each row (the target, the weight, whether the ro
 it holds text and which.
 """
 
+import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ class Survey:
         sources: of the columns to predict from; there is no row for some, perhaps, among those that are fitted to.
         names: all columns of the files.
         num_dropped: how many rows are left out.
+        missing: how many values of these rows are missing, by column.
     """
 
     rows: Streamed
@@ -50,6 +52,7 @@ class Survey:
     sources: list[Source]
     names: list[str]
     num_dropped: int
+    missing: Mapping[str, int]
 
 
 def surveyed(files: Parts, kept: list[str], as_text: frozenset[str], rules: Rules, engine: Any) -> Survey:
@@ -80,6 +83,7 @@ def _surveyed(
     there: list[np.ndarray] = []
     numbers: list[np.ndarray] = []
     names: list[str] = []
+    missing = collections.Counter[str]()
     outline, first, refused = Outline(), None, None
     for part in files.read(as_text):
         own = rules.names(part)
@@ -101,6 +105,7 @@ def _surveyed(
             continue
         there.append(np.isin(part.numbers, left.numbers))
         numbers.append(left.numbers)
+        missing.update(columns.missing_in(left, names))
         for name in kept:
             values[name].append(left.columns[name])
     assert first is not None
@@ -116,4 +121,4 @@ def _surveyed(
     sources = [source for name in names for source in columns.sources(name, levels.get(name))]
     mask = np.concatenate(there)
     rows = Streamed(files, as_text, mask, engine)
-    return Survey(rows, table, sources, list(first.columns), int((~mask).sum()))
+    return Survey(rows, table, sources, list(first.columns), int((~mask).sum()), missing)

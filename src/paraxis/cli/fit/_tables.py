@@ -91,9 +91,10 @@ class Table:
             renamed = [new for name in given or () for new in close.get(name, [name])]
             return tuple(dict.fromkeys(renamed))
 
+        several = what.replace("column", "columns", 1) if len(absent) > 1 else what
         raise CommandError(
-            f"{self.path} has no {what} {quoted(absent)}; its columns are {quoted(self.columns)}{hint}",
-            remedies=[{option: mended}],
+            f"{self.path} has no {several} {quoted(absent)}; its columns are {quoted(self.columns)}{hint}",
+            remedies=[{option: mended}] * bool(option),
         )
 
 

@@ -60,8 +60,6 @@ def choose(column: Column, asked: str) -> tuple[Target, str]:
         raise CommandError(
             f"the target {name!r} holds neither numbers nor text but {column.stored}; turn it into one of these"
         )
-    if column.kind == "number" and np.isinf(column.values).any():
-        raise CommandError(f"the target {name!r} holds infinite values; leave those rows out, or write --na-values inf")
     objective, reason = (asked, "as asked for") if asked != "auto" else _suitable(column)
     if objective == "logistic":
         return Target(name, objective, _classes(column), column.kind), reason
@@ -97,9 +95,12 @@ def _suitable(column: Column) -> tuple[str, str]:
         return "logistic", f"{name!r} holds {held}"
     if column.kind == "integer" and different <= FEW:
         return "logistic", f"{name!r} holds {different} different integers; for quantities, write --objective squared"
-    if different == 2:
-        return "squared", f"{name!r} holds fractions, but two only; for classes, write --objective logistic"
-    return "squared", f"{name!r} holds {'many different integers' if column.kind == 'integer' else 'fractions'}"
+    if column.kind == "integer":
+        return "squared", f"{name!r} holds many different integers"
+    if (column.values != np.round(column.values)).any():
+        return "squared", f"{name!r} holds fractions"
+    hint = "; for classes, write --objective logistic" if different <= FEW else ""
+    return "squared", f"{name!r} holds whole numbers written with a decimal point{hint}"
 
 
 def _classes(column: Column) -> tuple[Any, ...]:
