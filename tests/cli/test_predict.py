@@ -17,7 +17,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from paraxis.cli import main
 from tests.cli._files import CITIES, NUMBERS, columns, complaints, everything, read, said, settled_by, write
-from tests.cli._models import learnt, saved
+from tests.cli._models import saved
 
 DATA = columns()
 KEPT = (*NUMBERS, "city", "bought")
