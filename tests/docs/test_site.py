@@ -148,3 +148,41 @@ def test_a_name_that_is_not_documented_is_found(tmp_path: Path) -> None:
     (tmp_path / "api" / "verbs.html").write_text('<h3 id="paraxis.broadcast">broadcast</h3>')
     names = {"paraxis.broadcast", "paraxis.map_fn"}
     assert checks.flaws(tmp_path, names) == ["not documented: paraxis.map_fn"]
+
+
+def test_reports_are_shown_in_the_places_that_ask_for_them(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("report_pages", ROOT / "docs" / "report_pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    code = "import jax\n\nclass Shown:\n    def _repr_html_(self):\n        return f'<b>{jax.device_count()} {x}</b>'"
+    text = f"""
+```python
+{code}
+
+x = 1
+```
+
+<!-- shown: Shown() -->
+
+```python
+>>> 1 / 0
+```
+
+```python
+x += 1
+```
+
+<!-- shown: Shown() -->
+
+```python
+print(1 / 0)  # after the last that is shown
+```
+"""
+    path = tmp_path / "page.md"
+    path.write_text(text)
+    assert pages.shown(path) == ["<b>8 1</b>", "<b>8 2</b>"]
+    path.write_text(text.replace("x += 1", "x += y"))
+    with pytest.raises(subprocess.CalledProcessError):
+        pages.shown(path)

@@ -218,14 +218,15 @@ def test_what_meets_a_maximum_is_kept_where_its_last_bits_matter(name: str, with
             px.map_fn(at_top, (rows, px.broadcast(top, axis)), axis) if within else at_top(rows, top), axis
         )
 
+    engine = px.Stream(at_once=1)
     for seed in range(4):
         rng = np.random.default_rng(seed)
         x, w = rng.normal(size=(37, 6, 5)).astype(np.float32), rng.normal(size=5).astype(np.float32)
-        engine, groups = px.Stream(at_once=1), px.Groups.of_arrays(x)
+        groups = px.Groups.of_arrays(x)
         rows = value(w.astype(np.float64), x.astype(np.float64), np)
         expected = after(np, rows, rows.max()).sum()
         np.testing.assert_allclose(engine.run(f, w, groups), expected, rtol=1e-2)
-    assert [tuple(shape) for shape in engine.passes(f, w, groups).kept] == ([()] if name in STEEP else [])
+        assert [tuple(shape) for shape in engine.passes(f, w, groups).kept] == ([()] if name in STEEP else [])
 
 
 def test_a_zero_factor_is_the_same_zero_in_each_pass():

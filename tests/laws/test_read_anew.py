@@ -628,7 +628,8 @@ def test_other_shapes_are_those_of_the_last_change() -> None:
     run = px.Jit(lambda x: x * weight[0] if x.shape[-1] > 4 else x)
     for number in range(8):
         weight[0] = number
-        run(np.ones(3)), run(np.ones(3))
+        run(np.ones(3))
+        run(np.ones(3))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert float(run(np.ones(8))[0]) == number

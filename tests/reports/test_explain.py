@@ -3,6 +3,8 @@
 import collections
 import functools
 import re
+import shutil
+import subprocess
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -668,6 +670,15 @@ def test_html_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     assert Tags(report._repr_html_()).words
     with pytest.raises(ValueError, match=r"save: path must be a path.*write 'report.html'"):
         report.save(3)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no browser")
+def test_a_browser_shows_what_the_page_says(tmp_path: Path) -> None:
+    report_on("data-parallel steps in a loop").save(tmp_path / "report.html")
+    page = (tmp_path / "report.html").as_uri()
+    browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    shown = subprocess.run([*browser, "--dump-dom", page], capture_output=True, text=True, check=True, timeout=60)
+    assert Tags(shown.stdout).words == Tags((tmp_path / "report.html").read_text("utf-8")).words
 
 
 def test_no_warning_is_shown_that_a_call_would_not_show() -> None:

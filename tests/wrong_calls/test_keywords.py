@@ -12,7 +12,9 @@ import optax
 import pytest
 from flax import nnx
 
-import paraxis as px
+import paraxis
+
+px: Any = paraxis  # to type checkers, these calls are mistakes, too
 
 ROOMS = ("train", "ensembles", "solve", "modules", "testing", "engines", "explain", "launch")
 
