@@ -72,9 +72,9 @@ REASONS: dict[str, tuple[dict[str, Any], list[Any], str]] = {
     "weights": ({"w": np.arange(NUM_ROWS) + 1.5}, ["--weights", "w"], "weights have several meanings"),
     "means": ({"b": [None, *DATA["visits"][1:]]}, ["--missing", "mean"], "means stood for missing values"),
     "early": ({}, ["--max-iterations", 1], "the solver stopped before the test for a solution was passed"),
-    "perfect": ({"y": DATA["age"] * 2.5 + 0.25}, [], "the fit is perfect, so no errors are left"),
+    "perfect": ({"y": DATA["age"] / 3 + 0.1}, [], "the fit is perfect, so no errors are left"),
     "perfect, float32": (
-        {"y": DATA["age"] * 2.5 + 0.25},
+        {"y": DATA["age"] / 3 + 0.1},
         ["--float32"],
         "the fit is perfect, so no errors are left",
     ),
