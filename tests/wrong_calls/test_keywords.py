@@ -98,3 +98,10 @@ def test_labels_that_are_text_are_to_be_numbered() -> None:
         TypeError, match=r"y must be an array of numbers, got <U1 \[2\]; write np\.unique\(x, return_inv"
     ):
         px.pmap(lambda y: y)(np.array(["a", "b"]))
+
+
+def test_the_error_of_a_builtin_is_its_own() -> None:
+    with pytest.raises(jax.errors.ConcretizationTypeError):
+        px.Jit(max)(np.ones(3))
+    with pytest.raises(TypeError, match="iteration over a 0-d"):
+        px.pmap(max)(np.ones(3))

@@ -557,7 +557,10 @@ def _misfit(
     other_names: Mapping[str, str],
 ) -> TypeError | None:
     """Return the error of a call that does not fit the signature, with what would; ``None``: it fits."""
-    signature = inspect.signature(fn)
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # of a builtin, which does not say what it takes
+        return None
     known = [name for name in signature.parameters if name != "self"]
     kinds = {name: signature.parameters[name].kind for name in known}
     others = [name for name in known if kinds[name] is inspect.Parameter.VAR_POSITIONAL]
