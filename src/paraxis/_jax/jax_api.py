@@ -629,7 +629,7 @@ def noticing_programs(compiled: Callable[[str, Any, Any, tuple[float, float]], C
 
 
 class _Noticed:
-    """What runs a program, told of each run: JAX takes its way around Python only with what is of its own class."""
+    """A program's way to run, which notes each run: JAX goes around Python only with what is of its own class."""
 
     def __init__(self, run: Any, note: Callable[[], None]) -> None:
         self._run, self._note = run, note

@@ -135,7 +135,7 @@ class _Watched:
     def __init__(self, jitted: Any, note: Callable[[Any, Any], Called]) -> None:
         functools.update_wrapper(self, jitted)
         self._jitted, self._note = jitted, note
-        self.trace, self.lower, self.eval_shape = jitted.trace, jitted.lower, jitted.eval_shape  # JAX looks for them
+        self.trace, self.lower = jitted.trace, jitted.lower  # JAX looks whether it has them
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if jax_api.is_tracing():
