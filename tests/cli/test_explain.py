@@ -172,7 +172,7 @@ def test_all_that_a_script_calls_is_told_in_the_order_of_what_it_sends(tmp_path:
     script.write_text(SCRIPT)
     done = run("explain", str(script), "--devices", "4", "--", "--epochs", "2")
     assert done.returncode == 3, done.stderr  # as the script
-    output, _, told = done.stdout.partition("\nscript.py called 7 jitted functions\n")
+    output, _, told = done.stdout.partition("\nscript.py called 7 compiled functions\n")
     assert output == "given ['--epochs', '2']\n"
     assert re.findall(r"^\d\. (.*)$", told, re.MULTILINE)[:3] == [
         f"spread, called 1 time, sent {(64 * 8 + 1) * 4 / 1024:.3g} KiB per device",  # all rows, and the sum
@@ -182,6 +182,81 @@ def test_all_that_a_script_calls_is_told_in_the_order_of_what_it_sends(tmp_path:
     rest = re.findall(r"^\d\. (\w+), called (\d)", told, re.MULTILINE)[2:]  # after spread and total
     assert sorted(rest) == [("drawn", "2"), ("power", "1"), ("power", "2")]
     assert told.endswith("\nand 1 function without matrix products, of which nothing is sent or found\n")
+
+
+INDIRECT = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+mesh = Mesh(np.array(jax.devices()), ("batch",))
+x = jax.device_put(np.ones((64, 8), np.float32), NamedSharding(mesh, P("batch")))
+loss = jax.jit(lambda x: (x**2).sum())
+by = {"axis_name": "i"}
+cut = {"mesh": mesh, "in_specs": P("batch"), "out_specs": P()}
+
+jnp.ones(3) + 1  # nothing is sent
+jax.shard_map(lambda x: jax.lax.psum(x, "batch"), **cut)(x)
+jax.vmap(loss, in_axes=1)(x)
+for _ in range(5): jax.grad(loss)(x)
+jax.pmap(lambda x: jax.lax.psum(x, "i"), **by)(np.ones((4, 3), np.float32))
+compiled = loss.lower(x).compile()
+compiled(x), compiled(x), loss(x)
+jnp.max(x)
+jax.export.export(loss)(jax.ShapeDtypeStruct((8,), "float32"))  # is not run
+"""
+
+
+@pytest.mark.newest
+def test_what_a_script_runs_without_calling_a_jitted_function_is_told_with_its_line(tmp_path: Path) -> None:
+    script = tmp_path / "indirect.py"
+    script.write_text(INDIRECT)
+    done = run("explain", str(script), "--devices", "4")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(
+        r"^\d\. (\S+), called (.*?) times?, sent (.*) per device(?:; (\S+))?", done.stdout, re.MULTILINE
+    ) == [
+        ("shard_map", "1", "512 bytes", "indirect.py:12"),  # a block of 16 rows of 8
+        ("<lambda>", "1", "32 bytes", "indirect.py:13"),  # 8 sums
+        ("<lambda>", "5", "20 bytes", "indirect.py:14"),  # a sum each time; the way back sends nothing
+        ("shard_map", "1", "12 bytes", "indirect.py:15"),  # a row of 3
+        ("<lambda>", "3", "12 bytes", ""),  # one program, whether called as compiled or by jit
+        ("reduce_max", "1", "4 bytes", "indirect.py:18"),
+    ]
+    compiling = re.findall(r"compiled in (\S+) s", done.stdout)
+    assert len(compiling) == 6
+    assert max(map(float, compiling)) > 0  # as JAX took, and not what finding it again takes
+
+
+OURS = """
+import jax, jax.numpy as jnp, numpy as np, optax
+import paraxis as px
+
+def loss(params, batch):
+    return (batch["x"] @ params["w"]) ** 2
+
+def pull(params, x):
+    return jax.tree.map(lambda p: p - x.sum(0), params), x @ params["w"]
+
+state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+step = px.train_step(loss)
+for _ in range(2):
+    state, _ = step(state, {"x": np.ones((8, 3), np.float32)})
+px.ensemble(lambda key: {"w": jax.random.normal(key, (3,))}, 4, 0).train(pull, jnp.ones((4, 3)))
+px.reduce_sum(np.ones((8, 25), np.float32), px.Axis("rows", 8))
+"""
+
+
+@pytest.mark.newest
+def test_what_paraxis_compiles_for_a_script_has_the_names_that_the_script_uses(tmp_path: Path) -> None:
+    script = tmp_path / "ours.py"
+    script.write_text(OURS)
+    done = run("explain", str(script), "--devices", "4")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^\d\. (\S+), called (\d)", done.stdout, re.MULTILINE) == [
+        ("px.reduce_sum", "1"),  # 25 numbers are sent, and of a step
+        ("train_step(loss)", "2"),  # twice a gradient of 3, and the loss
+        ("ensemble.train(pull)", "1"),  # nothing
+    ]
 
 
 @pytest.mark.parametrize(

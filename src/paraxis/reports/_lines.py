@@ -51,8 +51,9 @@ Behind = tuple[Line | None, str | None]
 
 
 @functools.lru_cache(maxsize=4096)
-def _side(file: str) -> str:
-    if file.startswith((_JAX, "<frozen")):
+def side(file: str) -> str:
+    """Return whose a file is."""
+    if not file or file.startswith((_JAX, "<frozen")):
         return "jax"
     if file.startswith(_OURS):
         return "ours"
@@ -69,10 +70,10 @@ def behind(frames: Sequence[tuple[str, int, str]]) -> Behind:
     for wanted in ("user", "library"):
         verb = None
         for file, number, function in inside:
-            side = _side(file)
-            if side == wanted:
+            whose = side(file)
+            if whose == wanted:
                 return Line(file, number, function.rpartition(".")[2]), verb
-            if side == "ours" and not file.startswith(_WRAPPERS):
+            if whose == "ours" and not file.startswith(_WRAPPERS):
                 verb = _verb(function) or verb
     return None, None
 

@@ -1,4 +1,4 @@
-"""A script, run as Python would, and then told: each function that it has jitted and called."""
+"""A script, run as Python would, and then told: each compiled function that it has run."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from paraxis.reports import Called, Report, units, watching
 
 
 def run_script(path: Path, rest: Sequence[str]) -> int:
-    """Run a script, and print the report on each jitted function that it called, those that send most first.
+    """Run a script, and print the report on each compiled function that it ran, those that send most first.
 
     Returns:
         The script's exit status.
@@ -28,11 +28,12 @@ def run_script(path: Path, rest: Sequence[str]) -> int:
 
 
 def _tell(path: Path, called: Sequence[Called]) -> None:
-    found = [(call, call.report()) for call in list(called)]
+    found = [(call, call.report()) for call in list(called) if call.times]
+    found = [(call, report) for call, report in found if report.collectives or not call.is_helper]
     found.sort(key=lambda pair: -pair[0].times * pair[1].total_bytes)
     telling = [(call, report) for call, report in found if report.collectives or report.findings or report.work.flops]
     sys.stdout.flush()
-    print(f"\n{path.name} called {units.of(len(found), 'jitted function')}")
+    print(f"\n{path.name} called {units.of(len(found), 'compiled function')}")
     for number, (call, report) in enumerate(telling, 1):
         print(f"\n{number}. {_heading(call, report)}\n")
         print(str(report))
@@ -42,4 +43,6 @@ def _tell(path: Path, called: Sequence[Called]) -> None:
 
 def _heading(call: Called, report: Report) -> str:
     total = units.size(call.times * report.total_bytes)
-    return f"{call.name}, called {call.times:,} {'time' if call.times == 1 else 'times'}, sent {total} per device"
+    line = "" if call.line is None else f"; {call.line}  {call.line.code}"
+    times = "1 time" if call.times == 1 else f"{call.times:,} times"
+    return f"{call.name}, called {times}, sent {total} per device{line}"
