@@ -174,6 +174,43 @@ def test_a_finding_is_told_where_there_is_one_and_only_there(kind: Any) -> None:
     assert does_not().found(kind) == []
 
 
+def picked(x, i):
+    return jnp.tanh(x[i])  # picks
+
+
+INDEX = struct(4096, dtype=jnp.int32, lies=over())
+
+
+def test_rows_that_an_index_picks_from_blocks_come_by_a_sum() -> None:
+    (found,) = px.explain(picked)(struct(4096, 64, lies=over("d")), INDEX).found("gather")
+    assert (
+        "what an index picks from x, which lies in blocks, is brought to each device by a sum along 'd'" in found.text
+    )
+    assert "f32[4096,64], 1 MiB" in found.text
+    lines = Path(__file__).read_text("utf-8").splitlines()
+    assert found.line is not None
+    assert lines[found.line.number - 1].endswith("  # picks")
+    (other,) = px.explain(lambda x, i: picked(x * 2, i))(struct(4096, 64, lies=over("d")), INDEX).found("gather")
+    assert "from an array that lies in blocks is brought" in other.text
+
+
+@pytest.mark.parametrize("rows", [(), ("d",)])
+def test_an_index_of_what_is_whole_and_sums_of_other_things_are_no_picking(rows: Any) -> None:
+    x, y = struct(4096, 64, lies=over()), struct(512, 4096, 64, lies=over(*rows))
+    assert px.explain(lambda x, y, i: (picked(x, i), y.sum(0)[i]))(x, y, INDEX).found("gather") == []
+
+
+def test_a_table_in_blocks_and_its_index_in_others_is_a_way_to_split_a_model() -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    table = struct(4096, 256, lies=NamedSharding(mesh, P("model")))
+    index = struct(2048, dtype=jnp.int32, lies=NamedSharding(mesh, P("data")))
+    report = px.explain(picked)(table, index)
+    assert [(c.kind, c.bytes, c.axes, c.operand) for c in report.collectives] == [
+        ("all_reduce", 512 * 256 * 4, ("model",), "x")
+    ]
+    assert report.found("gather") == []
+
+
 def test_a_padded_batch_is_found_and_is_no_work_done_twice() -> None:
     report = trained(9)
     assert [finding.kind for finding in report.findings] == ["padding"]

@@ -437,7 +437,11 @@ def _collective(
     is_permutation = operation.kind == "collective_permute"
     axes = (_meshes.axes_crossed if is_permutation else _meshes.axes)(groups, meshes)
     line, verb = _lines.nearest(program.frames_near(operation))
-    number = program.argument_of(operation)
+    is_written = _WRITTEN.fullmatch(path.rpartition("/")[2]) is not None
+    parts = map(_lines.nearest, program.frames_near_parts(operation, of_operands=not is_written))
+    others = {where: by for where, by in parts if where is not None and where != line}
+    picked = program.picked(operation)
+    number = program.argument_of(picked or operation)
     return Collective(
         kind=operation.kind,
         shape=_text.plain(operation.shape),
@@ -449,10 +453,12 @@ def _collective(
         line=line,
         verb=verb,
         is_backward="transpose(" in path,
-        is_written=_WRITTEN.fullmatch(path.rpartition("/")[2]) is not None,
+        is_written=is_written,
         is_branch=operation.is_branch,
         operand=given[number].name if number is not None and number < len(given) else None,
         widened=program.widened(operation),
+        others=tuple(others.items()),
+        picks=picked is not None,
     )
 
 

@@ -128,7 +128,8 @@ def not_looked_for(seen: Seen) -> Iterator[str]:
 def _gathers(seen: Seen) -> Iterator[Finding]:
     total = max(seen.report.total_bytes, 1)
     for c in seen.report.collectives:
-        if c.kind != "all_gather" or c.is_written or c.total_bytes < _SENT:
+        is_whole = c.kind == "all_gather" or (c.picks and c.group_size == seen.devices)
+        if not is_whole or c.is_written or c.total_bytes < _SENT:
             continue
         along = f" along {', '.join(map(repr, c.axes))}" if c.axes else ""
         often = f", {units.of(c.times, 'time')}" if c.times > 1 else ""
@@ -139,7 +140,15 @@ def _gathers(seen: Seen) -> Iterator[Finding]:
             if c.operand
             else "run what this line does on each device's own rows, by px.map_fn over them or jax.shard_map"
         )
-        text = f"{what} gathered on each device{along}: {c.shape}, {units.size(c.bytes)}{often}"
+        size = f"{c.shape}, {units.size(c.bytes)}{often}"
+        text = f"{what} gathered on each device{along}: {size}"
+        if c.picks:
+            whose = f"{c.operand}, which lies in blocks," if c.operand else "an array that lies in blocks"
+            text = f"what an index picks from {whose} is brought to each device by a sum{along}: {size}"
+            write = (
+                "let each device pick from its own block, by jax.shard_map or px.map_fn over blocks, with indices "
+                "within them; or, if the array is small, keep it whole on each device"
+            )
         yield Finding("gather", text, c.line, write, c.total_bytes / total)
 
 
