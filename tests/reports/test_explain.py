@@ -369,6 +369,27 @@ def test_float32_that_a_cpu_sends_for_bfloat16_is_told_and_takes_half_elsewhere(
     assert single == {None}
 
 
+def test_work_of_the_backward_pass_is_told_apart() -> None:
+    work = report_on("data-parallel steps in a loop").work
+    assert work.backward * 2 == work.flops  # a product for w, of forward and backward one each
+    turns = BATCHES + STAGES - 1
+    pipe = report_on("gradient of the pipeline")
+    assert pipe.work.backward == 2 * turns * 2 * 2 * WIDTH * WIDTH  # for w and for x
+    assert "of it backward" in str(pipe)
+    assert report_on("pipeline").work.backward == 0
+    assert "backward" not in str(report_on("pipeline"))
+
+    def kept_nothing(w, x):
+        layers = jax.checkpoint(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w))
+        return jax.grad(lambda w: layers(w, x).mean())(w)
+
+    one = 2 * 16 * 8 * 8
+    again = px.explain(kept_nothing)(struct(8, 8), struct(16, 8)).work
+    assert (again.flops, again.backward) == (5 * one, 5 * one)  # of the forward pass, nobody needs what it returns
+    turned = px.explain(lambda w, x: (x @ w.T).T)(struct(8, 8), struct(16, 8)).work
+    assert (turned.flops, turned.backward) == (one, 0)  # a transposition is no derivative
+
+
 def test_work_is_counted_by_line_with_loops_and_shared_equally() -> None:
     work = report_on("data-parallel steps in a loop").work
     # Forward x @ w, and in the backward pass one product for w: 2 * 3 * 8 * 4 each, 2 elements a device, 7 turns.

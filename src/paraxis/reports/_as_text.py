@@ -85,7 +85,8 @@ def computed(report: Contents) -> str:
         return "Computes no matrix products or convolutions"
     share = f", {work.factor:.2f} × an equal share" if work.factor else ""
     open_ = "" if work.is_certain else f", counting {ONE_TURN}"
-    return f"Computes {units.amount(work.flops)} per device in products and convolutions{share}{open_}"
+    backward = f", {units.amount(work.backward)} of it backward" if work.backward else ""
+    return f"Computes {units.amount(work.flops)} per device in products and convolutions{backward}{share}{open_}"
 
 
 def line_work(line: LineWork) -> list[str]:

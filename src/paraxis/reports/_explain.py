@@ -452,7 +452,7 @@ def _collective(
         group_size=program.num_devices if is_permutation else program.group_size(operation),
         line=line,
         verb=verb,
-        is_backward="transpose(" in path,
+        is_backward=operation.is_backward,
         is_written=is_written,
         is_branch=operation.is_branch,
         operand=given[number].name if number is not None and number < len(given) else None,
@@ -464,7 +464,7 @@ def _collective(
 
 def _work_of(program: _text.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
     written, is_bounded = _work.of_jaxpr(jaxpr) if jaxpr is not None else (None, False)
-    done = _work.of_program(program, written or _work.Lines())
+    done, backward = _work.of_program(program, written or _work.Lines())
     is_certain = _work.is_certain(program)
     shares: dict[_lines.Line | None, float] | None = None
     if written is not None and is_bounded and is_certain:  # the compiler may know an end that the program does not say
@@ -474,7 +474,7 @@ def _work_of(program: _text.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
         for line in sorted({*done, *(shares or ())}, key=lambda line: (-done[line], str(line)))
     ]
     share = None if shares is None else sum(shares.values())
-    return Work(sum(done.values()), share, tuple(lines), is_certain, _work.uncounted(program))
+    return Work(sum(done.values()), share, tuple(lines), is_certain, _work.uncounted(program), backward)
 
 
 def memory(lowered: Any, compiled: Any) -> Memory:

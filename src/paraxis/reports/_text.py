@@ -64,6 +64,11 @@ class Operation:
         return found[1] if found else ""
 
     @property
+    def is_backward(self) -> bool:
+        """Whether it belongs to a derivative's backward pass, in which what a checkpoint did not keep is made again."""
+        return "transpose(" in self.path
+
+    @property
     def operands(self) -> list[str]:
         """The names of its operands."""
         start = self.text.find("(", self.text.find(f" {self.opcode}", self.text.find(self.shape) + len(self.shape)))

@@ -97,6 +97,7 @@ class Work:
         lines: the same by line, most first.
         is_certain: whether all loops' ends are known; if not, such a loop counts as one turn.
         uncounted: what other libraries compute, such as factorizations, of which nobody says how much it is.
+        backward: the part of ``flops`` in derivatives' backward passes, with what they compute again for themselves.
     """
 
     flops: int
@@ -104,6 +105,7 @@ class Work:
     lines: tuple[LineWork, ...]
     is_certain: bool
     uncounted: tuple[str, ...]
+    backward: int = 0
 
     @property
     def factor(self) -> float | None:
