@@ -101,6 +101,7 @@ def of(seen: Seen) -> tuple[Finding, ...]:
         _undonated,
         _relaid,
         _donated,
+        _apart,
         _unjoined,
         _uneven,
     )
@@ -150,6 +151,30 @@ def _gathers(seen: Seen) -> Iterator[Finding]:
                 "within them; or, if the array is small, keep it whole on each device"
             )
         yield Finding("gather", text, c.line, write, c.total_bytes / total)
+
+
+def _apart(seen: Seen) -> Iterator[Finding]:
+    """Yield sums over devices that are two where one would do."""
+    program = seen.program
+    total = max(seen.report.total_bytes, 1)
+    for operation in program.collectives:
+        if operation.kind != "all_reduce" or not operation.times or program.reduces_by(operation) != "add":
+            continue
+        line, verb = _lines.nearest(program.frames_near(operation))
+        if (parts := program.sum_alone(operation)) and _text.num_bytes(parts[0].shape) * operation.times >= _SENT:
+            size = _text.num_bytes(parts[0].shape)
+            text = f"two arrays {_text.plain(parts[0].shape)} are summed over the devices each, and then added up"
+            write = (
+                "add them before they are sent, which sends one: where they are parts of a gradient, take that of the "
+                "loss of each device's rows in jax.shard_map, and jax.lax.psum it; or use px.map_fn and px.reduce_mean"
+            )
+            yield Finding("unjoined", text, line, write, size * operation.times / total)
+        before = None if verb else program.summed_before(operation)
+        if before is not None:
+            sizes = " and then over ".join(f"{program.group_size(x)}" for x in (before, operation))
+            text = f"{_text.plain(operation.shape)} is summed over {sizes} devices, with nothing between"
+            write = "sum over all of them at once: jax.lax.psum(x, (axis, other))"
+            yield Finding("unjoined", text, line, write, _text.num_bytes(operation.shape) * operation.times / total)
 
 
 def _unjoined(seen: Seen) -> Iterator[Finding]:

@@ -233,6 +233,38 @@ class Program:
             operation = found
         return None
 
+    def sum_alone(self, operation: Operation) -> tuple[Operation, Operation] | None:
+        """Return two results of a joined all-reduce of which nobody needs anything but their sum, if there are such."""
+        taken = self._taken(operation) if operation.kind == "all_reduce" else {}
+        ends: dict[str, Operation] = {}
+        for result in taken.values():
+            add = self._only_user(result)
+            if add is not None and add.opcode == "fusion":
+                inside = self._entered(add, result)
+                add = self._only_user(inside) if inside is not add else None
+            if add is None or add.opcode != "add":
+                continue
+            if add.name in ends:
+                return ends[add.name], result
+            ends[add.name] = result
+        return None
+
+    def summed_before(self, operation: Operation) -> Operation | None:
+        """Return the sum along other axes that a program asks for, and of which it asks for nothing but this sum."""
+        names = operation.operands
+        before = self._by_name.get(names[0]) if len(names) == 1 else None
+        if before is None or before.kind != "all_reduce" or self._only_user(before) is not operation:
+            return None
+        are_asked = all(x.path.rpartition("/")[2].startswith("psum") and not x.is_backward for x in (operation, before))
+        is_other = all(
+            len({*first} & {*group}) < 2 for first in self.groups(before)[:1] for group in self.groups(operation)
+        )
+        return before if are_asked and is_other and self.reduces_by(before) == "add" else None
+
+    def _only_user(self, operation: Operation) -> Operation | None:
+        users = self._users.get(operation.name, [])
+        return self._by_name[users[0]] if len(users) == 1 else None
+
     def picked(self, operation: Operation) -> Operation | None:
         """Return the picking by an index whose results, each device's own, an all-reduce adds up; ``None``: none does.
 
