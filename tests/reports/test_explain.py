@@ -239,6 +239,100 @@ def test_each_collective_has_the_line_the_verb_and_the_side() -> None:
     assert weights.line.number == line_with("weights")
 
 
+def three_sums(x):
+    a = x.sum(0)  # joined 0
+    b = (x * 3).max(1).sum()  # joined 1
+    return a, b, jnp.cos(x).sum(0)  # joined 2
+
+
+def three_verbs(x):
+    x = px.map_fn(jnp.sin, x, ROWS)
+    a = px.reduce_sum(x, ROWS)  # verbs 0
+    b = px.reduce_mean(jnp.sin(x), ROWS)  # verbs 1
+    return a, b, px.reduce_weighted_mean(jnp.cos(x), jnp.arange(16.0), ROWS)  # verbs 2
+
+
+def three_layers(w, x):
+    def loss(w):
+        x1 = jnp.tanh(x @ w[0])  # layers 0
+        x2 = jnp.tanh(x1 @ w[1])  # layers 1
+        return jnp.mean(jnp.tanh(x2 @ w[2]))  # layers 2
+
+    return jax.grad(loss)(w)
+
+
+def two_psums(x):
+    def body(x):
+        a = jax.lax.psum(x.sum(0), "d")  # psums 0
+        y = jnp.cos(x).max(0)
+        return jax.lax.psum(y, "d") + 1, a * 2  # psums 1
+
+    return jax.shard_map(body, mesh=FLAT, in_specs=P("d"), out_specs=P())(x)
+
+
+def sum_of_sines(x):
+    def body(x):
+        y = jnp.sin(x)
+        z = jnp.cos(x)
+        return jax.lax.psum((y, z), "d")  # asked
+
+    return jax.shard_map(body, mesh=FLAT, in_specs=P("d"), out_specs=P())(x)
+
+
+TOGETHER = px.reduce_sum.__name__, px.reduce_mean.__name__, px.reduce_weighted_mean.__name__
+JOINED: dict[str, tuple[Any, tuple[Any, ...], list[str], set[str | None]]] = {
+    "joined": (three_sums, (struct(64, 8, lies=lies(FLAT, "d")),), ["joined 0", "joined 1", "joined 2"], {None}),
+    "verbs": (three_verbs, (struct(16, 32),), ["verbs 0", "verbs 1", "verbs 2"], {f"px.{name}" for name in TOGETHER}),
+    "layers": (
+        three_layers,
+        ([struct(8, 8, lies=lies(FLAT))] * 3, struct(16, 8, lies=lies(FLAT, "d"))),
+        ["layers 0", "layers 1", "layers 2"],
+        {None},
+    ),
+    "psums": (two_psums, (struct(64, 8),), ["psums 0", "psums 1"], {None}),
+    "asked": (sum_of_sines, (struct(64, 8),), ["asked"], {None}),
+}
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_a_collective_that_is_joined_from_several_names_all_lines_and_verbs(case: str) -> None:
+    fn, args, markers, verbs = JOINED[case]
+    assert counted(fn, *args) == {"all_reduce": 1}
+    report = px.explain(fn)(*args)
+    (c,) = report.collectives
+    named = [(c.line, c.verb), *c.others]
+    assert sorted(line.number for line, _ in named if line) == sorted(map(line_with, markers))
+    assert {verb for _, verb in named} == verbs
+    (row,) = (row for row in str(report).splitlines() if " all_reduce " in row)
+    assert all(f"{HERE}:{line_with(marker)}" in row for marker in markers)
+    assert all(verb in row for verb in verbs if verb)
+    assert c.line is not None
+    assert c.line.code[:20] in row
+
+
+def test_of_many_joined_lines_the_first_ones_are_named() -> None:
+    def power(x, n):
+        return eval(compile("\n" * n + "(x**n).sum(0)", "powers.py", "eval"), {"x": x, "n": n})
+
+    def varied(x):
+        return [power(x, n) for n in range(2, 9)]
+
+    report = px.explain(varied)(struct(64, 8, lies=lies(FLAT, "d")))
+    (c,) = report.collectives
+    assert {line.number for line in (c.line, *dict(c.others)) if line} == {n + 1 for n in range(2, 9)}
+    assert "powers.py:6 and 3 more" in str(report)
+
+
+def test_the_same_verb_on_two_lines_is_two_lines() -> None:
+    def twice(x):
+        x = px.map_fn(jnp.sin, x, ROWS)
+        x = x - px.reduce_sum(x, ROWS)  # first time
+        return px.reduce_sum(x**2, ROWS)  # second time
+
+    lines = [c.line.number for c in px.explain(twice)(struct(16, 32)).collectives if c.line]
+    assert sorted(lines) == [line_with("first time"), line_with("second time")]
+
+
 def test_a_pipeline_hands_on_once_forward_and_once_backward_and_computes_in_each_turn() -> None:
     w, x = (np.random.default_rng(0).normal(size=x.shape).astype(np.float32) for x in PROGRAMS["pipeline"][1])
     expected = functools.reduce(lambda x, w: np.tanh(x @ w), w, x)
@@ -273,6 +367,27 @@ def test_float32_that_a_cpu_sends_for_bfloat16_is_told_and_takes_half_elsewhere(
     assert report.estimate.sending == pytest.approx((2 * block + 2 * block / 2 + 8 * block / 2) * 7 / 8)
     single = {c.widened for name in PROGRAMS for c in report_on(name).collectives}
     assert single == {None}
+
+
+def test_work_of_the_backward_pass_is_told_apart() -> None:
+    work = report_on("data-parallel steps in a loop").work
+    assert work.backward * 2 == work.flops  # a product for w, of forward and backward one each
+    turns = BATCHES + STAGES - 1
+    pipe = report_on("gradient of the pipeline")
+    assert pipe.work.backward == 2 * turns * 2 * 2 * WIDTH * WIDTH  # for w and for x
+    assert "of it backward" in str(pipe)
+    assert report_on("pipeline").work.backward == 0
+    assert "backward" not in str(report_on("pipeline"))
+
+    def kept_nothing(w, x):
+        layers = jax.checkpoint(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w))
+        return jax.grad(lambda w: layers(w, x).mean())(w)
+
+    one = 2 * 16 * 8 * 8
+    again = px.explain(kept_nothing)(struct(8, 8), struct(16, 8)).work
+    assert (again.flops, again.backward) == (5 * one, 5 * one)  # of the forward pass, nobody needs what it returns
+    turned = px.explain(lambda w, x: (x @ w.T).T)(struct(8, 8), struct(16, 8)).work
+    assert (turned.flops, turned.backward) == (one, 0)  # a transposition is no derivative
 
 
 def test_work_is_counted_by_line_with_loops_and_shared_equally() -> None:

@@ -174,6 +174,121 @@ def test_a_finding_is_told_where_there_is_one_and_only_there(kind: Any) -> None:
     assert does_not().found(kind) == []
 
 
+def picked(x, i):
+    return jnp.tanh(x[i])  # picks
+
+
+INDEX = struct(4096, dtype=jnp.int32, lies=over())
+
+
+def test_rows_that_an_index_picks_from_blocks_come_by_a_sum() -> None:
+    (found,) = px.explain(picked)(struct(4096, 64, lies=over("d")), INDEX).found("gather")
+    assert (
+        "what an index picks from x, which lies in blocks, is brought to each device by a sum along 'd'" in found.text
+    )
+    assert "f32[4096,64], 1 MiB" in found.text
+    lines = Path(__file__).read_text("utf-8").splitlines()
+    assert found.line is not None
+    assert lines[found.line.number - 1].endswith("  # picks")
+    (other,) = px.explain(lambda x, i: picked(x * 2, i))(struct(4096, 64, lies=over("d")), INDEX).found("gather")
+    assert "from an array that lies in blocks is brought" in other.text
+
+
+@pytest.mark.parametrize("rows", [(), ("d",)])
+def test_an_index_of_what_is_whole_and_sums_of_other_things_are_no_picking(rows: Any) -> None:
+    x, y = struct(4096, 64, lies=over()), struct(512, 4096, 64, lies=over(*rows))
+    assert px.explain(lambda x, y, i: (picked(x, i), y.sum(0)[i]))(x, y, INDEX).found("gather") == []
+
+
+def test_a_table_in_blocks_and_its_index_in_others_is_a_way_to_split_a_model() -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+    table = struct(4096, 256, lies=NamedSharding(mesh, P("model")))
+    index = struct(2048, dtype=jnp.int32, lies=NamedSharding(mesh, P("data")))
+    report = px.explain(picked)(table, index)
+    assert [(c.kind, c.bytes, c.axes, c.operand) for c in report.collectives] == [
+        ("all_reduce", 512 * 256 * 4, ("model",), "x")
+    ]
+    assert report.found("gather") == []
+
+
+def tied(table, tokens):
+    def loss(table):
+        return jax.nn.logsumexp(table[tokens] @ table.T, -1).mean()  # tied
+
+    return jax.grad(loss)(table)
+
+
+def tied_in_parts(table, tokens):
+    """The same, as a finding tells it."""
+
+    def body(table, tokens):
+        return jax.lax.pmean(tied(table, tokens), "d")
+
+    run = jax.shard_map(body, mesh=flat(), in_specs=(P(), P("d")), out_specs=P(), check_vma=False)
+    return run(table, tokens)
+
+
+WHOLE, TOKENS = struct(512, 64, lies=over()), struct(1024, dtype=jnp.int32, lies=over("d"))
+
+
+def untied(tables, tokens):
+    return jax.grad(lambda tables: jax.nn.logsumexp(tables[0][tokens] @ tables[1].T, -1).mean())(tables)
+
+
+def test_two_parts_of_one_gradient_are_to_be_added_before_they_are_sent() -> None:
+    report = px.explain(tied)(WHOLE, TOKENS)
+    assert report.total_bytes == 2 * 512 * 64 * 4
+    (finding,) = report.found("unjoined")
+    assert finding.text == "two arrays f32[512,64] are summed over the devices each, and then added up"
+    assert (finding.line and finding.line.code.endswith("  # tied"), finding.weight) == (True, 0.5)
+    once = px.explain(tied_in_parts)(WHOLE, TOKENS)
+    assert (once.total_bytes, once.found("unjoined")) == (512 * 64 * 4, [])
+    table, tokens = np.random.default_rng(0).normal(size=(512, 64)), np.arange(1024) % 512
+    np.testing.assert_allclose(tied(table, tokens), tied_in_parts(table, tokens), rtol=1e-3, atol=1e-6)
+
+
+def test_the_update_that_takes_the_sum_hides_no_parts() -> None:
+    (finding,) = px.explain(lambda table, tokens: table - 0.1 * tied(table, tokens))(WHOLE, TOKENS).found("unjoined")
+    assert "and then added up" in finding.text
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, y: (lambda a, b: (a + b, a * b))(x.sum(0), y.sum(0)),  # each is needed
+        lambda x, y: x.sum(0) - 2 * y.sum(0),
+        lambda x, y: x.sum() + y.sum(),  # a number
+        lambda x, y: x.max(0) + y.max(0),  # no sums
+    ],
+)
+def test_what_is_not_only_added_up_is_sent_apart(fn: Any) -> None:
+    rows = struct(16, 512, 64, lies=over("d"))
+    assert px.explain(fn)(rows, rows).found("unjoined") == []
+    assert px.explain(untied)((WHOLE, WHOLE), TOKENS).found("unjoined") == []
+
+
+def twice(x, *, first, second, between=lambda x: x):
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+
+    def body(x):
+        x = jax.lax.psum(x.sum(0), first)
+        return jax.lax.psum(between(x), second)  # second
+
+    return jax.shard_map(body, mesh=mesh, in_specs=P(("data", "model")), out_specs=P(), check_vma=False)(x)
+
+
+def test_a_sum_along_one_axis_and_then_another_is_one_along_both() -> None:
+    def found(**how: Any) -> Any:
+        return px.explain(functools.partial(twice, **how))(struct(16, 32)).found("unjoined")
+
+    (finding,) = found(first="data", second="model")
+    assert finding.text == "f32[32] is summed over 4 and then over 2 devices, with nothing between"
+    assert (finding.line and finding.line.code.endswith("  # second"), finding.weight) == (True, 0.5)
+    assert found(first=("data", "model"), second=()) == []
+    assert found(first="data", second="model", between=jnp.sin) == []
+    assert found(first="data", second=("data", "model")) == []  # it counts four times
+
+
 def test_a_padded_batch_is_found_and_is_no_work_done_twice() -> None:
     report = trained(9)
     assert [finding.kind for finding in report.findings] == ["padding"]

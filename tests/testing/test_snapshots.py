@@ -30,6 +30,12 @@ def largest_and_smallest(x):
     return px.reduce_max(y, ROWS), px.reduce_min(y, ROWS)  # two
 
 
+def sum_and_mean(x):
+    y = px.map_fn(jnp.sin, x, ROWS)
+    total = px.reduce_sum(y, ROWS)  # sum
+    return total, px.reduce_mean(y**2, ROWS)  # mean
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "test_model.paraxis.txt"
@@ -68,6 +74,8 @@ def test_what_grows_fails_with_numbers_and_lines_and_what_shrinks_does_not(path:
     assert "  flops: 256 → 512 (+100%)" in lines
     assert lines[-1] == "if this is meant, run pytest --paraxis-update"
     Snapshot(path, "test")(largest_and_smallest, X, tolerance=3)
+    with pytest.raises(AssertionError, match=r"\n    .* # sum\n    .* # mean\n"):
+        Snapshot(path, "test")(sum_and_mean, X)
     mesh = Mesh(np.array(jax.devices()), ("rows",))
     gather = jax.jit(lambda x: x, in_shardings=NamedSharding(mesh, P("rows")), out_shardings=NamedSharding(mesh, P()))
     with pytest.raises(AssertionError, match=r"all_gather along rows, bytes: 0 → 1,024 \(new\)"):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from paraxis.reports import _grids, units
+from paraxis.reports import _grids, _lines, units
 from paraxis.reports._lines import Line
 from paraxis.reports._values import Collective, Contents, Estimate, Layout, LineWork
 
@@ -55,10 +55,12 @@ def sent(c: Collective) -> list[str]:
     often = f"{c.times:,} × " if c.times > 1 else ""
     each = f"{often}{units.size(c.bytes)}" + ("" if c.is_certain else " per turn")
     along = f"along {', '.join(c.axes)}" if c.axes else f"of {c.group_size} devices"
-    whose = c.verb or ("written" if c.is_written else "compiler")
+    by = "written" if c.is_written else "compiler"
+    verbs = ", ".join(dict.fromkeys(verb or by for verb in (c.verb, *dict(c.others).values())))
+    others = f"  and {_lines.some([*dict(c.others)])}" if c.others else ""
     side = (", backward" if c.is_backward else "") + (", in a branch" if c.is_branch else "")
     what = f"{c.kind} {c.shape}" + (f" for {c.widened}" if c.widened else "")
-    return [each, what, along, whose + side, str(c.line or ""), code(c.line)]
+    return [each, what, along, verbs + side, str(c.line or ""), code(c.line) + others]
 
 
 def code(line: Line | None) -> str:
@@ -83,7 +85,8 @@ def computed(report: Contents) -> str:
         return "Computes no matrix products or convolutions"
     share = f", {work.factor:.2f} × an equal share" if work.factor else ""
     open_ = "" if work.is_certain else f", counting {ONE_TURN}"
-    return f"Computes {units.amount(work.flops)} per device in products and convolutions{share}{open_}"
+    backward = f", {units.amount(work.backward)} of it backward" if work.backward else ""
+    return f"Computes {units.amount(work.flops)} per device in products and convolutions{backward}{share}{open_}"
 
 
 def line_work(line: LineWork) -> list[str]:

@@ -437,7 +437,11 @@ def _collective(
     is_permutation = operation.kind == "collective_permute"
     axes = (_meshes.axes_crossed if is_permutation else _meshes.axes)(groups, meshes)
     line, verb = _lines.nearest(program.frames_near(operation))
-    number = program.argument_of(operation)
+    is_written = _WRITTEN.fullmatch(path.rpartition("/")[2]) is not None
+    parts = map(_lines.nearest, program.frames_near_parts(operation, of_operands=not is_written))
+    others = {where: by for where, by in parts if where is not None and where != line}
+    picked = program.picked(operation)
+    number = program.argument_of(picked or operation)
     return Collective(
         kind=operation.kind,
         shape=_text.plain(operation.shape),
@@ -448,17 +452,19 @@ def _collective(
         group_size=program.num_devices if is_permutation else program.group_size(operation),
         line=line,
         verb=verb,
-        is_backward="transpose(" in path,
-        is_written=_WRITTEN.fullmatch(path.rpartition("/")[2]) is not None,
+        is_backward=operation.is_backward,
+        is_written=is_written,
         is_branch=operation.is_branch,
         operand=given[number].name if number is not None and number < len(given) else None,
         widened=program.widened(operation),
+        others=tuple(others.items()),
+        picks=picked is not None,
     )
 
 
 def _work_of(program: _text.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
     written, is_bounded = _work.of_jaxpr(jaxpr) if jaxpr is not None else (None, False)
-    done = _work.of_program(program, written or _work.Lines())
+    done, backward = _work.of_program(program, written or _work.Lines())
     is_certain = _work.is_certain(program)
     shares: dict[_lines.Line | None, float] | None = None
     if written is not None and is_bounded and is_certain:  # the compiler may know an end that the program does not say
@@ -468,7 +474,7 @@ def _work_of(program: _text.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
         for line in sorted({*done, *(shares or ())}, key=lambda line: (-done[line], str(line)))
     ]
     share = None if shares is None else sum(shares.values())
-    return Work(sum(done.values()), share, tuple(lines), is_certain, _work.uncounted(program))
+    return Work(sum(done.values()), share, tuple(lines), is_certain, _work.uncounted(program), backward)
 
 
 def memory(lowered: Any, compiled: Any) -> Memory:

@@ -101,6 +101,7 @@ def of(seen: Seen) -> tuple[Finding, ...]:
         _undonated,
         _relaid,
         _donated,
+        _apart,
         _unjoined,
         _uneven,
     )
@@ -128,7 +129,8 @@ def not_looked_for(seen: Seen) -> Iterator[str]:
 def _gathers(seen: Seen) -> Iterator[Finding]:
     total = max(seen.report.total_bytes, 1)
     for c in seen.report.collectives:
-        if c.kind != "all_gather" or c.is_written or c.total_bytes < _SENT:
+        is_whole = c.kind == "all_gather" or (c.picks and c.group_size == seen.devices)
+        if not is_whole or c.is_written or c.total_bytes < _SENT:
             continue
         along = f" along {', '.join(map(repr, c.axes))}" if c.axes else ""
         often = f", {units.of(c.times, 'time')}" if c.times > 1 else ""
@@ -139,8 +141,40 @@ def _gathers(seen: Seen) -> Iterator[Finding]:
             if c.operand
             else "run what this line does on each device's own rows, by px.map_fn over them or jax.shard_map"
         )
-        text = f"{what} gathered on each device{along}: {c.shape}, {units.size(c.bytes)}{often}"
+        size = f"{c.shape}, {units.size(c.bytes)}{often}"
+        text = f"{what} gathered on each device{along}: {size}"
+        if c.picks:
+            whose = f"{c.operand}, which lies in blocks," if c.operand else "an array that lies in blocks"
+            text = f"what an index picks from {whose} is brought to each device by a sum{along}: {size}"
+            write = (
+                "let each device pick from its own block, by jax.shard_map or px.map_fn over blocks, with indices "
+                "within them; or, if the array is small, keep it whole on each device"
+            )
         yield Finding("gather", text, c.line, write, c.total_bytes / total)
+
+
+def _apart(seen: Seen) -> Iterator[Finding]:
+    """Yield sums over devices that are two where one would do."""
+    program = seen.program
+    total = max(seen.report.total_bytes, 1)
+    for operation in program.collectives:
+        if operation.kind != "all_reduce" or not operation.times or program.reduces_by(operation) != "add":
+            continue
+        line, verb = _lines.nearest(program.frames_near(operation))
+        if (parts := program.sum_alone(operation)) and _text.num_bytes(parts[0].shape) * operation.times >= _SENT:
+            size = _text.num_bytes(parts[0].shape)
+            text = f"two arrays {_text.plain(parts[0].shape)} are summed over the devices each, and then added up"
+            write = (
+                "add them before they are sent, which sends one: where they are parts of a gradient, take that of the "
+                "loss of each device's rows in jax.shard_map, and jax.lax.psum it; or use px.map_fn and px.reduce_mean"
+            )
+            yield Finding("unjoined", text, line, write, size * operation.times / total)
+        before = None if verb else program.summed_before(operation)
+        if before is not None:
+            sizes = " and then over ".join(f"{program.group_size(x)}" for x in (before, operation))
+            text = f"{_text.plain(operation.shape)} is summed over {sizes} devices, with nothing between"
+            write = "sum over all of them at once: jax.lax.psum(x, (axis, other))"
+            yield Finding("unjoined", text, line, write, _text.num_bytes(operation.shape) * operation.times / total)
 
 
 def _unjoined(seen: Seen) -> Iterator[Finding]:

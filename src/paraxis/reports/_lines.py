@@ -14,13 +14,18 @@ from pathlib import Path
 
 import jax
 
+from paraxis._core import primitives
+
 _OURS = f"{Path(__file__).parent.parent}{os.sep}"
 _JAX = f"{Path(jax.__file__).parent}{os.sep}"
 _DOOR = f"{Path(__file__).parent / '_explain.py'}"
+_REDUCES = primitives.reduce.__code__.co_filename, primitives.reduce.__name__
 _WRAPPERS = f"{_OURS}_calls{os.sep}"
 _LIBRARIES = tuple(
     f"{path}{os.sep}" for name in ("purelib", "platlib", "stdlib", "platstdlib") if (path := sysconfig.get_path(name))
 )
+_MOST = 3
+"""The most lines that are named in one place."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +68,9 @@ def side(file: str) -> str:
 def behind(frames: Sequence[tuple[str, int, str]]) -> Behind:
     """Return the line that a chain of calls, the innermost first, comes from, and the verb that is called there."""
     inside: list[tuple[str, int, str]] = []
-    for frame in frames:
+    # A reduction calls nobody. But JAX lowers alike ones once, and those of the first stand before those of another.
+    begins = (number for number, frame in enumerate(frames) if (frame[0], frame[2]) == _REDUCES)
+    for frame in frames[max(begins, default=0) :]:
         if frame[0] == _DOOR:  # who asks for the report is not where its operations come from
             break
         inside.append(frame)
@@ -82,6 +89,12 @@ def nearest(chains: Iterable[Sequence[tuple[str, int, str]]]) -> Behind:
     """Return the same of the first chain that comes from a line."""
     found = (behind(chain) for chain in chains)
     return next((one for one in found if one[0] is not None), (None, None))
+
+
+def some(lines: Sequence[Line]) -> str:
+    """Return the names of lines, of many the first ones."""
+    more = f" and {len(lines) - _MOST} more" if len(lines) > _MOST else ""
+    return ", ".join(map(str, lines[:_MOST])) + more
 
 
 def _verb(function: str) -> str | None:

@@ -64,6 +64,11 @@ class Operation:
         return found[1] if found else ""
 
     @property
+    def is_backward(self) -> bool:
+        """Whether it belongs to a derivative's backward pass, in which what a checkpoint did not keep is made again."""
+        return "transpose(" in self.path
+
+    @property
     def operands(self) -> list[str]:
         """The names of its operands."""
         start = self.text.find("(", self.text.find(f" {self.opcode}", self.text.find(self.shape) + len(self.shape)))
@@ -134,6 +139,32 @@ class Program:
             if frames := self.frames(found):
                 yield frames
 
+    def frames_near_parts(self, operation: Operation, *, of_operands: bool) -> Iterator[Iterator[list[Frame]]]:
+        """Yield the same for each array of a collective that the compiler has joined from several.
+
+        What takes a result out of the joined one has the frames of the collective that there was before.
+
+        Args:
+            operation: a collective.
+            of_operands: whether an array may come from where it is computed, if nothing takes its result out.
+        """
+        names = operation.operands
+        taken = self._taken(operation) if len(names) > 1 else {}
+        for number, name in enumerate(names if len(names) > 1 else ()):
+            result, given = taken.get(number), self._by_name.get(name)
+            ways = [self._after(result) if operation.kind == "all_gather" else iter([result])] if result else []
+            ways += [self._before(given)] if given is not None and of_operands else []
+            found = itertools.chain.from_iterable(itertools.islice(way, _NEAR) for way in ways)
+            yield filter(None, map(self.frames, found))
+
+    def _taken(self, operation: Operation) -> dict[int, Operation]:
+        """Return what takes each of several results out, by their number."""
+        users = self._users.get(operation.name, [])
+        if len(users) == 1 and self._by_name[users[0]].opcode.endswith("-done"):
+            users = self._users.get(users[0], [])
+        found = ((_RESULT.search(self._by_name[name].text), self._by_name[name]) for name in users)
+        return {int(number[1]): user for number, user in found if number}
+
     def _before(self, operation: Operation) -> Iterator[Operation]:
         """Yield an operation and those that it comes from, breadth first."""
 
@@ -190,12 +221,64 @@ class Program:
             found = self._by_name.get(names[0]) if names else None
             if found is None:
                 return None
+            caller = self._callers.get(found.computation)
+            if found.opcode == "parameter" and caller is not None and caller.opcode == "fusion":
+                found = self._by_name.get(caller.operands[number_of_parameter(found) or 0])
+                if found is None:
+                    return None
             if found.opcode == "parameter":
                 return number_of_parameter(found) if found.computation == self.operations[-1].computation else None
             if not self._moves(found):
                 return None
             operation = found
         return None
+
+    def sum_alone(self, operation: Operation) -> tuple[Operation, Operation] | None:
+        """Return two results of a joined all-reduce of which nobody needs anything but their sum, if there are such."""
+        taken = self._taken(operation) if operation.kind == "all_reduce" else {}
+        ends: dict[str, Operation] = {}
+        for result in taken.values():
+            add = self._only_user(result)
+            if add is not None and add.opcode == "fusion":
+                inside = self._entered(add, result)
+                add = self._only_user(inside) if inside is not add else None
+            if add is None or add.opcode != "add":
+                continue
+            if add.name in ends:
+                return ends[add.name], result
+            ends[add.name] = result
+        return None
+
+    def summed_before(self, operation: Operation) -> Operation | None:
+        """Return the sum along other axes that a program asks for, and of which it asks for nothing but this sum."""
+        names = operation.operands
+        before = self._by_name.get(names[0]) if len(names) == 1 else None
+        if before is None or before.kind != "all_reduce" or self._only_user(before) is not operation:
+            return None
+        are_asked = all(x.path.rpartition("/")[2].startswith("psum") and not x.is_backward for x in (operation, before))
+        is_other = all(
+            len({*first} & {*group}) < 2 for first in self.groups(before)[:1] for group in self.groups(operation)
+        )
+        return before if are_asked and is_other and self.reduces_by(before) == "add" else None
+
+    def _only_user(self, operation: Operation) -> Operation | None:
+        users = self._users.get(operation.name, [])
+        return self._by_name[users[0]] if len(users) == 1 else None
+
+    def picked(self, operation: Operation) -> Operation | None:
+        """Return the picking by an index whose results, each device's own, an all-reduce adds up; ``None``: none does.
+
+        The compiler makes both of one operation of JAX.
+        """
+        if operation.kind != "all_reduce" or not operation.path.endswith("/gather"):
+            return None
+        near = itertools.islice(self._before(operation), 1, 4)
+        inside = itertools.chain.from_iterable(self._with_inside(found) for found in near)
+        return next((found for found in inside if found.opcode == "gather"), None)
+
+    def _with_inside(self, operation: Operation) -> Sequence[Operation]:
+        """Return an operation, or those of a fusion."""
+        return self._inside.get(next(_callees(operation.text), ""), []) if operation.opcode == "fusion" else [operation]
 
     def _moves(self, operation: Operation) -> bool:
         """Return whether an operation gives the numbers of its one operand, in another order or of another dtype."""
@@ -230,8 +313,7 @@ class Program:
 
     def _converting(self, user: Operation) -> Iterator[tuple[str, Operation]]:
         """Yield the conversions to fewer bits that an operation is, or has in it, with their dtypes."""
-        inside = self._inside.get(next(_callees(user.text), ""), []) if user.opcode == "fusion" else [user]
-        for found in inside:
+        for found in self._with_inside(user):
             dtype = found.shape.partition("[")[0]
             if found.opcode == "convert" and dtype in ("bf16", "f16"):
                 yield dtype, found
@@ -269,6 +351,7 @@ _TO_APPLY = re.compile(r"to_apply=%?([\w.\-]+)")
 _NAME = re.compile(r"%([\w.\-]+)")
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
 _PATH = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_RESULT = re.compile(r" get-tuple-element\(.*\), index=(\d+)")
 _PARAMETER = re.compile(r" parameter\((\d+)\)")
 _PARTITIONS = re.compile(r"num_partitions=(\d+)")
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{\}")

@@ -39,9 +39,12 @@ class Collective:
         group_size: number of devices that take part together.
         line: the user's line that it comes from.
         verb: our function that is called there, such as ``px.reduce_mean``.
+        others: the other lines, and the verbs in them, if the compiler has joined what several lines ask for.
+        picks: whether it is a sum that brings together what an index picks from an array that lies in blocks: each
+            device gives what is in its block, and zeros.
         is_backward: whether it belongs to a derivative's backward pass.
         is_written: whether the program asks for it, as by ``jax.lax.psum``; if not, the compiler has put it in.
-        operand: the argument that it sends, if it sends one as it is.
+        operand: the argument that it sends, if it sends one as it is, or that it picks from.
         widened: ``"bf16"`` or ``"f16"``: the program has this dtype, and the CPU's compiler sends float32 in its place,
             so that ``bytes`` are twice those of a GPU or TPU; ``None``: it is sent as it is.
     """
@@ -60,6 +63,8 @@ class Collective:
     operand: str | None = None
     widened: str | None = None
     is_branch: bool = False
+    others: tuple[tuple[Line, str | None], ...] = ()
+    picks: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -92,6 +97,7 @@ class Work:
         lines: the same by line, most first.
         is_certain: whether all loops' ends are known; if not, such a loop counts as one turn.
         uncounted: what other libraries compute, such as factorizations, of which nobody says how much it is.
+        backward: the part of ``flops`` in derivatives' backward passes, with what they compute again for themselves.
     """
 
     flops: int
@@ -99,6 +105,7 @@ class Work:
     lines: tuple[LineWork, ...]
     is_certain: bool
     uncounted: tuple[str, ...]
+    backward: int = 0
 
     @property
     def factor(self) -> float | None:

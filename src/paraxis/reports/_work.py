@@ -30,8 +30,8 @@ _OPAQUE = ("cholesky", "fft", "ragged-dot", "triangular-solve")
 _FREE = ("Sharding", "SPMD", "callback", "annotate", "AllocateBuffer", "Topk", "SliceTo", "PadTo", "xla.sdy")
 
 
-def of_program(program: _text.Program, written: Lines) -> Lines:
-    """Return what one device computes, by line; ``written``: what all have to compute, as far as it is known.
+def of_program(program: _text.Program, written: Lines) -> tuple[Lines, int]:
+    """Return what one device computes, by line, and backward; ``written``: what all have to compute, if it is known.
 
     The compiler's passes do not always keep lines, and a product that is given the place of its transposition has the
     line of that. An operation without a line gets one from near it that asks for products, first of those that lack as
@@ -39,8 +39,10 @@ def of_program(program: _text.Program, written: Lines) -> Lines:
     """
     found: Lines = collections.Counter()
     without: list[tuple[int, _text.Operation]] = []
+    backward = 0
     for operation in program.operations:
         if operation.times and (amount := flops(program, operation) * operation.times):
+            backward += amount * operation.is_backward
             line, _ = _lines.behind(program.frames(operation))
             if line is None or (line not in written and operation.path.rpartition("/")[2] in _MOVES):
                 without.append((amount, operation))
@@ -52,7 +54,7 @@ def of_program(program: _text.Program, written: Lines) -> Lines:
         lacking = [line for line in asking if written[line] >= program.num_devices * (found[line] + 0.9 * amount)]
         empty = [line for line in asking if not found[line]]
         found[next(iter(lacking or empty or asking or near), None)] += amount
-    return found
+    return found, backward
 
 
 def is_certain(program: _text.Program) -> bool:

@@ -126,7 +126,7 @@ def _difference(report: Report, recorded: Facts, tolerance: float) -> str:
             found.append(f"  {name}: {before:,} → {number:,} ({_growth(before, number)})")
             if name.endswith(", bytes"):
                 sending = (c for c in report.collectives if name == f"{_kind(c)}, bytes")
-                found += [f"    {c.line}   {c.line.code}" for c in sending if c.line]
+                found += [f"    {line}   {line.code}" for c in sending for line in (c.line, *dict(c.others)) if line]
     return "\n".join(dict.fromkeys(found))
 
 
