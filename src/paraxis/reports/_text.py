@@ -65,7 +65,7 @@ class Operation:
 
     @property
     def is_backward(self) -> bool:
-        """Whether it belongs to a derivative's backward pass, in which what a checkpoint did not keep is made again."""
+        """True of a derivative's backward pass, in which what a checkpoint did not keep is made again."""
         return "transpose(" in self.path
 
     @property
