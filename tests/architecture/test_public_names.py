@@ -4,6 +4,8 @@ import importlib
 import inspect
 import pickle
 import re
+import subprocess
+import sys
 import traceback
 from pathlib import Path
 
@@ -119,6 +121,14 @@ def test_a_name_of_a_room_is_told_with_its_room():
         _ = paraxis.LBFGS  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError, match=r"no attribute 'StopEarly'; write px\.train\.StopEarly$"):
         _ = paraxis.StopEarly  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_tool_that_looks_at_the_module_loads_no_room():
+    code = (
+        "import paraxis, sys; before = {*sys.modules}; hasattr(paraxis, '__wrapped__'); print({*sys.modules} - before)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "set()\n"
 
 
 def is_error(x: object) -> bool:

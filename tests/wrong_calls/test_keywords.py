@@ -101,7 +101,7 @@ def test_labels_that_are_text_are_to_be_numbered() -> None:
 
 
 def test_the_error_of_a_builtin_is_its_own() -> None:
-    with pytest.raises(jax.errors.ConcretizationTypeError):
+    with pytest.raises(jax.errors.ConcretizationTypeError, match="Attempted boolean conversion"):
         px.Jit(max)(np.ones(3))
     with pytest.raises(TypeError, match="iteration over a 0-d"):
         px.pmap(max)(np.ones(3))

@@ -470,7 +470,8 @@ def _why_no_shape(leaf: jax.ShapeDtypeStruct) -> str | None:
 
 def no_attribute(module: str, name: str, known: Iterable[str], rooms: Iterable[str] = ()) -> AttributeError:
     """Return the error of a name that a module does not have: one of these rooms has it, or the nearest one is told."""
-    room = next((room for room in rooms if _is_in(room, name)), None)
+    is_public = not name.startswith("_")  # others are asked for by tools that look at modules: that loads nothing
+    room = next((room for room in rooms if is_public and _is_in(room, name)), None)
     near = _nearest(name, list(known))
     write = f"; write px.{room}.{name}" if room else f"; did you mean {module}.{near}?" if near else ""
     full = module.replace("px", "paraxis", 1)

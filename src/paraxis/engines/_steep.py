@@ -26,19 +26,9 @@ _SMOOTH = frozenset(
         *("dot_general", "conv_general_dilated", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "cumsum"),
         *("broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "concatenate", "pad", "rev", "copy"),
         *("slice", "dynamic_slice", "dynamic_update_slice", "gather", "scatter", "scatter-add", "split", "stack"),
-        *("real", "imag", "complex", "conj", "stop_gradient", "optimization_barrier", "device_put", "reduce_precision"),
-        *("px_broadcast", "px_reduce_sum", "px_reduce_max", "px_reduce_min", "px_reduce_prod", jax_api.ONCE),
-        *(
-            "px_reduce_prod_others",
-            "not",
-            "and",
-            "or",
-            "xor",
-            "reduce_and",
-            "reduce_or",
-            "copy_p",
-            "sharding_constraint",
-        ),
+        *("real", "imag", "complex", "conj", "optimization_barrier", "device_put", "reduce_precision", "copy_p"),
+        *("not", "and", "or", "xor", "reduce_and", "reduce_or", "sharding_constraint", jax_api.ONCE),
+        *("px_broadcast", "px_reduce_sum", "px_reduce_max", "px_reduce_min", "px_reduce_prod", "px_reduce_prod_others"),
     )
 )
 """Operations of which the result changes by about as much as its operands do. Others may not be."""
