@@ -80,7 +80,7 @@ if typing.TYPE_CHECKING:
         variables,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Axis",
