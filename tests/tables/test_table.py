@@ -55,6 +55,32 @@ def test_rows_come_in_blocks_in_the_order_of_the_files_names(tmp_path, kind, siz
     assert threading.active_count() < 20
 
 
+@pytest.mark.parametrize("kind", ["parquet", "csv", "npy", "own"])
+def test_blocks_from_any_row_on_are_those_of_the_rows_that_are_left(tmp_path, kind):
+    table = px.Table(Rows()) if kind == "own" else written(tmp_path, kind)
+    for start in (0, 3, 4, 9, 10, 22, 23, 40):
+        for size in (4, 5, 23):
+            blocks = list(table.blocks(size, start))
+            assert [len(y) for _, y in blocks] == [len(Y[at : at + size]) for at in range(start, 23, size)]
+            found = np.concatenate([np.zeros((0, 3), "float32"), *(x for x, _ in blocks)])
+            np.testing.assert_allclose(found, X[start:], rtol=1e-6)
+            np.testing.assert_array_equal(np.concatenate([Y[:0], *(y for _, y in blocks)]), Y[start:])
+    with pytest.raises(ValueError, match=r"start must be .*-1; write table\.blocks\(100_000, start=500_000\)"):
+        table.blocks(4, -1)
+
+
+class Rows:
+    """A source of one's own that only begins at its beginning."""
+
+    columns, target, dtype = ("x0", "x1", "x2"), "y", np.dtype("float32")
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def blocks(self, size):
+        return ((X[at : at + size], Y[at : at + size]) for at in range(0, len(X), size))
+
+
 def test_a_column_that_does_not_fit_is_named_and_what_to_write(tmp_path):
     with pytest.raises(px.DataError, match=r"must have \.parquet files, or be one, got '.*', which has none; write px"):
         px.Table.parquet(tmp_path, target="y")

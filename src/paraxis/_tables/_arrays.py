@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from paraxis._host import mapped
 from paraxis._tables import _files as files
 from paraxis.errors import DataError, ShapeError
 
@@ -39,10 +40,19 @@ class Arrays:
     def __len__(self) -> int:
         return sum(len(X) for X, _ in self._pairs)
 
-    def blocks(self, size: int) -> files.Parts:
+    def __getstate__(self) -> dict[str, Any]:
         self._require_unchanged()
-        for start in range(0, len(self), size):
-            yield self._block(start, min(start + size, len(self)))
+        pairs = [(mapped.by_file(X), mapped.by_file(y)) for X, y in self._pairs]
+        return {**self.__dict__, "_pairs": pairs}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        pairs = [(mapped.opened(X), mapped.opened(y)) for X, y in state["_pairs"]]
+        self.__dict__.update(state, _pairs=pairs)
+
+    def blocks(self, size: int, start: int = 0) -> files.Parts:
+        self._require_unchanged()
+        for at in range(start, len(self), size):
+            yield self._block(at, min(at + size, len(self)))
         self._require_unchanged()
 
     def place(self, row: int) -> str:

@@ -33,18 +33,28 @@ class Parquet:
     def __len__(self) -> int:
         return sum(self.sizes)
 
-    def blocks(self, size: int) -> files.Parts:
-        return files.in_blocks(self._parts(size), size)
+    def blocks(self, size: int, start: int = 0) -> files.Parts:
+        return files.in_blocks(self._parts(size, start), size)
 
     def place(self, row: int) -> str:
         return files.place(self._files, self.sizes, row)
 
-    def _parts(self, size: int) -> files.Parts:
+    def _parts(self, size: int, skipped: int) -> files.Parts:
+        """Yield the rows after the first ``skipped``; of these, only what is in the same group of rows is decoded."""
         names = [*self.columns, self.target]
-        for file in self._files:
+        for file, rows in zip(self._files, self.sizes, strict=True):
+            if skipped >= rows:
+                skipped -= rows
+                continue
             with file.reading(), _opened(file.path) as opened:
-                for batch in opened.iter_batches(size, columns=names):
-                    *found, y = (batch.column(name).to_numpy(zero_copy_only=False) for name in names)
+                groups = [opened.metadata.row_group(at).num_rows for at in range(opened.num_row_groups)]
+                first = 0
+                while skipped >= groups[first]:
+                    skipped -= groups[first]
+                    first += 1
+                for batch in opened.iter_batches(size, range(first, len(groups)), columns=names):
+                    own, skipped = batch[min(skipped, len(batch)) :], max(0, skipped - len(batch))
+                    *found, y = (own.column(name).to_numpy(zero_copy_only=False) for name in names)
                     yield files.as_rows(found, self.dtype), y
 
 

@@ -1,5 +1,6 @@
 """The common part of all tables: their shape, and their rows in blocks that are checked."""
 
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 from paraxis._calls import arguments
 from paraxis._tables._arrays import Arrays, npy
 from paraxis._tables._csv import Csv
+from paraxis._tables._files import Parts, in_blocks
 from paraxis._tables._parquet import Parquet
 from paraxis.errors import DataError, ShapeError
 
@@ -23,8 +25,9 @@ class Table:
     Args:
         source: anything that has a length; ``columns``, the names of those to predict from; ``target``, the name of
             the other one; ``dtype``, that of ``X``; and ``blocks(size)``, which yields pairs of NumPy arrays ``X (size,
-            d)`` and ``y (size,)``, the same ones in the same order each time; only the last may be shorter. If it has
-            ``place(row)``, errors say so where a row is.
+            d)`` and ``y (size,)``, the same ones in the same order each time; only the last may be shorter. If it is
+            ``blocks(size, start=0)``, and can begin at any row, ``px.Pool`` and ``px.Ray`` have their processes read
+            it. If it has ``place(row)``, errors say so where a row is.
 
     Raises:
         DataError: if it lacks one of these, or rows.
@@ -153,10 +156,15 @@ class Table:
         """The dtype of the columns to predict from, as they are read."""
         return np.dtype(self._source.dtype)
 
-    def blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def blocks(self, size: int, start: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the rows in order as pairs ``X (size, d)`` and ``y (size,)``; only the last may be shorter.
 
         Memory is bounded by the block, and by what the file's format makes a reader hold.
+
+        Args:
+            size: rows of a block.
+            start: the first row. Of arrays, NPY and Parquet files, those before are not read, of the latter but for
+                the group of rows in which it begins.
 
         Raises:
             DataError: if a number is missing, NaN or infinite, a file cannot be read, or changed since the table was
@@ -167,13 +175,25 @@ class Table:
             >>> [len(y) for X, y in px.Table.of_arrays(np.ones((5, 3)), np.ones(5)).blocks(2)]
             [2, 2, 1]
         """
-        size = arguments.count("Table.blocks", "size", size, write="table.blocks(100_000)")
-        return self._blocks(size)
+        write = "table.blocks(100_000, start=500_000)"
+        size = arguments.count("Table.blocks", "size", size, write=write)
+        return self._blocks(size, start=arguments.count("Table.blocks", "start", start, least=0, write=write))
 
-    def _blocks(self, size: int, *, checked: bool = True) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    @property
+    def _begins_anywhere(self) -> bool:
+        """Whether blocks can be read from any row on, without those before."""
+        return "start" in inspect.signature(self._source.blocks).parameters
+
+    def _blocks(
+        self, size: int, *, start: int = 0, checked: bool = True
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the same; if not ``checked``, values were looked at in an earlier pass."""
-        start, before = 0, size
-        for X, y in self._source.blocks(size):
+        before = size
+        begins = {"start": start} if self._begins_anywhere else {}
+        given = self._source.blocks(size, **begins)
+        if start and not begins:
+            given = in_blocks(_after(given, start), size)
+        for X, y in given:
             X, y = np.asarray(X, self.dtype), np.asarray(y)
             if X.ndim != 2 or X.shape[1] != len(self.columns) or y.shape != X.shape[:1]:
                 raise ShapeError(
@@ -229,6 +249,14 @@ class Table:
     def __repr__(self) -> str:
         rows = "" if isinstance(self._source, Csv) else f"{len(self):,} rows, "
         return f"<Table: {rows}{len(self.columns):,} columns and the target {self.target!r}, {self.dtype}>"
+
+
+def _after(parts: Parts, start: int) -> Parts:
+    """Yield the rows of parts from a row on."""
+    for X, y in parts:
+        if start < len(X):
+            yield X[start:], y[start:]
+        start = max(0, start - len(X))
 
 
 def _asked(who: str, folder: Any, target: Any, columns: Any, dtype: Any) -> tuple[Path, str, Any, Any]:

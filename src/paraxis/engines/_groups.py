@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from paraxis._calls import arguments
-from paraxis._host import archives
+from paraxis._host import archives, mapped
 from paraxis._jax import dtypes
 from paraxis.engines._federated import source_of
 from paraxis.engines._parquet import Parquet
@@ -257,6 +257,8 @@ class Groups:
         """Return whether another process can read the elements: the source is small, and of a module that it has."""
         try:
             _Portable(_Limited(_MOST_SENT), pickle.HIGHEST_PROTOCOL).dump(self)
+        except DataError:  # of a file that was cut off, which to read here would end this process
+            raise
         except Exception:  # whatever a source's own pickling raises
             return False
         return True
@@ -545,46 +547,14 @@ class _Portable(pickle.Pickler):
             raise pickle.PicklingError(f"{obj!r} is of the program itself")
 
 
-class _Mapped:
-    """A memory-mapped array, by its file."""
-
-    def __init__(self, array: np.memmap) -> None:
-        self._told = (str(array.filename), array.dtype, array.shape, array.offset)
-
-    def open(self) -> np.ndarray:
-        name, dtype, shape, offset = self._told
-        return np.memmap(name, dtype, "r", offset, shape)
-
-    def is_still(self, array: np.ndarray) -> bool:
-        """Return whether the file, looked at anew, begins and ends as the array does: it may have been replaced."""
-        try:
-            now = self.open()
-        except (OSError, ValueError):
-            return False
-        return all(now[at].tobytes() == array[at].tobytes() for at in (0, -1))
-
-
-def _by_file(array: np.ndarray) -> Any:
-    """Return the file in which an array is, if it is the whole of a memory-mapped one, else the array."""
-    base = array
-    while isinstance(base.base, np.ndarray):  # a slice of a mapped array calls itself one, with the offset of the whole
-        base = base.base
-    if not isinstance(base, np.memmap) or base.filename is None or base.mode == "c" or not array.flags.c_contiguous:
-        return array  # what was written to a copy-on-write map is in no file
-    looks = [(x.ctypes.data, x.shape, x.strides, x.dtype) for x in (base, array)]
-    mapped = _Mapped(base)
-    return mapped if looks[0] == looks[1] and mapped.is_still(array) else array
-
-
 class _Rows:
     """Arrays as a source of their rows."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "tree": jax.tree.map(_by_file, self.tree)}
+        return {**self.__dict__, "tree": jax.tree.map(mapped.by_file, self.tree)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        tree = jax.tree.map(lambda x: x.open() if isinstance(x, _Mapped) else x, state["tree"])
-        self.__dict__.update(state, tree=tree)
+        self.__dict__.update(state, tree=jax.tree.map(mapped.opened, state["tree"]))
 
     def __init__(self, tree: Any) -> None:
         arguments.arrays("Groups.of_arrays", "tree", tree)

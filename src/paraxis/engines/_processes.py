@@ -13,8 +13,10 @@ from paraxis._axes import placing
 from paraxis._host import threads
 from paraxis._jax import jax_api
 from paraxis.engines import _tasks
+from paraxis.engines._groups import Groups
 from paraxis.engines._job import Job
 from paraxis.engines._run import Block, Engine, Pass
+from paraxis.engines._tables import OfTables
 from paraxis.engines._tasks import Given, Task, Work
 from paraxis.errors import DataError
 
@@ -26,10 +28,19 @@ class ProcessEndedError(Exception):
     """A process ended while it did a task. The text says how."""
 
 
-class Distributed(Engine):
+class Distributed(OfTables):
     """An engine that says how tasks are done."""
 
     at_once: int
+
+    def rows_at_once(self, *, row_bytes: int, kept_bytes: int, num_devices: int) -> int:
+        """Return how many rows go together: on each device of this process, as many as another one takes at once."""
+        self._require_for_tables(f"px.{self._name}(at_once={self.at_once})")
+        return self.at_once * num_devices
+
+    def of_blocks(self, blocks: Any) -> "OfBlocks":
+        """Return what carries out passes over a table's rows, of which ``blocks`` is a source, as for ``px.Groups``."""
+        return OfBlocks(self, blocks)
 
     @abc.abstractmethod
     def _require_packages(self) -> None:
@@ -69,10 +80,10 @@ class Distributed(Engine):
                     totals = [None if part is None else _typed(part, avals) for part in held.totals]
                     yield Block(totals, rows, held.is_checked)
         except TaskFailedError as error:
-            self._name_culprit(sent, error)
+            raise self._named(work.job.groups, sent, error) from error
 
-    def _name_culprit(self, work: Work, error: "TaskFailedError") -> None:
-        """Say which element ends its process, found by halves."""
+    def _named(self, groups: Sequence[Groups], work: Work, error: "TaskFailedError") -> DataError:
+        """Return what to say of the element that ends its process, found by halves."""
         task, said = error.task, str(error)
         while len(_tasks.elements_of(task)) > 1:
             for half in _tasks.halves(task):
@@ -84,11 +95,60 @@ class Distributed(Engine):
             else:
                 break
         numbers = _tasks.elements_of(task)
-        which = f"element {numbers[0]}" if len(numbers) == 1 else f"one of elements {numbers[0]} to {numbers[-1]}"
-        raise DataError(
+        which, look = f"element {numbers[0]}", f"the element: groups[{numbers[0]}]"
+        if len(numbers) > 1:
+            which = f"one of elements {numbers[0]} to {numbers[-1]}"
+        elif groups and groups[0].ids is not None:
+            which, look = groups[0].ids[numbers[0]], "what it holds"
+        return DataError(
             f"{self._name}: {which} ended each process that ran it, {TRIES} of them: {said}. If memory is short, give "
-            f"a smaller at_once; else look at the element: groups[{numbers[0]}]"
-        ) from error
+            f"a smaller at_once; else look at {look}"
+        )
+
+
+class OfBlocks(Engine):
+    """An engine of which each element is a block of a table's rows; another one carries out the passes."""
+
+    keep, folder, save_every, verbose = "recompute", None, 0.0, False
+
+    def __init__(self, engine: Distributed, blocks: Any) -> None:
+        self._engine = engine
+        self._groups = _Blocks(blocks, ids=map(blocks.rows, range(len(blocks))))
+        self._known: dict[Any, dict[Any, Any]] = {}
+
+    def mapped(self, key: Any, fn: Callable[..., Any], args: Sequence[Any], show: Callable[[int], Any]) -> Any:
+        """Return ``fn(X, *args)``, in which ``X`` stands for all blocks, each read where it is used.
+
+        Args:
+            key: the same for the same function, which is then not traced again.
+            fn: maps along an axis of the blocks.
+            show: is told how many blocks are done.
+        """
+        self.verbose = lambda progress: show(progress.done)
+        return self._started("run", fn, [self._groups, *args], self._known.setdefault(key, {})).result()
+
+    @property
+    def _name(self) -> str:
+        return self._engine._name
+
+    def _chunk_size(self, job: Job) -> int:
+        return 1
+
+    def _job(self, who: str, fn: Callable[..., Any], args: Sequence[Any], known: dict[Any, Any] | None) -> Job:
+        return self._engine._job(who, fn, args, known)
+
+    def _running(self) -> contextlib.AbstractContextManager[Any]:
+        return self._engine._running()
+
+    def _blocks(self, work: Pass, begin: int) -> Generator[Block, None, None]:
+        return self._engine._blocks(work, begin)
+
+
+class _Blocks(Groups):
+    """Blocks of a table's rows. What is raised when one is read is the table's own: it names file and row."""
+
+    def _element(self, number: int) -> Any:
+        return self._as_arrays(self._source[number], number)
 
 
 class TaskFailedError(Exception):

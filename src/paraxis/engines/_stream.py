@@ -4,9 +4,9 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,14 @@ from paraxis._axes import arrays, placing
 from paraxis._calls import arguments
 from paraxis._host import memory, reading
 from paraxis._jax import dtypes
-from paraxis.engines._job import Chunk, Job, Saved, digest, on_host
-from paraxis.engines._journal import Journal
+from paraxis.engines._job import Chunk, Job, Saved, on_host
 from paraxis.engines._plan import Keep, Plan
-from paraxis.engines._progress import Progress, shown
-from paraxis.engines._run import Block, Engine, Pass, temporary
+from paraxis.engines._progress import Progress
+from paraxis.engines._run import Block, Pass, temporary
 from paraxis.engines._stage import Stage
+from paraxis.engines._tables import OfTables
 from paraxis.errors import DataError
 
-_NOT_OF_TABLES = {
-    "keep": "values by row are always kept, on the devices",
-    "readers": "one thread reads its files in order",
-}
 _COPIES = 6  # of rows of a table: being read, put together, waiting, on their way to the devices, being computed with
 _ENOUGH = 1 << 24
 """Bytes of rows of a table that are read at once; more only takes longer. The memory of parts up to 32 MB is used
@@ -36,7 +32,7 @@ again; that of larger ones is new each time, and its pages then cost more than r
 
 @arguments.options(workers="readers", num_workers="readers")
 @dataclasses.dataclass(frozen=True)
-class Stream(Engine):
+class Stream(OfTables):
     """An engine that runs a program's elements in turns on this machine: on all its devices, in bounded memory.
 
     ``Stream(at_once=64).run(fn, *args)`` gives what ``fn(*args)`` gives, to rounding, where ``fn`` is a program, its
@@ -83,6 +79,7 @@ class Stream(Engine):
     folder: str | Path | None = None
     save_every: float = 10.0
     verbose: bool | Callable[[Progress], Any] = False
+    not_of_tables: ClassVar = {**OfTables.not_of_tables, "readers": "one thread reads its files in order"}
 
     def __post_init__(self) -> None:
         if (self.at_once is None) == (self.memory is None):
@@ -119,12 +116,8 @@ class Stream(Engine):
             DataError: if ``memory`` is too little.
             ValueError: if an option is given that tables do not have.
         """
-        for name, why in _NOT_OF_TABLES.items():
-            if (given := getattr(self, name)) != getattr(Stream, name):
-                size = f"at_once={self.at_once}" if self.memory is None else f"memory={self.memory}"
-                raise ValueError(
-                    f"Stream: {name} is not for a px.Table, got {name}={given!r}; {why}: write px.Stream({size})"
-                )
+        size = f"at_once={self.at_once}" if self.memory is None else f"memory={self.memory}"
+        self._require_for_tables(f"px.Stream({size})")
         if self.at_once is not None:
             return self.at_once * num_devices
         assert isinstance(self.memory, int)
@@ -135,36 +128,6 @@ class Stream(Engine):
                 f"table, of which {kept_bytes:,} are for values by row, got {self.memory:,}"
             )
         return max(num_devices, min(found, max(_ENOUGH, num_devices << 20) // row_bytes))
-
-    @contextlib.contextmanager
-    def rows_shown(self) -> Iterator[Callable[[int, int, int], None]]:
-        """Give what a solver tells of its passes over a :class:`px.Table`; it asks, users need not.
-
-        It is called with the rows that are done, the number of all, and that of the pass, from 1.
-        """
-        with shown(self.verbose) as show:
-            yield lambda done, rows, number: show(Progress("rows", done, rows, number, None, None))
-
-    @contextlib.contextmanager
-    def rows_saved(self, described: Mapping[str, Sequence[Any]]) -> Iterator[Journal | None]:
-        """Give the journal of a solver's run over a :class:`px.Table`, if there is a folder; it asks, users need not.
-
-        Args:
-            described: what the run depends on, texts and arrays, by their names.
-
-        Raises:
-            CheckpointError: if the folder holds another run, or cannot be used.
-        """
-        if self.folder is None:
-            yield None
-            return
-        parts = {**described, "engine": [type(self).__name__, jax.__version__]}
-        journal = Journal(self._name, Path(self.folder), {k: digest(*x) for k, x in parts.items()}, self.save_every)
-        try:
-            yield journal
-            journal.clear()
-        finally:
-            journal.close()
 
     def _fitting(self, job: Job) -> int:
         """Return how many elements fit into memory: what a pass needs grows linearly with them."""

@@ -21,9 +21,10 @@ from paraxis._axes import arrays, layout, placing
 from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
 from paraxis._calls import arguments
+from paraxis._core import maps
 from paraxis._host import memory, reading
 from paraxis._jax import jax_api
-from paraxis._tables import Table
+from paraxis._tables import Blocks, Table
 from paraxis.errors import AxisError, DataError, DeviceError, LoweringError
 from paraxis.solve import _blocks as in_blocks
 from paraxis.solve._blocks import OfBlock
@@ -127,6 +128,21 @@ class Chunks:
         parts = x.reshape(self.count, self.blocks.size, self.length, *x.shape[1:])
         return np.ascontiguousarray(parts.swapaxes(0, 1)).reshape(x.shape)
 
+    def by_block(self, x: Any, dim: int) -> np.ndarray:
+        """Return values by row, in the order of the devices, by block, in that of the rows.
+
+        ``(..., n, ...)``, ``n`` at ``dim`` → ``(count * num_devices, ..., length, ...)``.
+        """
+        x = np.asarray(x)
+        dim %= x.ndim
+        parts = x.reshape(*x.shape[:dim], self.blocks.size, self.count, self.length, *x.shape[dim + 1 :])
+        return np.moveaxis(parts, (dim + 1, dim), (0, 1)).reshape(-1, *x.shape[:dim], self.length, *x.shape[dim + 1 :])
+
+    def in_order(self, x: np.ndarray) -> np.ndarray:
+        """Return values by block in the order of the devices: ``(count * num_devices, ..., length)`` → ``(..., n)``."""
+        parts = x.reshape(self.count, self.blocks.size, *x.shape[1:])
+        return np.moveaxis(parts, (1, 0), (-3, -2)).reshape(*x.shape[1:-1], -1)
+
     def places(self, numbers: np.ndarray) -> np.ndarray:
         """Return where rows are in that order."""
         chunk, rest = np.divmod(numbers, self.at_once)
@@ -166,6 +182,7 @@ class Source:
         length += -length % _TOGETHER if length >= 64 * _TOGETHER else 0
         self.chunks = Chunks(num_rows, -(-num_rows // (length * blocks.size)), length, blocks)
         self.num_passes = 0
+        self._elsewhere: Any = None
         self._survey()
 
     def __len__(self) -> int:
@@ -206,6 +223,20 @@ class Source:
                 yield found
 
         return self._shown(laid())
+
+    def mapped(self, key: Any, fn: Callable[..., Any], *args: Any) -> Any:
+        """Return ``fn(X, *args)`` of all blocks, where the engine has them; functions of one key are the same."""
+        self.num_passes += 1
+        chunks = self.chunks
+        if self._elsewhere is None:
+            blocks = Blocks(self.table, chunks.count * chunks.blocks.size, chunks.length, self.dtype)
+            self._elsewhere = self.engine.of_blocks(blocks)
+        with self.shown() as show:
+
+            def show_rows(blocks: int) -> None:
+                show(min(blocks * chunks.length, len(self)), len(self), self.num_passes)
+
+            return self._elsewhere.mapped(key, fn, args, show_rows)
 
     def _shown(self, chunks: Iterator[_T]) -> Iterator[_T]:
         """Yield the chunks of a pass, read ahead; tell of each that was used."""
@@ -412,6 +443,8 @@ def _evaluated(token: Any, *operands: Any, fn: OfBlock, structure: Any, chunks: 
     """Read all rows once."""
     source = _source(token)
     shift, targets, shared, rows = jax.tree.unflatten(structure, operands)
+    if hasattr(source.engine, "of_blocks"):
+        return _elsewhere(source, fn, structure, shift, targets, shared, rows)
     shift, shared = arrays.everywhere((shift, shared), chunks.blocks)
     results = _results(*operands, fn=fn, structure=structure, chunks=chunks, **kind)
     kinds = tuple(tuple((x.shape, x.dtype) for x in jax.tree.leaves(part)) for part in results)
@@ -425,6 +458,33 @@ def _evaluated(token: Any, *operands: Any, fn: OfBlock, structure: Any, chunks: 
         if number % _BETWEEN_TRIMS == 0:
             memory.give_back()
     return [*kept, *sums]
+
+
+def _elsewhere(
+    source: Source, fn: OfBlock, structure: Any, shift: Any, targets: Any, shared: Any, rows: Any
+) -> list[Any]:
+    """Read all rows once, where the engine does: each device's block of each chunk is an element of an axis."""
+    chunks = source.chunks
+    axis = Axis("blocks", chunks.count * chunks.blocks.size)
+
+    def of_block(shared: Any, own: Any) -> Any:
+        (shift, shared), (X, targets, rows) = shared, own
+        return fn(shared, (X if shift is None else X - shift, targets), rows)
+
+    def of_blocks(X: Any, shift: Any, targets: Any, shared: Any, rows: Any) -> Any:
+        return maps.map_and_sum(of_block, (shift, shared), (X, targets, rows), placing.place(axis))
+
+    own = jax.tree.map(lambda x: chunks.by_block(x, 0), targets), jax.tree.map(lambda x: chunks.by_block(x, -1), rows)
+    found, sums = source.mapped((fn, structure), of_blocks, shift, own[0], shared, own[1])
+    kept = [chunks.in_order(x) for x in jax.tree.leaves(found)]
+    laid = _laid(chunks.blocks, kept) if kept else []
+    return [*laid, *arrays.everywhere(jax.tree.leaves(sums), chunks.blocks)]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _laid(blocks: Placement, kept: list[Any]) -> list[Any]:
+    """Return values by row as they lie where they are computed."""
+    return in_blocks.mapped(lambda shared, first, last: (last, ()), blocks, (), (), kept)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -1,0 +1,57 @@
+"""Engines as solvers ask them, for rows of a table: how many at once, where a run is shown and saved."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+
+from paraxis.engines._job import digest
+from paraxis.engines._journal import Journal
+from paraxis.engines._progress import Progress, shown
+from paraxis.engines._run import Engine
+
+
+class OfTables(Engine):
+    """An engine that solvers and estimators take for a :class:`px.Table`. What follows they ask; users need not.
+
+    Attributes:
+        not_of_tables: options that say nothing about tables, and why.
+    """
+
+    not_of_tables: ClassVar[Mapping[str, str]] = {"keep": "values by row are always kept, on the devices"}
+
+    def _require_for_tables(self, write: str) -> None:
+        for name, why in self.not_of_tables.items():
+            if (given := getattr(self, name)) != getattr(type(self), name):
+                raise ValueError(
+                    f"{self._name}: {name} is not for a px.Table, got {name}={given!r}; {why}: write {write}"
+                )
+
+    @contextlib.contextmanager
+    def rows_shown(self) -> Iterator[Callable[[int, int, int], None]]:
+        """Give what a solver tells of its passes: the rows that are done, the number of all, and that of the pass."""
+        with shown(self.verbose) as show:
+            yield lambda done, rows, number: show(Progress("rows", done, rows, number, None, None))
+
+    @contextlib.contextmanager
+    def rows_saved(self, described: Mapping[str, Sequence[Any]]) -> Iterator[Journal | None]:
+        """Give the journal of a solver's run, if there is a folder.
+
+        Args:
+            described: what the run depends on, texts and arrays, by their names.
+
+        Raises:
+            CheckpointError: if the folder holds another run, or cannot be used.
+        """
+        if self.folder is None:
+            yield None
+            return
+        parts = {**described, "engine": [self._name, jax.__version__]}
+        journal = Journal(self._name, Path(self.folder), {k: digest(*x) for k, x in parts.items()}, self.save_every)
+        try:
+            yield journal
+            journal.clear()
+        finally:
+            journal.close()
