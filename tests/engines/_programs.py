@@ -31,6 +31,7 @@ class Plain:
     psum = staticmethod(lambda x: jax.lax.psum(x, "clients"))
     pmean = staticmethod(lambda x: jax.lax.pmean(x, "clients"))
     pmax = staticmethod(lambda x: jax.lax.pmax(x, "clients"))
+    either = staticmethod(lambda which, yes, no, x: jnp.where(which, yes(x), no(x)))  # JAX loses gradients of its cond
     reduce_sum = staticmethod(lambda x: x.sum(0))
     reduce_max = staticmethod(lambda x: x.max(0))
     reduce_min = staticmethod(lambda x: x.min(0))
@@ -55,6 +56,7 @@ class Ours:
     psum = staticmethod(lambda x: px.psum(x, "clients"))
     pmean = staticmethod(lambda x: px.pmean(x, "clients"))
     pmax = staticmethod(lambda x: px.pmax(x, "clients"))
+    either = staticmethod(jax.lax.cond)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **options: getattr(px, name)(*args, AXIS, **options)
@@ -179,6 +181,28 @@ def exchanging(v: Any, w: Any, x: Any, y: Any) -> Any:
     return v.reduce_sum(v.map_fn(of, (v.broadcast(w), x, y)))
 
 
+def exchanging_in_loops(v: Any, w: Any, x: Any, y: Any) -> Any:
+    """Values exchanged in a loop of each element, in a branch, and until all agree that it is enough."""
+
+    def of(w: Any, x: Any, y: Any) -> Any:
+        def step(own: Any, part: Any) -> Any:
+            found = jnp.tanh(part @ w + v.pmean(own))
+            return found, v.either(jnp.sum(x) > 0, lambda a: a * v.psum(a), lambda a: a - v.pmean(a), found)
+
+        last, all_of = jax.lax.scan(step, one(w, x, y), x)
+        return last + all_of.sum() * (1 + v.index())
+
+    def until(w: Any, x: Any) -> Any:
+        _, found = jax.lax.while_loop(
+            lambda c: v.pmax(c[1]) > 0.5, lambda c: (c[0] + 1, c[1] * (0.6 + 0.1 * jnp.tanh(v.pmean(c[1])))), (0, w + x[0] ** 2)
+        )
+        return found
+
+    return v.reduce_sum(v.map_fn(of, (v.broadcast(w), x, y))) + v.reduce_max(
+        v.map_fn(until, (v.broadcast(jax.lax.stop_gradient(w[0])), y))
+    )
+
+
 def scanned(v: Any, w: Any, x: Any, y: Any) -> Any:
     """Reductions in a loop, which carries rows as well: control variates."""
 
@@ -239,5 +263,5 @@ _ALL = (
     indexed,
 )
 PROGRAMS: dict[str, Callable[..., Any]] = {
-    fn.__name__: fn for fn in (*_ALL, exchanging, scanned, over_time, within, rounds_within)
+    fn.__name__: fn for fn in (*_ALL, exchanging, exchanging_in_loops, scanned, over_time, within, rounds_within)
 }

@@ -346,3 +346,35 @@ def test_elements_may_have_another_byte_order():
 
     for groups in there:
         np.testing.assert_allclose(px.Stream(at_once=3).run(squares, groups), (x**2).sum())
+
+
+def test_files_that_change_during_a_run_are_named(tmp_path):
+    """A run of several passes would put together what was in them before and after."""
+    for name in "abc":
+        np.savez(tmp_path / name, x=np.ones(3))
+    groups = px.Groups.npz(tmp_path)
+
+    def change(one):
+        if (one.pass_number, one.done) == (1, 3):
+            np.savez(tmp_path / "b", x=np.zeros(3))
+
+    axis = px.Axis("clients", 3)
+
+    def spread(data):
+        return px.reduce_mean((data["x"] - px.reduce_mean(data["x"], axis)) ** 2, axis)
+
+    with pytest.raises(px.DataError, match=r"'b' \(number 1\) cannot be read: .*b\.npz' has changed since it was looked"):
+        px.Stream(at_once=1, verbose=change).run(spread, groups)
+
+
+@pytest.mark.parametrize("change", [list.append, lambda source, _: source.pop()], ids=["grows", "shrinks"])
+def test_a_source_that_grows_is_read_as_it_was_and_one_that_shrinks_is_named(change):
+    source = [np.full(2, float(i)) for i in range(9)]
+    groups = px.Groups(source)
+    change(source, np.full(2, 100.0))
+    stream, axis = px.Stream(at_once=1), px.Axis("clients", 9)
+    if len(source) > 9:
+        np.testing.assert_allclose(stream.run(lambda x: px.reduce_sum(x, axis), groups), [36.0, 36.0])
+        return
+    with pytest.raises(px.DataError, match=r"element 8 \(number 8\) cannot be read: IndexError: list index out of range"):
+        stream.run(lambda x: px.reduce_sum(x, axis), groups)

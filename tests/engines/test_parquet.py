@@ -1,5 +1,7 @@
 """Clients as the rows of Parquet files that have one value in a column."""
 
+import pickle
+
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
@@ -67,3 +69,21 @@ def test_rows_of_nobody_are_refused(tmp_path, users):
     pq.write_table(pa.table({"user": users, "y": [1.0, 2.0, 3.0]}), tmp_path / "part.parquet")
     with pytest.raises(px.errors.DataError, match=r"column 'user' of .*part\.parquet' has gaps; write a file without"):
         px.Groups.parquet(tmp_path, by="user")
+
+
+def test_files_that_are_written_anew_during_a_run_are_named(tmp_path):
+    """Where each user's rows lie was noted when the groups were made; in the new files, others may lie there."""
+    write(tmp_path, np.arange(20))
+    groups = px.Groups.parquet(tmp_path, by="user").sample(4, seed=0)
+    write(tmp_path, np.arange(20)[::-1])
+    with pytest.raises(px.DataError, match=r"cannot be read.*part-\d\.parquet' has changed since it was looked at first"):
+        px.Stream(at_once=1).run(lambda data: px.reduce_sum(data.count, px.Axis("users", 4)), groups)
+
+
+def test_another_process_reads_the_rows_of_its_users(tmp_path):
+    write(tmp_path, np.arange(20))
+    groups = px.Groups.parquet(tmp_path, by="user")
+    again = pickle.loads(pickle.dumps(groups))
+    assert again.ids == groups.ids
+    for ours, theirs in zip(groups, again, strict=True):
+        np.testing.assert_array_equal(ours["x"], theirs["x"])

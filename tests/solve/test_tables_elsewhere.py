@@ -166,7 +166,7 @@ def test_a_file_that_changes_between_two_passes_is_named(pool, tmp_path):
     def change(one: Any) -> None:
         np.save(tmp_path / "X-1.npy", X[71:190])
 
-    with pytest.raises(px.DataError, match=r"^Table\.npy: '.*X-1\.npy' has changed since the table was made.*complete$"):
+    with pytest.raises(px.DataError, match=r"^Table\.npy: '.*X-1\.npy' has changed since it was looked at first.*complete$"):
         px.solve.LogisticRegression(devices=1, verbose=change).fit(npy(tmp_path, Z > 0), engine=pool)
 
 

@@ -137,7 +137,7 @@ def named(who: str, path: Path) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Unchanged:
-    """A file as it was when the table was made."""
+    """A file as it was when it was first looked at."""
 
     who: str
     path: Path
@@ -166,11 +166,11 @@ class Unchanged:
         try:
             stat = self.path.stat()
         except OSError as error:
-            raise DataError(f"{self.who}: {str(self.path)!r} is gone since the table was made: {error}") from error
+            raise DataError(f"{self.who}: {str(self.path)!r} is gone since it was looked at first: {error}") from error
         if (stat.st_size, stat.st_mtime_ns) != (self.size, self.time):
             raise DataError(
-                f"{self.who}: {str(self.path)!r} has changed since the table was made, from {self.size:,} bytes to "
-                f"{stat.st_size:,}; make the table anew when the file is complete"
+                f"{self.who}: {str(self.path)!r} has changed since it was looked at first, from {self.size:,} bytes "
+                f"to {stat.st_size:,}; begin anew when the file is complete"
             )
 
 

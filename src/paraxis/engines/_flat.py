@@ -1,7 +1,8 @@
 """A traced function as one list of operations, without calls: what engines read.
 
-Calls are opened, wherever they stand, and so are maps of another axis in which elements of this one are mapped or meet:
-they become operations on all of that axis's elements together. A map whose elements exchange values is cut at each
+Calls are opened, wherever they stand, and so are maps of another axis in which elements of this one are mapped or meet,
+and maps of this one whose elements exchange values in a loop or branch: they become operations on all of the axis's
+elements together. Any other map whose elements exchange values is cut at each
 ``psum``, ``pmax`` and ``pmin``: into a map up to the value that is sent, a reduction, and a map of the same body, to
 which the result is given. An element's index is one more operand of its map. So each map that is left is a function of
 one element, and the reductions are the only places where elements meet.
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from paraxis._axes import placing
 from paraxis._axes.placing import Placement
@@ -166,7 +168,7 @@ class _Reader:
         return [atom(v) for v in jaxpr.outvars]
 
     def _of(self, eqn: JaxprEqn, operands: list[Atom], line: str) -> Sequence[Atom]:
-        if eqn.primitive is maps.map_p and eqn.params["axis"] in self.around:
+        if eqn.primitive is maps.map_p and (eqn.params["axis"] in self.around or self._meet_in_loop(eqn)):
             traced, _ = jax_api.trace(functools.partial(_all_together, eqn.params), [v.aval for v in eqn.invars], {})
             return self._inside(traced, operands, line)
         if eqn.primitive.name in jax_api.CALLS:
@@ -180,6 +182,10 @@ class _Reader:
             run = functools.partial(primitives.others_by_reductions, **eqn.params)
             self.same.update(v for v in operands if isinstance(v, Value))  # what is zero in one pass is in the next
             return self.read(jax_api.trace(run, [v.aval for v in eqn.invars], {})[0].jaxpr, operands, line)
+        if eqn.primitive.name in COLLECTIVES and all(isinstance(axis, int) for axis in eqn.params["axes"]):
+            kind, axes = COLLECTIVES[eqn.primitive.name], eqn.params["axes"]  # of elements that vmap has put together
+            run = functools.partial(_reduced, kind, axes)
+            return self.read(jax_api.trace(run, [v.aval for v in eqn.invars], {})[0].jaxpr, operands, line)
         is_barrier, which = eqn.primitive.name == jax_api.ONCE, tuple(map(id, operands))
         if is_barrier and which in self.behind:
             return self.behind[which]
@@ -192,6 +198,11 @@ class _Reader:
         else:
             self.steps.append(step)
         return step.outvars
+
+    def _meet_in_loop(self, eqn: JaxprEqn) -> bool:
+        """Return whether a map's elements exchange values in a loop or branch of its body."""
+        own, body = eqn.params["axis"] == self.axis, eqn.params["body"].jaxpr
+        return own and _exchanges(body, self.axis, within=True)
 
     def _inside(self, body: ClosedJaxpr, given: Sequence[Atom], line: str) -> list[Atom]:
         consts = [self._constant(value) for value in body.consts]
@@ -217,7 +228,7 @@ class _Reader:
         while (cut := self._first_exchange(step)) is not None:
             self._cut(step, cut)
         if _reads_index(step.params["body"].jaxpr, self.axis):
-            self.index = self.index or Value(jax_api.ShapedArray((step.params["size"],), jax.numpy.int32))
+            self.index = self.index or Value(jax_api.ShapedArray((step.params["size"],), jnp.int32))
             step.params["body"] = _given_index(step.params["body"], self.axis, step.params["how"])
             step.params["shared"] = (*step.params["shared"], False)
             step.invars = [*step.invars, self.index]
@@ -236,7 +247,7 @@ class _Reader:
             raise CollectiveError(
                 f"elements of axis {self.axis!r} exchange values by {name}, at {_line(eqn, step)}, "
                 f"which needs all of them at once. An engine runs them in turns: write px.psum, px.pmean, px.pmax or "
-                f"px.pmin, not inside a loop or branch, or reduce after the map: px.reduce_sum(px.map_fn(…))"
+                f"px.pmin, or reduce after the map: px.reduce_sum(px.map_fn(…))"
             )
         return None
 
@@ -291,6 +302,12 @@ def _all_together(params: dict[str, Any], *operands: Any) -> list[Any]:
     run = jax.vmap(jax_api.jaxpr_as_fun(body), in_axes, axis_name=params["axis"], axis_size=size)
     found = run(*operands)
     return [y.sum(0) if is_summed else y for y, is_summed in zip(found, params["summed"], strict=True)]
+
+
+def _reduced(kind: str, axes: Sequence[int], *operands: Any) -> list[Any]:
+    if kind == "sum":
+        return [jnp.sum(x, axes, x.dtype) for x in operands]
+    return [(jnp.max if kind == "max" else jnp.min)(x, axes) for x in operands]
 
 
 def _line(eqn: JaxprEqn, step: Step) -> str:
@@ -354,13 +371,15 @@ def _reads_index(jaxpr: Any, axis: str) -> bool:
     return any(collectives.named_in(eqn, {axis}) for eqn in jaxpr.eqns)
 
 
-def _exchanges(jaxpr: Any, axis: str) -> bool:
-    return any(
-        any(_exchanges(sub, axis) for sub in jax_api.subjaxprs(eqn))
-        if any(True for _ in jax_api.subjaxprs(eqn))
-        else eqn.primitive.name != "axis_index" and collectives.named_in(eqn, {axis})
-        for eqn in jaxpr.eqns
-    )
+def _exchanges(jaxpr: Any, axis: str, *, within: bool = False) -> bool:
+    """Return whether elements exchange values, or whether they do so ``within`` loops and branches."""
+    for eqn in jaxpr.eqns:
+        bodies = list(jax_api.subjaxprs(eqn))
+        if any(_exchanges(body, axis, within=within and eqn.primitive.name not in LOOPS) for body in bodies):
+            return True
+        if not (bodies or within) and eqn.primitive.name != "axis_index" and collectives.named_in(eqn, {axis}):
+            return True
+    return False
 
 
 def _given_index(body: ClosedJaxpr, axis: str, how: maps.How) -> ClosedJaxpr:
@@ -388,7 +407,7 @@ def _given_index(body: ClosedJaxpr, axis: str, how: maps.How) -> ClosedJaxpr:
 
         return within(body, own)
 
-    return _retraced(run, [*body.in_avals, jax_api.ShapedArray((), jax.numpy.int32)], how)
+    return _retraced(run, [*body.in_avals, jax_api.ShapedArray((), jnp.int32)], how)
 
 
 # --- loops and branches, written anew with other bodies --------------------------------------------------------------

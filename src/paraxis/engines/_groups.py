@@ -15,6 +15,7 @@ import numpy as np
 from paraxis._calls import arguments
 from paraxis._host import archives, mapped
 from paraxis._jax import dtypes
+from paraxis._tables import Unchanged
 from paraxis.engines._federated import source_of
 from paraxis.engines._parquet import Parquet
 from paraxis.errors import DataError, ShapeError
@@ -601,6 +602,8 @@ class _Files:
                     f"Groups.npz: none of the .npz files in {str(folder)!r} can be read; leave readable out"
                 )
         self.ids = [path.stem for path in self.paths]
+        stats = [path.stat() for path in self.paths]
+        self._seen = np.array([(stat.st_size, stat.st_mtime_ns) for stat in stats])
 
     @functools.cached_property
     def lengths(self) -> list[int] | None:
@@ -624,7 +627,9 @@ class _Files:
         return len(self.paths)
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        return _read_file(self.paths[number])
+        found = _read_file(self.paths[number])
+        Unchanged("Groups.npz", self.paths[number], *self._seen[number].tolist()).require()
+        return found
 
 
 def _read_file(path: Path) -> dict[str, np.ndarray]:

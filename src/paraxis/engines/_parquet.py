@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from paraxis._calls.extras import needed
+from paraxis._tables import Unchanged
 from paraxis.errors import DataError
 
 _ROW_GROUPS_KEPT = 8
@@ -30,12 +31,23 @@ class Parquet:
         if not self._paths:
             raise DataError(f"Groups.parquet: folder must have .parquet files, got none in {str(folder)!r}")
         parts: dict[Any, list[tuple[int, int, int, int]]] = {}
+        self._files = [Unchanged.of("Groups.parquet", path) for path in self._paths]
         for number, path in enumerate(self._paths):
             self._note(number, path, parts)
         self.ids = list(parts)
         self._parts = list(parts.values())
         self.lengths = [sum(stop - start for _, _, start, stop in some) for some in self._parts]
+        self._remember()
+
+    def _remember(self) -> None:
         self._row_group = functools.lru_cache(_ROW_GROUPS_KEPT)(self._read_row_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_row_group"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._remember()
 
     def _note(self, number: int, path: Path, parts: dict[Any, list[tuple[int, int, int, int]]]) -> None:
         """Note where the rows of each group lie in a file: stretches of its row groups."""
@@ -68,7 +80,9 @@ class Parquet:
         file = _opened(self._paths[number])
         names = [name for name in file.schema_arrow.names if name != self._by]
         table = file.read_row_group(group, columns=names)
-        return {name: _as_array(table.column(name)) for name in names}
+        found = {name: _as_array(table.column(name)) for name in names}
+        self._files[number].require()  # elements lie where they lay
+        return found
 
     def __len__(self) -> int:
         return len(self._parts)
