@@ -194,7 +194,9 @@ def exchanging_in_loops(v: Any, w: Any, x: Any, y: Any) -> Any:
 
     def until(w: Any, x: Any) -> Any:
         _, found = jax.lax.while_loop(
-            lambda c: v.pmax(c[1]) > 0.5, lambda c: (c[0] + 1, c[1] * (0.6 + 0.1 * jnp.tanh(v.pmean(c[1])))), (0, w + x[0] ** 2)
+            lambda c: v.pmax(c[1]) > 0.5,
+            lambda c: (c[0] + 1, c[1] * (0.6 + 0.1 * jnp.tanh(v.pmean(c[1])))),
+            (0, w + x[0] ** 2),
         )
         return found
 

@@ -363,7 +363,9 @@ def test_files_that_change_during_a_run_are_named(tmp_path):
     def spread(data):
         return px.reduce_mean((data["x"] - px.reduce_mean(data["x"], axis)) ** 2, axis)
 
-    with pytest.raises(px.DataError, match=r"'b' \(number 1\) cannot be read: .*b\.npz' has changed since it was looked"):
+    with pytest.raises(
+        px.DataError, match=r"'b' \(number 1\) cannot be read: .*b\.npz' has changed since it was looked"
+    ):
         px.Stream(at_once=1, verbose=change).run(spread, groups)
 
 
@@ -376,5 +378,7 @@ def test_a_source_that_grows_is_read_as_it_was_and_one_that_shrinks_is_named(cha
     if len(source) > 9:
         np.testing.assert_allclose(stream.run(lambda x: px.reduce_sum(x, axis), groups), [36.0, 36.0])
         return
-    with pytest.raises(px.DataError, match=r"element 8 \(number 8\) cannot be read: IndexError: list index out of range"):
+    with pytest.raises(
+        px.DataError, match=r"element 8 \(number 8\) cannot be read: IndexError: list index out of range"
+    ):
         stream.run(lambda x: px.reduce_sum(x, axis), groups)

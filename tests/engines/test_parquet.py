@@ -76,7 +76,9 @@ def test_files_that_are_written_anew_during_a_run_are_named(tmp_path):
     write(tmp_path, np.arange(20))
     groups = px.Groups.parquet(tmp_path, by="user").sample(4, seed=0)
     write(tmp_path, np.arange(20)[::-1])
-    with pytest.raises(px.DataError, match=r"cannot be read.*part-\d\.parquet' has changed since it was looked at first"):
+    with pytest.raises(
+        px.DataError, match=r"cannot be read.*part-\d\.parquet' has changed since it was looked at first"
+    ):
         px.Stream(at_once=1).run(lambda data: px.reduce_sum(data.count, px.Axis("users", 4)), groups)
 
 

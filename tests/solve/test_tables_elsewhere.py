@@ -118,7 +118,9 @@ def test_a_cluster_finds_what_scikit_learn_finds_in_memory(ray, tmp_path, kind, 
 
 def test_the_rows_are_read_by_the_processes_and_passes_are_as_many_as_on_this_machine(pool, tmp_path):
     found = finds_the_same(pool, px.Table(Deadly(X, Z, tmp_path)), RIDGE)
-    here = sklearn.base.clone(RIDGE[0]).fit(px.Table.of_arrays(X, Z), sample_weight=WEIGHT, engine=px.Stream(at_once=20))
+    here = sklearn.base.clone(RIDGE[0]).fit(
+        px.Table.of_arrays(X, Z), sample_weight=WEIGHT, engine=px.Stream(at_once=20)
+    )
     assert found.data_passes_ == here.data_passes_
     assert len(list(tmp_path.glob("*.read"))) == 2
     starts = [int(line) for log in tmp_path.glob("*.read") for line in log.read_text().split()]
@@ -166,7 +168,9 @@ def test_a_file_that_changes_between_two_passes_is_named(pool, tmp_path):
     def change(one: Any) -> None:
         np.save(tmp_path / "X-1.npy", X[71:190])
 
-    with pytest.raises(px.DataError, match=r"^Table\.npy: '.*X-1\.npy' has changed since it was looked at first.*complete$"):
+    with pytest.raises(
+        px.DataError, match=r"^Table\.npy: '.*X-1\.npy' has changed since it was looked at first.*complete$"
+    ):
         px.solve.LogisticRegression(devices=1, verbose=change).fit(npy(tmp_path, Z > 0), engine=pool)
 
 

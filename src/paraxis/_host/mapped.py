@@ -12,7 +12,7 @@ class Mapped:
     """A memory-mapped array, by its file."""
 
     def __init__(self, array: np.memmap) -> None:
-        self._told = (array.filename, array.dtype, array.shape, array.offset)
+        self._told: Any = (array.filename, array.dtype, array.shape, array.offset)
 
     def open(self) -> np.ndarray:
         name, dtype, shape, offset = self._told

@@ -49,12 +49,12 @@ class Blocks:
         self._next = number + 1
         X, _ = next(self._rest, _NOTHING)
         end = start + len(X)
-        if number == last:  # what follows, if something does, are rows too many; else it is seen that files are the same
+        if number == last:  # is there more? and are the files still the same?
             end += len(next(self._rest, _NOTHING)[0])
         if end != min(start + self._length, self._size):
             raise DataError(
-                f"Table: {self._table!r} gave {'more than' * (end > self._size)} {min(end, self._size):,} rows, and had "
-                f"{self._size:,} when it was made; the rows must stay the same for as long as it is used"
+                f"Table: {self._table!r} gave {'more than ' * (end > self._size)}{min(end, self._size):,} rows, and "
+                f"had {self._size:,} when it was made; the rows must stay the same for as long as it is used"
             )
         return layout.repeat_last(X.astype(self._dtype, copy=False), self._length)
 

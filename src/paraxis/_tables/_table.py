@@ -184,9 +184,7 @@ class Table:
         """Whether blocks can be read from any row on, without those before."""
         return "start" in inspect.signature(self._source.blocks).parameters
 
-    def _blocks(
-        self, size: int, *, start: int = 0, checked: bool = True
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _blocks(self, size: int, *, start: int = 0, checked: bool = True) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the same; if not ``checked``, values were looked at in an earlier pass."""
         before = size
         begins = {"start": start} if self._begins_anywhere else {}
