@@ -181,7 +181,7 @@ class Table:
 
     @property
     def _begins_anywhere(self) -> bool:
-        """Whether blocks can be read from any row on, without those before."""
+        """The source can begin at any row, without those before."""
         return "start" in inspect.signature(self._source.blocks).parameters
 
     def _blocks(self, size: int, *, start: int = 0, checked: bool = True) -> Iterator[tuple[np.ndarray, np.ndarray]]:

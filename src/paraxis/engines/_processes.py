@@ -98,8 +98,8 @@ class Distributed(OfTables):
         which, look = f"element {numbers[0]}", f"the element: groups[{numbers[0]}]"
         if len(numbers) > 1:
             which = f"one of elements {numbers[0]} to {numbers[-1]}"
-        elif groups and groups[0].ids is not None:
-            which, look = groups[0].ids[numbers[0]], "what it holds"
+        elif groups and isinstance(groups[0], _Blocks):
+            which, look = groups[0].ids[numbers[0]], "them"
         return DataError(
             f"{self._name}: {which} ended each process that ran it, {TRIES} of them: {said}. If memory is short, give "
             f"a smaller at_once; else look at {look}"
