@@ -2,7 +2,8 @@
 
 ``GIGABYTES=8 ALLOWED=2 KINDS=NPY python benchmarks/bench_table.py`` for more rows than the usual 1 GB, for another part
 of them than half in memory, and for some of the kinds of files. These are made in ``/var/tmp`` if there is room, and go
-at the end. They stay in the system's cache if that is large enough: so reading is as fast as it can be.
+at the end. They stay in the system's cache if that is large enough: so reading is as fast as it can be. The memory is
+that of this process, without that of a pool's.
 """
 
 import os
@@ -42,8 +43,12 @@ def run(devices: int, repeats: int) -> None:
         print(f"\n{about:54}    ms by hand    ms a pass    over by hand    MB at most")
         by_hand: dict[str, Callable[[], Any]] = {"NPY": lambda: _npy(paths), "Parquet": lambda: _parquet(paths)}
         tables = {"NPY": lambda: px.Table.npy(folder), "Parquet": lambda: px.Table.parquet(folder, target="y")}
+        stream = px.Stream(memory=f"{MEMORY}GB")
         for kind in KINDS:
-            _compared(kind, tables[kind](), by_hand[kind], min(repeats, 5))
+            _compared(kind, tables[kind](), by_hand[kind], min(repeats, 5), stream)
+        with px.Pool(at_once=PART, workers=2) as pool:
+            for kind in KINDS:
+                _compared(f"{kind}, by px.Pool of 2 processes", tables[kind](), by_hand[kind], min(repeats, 5), pool)
 
 
 def written(folder: Path) -> list[tuple[Path, Path]]:
@@ -81,12 +86,12 @@ def _multiplied(X: np.ndarray, number: int) -> np.ndarray:
     return X @ np.ones(COLUMNS, "float32") if number % 2 else np.ones(len(X), "float32") @ X
 
 
-def _compared(kind: str, table: px.Table, by_hand: Callable[[], Any], repeats: int) -> None:
+def _compared(kind: str, table: px.Table, by_hand: Callable[[], Any], repeats: int, engine: Any) -> None:
     fun = px.solve.objective.glm("logistic", intercept=True, l2=True)
     solver = px.solve.LBFGS(fun, maxiter=3, tol=0.0)
     before = _held()
     with Peak() as peak:
-        data = px.solve.rows(table, engine=px.Stream(memory=f"{MEMORY}GB"))
+        data = px.solve.rows(table, engine=engine)
         solver.run(fun.init(COLUMNS), 1e-3, data)
     theirs, ours = [], []
     for _ in range(repeats):

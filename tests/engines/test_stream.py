@@ -484,6 +484,25 @@ def test_loops_under_vmap_end_each_when_its_own_condition_says():
     assert_close(streamed(from_each(Ours()), 1, starts), expected)
 
 
+@pytest.mark.parametrize("at_once", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_elements_that_exchange_values_end_their_loops_each_when_it_says(at_once):
+    """All take part until the last one is done, and keep what they had when they were."""
+
+    def halved(v: Any, x: Any, y: Any) -> Any:
+        def of(x: Any, y: Any) -> Any:
+            return jax.lax.while_loop(
+                lambda carry: carry[0] < 1 + 9 * jnp.abs(y[0]),
+                lambda carry: (carry[0] + 1, 0.5 * carry[1] + 0.1 * v.pmean(carry[1])),
+                (0, x),
+            )
+
+        return v.map_fn(of, (x, y))
+
+    expected = jax.jit(lambda x, y: halved(Plain, x, y))(X, Y)
+    assert len(set(expected[0].tolist())) > 3
+    assert_close(streamed(lambda x, y: halved(Ours(), x, y), at_once), expected)
+
+
 def test_effects_happen_once_per_element_however_many_passes_there_are():
     seen: list[int] = []
 

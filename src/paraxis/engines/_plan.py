@@ -407,10 +407,14 @@ def loop(step: Step, dims: Sequence[int | None], placement: Placement, keep: Kee
         return Loop([body for body, _, _ in bodies], [ins for _, ins, _ in bodies], outs)
     if step.name == "while":
         num_cond, num_body = step.params["cond_nconsts"], step.params["body_nconsts"]
-        fixed = dims[num_cond : num_cond + num_body]
-        body, ins, outs = settled(step.params["body_jaxpr"], fixed, dims[num_cond + num_body :], ())
-        condition, asked, _ = planned(step.params["cond_jaxpr"], [*dims[:num_cond], *ins[num_body:]])
-        return Loop([condition, body], [asked, ins], outs)
+        fixed, carry = dims[num_cond : num_cond + num_body], list(dims[num_cond + num_body :])
+        while True:
+            body, ins, outs = settled(step.params["body_jaxpr"], fixed, carry, ())
+            condition, asked, (goes,) = planned(step.params["cond_jaxpr"], [*dims[:num_cond], *ins[num_body:]])
+            outs = [_joined(step, [goes, *places], axis) for places in zip(ins[num_body:], outs, strict=True)]
+            if outs == ins[num_body:]:
+                return Loop([condition, body], [asked, ins], outs)
+            carry = outs  # where each element stops by itself, it keeps what it carries
     scan = Scan.of(step, dims)
     if 0 in scan.scanned:
         raise LoweringError(

@@ -440,7 +440,9 @@ class Run:
             for length, values in operands.items():
                 dims = operand_dims(steps[length], loops[length])
                 operands[length] = [self._as_rows(x, dim) for x, dim in zip(values, dims, strict=True)]
-        results = {"scan": self._scan, "while": self._while, "cond": self._cond}[some.name](some, operands, run)
+            results = self._while(some, operands, {length: of.out_dims for length, of in loops.items()}, run)
+        else:
+            results = (self._scan if some.name == "scan" else self._cond)(some, operands, run)
         for length, cut in cuts.items():
             for v, y, dim in zip(steps[length].outvars, results[length], loops[length].out_dims, strict=True):
                 if dim is None:
@@ -465,28 +467,38 @@ class Run:
         number = min(max(chosen, 0), len(step.params["branches"]) - 1)
         return run(number, {length: values[1:] for length, values in operands.items()})
 
-    def _while(self, step: Step, operands: dict[Length, list[Any]], run: _RunBody) -> dict[Length, list[Any]]:
+    def _while(
+        self, step: Step, operands: dict[Length, list[Any]], dims: dict[Length, list[int | None]], run: _RunBody
+    ) -> dict[Length, list[Any]]:
         num_cond, num_body = step.params["cond_nconsts"], step.params["body_nconsts"]
         carry = {length: values[num_cond + num_body :] for length, values in operands.items()}
         while True:
             going = run(0, {length: [*values[:num_cond], *carry[length]] for length, values in operands.items()})
-            goes = np.asarray(next(iter(going.values()))[0])  # under vmap there are several, and JAX stops each alone
-            if not goes.any():
+            goes = self._by_chunk(next(iter(going.values()))[0])  # under vmap, JAX stops each alone
+            if not any(x.any() for x in goes):
                 return carry
             fixed = {length: values[num_cond : num_cond + num_body] for length, values in operands.items()}
             found = run(1, {length: [*values, *carry[length]] for length, values in fixed.items()})
-            if not goes.all():
+            if not all(x.all() for x in goes):
                 found = {
-                    length: [self._chosen(goes, new, old) for new, old in zip(values, carry[length], strict=True)]
+                    length: [
+                        self._chosen(goes, self._as_rows(new, dim), old)
+                        for new, old, dim in zip(values, carry[length], dims[length], strict=True)
+                    ]
                     for length, values in found.items()
                 }
             carry = found
 
-    def _chosen(self, goes: np.ndarray, new: Any, old: Any) -> Any:
+    def _by_chunk(self, x: Any) -> list[Any]:
+        """Return what a value is for each chunk."""
+        if not isinstance(x, (tuple, Pieces)):
+            return [np.asarray(x)] * len(self.chunks)
+        return [of_chunk(x, chunk, at, {}) for at, chunk in enumerate(self.chunks)]
+
+    def _chosen(self, goes: Sequence[np.ndarray], new: Any, old: Any) -> Any:
         if not isinstance(new, (tuple, Pieces)):
-            return _where(goes, new, old)
-        chunks = [[of_chunk(x, chunk, at, {}) for x in (new, old)] for at, chunk in enumerate(self.chunks)]
-        return Pieces([_where(goes, *parts) for parts in chunks])
+            return _where(goes[0], new, old)
+        return Pieces([_where(*parts) for parts in zip(goes, self._by_chunk(new), self._by_chunk(old), strict=True)])
 
     def _scan(self, step: Step, operands: dict[Length, list[Any]], run: _RunBody) -> dict[Length, list[Any]]:
         scans = {length: Scan.of(step, values) for length, values in operands.items()}
