@@ -1,6 +1,7 @@
 """Reports for devices and machines that are not here: held against formulas, and against as many simulated devices."""
 
 import dataclasses
+import os
 import re
 from typing import Any
 
@@ -148,6 +149,21 @@ LAID = jax.device_put(jnp.ones((64, 8)), NamedSharding(HERE, P("batch")))
 def test_what_was_laid_over_the_devices_here_is_refused(fn) -> None:
     with pytest.raises(px.errors.DeviceError, match=r"laid over the devices that are here.* --devices 16"):
         px.explain(fn, devices=16)(struct(64, 8))
+
+
+def averaged(x: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(x, NamedSharding(HERE, P("batch"))).mean()
+
+
+def test_the_command_that_is_told_has_the_file_and_the_shapes() -> None:
+    with pytest.raises(px.errors.DeviceError) as refused:
+        px.explain(jax.jit(averaged), devices=16)(struct(64, 8))
+    command = str(refused.value).partition("where there are so many: ")[2]
+    assert command == f"paraxis explain {os.path.relpath(__file__)}:averaged --devices 16 --shapes 'float32[64,8]'"
+    with pytest.raises(px.errors.DeviceError, match=r"averaged --devices 16 --arguments function_that_returns_them$"):
+        px.explain(jax.jit(averaged), devices=16)(x=struct(64, 8))
+    with pytest.raises(px.errors.DeviceError, match=r"file\.py:sum --devices 16 --shapes 'float32\[64,8\]'$"):
+        px.explain(jax.jit(jnp.sum, in_shardings=NamedSharding(HERE, P("batch"))), devices=16)(struct(64, 8))
 
 
 def test_keys_are_arguments_too() -> None:

@@ -4,10 +4,12 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, overload
 
 import jax
@@ -148,16 +150,24 @@ def _elsewhere(
         except ValueError as error:
             if "incompatible devices" not in str(error):
                 raise
-            raise _made_before(fn, numbers) from error
+            raise _made_before(fn, args, kwargs, numbers) from error
 
 
-def _made_before(fn: Any, numbers: Any) -> DeviceError:
+def _made_before(fn: Any, args: Sequence[Any], kwargs: dict[str, Any], numbers: Any) -> DeviceError:
     number = math.prod(numbers.values()) if isinstance(numbers, dict) else numbers
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    file = Path(code.co_filename if code is not None else "")
+    file = os.path.relpath(file) if file.is_file() and "site-packages" not in file.parts else "file.py"
+    given = "--arguments function_that_returns_them"
+    if args and not kwargs and all(hasattr(x, "shape") and hasattr(x, "dtype") for x in args):
+        given = f"--shapes '{' '.join(f'{x.dtype}{[*x.shape]}'.replace(' ', '') for x in args)}'"
+    elif not args and not kwargs:
+        given = ""
+    line = f"paraxis explain {file}:{_name(fn)} --devices {number} {given}"
     return DeviceError(
         f"explain: {_name(fn)} uses a mesh or arrays that were laid over the devices that are here, so it cannot be "
         f"told for devices={numbers!r}. Leave its mesh to its arguments, as jax.ShapeDtypeStruct(shape, dtype, "
-        f"sharding=…), or to jax.set_mesh; or let its file be run where there are so many: paraxis explain "
-        f"file.py:{_name(fn)} --devices {number}"
+        f"sharding=…), or to jax.set_mesh; or let its file be run where there are so many: {line.rstrip()}"
     )
 
 
@@ -175,7 +185,7 @@ def _report(
         if closed is not None:
             _check_reads(fn, closed, lowered)
         if there is not None and closed is not None and not _is_free(closed, there):
-            raise _made_before(fn, dict(there.sizes) or len(there.devices))
+            raise _made_before(fn, args, kwargs, dict(there.sizes) or len(there.devices))
         middle = time.perf_counter()
         compiled = lowered.compile()
     seconds = middle - start, time.perf_counter() - middle
@@ -185,7 +195,7 @@ def _report(
     results = tuple(dataclasses.replace(array, name=found.returned.get(array.name, array.name)) for array in results)
     shardings = jax.tree.leaves((compiled.input_shardings, jax_api.results_of(lowered, compiled)[1]))
     if there is not None and not supposed.is_on(there, shardings):
-        raise _made_before(fn, dict(there.sizes) or len(there.devices))
+        raise _made_before(fn, args, kwargs, dict(there.sizes) or len(there.devices))
     meshes = tuple(_meshes.used(jaxpr, shardings, program.num_devices))
     report = Report(
         name=_name(fn),
