@@ -43,3 +43,14 @@ def test_whole_numbers_with_a_point_are_values_and_not_called_fractions(values: 
         Target("y", "squared", (), "number"),
         reason,
     )
+
+
+def test_labels_that_differ_in_case_or_spaces_only_are_told() -> None:
+    def reason(*labels: str) -> str:
+        values = np.array(labels, object)
+        return choose(Column("y", "text", values, np.zeros(len(values), bool), "string"), "auto")[1]
+
+    assert reason("yes", "no") == "'y' holds text"
+    assert reason("yes", "no", "Yes", "yes ") == (
+        "'y' holds text; 'Yes', 'yes', 'yes ' are different classes: they differ in case or spaces"
+    )

@@ -62,7 +62,10 @@ def choose(column: Column, asked: str) -> tuple[Target, str]:
         )
     objective, reason = (asked, "as asked for") if asked != "auto" else _suitable(column)
     if objective == "logistic":
-        return Target(name, objective, _classes(column), column.kind), reason
+        classes = _classes(column)
+        alike = _alike(classes)
+        note = f"; {quoted(alike)} are different classes: they differ in case or spaces" if alike else ""
+        return Target(name, objective, classes, column.kind), reason + note
     if column.kind == "text":
         raise CommandError(
             f"--objective {objective} needs numbers, but the target {name!r} holds text, such as "
@@ -85,6 +88,12 @@ def choose(column: Column, asked: str) -> tuple[Target, str]:
     if column.values.min() == column.values.max():
         raise CommandError(f"the target {name!r} is {column.values[0]:g} in every row; there is nothing to predict")
     return Target(name, objective, (), column.kind), reason
+
+
+def _alike(classes: tuple[Any, ...]) -> list[str]:
+    """Return labels that are the same but for case and spaces."""
+    plain = [" ".join(str(label).casefold().split()) for label in classes]
+    return [label for label, own in zip(classes, plain, strict=True) if plain.count(own) > 1][:6]
 
 
 def _suitable(column: Column) -> tuple[str, str]:
