@@ -19,7 +19,8 @@ class Table:
     """Rows with a target each, larger than memory, that are read in blocks when they are needed.
 
     Estimators and solvers take one in place of ``X`` and ``y``, and an engine that says how many rows to read at once:
-    ``px.solve.Ridge().fit(table, engine=px.Stream(memory="2GB"))``, or ``px.solve.rows(table, engine=…)``. Rows are in
+    ``px.solve.Ridge().fit(table, engine=px.Stream(memory="2GB"))``, or ``px.solve.rows(table, engine=…)``; with
+    ``px.Pool`` and ``px.Ray``, other processes read them. Rows are in
     the order of the files' names. Files must stay as they are for as long as the table is used.
 
     Args:

@@ -43,11 +43,13 @@ class Pool(Distributed):
     where the source can be sent: files, memory-mapped arrays, objects of a module that can be imported. Others, such
     as arrays in memory, are read here and sent. Bits depend on ``at_once``, not on the number of processes.
 
+    Solvers and estimators take it for a :class:`px.Table`: ``model.fit(table, engine=px.Pool(at_once=100_000))``.
+
     The processes start with the first run and end with :meth:`close`, with a ``with`` block, or with this process.
     One run at a time.
 
     Args:
-        at_once: elements that a process computes at once.
+        at_once: elements that a process computes at once; of a table, rows.
         workers: how many processes; default: the cores that this process may use.
         keep: as for ``px.Stream``; values that are kept are in temporary files.
         folder, save_every, verbose: as for ``px.Stream``.

@@ -31,10 +31,11 @@ class Ray(Distributed):
     It gives what :class:`px.Stream` gives, and does it as :class:`px.Pool` does, by Ray's processes: passes are sent
     as compiled programs; sources that can be sent are read by the workers, so their files must be where the workers
     are. Values that are kept between passes, and rows of results until the end, stay in Ray's object store. A worker
-    that is lost is replaced by Ray, and its tasks are done again. If this process is lost, ``folder`` goes on.
+    that is lost is replaced by Ray, and its tasks are done again. If this process is lost, ``folder`` goes on. Solvers
+    and estimators take it for a :class:`px.Table`.
 
     Args:
-        at_once: elements that a task computes at once.
+        at_once: elements that a task computes at once; of a table, rows.
         address: of a cluster, as for ``ray.init``; default: the one in use; if there is none, one is started on this
             machine, and ends with this process.
         ahead: tasks that are submitted before the first of them is done; default: four for each of Ray's CPUs.
