@@ -73,6 +73,42 @@ def test_values_of_different_length_cannot_be_put_together():
         px.Stream(at_once=1).run(lambda d, e: px.reduce_sum(d.count + e.count, px.Axis("c", 16)), groups, other)
 
 
+def own_step(c, row):
+    return c + jnp.where(row[1], jax.lax.pmean(c * row[0], "clients"), 0.0), None
+
+
+LOOPS = {
+    "for": lambda data, step, begin: jax.lax.fori_loop(0, data.mask.shape[0], step, begin),
+    "while": lambda data, step, begin: jax.lax.while_loop(
+        lambda c: c[0] < data.mask.shape[0], lambda c: (c[0] + 1, step(*c)), (0, begin)
+    )[1],
+    "rows": lambda data, step, begin: jax.lax.scan(own_step, begin, (data.y, data.mask))[0],
+    "branch": lambda data, step, begin: jax.lax.fori_loop(
+        0, 2, lambda i, c: jax.lax.cond(jnp.asarray(data.mask.shape[0]) > 4, step, lambda i, c: c, i, c), begin
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_elements_that_meet_in_a_loop_take_as_many_turns(loop):
+    axis = px.Axis("clients", 16)
+
+    def of(data):
+        def step(i, c):
+            return c + jnp.where(data.mask[i], jax.lax.pmean(c * data.y[i], "clients"), 0.0)
+
+        return loop(data, step, 1.0)
+
+    def program(data):
+        return px.map_fn(of, data, axis)
+
+    two, one = (px.Groups(CLIENTS * 2, lengths=LENGTHS * 2, num_shapes=number) for number in (2, 1))
+    with pytest.raises(px.LoweringError, match=r"different length take other turns in .*test_groups\.py.*num_shapes=1"):
+        px.Stream(at_once=1).run(program, two)
+    expected = jax.vmap(of, axis_name="clients")(one.arrays())
+    np.testing.assert_allclose(px.Stream(at_once=1).run(program, one), expected, rtol=1e-5)
+
+
 def test_a_run_over_elements_of_different_length_leaves_nothing_behind():
     groups = px.Groups(CLIENTS * 2, lengths=LENGTHS * 2, num_shapes=2)
     data = weakref.ref(groups)

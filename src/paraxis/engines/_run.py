@@ -436,6 +436,7 @@ class Run:
             return self.execute(inner)
 
         some = next(iter(steps.values()))
+        _require_same(some, [step.params.get("length") for step in steps.values()])
         if some.name == "while":
             for length, values in operands.items():
                 dims = operand_dims(steps[length], loops[length])
@@ -463,6 +464,7 @@ class Run:
         return Pieces([numpy_of(whole).take(whole, chunk.numbers, axis=dim) for chunk in self.chunks])
 
     def _cond(self, step: Step, operands: dict[Length, list[Any]], run: _RunBody) -> dict[Length, list[Any]]:
+        _require_same(step, [values[0] for values in operands.values()])
         chosen = int(next(iter(operands.values()))[0])
         number = min(max(chosen, 0), len(step.params["branches"]) - 1)
         return run(number, {length: values[1:] for length, values in operands.items()})
@@ -474,6 +476,7 @@ class Run:
         carry = {length: values[num_cond + num_body :] for length, values in operands.items()}
         while True:
             going = run(0, {length: [*values[:num_cond], *carry[length]] for length, values in operands.items()})
+            _require_same(step, [goes for (goes,) in going.values()])
             goes = self._by_chunk(next(iter(going.values()))[0])  # under vmap, JAX stops each alone
             if not any(x.any() for x in goes):
                 return carry
@@ -554,6 +557,19 @@ def num_passes(plan: Plan) -> int | None:
                 return None
             total += (counts[0] or 0) * (step.params["length"] if step.name == "scan" else 1)
     return total
+
+
+def _require_same(step: Step, decides: Sequence[Any]) -> None:
+    """Refuse a loop or branch, in which all elements meet, that goes on otherwise for those of another length."""
+    first, *others = decides
+    if isinstance(first, (tuple, Pieces)) or all(np.array_equal(first, x) for x in others):
+        return
+    raise LoweringError(
+        f"elements of different length take other turns in a {step.name} in which all of them meet, at {step.line}: it "
+        f"depends on the length to which they are filled up. Have all take the same ones, jax.lax.fori_loop(0, 100, "
+        f"…), and let each use what it has, jnp.where(i < data.count, …, 0); or fill all up to one length, "
+        f"px.Groups(…, num_shapes=1)"
+    )
 
 
 def _where(goes: np.ndarray, new: Any, old: Any) -> Any:
