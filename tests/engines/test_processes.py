@@ -129,6 +129,18 @@ def test_arrays_in_files_are_sent_by_their_names(pool, tmp_path):
     assert float(found) == N * 1e6
 
 
+def test_an_array_of_which_the_file_was_replaced_is_sent_as_it_is(tmp_path):
+    """Labels begin and end alike half of the time."""
+    before, after = np.zeros((2, 100))
+    after[10:90] = 1.0
+    np.save(tmp_path / "y.npy", before)
+    mapped = np.load(tmp_path / "y.npy", mmap_mode="r")
+    np.save(tmp_path / "new.npy", after)
+    (tmp_path / "new.npy").replace(tmp_path / "y.npy")
+    again = pickle.loads(pickle.dumps(px.Groups.of_arrays(mapped)))
+    np.testing.assert_array_equal(again.arrays(), before)
+
+
 def test_numbers_may_be_shared_and_a_mesh_be_in_force(pool):
     def scaled(w: Any, x: Any) -> Any:
         return px.reduce_sum(px.map_fn(lambda w, x: w * x.sum(), (px.broadcast(w, AXIS), x), AXIS), AXIS)
