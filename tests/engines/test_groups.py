@@ -405,6 +405,14 @@ def test_files_that_change_during_a_run_are_named(tmp_path):
         px.Stream(at_once=1, verbose=change).run(spread, groups)
 
 
+def test_a_file_that_is_not_where_its_link_says_is_named(tmp_path):
+    np.savez(tmp_path / "a", x=np.ones(3))
+    (tmp_path / "b.npz").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(px.DataError, match=r"b\.npz' cannot be read: .*readable=True"):
+        px.Groups.npz(tmp_path)
+    assert px.Groups.npz(tmp_path, readable=True).ids == ["a"]
+
+
 @pytest.mark.parametrize("change", [list.append, lambda source, _: source.pop()], ids=["grows", "shrinks"])
 def test_a_source_that_grows_is_read_as_it_was_and_one_that_shrinks_is_named(change):
     source = [np.full(2, float(i)) for i in range(9)]

@@ -82,6 +82,15 @@ def test_files_that_are_written_anew_during_a_run_are_named(tmp_path):
         px.Stream(at_once=1).run(lambda data: px.reduce_sum(data.count, px.Axis("users", 4)), groups)
 
 
+@pytest.mark.parametrize("change", [lambda path: write(path.parent, np.arange(3)), lambda path: path.unlink()])
+def test_files_that_have_fewer_rows_now_or_are_gone_are_named(tmp_path, change):
+    write(tmp_path, np.arange(20))
+    groups = px.Groups.parquet(tmp_path, by="user")
+    change(tmp_path / "part-1.parquet")
+    with pytest.raises(px.DataError, match=r"part-1\.parquet' (has changed|is gone) since it was looked at first"):
+        groups[len(groups) - 1]
+
+
 def test_another_process_reads_the_rows_of_its_users(tmp_path):
     write(tmp_path, np.arange(20))
     groups = px.Groups.parquet(tmp_path, by="user")

@@ -602,8 +602,7 @@ class _Files:
                     f"Groups.npz: none of the .npz files in {str(folder)!r} can be read; leave readable out"
                 )
         self.ids = [path.stem for path in self.paths]
-        stats = [path.stat() for path in self.paths]
-        self._seen = np.array([(stat.st_size, stat.st_mtime_ns) for stat in stats])
+        self._seen = np.array([_seen(path) for path in self.paths])
 
     @functools.cached_property
     def lengths(self) -> list[int] | None:
@@ -614,10 +613,7 @@ class _Files:
                 with archives.Archive(path, compressed=True) as archive:
                     firsts = {archive.kind(name).shape[:1] for name in archive.names} - {()}
             except (OSError, archives.Damaged) as error:
-                raise DataError(
-                    f"Groups.npz: {str(path)!r} cannot be read: {_said(error)}. To go on without what cannot be read, "
-                    f"write px.Groups.npz({str(path.parent)!r}, readable=True)"
-                ) from error
+                raise _unreadable(path, error) from error
             if len(firsts) != 1:
                 return None
             found.append(firsts.pop()[0])
@@ -630,6 +626,22 @@ class _Files:
         found = _read_file(self.paths[number])
         Unchanged("Groups.npz", self.paths[number], *self._seen[number].tolist()).require()
         return found
+
+
+def _seen(path: Path) -> tuple[int, int]:
+    """Return a file's size and when it was written."""
+    try:
+        stat = path.stat()
+    except OSError as error:  # of a link to nowhere
+        raise _unreadable(path, error) from error
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"Groups.npz: {str(path)!r} cannot be read: {_said(error)}. To go on without what cannot be read, "
+        f"write px.Groups.npz({str(path.parent)!r}, readable=True)"
+    )
 
 
 def _read_file(path: Path) -> dict[str, np.ndarray]:

@@ -77,12 +77,11 @@ class Parquet:
             raise DataError(f"Groups.parquet: {str(path)!r} cannot be read: {type(error).__name__}: {error}") from error
 
     def _read_row_group(self, number: int, group: int) -> Mapping[str, np.ndarray]:
-        file = _opened(self._paths[number])
-        names = [name for name in file.schema_arrow.names if name != self._by]
-        table = file.read_row_group(group, columns=names)
-        found = {name: _as_array(table.column(name)) for name in names}
-        self._files[number].require()  # elements lie where they lay
-        return found
+        with self._files[number].reading():  # elements lie where they lay
+            file = _opened(self._paths[number])
+            names = [name for name in file.schema_arrow.names if name != self._by]
+            table = file.read_row_group(group, columns=names)
+            return {name: _as_array(table.column(name)) for name in names}
 
     def __len__(self) -> int:
         return len(self._parts)
