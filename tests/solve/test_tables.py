@@ -192,6 +192,11 @@ def test_the_score_of_a_table_is_that_of_scikit_learn_in_memory_and_it_is_read_o
     for wrong, error, told in (
         ({"y": y}, TypeError, r"y must be left out, as the table has it; write score\(table, engine=…\)"),
         ({"sample_weight": weight[1:]}, px.DataError, r"sample_weight must be \(203,\), one per row of X, got"),
+        (
+            {"engine": px.Stream},
+            TypeError,
+            r"a table is read in turns.* got the class Stream; write engine=px\.Stream\(m",
+        ),
         ({"engine": None}, TypeError, r"a table is read in turns.* write engine=px\.Stream\(memory='2GB'\)"),
     ):
         with pytest.raises(error, match=told):

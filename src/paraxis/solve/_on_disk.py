@@ -96,7 +96,7 @@ def blocks_of(who: str, table: Table, engine: Any) -> Iterator[tuple[np.ndarray,
 
 
 def _require_engine(who: str, engine: Any) -> None:
-    if not hasattr(engine, "rows_at_once"):
+    if isinstance(engine, type) or not hasattr(engine, "rows_at_once"):
         raise TypeError(
             f"{who}: a table is read in turns, and engine must say how, got {arguments.described(engine)}; write "
             f"engine=px.Stream(memory='2GB')"
