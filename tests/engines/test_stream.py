@@ -730,6 +730,11 @@ def test_progress_is_shown_on_a_line_or_in_lines(monkeypatch, on_terminal):
 HERE = r"test_stream\.py:\d+"
 
 
+def loudly(a: Any) -> Any:
+    jax.debug.print("{}", a)
+    return jax.lax.fori_loop(0, 2, lambda i, a: a + px.psum(a, "clients"), a)
+
+
 @pytest.mark.parametrize(
     ("fn", "error", "text"),
     [
@@ -744,6 +749,11 @@ HERE = r"test_stream\.py:\d+"
             lambda x, y: px.reduce_sum(px.map_fn(lambda a: (a - y).sum(), y, AXIS), AXIS),
             px.LoweringError,
             rf"see all elements' values: a mapped function closes over them, at .*{HERE}",
+        ),
+        (
+            lambda x, y: px.reduce_sum(px.map_fn(loudly, y, AXIS), AXIS).sum(),
+            px.LoweringError,
+            rf"a body that calls back to Python, at .*{HERE} \(loudly\).* leave the",
         ),
     ],
 )

@@ -21,7 +21,7 @@ from paraxis._axes.placing import Placement
 from paraxis._core import collectives, maps, primitives
 from paraxis._jax import jax_api
 from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from paraxis.errors import AxisError, CollectiveError
+from paraxis.errors import AxisError, CollectiveError, LoweringError
 
 LOOPS = frozenset(("scan", "while", "cond"))
 COLLECTIVES = {"psum": "sum", "pmax": "max", "pmin": "min"}
@@ -202,7 +202,16 @@ class _Reader:
     def _meet_in_loop(self, eqn: JaxprEqn) -> bool:
         """Return whether a map's elements exchange values in a loop or branch of its body."""
         own, body = eqn.params["axis"] == self.axis, eqn.params["body"].jaxpr
-        return own and _exchanges(body, self.axis, within=True)
+        if not (own and _exchanges(body, self.axis, within=True)):
+            return False
+        if (acts := _calling_back(body)) is not None:
+            raise LoweringError(
+                f"elements of axis {self.axis!r} exchange values in a loop or branch of a body that calls back to "
+                f"Python, at {jax_api.line_of(acts) or jax_api.line_of(eqn)}, which an engine cannot do one by one "
+                f"there; leave the callback out, or map it alone, before or after: px.map_fn(lambda x: "
+                f"jax.debug.print('{{}}', x), x)"
+            )
+        return True
 
     def _inside(self, body: ClosedJaxpr, given: Sequence[Atom], line: str) -> list[Atom]:
         consts = [self._constant(value) for value in body.consts]
@@ -380,6 +389,17 @@ def _exchanges(jaxpr: Any, axis: str, *, within: bool = False) -> bool:
         if not (bodies or within) and eqn.primitive.name != "axis_index" and collectives.named_in(eqn, {axis}):
             return True
     return False
+
+
+def _calling_back(jaxpr: Any) -> Any:
+    """Return the first operation that calls Python, at any depth."""
+    for eqn in jaxpr.eqns:
+        bodies = list(jax_api.subjaxprs(eqn))
+        if (found := next(filter(None, map(_calling_back, bodies)), None)) is not None:
+            return found
+        if not bodies and ("callback" in eqn.primitive.name or jax_api.has_effects(eqn)):
+            return eqn
+    return None
 
 
 def _given_index(body: ClosedJaxpr, axis: str, how: maps.How) -> ClosedJaxpr:
