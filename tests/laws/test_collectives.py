@@ -220,6 +220,25 @@ def test_elements_go_their_own_ways_and_exchange_on_the_way(placement: tuple[int
     assert_close(here, there, rtol=2e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("placement", [(1, 3), (3, 10), (8, 10)], ids=str)
+def test_several_models_of_each_element_go_their_own_ways(placement: tuple[int, int]) -> None:
+    """As many models as columns: conditions stand beside the first dimension of what they decide, not the last."""
+    axis = axis_on(*placement, name=NAME)
+    x, models = values(axis.size, 3), jnp.array([0.5, 2.0, 4.0])
+
+    def body(model: jax.Array, x: jax.Array) -> jax.Array:
+        def turn(s: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return s[0] + 1.0, 0.5 * s[1] + lax.pmean(s[1], NAME)
+
+        return lax.while_loop(lambda s: s[0] < model * jnp.abs(x[0]), turn, (jnp.zeros(()), x))[1]
+
+    def here(model: jax.Array) -> jax.Array:
+        return px.map_fn(body, (px.broadcast(model, axis), x), axis)
+
+    expected = jax.vmap(lambda model: jax.vmap(partial(body, model), axis_name=NAME)(x))(models)
+    assert_close(jax.jit(jax.vmap(here))(models), expected)
+
+
 def test_a_branch_that_all_elements_take_alike_is_the_only_one_that_is_run() -> None:
     """The compiled program chooses, where it would run both and select."""
     axis, x = axis_on(2, 4), values(4)

@@ -156,16 +156,22 @@ def in_step(
     first, start = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
 
     def state(values: Sequence[Any], was_on: jax.Array) -> tuple[jax.Array, jax.Array, list[Any]]:
-        (goes_on,) = run(eqn.params["cond_jaxpr"], [*operands[:first], *values], was_on)
-        return anyone(goes_on), goes_on, list(values)
+        (goes_on,) = run(eqn.params["cond_jaxpr"], [*operands[:first], *values], was_on.any())
+        return anyone(goes_on.any()), goes_on, list(values)  # under vmap, several conditions, each of its own values
 
     def turn(before: tuple[jax.Array, jax.Array, list[Any]]) -> tuple[jax.Array, jax.Array, list[Any]]:
         _, goes_on, values = before
-        after = run(eqn.params["body_jaxpr"], [*operands[first:start], *values], goes_on)
-        return state([jnp.where(goes_on, new, old) for new, old in zip(after, values, strict=True)], goes_on)
+        after = run(eqn.params["body_jaxpr"], [*operands[first:start], *values], goes_on.any())
+        chosen = [jnp.where(_beside(goes_on, new), new, old) for new, old in zip(after, values, strict=True)]
+        return state(chosen, goes_on)
 
     begin = state([jnp.asarray(x) for x in operands[start:]], jnp.asarray(True))
     return jax.lax.while_loop(lambda s: s[0], turn, begin)[2]
+
+
+def _beside(which: jax.Array, x: jax.Array) -> jax.Array:
+    """Return conditions as they are told beside values, of which they are the leading dimensions."""
+    return which.reshape(which.shape + (1,) * (x.ndim - which.ndim))
 
 
 def both(one: jax.Array | None, other: jax.Array | None) -> jax.Array | None:
