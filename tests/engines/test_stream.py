@@ -12,6 +12,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -723,6 +724,25 @@ def test_progress_is_shown_on_a_line_or_in_lines(monkeypatch, on_terminal):
     assert shown.getvalue().endswith("\n")
     shown.close()
     total(px.Groups.of_arrays(X))
+
+
+@pytest.mark.parametrize("turns", [3, 9])
+def test_files_of_a_loops_earlier_turns_are_removed(tmp_path, monkeypatch, turns):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    counts = []
+
+    def watch(_: Any) -> None:
+        counts.append(sum(path.is_file() for path in tmp_path.rglob("*")))
+
+    def of(a: Any) -> Any:
+        return jax.lax.fori_loop(0, turns, lambda i, a: jnp.tanh(0.5 * a + jax.lax.pmean(a, "clients")), a)
+
+    found = px.Stream(at_once=1, keep="disk", verbose=watch).run(
+        lambda x: px.map_fn(of, x, AXIS), px.Groups.of_arrays(X)
+    )
+    assert_close(found, jax.vmap(of, axis_name="clients")(X), rtol=1e-4)
+    assert max(counts) <= 16
+    assert not any(tmp_path.iterdir())
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -17,7 +18,7 @@ import numpy as np
 from paraxis._calls import arguments, pytrees
 from paraxis._calls.surroundings import Reads
 from paraxis.engines._flat import Scan, Step, Value
-from paraxis.engines._job import Chunk, Cut, Job, Length, Pieces, Rows, loaded, numpy_of, of_chunk, on_host
+from paraxis.engines._job import Chunk, Cut, Job, Length, Pieces, Rows, Saved, loaded, numpy_of, of_chunk, on_host
 from paraxis.engines._journal import Journal
 from paraxis.engines._padding import PaddingCountedError, Probe
 from paraxis.engines._plan import Keep, Plan, operand_dims
@@ -335,6 +336,8 @@ class Run:
         self._require_same_parts(work.cuts, work.level, work.folded)
         totals, pieces, journal = Totals(work.kinds), [Pieces() for _ in work.kept], self.journal
         at = journal.begun(work.number, totals, pieces) if journal else 0
+        for one in pieces:
+            weakref.finalize(one, _remove_files, one.parts)
         done = sum(len(chunk.numbers) for chunk in self.chunks[:at])
         self.found += done
         reached = at, list(totals.held)  # one assignment: an interrupt comes before it or after it
@@ -570,6 +573,14 @@ def _require_same(step: Step, decides: Sequence[Any]) -> None:
         f"…), and let each use what it has, jnp.where(i < data.count, …, 0); or fill all up to one length, "
         f"px.Groups(…, num_shapes=1)"
     )
+
+
+def _remove_files(parts: Sequence[Any]) -> None:
+    """Remove the files of rows that nothing reads any more: those of a loop's earlier turns."""
+    for part in parts:
+        if isinstance(part, Saved):
+            with contextlib.suppress(OSError):  # where a file that is mapped cannot be removed, it goes with the folder
+                Path(part.path).unlink()
 
 
 def _where(goes: np.ndarray, new: Any, old: Any) -> Any:
