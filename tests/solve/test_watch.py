@@ -177,3 +177,21 @@ def test_what_arrives_after_the_end_of_a_run_is_still_the_runs(monkeypatch: pyte
             run(ending, 0.0)
         jax.effects_barrier()
     assert shown == []
+
+
+@pytest.mark.parametrize("where", ["in memory", "on disk"])
+def test_it_may_compute_on_the_devices_of_the_run(where: str) -> None:
+    """Called from within the program, it would wait for devices that wait for it."""
+    rows = px.Axis("rows", 30)
+    seen: list[tuple[int, float]] = []
+
+    def watch(one: px.solve.Iteration) -> None:
+        total = px.reduce_sum(px.map_fn(lambda x: x + one.iter_num, jnp.ones(30), rows), rows)
+        seen.append((one.iter_num, float(total)))
+
+    model = px.solve.Ridge(verbose=watch, tol=1e-12)
+    if where == "in memory":
+        model.fit(X, Y)
+    else:
+        model.fit(px.Table.of_arrays(X, Y), engine=px.Stream(at_once=2))
+    assert seen == [(number, 30.0 + 30 * number) for number in range(1, model.n_iter_ + 1)]

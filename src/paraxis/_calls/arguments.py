@@ -348,8 +348,21 @@ _INSTEAD: dict[type[Exception], str] = {
     jax.errors.TracerBoolConversionError: (
         ": its functions are traced, and cannot branch on values; write jnp.where(x > 0, a, b) for a if x > 0 else b"
     ),
+    jax.errors.TracerIntegerConversionError: (
+        ": its functions are traced, integers among their arguments too; for one that Python uses, as range(n) does, "
+        "write jax.jit(fn, static_argnums=1)(x, n)"
+    ),
+    jax.errors.ConcretizationTypeError: (
+        ": its functions are traced, so what they compute has no value yet; write float(…) around the call, not within"
+    ),
 }
 """Advice, by the error of a function that does with the values of a trace what JAX cannot."""
+
+
+def advise(error: Exception, who: str, given: Mapping[str, Any]) -> None:
+    """Add a note to an error of a traced function that did with its values what JAX cannot: what to write instead."""
+    if isinstance(error, tuple(_INSTEAD)):
+        _note(error, who, given)
 
 
 def _who(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:

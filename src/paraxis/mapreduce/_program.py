@@ -97,8 +97,10 @@ class Program(Generic[_P, _R]):
             raise
         except Exception as error:
             who = getattr(self._fn, "__name__", "program")
-            told = arguments.blamed(who, arguments.by_name(self._fn, args, kwargs), error)
+            given = arguments.by_name(self._fn, args, kwargs)
+            told = arguments.blamed(who, given, error)
             if told is None:
+                arguments.advise(error, who, given)
                 raise
             raise told from error
 

@@ -159,7 +159,7 @@ class Iterated:
     Where Ctrl-C can be asked for, the program is called for a part of the iterations, as many as take a moment, again
     and again. It is the same program whatever the parts are, and all that it knows goes from one to the next: so do the
     bits. How long an iteration takes, the first run tells; a run that is short enough is one part. Of a run that is
-    saved, each iteration is a part.
+    saved, or tells a function of its iterations, each iteration is a part.
 
     Args:
         update: one iteration, ``(params, state, *args, **kwargs)`` → the next.
@@ -199,7 +199,7 @@ class Iterated:
         while True:
             seconds = self._seconds.get(types)
             at_once = 1 if seconds is None else max(1, int(_PART / max(seconds, 1e-9)))
-            until = min(limit, done + (at_once if saved is None else 1))
+            until = min(limit, done + (at_once if saved is None and not watching.is_listening() else 1))
             began = time.perf_counter()
             step, refuted = self._program(step, refuted, arguments, np.int32(until))
             if until == limit and seconds is not None and saved is None:  # which is not waited for
@@ -288,6 +288,7 @@ def _unless(asked: Callable[[], bool], step: OptStep) -> OptStep:
         Interrupted: if it is asked for, or that is a ``KeyboardInterrupt``.
         BaseException: if it is another one.
     """
+    watching.settle()
     error = watching.raised()
     if error is not None and not isinstance(error, KeyboardInterrupt):
         raise error
@@ -305,7 +306,7 @@ def watched(watch: object, solve: Callable[..., OptStep], *operands: Any) -> Opt
         BaseException: what ``watch``, if it is a function that is told of iterations, has raised; what is a
             ``KeyboardInterrupt`` as ``Interrupted``.
     """
-    with watching.listening(watch), on_disk.shown(operands):
+    with watching.listening(watch, waits=not _has_to_be_whole(operands)), on_disk.shown(operands):
         step = solve(*operands)
         watching.settle()
         return _unless(lambda: False, step)

@@ -1,9 +1,12 @@
-"""Exceptions of a function that is told of iterations: kept, and raised where the run was called.
+"""A function that is told of iterations: called between two of them, its exceptions raised where the run was called.
 
-The function is called within a compiled program. An exception there would be one of XLA's, without the type that it
-had; and if several devices take part in the program, the others would wait for ever.
+JAX tells of an iteration from within the compiled program. There, a function that computes something would wait for
+devices that wait for it; and an exception would be one of XLA's, without the type that it had. So what is told is kept,
+and the function is called by the run, when the program has given its result. Where a run is one program (of several
+processes, within ``vmap``), it is called from within, and its exception is kept.
 """
 
+import collections
 import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -16,7 +19,12 @@ from paraxis._jax import jax_api, structure
 
 
 class _Ear:
-    error: BaseException | None = None
+    """A run that listens: what was told and waits, if it ``waits``, and the first exception."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.waits = False
+        self.kept: collections.deque[tuple[Callable[[Any], object], Any]] = collections.deque()
 
 
 _ears: dict[Hashable, list[_Ear]] = {}  # of runs that are under way, by what the function that each tells does
@@ -24,7 +32,16 @@ _innermost: ContextVar[_Ear | None] = ContextVar("paraxis_watch", default=None)
 
 
 def tell(watch: Callable[[Any], object], seen: Any) -> None:
-    """Call a function that is told of iterations; once it has raised, no more until the run has ended."""
+    """Call a function that is told of iterations, or keep what it is told for a run that waits with it."""
+    waiting = [ear for ear in _ears.get(structure.key(watch), ()) if ear.waits]
+    if waiting:
+        waiting[-1].kept.append((watch, seen))
+    else:
+        _call(watch, seen)
+
+
+def _call(watch: Callable[[Any], object], seen: Any) -> None:
+    """Call the function; once it has raised, no more until the run has ended."""
     ears = tuple(_ears.get(structure.key(watch), ()))
     if any(ear.error is not None for ear in ears):
         return
@@ -39,12 +56,13 @@ def tell(watch: Callable[[Any], object], seen: Any) -> None:
 
 
 @contextlib.contextmanager
-def listening(watch: object) -> Iterator[None]:
-    """Within, what the function raises can be asked for, if it is one."""
+def listening(watch: object, *, waits: bool = False) -> Iterator[None]:
+    """Within, what the function raises can be asked for, if it is one; if it ``waits``, :func:`settle` calls it."""
     if not callable(watch):
         yield
         return
     ear = _Ear()
+    ear.waits = waits
     place = structure.key(watch)  # the program may be that of an earlier run, with a function that does the same
     ears = _ears.setdefault(place, [])
     ears.append(ear)
@@ -74,5 +92,8 @@ def raised() -> BaseException | None:
 
 def settle() -> None:
     """Wait until the function has been told of all iterations that were computed."""
-    if is_listening() and not jax_api.is_tracing():
+    ear = _innermost.get()
+    if ear is not None and not jax_api.is_tracing():
         jax.effects_barrier()
+        while ear.kept:
+            _call(*ear.kept.popleft())
