@@ -258,9 +258,11 @@ def test_another_byte_order_is_named_with_what_to_write(call: Callable[[Any], An
     [
         (lambda x: np.sum(np.sin(x)), "write jnp.sin(x) for np.sin(x)"),
         (lambda x: x if x.sum() > 0 else -x, "write jnp.where(x > 0, a, b) for a if x > 0 else b"),
+        (lambda x: x * float(x[0]), "write float(…) around the call, not within"),
+        (lambda x: jnp.ones(3)[: int(x[0])], "write float(…) around the call, not within"),
         (lambda x: x @ jnp.ones(2), "args = an array float32[4, 3]"),
     ],
-    ids=["numpy", "a branch", "a wrong shape"],
+    ids=["numpy", "a branch", "float", "int", "a wrong shape"],
 )
 def test_an_error_of_jax_in_a_mapped_function_says_what_was_given_and_what_to_write(
     body: Callable[[Any], Any], told: str
@@ -272,3 +274,17 @@ def test_an_error_of_jax_in_a_mapped_function_says_what_was_given_and_what_to_wr
             call()
         (note,) = [note for note in caught.value.__notes__ if note.startswith("raised in a call of ")]
         assert told in note or told.replace("args", "args[0]") in note
+
+
+def test_an_error_of_jax_in_a_program_says_what_to_write_for_a_number_that_python_uses() -> None:
+    @px.program(clients=4)
+    def doubled(x, times):
+        for _ in range(times):
+            x = 2 * x
+        return px.reduce_mean(x)
+
+    with pytest.raises(jax.errors.TracerIntegerConversionError) as caught:
+        doubled(jnp.ones(4), 3)
+    (note,) = [note for note in caught.value.__notes__ if note.startswith("raised in a call of doubled with x = ")]
+    assert note.endswith("write jax.jit(fn, static_argnums=1)(x, n)")
+    assert float(jax.jit(doubled, static_argnums=1)(jnp.ones(4), 3)) == 8

@@ -256,3 +256,12 @@ def test_arguments_of_make_that_do_not_fit_are_refused() -> None:
         px.ShapeError, match=r"ensemble: args\[0\] has shape \(2,\).*starts with its size, \(3, \.\.\.\)"
     ):
         px.ensemble(lambda key, lr: lr, 3, 0, jnp.ones(2))
+
+
+def test_a_module_in_the_place_of_what_makes_one_is_named() -> None:
+    with pytest.raises(
+        px.errors.StateError, match=r"got the module Linear; write .*Linear\(…, rngs=nnx\.Rngs\(key\)\)"
+    ):
+        px.ensemble(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), 2, 0)
+    bound = jax.tree_util.Partial(lambda w, key: w + jax.random.normal(key, (3,)), jnp.ones(3))
+    assert len(px.ensemble(bound, 2, 0)) == 2

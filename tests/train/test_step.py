@@ -303,3 +303,16 @@ def test_mutable_state_keeps_its_dtype_in_bfloat16() -> None:
     state = px.TrainState.create({"w": jnp.float32(2.0)}, optax.sgd(0.1), mutable={"mean": jnp.float32(0)})
     state, _ = px.train_step(averaged, precision="bfloat16")(state, NUMBERS)
     assert state.mutable["mean"].dtype == "float32"
+
+
+def test_a_state_in_the_place_of_the_batch_and_one_without_mutable_are_told() -> None:
+    state = px.TrainState.create({"w": jnp.float32(2.0)}, optax.sgd(0.1))
+    with pytest.raises(px.errors.StateError, match=r"first argument must be a px\.TrainState, got dict; write"):
+        px.train_step(_squared)(NUMBERS, state)  # pyright: ignore[reportArgumentType]
+
+    def averaged(params: Any, batch: Any, mutable: Any) -> Any:
+        return _squared(params, batch), {"mean": mutable["mean"]}
+
+    with pytest.raises(TypeError) as caught:
+        px.train_step(averaged)(state, NUMBERS)
+    assert any("the state has no mutable; write px.TrainState.create(" in note for note in caught.value.__notes__)

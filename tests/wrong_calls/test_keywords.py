@@ -54,6 +54,8 @@ def test_an_unknown_keyword_is_refused_with_the_names_that_there_are(value: Any)
         (lambda: px.solve.LogisticRegression(penalty="l1"), "l1_ratio=…"),
         (lambda: px.solve.Ridge(C=1), "alpha=…"),
         (lambda: px.train.StopEarly("test_loss", patiense=1), "patience=…"),
+        (lambda: px.map_fn(len, arg=1), "args=…"),
+        (lambda: px.broadcast(1, mesh=None), r"axis=px\.Axis\('clients', 8, mesh=mesh\)"),
     ],
 )
 def test_the_keyword_that_was_meant_is_written(call: Any, written: str) -> None:
@@ -105,3 +107,9 @@ def test_the_error_of_a_builtin_is_its_own() -> None:
         px.Jit(max)(np.ones(3))
     with pytest.raises(TypeError, match="iteration over a 0-d"):
         px.pmap(max)(np.ones(3))
+
+
+def test_a_keyword_that_is_missing_is_in_the_line_to_write() -> None:
+    members = px.ensemble(lambda key: jax.random.normal(key, (3,)), 2, 0)
+    with pytest.raises(TypeError, match=r"'key'; write Ensemble\.fit\(step, data, batch_size=…, key=…\)"):
+        members.fit(lambda w, x: w, (np.ones((8, 3)),), batch_size=4)

@@ -283,7 +283,7 @@ def named(*taken: type, **other_names: str) -> Callable[[Callable[_P, _R]], Call
 
     Args:
         *taken: types of leaves that are right here, though JAX cannot compute with them, such as shapes.
-        **other_names: names that elsewhere an option has, and what it is called here.
+        **other_names: names that elsewhere an option has, and what it is called here, or what to write.
     """
 
     def decorate(fn: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -582,7 +582,7 @@ def _misfit(
     for wrong in (name for name in kwargs if name not in known and not takes_any):
         near = other_names.get(wrong) or _nearest(wrong, known)
         if near is not None:
-            write = f"write {near}=…"
+            write = f"write {near if '=' in near else f'{near}=…'}"
         elif others:
             at = ", ".join([*known[: known.index(others[0])], f"…, {wrong}"])
             write = f"what is one of {others[0]} is given by position; write {who}({at})"
@@ -593,6 +593,11 @@ def _misfit(
         signature.bind(*args, **kwargs)
     except TypeError as reason:
         by_position = [name for name in known if kinds[name] is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        required = [
+            f"{name}=…"
+            for name in known
+            if kinds[name] is inspect.Parameter.KEYWORD_ONLY and signature.parameters[name].default is inspect._empty
+        ]
         several = "; several args are one tuple, (x, y)" if "args" in by_position else ""
-        return TypeError(f"{who}: {reason}; write {who}({', '.join(by_position)}){several}")
+        return TypeError(f"{who}: {reason}; write {who}({', '.join([*by_position, *required])}){several}")
     return None

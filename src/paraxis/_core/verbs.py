@@ -24,7 +24,7 @@ Host = np.ndarray | np.generic | bool | int | float | complex
 def broadcast(x: Host, axis: Axis | str | None = None) -> jax.Array: ...
 @overload
 def broadcast(x: _Tree, axis: Axis | str | None = None) -> _Tree: ...
-@arguments.named()
+@arguments.named(mesh="axis=px.Axis('clients', 8, mesh=mesh)")
 def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     """Give every element of an axis the same value: shared → placed.
 
@@ -61,7 +61,7 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     return pytrees.opened(jax.tree.map(one, tree.arrays("broadcast", "x", pytrees.sealed(x))))
 
 
-@arguments.named()
+@arguments.named(mesh="axis=px.Axis('clients', 8, mesh=mesh)", arg="args")
 def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, lowering: Lowering = "auto") -> _R:
     """Apply a function to every element of an axis: placed → placed.
 

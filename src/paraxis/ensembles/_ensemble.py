@@ -19,7 +19,7 @@ from paraxis._core.lowerings import Lowering
 from paraxis._host import processes
 from paraxis._jax import supposed
 from paraxis.ensembles import _arguments, _averages, _files, _fitting, _order, _resident as resident
-from paraxis.ensembles._forms import check_function, check_options, form_of, guarded
+from paraxis.ensembles._forms import check_make, check_options, form_of, guarded
 from paraxis.ensembles._history import Epoch, History
 from paraxis.ensembles._members import Apply, Form
 from paraxis.ensembles._population import Population
@@ -84,7 +84,7 @@ def ensemble(
         >>> ens.predict(jnp.ones((5, 4))).shape, ens.members(jnp.ones((5, 4))).shape
         ((5, 3), (7, 5, 3))
     """
-    check_function("make", make)
+    check_make(make)
     check_options("ensemble", apply, lowering, donate, name)
     axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
     key = _key(key)

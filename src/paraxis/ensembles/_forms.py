@@ -1,10 +1,12 @@
 """The form of the members, recognised in what a function made. Flax is needed for modules only."""
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from paraxis._calls import arguments, pytrees
 from paraxis._core import lowerings
@@ -54,6 +56,22 @@ def check_function(what: str, fn: Callable[..., Any]) -> None:
     """
     if not callable(fn):
         raise StateError(f"ensemble: {what} must be a function of one member, got {arguments.described(fn)}")
+
+
+def check_make(make: Callable[..., Any]) -> None:
+    """Refuse what is no function that makes a member: a member, say, which can be called as well.
+
+    Raises:
+        StateError: naming it.
+    """
+    check_function("make", make)
+    is_module = (pytrees.is_model(make) or pytrees.is_nnx(make)) and not isinstance(make, functools.partial)
+    if is_module and any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(make)):
+        name, key = type(make).__name__, "rngs=nnx.Rngs(key)" if pytrees.is_nnx(make) else "key=key"
+        raise StateError(
+            f"ensemble: make must be a function that is given a key and returns a member, got the module {name}; write "
+            f"px.ensemble(lambda key: {name}(…, {key}), 5, key)"
+        )
 
 
 def guarded(what: str, fn: Callable[..., Any], within: Callable[..., Any] | None = None) -> Callable[..., Any]:

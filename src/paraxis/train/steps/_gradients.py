@@ -53,7 +53,14 @@ def _outcome(
     lower = _precision.lowered(params, precision)
     part = dataclasses.replace(part, rows=_precision.lowered(part.rows, precision))
     model, after = state.recipe.form.make(lower, mutable, part.key, "train")
-    outcome = fn.outcome(model, part, mutable)
+    try:
+        outcome = fn.outcome(model, part, mutable)
+    except (AttributeError, TypeError) as error:
+        if mutable is None and "mutable" in fn.wants:
+            error.add_note(
+                f"{fn.what}: the state has no mutable; write px.TrainState.create(model, optimizer, mutable=…)"
+            )
+        raise
     new = outcome.mutable if "mutable" in fn.wants else after()
     return Outcome(outcome.loss, outcome.metrics, _kept(fn.what, new, mutable))
 

@@ -96,6 +96,7 @@ class TrainStep:
     def _placed(self, state: TrainState, batch: Any) -> tuple[_rows.Devices, Any, TrainState, Batch]:
         """Return the devices, the compiled function for them, and both on them."""
         _rows.refuse_tracing("train_step", "step")
+        _rows.require_state("train_step", state, TrainState)
         devices = self._rows.here()
         laid_out = devices.laid_out(batch)
         last, theirs, run = self._last
@@ -104,7 +105,6 @@ class TrainStep:
         return devices, run, state, laid_out
 
     def _settled(self, devices: _rows.Devices, state: TrainState) -> tuple[Any, TrainState]:
-        _rows.require_state("train_step", state, TrainState)
         if self._loss.wants_key and state.key is None:
             raise _rows.no_key("train_step", self._loss.name)
         if gone := _rows.given_away("train_step", state):
