@@ -260,6 +260,11 @@ def test_thousands_are_not_taken_for_decimals(tmp_path: Path, capsys: pytest.Cap
     _, _, err = said(capsys, "fit", "data.csv", "--target", "y")
     assert "'1,000' is no number with the decimal point '.'" in complaints(err)[0]
     assert settled_by(err) == ["fit", "data.csv", "--target", "y", "--ignore", "b"]
+    # No thousands begin with a zero.
+    rows = "".join(f'{row},"0,{row % 10}00",{row * row % 5}.5\n' for row in range(40))
+    (tmp_path / "data.csv").write_text("a,b,y\n" + rows.replace(".5", ""))
+    _, _, err = said(capsys, "fit", "data.csv", "--target", "y")
+    assert settled_by(err) == ["fit", "data.csv", "--target", "y", "--decimal", ","]
     # Another column leaves no doubt.
     rows = "".join(f'"{row},5";"{1 + row % 7},{row % 10}00";{row}\n' for row in range(40))
     (tmp_path / "data.csv").write_text("a;b;y\n" + rows)

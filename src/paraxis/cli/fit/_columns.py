@@ -173,7 +173,7 @@ class Texts:
             is_odd = not is_number(value, table.form.decimal)
             if not self._first:
                 self._first = repr(value) if column.stored not in DIGITS else f"{value!r} ({column.stored})"
-            if is_odd and not self._first_odd:
+            if is_odd and not self._first_odd and bare not in MARKS:
                 place = table.place(int(np.flatnonzero(column.values == value)[0]))
                 self._first_odd = f"{value!r} in {place} among numbers"
             self._num_numbers += 0 if is_odd else count
@@ -259,10 +259,12 @@ def usable(
     as_levels = "" if many else ", or --text one-hot to take the numbers for text, too"
     require_no_marks(table, many if text == "one-hot" else texts, as_levels, texts_in=known)
     if many:
+        counts = {_about(len(known[column.name].levels)) for column in many}
         most = max(len(known[column.name].levels) for column in many)
+        up_to = "up to " * (len(counts) > 1)
         examples = ", ".join(dict.fromkeys(known[column.name].example for column in many[:3]))
         raise CommandError(
-            f"{_named(many)} hold{_s(many)} text of {_about(most)} levels, such as {examples}, more "
+            f"{_named(many)} hold{_s(many)} text of {up_to}{_about(most)} levels, such as {examples}, more "
             f"than the {MOST_LEVELS} that --text one-hot takes; write {_ignoring(many)}",
             remedies=[_ignored(many)],
         )

@@ -34,8 +34,8 @@ _BYTE_ORDER_MARKS = (
 _TRUTHS = {"true", "True", "TRUE", "false", "False", "FALSE"}
 # Of digits and separators, but no number: with a comma for the point, or with thousands set apart.
 _FOREIGN = re.compile(r"[+-]?(\d*[.,]\d+([eE][+-]?\d+)?|\d{1,3}([.,'\u00a0\u202f ]\d{3})+([.,]\d+)?)")
-# Digits in threes: a comma may be the decimal point there, or set thousands apart.
-_TWO_READINGS = re.compile(r"[+-]?\d{1,3}([.,'\u00a0\u202f ]\d{3})+")
+# Digits in threes: a comma may be the decimal point there, or set thousands apart, of which there is one at least.
+_TWO_READINGS = re.compile(r"[+-]?[1-9]\d{0,2}([.,'\u00a0\u202f ]\d{3})+")
 _CODE = r"^[+-]?0[0-9]+$"
 _TOO_LARGE = 2**63
 _HEAD = 2**16  # characters, in which a header is looked for first
@@ -430,7 +430,10 @@ def _other(
         other = {".": ",", ",": "."}[form.decimal]
         readable = all(is_number(cell, other) for cell in found)
         advice = "numbers must not have separators between thousands"
-        if all(is_number(cell, ".") or is_number(cell, ",") for cell in found):
+        both = next((cell for cell in found if form.decimal in cell and is_number(cell, form.decimal)), None)
+        if both is not None and not readable:
+            advice = f"others are, such as {both!r}: write all with one decimal point"
+        elif all(is_number(cell, ".") or is_number(cell, ",") for cell in found):
             change = {".": "write --decimal ',' if a comma is the decimal point", ",": "leave out --decimal"}
             advice = f"{change[form.decimal]}; {advice}"
         certain = readable and not all(_TWO_READINGS.fullmatch(cell) for cell in foreign)

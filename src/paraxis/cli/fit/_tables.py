@@ -81,7 +81,7 @@ class Table:
         if self.is_csv:
             with reading(self.path):
                 require_delimiter(self.path, self.form, names)
-        close = {name: difflib.get_close_matches(name, self.columns, n=1) for name in absent}
+        close = {name: _nearest(name, self.columns) for name in absent}
         meant = [f"{match[0]!r}" for match in close.values() if match]
         hint = f"; did you mean {', '.join(meant[:_NAMED])}?" if meant else ""
 
@@ -96,6 +96,12 @@ class Table:
             f"{self.path} has no {several} {quoted(absent)}; its columns are {quoted(self.columns)}{hint}",
             remedies=[{option: mended}] * bool(option),
         )
+
+
+def _nearest(name: str, names: Sequence[str]) -> list[str]:
+    """Return the name that was meant, if one is like it."""
+    same = [other for other in names if other.strip().casefold() == name.strip().casefold()]
+    return same[:1] or difflib.get_close_matches(name, names, n=1)
 
 
 def read_table(path: Path, form: CsvForm, *, as_text: Iterable[str] = ()) -> Table:
