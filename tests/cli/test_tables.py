@@ -138,7 +138,7 @@ REFUSED: list[tuple[str, str, list[str], str]] = [
     ("a,y\n1'000,2\n", "utf-8", [], "line 2, column 'a': \"1'000\" is no number"),
     (
         "a;y\n1,5;2\n2.5;3\n", "utf-8", ["--delimiter", ";", "--decimal", ","],
-        "line 3, column 'a': '2.5' is no number with the decimal point ','; others are, such as '1,5': write all with one",
+        "line 3, column 'a': '2.5' is no number with the decimal point ','; others are, such as '1,5'",
     ),
     ("a;y\n1,5;2\n", "utf-8", [], "its columns are separated by ';'; write --delimiter ';'"),
     ("a,y\n1,2\n", "utf-8", ["--delimiter", ";"], "its columns are separated by ','; write --delimiter ','"),

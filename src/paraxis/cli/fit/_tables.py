@@ -81,7 +81,7 @@ class Table:
         if self.is_csv:
             with reading(self.path):
                 require_delimiter(self.path, self.form, names)
-        close = {name: _nearest(name, self.columns) for name in absent}
+        close = {name: _nearest(name, [*self.columns]) for name in absent}
         meant = [f"{match[0]!r}" for match in close.values() if match]
         hint = f"; did you mean {', '.join(meant[:_NAMED])}?" if meant else ""
 
