@@ -130,7 +130,7 @@ def test_arrays_in_files_are_sent_by_their_names(pool, tmp_path):
 
 
 def test_an_array_of_which_the_file_was_replaced_is_sent_as_it_is(tmp_path):
-    """Labels begin and end alike half of the time."""
+    """A quarter of all labels begin and end alike."""
     before, after = np.zeros((2, 100))
     after[10:90] = 1.0
     np.save(tmp_path / "y.npy", before)

@@ -7,7 +7,7 @@ import numpy as np
 
 from paraxis.errors import DataError
 
-_LOOKS = 64  # both ends are not enough: labels begin and end alike half of the time
+_LOOKS = 64  # both ends are not enough: a quarter of all labels begin and end alike
 
 
 class Mapped:

@@ -45,6 +45,7 @@ def _call(watch: Callable[[Any], object], seen: Any) -> None:
     ears = tuple(_ears.get(structure.key(watch), ()))
     if any(ear.error is not None for ear in ears):
         return
+    token = _innermost.set(None)  # runs that it begins are told of by itself
     try:
         watch(seen)
     except BaseException as error:
@@ -53,6 +54,8 @@ def _call(watch: Callable[[Any], object], seen: Any) -> None:
         if not ears:  # within jax.jit, nobody is there to raise it: it is shown, as those of other threads are
             shown = (type(error), error, error.__traceback__, threading.current_thread())
             threading.excepthook(threading.ExceptHookArgs(shown))
+    finally:
+        _innermost.reset(token)
 
 
 @contextlib.contextmanager
@@ -77,6 +80,8 @@ def listening(watch: object, *, waits: bool = False) -> Iterator[None]:
         ears.remove(ear)
         if not ears:
             _ears.pop(place, None)
+        while ear.kept:  # of another run that the same function listens to, told at the last moment
+            _call(*ear.kept.popleft())
 
 
 def is_listening() -> bool:
