@@ -123,7 +123,8 @@ def read_table(path: Path, form: CsvForm, *, as_text: Iterable[str] = ()) -> Tab
         )
     if kind not in SUFFIXES:
         raise CommandError(
-            f"{path}: cannot tell what it is from its suffix {path.suffix!r}; it must be one of {', '.join(SUFFIXES)}"
+            f"{path}: cannot tell what it is from its suffix {path.suffix!r}; it must be one of "
+            f"{', '.join(SUFFIXES)}; call a text file .csv, and write --delimiter tab if tabs separate its values"
         )
     if kind != ".csv":
         require_no_form(path, form)
