@@ -592,12 +592,12 @@ def test_what_callbacks_write_is_not_compiled_for_ever(call: Any) -> None:
 
 def test_a_change_without_a_difference_compiles_nothing_and_is_not_forgotten() -> None:
     config = {"epoch": 0}
-    run = of_training_members(lambda x: x * (1.0 if config["epoch"] < 6 else 10.0))
+    run = of_training_members(lambda x: x * (2.0**-9 if config["epoch"] < 6 else 2.0**9))  # in no other test's program
     for epoch in range(9):
         config["epoch"] = epoch
         for step in range(2):  # nobody is told: a change in every other call costs little
             with compilations() as compiled:
-                assert run() == (X.sum() if epoch < 6 else 10 * X.sum())
+                assert run() == 2.0 ** (-9 if epoch < 6 else 9) * X.sum()
             assert bool(compiled) == (step == 0 and epoch in (0, 6))
 
 

@@ -37,7 +37,10 @@ WITHOUT = {
     ),
     "a record of what happened, of which all values are right": ("engines.Progress", "train.Event", "solve.Iteration"),
     "asked by our own loops, in each step": ("Batch.turn", "Evaluate.is_due", "Rows.with_arrays"),
-    "asked by our own solvers, once": ("Stream.rows_at_once", "Stream.rows_saved"),
+    "asked by our own solvers, once": (
+        *("Stream.rows_at_once", "Stream.rows_saved", "Pool.rows_at_once", "Pool.of_blocks", "Ray.rows_at_once"),
+        "Ray.of_blocks",
+    ),
     "asked by what is mapped": ("Padded.__getitem__",),
     "an error that says what to write, whatever it is given": ("Batch.__getitem__",),
 }
