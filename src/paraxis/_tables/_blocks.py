@@ -58,6 +58,11 @@ class Blocks:
             )
         return layout.repeat_last(X.astype(self._dtype, copy=False), self._length)
 
+    @property
+    def together(self) -> int:
+        """The number of blocks in a row that lie in one part of a file, which is decoded as a whole."""
+        return max(1, getattr(self._table._source, "part", 0) // self._length)
+
     def rows(self, number: int) -> str:
         """Return which rows of the table a block has, for messages."""
         first = min(number * self._length, self._size - 1)

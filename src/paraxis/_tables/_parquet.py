@@ -20,6 +20,7 @@ class Parquet:
             import pyarrow.parquet  # noqa: F401
 
         self.sizes: list[int] = []
+        self.part = 0  # rows of the largest group
         self._files, self.columns, kinds = files.described(_WHO, folder, ".parquet", target, columns, self._schema)
         self.target = target
         held = [np.dtype(own[name].to_pandas_dtype()) for own in kinds for name in self.columns]
@@ -28,6 +29,8 @@ class Parquet:
     def _schema(self, path: Path) -> Any:
         with _opened(path) as file:
             self.sizes.append(file.metadata.num_rows)
+            groups = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
+            self.part = max([self.part, *groups])
             return file.schema_arrow
 
     def __len__(self) -> int:

@@ -264,6 +264,11 @@ class Groups:
             return False
         return True
 
+    @property
+    def _together(self) -> int:
+        """The number of elements in a row that one process had best read: a power of two."""
+        return 1
+
     def _shapes_of(self, count: int) -> np.ndarray:
         """Return the few lengths to which elements are filled up, where ``count`` go together, the longest first.
 
@@ -311,6 +316,8 @@ class Groups:
         given = zip(self._elements(numbers), numbers, strict=True)
         padded = (self._padded(x, int(number), length) for x, number in given)
         first = next(padded)
+        if len(numbers) == 1:
+            return jax.tree.map(lambda leaf: leaf[None], first)
         stacked = [np.empty((len(numbers), *leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(first)]
         for at, element in enumerate(itertools.chain([first], padded)):  # in turns: no two are needed at once
             for into, leaf in zip(stacked, jax.tree.leaves(element), strict=True):

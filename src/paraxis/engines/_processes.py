@@ -16,7 +16,7 @@ from paraxis.engines import _tasks
 from paraxis.engines._groups import Groups
 from paraxis.engines._job import Job
 from paraxis.engines._run import Block, Engine, Pass
-from paraxis.engines._tables import OfTables
+from paraxis.engines._tables import ENOUGH, OfTables
 from paraxis.engines._tasks import Given, Task, Work
 from paraxis.errors import DataError
 
@@ -34,9 +34,9 @@ class Distributed(OfTables):
     at_once: int
 
     def rows_at_once(self, *, row_bytes: int, kept_bytes: int, num_devices: int) -> int:
-        """Return how many rows go together: on each device of this process, as many as another one takes at once."""
+        """Return how many rows go together: on each device here, as many as a process takes at once, or 16 MB."""
         self._require_for_tables(f"px.{self._name}(at_once={self.at_once})")
-        return self.at_once * num_devices
+        return min(self.at_once, max(1, ENOUGH // row_bytes)) * num_devices
 
     def of_blocks(self, blocks: Any) -> "OfBlocks":
         """Return what carries out passes over a table's rows, of which ``blocks`` is a source, as for ``px.Groups``."""
@@ -149,6 +149,10 @@ class _Blocks(Groups):
 
     def _element(self, number: int) -> Any:
         return self._as_arrays(self._source[number], number)
+
+    @property
+    def _together(self) -> int:
+        return 1 << (max(1, self._source.together).bit_length() - 1)
 
 
 class TaskFailedError(Exception):

@@ -21,13 +21,10 @@ from paraxis.engines._plan import Keep, Plan
 from paraxis.engines._progress import Progress
 from paraxis.engines._run import Block, Pass, temporary
 from paraxis.engines._stage import Stage
-from paraxis.engines._tables import OfTables
+from paraxis.engines._tables import ENOUGH, OfTables
 from paraxis.errors import DataError
 
 _COPIES = 6  # of rows of a table: being read, put together, waiting, on their way to the devices, being computed with
-_ENOUGH = 1 << 24
-"""Bytes of rows of a table that are read at once; more only takes longer. The memory of parts up to 32 MB is used
-again; that of larger ones is new each time, and its pages then cost more than reading (`bench_table.py`)."""
 
 
 @arguments.options(workers="readers", num_workers="readers")
@@ -127,7 +124,7 @@ class Stream(OfTables):
                 f"Stream: memory must be at least {kept_bytes + _COPIES * row_bytes * num_devices:,} bytes for this "
                 f"table, of which {kept_bytes:,} are for values by row, got {self.memory:,}"
             )
-        return max(num_devices, min(found, max(_ENOUGH, num_devices << 20) // row_bytes))
+        return max(num_devices, min(found, max(ENOUGH, num_devices << 20) // row_bytes))
 
     def _fitting(self, job: Job) -> int:
         """Return how many elements fit into memory: what a pass needs grows linearly with them."""

@@ -12,6 +12,10 @@ from paraxis.engines._journal import Journal
 from paraxis.engines._progress import Progress, shown
 from paraxis.engines._run import Engine
 
+ENOUGH = 1 << 24
+"""Bytes of rows of a table that are read at once; more only takes longer. The memory of parts up to 32 MB is used
+again; that of larger ones is new each time, and its pages then cost more than reading (`bench_table.py`)."""
+
 
 class OfTables(Engine):
     """An engine that solvers and estimators take for a :class:`px.Table`. What follows they ask; users need not.

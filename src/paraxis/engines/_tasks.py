@@ -111,6 +111,7 @@ def work_of(of: Pass) -> Work:
 def tasks_of(of: Pass, work: Work, begin: int) -> Iterator[Task]:
     """Yield the tasks of a pass from a chunk on; which chunks go together does not depend on who does them."""
     each = 1 << max(0, (len(of.chunks) // _BLOCKS).bit_length() - 1)
+    each = max([each, *(groups._together for groups in of.job.groups)])
     for start in range(begin, len(of.chunks), each):
         together = range(start, min(start + each, len(of.chunks)))
         yield Task(f"{of.number}-{start}", [_part(of, work, at) for at in together])
