@@ -288,6 +288,15 @@ def test_an_element_that_ends_its_process_is_named(where, request):
     np.testing.assert_allclose(found, SQUARES, rtol=1e-5)
 
 
+def test_a_mapped_file_that_was_cut_off_is_named(pool, tmp_path):
+    """To read what is no longer there would end this process."""
+    np.save(tmp_path / "x.npy", np.ones((COUNT, 4096), "float32"))
+    groups = px.Groups.of_arrays(np.load(tmp_path / "x.npy", mmap_mode="r"))
+    os.truncate(tmp_path / "x.npy", 50_000)
+    with pytest.raises(px.DataError, match=r"x\.npy' has become shorter than when it was mapped; map it anew"):
+        pool.run(lambda x: px.reduce_sum(x, MEMBERS), groups)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["pool", "ray"])
 def test_a_process_that_ended_once_is_replaced(where, request, tmp_path):

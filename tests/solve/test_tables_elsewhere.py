@@ -174,6 +174,19 @@ def test_a_file_that_changes_between_two_passes_is_named(pool, tmp_path):
         px.solve.LogisticRegression(devices=1, verbose=change).fit(npy(tmp_path, Z > 0), engine=pool)
 
 
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_source_that_gives_other_rows_than_it_had_is_told(pool, change):
+    class Other(Counting):
+        def blocks(self, size):
+            self._X, self._y = (np.resize(a, (N + change * bool(self.passes), *a.shape[1:])) for a in (X, Z))
+            found = list(super().blocks(size))
+            self._X = X
+            return iter(found)
+
+    with pytest.raises(px.DataError, match=rf"gave {'more than 203' if change > 0 else 202} rows, and had 203 when it"):
+        px.solve.Ridge(devices=1).fit(px.Table(Other(X, Z)), engine=pool)
+
+
 class Stopped(Exception):  # noqa: N818  it is no error
     pass
 
