@@ -34,8 +34,19 @@ class Deadly(Rows):
         if index == self.which and (self.once is None or not self.once.exists()):
             if self.once is not None:
                 self.once.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._kill()
         return super().__getitem__(index)
+
+    def _kill(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DeadlyToNodes(Deadly):
+    """One of the elements kills what Ray started its reader with, and so all of its node's processes and values."""
+
+    def _kill(self) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)  # until the node's processes have noticed
 
 
 class Bad(Rows):

@@ -3,9 +3,11 @@
 import contextlib
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -305,6 +307,72 @@ def test_a_process_that_ended_once_is_replaced(where, request, tmp_path):
     np.testing.assert_allclose(found, SQUARES, rtol=1e-5)
     assert source.once is not None
     assert source.once.exists()
+
+
+# A head that computes nothing, and nodes with a process each, which the head misses after a few seconds.
+_ON_NODES = """
+import sys
+from pathlib import Path
+import numpy as np
+from ray.cluster_utils import Cluster
+import paraxis as px
+from tests.engines import _sources
+from tests.engines.test_processes import COUNT, twice
+how = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+head = {"num_cpus": 0, "include_dashboard": False, "_system_config": how}
+cluster = Cluster(initialize_head=True, head_node_args=head)
+for _ in range(4):
+    cluster.add_node(num_cpus=1)
+engine = px.Ray(at_once=2, address=cluster.address, keep="memory")
+mark = Path(sys.argv[1]) / "mark"
+undisturbed = engine.run(twice, px.Groups(_sources.Rows(COUNT)))
+disturbed = engine.run(twice, px.Groups(_sources.DeadlyToNodes(COUNT, 33, once=mark)))
+print("lost a node:", mark.exists(), *(np.array_equal(a, b) for a, b in zip(undisturbed, disturbed)))
+try:
+    engine.run(twice, px.Groups(_sources.DeadlyToNodes(COUNT, 23)))
+except px.ProcessError as error:
+    print(error)
+cluster.shutdown()
+"""
+
+
+def twice(element: Any) -> Any:
+    """Values that a second pass needs, and a row for each element."""
+    squares = px.map_fn(lambda e: e["x"] ** 2, (element,), MEMBERS)
+    mean = px.broadcast(px.reduce_mean(squares, MEMBERS), MEMBERS)
+    apart = px.map_fn(lambda square, mean: jnp.sum(jnp.abs(square - mean)), (squares, mean), MEMBERS)
+    return px.reduce_sum(apart, MEMBERS), apart
+
+
+@pytest.mark.slow
+def test_nodes_of_a_cluster_are_lost_with_what_they_keep(tmp_path):
+    pytest.importorskip("ray")
+    with tempfile.TemporaryDirectory() as own:  # a short name, and the address is not left where others look for it
+        variables = os.environ | {"RAY_TMPDIR": own}
+        run = subprocess.run(
+            [sys.executable, "-c", _ON_NODES, tmp_path], capture_output=True, text=True, env=variables, timeout=400
+        )
+    assert "lost a node: True True True" in run.stdout, run.stderr[-2000:]
+    assert re.search(r"elements 22 to 23, tried 3 times, are lost: Task failed.* node .*folder=", run.stdout)
+
+
+_ALONE = """
+import paraxis as px
+from tests.engines import _sources
+from tests.engines.test_processes import COUNT, total
+print(px.Ray(at_once=20).run(total, px.Groups(_sources.Rows(COUNT)))[0])
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_of_which_ray_remembers_only_the_address_is_not_waited_for():
+    pytest.importorskip("ray")
+    with tempfile.TemporaryDirectory() as own:
+        Path(own, "ray").mkdir()
+        Path(own, "ray", "ray_current_cluster").write_text("127.0.0.1:9")  # where nobody listens
+        variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"RAY_TMPDIR": own}
+        run = subprocess.run([sys.executable, "-c", _ALONE], capture_output=True, text=True, env=variables, timeout=100)
+    np.testing.assert_allclose(float(run.stdout), SQUARES, rtol=1e-5, err_msg=run.stderr[-2000:])
 
 
 @pytest.mark.parametrize("where", ["pool", pytest.param("ray", marks=pytest.mark.slow)])

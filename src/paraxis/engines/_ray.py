@@ -36,8 +36,9 @@ class Ray(Distributed):
 
     Args:
         at_once: elements that a task computes at once; of a table, rows.
-        address: of a cluster, as for ``ray.init``; default: the one in use; if there is none, one is started on this
-            machine, and ends with this process.
+        address: of a cluster, as for ``ray.init``; ``"auto"`` finds one that ``ray start`` has started here. Default:
+            the one that this process has joined, or that ``RAY_ADDRESS`` names; if there is none, one is started on
+            this machine, and ends with this process.
         ahead: tasks that are submitted before the first of them is done; default: four for each of Ray's CPUs.
         keep, folder, save_every, verbose: as for ``px.Stream``.
 
@@ -132,7 +133,8 @@ def _connect(ray: Any, address: str | None) -> None:
             if address is not None or os.environ.get("RAY_ADDRESS"):
                 ray.init(address=address, log_to_driver=True, logging_level="ERROR")
             else:
-                ray.init(num_cpus=threads.num_cores(), _node_ip_address="127.0.0.1", **quiet)
+                # Ray remembers the address of the last one, and waits for minutes if that one is gone.
+                ray.init(address="local", num_cpus=threads.num_cores(), _node_ip_address="127.0.0.1", **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ProcessError(
             f"Ray: the cluster at {address!r} cannot be reached: {error}; start one with `ray start --head`, or leave "
@@ -152,15 +154,33 @@ def _given(kept: int, task: Task, held: Any, rows: Any) -> Given:
 
     Raises:
         TaskFailedError: if it ended each process that did it.
+        ProcessError: if what did it was lost otherwise. To look for the element would lose more nodes.
     """
+    ray, numbers = _ray(), _tasks.elements_of(task)
+    try:
+        held = _got(held, f"the results of elements {numbers[0]} to {numbers[-1]}, tried {TRIES} times")
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
+        raise TaskFailedError(task, _briefly(error)) from error
+    return held, [[_Kept(rows, at, number) for number in range(kept)] for at in range(len(task.parts))]
+
+
+def _got(reference: Any, what: str) -> Any:
     ray = _ray()
     try:
-        held = ray.get(held)
+        return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, ParaxisError) else error from None
-    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
-        raise TaskFailedError(task, str(error).strip().splitlines()[0]) from error
-    return held, [[_Kept(rows, at, number) for number in range(kept)] for at in range(len(task.parts))]
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError):
+        raise
+    except ray.exceptions.RayError as error:
+        raise ProcessError(
+            f"Ray: {what}, are lost: {_briefly(error)}; `ray list nodes` tells which nodes are there; with "
+            f"px.Ray(..., folder='runs/one') the next run goes on where this one was"
+        ) from error
+
+
+def _briefly(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].partition(". ")[0].rstrip(".")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,5 +192,4 @@ class _Kept(Elsewhere):
     number: int
 
     def load(self) -> np.ndarray:
-        ray = _ray()
-        return ray.get(self.rows)[self.chunk][self.number]
+        return _got(self.rows, "values kept between passes, or rows of results")[self.chunk][self.number]
