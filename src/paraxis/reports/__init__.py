@@ -3,6 +3,7 @@
 from paraxis.reports._communication import (
     Communication as Communication,
     communication as communication,
+    num_devices as num_devices,
     of_program,
     program_of as program_of,
     total_bytes as total_bytes,

@@ -104,3 +104,8 @@ def total_bytes(text: str) -> int:
     """Return the bytes of all collectives in a compiled program's text, loops multiplied."""
     program = _text.Program(text)
     return sum(_text.sent_bytes(program, operation) * operation.times for operation in program.collectives)
+
+
+def num_devices(text: str) -> int:
+    """Return the number of devices that a compiled program is for, which its text tells."""
+    return _text.Program(text).num_devices

@@ -11,7 +11,7 @@ from paraxis._axes import placing
 from paraxis._calls import arguments, integers
 from paraxis._core import maps
 from paraxis.errors import CommunicationError, DeviceError
-from paraxis.reports import Communication, Memory, Work, explain, of_program, program_of, total_bytes
+from paraxis.reports import Communication, Memory, Work, explain, num_devices, of_program, program_of, total_bytes
 
 
 @arguments.named(jax.ShapeDtypeStruct)
@@ -71,8 +71,24 @@ def assert_communication(
         loops = ", loops multiplied" if sent > found.total_bytes else ""
         broken.append(f"max_bytes={max_bytes:,} was promised, found {sent:,}{loops}")
     if broken:
-        raise CommunicationError(f"{_name(fn)}: {'; '.join(broken)}. The compiled program has: {found}")
+        raise CommunicationError(
+            f"{_name(fn)}: {'; '.join(broken)}. The compiled program has: {found}{_why_none(program)}"
+        )
     return found
+
+
+def _why_none(program: str) -> str:
+    """Return why a program for one device sends nothing, and how to have one for several; nothing of others."""
+    if num_devices(program) > 1:
+        return ""
+    there = len(jax.devices())
+    advice = (
+        f"lay its arguments over several of the {there} that there are: write px.scatter(x, px.Axis('rows', {there}))"
+        if there > 1
+        else "JAX has one: call paraxis.testing.simulate_devices(8) before anything uses JAX, or start Python with "
+        "XLA_FLAGS=--xla_force_host_platform_device_count=8"
+    )
+    return f". It is for one device, which sends nothing; {advice}"
 
 
 @arguments.named(jax.ShapeDtypeStruct)
