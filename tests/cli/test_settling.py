@@ -84,6 +84,9 @@ FAULTS: dict[str, tuple[Callable[[Draft], None], str]] = {
     "tabs": (attribute(delimiter="\t"), "separated by '.t'"),
     "decimal commas": (decimal_commas, "no number with the decimal point '.'"),
     "thousands": (column("rent", lambda row: f"1'{row:03d}"), "'rent': .* is no number"),
+    "thousands and fractions": (column("income", lambda row: f"{row * 97.5:,.2f}"), "'income': .* write --strip ,"),
+    "percent": (column("share", lambda row: f"{row}.5%"), "'share'.* holds? numbers with .*'%'.* --strip %"),
+    "prices": (column("price", lambda row: f"${row * 97.5:,.2f}"), r"'price'.* hold.* numbers with .*--strip '\$'"),
     "misspelt target": (attribute(target="yy"), "no target column 'yy'"),
     "misspelt ignore": (asked("--ignore", "ignored"), "no column to ignore 'ignored'"),
     "ids of text": (column("patient id", lambda row: f"P{row:04d}"), "'patient id'.* names? the rows"),
@@ -120,6 +123,7 @@ APART = [
     {"marks", "infinities"},
     {"a rare class", "no target"},
     {"a rare class", "folds"},
+    {"a rare class", "gaps"},
 ]
 
 
@@ -246,11 +250,11 @@ def test_columns_of_many_texts_are_told_with_an_example_of_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     it = draft()
-    for name, cell in (("seen", "{0}/{0}/2026"), ("share", "{0}%"), ("price", "${0}")):
+    for name, cell in (("seen", "{0}/{0}/2026"), ("size", "{0} cm"), ("rank", "#{0} b")):
         column(name, lambda row, cell=cell: cell.format(row))(it)
     it.write(tmp_path / "data.csv")
     _, _, err = said(capsys, "fit", "data.csv", "--target", "y")
-    expected = "columns 'price', 'share', 'seen' hold text of 60 levels, such as '$0', '0%', '0/0/2026', more than"
+    expected = "columns 'rank', 'size', 'seen' hold text of 60 levels, such as '#0 b', '0 cm', '0/0/2026', more than"
     assert complaints(err)[0].startswith(expected)
 
 
@@ -259,6 +263,7 @@ def test_thousands_are_not_taken_for_decimals(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "data.csv").write_text("a,b,y\n" + rows)
     _, _, err = said(capsys, "fit", "data.csv", "--target", "y")
     assert "'1,000' is no number with the decimal point '.'" in complaints(err)[0]
+    assert "write --decimal ',' if a comma is the decimal point; or write --strip , if" in complaints(err)[0]
     assert settled_by(err) == ["fit", "data.csv", "--target", "y", "--ignore", "b"]
     # No thousands begin with a zero.
     rows = "".join(f'{row},"0,{row % 10}00",{row * row % 5}.5\n' for row in range(40))
@@ -270,6 +275,28 @@ def test_thousands_are_not_taken_for_decimals(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "data.csv").write_text("a;b;y\n" + rows)
     _, _, err = said(capsys, "fit", "data.csv", "--target", "y")
     assert settled_by(err) == ["fit", "data.csv", "--target", "y", "--delimiter", ";", "--decimal", ","]
+
+
+def test_numbers_with_units_are_fitted_and_predicted_as_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, written = draft(), draft()
+    for it, share, price in ((plain, "{}", "{:.2f}"), (written, "{}%", "${:,.2f}")):
+        column("share", lambda row, share=share: share.format(row * row % 17))(it)
+        it.columns["y"] = [price.format(row * 49.5) for row in range(NUM_ROWS)]
+    plain.write(tmp_path / "plain.csv")
+    written.write(tmp_path / "written.csv")
+    status, _, err = said(capsys, "fit", "written.csv", "--target", "y", "--out", "written", "--devices", "1")
+    assert status == 2
+    assert said(capsys, *settled_by(err))[0] == 0
+    assert said(capsys, "fit", "plain.csv", "--target", "y", "--out", "plain", "--devices", "1")[0] == 0
+    assert (tmp_path / "written" / "coefficients.csv").read_text() == (
+        tmp_path / "plain" / "coefficients.csv"
+    ).read_text()
+    _, _, err = said(capsys, "predict", "written", "written.csv", "--out", "of written.csv")
+    assert said(capsys, *settled_by(err))[0] == 0
+    assert said(capsys, "predict", "plain", "plain.csv", "--out", "of plain.csv")[0] == 0
+    assert read(tmp_path / "of written.csv") == read(tmp_path / "of plain.csv")
 
 
 def test_a_comma_in_a_header_does_not_hide_the_delimiter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -172,6 +172,34 @@ def test_a_decimal_comma_may_be_the_delimiter_too(tmp_path: Path) -> None:
     assert {name: column.values.tolist() for name, column in columns.items()} == {"a": [1.5, 3], "y": [2, -0.25]}
 
 
+@pytest.mark.parametrize(
+    ("cells", "strip", "values"),
+    [
+        (["1,234.50", "-12,345,678", "7"], ",", [1234.5, -12345678, 7]),
+        (["1,234", "12"], ",", [1234, 12]),
+        (["12%", "0.5 %", ""], "%", [12, 0.5, None]),
+        (["$3.20", "-$1,000", "$ 5"], "$,", [3.2, -1000, 5]),
+        (["1,5", "2.25"], ",", ["1,5", "2.25"]),  # no thousands: 1,5 is not 15
+        (["1,2345", "2"], ",", ["1,2345", "2"]),
+        (["0,123", "2"], ",", ["0,123", "2"]),  # nor do they begin with a zero
+        (["5%", "many"], "%", ["5%", "many"]),
+    ],
+)
+def test_words_that_are_no_part_of_numbers_are_left_out_of_numbers(
+    cells: list[str], strip: str, values: list[Any], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "data.csv", "a,y\n" + "".join(f'"{cell}",1\n' for cell in cells))
+    form = CsvForm(strip=tuple(strip))
+    try:
+        column = _read(path, form).columns["a"]
+    except Exception as error:  # refused, as without --strip
+        assert "is no number with the decimal point" in str(error)
+        assert isinstance(values[0], str)
+        return
+    found = [None if gone else value for value, gone in zip(column.values.tolist(), column.missing, strict=True)]
+    assert found == values
+
+
 def test_a_decimal_comma_is_read_if_it_is_said(tmp_path: Path) -> None:
     path = write(tmp_path / "data.csv", "a;b;y\n1,5;-3;00,5\n2;1e-1;,25\n")
     columns = _read(path, form_of(["--delimiter", ";", "--decimal", ","])).columns
@@ -188,6 +216,9 @@ def test_a_decimal_comma_is_read_if_it_is_said(tmp_path: Path) -> None:
         ((None, ";;", "."), "--delimiter ';;' must be one character"),
         ((None, '"', "."), "--delimiter '\"' must be one character"),
         ((None, ";", "'"), "--decimal \"'\" must be '.' or ','"),
+        ((None, ";", ".", (), "fail", "fail", (".",)), "--strip '.' is part of numbers; write --strip '%', say"),
+        ((None, ";", ".", (), "fail", "fail", ("x1",)), "--strip 'x1' is part of numbers"),
+        ((None, ";", ".", (), "fail", "fail", ("",)), "--strip '' is part of numbers"),
     ],
 )
 def test_how_a_file_is_written_is_checked(given: tuple[Any, ...], message: str) -> None:

@@ -55,6 +55,14 @@ _SameNames = Annotated[
     Literal["fail", "number"],
     typer.Option(help="What to do with columns of the same name; number: call them x, x.2, x.3.", rich_help_panel=_CSV),
 ]
+_Strip = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="WORD",
+        help="Read numbers of a CSV file without this, such as '%', '$', or what sets thousands apart; may be repeated.",
+        rich_help_panel=_CSV,
+    ),
+]
 
 # What the parser of the command line raises, whichever version of click typer stands on.
 _UsageError: Any = typer.BadParameter.__base__
@@ -221,13 +229,14 @@ def fit(
     na_values: _NaValues = None,
     uneven_rows: _UnevenRows = "fail",
     same_names: _SameNames = "fail",
+    strip: _Strip = None,
 ) -> None:
     """Fit a linear model to the columns of a file, on all devices."""
     options = FitOptions(
         data, target, objective, penalty, strength, grid_of(strengths), folds, l1_ratio, missing, text,
         tuple(ignore or ()), tuple(id_ or ()), weights, tuple(class_weight or ()), test_fraction, seed, devices,
         float32, tol, max_iterations, out, force, stream, stream_folder,
-        CsvForm(encoding, delimiter, decimal, tuple(na_values or ()), uneven_rows, same_names),
+        CsvForm(encoding, delimiter, decimal, tuple(na_values or ()), uneven_rows, same_names, tuple(strip or ())),
     )  # fmt: skip
     with needed("fit", "fit"):
         from paraxis.cli.fit import _fit
@@ -265,11 +274,12 @@ def predict(
     na_values: _NaValues = None,
     uneven_rows: _UnevenRows = "fail",
     same_names: _SameNames = "fail",
+    strip: _Strip = None,
 ) -> None:
     """Predict the target for the rows of a file, with a model that paraxis fit wrote."""
     with needed("predict", "fit"):
         from paraxis.cli.fit import _predict
-    form = CsvForm(encoding, delimiter, decimal, tuple(na_values or ()), uneven_rows, same_names)
+    form = CsvForm(encoding, delimiter, decimal, tuple(na_values or ()), uneven_rows, same_names, tuple(strip or ()))
     _predict.run_predict(
         PredictOptions(model, data, out, probabilities, missing, tuple(keep or ()), force, stream, form), Console()
     )

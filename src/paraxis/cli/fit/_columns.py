@@ -24,6 +24,7 @@ _FEW_WORDS = 5  # so many different ones among numbers, and no more, may stand f
 _FEW_ROWS = 20
 # A word with a digit, and no date; or an e-mail address.
 _LIKE_ID = re.compile(r"(?!\d{1,4}[-/:]\d\d?([-/:]|$))[\w:/#-]*\d[\w:/#-]*|[^@\s]+@[^@\s]+")
+_UNIT = re.compile(r"([+-]?)\s*([$€£¥]?)\s*([+-]?[0-9.,][0-9.,'\u00a0\u202f ]*)([$€£¥%]?)")
 _NAMES_ROWS = re.compile(r"(?i:(^|[\W_])(id|uuid|guid)([\W_]|$))|[a-z](Id|ID)$")
 
 
@@ -153,6 +154,7 @@ class Texts:
         self._num_odd = self._num_present = self._num_numbers = 0
         self._has_codes = self._has_others = False
         self._first = self._first_odd = ""
+        self._units: set[str] = set()
 
     @classmethod
     def of(cls, column: Column, table: Table) -> "Texts":
@@ -180,6 +182,7 @@ class Texts:
             self._has_codes |= re.fullmatch("[+-]?0[0-9]+", bare) is not None
             if bare in MARKS:
                 continue
+            self._units.add(_unit(bare))
             self._num_present += count
             self._num_odd += count if is_odd else 0
             if is_odd and len(self._odd) <= _FEW_WORDS:
@@ -190,6 +193,11 @@ class Texts:
         """The few words of a column of which more than half is numbers; else nothing."""
         few = len(self._odd) <= _FEW_WORDS and self._num_odd < self._num_present / 2
         return sorted(self._odd) if few and not self._has_codes else []
+
+    @property
+    def unit(self) -> str:
+        """The sign at all numbers of a column, of percent or a currency; else nothing."""
+        return next(iter(self._units)) if len(self._units) == 1 else ""
 
     @property
     def are_ids(self) -> bool:
@@ -280,13 +288,21 @@ def usable(
 def require_no_marks(
     table: Table, texts: Sequence[Column], otherwise: str = "", *, texts_in: Mapping[str, Texts] | None = None
 ) -> None:
-    """Check that columns of text are not numbers with a few words among them, in place of missing values.
+    """Check that columns of text are not numbers: with a unit, or with a few words in place of missing values.
 
     Raises:
-        CommandError: naming them and the words, and what to write otherwise.
+        CommandError: naming them and the unit or the words, and what to write otherwise.
     """
     known = texts_in or {}
     own = {column.name: known.get(column.name) or Texts.of(column, table) for column in texts}
+    if (with_units := [column for column in texts if own[column.name].unit]) and table.is_csv:
+        units = sorted({own[column.name].unit for column in with_units})
+        shown = " ".join(f"--strip {shell_word(unit)}" for unit in units)
+        raise CommandError(
+            f"{_named(with_units)} hold{_s(with_units)} numbers with {quoted(units)}, such as "
+            f"{own[with_units[0].name].example}; write {shown} to read them as numbers",
+            remedies=[{"strip": units}, _ignored(with_units)],
+        )
     marked = {name: found for name, found in own.items() if found.words}
     if not marked or not table.is_csv:
         return
@@ -482,6 +498,12 @@ class _Moments:
         if self._least >= self._most:
             return (float(self._least) if self._count else 0.0), 0.0
         return self._mean * self._unit, float(np.sqrt(self._square / self._total)) * self._unit
+
+
+def _unit(cell: str) -> str:
+    """Return the sign of percent or a currency, if a cell is a number with one before or behind it; else nothing."""
+    found = _UNIT.fullmatch(cell)
+    return "" if found is None or bool(found[2]) == bool(found[4]) else found[2] or found[4]
 
 
 def levels_of(column: Column) -> list[str]:

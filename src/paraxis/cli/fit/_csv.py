@@ -20,6 +20,7 @@ import pyarrow.csv as arrow_csv
 
 from paraxis.cli._errors import Remedy
 from paraxis.cli.fit._options import CsvForm
+from paraxis.cli.fit._settling import shell_word
 from paraxis.cli.fit._values import MARKS, Column, of_arrow
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
@@ -36,6 +37,7 @@ _TRUTHS = {"true", "True", "TRUE", "false", "False", "FALSE"}
 _FOREIGN = re.compile(r"[+-]?(\d*[.,]\d+([eE][+-]?\d+)?|\d{1,3}([.,'\u00a0\u202f ]\d{3})+([.,]\d+)?)")
 # Digits in threes: a comma may be the decimal point there, or set thousands apart, of which there is one at least.
 _TWO_READINGS = re.compile(r"[+-]?[1-9]\d{0,2}([.,'\u00a0\u202f ]\d{3})+")
+_SEPARATORS = ",.'\u00a0\u202f "  # between thousands
 _CODE = r"^[+-]?0[0-9]+$"
 _TOO_LARGE = 2**63
 _HEAD = 2**16  # characters, in which a header is looked for first
@@ -382,12 +384,32 @@ def _of_distinct(name: str, cells: pa.Array, form: CsvForm, line: Callable[[int]
     marks = tuple(sorted(set(pc.unique(bare.filter(absent)).to_pylist()) - {"", None}))
     if there.null_count == len(there):
         return _Found(pa.nulls(len(there)), "nothing", marks)
-    if pc.any(pc.match_substring_regex(there, _CODE)).as_py() is not True:
+    for cells in (there, *_stripped(there, form)):
+        if pc.any(pc.match_substring_regex(cells, _CODE)).as_py() is True:
+            continue
         for dtype in (pa.int64(), pa.uint64(), pa.float64()):
-            found = _cast(there, dtype, form)
+            found = _cast(cells, dtype, form)
             if found is not None:
                 return _Found(found, marks=marks)
     return _other(name, text, there, form, marks, line)
+
+
+def _stripped(cells: pa.Array, form: CsvForm) -> Iterator[pa.Array]:
+    """Yield the cells without the words that are no part of numbers, if there are any."""
+    for word in form.strip:
+        in_threes = pa.scalar(True)
+        if word in _SEPARATORS:  # 1,5 is no 15
+            has = pc.match_substring(cells, word)
+            in_threes = pc.all(pc.match_substring_regex(cells.filter(has), _in_threes(word)))
+        cells = pc.utf8_trim_whitespace(pc.replace_substring(cells, word, "" if in_threes.as_py() else word))
+    if form.strip:
+        yield cells
+
+
+def _in_threes(separator: str) -> str:
+    """Return the pattern of digits that a separator sets apart in threes, with what is not digits around."""
+    mark = re.escape(separator)
+    return rf"^[^0-9{mark}]*[0-9]{{1,3}}({mark}[0-9]{{3}})+([^0-9{mark}].*)?$"
 
 
 def _cast(cells: pa.Array, dtype: pa.DataType, form: CsvForm) -> pa.Array | None:
@@ -424,27 +446,50 @@ def _other(
             return _Found(there.cast(dtype))
         except pa.ArrowInvalid:
             continue
-    foreign = [cell for cell in found if _FOREIGN.fullmatch(cell) and not is_number(cell, form.decimal)]
-    if foreign and all(_FOREIGN.fullmatch(cell) or is_number(cell, form.decimal) for cell in found):
-        where = f"line {line(pc.index(there, foreign[0]).as_py())}, column {name!r}"
-        other = {".": ",", ",": "."}[form.decimal]
-        readable = all(is_number(cell, other) for cell in found)
-        advice = "numbers must not have separators between thousands"
-        both = next((cell for cell in found if form.decimal in cell and is_number(cell, form.decimal)), None)
-        if both is not None and not readable:
-            advice = f"others are, such as {both!r}: write all with one decimal point"
-        elif all(is_number(cell, ".") or is_number(cell, ",") for cell in found):
-            change = {".": "write --decimal ',' if a comma is the decimal point", ",": "leave out --decimal"}
-            advice = f"{change[form.decimal]}; {advice}"
-        certain = readable and not all(_TWO_READINGS.fullmatch(cell) for cell in foreign)
-        raise NoReadingError(
-            f"{where}: {foreign[0]!r} is no number with the decimal point {form.decimal!r}; {advice}",
-            [{"decimal": other}] * certain + [{"ignore": [name]}],
-            certain=certain,
-        )
+    bare = next(_stripped(there, form), there)
+    if error := _foreign(bare.drop_null().to_pylist(), form, name, lambda cell: line(pc.index(bare, cell).as_py())):
+        raise error
     digits = all(re.fullmatch("[+-]?[0-9]+", cell) for cell in found)
     codes = any(re.fullmatch(_CODE, cell) for cell in found)
     return _Found(text, (_CODES if codes else _BEYOND) if digits else "text")
+
+
+def _foreign(cells: list[str], form: CsvForm, name: str, line: Callable[[str], int]) -> NoReadingError | None:
+    """Return the error of a column of numbers with another decimal point, or thousands set apart, if it is one."""
+    foreign = [cell for cell in cells if _FOREIGN.fullmatch(cell) and not is_number(cell, form.decimal)]
+    if not foreign or not all(_FOREIGN.fullmatch(cell) or is_number(cell, form.decimal) for cell in cells):
+        return None
+    where = f"line {line(foreign[0])}, column {name!r}"
+    other = {".": ",", ",": "."}[form.decimal]
+    readable = all(is_number(cell, other) for cell in cells)
+    advice = "numbers must not have separators between thousands"
+    decimal, mark = next(_apart_by(cells, (form.decimal, other)), ("", ""))
+    if mark:
+        comma = f" --decimal {decimal}" * (decimal != form.decimal)
+        advice = f"write --strip {shell_word(mark)}{comma} if {mark!r} sets thousands apart"
+    both = next((cell for cell in cells if form.decimal in cell and is_number(cell, form.decimal)), None)
+    if both is not None and not readable and not mark:
+        advice = f"others are, such as {both!r}: write all with one decimal point"
+    elif all(is_number(cell, ".") or is_number(cell, ",") for cell in cells):
+        advice = advice.replace("write", "or write", 1)
+        change = {".": "write --decimal ',' if a comma is the decimal point", ",": "leave out --decimal"}
+        advice = f"{change[form.decimal]}; {advice}"
+    certain = not all(_TWO_READINGS.fullmatch(cell) for cell in foreign) if readable else bool(mark)
+    apart: Remedy = {"strip": [mark]} if decimal == form.decimal else {"decimal": decimal, "strip": [mark]}
+    return NoReadingError(
+        f"{where}: {foreign[0]!r} is no number with the decimal point {form.decimal!r}; {advice}",
+        [{"decimal": other} if readable else apart] * certain + [{"ignore": [name]}],
+        certain=certain,
+    )
+
+
+def _apart_by(cells: Sequence[str], decimals: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each decimal point and separator of thousands by which all cells are numbers."""
+    for decimal, mark in itertools.product(decimals, _SEPARATORS):
+        pattern = re.compile(_in_threes(mark))
+        plain = (cell.replace(mark, "") if pattern.match(cell) else cell for cell in cells)
+        if mark != decimal and any(mark in cell for cell in cells) and all(is_number(cell, decimal) for cell in plain):
+            yield decimal, mark
 
 
 def is_number(cell: str, decimal: str = ".") -> bool:

@@ -20,6 +20,7 @@ class CsvForm:
         na_values: words that stand for a missing value in any column, beside the usual ones between numbers.
         uneven_rows: of more or fewer values than there are columns: ``fail``, or ``drop``.
         same_names: of several columns: ``fail``, or ``number``; not of CSV only.
+        strip: words within numbers that are no part of them: ``%``, ``$``, or what sets thousands apart.
     """
 
     encoding: str | None = None
@@ -28,6 +29,7 @@ class CsvForm:
     na_values: tuple[str, ...] = ()
     uneven_rows: str = "fail"
     same_names: str = "fail"
+    strip: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delimiter", {"tab": "\t", "\\t": "\t"}.get(self.delimiter, self.delimiter))
@@ -39,6 +41,9 @@ class CsvForm:
             raise CommandError(f"--delimiter {self.delimiter!r} must be one character, or tab; write --delimiter ';'")
         if self.decimal not in (".", ","):
             raise CommandError(f"--decimal {self.decimal!r} must be '.' or ','; write --decimal ','")
+        for word in self.strip:
+            if not word or any(mark.isdigit() or mark in f"+-{self.decimal}" for mark in word):
+                raise CommandError(f"--strip {word!r} is part of numbers; write --strip '%', say")
 
 
 @dataclasses.dataclass(frozen=True)
