@@ -190,12 +190,11 @@ def test_words_that_are_no_part_of_numbers_are_left_out_of_numbers(
 ) -> None:
     path = write(tmp_path / "data.csv", "a,y\n" + "".join(f'"{cell}",1\n' for cell in cells))
     form = CsvForm(strip=tuple(strip))
-    try:
-        column = _read(path, form).columns["a"]
-    except Exception as error:  # refused, as without --strip
-        assert "is no number with the decimal point" in str(error)
-        assert isinstance(values[0], str)
+    if values == cells and "many" not in cells:  # refused, as without --strip
+        with pytest.raises(Exception, match="is no number with the decimal point"):
+            _read(path, form)
         return
+    column = _read(path, form).columns["a"]
     found = [None if gone else value for value, gone in zip(column.values.tolist(), column.missing, strict=True)]
     assert found == values
 

@@ -125,7 +125,7 @@ READING: list[tuple[Any, dict[str, Any], str]] = [
         r"row 0 of the source is None; a Grain dataset with a filt",
     ),
     (np.array(["a", "b"]), {}, r"batch is of <U1, not of numbers"),
-    (np.array([1, 2**31]), {}, r"batch has numbers up to 2147483648 \(int64\), which int32 has not.*jax_enable_x64"),
+    (np.array([1, 2**31]), {}, r"batch holds 2147483648 \(int64\), which int32 does not hold.*jax_enable_x64"),
     (X, {"transform": fails}, r"transform raised KeyError: 'mean'"),
     (X, {"transform": lambda x: x[:1]}, r"transform returned batch with 1 rows for the 6 it was given; .*px.loader\("),
     (X, {"transform": lambda x: {"x": x[x[:, 0] < 0]}}, r"transform returned batch\['x'\] with 0 rows for the 6 "),

@@ -8,7 +8,7 @@ import numpy as np
 
 from paraxis._axes.axis import Axis
 from paraxis._calls import arguments
-from paraxis.errors import ParaxisError, ShapeError
+from paraxis.errors import DataError, ParaxisError, ShapeError
 
 
 def arrays(verb: str, argument: str, tree: Any, *, shapes: bool = False) -> Any:
@@ -16,11 +16,14 @@ def arrays(verb: str, argument: str, tree: Any, *, shapes: bool = False) -> Any:
 
     Raises:
         ShapeError: if a leaf is not a number or an array.
+        DataError: if one has integers that JAX would cut.
     """
 
     def one(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, jax.Array) or (shapes and isinstance(leaf, jax.ShapeDtypeStruct)):
             return leaf
+        if (reason := arguments.why_cut(leaf)) is not None:
+            raise DataError(f"{verb}: {name(argument, path)} {reason}")
         try:
             return jnp.asarray(leaf)
         except ParaxisError:  # one of ours that is no array, and says what to write

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._calls import integers
-from paraxis.errors import ParaxisError
+from paraxis.errors import DataError, ParaxisError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -258,6 +258,37 @@ def arrays(who: str, argument: str, tree: Any) -> None:
         reason = why_not(leaf) if known else f"must be an array or a number, got {described(leaf)}; write np.asarray(…)"
         if reason is not None:
             raise TypeError(f"{who}: {at} {reason}")
+    no_cut(who, argument, tree)
+
+
+def no_cut(who: str, argument: str, tree: Any) -> None:
+    """Check that JAX keeps the integers of a tree: where 64 bits are off, it cuts off what is beyond 32, silently.
+
+    Raises:
+        DataError: naming the first array with such an integer.
+    """
+    if any(why_cut(leaf) for leaf in jax.tree.leaves(tree)):
+        for at, leaf in _leaves(who, argument, tree):
+            if (reason := why_cut(leaf)) is not None:
+                raise DataError(f"{who}: {at} {reason}")
+
+
+_WIDE = {"int64": np.iinfo(np.int32), "uint64": np.iinfo(np.uint32)}
+
+
+def why_cut(leaf: Any) -> str | None:
+    """Tell which integer of an array JAX would cut, and what to write; ``None``: it keeps all."""
+    kept = None if isinstance(leaf, jax.Array) else _WIDE.get(str(getattr(leaf, "dtype", "")))
+    if kept is None or not hasattr(leaf, "__array__") or jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
+        return None
+    array = np.asarray(leaf)
+    if not array.size or (array.min() >= kept.min and array.max() <= kept.max):
+        return None
+    worst = array.max() if array.max() > kept.max else array.min()
+    return (
+        f"holds {worst} ({array.dtype}), which {kept.dtype} does not hold; write x.astype(np.float32) for a quantity, "
+        f"np.unique(x, return_inverse=True)[1] for names of things, or jax.config.update('jax_enable_x64', True)"
+    )
 
 
 def _leaves(who: str, argument: str, tree: Any) -> list[tuple[str, Any]]:
@@ -443,7 +474,7 @@ def why_not(leaf: Any, error: Exception | None = None) -> str | None:
         return None
     if isinstance(leaf, str) and str(error) == "std::bad_cast":  # of text that is no Unicode
         return f"must be an array or a number, got {described(leaf)}; write np.asarray(…), or close over other values"
-    overflows = isinstance(error, OverflowError) and "parsing an argument" in str(error)
+    overflows = isinstance(error, OverflowError) and ("parsing an argument" in str(error) or "int32" in str(error))
     if isinstance(leaf, int) and not (-(2**31) <= leaf < 2**31 if overflows else -(2**63) <= leaf < 2**64):
         return too_large(leaf)
     if isinstance(leaf, jax.ShapeDtypeStruct):

@@ -59,7 +59,7 @@ _Strip = Annotated[
     list[str] | None,
     typer.Option(
         metavar="WORD",
-        help="Read numbers of a CSV file without this, such as '%', '$', or what sets thousands apart; may be repeated.",
+        help="Read numbers of a CSV file without this: '%', '$', or what sets thousands apart; may be repeated.",
         rich_help_panel=_CSV,
     ),
 ]

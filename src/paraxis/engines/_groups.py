@@ -357,6 +357,8 @@ class Groups:
                     f"numbers are needed; leave it out, or give numbers, of labels codes = np.unique(labels, "
                     f"return_inverse=True)[1]"
                 )
+            if (reason := arguments.why_cut(found)) is not None:
+                raise DataError(f"Groups: {self._called(number)}{jax.tree_util.keystr(path)} {reason}")
             found = dtypes.native(found)
             return found.astype(jax.dtypes.canonicalize_dtype(found.dtype), copy=False)
 

@@ -68,6 +68,7 @@ class Job:
             )
         self._leaves, self._structure = jax.tree.flatten(pytrees.sealed(tuple(args)), is_leaf=_is_groups)
         arguments.arrays(who, "args", [leaf for leaf in self._leaves if _is_traced(leaf)])
+        arguments.no_cut(who, "args", args)
         if elsewhere:
             self._leaves = [arrays.unbound(x) if _is_spread(x) else x for x in self._leaves]
         self.groups = [leaf for leaf in self._leaves if isinstance(leaf, Groups)]

@@ -34,6 +34,7 @@ def check_probabilities(function: str, probabilities: Any, shape: tuple[str, ...
 def check_labels(function: str, labels: Any, n: int, classes: int) -> None:
     """Refuse labels of another shape or dtype and, where there are values, labels that are no class."""
     arguments.array(function, "labels", labels)
+    arguments.no_cut(function, "labels", labels)
     got, y = np.shape(labels), jnp.asarray(labels)
     if got == (n, 1):
         raise ShapeError(f"{function}: labels has shape {got}, expected integers ({n},); write labels[:, 0]")

@@ -17,7 +17,7 @@ from paraxis._calls import arguments, integers
 from paraxis._core import random
 from paraxis._core.lowerings import Lowering
 from paraxis._host import processes
-from paraxis._jax import supposed
+from paraxis._jax import dtypes, supposed
 from paraxis.ensembles import _arguments, _averages, _files, _fitting, _order, _resident as resident
 from paraxis.ensembles._forms import check_make, check_options, form_of, guarded
 from paraxis.ensembles._history import Epoch, History
@@ -540,11 +540,14 @@ class Ensemble:
 
 def _key(key: Any) -> Any:
     seed = integers.at_least(-(2**63), key)
-    if seed is not None and seed < 2**64:
-        return jax.random.key(seed)
+    if seed is not None and seed < 2**63:
+        with jax.enable_x64(dtypes.is_wide() or not -(2**31) <= seed < 2**32):  # else it would be cut: 2**32 to 0
+            return jax.random.key(seed)
     if not random.is_one_key(key):
         got = arguments.described(key)
-        raise ShapeError(f"ensemble: key must be a random key or a whole number, got {got}; write jax.random.key(0)")
+        raise ShapeError(
+            f"ensemble: key must be a random key or a whole number below 2**63, got {got}; write jax.random.key(0)"
+        )
     return key
 
 

@@ -94,6 +94,8 @@ def pmap(
     @arguments.named()
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
+        arguments.no_cut("pmap", "args", {i: x for i, x in enumerate(args) if i not in static})
+        arguments.no_cut("pmap", "kwargs", kwargs)
         args, kwargs = sealed(args, kwargs)
         try:
             return pytrees.opened(compiled(*args, **kwargs))

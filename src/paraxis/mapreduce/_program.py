@@ -108,6 +108,9 @@ class Program(Generic[_P, _R]):
         declared = share_out(self.axes)
         inner = dataclasses.replace(scope.current(), declared=declared)
         leaves, structure = jax.tree.flatten(pytrees.sealed((args, kwargs)))
+        if any(map(arguments.why_cut, leaves)):
+            for name, value in arguments.by_name(self._fn, args, kwargs).items():
+                arguments.no_cut(getattr(self._fn, "__name__", "program"), name, value)
         is_traced = [_is_traced(leaf) for leaf in leaves]
 
         def run(*traced: Any) -> Any:

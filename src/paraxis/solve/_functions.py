@@ -59,11 +59,13 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
 
     Raises:
         ShapeError: if there are none, or one is not of real numbers.
-        DataError: if a linear model's targets make no sense.
+        DataError: if a linear model's targets make no sense, or JAX would cut integers.
     """
     if getattr(type(params), "_fields", None) == OptStep._fields:  # also JAXopt's
         params = params.params
     params = floating(who, "init_params", params)
+    arguments.no_cut(who, "args", args)
+    arguments.no_cut(who, "kwargs", kwargs)
     if not isinstance(fun, LinearObjective):
         return params
     problem = fun.check_targets(params, *args, **kwargs)

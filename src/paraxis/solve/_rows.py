@@ -211,6 +211,7 @@ def _targets(y: Any) -> Any:
         given = y  # it is said below what it is
     if isinstance(given, np.ndarray) and given.dtype.kind in "US":
         raise DataError(f"rows: y must be numbers, got {given.dtype}; write y = np.unique(y, return_inverse=True)[1]")
+    arguments.no_cut("rows", "y", given)
     return arguments.array("rows", "y", y)
 
 

@@ -89,7 +89,7 @@ def num_rows(what: str, batch: Any) -> int:
 
     Raises:
         ShapeError: naming two leaves that differ, or a leaf that is no array.
-        DataError: if there are no rows.
+        DataError: if there are no rows, or JAX would cut integers.
     """
     arrays = jax.tree.leaves(batch)
     sizes = {x.shape[0] if isinstance(x, jax.Array) and x.ndim else 0 for x in arrays}
@@ -122,6 +122,8 @@ def _shape(what: str, path: Any, leaf: Any) -> tuple[int, ...]:
                 f"{what}: {tree.name('batch', path)} is {leaf.dtype}, not numbers; a batch holds arrays of numbers, "
                 f"such as {{'x': np.zeros((32, 8)), 'y': np.zeros(32, int)}}"
             )
+        if (reason := arguments.why_cut(leaf)) is not None:
+            raise DataError(f"{what}: {tree.name('batch', path)} {reason}")
     return leaf.shape
 
 

@@ -90,6 +90,7 @@ class Compiled(Wrapped[_P, _R], Generic[_P, _R]):
     def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self._statics:
             self._statics.check(args, kwargs)
+        self._statics.refuse_cut(args, kwargs)
         args, kwargs = self._statics.sealed(args, kwargs)
         binding = self._bound.current()
         variables = binding.variables()

@@ -49,6 +49,12 @@ class Statics:
                     f"number, a string or a tuple, or take it out of static_argnums"
                 ) from error
 
+    def refuse_cut(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Refuse integers that JAX would cut in arguments that are not static."""
+        arguments.no_cut(self._transform, "args", {p: x for p, x in enumerate(args) if p not in self.positions})
+        if kwargs:
+            arguments.no_cut(self._transform, "kwargs", {n: x for n, x in kwargs.items() if n not in self.names})
+
     def sealed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         """Return the arguments, those sealed that are not static."""
         moved = [x if p in self.positions else pytrees.sealed(x) for p, x in enumerate(args)]

@@ -89,6 +89,8 @@ class Vectorize(Wrapped[_P, _R], Generic[_P, _R]):
     @arguments.named()
     def __call__(self, *args: Any, **kwargs: Any) -> _R:
         """Return ``f(*modules, *row, **kwargs)`` for every row."""
+        arguments.no_cut("Vectorize", "args", args)
+        arguments.no_cut("Vectorize", "kwargs", kwargs)
         given, named = pytrees.sealed((args, kwargs))
         _body.refuse_modules("Vectorize", given, named)
         batch = _batches.split("Vectorize", self._batch_axis, given)

@@ -184,7 +184,8 @@ def require_no_form(path: Path, form: CsvForm) -> None:
     if form != usual:
         fields = {field.name: lambda _, name=field.name: getattr(usual, name) for field in dataclasses.fields(form)}
         raise CommandError(
-            f"{path} is no CSV file; leave out --encoding, --delimiter, --decimal, --na-values, --strip and --uneven-rows",
+            f"{path} is no CSV file; leave out --encoding, --delimiter, --decimal, --na-values, --strip and "
+            f"--uneven-rows",
             remedies=[fields],
         )
 

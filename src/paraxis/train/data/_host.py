@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._axes import tree
+from paraxis._calls import arguments
 from paraxis._jax import dtypes
 from paraxis.errors import DataError, ShapeError
 
@@ -141,12 +142,6 @@ def _narrow(name: str, array: np.ndarray, *, copy: bool) -> np.ndarray:
             "px.loader(source, batch_size, transform=encode)"
         )
     array = dtypes.native(array)
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    if dtype != array.dtype and array.dtype.kind in "iu" and array.size:
-        limits = np.iinfo(dtype)
-        if array.min() < limits.min or array.max() > limits.max:
-            raise DataError(
-                f"{name} has numbers up to {array.max()} ({array.dtype}), which {dtype} has not; write "
-                "jax.config.update('jax_enable_x64', True), or make them smaller"
-            )
-    return np.array(array, dtype, copy=copy or None)
+    if (reason := arguments.why_cut(array)) is not None:
+        raise DataError(f"{name} {reason}")
+    return np.array(array, jax.dtypes.canonicalize_dtype(array.dtype), copy=copy or None)

@@ -1,0 +1,120 @@
+"""Integers beyond 32 bits are never cut: JAX drops their upper bits without a word where 64 bits are off."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import paraxis as px
+
+LARGE = np.array([3, 2**31 + 5, 2**33])  # int64; as int32 they are 3, -2147483643 and 0
+ONES = np.ones(3, np.float32)
+ROWS = px.Axis("rows", 3)
+
+
+@px.program(rows=3)
+def total(x: Any) -> Any:
+    return px.reduce_sum(px.map_fn(lambda x: x * 1, x))
+
+
+def members() -> px.Ensemble:
+    return px.ensemble(lambda key: jax.random.normal(key, (3,)), 2, key=0)
+
+
+def step_on(batch: Any) -> Any:
+    step = px.train_step(lambda params, batch: jnp.mean(batch["id"] * params))
+    return step(px.TrainState.create(jnp.ones(()), optax.sgd(0.1)), batch)
+
+
+TAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "map_fn": (lambda n: px.map_fn(lambda x, n: x * n, (ONES, n), ROWS), r"map_fn: args\[1\]"),
+    "broadcast": (lambda n: px.broadcast({"n": n}, ROWS), r"broadcast: x\['n'\]"),
+    "scatter": (lambda n: px.scatter(n, ROWS), "scatter: x"),
+    "gather": (lambda n: px.gather(n, ROWS), "gather: x"),
+    "reduce_sum": (lambda n: px.reduce_sum(n, ROWS), "reduce_sum: x"),
+    "reduce_max": (lambda n: px.reduce_max(n, ROWS), "reduce_max: x"),
+    "weights": (lambda n: px.reduce_weighted_mean(ONES, n, ROWS), "reduce_weighted_mean: w"),
+    "program": (total, "total: x"),
+    "pmap": (lambda n: px.pmap(lambda x: x * 1)(n), r"pmap: args\[0\]"),
+    "Jit": (lambda n: px.Jit(lambda x, n: n * 1)(ONES, n=n), r"Jit: kwargs\['n'\]"),
+    "Parallel": (lambda n: px.Parallel(lambda x: x * 1)(n), r"Parallel: args\[0\]"),
+    "Vectorize": (lambda n: px.Vectorize(lambda x: x * 1)(n), r"Vectorize: args\[0\]"),
+    "Stream": (lambda n: px.Stream(at_once=2).run(total, n), r"Stream\.run: args\[0\]"),
+    "Groups": (lambda n: px.Groups([{"n": n}] * 3).arrays(), r"Groups: element 0 .*\['n'\]"),
+    "train_step": (lambda n: step_on({"id": n}), r"train_step: batch\['id'\]"),
+    "loader": (lambda n: next(iter(px.loader({"id": n}, 3).epoch(0))), r"batch\['id'\]"),
+    "rows": (lambda n: px.solve.rows(np.ones((3, 2), np.float32), n), "rows: y"),
+    "LBFGS": (
+        lambda n: px.solve.LBFGS(lambda p, n: jnp.sum((p - n) ** 2)).run(jnp.zeros(3), n),
+        r"LBFGS\.run: args\[0\]",
+    ),
+    "predict": (lambda n: members().predict(n, apply=lambda w, n: n * 1), r"ensemble\.predict: args\[0\]"),
+    "labels": (lambda n: px.ensembles.nll(np.full((3, 4), 0.25, np.float32), n), "nll: labels"),
+}
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_integers_that_would_be_cut_are_refused_by_name(name: str) -> None:
+    call, argument = TAKES[name]
+    with pytest.raises(px.errors.DataError, match=rf"{argument} holds 8589934592 \(int64\), which int32 does not hold"):
+        call(LARGE)
+    call(np.array([3, 2, 1]))  # of the same dtype, and kept
+
+
+@pytest.mark.parametrize(
+    ("given", "holds"),
+    [
+        (np.array([0, -(2**31) - 1, 5]), r"-2147483649 \(int64\), which int32"),
+        (np.array([0, 2**32, 5], np.uint64), r"4294967296 \(uint64\), which uint32"),
+        (LARGE.astype(object), "object"),
+    ],
+)
+def test_the_integer_is_named(given: np.ndarray, holds: str) -> None:
+    with pytest.raises(Exception, match=holds):
+        px.reduce_sum(given, ROWS)
+
+
+def test_the_largest_that_32_bits_hold_are_kept() -> None:
+    ends = np.array([-(2**31), 2**31 - 1, 0])
+    assert px.gather(px.scatter(ends, ROWS), ROWS).tolist() == ends.tolist()
+    unsigned = np.array([2**32 - 1, 0, 1], np.uint64)
+    assert px.gather(px.scatter(unsigned, ROWS), ROWS).tolist() == unsigned.tolist()
+
+
+def test_python_integers_are_named_too() -> None:
+    for call in (lambda: px.broadcast(2**33, ROWS), lambda: px.reduce_weighted_mean(ONES, [2**33, 1, 1], ROWS)):
+        with pytest.raises(TypeError, match=r"(x|w\[0\]) is 8589934592, which int32 does not hold"):
+            call()
+
+
+def test_with_64_bits_and_as_floats_they_are_right() -> None:
+    weights = LARGE.astype(np.float64)
+    expected = float(np.average([1.0, 2.0, 4.0], weights=weights))
+    x = np.array([1, 2, 4], np.float32)
+    assert float(px.reduce_weighted_mean(x, LARGE.astype(np.float32), ROWS)) == pytest.approx(expected)
+    with jax.enable_x64(True):
+        assert int(px.reduce_sum(LARGE, ROWS)) == LARGE.sum()
+        assert float(px.reduce_weighted_mean(x, LARGE, ROWS)) == pytest.approx(expected)
+    estimator = px.solve.Ridge().fit(np.eye(3, 2, dtype=np.float32), LARGE, sample_weight=LARGE)
+    assert estimator.predict(np.eye(3, 2))[2] == pytest.approx(LARGE[2])
+
+
+def test_a_seed_beyond_32_bits_is_another_seed() -> None:
+    """JAX makes the same key of 0 and 2**32, unless 64 bits are on."""
+    found = [
+        np.asarray(px.ensemble(jax.random.normal, 2, key=seed).stacked()).tolist()
+        for seed in (0, 5, 2**32, 2**32 + 5, 2**62)
+    ]
+    assert len({tuple(draws) for draws in found}) == len(found)
+    with jax.enable_x64(True):
+        wide = px.ensemble(lambda key: jax.random.normal(key, (), "float32"), 2, key=2**32 + 5).stacked()
+    np.testing.assert_array_equal(wide, np.array(found[3], np.float32))
+    cohorts = [
+        [int(client) for client in px.Groups([np.int32(i) for i in range(99)]).sample(9, seed=seed)]
+        for seed in (0, 2**32, 2**64)
+    ]
+    assert cohorts[0] != cohorts[1] != cohorts[2]
