@@ -60,9 +60,38 @@ CASES: dict[str, tuple[Callable[[], Any], type[px.ParaxisError], str]] = {
     "numbers in a list": (
         lambda: px.map_fn(lambda x: x, ({"x": [[1.0, 2.0]] * 4},), ROWS),
         px.ShapeError,
-        r"map_fn: args\[0\]\['x'\] is a list of numbers, not an array; write np\.asarray\(args\[0\]\['x'\]\)",
+        r"map_fn: args\[0\]\['x'\] is a list of \d+ (numbers|lists), not an array.*; write np\.asarray\(args\[0\]\['x'\]\)",
     ),
-    "mask in a list": (lambda: px.reduce_sum(X, ROWS, where=[True] * 4), px.ShapeError, r"where is a list of numbers"),
+    "list of lists": (
+        lambda: px.map_fn(jnp.sin, [[1.0, 2.0]] * 4, ROWS),
+        px.ShapeError,
+        r"args is a list of 4 lists, not an array \[4, 2\]; write np\.asarray\(args\)",
+    ),
+    "lists of different lengths": (
+        lambda: px.map_fn(jnp.sin, [[1.0, 2.0], [3.0]], ROWS),
+        px.ShapeError,
+        r"args is a list of 2 lists of different lengths, which no array holds; fill the shorter ones up",
+    ),
+    "tuple of numbers": (
+        lambda: px.reduce_sum((1.0, 2.0, 3.0, 4.0), ROWS),
+        px.ShapeError,
+        r"x is a tuple of 4 numbers, not an array; write np\.asarray\(x\)",
+    ),
+    "list of an array for each element": (
+        lambda: px.scatter([jnp.ones(2)] * 4, ROWS),
+        px.ShapeError,
+        r"x is a list of 4 arrays float32\[2\], not one array; write jnp\.stack\(x\)",
+    ),
+    "list of two arrays of another size": (
+        lambda: px.scatter([jnp.ones(2)] * 2, ROWS),
+        px.ShapeError,
+        r"x\[0\] has shape \(2,\), but .*px\.Axis",
+    ),
+    "mask in a list": (
+        lambda: px.reduce_sum(X, ROWS, where=[True] * 4),
+        px.ShapeError,
+        r"where is a list of 4 numbers",
+    ),
     "a seed for a key": (
         lambda: px.keys(0, ROWS),  # pyright: ignore
         px.ShapeError,

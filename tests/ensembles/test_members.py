@@ -208,5 +208,7 @@ def test_a_part_of_an_ensemble_goes_on_training_by_itself() -> None:
 
 
 def test_what_is_no_key_is_refused() -> None:
-    with pytest.raises(px.ShapeError, match=r"key must be a random key or a whole number below 2\*\*63, got '0'; write jax\.random"):
+    with pytest.raises(
+        px.ShapeError, match=r"key must be a random key or a whole number below 2\*\*63, got '0'; write jax\.random"
+    ):
         px.ensemble(lambda key: jax.random.normal(key), 2, "0")

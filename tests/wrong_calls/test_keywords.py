@@ -91,8 +91,44 @@ def test_a_list_of_numbers_is_said_to_be_one(name: str) -> None:
             state, (rows, labels)
         ),
     }
-    with pytest.raises((TypeError, px.ShapeError), match=r"is a list of numbers, .*write np\.asarray\("):
+    with pytest.raises(
+        (TypeError, px.ShapeError), match=r"is a list of 8 (numbers|lists), not an array.*; write np\.asarray\("
+    ):
         calls[name]()
+
+
+LISTS: dict[str, tuple[Any, str]] = {
+    "numbers": ([1.0, 2.0, 3.0], r"is a list of 3 numbers, not an array; write np\.asarray\("),
+    "lists": ([[1.0, 2.0]] * 3, r"is a list of 3 lists, not an array \[3, 2\]; write np\.asarray\("),
+    "uneven lists": ([[1.0, 2.0], [3.0]], "is a list of 2 lists of different lengths, which no array holds; fill"),
+    "a tuple": ((1.0, 2.0, 3.0), r"is a tuple of 3 numbers, not an array; write np\.asarray\("),
+    "arrays": ([np.ones(2, np.float32)] * 3, r"is a list of 3 arrays float32\[2\], not one array; write jnp\.stack\("),
+}
+CALLS: dict[str, tuple[Any, str]] = {
+    "pmap": (lambda x: px.pmap(lambda x: x * 2)(x), r"pmap: args\[0\]"),
+    "grad": (lambda x: px.grad(lambda x: (x * 2).sum())(x), r"grad: args\[0\]"),
+    "LBFGS": (
+        lambda x: px.solve.LBFGS(lambda p, x: jnp.sum((p - x) ** 2)).run(jnp.zeros(3), x),
+        r"LBFGS\.run: args\[0\]",
+    ),
+    "init_params": (lambda x: px.solve.LBFGS(lambda p: jnp.sum(p**2)).run(x), r"LBFGS\.run: init_params"),
+    "train_step": (
+        lambda x: px.train_step(lambda p, batch: jnp.mean(batch["x"] * p))(
+            px.TrainState.create(jnp.ones(()), optax.sgd(0.1)), {"x": x}
+        ),
+        r"batch\['x'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("what", LISTS)
+def test_a_list_in_the_place_of_an_array_is_described(call: str, what: str) -> None:
+    if (call, what) == ("pmap", "arrays"):
+        return  # three arrays, each with two elements
+    (given, told), (run, argument) = LISTS[what], CALLS[call]
+    with pytest.raises((TypeError, px.ShapeError), match=f"{argument} {told}"):
+        run(given)
 
 
 def test_labels_that_are_text_are_to_be_numbered() -> None:

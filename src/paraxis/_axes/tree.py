@@ -49,7 +49,7 @@ def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
     tree = arrays(verb, argument, tree)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if leaf.ndim == 0 or leaf.shape[0] != axis.size:
-            refuse_lists(verb, argument, tree)
+            refuse_lists(verb, argument, tree, size=axis.size)
             other = f"px.Axis({axis.name!r}, {leaf.shape[0]}) if there are so many elements, or " if leaf.ndim else ""
             raise ShapeError(
                 f"{verb}: {name(argument, path)} has shape {leaf.shape}, but a value placed on axis {axis.name!r} "
@@ -59,25 +59,33 @@ def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
     return tree
 
 
-def refuse_lists(verb: str, argument: str, tree: Any, *, only_rows: bool = False) -> None:
-    """Say where numbers are in lists, which JAX takes for trees of single numbers.
+def refuse_lists(
+    verb: str, argument: str, tree: Any, *, only_rows: bool = False, only_lists: bool = False, size: int = 0
+) -> None:
+    """Say where numbers are in lists or tuples, which JAX takes for trees of single numbers.
 
     Args:
         verb, argument: for the error.
-        tree: what was given.
+        tree: what was given; as ``args``, a tuple is several arguments.
         only_rows: leave lists alone that have no lists in them.
+        only_lists: leave tuples alone.
+        size: also say where so many arrays of one shape are in a list, one for each element.
 
     Raises:
         ShapeError: naming the first such list.
     """
 
     def is_refused(x: Any) -> bool:
-        return isinstance(x, list) and _is_numbers(x) and not (only_rows and not any(map(_is_sequence, x)))
+        if not isinstance(x, list) and (only_lists or not isinstance(x, tuple) or (x is tree and argument == "args")):
+            return False
+        if len(x) == size and arguments.is_list_of_arrays(x):
+            return True
+        return _is_numbers(x) and not (only_rows and not any(map(_is_sequence, x)))
 
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_refused):
         if is_refused(leaf):
             called = name(argument, path)
-            raise ShapeError(f"{verb}: {called} is a list of numbers, not an array; write np.asarray({called})")
+            raise ShapeError(f"{verb}: {called} {arguments.why_no_array(called, leaf)}")
 
 
 def _is_sequence(x: Any) -> bool:

@@ -231,6 +231,8 @@ def array(who: str, argument: str, value: Any) -> Any:
         raise TypeError(f"{who}: {argument} {reason}")
     if found is not None and _can_be_jax(found.dtype):
         return found
+    if isinstance(value, (list, tuple)) and "different lengths" in (reason := why_no_array(argument, value)):
+        raise TypeError(f"{who}: {argument} {reason}")
     return _refuse(
         TypeError, who, argument, "must be an array of numbers", value, f"np.asarray({argument}, np.float32)"
     )
@@ -419,11 +421,10 @@ def blamed(who: str, given: Mapping[str, Any], error: Exception, taken: tuple[ty
         leaves = [leaf for argument, value in given.items() for leaf in _leaves(who, argument, value)]
     except TypeError as told:
         return told
-    if isinstance(error, TypeError) and (
-        "'list'" in str(error) or str(error).startswith("Cannot determine dtype of [")
-    ):
-        for name in (name for argument, value in given.items() for name in _lists(argument, value)):
-            return TypeError(f"{who}: {name} is a list of numbers, and must be an array; write np.asarray({name})")
+    if isinstance(error, (TypeError, AttributeError)) and any(words in str(error) for words in _OF_LISTS):
+        for argument, value in given.items():
+            for name, found in _lists(argument, value):
+                return TypeError(f"{who}: {name} {why_no_array(name, found)}")
     for name, leaf in leaves:
         reason = _why_no_shape(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else None
         if reason is not None:
@@ -438,14 +439,48 @@ def blamed(who: str, given: Mapping[str, Any], error: Exception, taken: tuple[ty
     return None
 
 
-def _lists(argument: str, tree: Any) -> list[str]:
-    """Return how errors call the lists of numbers in a tree, which JAX takes for trees of single ones."""
+_OF_LISTS = ("'list'", "'tuple'", "Cannot determine dtype of [")
+
+
+def _lists(argument: str, tree: Any) -> list[tuple[str, Any]]:
+    """Return the lists in a tree that may have been meant as one array, and how errors call them."""
 
     def is_list(x: Any) -> bool:
-        return isinstance(x, list) and len(x) > 1 and all(isinstance(y, (bool, int, float, list)) for y in x)
+        if not isinstance(x, (list, tuple)) or len(x) < 2 or (isinstance(x, tuple) and argument == "args"):
+            return False
+        return all(isinstance(y, (bool, int, float, list)) for y in x) or is_list_of_arrays(x)
 
     found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_list)
-    return [f"{argument}{jax.tree_util.keystr(at)}" for at, leaf in found if is_list(leaf)]
+    return [(f"{argument}{jax.tree_util.keystr(at)}", leaf) for at, leaf in found if is_list(leaf)]
+
+
+def is_list_of_arrays(x: Any) -> bool:
+    """Return whether it is a list of several arrays of one shape, which could be a single array."""
+    if not isinstance(x, list) or len(x) < 2 or not all(isinstance(y, (jax.Array, np.ndarray)) for y in x):
+        return False
+    return len({y.shape for y in x}) == 1 and x[0].ndim > 0
+
+
+def why_no_array(name: str, value: list[Any] | tuple[Any, ...]) -> str:
+    """Tell what a list given in the place of an array is, and what to write."""
+    found = f"is a {type(value).__name__} of {len(value)}"
+    if is_list_of_arrays(value):
+        return f"{found} arrays {value[0].dtype}{list(value[0].shape)}, not one array; write jnp.stack({name})"
+    if not any(isinstance(x, (list, tuple)) for x in value):
+        return f"{found} numbers, not an array; write np.asarray({name})"
+    shape = _shape_of(value)
+    if shape is None:
+        return f"{found} lists of different lengths, which no array holds; fill the shorter ones up, with a mask beside"
+    return f"{found} lists, not an array {list(shape)}; write np.asarray({name})"
+
+
+def _shape_of(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of the array that nested lists of numbers are; ``None``: they are none."""
+    if not isinstance(value, (list, tuple)):
+        return np.shape(value)
+    inner = {_shape_of(x) for x in value}
+    first = inner.pop() if len(inner) == 1 else None
+    return None if first is None else (len(value), *first)
 
 
 def why_not(leaf: Any, error: Exception | None = None) -> str | None:

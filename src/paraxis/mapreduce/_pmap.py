@@ -153,6 +153,8 @@ def _size(axes: tuple[Any, ...], dynamic: tuple[Any, ...], kwargs: dict[str, Any
         shape = np.shape(leaf)
         label = f"args{jax.tree_util.keystr(path)}"
         if not -len(shape) <= at < len(shape):
+            tree.refuse_lists("pmap", "args", dynamic)
+            tree.refuse_lists("pmap", "kwargs", kwargs)
             raise ShapeError(
                 f"pmap: {label} has shape {shape} and no axis {at} to map over; write None for it in in_axes to give "
                 f"every element the whole of it"
