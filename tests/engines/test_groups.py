@@ -196,6 +196,7 @@ def test_files_that_are_compressed_or_hold_a_number_beside_the_rows(tmp_path):
 
 
 def test_a_memory_mapped_array_and_a_source_that_gives_many_at_once(tmp_path):
+    rng = np.random.default_rng(2)
     x = rng.normal(size=(20, 3)).astype("float32")
     np.save(tmp_path / "x.npy", x)
     axis = px.Axis("rows", 20)

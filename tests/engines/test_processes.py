@@ -24,24 +24,10 @@ from tests._support import assert_close
 from tests.engines import _sources
 from tests.engines._programs import AXIS, PROGRAMS, N, Ours, Plain, W, X, Y
 
+AT_ONCE = 5  # of the fixtures `pool` and `ray`
 # A loop on the host, what is kept, elements that exchange values; what others cover is of the night.
 DAILY = ("scanned", "extremes", "exchanging")
 NAMES = [pytest.param(n, marks=() if n in DAILY else pytest.mark.slow) for n in PROGRAMS]
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with px.Pool(at_once=5, workers=2) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def ray():
-    pytest.importorskip("ray")
-    import ray
-
-    yield px.Ray(at_once=5)
-    ray.shutdown()
 
 
 def groups(*arrays: Any) -> list[px.Groups]:

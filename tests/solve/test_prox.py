@@ -14,8 +14,6 @@ import paraxis as px
 from paraxis.solve import prox
 from tests.solve._problems import in_float64
 
-RNG = np.random.default_rng(0)
-
 
 def _jaxopt() -> Any:
     with warnings.catch_warnings():
@@ -40,8 +38,9 @@ PENALTIES: dict[str, tuple[prox.Prox, Any, Callable[[np.ndarray], float]]] = {
 @pytest.mark.parametrize("name", PENALTIES)
 @in_float64
 def test_an_operator_minimises_what_defines_it(name: str, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
     operator, hyper, penalty = PENALTIES[name]
-    x, scaling = RNG.normal(size=shape) * 2, 0.6
+    x, scaling = rng.normal(size=shape) * 2, 0.6
 
     def defining(z: np.ndarray) -> float:
         return scaling * penalty(z.reshape(shape)) + 0.5 * float(((z.reshape(shape) - x) ** 2).sum())
@@ -59,7 +58,8 @@ def test_an_operator_minimises_what_defines_it(name: str, shape: tuple[int, ...]
 @pytest.mark.parametrize("shape", [(1,), (2,), (7,), (3, 5)])
 @in_float64
 def test_the_simplex_is_met_where_quadratic_programming_meets_it(shape: tuple[int, ...]) -> None:
-    x, total = RNG.normal(size=shape) * 3, 1.7
+    rng = np.random.default_rng(0)
+    x, total = rng.normal(size=shape) * 3, 1.7
     found = np.asarray(prox.simplex(jnp.asarray(x), total))
     np.testing.assert_allclose(found.sum(-1), total)
     for row, got in zip(x.reshape(-1, shape[-1]), found.reshape(-1, shape[-1]), strict=True):
@@ -88,8 +88,9 @@ def test_bounds_clip_each_leaf_at_its_own() -> None:
 @pytest.mark.slow
 @in_float64
 def test_operators_agree_with_jaxopt() -> None:
+    rng = np.random.default_rng(0)
     theirs = _jaxopt().prox
-    x, scaling = jnp.asarray(RNG.normal(size=(6,)) * 2), 0.6
+    x, scaling = jnp.asarray(rng.normal(size=(6,)) * 2), 0.6
     pairs = [
         (prox.l1(x, 0.7, scaling), theirs.prox_lasso(x, 0.7, scaling)),
         (prox.l1(x, None, scaling), theirs.prox_lasso(x, None, scaling)),
@@ -119,10 +120,11 @@ def test_the_intercept_goes_free() -> None:
 @pytest.mark.slow
 @in_float64
 def test_derivatives_are_those_by_finite_differences_and_finite_at_zero() -> None:
-    x = jnp.asarray(RNG.normal(size=(4, 3)) * 2)
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(4, 3)) * 2)
     for operator, hyper in ((prox.l1, 0.3), (prox.elastic_net, (0.3, 0.2)), (prox.group, 0.4), (prox.simplex, 1.5)):
-        weigh = jnp.asarray(RNG.normal(size=x.shape))
-        direction = RNG.normal(size=x.shape)
+        weigh = jnp.asarray(rng.normal(size=x.shape))
+        direction = rng.normal(size=x.shape)
 
         def scalar(x: Any, operator: Any = operator, hyper: Any = hyper, weigh: Any = weigh) -> jax.Array:
             return jnp.sum(weigh * operator(x, hyper, 0.5))

@@ -178,6 +178,7 @@ def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once_in_b
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_the_score_of_a_table_is_that_of_scikit_learn_in_memory_and_it_is_read_once(name):
+    rng = np.random.default_rng(2)
     ours, theirs, y = ESTIMATORS[name]
     model, expected = sklearn.base.clone(ours).fit(X, y), sklearn.base.clone(theirs).fit(X, y)
     weight = rng.integers(0, 3, N)
@@ -210,6 +211,7 @@ def test_the_score_of_a_table_is_that_of_scikit_learn_in_memory_and_it_is_read_o
 
 @pytest.mark.parametrize(("devices", "at_once"), [(1, 29), (1, 203), (3, 10), (8, 1)])
 def test_value_and_gradient_do_not_depend_on_chunks_and_devices(devices, at_once):
+    rng = np.random.default_rng(2)
     axis = px.Axis("rows", N, mesh=Mesh(np.array(jax.devices()[:devices]), ("rows",)))
     weight = rng.integers(0, 3, N)
     y = np.digitize(Z, [-1, 1])
@@ -274,6 +276,7 @@ def test_what_cannot_be_is_said():
 
 def test_large_blocks_of_files_which_are_used_where_they_were_read(tmp_path):
     """They are multiples of sixteen rows on each device, so that memory is aligned; other chunks end elsewhere."""
+    rng = np.random.default_rng(2)
     x = rng.normal(size=(20_001, 3)).astype("float32")
     y = (x[:, 0] > rng.normal(size=len(x))).astype("int32")
     for part, rows in enumerate((slice(0, 7003), slice(7003, 20_001))):

@@ -13,27 +13,13 @@ import paraxis as px
 from paraxis.solve import Status, objective
 from tests.solve._sources import Counting, Deadly
 
+AT_ONCE = 20  # of the fixtures `pool` and `ray`
 N, D = 203, 4
 rng = np.random.default_rng(0)
 X = rng.normal(size=(N, D)) * [1, 3, 0.2, 1] + [0, 1, 5, 0]
 Z = (X - X.mean(0)) / X.std(0) @ [1.0, -2.0, 0.5, 0.0] + rng.normal(size=N)
 COUNTS = rng.poisson(np.exp(Z / 3))
 WEIGHT = rng.integers(0, 3, N).astype(float)
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with px.Pool(at_once=20, workers=2) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def ray():
-    pytest.importorskip("ray")
-    import ray
-
-    yield px.Ray(at_once=20)
-    ray.shutdown()
 
 
 def npy(folder: Path, y: np.ndarray) -> px.Table:
@@ -131,6 +117,7 @@ def test_the_rows_are_read_by_the_processes_and_passes_are_as_many_as_on_this_ma
 
 @pytest.mark.parametrize(("devices", "at_once"), [(1, 29), (3, 10)])
 def test_value_and_gradient_do_not_depend_on_blocks_and_devices(devices, at_once):
+    rng = np.random.default_rng(2)
     axis = px.Axis("rows", N, mesh=Mesh(np.array(jax.devices()[:devices]), ("rows",)))
     y = np.digitize(Z, [-1, 1])
     fun = objective.glm("softmax", intercept=True, l2=True)

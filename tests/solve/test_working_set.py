@@ -9,13 +9,11 @@ from sklearn import linear_model as oracle
 
 import paraxis as px
 
-RNG = np.random.default_rng(11)
 
-
-def _columns(kind: str, n: int, d: int) -> np.ndarray:
-    X = RNG.standard_normal((n, d))
+def _columns(rng: np.random.Generator, kind: str, n: int, d: int) -> np.ndarray:
+    X = rng.standard_normal((n, d))
     if kind == "correlated":
-        X = 0.1 * X + RNG.standard_normal((n, 3)) @ RNG.standard_normal((3, d))
+        X = 0.1 * X + rng.standard_normal((n, 3)) @ rng.standard_normal((3, d))
     elif kind == "duplicated":
         X[:, d // 2 :] = X[:, : d - d // 2]
     elif kind == "degenerate":
@@ -45,11 +43,12 @@ _KINDS = "plain", "correlated", "duplicated", "degenerate", "scaled"
     ],
 )
 def test_no_coefficient_can_move(num_columns: int, kinds: tuple[str, ...], parts: tuple[float, ...]) -> None:
+    rng = np.random.default_rng(11)
     n, d = 100, num_columns
     for kind, part, ratio in itertools.product(kinds, parts, (1.0, 0.5)):
-        X = _columns(kind, n, d)
-        y = 3 + X[:, :5] @ np.arange(1.0, 6) / np.abs(X).max() + RNG.standard_normal(n)
-        weight = RNG.integers(0, 3, n) * 1.0
+        X = _columns(rng, kind, n, d)
+        y = 3 + X[:, :5] @ np.arange(1.0, 6) / np.abs(X).max() + rng.standard_normal(n)
+        weight = rng.integers(0, 3, n) * 1.0
         share = weight / weight.sum()
         alpha = part * np.abs((X - share @ X).T @ (share * (y - share @ y))).max() / ratio
         model = px.solve.ElasticNet(alpha, l1_ratio=ratio, devices=2, tol=1e-14).fit(X, y, weight)
@@ -59,10 +58,12 @@ def test_no_coefficient_can_move(num_columns: int, kinds: tuple[str, ...], parts
 
 @pytest.mark.slow
 def test_the_number_of_devices_and_the_solver_change_nothing() -> None:
-    X = _columns("correlated", 100, 40)
-    y = X[:, 0] + RNG.standard_normal(100)
-    one, three = px.solve.Lasso(0.05, devices=1), px.solve.Lasso(0.05, devices=3)
-    fits = [model.fit(X, y) for model in (one, three, px.solve.Lasso(0.05, devices=1, solver="proximal-gradient"))]
+    rng = np.random.default_rng(11)
+    X = _columns(rng, "correlated", 100, 40)
+    y = X[:, 0] + rng.standard_normal(100)
+    one, three = px.solve.Lasso(0.05, devices=1, tol=1e-9), px.solve.Lasso(0.05, devices=3, tol=1e-9)
+    other = px.solve.Lasso(0.05, devices=1, solver="proximal-gradient", tol=1e-9)
+    fits = [model.fit(X, y) for model in (one, three, other)]
     expected = oracle.Lasso(0.05, tol=1e-14, max_iter=10**6).fit(X, y)
     for fit in fits:
         np.testing.assert_allclose(fit.coef_, expected.coef_, rtol=0, atol=1e-7)
@@ -73,8 +74,9 @@ def test_the_number_of_devices_and_the_solver_change_nothing() -> None:
 @pytest.mark.slow
 def test_the_bound_of_the_error_is_kept() -> None:
     """The error is a duality gap: no further above the minimum than tol, in units of the targets' variance."""
-    X = _columns("correlated", 100, 40)
-    y = X @ RNG.standard_normal(40) + RNG.standard_normal(100)
+    rng = np.random.default_rng(11)
+    X = _columns(rng, "correlated", 100, 40)
+    y = X @ rng.standard_normal(40) + rng.standard_normal(100)
     y = (y - y.mean()) / y.std()
 
     def value(w: np.ndarray) -> float:
@@ -89,8 +91,9 @@ def test_the_bound_of_the_error_is_kept() -> None:
 
 @pytest.mark.slow
 def test_nothing_is_chosen_above_the_largest_strength_and_zero_strength_is_least_squares() -> None:
-    X = _columns("plain", 100, 40)
-    y = X[:, 0] + 0.1 * RNG.standard_normal(100)
+    rng = np.random.default_rng(11)
+    X = _columns(rng, "plain", 100, 40)
+    y = X[:, 0] + 0.1 * rng.standard_normal(100)
     largest = np.abs((X - X.mean(0)).T @ (y - y.mean())).max() / 100
     path = px.solve.Lasso(devices=1).path(X, y, [1.001 * largest, 0.999 * largest, 0.0])
     assert [int((coef != 0).sum()) for coef in path.coef] == [0, 1, 40]
@@ -99,8 +102,9 @@ def test_nothing_is_chosen_above_the_largest_strength_and_zero_strength_is_least
 
 @pytest.mark.slow
 def test_float32_ends_when_it_can_do_no_more_without_a_warning() -> None:
-    X = _columns("correlated", 100, 40).astype(np.float32)
-    y = X[:, 0] + RNG.standard_normal(100).astype(np.float32)
+    rng = np.random.default_rng(11)
+    X = _columns(rng, "correlated", 100, 40).astype(np.float32)
+    y = X[:, 0] + rng.standard_normal(100).astype(np.float32)
     expected = oracle.Lasso(0.02, tol=1e-14, max_iter=10**6).fit(X.astype(float), y.astype(float))
     found = px.solve.Lasso(0.02, devices=1).fit(X, y)
     assert found.coef_.dtype == np.float32

@@ -105,7 +105,7 @@ def test_a_value_with_rows_in_two_dimensions_is_named() -> None:
 def test_a_single_row_is_told_by_its_position(
     fn: Callable[[jax.Array], jax.Array], rows: int, expected: int | str
 ) -> None:
-    (answer,) = _said(fn, [_normal(1, M)], [rows])
+    (answer,) = _said(fn, [X[:1]], [rows])
     assert isinstance(answer, rowwise.Mixed) if isinstance(expected, str) else answer == expected
 
 
