@@ -45,6 +45,10 @@ TAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "Vectorize": (lambda n: px.Vectorize(lambda x: x * 1)(n), r"Vectorize: args\[0\]"),
     "Stream": (lambda n: px.Stream(at_once=2).run(total, n), r"Stream\.run: args\[0\]"),
     "Groups": (lambda n: px.Groups([{"n": n}] * 3).arrays(), r"Groups: element 0 .*\['n'\]"),
+    "Groups.of_arrays": (
+        lambda n: px.Stream(at_once=2).run(total, px.Groups.of_arrays(n)),
+        "Groups: elements",
+    ),
     "train_step": (lambda n: step_on({"id": n}), r"train_step: batch\['id'\]"),
     "loader": (lambda n: next(iter(px.loader({"id": n}, 3).epoch(0))), r"batch\['id'\]"),
     "rows": (lambda n: px.solve.rows(np.ones((3, 2), np.float32), n), "rows: y"),

@@ -260,7 +260,6 @@ def arrays(who: str, argument: str, tree: Any) -> None:
         reason = why_not(leaf) if known else f"must be an array or a number, got {described(leaf)}; write np.asarray(…)"
         if reason is not None:
             raise TypeError(f"{who}: {at} {reason}")
-    no_cut(who, argument, tree)
 
 
 def no_cut(who: str, argument: str, tree: Any) -> None:

@@ -303,6 +303,16 @@ class Groups:
             one = Padded(jax.tree.unflatten(structure, filled), np.zeros(length, bool), np.int32())
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((len(self), *a.shape), a.dtype), one)
 
+    def _for_devices(self, places: np.ndarray, length: int | None) -> Any:
+        """Return the same as ``_read``, if devices hold all of its integers.
+
+        Raises:
+            DataError, ShapeError: as there, or naming an integer that JAX would cut.
+        """
+        found = self._read(places, length)
+        arguments.no_cut("Groups", "elements", found)
+        return found
+
     def _read(self, places: np.ndarray, length: int | None) -> Any:
         """Return elements by their places, one after the other along a new first dimension, in NumPy arrays.
 

@@ -345,7 +345,7 @@ def of_chunk(rows: Rows, chunk: Chunk, at: int, read: dict[int, list[Any]]) -> A
     groups, leaf = rows
     if id(groups) not in read:
         length = chunk.length if groups.lengths is not None else None
-        read[id(groups)] = jax.tree.leaves(groups._read(chunk.numbers, length))
+        read[id(groups)] = jax.tree.leaves(groups._for_devices(chunk.numbers, length))
     return read[id(groups)][leaf]
 
 

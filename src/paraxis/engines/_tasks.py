@@ -166,7 +166,7 @@ def _rows(work: Work, part: Part) -> list[Any]:
         source, leaf = work.sources[where[0]], where[1]
         if where[0] not in read:
             length = part.length if source.lengths is not None else None
-            read[where[0]] = jax.tree.leaves(source._read(part.numbers, length))
+            read[where[0]] = jax.tree.leaves(source._for_devices(part.numbers, length))
         found.append(read[where[0]][leaf])
     return found
 
