@@ -305,11 +305,16 @@ def of_members(size: int) -> Report:
     return px.explain(members.train)(member_step, jnp.ones((64, 16)))
 
 
+def of_predictions(size: int) -> Report:
+    members = px.ensemble(lambda key: jax.random.normal(key, (16, 3)), size, key=0, apply=lambda w, x: x @ w)
+    return px.explain(members.predict)(jnp.ones((64, 16)))
+
+
 def of_shares(rows: int) -> Report:
     return px.explain(px.Parallel(nnx.Linear(4, 2, rngs=nnx.Rngs(0))))(struct(rows, 4))
 
 
-@pytest.mark.parametrize(("make", "name"), [(of_members, "members"), (of_shares, "batch")])
+@pytest.mark.parametrize(("make", "name"), [(of_members, "members"), (of_predictions, "members"), (of_shares, "batch")])
 def test_members_and_shares_of_a_batch_are_padded_too(make: Any, name: str) -> None:
     (finding,) = make(10).findings
     assert finding.kind == "padding"

@@ -212,7 +212,8 @@ def _report(
     if machine is not None:
         report = dataclasses.replace(report, estimate=_estimate.of(program, machine, report.memory, results))
     owner = getattr(fn, "__self__", None)
-    members = getattr(owner, "axis", None) if hasattr(owner, f"_trace_{_name(fn)}") else None
+    runs_members = hasattr(owner, "_trace_train") and _name(fn) in ("train", "predict")
+    members = getattr(owner, "axis", None) if runs_members else None
     by = _jitted.by(fn)
     seen = _findings.Seen(report, program, jaxpr, closed, lowered.args_info, by, members, found.called)
     return dataclasses.replace(report, findings=_findings.of(seen), unchecked=tuple(_findings.not_looked_for(seen)))

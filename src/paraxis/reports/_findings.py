@@ -244,9 +244,11 @@ def _placements(seen: Seen) -> Iterator[tuple[str, int, int, int, _lines.Line | 
             yield "batch", rows, padded, seen.devices, _lines.behind(frames)[0]
     for size, padded in _batches(seen):
         yield "batch", size, padded, seen.devices, None
-    members = next(iter(seen.report.arguments), None)
-    if seen.axis is not None and members is not None and seen.devices > 1:  # on one, it may be the program of one
-        yield seen.axis.name, seen.axis.size, members.shape[0], seen.devices, None
+    if seen.axis is not None and seen.devices > 1:  # on one, it may be the program of one
+        padded = -(-seen.axis.size // seen.devices) * seen.devices  # of a prediction, members are no argument
+        for argument in seen.report.arguments:
+            padded = argument.shape[0] if argument.name.startswith("members") else padded
+        yield seen.axis.name, seen.axis.size, padded, seen.devices, None
 
 
 def _pads(frames: Iterable[tuple[str, int, str]]) -> bool:
