@@ -1,5 +1,6 @@
 """``paraxis explain``: a report on any number of devices, in a process of its own; one line for each mistake."""
 
+import json
 import re
 from pathlib import Path
 
@@ -53,6 +54,34 @@ def test_a_function_is_explained_on_512_devices_in_a_process_of_its_own(model: P
     )
     assert f"{2 * 2 * 16 * 8 * 4 / 1000:.3g} kFLOP per device" in done.stdout
     assert (model.parent / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_other_programs_are_told_of_each_collective(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{model}:average", "--shapes", "float32[8,4], float32[1024,16,8]", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["collectives"] == {"all_reduce": 1}
+    assert found["sends"] == [
+        {
+            "kind": "all_reduce",
+            "shape": "f32[16,4]",
+            "bytes": 256,
+            "times": 1,
+            "times_are_exact": True,
+            "in_branch": False,
+            "axes": ["rows"],
+            "devices": 8,
+            "file": str(model),
+            "line": 10,
+            "verb": "px.reduce_mean",
+            "others": [],
+            "written": False,
+            "backward": False,
+            "widened_from": None,
+        }
+    ]
+    assert sum(one["bytes"] * one["times"] for one in found["sends"]) == found["sent_bytes"]
+    assert main(["explain", f"{model}:Model.twice", "--shapes", "float32[8,8]", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sends"] == []
 
 
 @pytest.mark.slow  # each number is a process

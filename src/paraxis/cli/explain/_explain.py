@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from paraxis.cli._errors import CommandError
 from paraxis.cli.explain._script import run_script
 from paraxis.errors import DeviceError
-from paraxis.reports import Point, Report, explain, for_devices, text
+from paraxis.reports import Collective, Point, Report, explain, for_devices, text
 from paraxis.testing import simulate_devices
 
 MOST_STARTED = 2048
@@ -124,6 +124,7 @@ def _numbers(report: Report) -> dict[str, Any]:
         "sent_bytes": report.total_bytes,
         "sent_bytes_are_exact": report.is_certain,
         "collectives": {kind: n for kind, n in report.communication.count.items() if n},
+        "sends": [_sent(collective) for collective in report.collectives],
         "peak_bytes": report.memory.peak,
         "fits": report.fits,
         "argument_bytes": report.memory.arguments,
@@ -133,6 +134,30 @@ def _numbers(report: Report) -> dict[str, Any]:
         "not_looked_for": list(report.unchecked),
         "estimated_seconds": None if report.estimate is None else report.estimate.seconds,
     }
+
+
+def _sent(collective: Collective) -> dict[str, Any]:
+    """Return what the text of a report says of a collective."""
+    return {
+        "kind": collective.kind,
+        "shape": collective.shape,
+        "bytes": collective.bytes,
+        "times": collective.times,
+        "times_are_exact": collective.is_certain,
+        "in_branch": collective.is_branch,
+        "axes": list(collective.axes),
+        "devices": collective.group_size,
+        **_asking(collective.line, collective.verb),
+        "others": [_asking(line, verb) for line, verb in collective.others],
+        "written": collective.is_written,
+        "backward": collective.is_backward,
+        "widened_from": collective.widened,
+    }
+
+
+def _asking(line: Any, verb: str | None) -> dict[str, Any]:
+    """Return the line of source, a ``Line`` or ``None``, and the verb that ask for a collective."""
+    return {"file": None if line is None else line.file, "line": None if line is None else line.number, "verb": verb}
 
 
 def _apart(target: str, given: Sequence[str], devices: int) -> dict[str, Any]:
