@@ -37,8 +37,13 @@ def test_private_modules_are_seen_wherever_they_are_named() -> None:
 def generators_shared_by_tests(source: str) -> list[str]:
     """Tests that draw from a generator of their module: what they get depends on which others ran before."""
     module = ast.parse(source)
-    made = [node for node in module.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
-    generators = {ast.unparse(node.targets[0]) for node in made if ast.unparse(node.value.func) in GENERATORS}
+    generators = {
+        ast.unparse(node.targets[0])
+        for node in module.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) in GENERATORS
+    }
     tests = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
     found = []
     for test in tests:
