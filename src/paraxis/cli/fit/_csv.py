@@ -407,9 +407,12 @@ def _stripped(cells: pa.Array, form: CsvForm) -> Iterator[pa.Array]:
 
 
 def _in_threes(separator: str) -> str:
-    """Return the pattern of digits that a separator sets apart in threes, with what is not digits around."""
+    """Return the pattern of digits that a separator sets apart in threes, with what is not digits around.
+
+    No thousands begin with a zero.
+    """
     mark = re.escape(separator)
-    return rf"^[^0-9{mark}]*[0-9]{{1,3}}({mark}[0-9]{{3}})+([^0-9{mark}].*)?$"
+    return rf"^[^0-9{mark}]*[1-9][0-9]{{0,2}}({mark}[0-9]{{3}})+([^0-9{mark}].*)?$"
 
 
 def _cast(cells: pa.Array, dtype: pa.DataType, form: CsvForm) -> pa.Array | None:
