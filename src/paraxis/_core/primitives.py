@@ -197,29 +197,19 @@ def _prod_jvp(x: jax.Array, x_dot: jax.Array, **params: Any) -> tuple[jax.Array,
     return prod_p.bind(x, **params), sum_p.bind(others_p.bind(x, **params) * x_dot, **params)
 
 
-def _others(x: jax.Array, **params: Any) -> jax.Array:
+def _others(x: jax.Array, *along: jax.Array, **params: Any) -> jax.Array:
     """``(size, ...)`` → for each element the product of the others, by JAX's own rule on all rows.
 
-    It is exact at zeros, at any order, and needs the rows in one place.
+    With more operands, its derivative along these values. Exact at zeros, at any order; it needs the rows in one place.
     """
-    y, back = jax.vjp(functools.partial(_reduce_rows, kind="prod", **params), layout.in_one_place(x))
-    return layout.laid_as(x, back(jnp.ones_like(y))[0])
 
+    def others(x: jax.Array) -> jax.Array:
+        y, back = jax.vjp(functools.partial(_reduce_rows, kind="prod", **params), x)
+        return back(jnp.ones_like(y))[0]
 
-def others_by_reductions(x: jax.Array, **params: Any) -> jax.Array:
-    """Return the same by a product and a count over the elements: exact at zeros, but its derivatives there are not."""
-    x = jax_api.computed_once(x)  # else what the count finds to be zero may not be zero in the product
-    factors, is_zero = jnp.where(x == 0, jnp.ones_like(x), x), (x == 0).astype(np.int32)
-    zeros_left = sum_p.bind(is_zero, **params)[None] - is_zero
-    return jnp.where(zeros_left == 0, prod_p.bind(factors, **params)[None] / factors, jnp.zeros_like(x))
-
-
-def _others_batch(x: jax.Array, dim: int, **params: Any) -> tuple[jax.Array, int]:
-    return others_p.bind(jnp.moveaxis(x, dim, 1), **params), 1
-
-
-def _others_jvp(x: jax.Array, x_dot: jax.Array, **params: Any) -> tuple[jax.Array, jax.Array]:
-    return jax.jvp(functools.partial(_others, **params), (x,), (x_dot,))
+    for v in along:
+        others = functools.partial(lambda of, v, x: jax.jvp(of, (x,), (v,))[1], others, layout.in_one_place(v))
+    return layout.laid_as(x, others(layout.in_one_place(x)))
 
 
 def _mask(x: jax.Array, size: int, fill: Any) -> jax.Array:
@@ -241,11 +231,11 @@ def _primitive(name: str, implementation: Callable[..., jax.Array], aval: Callab
     def compiled(params: Hashable) -> Callable[..., jax.Array]:
         return jax.jit(functools.partial(implementation, **dict(params)))  # pyright: ignore[reportCallIssue, reportArgumentType]
 
-    def evaluated(x: jax.Array, **params: Any) -> jax.Array:
-        x = jnp.asarray(x)  # under a derivative, JAX has numbers of its own kind
+    def evaluated(*operands: jax.Array, **params: Any) -> jax.Array:
+        x, *more = map(jnp.asarray, operands)  # under a derivative, JAX has numbers of its own kind
         laid = params.get("laid")
         unread = ("devices",) if laid is None or laid.has(x) else ("devices", "laid")
-        return compiled(tuple(sorted((name, value) for name, value in params.items() if name not in unread)))(x)
+        return compiled(tuple(sorted((name, value) for name, value in params.items() if name not in unread)))(x, *more)
 
     primitive.def_impl(evaluated)
     return primitive
@@ -264,9 +254,8 @@ jax_api.define_linear(broadcast_p, _broadcast_transpose)
 REDUCTIONS = {kind: _reduction(kind) for kind in ("sum", "max", "min", "prod", "any", "all")}
 sum_p, prod_p = REDUCTIONS["sum"], REDUCTIONS["prod"]
 jax_api.define_linear(sum_p, _sum_transpose)
-others_p = _primitive("px_reduce_prod_others", _others, lambda x, **_: x)
-jax_api.define_batching(others_p, _others_batch)
+others_p = _primitive("px_reduce_prod_others", _others, lambda x, *_, **__: x)
+jax_api.define_symmetric(others_p)
 jax_api.define_jvp(prod_p, _prod_jvp)
-jax_api.define_jvp(others_p, _others_jvp)
 for _kind in ("max", "min"):
     jax_api.define_jvp(REDUCTIONS[_kind], functools.partial(_extremum_jvp, kind=_kind))

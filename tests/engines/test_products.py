@@ -1,0 +1,88 @@
+"""Derivatives of a product over streamed elements are those of all factors at once: the first, second and third."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from tests._support import assert_close, axis_on, values
+
+N = 7
+AXIS = axis_on(1, N, name="clients")
+ALONG = np.asarray(values(2, N, 2, seed=1))
+AGAIN = np.asarray(values(2, N, 2, seed=2))
+
+
+def product(x: Any) -> Any:
+    return jnp.sin(px.reduce_prod(px.map_fn(lambda x: x + 0, (x,), AXIS), AXIS)).sum()
+
+
+def plain(x: Any) -> Any:
+    return jnp.sin(jnp.prod(x, 0)).sum()
+
+
+DERIVED: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
+    "hessian": jax.hessian,
+    "a gradient's derivative along values": lambda f: lambda x: jax.jvp(jax.grad(f), (x,), (ALONG[0],))[1],
+    "a gradient's gradient": lambda f: jax.grad(lambda x: (jax.grad(f)(x) * ALONG[0]).sum()),
+    "batched": lambda f: lambda x: jax.vmap(lambda v: jax.jvp(jax.grad(f), (x,), (v,))[1])(ALONG),
+    "the third": lambda f: jax.grad(
+        lambda x: (jax.grad(lambda x: (jax.grad(f)(x) * ALONG[0]).sum())(x) * AGAIN[0]).sum()
+    ),
+}
+
+
+def factors(zeros: int) -> np.ndarray:
+    x = np.array(values(N, 2))
+    x[[1, 4, 6][:zeros], 0] = 0.0  # of the other column, none
+    return x
+
+
+def by_leaving_out(x: np.ndarray, *left_out: int) -> np.ndarray:
+    return np.prod(np.delete(x.astype(np.float64), left_out, axis=0), axis=0)
+
+
+@pytest.fixture(scope="module", params=[1, 3, N])
+def engines(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
+    with px.Pool(at_once=request.param, workers=2) as pool:
+        yield [px.Stream(at_once=request.param), pool]
+
+
+@pytest.mark.parametrize("zeros", range(4))
+@pytest.mark.parametrize("how", DERIVED)
+def test_derivatives_of_a_product_are_those_of_all_factors_at_once(engines: list[Any], how: str, zeros: int) -> None:
+    x, derive = factors(zeros), DERIVED[how]
+    expected = jax.jit(derive(plain))(x)
+    assert_close(jax.jit(derive(product))(x), expected)
+    stream, pool = engines
+    for engine in (stream, pool) if how == "a gradient's gradient" else (stream,):
+        assert_close(np.asarray(engine.run(derive(product), px.Groups.of_arrays(x))), np.asarray(expected))
+
+
+@pytest.mark.parametrize("zeros", range(4))
+def test_second_derivatives_of_a_product_leave_two_factors_out(zeros: int) -> None:
+    x = factors(zeros)[:, :1]
+    pairs = [[by_leaving_out(x, i, j)[0] if i != j else 0.0 for j in range(N)] for i in range(N)]
+    hessian = jax.hessian(lambda x: px.reduce_prod(px.map_fn(lambda x: x + 0, (x,), AXIS), AXIS)[0])
+    found = px.Stream(at_once=3).run(hessian, px.Groups.of_arrays(x))
+    assert_close(np.asarray(found)[:, 0, :, 0], np.array(pairs, np.float32))
+
+
+INFINITE = [
+    *([np.inf, 2, 3], [-np.inf, 2, -3], [np.inf, -np.inf, 3], [np.inf, 0, 3], [0, -2, np.inf]),
+    *([np.nan, 2, 3], [np.nan, 0, 3], [np.inf, np.nan, 3]),
+]
+
+
+@pytest.mark.parametrize("x", INFINITE, ids=str)
+def test_gradients_of_infinite_factors_are_those_of_jax(x: list[float]) -> None:
+    axis, given = axis_on(1, len(x)), np.array(x, np.float32)
+    gradient = jax.grad(lambda x: px.reduce_prod(px.map_fn(lambda x: x + 0, (x,), axis), axis))
+    expected = np.asarray(jax.grad(jnp.prod)(given))
+    np.testing.assert_array_equal(gradient(given), expected)
+    for at_once in (1, 3):
+        np.testing.assert_array_equal(px.Stream(at_once=at_once).run(gradient, px.Groups.of_arrays(given)), expected)
