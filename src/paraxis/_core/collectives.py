@@ -415,11 +415,7 @@ def _rebind(eqn: jax_api.JaxprEqn, operands: Sequence[Any], change: Callable[...
 def _carry_out(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchange) -> Sequence[Any]:
     kind, params = eqn.primitive.name, eqn.params
     name, size = exchange.placement.axis.name, exchange.placement.size
-    if params.get("axis_index_groups") is not None:
-        raise CollectiveError(
-            f"{kind} with axis_index_groups is not defined on axis {name!r}: its elements may share a device. "
-            f"Use two axes and reduce over one of them"
-        )
+    require_whole(eqn, name)
     if kind in _REDUCTIONS:
         ours, real = logical(name), exchange.placement.crossed_axes
         across = tuple(other for axis in named_axes(eqn) for other in (real if axis == ours else (axis,)))
@@ -434,6 +430,18 @@ def _carry_out(eqn: jax_api.JaxprEqn, operands: Sequence[Any], exchange: Exchang
     raise CollectiveError(
         f"{kind} over axis {name!r} is not defined here; use px.psum, px.pmean, px.pmax, px.pmin or px.all_gather"
     )
+
+
+def require_whole(eqn: jax_api.JaxprEqn, name: str) -> None:
+    """Refuse an exchange between some of an axis's elements, by a CollectiveError with what to write instead."""
+    if (groups := eqn.params.get("axis_index_groups")) is not None:
+        at = f", at {line}" if (line := jax_api.line_of(eqn)) else ""
+        count, each = len(groups), len(groups[0])
+        raise CollectiveError(
+            f"{eqn.primitive.name} with axis_index_groups is not defined on axis {name!r}{at}: all elements take "
+            f"part. Make two axes, groups = px.Axis('groups', {count}) and members = px.Axis({name!r}, {each}), one "
+            f"mapped in the other: px.map_fn(lambda x: px.map_fn(fn, x, members), x.reshape({count}, {each}, …), groups)"
+        )
 
 
 _REDUCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {

@@ -170,6 +170,7 @@ class _Reader:
 
     def _of(self, eqn: JaxprEqn, operands: list[Atom], line: str) -> Sequence[Atom]:
         if eqn.primitive is maps.map_p and (eqn.params["axis"] in self.around or self._meet_in_loop(eqn)):
+            self._require_reductions(eqn)
             traced, _ = jax_api.trace(functools.partial(_all_together, eqn.params), [v.aval for v in eqn.invars], {})
             return self._inside(traced, operands, line)
         if eqn.primitive.name in jax_api.CALLS:
@@ -214,6 +215,21 @@ class _Reader:
             )
         return True
 
+    def _require_reductions(self, eqn: JaxprEqn) -> None:
+        """Refuse what elements of a map that is run all together cannot exchange: of another axis, only in groups."""
+        axis = eqn.params["axis"]
+        for inner in _naming(eqn.params["body"].jaxpr, axis):
+            collectives.require_whole(inner, axis)
+            if axis == self.axis and inner.primitive.name not in ("axis_index", *COLLECTIVES):
+                raise self._needs_all(inner, jax_api.line_of(inner) or jax_api.line_of(eqn))
+
+    def _needs_all(self, eqn: JaxprEqn, line: str | None) -> CollectiveError:
+        return CollectiveError(
+            f"elements of axis {self.axis!r} exchange values by {eqn.primitive.name}, at {line}, "
+            f"which needs all of them at once. An engine runs them in turns: write px.psum, px.pmean, px.pmax or "
+            f"px.pmin, or reduce after the map: px.reduce_sum(px.map_fn(…))"
+        )
+
     def _inside(self, body: ClosedJaxpr, given: Sequence[Atom], line: str) -> list[Atom]:
         consts = [self._constant(value) for value in body.consts]
         return self.read(jax_api.without_constants(body)[0].jaxpr, [*consts, *given], line)
@@ -251,14 +267,10 @@ class _Reader:
                 continue
             if bodies and not any(_exchanges(body, self.axis) for body in bodies):
                 continue  # it reads the element's index
-            alone = tuple(eqn.params.get("axes", ())) == (self.axis,) and eqn.params["axis_index_groups"] is None
-            if name in COLLECTIVES and alone:
+            collectives.require_whole(eqn, self.axis)
+            if name in COLLECTIVES and tuple(eqn.params["axes"]) == (self.axis,):
                 return number
-            raise CollectiveError(
-                f"elements of axis {self.axis!r} exchange values by {name}, at {_line(eqn, step)}, "
-                f"which needs all of them at once. An engine runs them in turns: write px.psum, px.pmean, px.pmax or "
-                f"px.pmin, or reduce after the map: px.reduce_sum(px.map_fn(…))"
-            )
+            raise self._needs_all(eqn, _line(eqn, step))
         return None
 
     def _cut(self, step: Step, number: int) -> None:
@@ -390,6 +402,16 @@ def _exchanges(jaxpr: Any, axis: str, *, within: bool = False) -> bool:
         if not (bodies or within) and eqn.primitive.name != "axis_index" and collectives.named_in(eqn, {axis}):
             return True
     return False
+
+
+def _naming(jaxpr: Any, axis: str) -> Iterator[JaxprEqn]:
+    """Yield the operations over an axis, at any depth."""
+    for eqn in jaxpr.eqns:
+        if axis in collectives.named_axes(eqn):
+            yield eqn
+        if eqn.primitive is not maps.map_p or eqn.params["axis"] != axis:
+            for body in jax_api.subjaxprs(eqn):
+                yield from _naming(body, axis)
 
 
 def _calling_back(jaxpr: Any) -> Any:
