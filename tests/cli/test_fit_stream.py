@@ -147,7 +147,7 @@ def test_a_fit_that_was_killed_or_interrupted_goes_on_to_the_same_bits(tmp_path,
     assert f"interrupted; the run so far is saved in --stream-folder {folder}, and the same command goes on" in err
     status, _, err = said(capsys, *saved, "--strength", "1e-3")
     assert (status, out.exists()) == (2, False)
-    expected = f"--stream-folder: folder '{folder}' holds a run with other arguments"
+    expected = f"--stream-folder: folder '{folder}' holds another run: arguments had other values"
     assert expected in complaints(err)[0]
     status, printed, _ = said(capsys, *saved)
     assert (status, folder.exists()) == (0, False)

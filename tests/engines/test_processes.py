@@ -419,7 +419,7 @@ def test_what_another_engine_has_begun_is_another_run(pool, tmp_path):
     x = px.Groups.of_arrays(np.ones((COUNT, 3), "float32"))
     with pytest.raises(KeyboardInterrupt):
         px.Stream(at_once=5, folder=tmp_path / "run", verbose=interrupt).run(alone, x)
-    with pytest.raises(px.CheckpointError, match=r"Pool: folder .* holds a run with other .*engine"):
+    with pytest.raises(px.CheckpointError, match=r"Pool: folder .* holds another run: the engine was px\.Stream"):
         px.Pool(at_once=5, folder=tmp_path / "run").run(alone, x)
 
 

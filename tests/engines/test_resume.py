@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 import types
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -140,15 +142,121 @@ def test_another_run_is_not_gone_on_with(tmp_path):
     with pytest.raises(Stopped):
         run(tmp_path / "run", verbose=stopped_after(2))
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(px.CheckpointError, match="holds a run with other arguments; give another folder"):
+    with pytest.raises(px.CheckpointError, match="another run: w had other values; write what it was"):
         run(tmp_path / "run", w=2 * W)
-    with pytest.raises(px.CheckpointError, match=r"holds a run with other chunks \(at_once, devices\)"):
+    with pytest.raises(px.CheckpointError, match="another run: at_once was 1, and is 2 here; write what it was"):
         run(tmp_path / "run", at_once=2)
-    with pytest.raises(px.CheckpointError, match="holds a run with other keep"):
+    with pytest.raises(px.CheckpointError, match="another run: keep was 'recompute', and is 'memory' here;"):
         run(tmp_path / "run", keep="memory")
-    with pytest.raises(px.CheckpointError, match="holds a run with other program"):
+    with pytest.raises(px.CheckpointError, match="another run: its program was another;"):
         px.Stream(at_once=1, folder=tmp_path / "run").run(loss, W, px.Groups.of_arrays(X))
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+BEFORE: dict[str, Any] = {
+    "size": N,
+    "at_once": 1,
+    "devices": 8,
+    "keep": "recompute",
+    "engine": "Stream",
+    "memory": None,
+    "ids": None,
+    "w": np.ones(3, "float32"),
+    "x": np.ones(3, "float32"),
+    "scale": 1.0,
+    "add": False,
+    "lengths": 0,
+    "num_shapes": 4,
+    "readers": 2,
+    "wide": False,
+}
+OTHER: dict[str, tuple[dict[str, Any], str]] = {
+    "at_once": ({"at_once": 2}, "at_once was 1, and is 2 here"),
+    "memory": ({"memory": "1MB"}, r"at_once was 1, and is 3 by memory=1000000 here"),
+    "devices": ({"devices": 4}, "the number of devices was 8, and is 4 here"),
+    "the engine": ({"engine": "Pool"}, r"the engine was px\.Stream, and is px\.Pool here"),
+    "keep": ({"keep": "memory"}, "keep was 'recompute', and is 'memory' here"),
+    "the size": ({"size": 12}, r"x was 24 elements, the first float32\[3\], and is 12 elements, the first .* here"),
+    "elements": ({"x": np.full(3, 2, "float32")}, "x had other values"),
+    "their shape": ({"x": np.ones(4, "float32")}, r"x was .* float32\[3\], and is .* float32\[4\] here"),
+    "their dtype": ({"x": np.ones(3, "float16")}, r"x was .* float32\[3\], and is .* float16\[3\] here"),
+    "their names": ({"ids": [f"c{i}" for i in range(N)]}, r"x\.ids had other values"),
+    "an argument": ({"w": np.full(3, 2, "float32")}, "w had other values"),
+    "its shape": ({"w": np.ones(4, "float32")}, r"w was float32\[3\], and is float32\[4\] here"),
+    "its dtype": ({"w": np.ones(3, "float16")}, r"w was float32\[3\], and is float16\[3\] here"),
+    "what is closed over": ({"scale": 2.0}, "what fn closes over had other values"),
+    "the function": ({"add": True}, "its program was another"),
+    "the width": ({"wide": True, "add": None}, "jax_enable_x64 was False, and is True here"),
+    "lengths": ({"lengths": 3}, r"x\.lengths had other values"),
+    "num_shapes": ({"num_shapes": 1}, "num_shapes was 4, and is 1 here"),
+}
+
+
+def depending(folder: Path, watch: Any = False, **options: Any) -> None:
+    """A run that depends on each of the options."""
+    o = BEFORE | options
+    axis = px.Axis("clients", o["size"], mesh=jax.sharding.Mesh(np.array(jax.devices()[: o["devices"]]), "clients"))
+    scale = np.full(np.shape(o["x"])[-1:], o["scale"], "float32")
+    lengths = [1 + i * o["lengths"] % 7 for i in range(o["size"])] if o["lengths"] else None
+
+    def one(w: Any, x: Any) -> Any:
+        x = jnp.where(x.mask, x["x"], 0).sum() if lengths else (x * scale).sum()
+        x = x + np.float64(0.1) * jnp.arange(3.0).sum() if o["add"] is None else x
+        return x + w[0] if o["add"] else x * w[0]
+
+    def total(w: Any, x: Any) -> Any:
+        return px.reduce_sum(px.map_fn(one, (px.broadcast(w, axis), x), axis), axis)
+
+    elements: list[Any] = [o["x"]] * o["size"]
+    if lengths:
+        elements = [{"x": np.ones(n, "float32")} for n in lengths]
+    groups = px.Groups(elements, lengths=lengths, ids=o["ids"], num_shapes=o["num_shapes"])
+    given = {"folder": folder, "save_every": 0, "keep": o["keep"], "verbose": watch}
+    engine: Any = px.Pool(o["at_once"], workers=1, **given)
+    if o["engine"] == "Stream":
+        size = {"memory": o["memory"]} if o["memory"] else {"at_once": o["at_once"]}
+        engine = px.Stream(**size, readers=o["readers"], **given)
+    with jax.enable_x64(o["wide"]):
+        engine.run(total, o["w"], groups)
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_a_run_that_differs_in_one_thing_is_told_so_by_this_thing_alone(tmp_path, what):
+    other, text = OTHER[what]
+    before = {"lengths": 2} if what in ("lengths", "num_shapes") else {"add": other.get("add") and False}
+    before |= {"add": None} if what == "the width" else {}
+    with pytest.raises(Stopped):
+        depending(tmp_path / "run", stopped_after(0), **before)
+    with pytest.raises(px.CheckpointError) as caught:
+        depending(tmp_path / "run", **(before | other))
+    told = re.search(r" holds another run: (.*); write what it was to go on with it, give", str(caught.value))
+    assert told is not None
+    assert re.fullmatch(text, told[1]), told[1]
+
+
+def test_a_length_among_many_is_another_run(tmp_path):
+    """Of more than a thousand numbers, NumPy's text shows the first and the last."""
+    axis = px.Axis("clients", 1200)
+
+    def go(shorter: int, watch: Any = False) -> None:
+        lengths = [shorter if i == 600 else 5 for i in range(1200)]
+        groups = px.Groups([{"x": np.ones(n, "float32")} for n in lengths], lengths=lengths, num_shapes=1)
+        engine = px.Stream(at_once=20, folder=tmp_path / "run", save_every=0, verbose=watch)
+        engine.run(lambda x: px.reduce_sum(x.count, axis), groups)
+
+    with pytest.raises(Stopped):
+        go(4, stopped_after(0))
+    with pytest.raises(px.CheckpointError, match=r"another run: x\.lengths had other values;"):
+        go(3)
+
+
+@pytest.mark.parametrize("other", [{"readers": 1}, {"at_once": 40}, {"memory": "2MB"}], ids=str)
+def test_what_makes_no_difference_to_the_numbers_is_no_other_run(tmp_path, other):
+    before = {"at_once": 30} if "at_once" in other else {"memory": "1MB"} if "memory" in other else {}
+    with pytest.raises(Stopped):
+        depending(tmp_path / "run", stopped_after(0), **before)
+    depending(tmp_path / "run", **(before | other))
+    assert not (tmp_path / "run").exists()
 
 
 def test_arrays_that_a_mapped_function_closes_over_and_other_data_are_another_run(tmp_path):
@@ -163,9 +271,9 @@ def test_arrays_that_a_mapped_function_closes_over_and_other_data_are_another_ru
 
     with pytest.raises(Stopped):
         go(1, X, verbose=stopped_after(1))
-    with pytest.raises(px.CheckpointError, match="holds a run with other program"):
+    with pytest.raises(px.CheckpointError, match="another run: what fn closes over had other values"):
         go(2, X)
-    with pytest.raises(px.CheckpointError, match="holds a run with other elements"):
+    with pytest.raises(px.CheckpointError, match="another run: x had other values;"):
         go(1, 2 * X)
     np.testing.assert_allclose(go(1, X), X.sum(), rtol=1e-4)
 

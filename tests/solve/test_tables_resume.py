@@ -179,12 +179,12 @@ def test_a_folder_with_another_run_is_refused_and_stays_as_it_is(tmp_path):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     seen = stopped_after(100, [])
     others: dict[str, dict[str, Any]] = {
-        "arguments": {"alpha": 2.0},
-        "arguments and rows": {"y": Z + X[:, 0]},
-        "": {"at_once": 7},
+        "arguments had other values": {"alpha": 2.0},
+        "targets and weights had other values": {"y": Z + X[:, 0]},
+        r"at_once, per device was \d+, and is \d+ here": {"at_once": 7},
     }
     for what, other in others.items():
-        with pytest.raises(px.CheckpointError, match=rf"holds a run with other {what}.*; give another folder, or"):
+        with pytest.raises(px.CheckpointError, match=rf"another run: {what}; write what it was .*another folder, or"):
             fit(**other, watch=seen)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     fit(watch=seen)

@@ -440,7 +440,7 @@ def require_whole(eqn: jax_api.JaxprEqn, name: str) -> None:
         raise CollectiveError(
             f"{eqn.primitive.name} with axis_index_groups is not defined on axis {name!r}{at}: all elements take "
             f"part. Make two axes, groups = px.Axis('groups', {count}) and members = px.Axis({name!r}, {each}), one "
-            f"mapped in the other: px.map_fn(lambda x: px.map_fn(fn, x, members), x.reshape({count}, {each}, …), groups)"
+            f"in the other: px.map_fn(lambda x: px.map_fn(fn, x, members), x.reshape({count}, {each}, …), groups)"
         )
 
 

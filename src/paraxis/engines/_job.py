@@ -7,7 +7,7 @@ import functools
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,14 +141,22 @@ class Job:
         """Return the argument of ``fn`` that a leaf of groups belongs to, and the leaf, for errors."""
         assert isinstance(where, tuple)
         groups, leaf = where
+        path, _ = jax.tree_util.tree_leaves_with_path(groups._first)[leaf]
+        return next(name for name, x in self._named if x is groups), jax.tree_util.keystr(path)
+
+    @property
+    def _named(self) -> list[tuple[str, Any]]:
+        """The leaves of the arguments, named as ``fn`` names them; groups have the name of the argument they are in."""
         paths = jax.tree_util.tree_leaves_with_path(self._structure.unflatten(self._leaves), is_leaf=_is_groups)
-        number = next(path[0].idx for path, x in paths if x is groups)
         try:
             names = [p.name for p in inspect.signature(self.fn).parameters.values() if p.kind in _BY_POSITION]
         except (TypeError, ValueError):
             names = []
-        path, _ = jax.tree_util.tree_leaves_with_path(groups._first)[leaf]
-        return names[number] if number < len(names) else f"args[{number}]", jax.tree_util.keystr(path)
+        found: list[tuple[str, Any]] = []
+        for (at, *path), x in paths:
+            name = names[at.idx] if at.idx < len(names) else f"args[{at.idx}]"
+            found.append((name if _is_groups(x) else name + jax.tree_util.keystr(tuple(path)), x))
+        return found
 
     @property
     def longest(self) -> Length:
@@ -247,22 +255,55 @@ class Job:
         given = dict(zip(traced.plan.flat.arguments, stands, strict=True))
         return Cut(traced.plan, given, traced.out_tree)
 
-    def description(self, chunks: Sequence[Chunk]) -> dict[str, str]:
-        """Return digests of what the numbers of a run depend on."""
+    def description(self, chunks: Sequence[Chunk], at_once: str) -> dict[str, "Part"]:
+        """Return what the numbers of a run depend on. What comes first may be why a part that follows is another."""
         lengths = list(dict.fromkeys(chunk.length for chunk in chunks))
         texts = [re.sub(r" at 0x[0-9a-f]+", "", str(self.traced(length).closed.jaxpr)) for length in lengths]
         constants = [x for length in lengths for x in _constants(self.traced(length).closed)]
-        given = [np.asarray(x) if not isinstance(x, jax.Array) else x for x in self._leaves if _is_traced(x)]
-        elements = [f"{len(groups)} {groups.ids} {groups.lengths}" for groups in self.groups]
-        firsts = [x for groups in self.groups for x in jax.tree.leaves(groups._first)]
         sizes = [f"{chunk.length}: {chunk.numbers.tolist()}" for chunk in chunks]
+        elements: dict[str, Told] = {}
+        given: dict[str, Told] = {}
+        for name, x in self._named:
+            if isinstance(x, Groups):
+                first = jax.tree.leaves(x._first)
+                elements[name] = f"{len(x)} elements, the first {', '.join(map(_kind, first))}", digest(*first)
+                elements[f"{name}.ids"] = "", digest(*map(str, x.ids))
+                elements[f"{name}.lengths"] = "", "" if x.lengths is None else digest(np.asarray(x.lengths))
+            elif _is_traced(x):
+                array = x if isinstance(x, jax.Array) else np.asarray(x)
+                given[name] = _kind(array), digest(array)
+        devices = str(self.placement.num_devices)
+        most = "" if self.ragged is None else str(self.ragged._most)
+        dealt = {"the number of devices": (devices, ""), "at_once": (at_once, ""), "num_shapes": (most, "")}
         return {
-            "program": digest(*texts, jax.__version__, *constants),
-            "arguments": digest(*given),
-            "elements": digest(*elements, *firsts),
-            "chunks (at_once, devices)": digest(*sizes, str(self.placement.num_devices)),
-            "keep": self.keep,
+            "elements": Part.of(elements),
+            "chunks": Part(digest(*sizes, devices), dealt),
+            "keep": Part.of({"keep": (repr(self.keep), "")}),
+            "arguments": Part.of(given),
+            "program": Part(digest(*texts), {"jax_enable_x64": (str(dtypes.is_wide()), "")}),
+            "constants": Part(digest(*constants), {"what fn closes over": ("", digest(*constants))}),
         }
+
+
+Told = tuple[str, str]
+"""What an error says of something that a run depends on, and a digest of what it does not say."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of what a run depends on: a digest of it, and by their names what an error can tell of it."""
+
+    digest: str
+    told: Mapping[str, Told]
+
+    @classmethod
+    def of(cls, told: Mapping[str, Told]) -> "Part":
+        """Return a part that is nothing but what an error can tell."""
+        return cls(digest(*(text for name, each in told.items() for text in (name, *each))), told)
+
+
+def _kind(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}"
 
 
 @dataclasses.dataclass
@@ -290,7 +331,7 @@ def digest(*parts: Any) -> str:
     found = hashlib.sha256()
     for part in parts:
         if isinstance(part, str):
-            found.update(part.encode())
+            found.update(f"{len(part)} {part}".encode())
         else:
             is_key = jnp.issubdtype(part.dtype, jax.dtypes.extended)
             host = np.asarray(jax.random.key_data(part) if is_key else part)

@@ -25,16 +25,17 @@ import numpy as np
 
 from paraxis._host import archives, files, records
 from paraxis._jax import dtypes, jax_api
-from paraxis.engines._job import Pieces, loaded
+from paraxis.engines._job import Part, Pieces, loaded
 from paraxis.engines._sums import Totals
 from paraxis.errors import CheckpointError, LoweringError
 
-_FORMAT = 1
+_FORMAT = 2
 _RECORD = "paraxis-run.json"
 _STATE = "paraxis-state.npz"
 _OURS = re.compile(r"\.?paraxis-(run\.json|state\.npz|(pass|part|rows)-\d{4,}(-\d+)?\.npz)(-[0-9a-f]+)?$")
 """Names of files in such a folder, those included that a kill has left half written."""
-_DESCRIPTION = records.table_of(records.text())
+_TOLD = records.table_of(records.row(records.text(), records.text()))
+_DESCRIPTION = records.table_of(records.fields({"digest": records.text(), "told": _TOLD}))
 _HEAD = records.table_of(records.list_of(records.anything))
 
 
@@ -44,7 +45,7 @@ class Journal:
     Args:
         engine: the engine's name, for errors.
         folder: is made if it is not there.
-        description: what the run depends on, as digests by their names.
+        description: what the run depends on, by its names. What comes first may be why a part that follows differs.
         every: seconds between two savings.
 
     Raises:
@@ -52,7 +53,7 @@ class Journal:
             another run has it.
     """
 
-    def __init__(self, engine: str, folder: Path, description: Mapping[str, str], every: float) -> None:
+    def __init__(self, engine: str, folder: Path, description: Mapping[str, Part], every: float) -> None:
         self._engine, self._folder, self._every = engine, folder, every
         self._saved_at = time.monotonic()
         self._rows_saved = 0
@@ -72,7 +73,7 @@ class Journal:
             self.close()
             raise
 
-    def _begin(self, description: Mapping[str, str]) -> None:
+    def _begin(self, description: Mapping[str, Part]) -> None:
         folder = self._folder
         try:
             others = sorted(path.name for path in folder.iterdir() if not _OURS.match(path.name))
@@ -86,7 +87,7 @@ class Journal:
             else:
                 for path in self._ours():
                     path.unlink()
-                record = records.wrapped(_FORMAT, description)
+                record = records.wrapped(_FORMAT, {name: vars(part) for name, part in description.items()})
                 self._write(_RECORD, lambda file: file.write(record))
         except (OSError, records.Wrong) as error:
             raise self._unusable(error) from error
@@ -221,18 +222,32 @@ class Journal:
             raise self._unusable(error, name) from error
         return head, arrays
 
-    def _require_same(self, saved: Mapping[str, str], own: Mapping[str, str]) -> None:
-        differing = [name for name in own if saved.get(name) != own[name]]
-        if differing:
-            raise CheckpointError(
-                f"{self._engine}: folder {str(self._folder)!r} holds a run with other {' and '.join(differing)}; give "
-                f"another folder, or remove this one to begin anew"
-            )
+    def _require_same(self, saved: Mapping[str, Any], own: Mapping[str, Part]) -> None:
+        for name, part in own.items():
+            was = saved.get(name, {"digest": "", "told": {}})
+            if was["digest"] != part.digest:
+                raise CheckpointError(
+                    f"{self._engine}: folder {str(self._folder)!r} holds another run: {_differing(name, was, part)}; "
+                    f"write what it was to go on with it, give another folder, or remove this one to begin anew"
+                )
 
     def _unusable(self, error: BaseException, name: str = "") -> CheckpointError:
         return CheckpointError(
             f"{self._engine}: folder {str(self._folder / name)!r} cannot be used: {error}; remove it to begin anew"
         )
+
+
+def _differing(name: str, was: Mapping[str, Any], part: Part) -> str:
+    """Tell what differs in a part: what was and is, or else what has other values."""
+    both = {one: (was["told"].get(one), told) for one, told in part.told.items()}
+    said = [
+        f"{one} was {'not there' if old is None else old[0]}, and is {text} here"
+        for one, (old, (text, _)) in both.items()
+        if old is None or old[0] != text
+    ]
+    gone = [f"{one} was {text}, and is not there now" for one, (text, _) in was["told"].items() if one not in part.told]
+    unsaid = [f"{one} had other values" for one, (old, told) in both.items() if old is not None and old[1] != told[1]]
+    return ", ".join(said + gone or unsaid) or f"its {name} was another"
 
 
 _PATIENCE = 3.0

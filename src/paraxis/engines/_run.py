@@ -18,7 +18,7 @@ import numpy as np
 from paraxis._calls import arguments, pytrees
 from paraxis._calls.surroundings import Reads
 from paraxis.engines._flat import Scan, Step, Value
-from paraxis.engines._job import Chunk, Cut, Job, Length, Pieces, Rows, Saved, loaded, numpy_of, of_chunk, on_host
+from paraxis.engines._job import Chunk, Cut, Job, Length, Part, Pieces, Rows, Saved, loaded, numpy_of, of_chunk, on_host
 from paraxis.engines._journal import Journal
 from paraxis.engines._padding import PaddingCountedError, Probe
 from paraxis.engines._plan import Keep, Plan, operand_dims
@@ -127,6 +127,11 @@ class Engine(abc.ABC):
 
     def _job(self, who: str, fn: Callable[..., Any], args: Sequence[Any], known: dict[Any, Any] | None) -> Job:
         return Job(who, fn, args, self.keep, known)
+
+    def _described(self) -> dict[str, Part]:
+        """Return what a run depends on besides what it is of."""
+        said = {"the engine": f"px.{self._name}", "JAX": jax.__version__}
+        return {name: Part.of({name: (text, "")}) for name, text in said.items()}
 
     def _running(self) -> contextlib.AbstractContextManager[Path | None]:
         """Return what a run is done within, which gives a folder for rows, or none."""
@@ -264,7 +269,10 @@ class Run:
     def result(self) -> Any:
         engine = self.engine
         if engine.folder is not None:
-            described = {**self.job.description(self.chunks), "engine": type(engine).__name__}
+            at_once = str(engine._chunk_size(self.job) // self.job.placement.num_devices)
+            if (memory := getattr(engine, "memory", None)) is not None:
+                at_once += f" by memory={memory}"
+            described = {**engine._described(), **self.job.description(self.chunks, at_once)}
             self.journal = Journal(type(engine).__name__, Path(engine.folder), described, engine.save_every)
         try:
             with engine._running() as self.spill:

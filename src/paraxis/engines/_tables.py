@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import jax
-
-from paraxis.engines._job import digest
+from paraxis.engines._job import Part, digest
 from paraxis.engines._journal import Journal
 from paraxis.engines._progress import Progress, shown
 from paraxis.engines._run import Engine
@@ -40,11 +38,12 @@ class OfTables(Engine):
             yield lambda done, rows, number: show(Progress("rows", done, rows, number, None, None))
 
     @contextlib.contextmanager
-    def rows_saved(self, described: Mapping[str, Sequence[Any]]) -> Iterator[Journal | None]:
+    def rows_saved(self, described: Mapping[str, Sequence[Any] | Mapping[str, int]]) -> Iterator[Journal | None]:
         """Give the journal of a solver's run, if there is a folder.
 
         Args:
-            described: what the run depends on, texts and arrays, by their names.
+            described: what the run depends on, by its names: texts and arrays, or numbers that errors tell. What comes
+                first may be why a part that follows differs.
 
         Raises:
             CheckpointError: if the folder holds another run, or cannot be used.
@@ -52,8 +51,11 @@ class OfTables(Engine):
         if self.folder is None:
             yield None
             return
-        parts = {**described, "engine": [self._name, jax.__version__]}
-        journal = Journal(self._name, Path(self.folder), {k: digest(*x) for k, x in parts.items()}, self.save_every)
+        parts = self._described()
+        for name, of in described.items():
+            told = {one: (str(number), "") for one, number in of.items()} if isinstance(of, Mapping) else None
+            parts[name] = Part.of({name: ("", digest(*of))} if told is None else told)
+        journal = Journal(self._name, Path(self.folder), parts, self.save_every)
         try:
             yield journal
             journal.clear()

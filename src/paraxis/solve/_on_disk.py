@@ -42,6 +42,10 @@ MAX_FEATURES = 4096
 """Columns up to which a matrix ``(d, d)`` is made: it is on every device, and factored in ``(d, d, d)`` operations."""
 
 
+Described = Mapping[str, Sequence[Any] | Mapping[str, int]]
+"""What a run depends on, by its names: texts and arrays, or numbers that an error tells."""
+
+
 class Engine(Protocol):
     """An engine as it is asked here, such as ``px.Stream``."""
 
@@ -53,7 +57,7 @@ class Engine(Protocol):
         """Give what is called with the rows that are done, the number of all, and that of the pass."""
         ...
 
-    def rows_saved(self, described: Mapping[str, Sequence[Any]]) -> contextlib.AbstractContextManager["Journal | None"]:
+    def rows_saved(self, described: Described) -> contextlib.AbstractContextManager["Journal | None"]:
         """Give where a run is saved that depends on these texts and arrays, if it is."""
         ...
 
@@ -379,11 +383,18 @@ def saved(start: Any, operands: Any, solver: str) -> Iterator[Journal | None]:
         return
     others = [x for x in jax.tree.leaves(operands, is_leaf=_is_on_disk) if not _is_on_disk(x)]
     rows = [x for design in designs for x in (str(design.source.table.columns), *jax.tree.leaves(design.shift))]
-    described = {
+    chunks, values = designs[0].chunks, list(map(jnp.asarray, others))
+    of_rows = [x.ndim > 0 and chunks.num_rows <= max(x.shape) for x in values]
+    described: Described = {
+        "chunks": {
+            "the number of rows": chunks.num_rows,
+            "the number of devices": chunks.blocks.size,
+            "at_once, per device": chunks.length,
+        },
         "options of the solver": [solver],
-        "arguments": list(map(jnp.asarray, others)),
+        "targets and weights": [x for x, is_of in zip(values, of_rows, strict=True) if is_of],
+        "arguments": [x for x, is_of in zip(values, of_rows, strict=True) if not is_of],
         "rows": [*rows, *map(jnp.asarray, jax.tree.leaves(start))],
-        "chunks (engine, devices)": [f"{x.chunks.count} {x.chunks.length} {x.chunks.blocks.size}" for x in designs],
     }
     with designs[0].source.engine.rows_saved(described) as journal:
         yield journal
