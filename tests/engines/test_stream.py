@@ -8,6 +8,7 @@ than one element per device.
 import functools
 import io
 import itertools
+import os
 import re
 import resource
 import subprocess
@@ -671,6 +672,42 @@ def test_the_process_stays_near_the_memory_that_is_allowed_call_after_call() -> 
     """600 MB are read six times. The program itself, and the threads' heaps, take as much again and more."""
     run = subprocess.run([sys.executable, "-c", CALLS_IN_60_MB], capture_output=True, text=True, check=True)
     assert float(run.stdout) < 250
+
+
+PEAK_OF = """
+import pathlib, re, sys
+import paraxis as px
+px.testing.simulate_devices(8)
+import jax, jax.numpy as jnp, numpy as np
+
+class Elements:
+    def __len__(self):
+        return int(sys.argv[1])
+    def __getitem__(self, i):
+        return np.full((8, 64), i % 7, np.float32)
+
+axis = px.Axis("clients", len(Elements()))
+one = lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)
+loss = lambda w, x: px.reduce_mean(px.map_fn(one, (px.broadcast(w, axis), x), axis), axis)
+px.Stream(at_once=64).run(jax.value_and_grad(loss), jnp.ones((64, 64)), px.Groups(Elements()))
+print(int(re.findall(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[0]) / 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's memory")
+def test_the_peak_of_memory_does_not_depend_on_the_number_of_elements() -> None:
+    """Of 8 chunks, as many as are ever in flight, and of 100.
+
+    What is freed goes back to the system at once. Otherwise the heaps of XLA's threads keep a part of it, which grows
+    for some dozens of chunks and is another one in each run.
+    """
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    peaks = []
+    for size in (8 * 512, 100 * 512):
+        command = [sys.executable, "-c", PEAK_OF, str(size)]
+        run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        peaks.append(float(run.stdout))
+    assert peaks[1] < 1.05 * peaks[0]
 
 
 def test_memory_decides_how_many_are_run_at_once():
