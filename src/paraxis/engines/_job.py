@@ -286,7 +286,7 @@ class Job:
 
 
 Told = tuple[str, str]
-"""What an error says of something that a run depends on, and a digest of what it does not say."""
+"""Words of an error about something that a run depends on, and a digest of what they do not say."""
 
 
 @dataclasses.dataclass(frozen=True)

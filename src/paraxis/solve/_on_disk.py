@@ -43,7 +43,7 @@ MAX_FEATURES = 4096
 
 
 Described = Mapping[str, Sequence[Any] | Mapping[str, int]]
-"""What a run depends on, by its names: texts and arrays, or numbers that an error tells."""
+"""Things that a run depends on, by their names: texts and arrays, or numbers that an error tells."""
 
 
 class Engine(Protocol):
@@ -383,6 +383,7 @@ def saved(start: Any, operands: Any, solver: str) -> Iterator[Journal | None]:
         return
     others = [x for x in jax.tree.leaves(operands, is_leaf=_is_on_disk) if not _is_on_disk(x)]
     rows = [x for design in designs for x in (str(design.source.table.columns), *jax.tree.leaves(design.shift))]
+    rows += [f"{x.chunks.count} {x.chunks.length} {x.chunks.blocks.size}" for x in designs[1:]]
     chunks, values = designs[0].chunks, list(map(jnp.asarray, others))
     of_rows = [x.ndim > 0 and chunks.num_rows <= max(x.shape) for x in values]
     described: Described = {
