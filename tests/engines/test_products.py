@@ -72,6 +72,46 @@ def test_second_derivatives_of_a_product_leave_two_factors_out(zeros: int) -> No
     assert_close(np.asarray(found)[:, 0, :, 0], np.array(pairs, np.float32))
 
 
+UNEVEN = {
+    "small": ([1e-4, 1, 1, 1], [1, 1, 1, 1]),
+    "tiny": ([1e-20, 1, 2, 3], [1, 1, 1, 1]),
+    "two small": ([1e-6, 1e-6, 2, 3], [1, 1, 1, 1]),
+    "two tiny and equal": ([1e-12, -1e-12, 2, 3, 4], [1, 1, 1, 1, 1]),
+    "small and zero": ([1e-8, 0, 2, 3], [1, 1, 1, 1]),
+    "along one": ([1e-6, 2, 3, 4], [1, 0, 0, 0]),
+    "along one much more": ([0.5, 0.7, 1.2, 1.4, 0.9], [1e8, 1, 1, 1, 1]),
+    "zeros, along one much more": ([0, 0, 0.7, 1.2], [1e8, 1, 1, 1]),
+    "large": ([1e15, 1e15, 1e-15, 1e-15], [1, 1, 1, 1]),
+    "one": ([3], [1]),
+    "two": ([3, 4], [1, 1]),
+}
+
+
+@pytest.mark.parametrize(("x", "v"), UNEVEN.values(), ids=UNEVEN)
+def test_derivatives_of_factors_of_very_different_size_keep_their_digits(x: list[float], v: list[float]) -> None:
+    axis, along, n = axis_on(1, len(x)), np.array(v, np.float32), len(x)
+    gradient = jax.grad(lambda x: px.reduce_prod(px.map_fn(lambda x: x + 0, (x,), axis), axis))
+
+    def second(x: Any) -> Any:
+        return jax.jvp(gradient, (x,), (along,))[1]
+
+    expected = [
+        [sum(v[j] * by_leaving_out(np.array(x), i, j) for j in range(n) if j != i) for i in range(n)],
+        [
+            sum(
+                v[j] * v[k] * by_leaving_out(np.array(x), i, j, k)
+                for j in range(n)
+                for k in range(n)
+                if len({i, j, k}) == 3
+            )
+            for i in range(n)
+        ],
+    ]
+    for derived, exact in zip((second, lambda x: jax.jvp(second, (x,), (along,))[1]), expected, strict=True):
+        found = px.Stream(at_once=3).run(derived, px.Groups.of_arrays(np.array(x, np.float32)))
+        np.testing.assert_allclose(np.asarray(found), exact, rtol=2e-6)
+
+
 INFINITE = [
     *([np.inf, 2, 3], [-np.inf, 2, -3], [np.inf, -np.inf, 3], [np.inf, 0, 3], [0, -2, np.inf]),
     *([np.nan, 2, 3], [np.nan, 0, 3], [np.inf, np.nan, 3]),

@@ -6,6 +6,9 @@ The factors ``f`` are neither zero nor infinite, ``g`` are the zeros, and ``h`` 
 counts; ``f`` has the signs of infinities. ``e`` is zero, and it is what derivatives are taken of. So a product of ``n``
 values ``e`` has no derivative of another order than ``n``, and up to that order the products are elementary symmetric
 polynomials in ``e``, which Newton's identities make of sums of powers. An element is left out of a sum by subtraction.
+
+Both lose all digits where a few terms are far larger than the others: a factor of 1e-8 among ones has a term of 1e8. So
+for each of the ``n`` directions, the ``n`` elements with the largest terms are taken out, and multiplied one by one.
 """
 
 from collections.abc import Callable
@@ -34,12 +37,19 @@ def others(x: jax.Array, *along: jax.Array, **params: Any) -> jax.Array:
     zeros, infinite, unknown = left(is_zero), left(is_infinite) > 0, left(jnp.isnan(x)) > 0
     product = primitives.prod_p.bind(factors, **params)[None] / factors
     product *= jnp.where(unknown, np.nan, jnp.where(infinite, np.inf, 1)).astype(x.dtype)
+    apart, rest = _largest([jnp.where(is_regular, v / factors, 0 * v) for v in along], is_regular, params)
+    zeros_apart, zeros_rest = _largest([jnp.where(is_zero, v, 0 * v) for v in along], is_zero, params)
 
     def near(e: jax.Array) -> jax.Array:
         none, degree = jnp.zeros_like(e), len(along)
-        relative = sum(_symmetric(jnp.where(is_regular, e / factors, none), degree, left))
-        of_zeros = enumerate(_symmetric(jnp.where(is_zero, e, none), degree, left))
-        return product * relative * sum(jnp.where(zeros == number, y, none) for number, y in of_zeros)
+        relative = sum(_symmetric(jnp.where(rest, e / factors, none), degree, left))
+        for one in apart:
+            relative *= 1 + left(jnp.where(one, e / factors, none))
+        of_zeros = _symmetric(jnp.where(zeros_rest, e, none), degree, left)
+        for one in zeros_apart:
+            y = left(jnp.where(one, e, none))
+            of_zeros = [of_zeros[0], *(a + y * b for a, b in zip(of_zeros[1:], of_zeros[:-1], strict=True))]
+        return product * relative * sum(jnp.where(zeros == number, y, none) for number, y in enumerate(of_zeros))
 
     derived: Callable[[jax.Array], jax.Array] = near
     for v in along:
@@ -49,6 +59,26 @@ def others(x: jax.Array, *along: jax.Array, **params: Any) -> jax.Array:
 
 def _along(of: Callable[[jax.Array], jax.Array], v: jax.Array) -> Callable[[jax.Array], jax.Array]:
     return lambda x: jax.jvp(of, (x,), (v,))[1]
+
+
+def _largest(terms: list[jax.Array], among: jax.Array, params: Any) -> tuple[list[jax.Array], jax.Array]:
+    """Return which element is the largest in each of the terms, the next one, and so on; and which are left."""
+
+    def extremum(kind: str, y: jax.Array) -> jax.Array:
+        return primitives.REDUCTIONS[kind].bind(y, **params)[None]
+
+    found: list[jax.Array] = []
+    for y in [jax_api.computed_once(jnp.abs(y)) for y in terms for _ in terms]:
+        size = jnp.where(among, y, jnp.full_like(y, -1))
+        largest = among & (size == extremum("max", size))
+        if len(terms) == 1:  # of several, either leaves another one beside it
+            largest &= primitives.sum_p.bind(largest.astype(np.int32), **params)[None] == 1
+        else:
+            number = jax.lax.broadcasted_iota(np.int32, y.shape, 0)
+            largest &= number == extremum("min", jnp.where(largest, number, np.iinfo(np.int32).max))
+        found.append(largest)
+        among &= ~largest
+    return found, among
 
 
 def _symmetric(x: jax.Array, degree: int, left: Callable[[jax.Array], jax.Array]) -> list[Any]:
