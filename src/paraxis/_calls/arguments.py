@@ -274,18 +274,22 @@ def no_cut(who: str, argument: str, tree: Any) -> None:
                 raise DataError(f"{who}: {at} {reason}")
 
 
-_WIDE = {"int64": np.iinfo(np.int32), "uint64": np.iinfo(np.uint32)}
+_WIDE = {
+    np.dtype(np.int64): (np.iinfo(np.int32), -(2**31), 2**31),
+    np.dtype(np.uint64): (np.iinfo(np.uint32), 0, 2**32),
+}
 
 
 def why_cut(leaf: Any) -> str | None:
     """Tell which integer of an array JAX would cut, and what to write; ``None``: it keeps all."""
-    kept = None if isinstance(leaf, jax.Array) else _WIDE.get(str(getattr(leaf, "dtype", "")))
-    if kept is None or not hasattr(leaf, "__array__") or jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
+    wide = None if isinstance(leaf, jax.Array) else _WIDE.get(getattr(leaf, "dtype", None))  # at each call: no text
+    if wide is None or not hasattr(leaf, "__array__") or jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
         return None
-    array = np.asarray(leaf)
-    if not array.size or (array.min() >= kept.min and array.max() <= kept.max):
+    array, (kept, lowest, end) = np.asarray(leaf), wide
+    if not array.size or (lowest <= (least := int(array.min())) and int(array.max()) < end):
         return None
-    worst = array.max() if array.max() > kept.max else array.min()
+    largest = int(array.max())
+    worst = largest if largest >= end else least
     return (
         f"holds {worst} ({array.dtype}), which {kept.dtype} does not hold; write x.astype(np.float32) for a quantity, "
         f"np.unique(x, return_inverse=True)[1] for names of things, or jax.config.update('jax_enable_x64', True)"
