@@ -412,7 +412,7 @@ def _in_threes(separator: str) -> str:
     No thousands begin with a zero.
     """
     mark = re.escape(separator)
-    return rf"^[^0-9{mark}]*[1-9][0-9]{{0,2}}({mark}[0-9]{{3}})+([^0-9{mark}].*)?$"
+    return rf"^[^0-9{mark}]*[1-9][0-9]{{0,2}}({mark}[0-9]{{3}})+([^0-9{mark}][^{mark}]*)?$"
 
 
 def _cast(cells: pa.Array, dtype: pa.DataType, form: CsvForm) -> pa.Array | None:
