@@ -71,9 +71,7 @@ def _largest(terms: list[jax.Array], among: jax.Array, params: Any) -> tuple[lis
     for y in [jax_api.computed_once(jnp.abs(y)) for y in terms for _ in terms]:
         size = jnp.where(among, y, jnp.full_like(y, -1))
         largest = among & (size == extremum("max", size))
-        if len(terms) == 1:  # of several, either leaves another one beside it
-            largest &= primitives.sum_p.bind(largest.astype(np.int32), **params)[None] == 1
-        else:
+        if len(terms) > 1:  # else several as large may be together: one of them is left beside another
             number = jax.lax.broadcasted_iota(np.int32, y.shape, 0)
             largest &= number == extremum("min", jnp.where(largest, number, np.iinfo(np.int32).max))
         found.append(largest)
