@@ -183,6 +183,7 @@ def test_a_decimal_comma_may_be_the_delimiter_too(tmp_path: Path) -> None:
         (["1,2345", "2"], ",", ["1,2345", "2"]),
         (["0,123", "2"], ",", ["0,123", "2"]),  # nor do they begin with a zero
         (["5%", "many"], "%", ["5%", "many"]),
+        (["34.4%", "0.344"], "%", ["34.4%", "0.344"]),  # another unit
         (["1,234.5,6", "2"], ",", ["1,234.5,6", "2"]),  # nor do they go on behind the point
     ],
 )
@@ -191,7 +192,7 @@ def test_words_that_are_no_part_of_numbers_are_left_out_of_numbers(
 ) -> None:
     path = write(tmp_path / "data.csv", "a,y\n" + "".join(f'"{cell}",1\n' for cell in cells))
     form = CsvForm(strip=tuple(strip))
-    if values == cells and not {"many", "1,234.5,6"} & set(cells):  # refused, as without --strip
+    if values == cells and not {"many", "1,234.5,6", "0.344"} & set(cells):  # refused, as without --strip
         with pytest.raises(Exception, match="is no number with the decimal point"):
             _read(path, form)
         return
@@ -218,6 +219,7 @@ def test_a_decimal_comma_is_read_if_it_is_said(tmp_path: Path) -> None:
         ((None, ";", "'"), "--decimal \"'\" must be '.' or ','"),
         ((None, ";", ".", (), "fail", "fail", (".",)), "--strip '.' is part of numbers; write --strip '%', say"),
         ((None, ";", ".", (), "fail", "fail", ("x1",)), "--strip 'x1' is part of numbers"),
+        ((None, ";", ".", (), "fail", "fail", ("(",)), "--strip '(' is part of numbers"),  # of -1, for some
         ((None, ";", ".", (), "fail", "fail", ("",)), "--strip '' is part of numbers"),
     ],
 )

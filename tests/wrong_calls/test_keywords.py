@@ -102,7 +102,10 @@ LISTS: dict[str, tuple[Any, str]] = {
     "lists": ([[1.0, 2.0]] * 3, r"is a list of 3 lists, not an array \[3, 2\]; write np\.asarray\("),
     "uneven lists": ([[1.0, 2.0], [3.0]], "is a list of 2 lists of different lengths, which no array holds; fill"),
     "a tuple": ((1.0, 2.0, 3.0), r"is a tuple of 3 numbers, not an array; write np\.asarray\("),
-    "arrays": ([np.ones(2, np.float32)] * 3, r"is a list of 3 arrays float32\[2\], not one array; write jnp\.stack\("),
+    "arrays": (
+        [np.ones(2, np.float32)] * 3,
+        r"is a list of 3 arrays float32\[2\], not one array; write (jnp\.stack|np\.asarray)\(",
+    ),
 }
 CALLS: dict[str, tuple[Any, str]] = {
     "pmap": (lambda x: px.pmap(lambda x: x * 2)(x), r"pmap: args\[0\]"),
@@ -149,3 +152,15 @@ def test_a_keyword_that_is_missing_is_in_the_line_to_write() -> None:
     members = px.ensemble(lambda key: jax.random.normal(key, (3,)), 2, 0)
     with pytest.raises(TypeError, match=r"'key'; write Ensemble\.fit\(step, data, batch_size=…, key=…\)"):
         members.fit(lambda w, x: w, (np.ones((8, 3)),), batch_size=4)
+
+
+def test_a_list_that_was_broadcast_is_made_an_array_before() -> None:
+    """To stack what it has become would turn it round."""
+    axis, x = px.Axis("clients", 4), jnp.ones((4, 4))
+    given = [1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(
+        TypeError, match=r"args\[0\] is a list of 4 arrays .* write np\.asarray\(…\) where the list is made"
+    ):
+        px.map_fn(lambda w, x: x @ w, (px.broadcast(given, axis), x), axis)
+    found = px.map_fn(lambda w, x: x @ w, (px.broadcast(np.asarray(given), axis), x), axis)
+    np.testing.assert_array_equal(found, np.full(4, 10.0))

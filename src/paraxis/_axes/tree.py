@@ -85,7 +85,7 @@ def refuse_lists(
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_refused):
         if is_refused(leaf):
             called = name(argument, path)
-            raise ShapeError(f"{verb}: {called} {arguments.why_no_array(called, leaf)}")
+            raise ShapeError(f"{verb}: {called} {arguments.why_no_array(called, leaf, apart=True)}")
 
 
 def _is_sequence(x: Any) -> bool:

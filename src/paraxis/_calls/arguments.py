@@ -464,11 +464,12 @@ def is_list_of_arrays(x: Any) -> bool:
     return len({y.shape for y in x}) == 1 and x[0].ndim > 0
 
 
-def why_no_array(name: str, value: list[Any] | tuple[Any, ...]) -> str:
-    """Tell what a list given in the place of an array is, and what to write."""
+def why_no_array(name: str, value: list[Any] | tuple[Any, ...], *, apart: bool = False) -> str:
+    """Tell what a list given in the place of an array is, and what to write; ``apart``: it holds one array a row."""
     found = f"is a {type(value).__name__} of {len(value)}"
     if is_list_of_arrays(value):
-        return f"{found} arrays {value[0].dtype}{list(value[0].shape)}, not one array; write jnp.stack({name})"
+        write = f"jnp.stack({name})" if apart else "np.asarray(…) where the list is made"  # a stack of rows would turn
+        return f"{found} arrays {value[0].dtype}{list(value[0].shape)}, not one array; write {write}"
     if not any(isinstance(x, (list, tuple)) for x in value):
         return f"{found} numbers, not an array; write np.asarray({name})"
     shape = _shape_of(value)

@@ -395,13 +395,16 @@ def _of_distinct(name: str, cells: pa.Array, form: CsvForm, line: Callable[[int]
 
 
 def _stripped(cells: pa.Array, form: CsvForm) -> Iterator[pa.Array]:
-    """Yield the cells without the words that are no part of numbers, if there are any."""
+    """Yield the cells without the words that are no part of numbers, if there are any.
+
+    A unit is left out if all numbers have it: 34% beside 0.34 is another number.
+    """
     for word in form.strip:
-        in_threes = pa.scalar(True)
+        has = pc.match_substring(cells, word)
+        alike = pc.all(has)
         if word in _SEPARATORS:  # 1,5 is no 15
-            has = pc.match_substring(cells, word)
-            in_threes = pc.all(pc.match_substring_regex(cells.filter(has), _in_threes(word)))
-        cells = pc.utf8_trim_whitespace(pc.replace_substring(cells, word, "" if in_threes.as_py() else word))
+            alike = pc.all(pc.match_substring_regex(cells.filter(has), _in_threes(word)))
+        cells = pc.utf8_trim_whitespace(pc.replace_substring(cells, word, "" if alike.as_py() else word))
     if form.strip:
         yield cells
 

@@ -42,7 +42,7 @@ class CsvForm:
         if self.decimal not in (".", ","):
             raise CommandError(f"--decimal {self.decimal!r} must be '.' or ','; write --decimal ','")
         for word in self.strip:
-            if not word or any(mark.isdigit() or mark in f"+-{self.decimal}" for mark in word):
+            if not word or any(mark.isdigit() or mark in f"+-(){self.decimal}" for mark in word):
                 raise CommandError(f"--strip {word!r} is part of numbers; write --strip '%', say")
 
 
