@@ -96,8 +96,10 @@ def test_an_interrupt_loses_nothing_and_leaves_no_thread(tmp_path):
 
     engine = px.Stream(at_once=1, folder=tmp_path / "run", save_every=1000, verbose=interrupted)
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as caught:
             engine.run(FN, W, px.Groups.of_arrays(X))
+        told = f"Stream.run: saved in {str(tmp_path / 'run')!r}; the same call resumes there"
+        assert caught.value.__notes__ == [told]
         assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("paraxis")]
     assert bits(engine.run(FN, W, px.Groups.of_arrays(X))) == bits(expected)
     assert [(p.pass_number, p.done) for p in seen] == [(p.pass_number, p.done) for p in whole]

@@ -364,10 +364,11 @@ class Run:
                         journal.part(work.number, at, totals, pieces)
         except PaddingCountedError as error:
             raise self._forgotten(work, *error.args) from None
-        except (DataError, KeyboardInterrupt):
+        except (DataError, KeyboardInterrupt) as stopped:
             if journal:
                 finished, totals.held = reached
                 journal.part(work.number, finished, totals, pieces, now=True)
+                stopped.add_note(f"{self.job.who}: saved in {str(self.engine.folder)!r}; the same call resumes there")
             raise
         sums = totals.result() if work.folded else []
         if journal:
