@@ -47,7 +47,9 @@ def by_leaving_out(x: np.ndarray, *left_out: int) -> np.ndarray:
     return np.prod(np.delete(x.astype(np.float64), left_out, axis=0), axis=0)
 
 
-@pytest.fixture(scope="module", params=[1, 3, N])
+@pytest.fixture(
+    scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(N, marks=pytest.mark.slow)]
+)
 def engines(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
     with px.Pool(at_once=request.param, workers=2) as pool:
         yield [px.Stream(at_once=request.param), pool]
