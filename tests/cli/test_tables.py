@@ -179,20 +179,20 @@ def test_a_decimal_comma_may_be_the_delimiter_too(tmp_path: Path) -> None:
         (["1,234", "12"], ",", [1234, 12]),
         (["12%", "0.5 %", ""], "%", [12, 0.5, None]),
         (["$3.20", "-$1,000", "$ 5"], "$,", [3.2, -1000, 5]),
-        (["1,5", "2.25"], ",", ["1,5", "2.25"]),  # no thousands: 1,5 is not 15
-        (["1,2345", "2"], ",", ["1,2345", "2"]),
-        (["0,123", "2"], ",", ["0,123", "2"]),  # nor do they begin with a zero
+        (["1,5", "2.25"], ",", None),  # no thousands: 1,5 is not 15
+        (["1,2345", "2"], ",", None),
+        (["0,123", "2"], ",", None),  # nor do they begin with a zero
         (["5%", "many"], "%", ["5%", "many"]),
         (["34.4%", "0.344"], "%", ["34.4%", "0.344"]),  # another unit
         (["1,234.5,6", "2"], ",", ["1,234.5,6", "2"]),  # nor do they go on behind the point
     ],
 )
 def test_words_that_are_no_part_of_numbers_are_left_out_of_numbers(
-    cells: list[str], strip: str, values: list[Any], tmp_path: Path
+    cells: list[str], strip: str, values: list[Any] | None, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "data.csv", "a,y\n" + "".join(f'"{cell}",1\n' for cell in cells))
     form = CsvForm(strip=tuple(strip))
-    if values == cells and not {"many", "1,234.5,6", "0.344"} & set(cells):  # refused, as without --strip
+    if values is None:  # refused, as without --strip
         with pytest.raises(Exception, match="is no number with the decimal point"):
             _read(path, form)
         return

@@ -339,7 +339,7 @@ def test_nodes_of_a_cluster_are_lost_with_what_they_keep(tmp_path):
             [sys.executable, "-c", _ON_NODES, tmp_path], capture_output=True, text=True, env=variables, timeout=400
         )
     assert "lost a node: True True True" in run.stdout, run.stderr[-2000:]
-    assert re.search(r"elements 22 to 23, tried 3 times, are lost: Task failed.* node .*folder=", run.stdout)
+    assert re.search(r"elements 22 to 23, after up to 3 tries, are lost: Task failed.* node .*folder=", run.stdout)
 
 
 _ALONE = """

@@ -156,23 +156,21 @@ def _given(kept: int, task: Task, held: Any, rows: Any) -> Given:
         TaskFailedError: if it ended each process that did it.
         ProcessError: if what did it was lost otherwise. To look for the element would lose more nodes.
     """
-    ray, numbers = _ray(), _tasks.elements_of(task)
-    try:
-        held = _got(held, f"the results of elements {numbers[0]} to {numbers[-1]}, tried {TRIES} times")
-    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
-        raise TaskFailedError(task, _briefly(error)) from error
+    numbers = _tasks.elements_of(task)
+    held = _got(held, f"results of elements {numbers[0]} to {numbers[-1]}, after up to {TRIES} tries", task)
     return held, [[_Kept(rows, at, number) for number in range(kept)] for at in range(len(task.parts))]
 
 
-def _got(reference: Any, what: str) -> Any:
+def _got(reference: Any, what: str, task: Task | None = None) -> Any:
     ray = _ray()
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, ParaxisError) else error from None
-    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError):
-        raise
     except ray.exceptions.RayError as error:
+        has_ended = isinstance(error, (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError))
+        if has_ended and task is not None:
+            raise TaskFailedError(task, _briefly(error)) from error
         raise ProcessError(
             f"Ray: {what}, are lost: {_briefly(error)}; `ray list nodes` tells which nodes are there; with "
             f"px.Ray(..., folder='runs/one') the next run goes on where this one was"
