@@ -23,7 +23,12 @@ def options(description: str | None, argv: Sequence[str] | None, **numbers: tupl
         argv: what was written behind the command; ``None``: that of this process.
         **numbers: an example's own options, besides the common ones: default and help of each.
     """
-    chosen = parser(description, **numbers).parse_args(argv)
+    return parsed(parser(description, **numbers), argv)
+
+
+def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse and, if asked to, simulate devices: for an example with options of other kinds."""
+    chosen = parser.parse_args(argv)
     if chosen.devices is not None:
         simulate_devices(chosen.devices)
     return chosen

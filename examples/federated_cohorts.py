@@ -22,7 +22,6 @@ import numpy as np
 import optax
 
 import paraxis as px
-from paraxis.testing import simulate_devices
 
 CLIENTS, COHORT = 60, 12
 LOCAL_STEPS, LOCAL_RATE = 20, 0.1
@@ -140,9 +139,7 @@ ALGORITHMS: dict[str, Callable[..., list[float]]] = {
 def main(argv: Sequence[str] | None = None) -> None:
     parser = _setting.parser(__doc__)
     parser.add_argument("--engine", choices=ENGINES, default="mesh", help="what runs a round (default: the mesh)")
-    chosen = parser.parse_args(argv)
-    if chosen.devices is not None:
-        simulate_devices(chosen.devices)
+    chosen = _setting.parsed(parser, argv)
     data, rounds = clients(), 3 if chosen.quick else 60
     curves = {}
     for name, train in ALGORITHMS.items():

@@ -23,6 +23,7 @@ from paraxis._core.reductions import (
     reduce_weighted_mean,
 )
 from paraxis._core.verbs import broadcast, gather, map_fn, scatter
+from paraxis._host import threads as _threads
 from paraxis.errors import (  # under the names that a traceback shows; px.errors lists them
     AxisError as AxisError,
     CheckpointError as CheckpointError,
@@ -139,6 +140,8 @@ __all__ = [
     "value_and_grad",
     "variables",
 ]
+
+_threads.settle()  # before JAX starts its devices
 
 # What needs a framework besides JAX, or is large, is loaded when it is first used.
 _ROOMS = ("engines", "ensembles", "errors", "launch", "reports", "solve", "testing", "train", "transforms")

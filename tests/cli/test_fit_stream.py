@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from paraxis._tables import _csv
 from paraxis.cli.fit import _display, _parts
 from tests.cli._files import columns, complaints, everything, read, said, settled_by, write
 
@@ -27,7 +28,8 @@ SMALL = 3000  # bytes of a part, of about 50 rows
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_parts, "_BYTES", SMALL)
+    for reader in (_csv, _parts):
+        monkeypatch.setattr(reader, "_BYTES", SMALL)
     monkeypatch.setenv("COLUMNS", "200")
 
 
@@ -122,8 +124,9 @@ KILLED = """
 import functools, os, signal, sys
 import paraxis.engines
 from paraxis.cli import main
-from paraxis.cli.fit import _display, _parts
-_parts._BYTES = 3000
+from paraxis._tables import _csv
+from paraxis.cli.fit import _display
+_csv._BYTES = 3000
 paraxis.engines.Stream = functools.partial(paraxis.engines.Stream, save_every=0)
 def stop(live, one):
     if one.iter_num == 3:

@@ -15,6 +15,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 import pytest
 
+from paraxis._tables import _csv
 from paraxis.cli.fit import _parts
 from tests.cli._files import complaints, everything, said, settled_by, write
 from tests.cli._models import learnt, saved
@@ -24,7 +25,8 @@ NUM_ROWS = 300
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_parts, "_BYTES", 1500)
+    for reader in (_csv, _parts):
+        monkeypatch.setattr(reader, "_BYTES", 1500)
     monkeypatch.setenv("COLUMNS", "200")
 
 
@@ -154,7 +156,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 def test_it_is_told_for_how_many_values_a_mean_stands(
     streamed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_parts, "_BYTES", 300)  # several parts
+    monkeypatch.setattr(_csv, "_BYTES", 300)  # several parts
     data, _ = learnt("squared")
     gaps = {"u": (3, 17, 39), "v": (17,), "y": ()}
     rows = {name: [None if row in gaps[name] else x for row, x in enumerate(data[name].tolist())] for name in gaps}

@@ -18,7 +18,7 @@ from tests.launch._support import COMMAND, Launch, plain_environment
 
 def num_threads() -> str:
     """Of XLA in each rank, as long as it has no more devices."""
-    return str(max(8, len(os.sched_getaffinity(0))))
+    return str(max(16, len(os.sched_getaffinity(0))))
 
 
 PLACE = """
@@ -82,14 +82,14 @@ def environment(
 @pytest.mark.parametrize(
     ("given", "devices", "threads"),
     [
-        ({}, 64, "64"),
+        ({}, 64, "128"),
         ({}, 1, num_threads()),
         ({}, None, num_threads()),
         ({"PJRT_NPROC": "7"}, 64, "7"),
         ({"NPROC": "5"}, 64, None),
     ],
 )
-def test_xla_has_as_many_threads_as_cores_or_devices_unless_it_was_told(
+def test_xla_has_two_threads_for_each_device_unless_it_was_told(
     launched: Launch,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""Rows on disk that other processes read: what they find is what scikit-learn finds in memory."""
+"""No public face: how often CSV files are opened. Rows on disk that other processes read are fitted as in memory."""
 
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import sklearn.linear_model
 from jax.sharding import Mesh
 
 import paraxis as px
+from paraxis._tables import _csv
 from paraxis.solve import Status, objective
 from tests.solve._sources import Counting, Deadly
 
@@ -113,6 +114,14 @@ def test_the_rows_are_read_by_the_processes_and_passes_are_as_many_as_on_this_ma
     length = min(start for start in starts if start)
     passes = found.data_passes_ - 1  # the one for the targets is this process's
     assert sorted(starts) == sorted([*range(0, N, length)] * passes)
+
+
+def test_of_csv_files_this_process_reads_the_first_pass_alone(pool, tmp_path, monkeypatch):
+    reads, pieces = [], _csv.pieces
+    monkeypatch.setattr(_csv, "pieces", lambda path, start: (reads.append(start), pieces(path, start))[1])
+    found = finds_the_same(pool, csv(tmp_path, Z), RIDGE)
+    assert reads == [0, 0, 0]  # to count the rows; for targets and means; and the first block, for its shape
+    assert found.data_passes_ > 2
 
 
 @pytest.mark.parametrize(("devices", "at_once"), [(1, 29), (3, 10)])

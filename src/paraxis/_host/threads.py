@@ -3,17 +3,27 @@
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from paraxis._jax import jax_api
+
 VARIABLE = "PJRT_NPROC"
 """Environment variable that XLA takes the number from; ``NPROC`` if there is none."""
 
-FLOOR = 8
+PER_DEVICE = 2
+"""Threads for each simulated device. Programs are started without waiting for those before, and a device holds a thread
+where it waits for others: some may be in the next program already. With fewer threads than this, jax 0.10 may have none
+left for the device that all wait for, where cores are few and busy; it then ends the process after a minute."""
+
+FLOOR = 16
 """The least number, so that one process with eight devices has as many as eight with one, on small machines too."""
+
+_SIMULATED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
 def num_cores() -> int:
@@ -23,7 +33,16 @@ def num_cores() -> int:
 
 def advised(num_devices: int = 1) -> int:
     """Return a number that is the same for all processes of a machine, with any of the usual numbers of devices."""
-    return max(num_cores(), num_devices, FLOOR)
+    return max(num_cores(), PER_DEVICE * num_devices, FLOOR)
+
+
+def settle() -> None:
+    """Have XLA take the advised number for simulated devices, unless it has started, or the environment says one."""
+    asked = [int(found) for found in _SIMULATED.findall(os.environ.get("XLA_FLAGS", ""))]
+    configured = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    number = max([configured, *asked[-1:]])
+    if number > 1 and asked_for(os.environ) is None and not jax_api.has_started():
+        os.environ[VARIABLE] = str(advised(number))
 
 
 def asked_for(variables: Mapping[str, str]) -> int | None:

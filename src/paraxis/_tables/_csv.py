@@ -1,9 +1,12 @@
 """CSV files as a table, parsed a few megabytes at a time."""
 
+import bisect
 import functools
-from collections.abc import Sequence
+import operator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +14,73 @@ from paraxis._calls.extras import needed
 from paraxis._tables import _files as files
 
 _WHO = "Table.csv"
-_BYTES = 1 << 22  # parsed at once
+_BYTES = 1 << 22  # of a piece; parsed, it takes about ten times as much
+_LONGEST = 16  # pieces, that one row of a file may have
+
+
+class Piece(NamedTuple):
+    """Some rows of a file, which are a file of their own if they come after its header.
+
+    Args:
+        header: its first row; of the first piece nothing, whose rows begin with it.
+        rows: whole.
+        start: where these are in the file, in bytes.
+    """
+
+    header: bytes
+    rows: bytes
+    start: int
+
+
+def pieces(path: Path, start: int = 0) -> Iterator[Piece]:
+    """Yield the rows of a CSV file, from those on that a piece starts with.
+
+    Raises:
+        ValueError: if a row does not end.
+    """
+    with path.open("rb") as file:
+        header, left = b"", b""
+        if start:
+            header = _header(file.read(_BYTES))
+            file.seek(start)
+        while True:
+            data = file.read(_BYTES)
+            block = left + data
+            end = _end_of_rows(block) if data else len(block)
+            if data and end == 0 and len(block) > _LONGEST * _BYTES:
+                with path.open("rb") as again:
+                    line = again.read(start).count(b"\n") + 1
+                raise ValueError(
+                    f"line {line} opens a quote that is not closed within {len(block):,} bytes; write a quote within "
+                    f'a value as ""' + "; and end each line with a line feed" * (b"\n" not in block)
+                )
+            rows, left = block[:end], block[end:]
+            if rows:
+                yield Piece(header, rows, start)
+            if not header and rows:
+                header = _header(rows)
+            start += len(rows)
+            if not data:
+                return
+
+
+def _header(rows: bytes) -> bytes:
+    """Return the first row that is not empty, with what is before it."""
+    blank = re.match(rb"[\r\n]*", rows)
+    end = blank.end() if blank else 0
+    while (found := rows.find(b"\n", end)) >= 0:
+        end = found + 1
+        if rows.count(b'"', 0, end) % 2 == 0:
+            return rows[:end]
+    return rows
+
+
+def _end_of_rows(block: bytes) -> int:
+    """Return where the last row that is there whole ends: at a line's end outside quotes."""
+    end = block.rfind(b"\n") + 1
+    while end and block.count(b'"', 0, end) % 2:
+        end = block.rfind(b"\n", 0, end - 1) + 1
+    return end
 
 
 class Csv:
@@ -29,47 +98,69 @@ class Csv:
         self.target = target
         self._is_text = any(not files.is_number(own[target]) for own in kinds)
         self._flags = {name for own in kinds for name, kind in own.items() if str(kind) == "bool"}
-        self._sizes: dict[Path, int] = {}
         self.dtype = np.dtype(np.float64 if dtype is None else dtype)
 
     def _schema(self, path: Path) -> Any:
-        with self._opened(path) as reader:
-            return reader.schema
-
-    def _opened(self, path: Path, types: Any = None, names: Sequence[str] = ()) -> Any:
         import pyarrow.csv as csv
 
-        convert = csv.ConvertOptions(column_types=types, include_columns=names)
-        parse = csv.ParseOptions(delimiter=self._delimiter)
-        return csv.open_csv(path, csv.ReadOptions(block_size=_BYTES), parse, convert)
+        with csv.open_csv(path, csv.ReadOptions(block_size=_BYTES), self._parse) as reader:
+            return reader.schema
 
-    @functools.cached_property
-    def _size(self) -> int:
-        return sum(len(y) for y, *_ in self._read([self.target]))
+    @property
+    def _parse(self) -> Any:
+        import pyarrow.csv as csv
+
+        return csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
 
     def __len__(self) -> int:
-        return self._size
+        return self._starts[-1][0]
 
-    def blocks(self, size: int) -> files.Parts:
-        found = self._read([self.target, *self.columns])
-        return files.in_blocks(((files.as_rows(columns, self.dtype), y) for y, *columns in found), size)
+    @functools.cached_property
+    def _starts(self) -> list[tuple[int, int, int]]:
+        """The first row of each piece, the number of its file, and where it starts there; last, the end of all."""
+        found, count = [], 0
+        for number, start, (y,) in self._read([self.target]):
+            found.append((count, number, start))
+            count += len(y)
+        return [*found, (count, len(self._files), 0)]
 
-    def _read(self, names: Sequence[str]) -> Any:
-        """Yield columns, a part of a file at a time."""
+    def blocks(self, size: int, start: int = 0) -> files.Parts:
+        first, number, begin = (0, 0, 0)
+        if start:
+            first, number, begin = self._starts[
+                bisect.bisect_right(self._starts, start, key=operator.itemgetter(0)) - 1
+            ]
+        return files.in_blocks(self._rows(number, begin, start - first), size)
+
+    def _rows(self, number: int, start: int, skipped: int) -> files.Parts:
+        for _, _, columns in self._read([self.target, *self.columns], number, start):
+            y, *found = (column[skipped:] for column in columns)
+            skipped = max(0, skipped - len(columns[0]))
+            yield files.as_rows(found, self.dtype), y
+
+    def _read(
+        self, names: Sequence[str], number: int = 0, start: int = 0
+    ) -> Iterator[tuple[int, int, list[np.ndarray]]]:
+        """Yield pieces' files, starts and columns, from the one on that starts there in the file of this number."""
         import pyarrow as pa
+        import pyarrow.csv as csv
 
         types = {name: pa.float64() for name in names if name not in self._flags}
         if self._is_text:
             types[self.target] = pa.string()
-        for file in self._files:
-            self._sizes[file.path] = 0
-            with file.reading(), self._opened(file.path, types, names) as reader:
-                for batch in reader:
-                    self._sizes[file.path] += batch.num_rows
-                    yield [batch.column(name).to_numpy(zero_copy_only=False) for name in names]
+        convert = csv.ConvertOptions(column_types=types, include_columns=names)
+        for at, file in enumerate(self._files[number:], number):
+            with file.reading():
+                for piece in pieces(file.path, start):
+                    read = csv.read_csv(pa.BufferReader(piece.header + piece.rows), None, self._parse, convert)
+                    yield at, piece.start, [read[name].to_numpy() for name in names]
+            start = 0
 
     def place(self, row: int) -> str:
-        return files.place(self._files, [self._sizes.get(file.path, 0) for file in self._files], row)
+        firsts = [
+            next(first for first, at, _ in self._starts if at >= number) for number in range(len(self._files) + 1)
+        ]
+        return files.place(self._files, np.diff(firsts).tolist(), row)
 
     def as_targets(self, y: np.ndarray) -> np.ndarray:
         """Return targets as integers, if all are: what a file shows as 1 is no 1.0."""

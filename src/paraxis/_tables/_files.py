@@ -132,7 +132,8 @@ def named(who: str, path: Path) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{who}: {str(path)!r} cannot be read: {type(error).__name__}: {error}") from error
+        reason = " ".join(str(error).split())
+        raise DataError(f"{who}: {str(path)!r} cannot be read: {type(error).__name__}: {reason[:300]}") from error
 
 
 @dataclasses.dataclass(frozen=True)

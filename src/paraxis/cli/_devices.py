@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from paraxis._host import threads
 from paraxis.cli._errors import CommandError
 
 _SIMULATED = 2
@@ -23,6 +24,7 @@ def find_devices(number: int | None) -> list[Any]:
     if not _is_user_decided():
         with contextlib.suppress(RuntimeError):  # JAX has started: its devices are what there is
             jax.config.update("jax_num_cpu_devices", number or _SIMULATED)
+            threads.settle()
     try:
         devices = jax.devices()
     except (RuntimeError, AssertionError):  # JAX asserts that a platform asked for by name is installed

@@ -6,6 +6,7 @@ import re
 import jax
 
 from paraxis._calls import arguments
+from paraxis._host import threads
 from paraxis.errors import DeviceError
 
 _FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+\s*")
@@ -40,6 +41,7 @@ def simulate_devices(n: int) -> None:
             ) from None
         return
     jax.config.update("jax_platforms", "cpu")
+    threads.settle()
     there = len(jax.devices())
     if there < n:
         raise DeviceError(f"simulate_devices: {n} devices were asked for and JAX made {there}")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as arrow_parquet
 
-from paraxis._tables import Table as OnDisk, Unchanged
+from paraxis._tables import Table as OnDisk, Unchanged, pieces
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit._csv import NoReadingError, read_bytes, require_bytewise
 from paraxis.cli.fit._options import CsvForm
@@ -21,8 +21,7 @@ from paraxis.cli.fit._tables import IN_PARTS, Table, assembled, pandas_index, qu
 from paraxis.cli.fit._values import Column, of_arrow, of_numpy
 from paraxis.errors import DataError
 
-_BYTES = 1 << 22  # of a part; parsed, it takes about ten times as much
-_LONGEST = 16  # parts, that one row of a CSV file may have
+_BYTES = 1 << 22  # of numbers in a part
 
 
 class Parts:
@@ -89,10 +88,14 @@ class Parts:
             file.require()
 
     def _csv_parts(self, path: Path, as_text: frozenset[str]) -> Iterator[Table]:
-        number = 0
-        for data, shift in _pieces(path, self._form):
+        number = lines = 0
+        with path.open("rb") as file:
+            require_bytewise(file.read(4), self._form)
+        for piece in pieces(path):
+            shift = lines - piece.header.count(b"\n")
+            lines += piece.rows.count(b"\n")
             try:
-                columns, numbers, notes, length = read_bytes(data, self._form, as_text)
+                columns, numbers, notes, length = read_bytes(piece.header + piece.rows, self._form, as_text)
             except NoReadingError as error:
                 said = _shifted(str(error), shift)
                 raise NoReadingError(said, error.remedies, certain=error.certain) from None
@@ -155,54 +158,6 @@ class _named:  # noqa: N801  it is used as a function
 
 def _of_numbers(name: str, values: np.ndarray) -> Column:
     return of_numpy(name, values, np.zeros(len(values), bool), str(values.dtype))
-
-
-def _pieces(path: Path, form: CsvForm) -> Iterator[tuple[bytes, int]]:
-    """Yield a CSV file's rows as files of their own, and how many lines further each row is in the whole file.
-
-    Raises:
-        NoReadingError: if it is not of bytes that are characters, or a row does not end.
-    """
-    with path.open("rb") as file:
-        require_bytewise(file.read(4), form)
-        file.seek(0)
-        header, left, lines = b"", b"", 0
-        while True:
-            data = file.read(_BYTES)
-            block = left + data
-            end = _end_of_rows(block) if data else len(block)
-            if data and end == 0 and len(block) > _LONGEST * _BYTES:
-                raise NoReadingError(
-                    f"line {lines + 1} opens a quote that is not closed within {len(block):,} bytes; write a quote "
-                    f'within a value as ""'
-                )
-            rows, left = block[:end], block[end:]
-            if rows:
-                yield header + rows, lines - header.count(b"\n")
-            if not header and rows:
-                header = _header(rows)
-            lines += rows.count(b"\n")
-            if not data:
-                return
-
-
-def _header(rows: bytes) -> bytes:
-    """Return the first row that is not empty, with what is before it."""
-    blank = re.match(rb"[\r\n]*", rows)
-    end = blank.end() if blank else 0
-    while (found := rows.find(b"\n", end)) >= 0:
-        end = found + 1
-        if rows.count(b'"', 0, end) % 2 == 0:
-            return rows[:end]
-    return rows
-
-
-def _end_of_rows(block: bytes) -> int:
-    """Return where the last row that is there whole ends: at a line's end outside quotes."""
-    end = block.rfind(b"\n") + 1
-    while end and block.count(b'"', 0, end) % 2:
-        end = block.rfind(b"\n", 0, end - 1) + 1
-    return end
 
 
 def _shifted(said: str, lines: int) -> str:

@@ -197,7 +197,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except files.ABSENT as error:
         raise CommandError(f"{path} cannot be read: {error.strerror}") from None
-    except (pa.ArrowException, NoReadingError, UnicodeError, OSError) as error:
+    except (pa.ArrowException, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
         remedies = error.remedies if isinstance(error, NoReadingError) else ()
         kind = path.suffix[1:].upper()

@@ -1,0 +1,75 @@
+"""XLA has threads to spare for simulated devices, so that programs that are started in a row do not wait for ever."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FLAG = "--xla_force_host_platform_device_count"
+ENDS_SOON = (
+    " --xla_cpu_collective_call_terminate_timeout_seconds=20 --xla_cpu_collective_call_warn_stuck_timeout_seconds=10"
+)
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+SETTLED = "import os; print(os.environ.get('PJRT_NPROC'))"
+
+
+def started(code: str, **variables: str) -> subprocess.Popen[str]:
+    taken = ("PJRT_NPROC", "NPROC", "XLA_FLAGS")
+    kept = {name: value for name, value in os.environ.items() if name not in taken}
+    env = kept | {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"} | variables
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", code], env=env, text=True, stdout=pipe, stderr=subprocess.STDOUT)
+
+
+def printed(code: str, **variables: str) -> str:
+    child = started(code, **variables)
+    out, _ = child.communicate(timeout=120)
+    assert child.returncode == 0, out
+    return out.strip()
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("code", "variables", "threads"),
+    [
+        ("import paraxis", {"XLA_FLAGS": f"{FLAG}=64"}, max(CORES, 128)),
+        ("import paraxis", {"XLA_FLAGS": f"{FLAG}=64 {FLAG}=4"}, max(CORES, 16)),
+        ("import paraxis", {"JAX_NUM_CPU_DEVICES": "9"}, max(CORES, 18)),
+        ("import paraxis.testing; paraxis.testing.simulate_devices(40)", {}, max(CORES, 80)),
+        ("import paraxis", {"XLA_FLAGS": f"{FLAG}=64", "PJRT_NPROC": "3"}, 3),
+        ("import paraxis.testing; paraxis.testing.simulate_devices(1)", {}, None),
+        ("import paraxis", {}, None),
+        ("import paraxis", {"XLA_FLAGS": f"{FLAG}=64", "NPROC": "3"}, None),
+        ("import jax; jax.devices(); import paraxis", {"XLA_FLAGS": f"{FLAG}=2"}, None),
+    ],
+)
+def test_simulated_devices_have_two_threads_each_unless_something_else_is_said(code, variables, threads):
+    assert printed(f"{code}\n{SETTLED}", **variables) == str(threads)
+
+
+LOOP = """
+import jax, jax.numpy as jnp, numpy as np
+import paraxis as px
+
+@jax.jit
+@px.program(clients=8)
+def mean(w, data):
+    return px.reduce_mean(px.map_fn(lambda w, x: w - 0.1 * x.mean(0), (px.broadcast(w), data)))
+
+w, data = jnp.zeros(3), np.random.default_rng(0).normal(size=(40, 30, 3)).astype("float32")
+for _ in range(120):
+    for number in range(60):
+        w = mean(w, data[np.random.default_rng(number).choice(40, 8, replace=False)])
+    w.block_until_ready()
+"""
+
+
+@pytest.mark.slow
+def test_programs_started_in_a_row_on_a_busy_machine_end():
+    """With a thread for each device (``PJRT_NPROC=8``), most of these processes hang, on jax 0.10 and two cores."""
+    children = [started(LOOP, XLA_FLAGS=f"{FLAG}=8{ENDS_SOON}") for _ in range(3 * CORES)]
+    said = [child.communicate(timeout=500)[0] for child in children]
+    assert [child.returncode for child in children] == [0] * len(children), said

@@ -1,0 +1,82 @@
+"""No public face: the size of a piece. CSV files in pieces have the rows of Python's own reader, wherever cut."""
+
+import csv
+import io
+import pickle
+
+import numpy as np
+import pytest
+
+import paraxis as px
+from paraxis._tables import _csv
+
+SMALL = 256  # bytes of a piece
+NOTES = ["plain", 'a "quoted" word', "two\nlines", "three\r\nor\nmore", "", "a,b", '"\n"']
+
+
+def text(rng: np.random.Generator, rows: int, end: str) -> str:
+    """Rows of two numbers, a target, and between them notes with quotes, separators and line ends in them."""
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, lineterminator=end)
+    writer.writerow(["a", "first\nnote" if rng.random() < 0.3 else "note", "b", "y"])
+    for _ in range(rows):
+        note = "".join(rng.choice(NOTES, rng.integers(1, 4)))
+        writer.writerow([round(rng.normal(), 3), note, int(rng.integers(-9, 9)), int(rng.integers(3))])
+    written = file.getvalue()
+    return ("" if rng.random() < 0.7 else "\ufeff") + (written if rng.random() < 0.5 else written.removesuffix(end))
+
+
+def expected(texts: list[str]) -> np.ndarray:
+    """All rows' columns a, b and y by Python's own reader."""
+    read = [row for one in texts for row in list(csv.reader(io.StringIO(one.removeprefix("\ufeff"), newline="")))[1:]]
+    return np.array([[float(row[at]) for at in (0, 2, 3)] for row in read]).reshape(-1, 3)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_from_any_on_are_those_of_pythons_reader(tmp_path, monkeypatch, seed):
+    monkeypatch.setattr(_csv, "_BYTES", SMALL)
+    rng = np.random.default_rng(seed)
+    texts = [text(rng, int(rng.integers(0, 60)), str(rng.choice(["\n", "\r\n"]))) for _ in range(4)]
+    for number, one in enumerate(texts):
+        (tmp_path / f"{number}.csv").write_bytes(one.encode())
+    want = expected(texts)
+    table = px.Table.csv(tmp_path, target="y", columns=["a", "b"])
+    assert len(table) == len(want)
+    for start in rng.integers(0, len(want) + 1, 6):
+        size = int(rng.integers(1, 40))
+        other = pickle.loads(pickle.dumps(table)) if seed % 2 else table  # as another process has it
+        blocks = list(other.blocks(size, int(start)))
+        assert [len(y) for _, y in blocks] == [len(want[at : at + size]) for at in range(start, len(want), size)]
+        np.testing.assert_array_equal(np.concatenate([want[:0, :2], *(X for X, _ in blocks)]), want[start:, :2])
+        np.testing.assert_array_equal(np.concatenate([want[:0, 2], *(y for _, y in blocks)]), want[start:, 2])
+
+
+def test_of_a_table_that_begins_late_what_is_before_is_not_parsed(tmp_path, monkeypatch):
+    monkeypatch.setattr(_csv, "_BYTES", SMALL)
+    rows = "".join(f"{number},{number % 7}\n" for number in range(1000))
+    (tmp_path / "a.csv").write_text("a,y\n" + rows)
+    table, read = px.Table.csv(tmp_path, target="y"), []
+    assert len(table) == 1000
+    parse = _csv.pieces
+    monkeypatch.setattr(_csv, "pieces", lambda path, start: (read.append(p) or p for p in parse(path, start)))
+    X, y = next(table.blocks(5, 900))
+    assert X[:, 0].tolist() == [900, 901, 902, 903, 904]
+    assert y.tolist() == [n % 7 for n in range(900, 905)]
+    assert len(read) == 1
+
+
+def test_a_place_counts_the_rows_of_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(_csv, "_BYTES", SMALL)
+    good = "".join(f"{number},1\n" for number in range(200))
+    for name, rows in (("a", good), ("b", ""), ("c", good + ",1\n" + good)):
+        (tmp_path / f"{name}.csv").write_text("x,y\n" + rows)
+    with pytest.raises(px.DataError, match=r"got nan in '.*c\.csv', row 200, column 'x'"):
+        list(px.Table.csv(tmp_path, target="y").blocks(7))
+
+
+def test_a_quote_that_stays_open_is_an_error_with_its_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(_csv, "_BYTES", SMALL)
+    (tmp_path / "a.csv").write_text("x,note,y\n" + "1,a,2\n" * 99 + '1,"open,2\n' + "1,a,2\n" * 2000)
+    table = px.Table.csv(tmp_path, target="y", columns=["x"])
+    with pytest.raises(px.DataError, match=r"a\.csv' cannot be read: ValueError: line 101 opens a quote that is not"):
+        len(table)
