@@ -246,6 +246,26 @@ def test_a_mistake_gets_one_line(
 
 
 @pytest.mark.parametrize("streamed", [[], ["--stream"]], ids=["in memory", "streamed"])
+def test_columns_that_the_model_does_not_use_need_no_reading(
+    streamed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = saved(tmp_path / "model.npz")
+    others = {"share": ["1,5", "2,25", "3"], "price": ["1,234.5", "7", "8"], "note": ["12%", "3", "1.234.567"]}
+    predicted = {}
+    for name, columns_of in (("plain", ROWS), ("more", {**others, **ROWS})):
+        out = tmp_path / f"{name}.csv"
+        file = write(tmp_path / f"{name}-rows.csv", columns_of)
+        status, _, err = said(capsys, "predict", model, file, "--out", out, *streamed)
+        assert status == 0, err
+        predicted[name] = out.read_bytes()
+    assert predicted["more"] == predicted["plain"]
+    bad = write(tmp_path / "bad.csv", {**ROWS, "u": ["1,5", "2,25", "3"]})
+    status, _, err = said(capsys, "predict", model, bad, *streamed)
+    assert status == 2
+    assert "column 'u': '1,5' is no number" in complaints(err)[0]
+
+
+@pytest.mark.parametrize("streamed", [[], ["--stream"]], ids=["in memory", "streamed"])
 def test_what_is_wrong_beside_a_column_that_is_missing_is_told_too(
     streamed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

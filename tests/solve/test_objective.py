@@ -307,6 +307,18 @@ def test_what_does_not_fit_is_said() -> None:
             ValueError,
             r"params must be a pair \(coef, intercept\); write fun\.init\(num_features=2",
         ),
+        (lambda: fun.binary_logreg([1.0, 2.0], (x, y)), ValueError, r"params is a list of 2 numbers.*np\.asarray\("),
+        (lambda: fun.binary_logreg((jnp.ones(2), 0.0), (x, y)), ValueError, r"is a pair.*glm\(…, intercept=True\)"),
+        (
+            lambda: fun.multiclass_logreg_with_intercept(([1.0, 2.0], 0.0), (x, y)),
+            ValueError,
+            r"params\[0\] is a list of 2 numbers",
+        ),
+        (
+            lambda: px.solve.prox.box(jnp.ones(2), ([0.0, 0.0], 1.0)),
+            ValueError,
+            r"prefix of x.*write np\.asarray\(…\) of the list",
+        ),
     ):
         with pytest.raises(error, match=text):
             call()

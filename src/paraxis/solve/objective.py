@@ -149,6 +149,11 @@ class LinearObjective:
         if self.intercept and not (isinstance(params, tuple) and len(params) == 2):
             raise ShapeError(f"{self}: params must be a pair (coef, intercept); write fun.init({_shapes(design)})")
         coef: Any = params[0] if self.intercept else params
+        if isinstance(coef, tuple) and len(coef) == 2 and not self.intercept:
+            raise ShapeError(f"{self}: params is a pair, and there is no intercept; write glm(…, intercept=True)")
+        if isinstance(coef, (list, tuple)):
+            name = "params[0]" if self.intercept else "params"
+            raise ShapeError(f"{self}: {name} {arguments.why_no_array(name, coef)}")
         shape = jnp.shape(coef) if jax.tree.structure(coef).num_nodes == 1 else ()
         if shape[:1] != design.shape[1:] or len(shape) not in (1, 2) or not _is_real(coef):
             raise ShapeError(

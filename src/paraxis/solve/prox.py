@@ -320,9 +320,10 @@ def _by_leaf(who: str, operator: Callable[..., jax.Array], x: Any, hyper: Any, s
     try:
         jax.tree.structure(hyper).flatten_up_to(x)
     except ValueError as error:
+        write = "np.asarray(…) of the list" if isinstance(hyper, list) else "one number for all leaves"
         raise ShapeError(
             f"{who}: hyperparams must be a number or a tree that is a prefix of x, got "
-            f"{jax.tree.structure(hyper)} for {jax.tree.structure(x)}; write one number for all leaves"
+            f"{jax.tree.structure(hyper)} for {jax.tree.structure(x)}; write {write}"
         ) from error
     return jax.tree.map(below, hyper, x)
 

@@ -9,7 +9,7 @@ import dataclasses
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -73,7 +73,7 @@ class Csv(NamedTuple):
     length: int
 
 
-def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> Csv:
+def read_csv(path: Path, form: CsvForm, as_text: Container[str]) -> Csv:
     """Read a file.
 
     Args:
@@ -87,7 +87,7 @@ def read_csv(path: Path, form: CsvForm, as_text: frozenset[str]) -> Csv:
     return read_bytes(path.read_bytes(), form, as_text)
 
 
-def read_bytes(data: bytes, form: CsvForm, as_text: frozenset[str]) -> Csv:
+def read_bytes(data: bytes, form: CsvForm, as_text: Container[str]) -> Csv:
     """Read the same of what is in a file."""
     text = _decoded(data, form)
     names = _names(text if text.find("\n", 0, _HEAD) < 0 else text[:_HEAD], form)

@@ -6,7 +6,7 @@ another text: whoever reads all parts asks for such a column as text.
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Parts:
             with _named():
                 self._npy = OnDisk.npy(path)
 
-    def read(self, as_text: frozenset[str] = frozenset()) -> Iterator[Table]:
+    def read(self, as_text: Container[str] = ()) -> Iterator[Table]:
         """Yield tables with some of the rows each, whose numbers go on from one to the next.
 
         Args:
@@ -77,7 +77,7 @@ class Parts:
         if not end:
             raise CommandError(f"{self._path} is empty: it holds no rows")
 
-    def _tables(self, as_text: frozenset[str]) -> Iterator[Table]:
+    def _tables(self, as_text: Container[str]) -> Iterator[Table]:
         if self._npy is not None:
             yield from self._npy_parts(self._npy)
             return
@@ -87,7 +87,7 @@ class Parts:
                 yield from (self._csv_parts if self._kind == ".csv" else self._parquet_parts)(file.path, as_text)
             file.require()
 
-    def _csv_parts(self, path: Path, as_text: frozenset[str]) -> Iterator[Table]:
+    def _csv_parts(self, path: Path, as_text: Container[str]) -> Iterator[Table]:
         number = lines = 0
         with path.open("rb") as file:
             require_bytewise(file.read(4), self._form)
@@ -104,7 +104,7 @@ class Parts:
                 yield assembled(path, self._form, columns, (), number + numbers, notes)
             number += length
 
-    def _parquet_parts(self, path: Path, as_text: frozenset[str]) -> Iterator[Table]:
+    def _parquet_parts(self, path: Path, as_text: Container[str]) -> Iterator[Table]:
         del as_text  # its types are known
         number = 0
         with arrow_parquet.ParquetFile(path, memory_map=True) as file:

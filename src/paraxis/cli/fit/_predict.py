@@ -159,18 +159,28 @@ def _prepared(options: PredictOptions, model: Model) -> _Work:
         CommandError: at the first thing that cannot be, with what would settle it.
     """
     _require_options(options, model)
-    names, target = model.recipe.columns, model.target
-    as_text = set(model.recipe.text_columns) | ({target.name} if target.kind == "text" else set())
-    as_text |= {name for name in (*model.id, *options.keep) if name not in names and name != target.name}
+    target, texts = model.target, set(model.recipe.text_columns)
+    as_numbers = {name for name in (*model.recipe.columns, model.weights) if name is not None} - texts
+    as_numbers |= {target.name} if target.kind != "text" else set()
     if not options.stream:
-        table = read_table(options.data, options.csv, as_text=as_text)
+        table = read_table(options.data, options.csv, as_text=_AllBut(as_numbers))
         return _looked_at(options, model, lambda: iter([table]))
     files_of = Parts(options.data, options.csv, "paraxis predict")
     while True:  # once more, if a column turns out to hold text in some parts only
-        work = _looked_at(options, model, functools.partial(files_of.read, frozenset(as_text)))
-        if work.mixed <= as_text:
+        work = _looked_at(options, model, functools.partial(files_of.read, _AllBut(as_numbers)))
+        if not work.mixed & as_numbers:
             return work
-        as_text |= work.mixed
+        as_numbers = as_numbers - work.mixed
+
+
+@dataclasses.dataclass(frozen=True)
+class _AllBut:
+    """All names but some."""
+
+    names: set[str]
+
+    def __contains__(self, name: object) -> bool:
+        return name not in self.names
 
 
 def _looked_at(options: PredictOptions, model: Model, parts: Callable[[], Iterator[Table]]) -> _Work:

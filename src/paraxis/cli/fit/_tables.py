@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def _nearest(name: str, names: Sequence[str]) -> list[str]:
     return same[:1] or difflib.get_close_matches(name, names, n=1)
 
 
-def read_table(path: Path, form: CsvForm, *, as_text: Iterable[str] = ()) -> Table:
+def read_table(path: Path, form: CsvForm, *, as_text: Container[str] = ()) -> Table:
     """Read a file.
 
     Args:
@@ -132,7 +132,7 @@ def read_table(path: Path, form: CsvForm, *, as_text: Iterable[str] = ()) -> Tab
     numbers, notes = None, ()
     with reading(path):
         if kind == ".csv":
-            columns, numbers, notes, _ = read_csv(path, form, frozenset(as_text))
+            columns, numbers, notes, _ = read_csv(path, form, as_text)
         elif kind == ".parquet":
             columns, index = _read_parquet(path)
         else:
