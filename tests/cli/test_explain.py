@@ -293,7 +293,8 @@ def test_what_paraxis_compiles_for_a_script_has_the_names_that_the_script_uses(t
     [
         (["none.py"], "there is no file none.py"),
         (["none.py", "--shapes", "float32[2]"], "--shapes is of one function; write: paraxis explain none.py:function"),
-        (["none.py", "--json"], "a script is run once"),
+        (["none.py", "--json"], "--json is of one function; write: paraxis explain none.py:function --json"),
+        (["none.py", "--devices", "2", "--devices", "4"], "a script is run once; write --devices 4 alone"),
         (["model:fn", "--", "--epochs"], "--epochs: what the function is given is said by --shapes or --arguments"),
         (["explained_model.py:total", "--shapes", "float32[2]", "--on", "h101"], "explain: on must be a machine"),
     ],

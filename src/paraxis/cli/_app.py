@@ -349,7 +349,9 @@ def explain(
         typer.Option(metavar="MACHINE", help="Estimate the time on a machine: h100:8x16 is 16 hosts of 8."),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report to this file, too.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers, for other programs.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the numbers of one function, for other programs.")
+    ] = False,
 ) -> int:
     """Report what a function sends, computes and holds. It is compiled, but not run.
 

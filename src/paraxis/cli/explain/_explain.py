@@ -51,11 +51,13 @@ def run_explain(
         CommandError: if there is no such function, or its arguments are malformed.
     """
     if target.endswith(".py"):
-        for option, value in {"--shapes": shapes, "--arguments": arguments, "--on": on, "--html": html}.items():
+        of_one = {"--shapes": shapes, "--arguments": arguments, "--on": on, "--html": html, "--json": as_json or None}
+        for option, value in of_one.items():
             if value is not None:
-                raise CommandError(f"{option} is of one function; write: paraxis explain {target}:function {option} …")
-        if len(devices) > 1 or as_json:
-            raise CommandError("a script is run once; write --devices once, and no --json")
+                write = option if value is True else f"{option} …"
+                raise CommandError(f"{option} is of one function; write: paraxis explain {target}:function {write}")
+        if len(devices) > 1:
+            raise CommandError(f"a script is run once; write --devices {devices[-1]} alone")
         _simulate(devices)
         return run_script(Path(target), rest)
     if rest:
