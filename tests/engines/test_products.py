@@ -85,6 +85,9 @@ UNEVEN = {
     "along one much more": ([0.5, 0.7, 1.2, 1.4, 0.9], [1e8, 1, 1, 1, 1]),
     "zeros, along one much more": ([0, 0, 0.7, 1.2], [1e8, 1, 1, 1]),
     "large": ([1e15, 1e15, 1e-15, 1e-15], [1, 1, 1, 1]),
+    "beyond what a float holds": ([1e30, 1e30, 2, 0.5], [1, 1, 1, 1]),
+    "below it": ([1e-30, 1e-30, 1, 1], [1, 1, 1, 1]),
+    "above and below it": ([1e25, 1e25, 1e-25, 1e-25, 1e25, 1e-25], [1, 1, 1, 1, 1, 1]),
     "one": ([3], [1]),
     "two": ([3, 4], [1, 1]),
 }
@@ -99,14 +102,40 @@ def test_derivatives_of_factors_of_very_different_size_keep_their_digits(x: list
         return jax.jvp(gradient, (x,), (along,))[1]
 
     double = np.array(x)
-    expected = np.zeros((2, n))
+    expected = np.zeros((3, n))
+    expected[0] = [by_leaving_out(double, i) for i in range(n)]
     for i, j in itertools.permutations(range(n), 2):
-        expected[0, i] += v[j] * by_leaving_out(double, i, j)
+        expected[1, i] += v[j] * by_leaving_out(double, i, j)
     for i, j, k in itertools.permutations(range(n), 3):
-        expected[1, i] += v[j] * v[k] * by_leaving_out(double, i, j, k)
-    for derived, exact in zip((second, lambda x: jax.jvp(second, (x,), (along,))[1]), expected, strict=True):
+        expected[2, i] += v[j] * v[k] * by_leaving_out(double, i, j, k)
+
+    def third(x: Any) -> Any:
+        return jax.jvp(second, (x,), (along,))[1]
+
+    terms = np.abs(np.divide(v, x, out=np.zeros(n), where=double != 0))
+    orders = (gradient, second, third)[: 2 + bool(terms.max() ** 2 < 1e38)]  # of the third, products of two are terms
+    with np.errstate(over="ignore", under="ignore"):
+        expected = expected.astype(np.float32)  # infinite, or 0, where a float holds no other
+    for derived, exact in zip(orders, expected, strict=False):
         found = px.Stream(at_once=3).run(derived, px.Groups.of_arrays(np.array(x, np.float32)))
-        np.testing.assert_allclose(np.asarray(found), exact, rtol=2e-6)
+        np.testing.assert_allclose(np.asarray(found), exact, rtol=2e-6, atol=1e-38)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "complex64"])
+def test_gradients_of_a_product_of_other_numbers_are_those_of_jax(dtype: str) -> None:
+    x, axis = jnp.array([1.5, -2, 3, 0.25, 7], dtype), axis_on(1, 5)
+    expected = jax.grad(lambda x: jnp.prod(x).real)(x)
+    gradient = jax.grad(lambda x: px.reduce_prod(px.map_fn(lambda x: x + 0, (x,), axis), axis).real)
+    assert_close(np.asarray(px.Stream(at_once=2).run(gradient, px.Groups.of_arrays(np.asarray(x)))), expected)
+
+
+def test_the_gradient_of_very_many_factors_is_that_of_logarithms() -> None:
+    x = np.exp(np.random.default_rng(3).normal(size=20_000) / 100).astype(np.float32)
+    axis = axis_on(1, len(x))
+    gradient = jax.grad(lambda x: px.reduce_prod(px.map_fn(lambda x: x + 0, (x,), axis), axis))
+    found = px.Stream(at_once=700).run(gradient, px.Groups.of_arrays(x))
+    double = x.astype(float)
+    np.testing.assert_allclose(np.asarray(found), np.exp(np.log(double).sum() - np.log(double)), rtol=2e-3)
 
 
 INFINITE = [

@@ -7,8 +7,13 @@ counts; ``f`` has the signs of infinities. ``e`` is zero, and it is what derivat
 values ``e`` has no derivative of another order than ``n``, and up to that order the products are elementary symmetric
 polynomials in ``e``, which Newton's identities make of sums of powers. An element is left out of a sum by subtraction.
 
-Both lose all digits where a few terms are far larger than the others: a factor of 1e-8 among ones has a term of 1e8. So
-for each of the ``n`` directions, the ``n`` elements with the largest terms are taken out, and multiplied one by one.
+Factors are multiplied as numbers near 1, and powers of two, whose exponents are added: the product of all may be
+beyond what a float holds where that of the others is not. Terms are not: where the product of two is beyond it, so are
+third derivatives.
+
+Sums and subtraction lose all digits where a few terms are far larger than the others: a factor of 1e-8 among ones has a
+term of 1e8. So for each of the ``n`` directions, the ``n`` elements with the largest terms are taken out, and
+multiplied one by one.
 """
 
 from collections.abc import Callable
@@ -35,7 +40,7 @@ def others(x: jax.Array, *along: jax.Array, **params: Any) -> jax.Array:
     is_regular = jnp.isfinite(x) & ~is_zero
     factors = jnp.where(is_regular, x, jnp.where(is_infinite, jnp.sign(x), jnp.ones_like(x)))
     zeros, infinite, unknown = left(is_zero), left(is_infinite) > 0, left(jnp.isnan(x)) > 0
-    product = primitives.prod_p.bind(factors, **params)[None] / factors
+    product, exponent = _divided(factors, params)
     product *= jnp.where(unknown, np.nan, jnp.where(infinite, np.inf, 1)).astype(x.dtype)
     apart, rest = _largest([jnp.where(is_regular, v / factors, 0 * v) for v in along], is_regular, params)
     zeros_apart, zeros_rest = _largest([jnp.where(is_zero, v, 0 * v) for v in along], is_zero, params)
@@ -54,7 +59,25 @@ def others(x: jax.Array, *along: jax.Array, **params: Any) -> jax.Array:
     derived: Callable[[jax.Array], jax.Array] = near
     for v in along:
         derived = _along(derived, v)
-    return derived(jnp.zeros_like(x))
+    return _scaled(derived(jnp.zeros_like(x)), exponent)
+
+
+def _divided(factors: jax.Array, params: Any) -> tuple[jax.Array, jax.Array]:
+    """Return for each element the product of the others, as a number and the exponent of two that goes with it."""
+    mantissa, exponent = jnp.frexp(jnp.abs(factors))
+    exponent -= mantissa < np.sqrt(0.5)  # so that many multiplied stay near 1
+    mantissa = _scaled(factors, -exponent)
+    whole, plain = (primitives.prod_p.bind(y, **params)[None] for y in (mantissa, factors))
+    others = primitives.sum_p.bind(exponent, **params)[None] - exponent
+    size = jnp.abs(whole)
+    is_held = (size > jnp.finfo(size.dtype).tiny) & (size < np.inf)
+    return jnp.where(is_held, whole / mantissa, plain / factors), jnp.where(is_held, others, 0)
+
+
+def _scaled(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    if jnp.iscomplexobj(x):
+        return jax.lax.complex(jnp.ldexp(x.real, exponent), jnp.ldexp(x.imag, exponent))
+    return jnp.ldexp(x, exponent)
 
 
 def _along(of: Callable[[jax.Array], jax.Array], v: jax.Array) -> Callable[[jax.Array], jax.Array]:
