@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ _BY_STATUS_OF_PYTEST = {
     1: CAUGHT,
     2: "NOT CAUGHT: the package cannot even be imported, which is no small defect",
     5: "NOT CAUGHT: no test was run",
+    -signal.SIGINT: CAUGHT,  # which a test sends to itself, and the healthy package takes
 }
 
 
