@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from paraxis._tables import _csv
+from paraxis._tables import Blocks, _csv
 
 SMALL = 256  # bytes of a piece
 NOTES = ["plain", 'a "quoted" word', "two\nlines", "three\r\nor\nmore", "", "a,b", '"\n"']
@@ -80,3 +80,12 @@ def test_a_quote_that_stays_open_is_an_error_with_its_line(tmp_path, monkeypatch
     table = px.Table.csv(tmp_path, target="y", columns=["x"])
     with pytest.raises(px.DataError, match=r"a\.csv' cannot be read: ValueError: line 101 opens a quote that is not"):
         len(table)
+
+
+def test_blocks_of_one_piece_go_to_one_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(_csv, "_BYTES", SMALL)
+    (tmp_path / "a.csv").write_text("x,y\n" + "1.5,2\n" * 500)
+    table = px.Table.csv(tmp_path, target="y")
+    a_piece = SMALL // len("1.5,2\n")
+    assert Blocks(table, 50, 10, table.dtype).together == a_piece // 10
+    assert Blocks(table, 5, 100, table.dtype).together == 1

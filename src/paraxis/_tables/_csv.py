@@ -2,6 +2,7 @@
 
 import bisect
 import functools
+import itertools
 import operator
 import re
 from collections.abc import Iterator, Sequence
@@ -123,6 +124,11 @@ class Csv:
             found.append((count, number, start))
             count += len(y)
         return [*found, (count, len(self._files), 0)]
+
+    @property
+    def part(self) -> int:
+        """The most rows of a piece, which is parsed as a whole."""
+        return max((after - first for (first, *_), (after, *_) in itertools.pairwise(self._starts)), default=0)
 
     def blocks(self, size: int, start: int = 0) -> files.Parts:
         first, number, begin = (0, 0, 0)
