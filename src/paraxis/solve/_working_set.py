@@ -302,9 +302,20 @@ def _changed(problem: Linear, state: WorkingSetState, l1: jax.Array, size: int, 
         products = problem._of_blocks(_products, (new, after), state.cache.shares)[1]
     else:
         columns, products = problem._of_blocks(taken, new, (columns, state.cache.shares))
-    gram = jnp.zeros((size, size), gram.dtype).at[: len(gram), : len(gram)].set(gram)
-    gram = gram.at[slots].set(products).at[:, slots].set(products.T)
-    return _Set(after, columns, gram)
+    return _Set(after, columns, _with_products(gram, slots, products, grows))
+
+
+def _with_products(gram: jax.Array, slots: jax.Array, products: jax.Array, grows: bool) -> jax.Array:
+    """Return a Gram matrix with other rows and columns in some slots, which come last if it grows.
+
+    XLA puts rows into slots one after the other, and columns number by number: to choose for each number is faster.
+    """
+    if grows:
+        return jnp.block([[gram, products[:, : len(gram)].T], [products]])
+    origin = jnp.full(len(gram), -1).at[slots].set(jnp.arange(len(slots)))
+    rows = jnp.take(products, jnp.maximum(origin, 0), axis=0)
+    is_new = origin >= 0
+    return jnp.where(is_new[:, None], rows, jnp.where(is_new, rows.T, gram))
 
 
 def _products(block: Block, given: Any, shares: Any) -> Any:
