@@ -386,6 +386,28 @@ def test_an_interrupt_ends_what_is_under_way(tmp_path):
     assert children() == before
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Pool", "Ray"])
+@pytest.mark.usefixtures("pool", "ray")
+def test_an_interrupted_run_goes_on_in_other_processes_to_the_same_bits(kind, tmp_path):
+    def interrupt(progress: Any) -> None:
+        if progress.done == 17:
+            signal.raise_signal(signal.SIGINT)
+
+    def run(**options: Any) -> bytes:
+        if kind == "Ray":
+            return np.asarray(px.Ray(at_once=1, **options).run(total, source)[0]).tobytes()
+        with px.Pool(at_once=1, workers=2, **options) as engine:
+            return np.asarray(engine.run(total, source)[0]).tobytes()
+
+    source, seen = px.Groups(_sources.Slow(COUNT)), []
+    expected = run()
+    with pytest.raises(KeyboardInterrupt):
+        run(verbose=interrupt, folder=tmp_path / "run", save_every=1000)
+    assert run(verbose=seen.append, folder=tmp_path / "run") == expected
+    assert seen[0].done >= 17
+
+
 _LEFT_ALONE = """
 import paraxis as px
 from tests.engines import _sources
