@@ -22,6 +22,8 @@ from paraxis.engines._progress import Progress
 from paraxis.engines._tasks import Given, Task, Work
 from paraxis.errors import ParaxisError, ProcessError
 
+_MOMENT = 2.0  # seconds
+
 
 @arguments.options(memory="at_once")
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +102,7 @@ class Ray(Distributed):
                 yield _given(len(work.kept), *waiting[0])
                 waiting.popleft()
         finally:
-            for _, held, _ in waiting:
-                ray.cancel(held, force=True)
+            _end(ray, [held for _, held, _ in waiting])
 
     def _attempt(self, work: Work, task: Task) -> Given:
         ray = _ray()
@@ -109,6 +110,21 @@ class Ray(Distributed):
             return _given(len(work.kept), task, *_remote(0).remote(ray.put(work), task))
         except TaskFailedError as error:
             raise ProcessEndedError(str(error)) from error
+
+
+def _end(ray: Any, waiting: list[Any]) -> None:
+    """Have Ray do none of these tasks any more.
+
+    Those that are under way get a moment to end by themselves: Ray ends this process (``Tried to complete task that was
+    not pending``) if it is to cancel a task that ends at the same time.
+    """
+    first = waiting[: int(ray.cluster_resources().get("CPU", 1))]
+    for held in reversed(waiting[len(first) :]):
+        ray.cancel(held, force=True)
+    if first:
+        _, left = ray.wait(first, num_returns=len(first), timeout=_MOMENT, fetch_local=False)
+        for held in left:
+            ray.cancel(held, force=True)
 
 
 def _ray() -> Any:
