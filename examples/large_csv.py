@@ -17,6 +17,7 @@ import os
 import resource
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         print(f"{len(table):,} rows on {_training.where()}, {MEMORY} allowed, {megabytes():,.0f} MB so far", flush=True)
         parquet, writing = timed(lambda: as_parquet(table, Path(folder, "rows.parquet")))
         fits, found = {}, []
+        with warnings.catch_warnings(action="ignore"):  # one iteration, so that both find everything compiled
+            px.solve.LogisticRegression(C=np.inf, max_iter=1).fit(parquet, engine=stream)
         for kind, rows_of in (("CSV", table), ("Parquet", parquet)):
             model = px.solve.LogisticRegression(C=np.inf, tol=1e-5)
             _, seconds = timed(lambda model=model, rows_of=rows_of: model.fit(rows_of, engine=stream))

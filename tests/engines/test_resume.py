@@ -280,6 +280,15 @@ def test_arrays_that_a_mapped_function_closes_over_and_other_data_are_another_ru
     np.testing.assert_allclose(go(1, X), X.sum(), rtol=1e-4)
 
 
+def test_a_file_in_place_of_a_folder_is_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(
+        px.CheckpointError, match=r"notes\.txt' cannot be used: .*; write folder='runs/one', or another"
+    ):
+        run(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(

@@ -176,6 +176,28 @@ def test_predictions_for_a_table_are_those_for_its_rows_and_it_is_read_once_in_b
         model.predict(table(y, X[:, :3])[0], engine=STREAM)
 
 
+def test_columns_are_those_of_the_fit_by_name_and_in_order(tmp_path):
+    pa, arrow_csv = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.csv")
+    names, double = ["a", "b", "c", "d"], np.asarray(X)
+    for kind, order in (("fitted", names), ("turned", names[::-1]), ("other", ["a", "x", "c", "d"])):
+        columns = dict(zip(order, double[:, [3, 2, 1, 0] if kind == "turned" else [0, 1, 2, 3]].T, strict=True))
+        arrow_csv.write_csv(pa.table({**columns, "y": double[:, 0] > 0}), tmp_path / f"{kind}.csv")
+    tables = {kind: px.Table.csv(tmp_path / f"{kind}.csv", target="y") for kind in ("fitted", "turned", "other")}
+    model = px.solve.LogisticRegression(devices=1).fit(tables["fitted"], engine=STREAM)
+    assert list(model.feature_names_in_) == names
+    score = model.score(tables["fitted"], engine=STREAM)
+    for kind, what in (("turned", "'d' in the place of 'a'"), ("other", "'x' in the place of 'b'")):
+        with pytest.raises(px.DataError, match=rf"with {what}; .* columns=list\(model\.feature_names_in_\)"):
+            model.score(tables[kind], engine=STREAM)
+    chosen = px.Table.csv(tmp_path / "turned.csv", target="y", columns=list(model.feature_names_in_))
+    assert model.score(chosen, engine=STREAM) == score
+    assert model.score(double, double[:, 0] > 0) == score  # without names, and without a warning, as blocks are
+    assert model.score(px.Table.of_arrays(double, double[:, 0] > 0), engine=STREAM) == score
+    model.fit(double, double[:, 0] > 0)
+    assert not hasattr(model, "feature_names_in_")
+    assert model.score(tables["turned"], engine=STREAM) < score  # nothing is known of names
+
+
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_the_score_of_a_table_is_that_of_scikit_learn_in_memory_and_it_is_read_once(name):
     rng = np.random.default_rng(2)

@@ -89,3 +89,18 @@ def test_blocks_of_one_piece_go_to_one_process(tmp_path, monkeypatch):
     a_piece = SMALL // len("1.5,2\n")
     assert Blocks(table, 50, 10, table.dtype).together == a_piece // 10
     assert Blocks(table, 5, 100, table.dtype).together == 1
+
+
+def test_other_delimiters_and_decimal_points_are_read_and_suggested(tmp_path):
+    (tmp_path / "a.csv").write_text("x;z;y\n" + "1,5;2;3\n-0,25;4;5\n")
+    with pytest.raises(px.DataError, match=r"a\.csv' has a single column if ',' separates them; write delimiter=';'"):
+        px.Table.csv(tmp_path, target="y")
+    with pytest.raises(px.DataError, match=r"columns must hold numbers, got 'x' .*as in 'x', write decimal=','$"):
+        px.Table.csv(tmp_path, target="y", delimiter=";")
+    table = px.Table.csv(tmp_path, target="y", delimiter=";", decimal=",")
+    X, y = next(table.blocks(10))
+    assert X.tolist() == [[1.5, 2], [-0.25, 4]]
+    assert y.tolist() == [3, 5]
+    for wrong in ("decimal", "delimiter"):
+        with pytest.raises(ValueError, match=rf"{wrong} must be a single character, got .*; write px\.Table\.csv"):
+            px.Table.csv(tmp_path, target="y", **{wrong: ";;"})

@@ -188,7 +188,7 @@ def names(who: str, argument: str, value: Any, error: type[Exception] = ValueErr
     """
     given = value if isinstance(value, (tuple, list)) else (value,)
     if not all(isinstance(name, str) and name for name in given):
-        _refuse(error, who, argument, "must be a name, or a tuple of names", value, f"{argument}='x'")
+        _refuse(error, who, argument, "must be a name, or a list or tuple of names", value, f"{argument}=['x']")
     return tuple(given)
 
 

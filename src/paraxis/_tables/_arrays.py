@@ -15,7 +15,9 @@ _CAST = 1 << 24  # bytes of a file that are read at a time to become another dty
 
 
 class Arrays:
-    """Rows of pairs of arrays, one pair after the other."""
+    """Rows of pairs of arrays, one pair after the other. The names of columns are their numbers."""
+
+    is_named = False
 
     def __init__(
         self,

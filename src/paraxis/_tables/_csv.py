@@ -13,6 +13,7 @@ import numpy as np
 
 from paraxis._calls.extras import needed
 from paraxis._tables import _files as files
+from paraxis.errors import DataError
 
 _WHO = "Table.csv"
 _BYTES = 1 << 22  # of a piece; parsed, it takes about ten times as much
@@ -90,12 +91,26 @@ class Csv:
     Columns to predict from are numbers of double precision, whatever their first rows look like.
     """
 
-    def __init__(self, folder: Path, target: str, columns: Sequence[str] | None, dtype: Any, delimiter: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        target: str,
+        columns: Sequence[str] | None,
+        dtype: Any,
+        delimiter: str,
+        decimal: str,
+    ) -> None:
         with needed(f"px.{_WHO}", "fit"):
             import pyarrow.csv  # noqa: F401
 
-        self._delimiter = delimiter
-        self._files, self.columns, kinds = files.described(_WHO, folder, ".csv", target, columns, self._schema)
+        self._delimiter, self._decimal = delimiter, decimal
+        try:
+            found = files.described(_WHO, folder, ".csv", target, columns, self._schema)
+        except DataError as error:
+            if self._decimal == "." and (write := self._with_commas(folder)):
+                raise DataError(f"{error}; or, of decimal commas, {write}") from None
+            raise
+        self._files, self.columns, kinds = found
         self.target = target
         self._is_text = any(not files.is_number(own[target]) for own in kinds)
         self._flags = {name for own in kinds for name, kind in own.items() if str(kind) == "bool"}
@@ -104,8 +119,29 @@ class Csv:
     def _schema(self, path: Path) -> Any:
         import pyarrow.csv as csv
 
-        with csv.open_csv(path, csv.ReadOptions(block_size=_BYTES), self._parse) as reader:
+        with path.open("rb") as file:
+            header = _header(file.read(_BYTES)).decode(errors="replace")
+        if self._delimiter not in header and (other := next((mark for mark in ";\t|," if mark in header), None)):
+            raise DataError(
+                f"{_WHO}: {str(path)!r} has a single column if {self._delimiter!r} separates them; write "
+                f"delimiter={other!r}"
+            )
+        convert = csv.ConvertOptions(decimal_point=self._decimal)
+        with csv.open_csv(path, csv.ReadOptions(block_size=_BYTES), self._parse, convert) as reader:
             return reader.schema
+
+    def _with_commas(self, folder: Path) -> str:
+        """Return what to write if commas are the decimal points of columns that are text without."""
+        path = files.found(_WHO, folder, ".csv")[0]
+        try:
+            plain, self._decimal = self._schema(path), ","
+            with_commas = self._schema(path)
+        except Exception:  # which is told already
+            return ""
+        finally:
+            self._decimal = "."
+        numbers = [one.name for one, other in zip(with_commas, plain, strict=True) if one.type != other.type]
+        return f"as in {files.told(numbers)}, write decimal=','" if numbers else ""
 
     @property
     def _parse(self) -> Any:
@@ -154,7 +190,7 @@ class Csv:
         types = {name: pa.float64() for name in names if name not in self._flags}
         if self._is_text:
             types[self.target] = pa.string()
-        convert = csv.ConvertOptions(column_types=types, include_columns=names)
+        convert = csv.ConvertOptions(column_types=types, include_columns=names, decimal_point=self._decimal)
         for at, file in enumerate(self._files[number:], number):
             with file.reading():
                 for piece in pieces(file.path, start):

@@ -83,6 +83,7 @@ class Table:
         columns: Sequence[str] | None = None,
         dtype: Any = None,
         delimiter: str = ",",
+        decimal: str = ".",
     ) -> "Table":
         """Return the rows of CSV files, each with a header. To count them, they are read once.
 
@@ -91,14 +92,18 @@ class Table:
             target, columns: as for :meth:`parquet`.
             dtype: of the numbers: float32 or float64, the default.
             delimiter: between values.
+            decimal: the decimal point, of files with commas ``","``.
 
         Raises:
             DataError: as for :meth:`parquet`.
             ModuleNotFoundError: if pyarrow is missing; the extra ``fit`` brings it.
         """
         asked = _asked("Table.csv", folder, target, columns, dtype)
-        arguments.text("Table.csv", "delimiter", delimiter, "px.Table.csv('rows', target='y', delimiter=';')")
-        return cls(Csv(*asked, delimiter))
+        for name, mark, usual in (("delimiter", delimiter, ";"), ("decimal", decimal, ",")):
+            if not isinstance(mark, str) or len(mark) != 1:
+                got, write = arguments.described(mark), f"px.Table.csv('rows', target='y', {name}={usual!r})"
+                raise ValueError(f"Table.csv: {name} must be a single character, got {got}; write {write}")
+        return cls(Csv(*asked, delimiter, decimal))
 
     @classmethod
     def npy(cls, folder: str | Path, *, dtype: Any = None) -> "Table":
@@ -230,6 +235,11 @@ class Table:
             f"Table: values must be finite numbers, got {value} in {place}, column {column!r}; write the files without "
             f"such rows, or with a number in its place"
         )
+
+    @property
+    def _is_named(self) -> bool:
+        """The columns have names of their own, by which a model can tell them apart."""
+        return getattr(self._source, "is_named", True)
 
     def _as_targets(self, y: np.ndarray) -> np.ndarray:
         """Return all targets as the files mean them: of CSV, integers if all of them are."""

@@ -232,9 +232,9 @@ class Journal:
                 )
 
     def _unusable(self, error: BaseException, name: str = "") -> CheckpointError:
-        return CheckpointError(
-            f"{self._engine}: folder {str(self._folder / name)!r} cannot be used: {error}; remove it to begin anew"
-        )
+        no_folder = isinstance(error, (FileExistsError, NotADirectoryError))  # a file of somebody's
+        write = "write folder='runs/one', or another that is not there" if no_folder else "remove it to begin anew"
+        return CheckpointError(f"{self._engine}: folder {str(self._folder / name)!r} cannot be used: {error}; {write}")
 
 
 def _differing(name: str, was: Mapping[str, Any], part: Part) -> str:

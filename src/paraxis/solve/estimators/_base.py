@@ -7,6 +7,7 @@ import abc
 import contextlib
 import copy
 import dataclasses
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
@@ -105,6 +106,7 @@ class LinearModel(BaseEstimator, abc.ABC):
     data_passes_: int
     n_iter_: Any
     n_features_in_: int
+    _is_of_table: bool = False
     tol: float
     max_iter: int
     fit_intercept: bool
@@ -298,7 +300,10 @@ class LinearModel(BaseEstimator, abc.ABC):
         if engine is not None:
             raise self._no_engine(X, "predict")
         try:
-            X = validate_data(self, X, reset=False, dtype=_FLOATS)
+            with warnings.catch_warnings():
+                if self._is_of_table and not hasattr(X, "columns"):  # as its blocks are
+                    warnings.filterwarnings("ignore", "X does not have valid feature names")
+                X = validate_data(self, X, reset=False, dtype=_FLOATS)
         except Exception as error:
             raise refused(self._who, "X", f"numbers (n, {self.n_features_in_})", error) from error
         return of_block(X @ self.coef_.T + self.intercept_)
@@ -314,11 +319,16 @@ class LinearModel(BaseEstimator, abc.ABC):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the same of a table, as many rows at once as the engine says, and its targets."""
         check_is_fitted(self)
-        known = list(getattr(self, "feature_names_in_", table.columns))
-        if len(table.columns) != self.n_features_in_ or known != table.columns:
+        own = table.columns
+        known = list(getattr(self, "feature_names_in_", ()))
+        if len(own) != self.n_features_in_ or (known and table._is_named and known != own):
+            these, write = "", "[…]"
+            if known:
+                first = next(pair for pair in itertools.zip_longest(known, own) if pair[0] != pair[1])
+                these, write = f", with {first[1]!r} in the place of {first[0]!r}", "list(model.feature_names_in_)"
             raise DataError(
                 f"{self._who}: the table must have the {self.n_features_in_} columns that the model was fitted to, in "
-                f"their order, got {table!r}; choose them: columns=[…]"
+                f"their order, got {table!r}{these}; choose them where the table is made: columns={write}"
             )
         blocks = blocks_of(self._who, table, engine)
         parts = [(of_block(X @ self.coef_.T + self.intercept_), y.copy()) for X, y in blocks]
@@ -330,6 +340,9 @@ class LinearModel(BaseEstimator, abc.ABC):
 
     def _from_strong(self, argument: str, strengths: Any) -> tuple[np.ndarray, list[int]]:
         """Return the grid as an array, and its places in the order in which they are solved for."""
+        if isinstance(strengths, Iterator):
+            got = arguments.described(strengths)
+            raise TypeError(f"{self._who}: {argument} must be numbers (num,), got {got}; write list({argument})")
         given = arguments.host_array(self._who, argument, strengths)
         if given.dtype.kind not in "iuf":
             got = arguments.described(given)
@@ -374,7 +387,9 @@ class LinearModel(BaseEstimator, abc.ABC):
             raise TypeError(f"{self._who}: y must be left out, as the table has it; write fit(table, engine=engine)")
         source = fitting.read(self._who, table, engine, self.devices)
         vars(self).pop("feature_names_in_", None)
-        self.n_features_in_ = len(table.columns)
+        if table._is_named:
+            self.feature_names_in_ = np.array(table.columns, object)
+        self._is_of_table, self.n_features_in_ = True, len(table.columns)
         try:
             return source, self._checked_targets(source.y)
         except ParaxisError:
@@ -385,6 +400,7 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _checked_data(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and targets as scikit-learn checks them; what it refuses is named."""
         self._checked_options()
+        self._is_of_table = False
         try:
             found: Any = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
             return found[0], self._checked_targets(found[1])

@@ -14,6 +14,7 @@ from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
 
 from paraxis._calls import arguments
+from paraxis._tables import Table
 from paraxis.errors import DataError
 from paraxis.solve._solution import Interrupted, attended
 from paraxis.solve._status import Status
@@ -76,6 +77,11 @@ def cross_validate_path(
         (0.001, (2, 4))
     """
     model = _unfitted(estimator)
+    if isinstance(X, Table):
+        raise TypeError(
+            "cross_validate_path: X must be an array, since folds need all rows in memory, got a px.Table; write "
+            "model.path(table, None, [0.1, 1, 10], engine=px.Stream(memory='2GB')) for a solution of each"
+        )
     strengths, order = model._from_strong("grid", grid)
     X_all, targets, weight = model._checked(X, y, sample_weight)
     posed = model._posed(targets, model._weighted(targets, weight), X_all.dtype)
