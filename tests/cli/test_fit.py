@@ -367,6 +367,25 @@ def test_classes_that_can_be_told_apart_need_a_penalty(
     )
 
 
+@pytest.mark.parametrize("target", ["y", "z"])
+def test_a_column_that_says_the_target_is_named(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(5)
+    u, v = rng.normal(size=(2, 400)).round(2)
+    y = u + rng.normal(size=400) > 0
+    data = {"u": u, "v": v, "label": np.where(y, "late", "in time"), "y": y.astype(int), "w": 3 * v + 1, "z": 3 * v + 1}
+    other = "z" if target == "y" else "y"
+    left_out = {other, "w" if target == "y" else "v"}
+    file = write(tmp_path / "data.csv", {name: x for name, x in data.items() if name not in left_out})
+    options = ["--text", "one-hot", "--devices", 1, "--strength", 1e-9, "--out"]
+    _, out, _ = said(capsys, "fit", file, "--target", target, *options, tmp_path / "out")
+    says = "label" if target == "y" else "w"
+    assert f"80 rows that were scored are predicted exactly: if '{says}', which counts most, says the target" in out
+    _, out, _ = said(capsys, "fit", file, "--target", target, "--ignore", says, *options, tmp_path / "2")
+    assert "predicted exactly" not in out
+
+
 @pytest.mark.slow
 def test_a_solver_that_stops_early_says_so(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*ignoring("bought"), "--max-iterations", 1, "--devices", 1, "--out", tmp_path / "out"]

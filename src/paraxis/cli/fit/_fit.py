@@ -33,7 +33,7 @@ from paraxis.cli.fit._output import NAMES, require_place, write_all
 from paraxis.cli.fit._parts import Parts
 from paraxis.cli.fit._report import Report
 from paraxis.cli.fit._rows import Design, Held, Rows
-from paraxis.cli.fit._settling import command_line, settled
+from paraxis.cli.fit._settling import command_line, settled, shell_word
 from paraxis.cli.fit._solving import SCORES, Solved, Solver, Validated, solve, validate
 from paraxis.cli.fit._survey import Rules, Survey, surveyed
 from paraxis.cli.fit._tables import Table, digest_of, quoted, read_table
@@ -42,6 +42,7 @@ from paraxis.solve import Status
 
 _NUMBERS_ROWS = "what numbers the rows is not to predict from"
 _DROP = "write --missing drop-rows"
+_ENOUGH = 50  # rows, of which all are seldom predicted right
 _ADVICE = f"{_DROP}, or --missing mean to put the column's mean in their place"
 _PENALISED: dict[str, Remedy] = {
     "penalty": {"penalty": "l2"},
@@ -163,7 +164,7 @@ def run_fit(options: FitOptions, console: Console) -> None:
         )
         where = f"{len(test):,} rows held out" if len(test) else "the rows fitted to; none are held out"
         facts = _summary(options, work, model, solved, value_name(solver.smooth), describe(devices), seconds)
-        later = _of_status(options, solved)
+        later = [*_of_status(options, solved), *_of_metrics(metrics["model"], len(y_tested), model)]
         report = Report(
             f"Fit of {options.target}", facts, metrics, f"On {where}", validated, SCORES[objective],
             [*work.notes, *later], errors, command_line(options),
@@ -451,6 +452,15 @@ def _of_status(options: FitOptions, solved: Solved) -> list[str]:
     if not solved.converged and solved.error is None:
         return [f"the solver stopped early: {solved.status}"]
     return []
+
+
+def _of_metrics(metrics: dict[str, float], num_rows: int, model: Model) -> list[str]:
+    """Return what there is to note of predictions that are too good: a column may say the target."""
+    if num_rows < _ENOUGH or not (metrics.get("accuracy") == 1 or metrics.get("R²", 0) > 1 - 1e-9):
+        return []
+    most = model.recipe.sources[int(np.abs(model.coef).max(0).argmax())].column
+    rows = f"all {num_rows:,} rows that were scored are predicted exactly"
+    return [f"{rows}: if {most!r}, which counts most, says the target, write --ignore {shell_word(most)}"]
 
 
 def _summary(
