@@ -248,7 +248,7 @@ def test_what_is_wrong_with_a_row_is_told_with_its_file_and_line(tmp_path, capsy
     write(folder / "a.csv", rows)
     file = write(folder / "b.csv", {**rows, "x": [None if number == 700 else number for number in range(900)]})
     message, err = refused(capsys, out, folder)
-    assert f"{file} holds 1 missing value, in column 'x' (1), in line 702; write --missing drop-rows" in message
+    assert f"{file} holds at least 1 missing value, in column 'x' (1), in line 702; write --missing" in message
     assert settled_by(err)[-2:] == ["--stream", "1MB"]
     lines = file.read_text().splitlines()
     file.write_text("\n".join([*lines[:800], "1,2,3", *lines[800:]]) + "\n")

@@ -279,7 +279,7 @@ def test_what_is_wrong_beside_a_column_that_is_missing_is_told_too(
         "data.csv cannot be read as CSV: its columns are separated by ';'",
         "data.csv has no column to keep 'uu'",
         "column 'u' holds text, such as '?' in line 4 among numbers",
-        "data.csv holds 2 missing values, in column 'u' (2), the first in line 3",
+        f"data.csv holds {'at least ' * bool(streamed)}2 missing values, in column 'u' (2), the first in line 3",
         "data.csv has no column 'city'",
         "column 'v' of data.csv holds date32[day], but the model was fitted to numbers",
     ]

@@ -328,22 +328,23 @@ def require_finite(table: Table, names: Sequence[str], *, is_part: bool = False)
     infinite = {name: np.isinf(column.values) for name, column in table.columns.items() if column.kind == "number"}
     found = {name: infinite[name] for name in names if name in infinite and infinite[name].any()}
     if found:
+        counted = "at least " * is_part + _counted(found, "infinite value", table)
         raise CommandError(
-            f"{table.path} holds {_counted(found, 'infinite value', table)}; make them missing, or leave those rows "
-            f"out",
+            f"{table.path} holds {counted}; make them missing, or leave those rows out",
             remedies=[{"na_values": [] if is_part else _infinite_words(table, found)}, {"ignore": list(found)}],
         )
 
 
-def require_present(table: Table, names: Sequence[str], advice: str, remedy: Remedy) -> None:
-    """Check for missing values.
+def require_present(table: Table, names: Sequence[str], advice: str, remedy: Remedy, *, is_part: bool = False) -> None:
+    """Check for missing values; a part of a file does not tell how many there are.
 
     Raises:
         CommandError: naming the columns, and giving the advice, which the remedy is.
     """
     found = {name: column.missing for name in names if (column := table.columns[name]).missing.any()}
     if found:
-        raise CommandError(f"{table.path} holds {_counted(found, 'missing value', table)}; {advice}", remedies=[remedy])
+        counted = "at least " * is_part + _counted(found, "missing value", table)
+        raise CommandError(f"{table.path} holds {counted}; {advice}", remedies=[remedy])
 
 
 def missing_in(table: Table, names: Iterable[str]) -> collections.Counter[str]:

@@ -345,11 +345,16 @@ def _without_missing(options: FitOptions, table: Table, names: list[str], *, is_
         return table if whole.all() else table.rows(whole)
     if options.missing == "fail":
         columns.require_present(
-            table, [*needed, *names], *((_ADVICE, {"missing": "mean"}) if there.all() else (_DROP, drop()))
+            table,
+            [*needed, *names],
+            *((_ADVICE, {"missing": "mean"}) if there.all() else (_DROP, drop())),
+            is_part=is_part,
         )
     if not there.all():
-        columns.require_present(table, [options.target], f"no mean can stand for the target; {_DROP}", drop())
-        columns.require_present(table, needed, f"no mean can stand for a weight; {_DROP}", drop())
+        columns.require_present(
+            table, [options.target], f"no mean can stand for the target; {_DROP}", drop(), is_part=is_part
+        )
+        columns.require_present(table, needed, f"no mean can stand for a weight; {_DROP}", drop(), is_part=is_part)
     return table
 
 

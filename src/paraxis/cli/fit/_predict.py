@@ -257,7 +257,7 @@ def _checked(
     fills = model.fills if options.missing is None else options.missing == "mean"
     if not fills:
         advice = "write --missing mean to put the mean of the rows that were fitted to in their place"
-        columns.require_present(table, names, advice, {"missing": "mean"})
+        columns.require_present(table, names, advice, {"missing": "mean"}, is_part=options.stream)
     return kept
 
 
