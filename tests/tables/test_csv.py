@@ -3,6 +3,7 @@
 import csv
 import io
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_of_a_table_that_begins_late_what_is_before_is_not_parsed(tmp_path, monk
     table, read = px.Table.csv(tmp_path, target="y"), []
     assert len(table) == 1000
     parse = _csv.pieces
-    monkeypatch.setattr(_csv, "pieces", lambda path, start: (read.append(p) or p for p in parse(path, start)))
+    monkeypatch.setattr(_csv, "pieces", lambda *given: (read.append(p) or p for p in parse(*given)))
     X, y = next(table.blocks(5, 900))
     assert X[:, 0].tolist() == [900, 901, 902, 903, 904]
     assert y.tolist() == [n % 7 for n in range(900, 905)]
@@ -104,3 +105,59 @@ def test_other_delimiters_and_decimal_points_are_read_and_suggested(tmp_path):
     for wrong in ("decimal", "delimiter"):
         with pytest.raises(ValueError, match=rf"{wrong} must be a single character, got .*; write px\.Table\.csv"):
             px.Table.csv(tmp_path, target="y", **{wrong: ";;"})
+
+
+def rows_of(folder, text: str, **columns: str) -> np.ndarray:
+    """Columns x and y of a file, as a table has them."""
+    (folder / "a.csv").write_bytes(text.encode())
+    found = list(px.Table.csv(folder, target="y", columns=["x"], **columns).blocks(1000))
+    return np.concatenate([np.stack([X[:, 0], y], 1) for X, y in found])
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("late", [7, 300])
+@pytest.mark.parametrize("name", ['12" note', "note"])
+def test_a_quote_that_does_not_begin_a_value_is_text(tmp_path, monkeypatch, delimiter, late, name):
+    monkeypatch.setattr(_csv, "_BYTES", SMALL)
+    notes = {3: '"two\nlines"', late: '8" pipe', late + 9: '"a ""quoted"" word\r\n"', late + 80: 'a"b'}
+    rows = [delimiter.join([str(number), notes.get(number, "plain"), str(number % 3)]) for number in range(500)]
+    text = "\n".join([delimiter.join(["x", name, "y"]), *rows, ""])
+    want = [[number, number % 3] for number in range(500)]
+    np.testing.assert_array_equal(rows_of(tmp_path, text, delimiter=delimiter), want)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x,y\r{}", "x,y\r\n{}", "\ufeff\nx,y\n{}", "\ufeff\r\n\r\nx,y\r\n{}", "\n\n\nx,y\n\n{}", '\ufeff"x","y"\n{}',
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\n\n"])
+def test_a_header_is_the_first_row_wherever_lines_end(tmp_path, monkeypatch, text, end):
+    monkeypatch.setattr(_csv, "_BYTES", SMALL)
+    found = rows_of(tmp_path, text.format("".join(f"{number},1{end}" for number in range(400))))
+    np.testing.assert_array_equal(found, [[number, 1] for number in range(400)])
+
+
+def test_a_quote_that_stays_open_at_the_end_of_a_file_takes_no_rows_with_it(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y,note\r" + "1,2,a\n" * 9 + '1,2,"open\n' + "1,2,a\n" * 20)
+    table = px.Table.csv(tmp_path, target="y", columns=["x"])
+    with pytest.raises(
+        px.DataError, match=r"line 11 opens a quote that is not closed; write a quote within a value as"
+    ):
+        len(table)
+
+
+def test_a_row_that_does_not_end_is_an_error_with_its_line(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text("x,note,y\n" + "1,a,2\r\n" * 99 + "1," + "a" * 20 * SMALL + ",2\n")
+    table = px.Table.csv(tmp_path, target="y", columns=["x"])
+    monkeypatch.setattr(_csv, "_BYTES", SMALL)
+    with pytest.raises(px.DataError, match=r"line 101 does not end within 4,[0-9]+ bytes"):
+        len(table)
+
+
+def test_a_value_of_very_many_lines_is_not_looked_at_once_for_each(tmp_path):
+    begun = time.process_time()
+    text = "x,note,y\n" + "1,a,2\n" * 5 + '1,"' + "a\n" * 1_000_000 + '",2\n'
+    assert len(rows_of(tmp_path, text)) == 6
+    assert time.process_time() - begun < 20  # 0.2; it was minutes

@@ -18,6 +18,7 @@ from paraxis.errors import DataError
 _WHO = "Table.csv"
 _BYTES = 1 << 22  # of a piece; parsed, it takes about ten times as much
 _LONGEST = 16  # pieces, that one row of a file may have
+_MARK = b"\xef\xbb\xbf"  # of UTF-8, which a file may begin with
 
 
 class Piece(NamedTuple):
@@ -34,7 +35,7 @@ class Piece(NamedTuple):
     start: int
 
 
-def pieces(path: Path, start: int = 0) -> Iterator[Piece]:
+def pieces(path: Path, delimiter: str, start: int = 0) -> Iterator[Piece]:
     """Yield the rows of a CSV file, from those on that a piece starts with.
 
     Raises:
@@ -43,46 +44,90 @@ def pieces(path: Path, start: int = 0) -> Iterator[Piece]:
     with path.open("rb") as file:
         header, left = b"", b""
         if start:
-            header = _header(file.read(_BYTES))
+            header = _header(file.read(_BYTES), delimiter)
             file.seek(start)
         while True:
             data = file.read(_BYTES)
             block = left + data
-            end = _end_of_rows(block) if data else len(block)
-            if data and end == 0 and len(block) > _LONGEST * _BYTES:
-                with path.open("rb") as again:
-                    line = again.read(start).count(b"\n") + 1
+            end = _end_of_rows(block, delimiter)
+            if not header and end <= _num_blank(block):
+                end = 0
+            is_open = len(_quotes(block[end:], delimiter)) % 2 == 1
+            if (is_open and not data) or len(block) - end > _LONGEST * _BYTES:
+                within = f" within {len(block) - end:,} bytes" * bool(data)
+                if not is_open:
+                    raise ValueError(f"line {_line(path, start + end)} does not end{within}")
                 raise ValueError(
-                    f"line {line} opens a quote that is not closed within {len(block):,} bytes; write a quote within "
-                    f'a value as ""' + "; and end each line with a line feed" * (b"\n" not in block)
+                    f"line {_line(path, start + end)} opens a quote that is not closed{within}; write a quote within a "
+                    f'value as ""'
                 )
-            rows, left = block[:end], block[end:]
+            rows, left = (block[:end], block[end:]) if data else (block, b"")
             if rows:
                 yield Piece(header, rows, start)
             if not header and rows:
-                header = _header(rows)
+                header = _header(rows, delimiter)
             start += len(rows)
             if not data:
                 return
 
 
-def _header(rows: bytes) -> bytes:
+def num_lines(data: bytes) -> int:
+    """Return how many lines end in it: by a line feed, a carriage return, or both."""
+    return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
+
+
+def _line(path: Path, start: int) -> int:
+    """Return the line, from 1, that begins there."""
+    line, last = 1, b""
+    with path.open("rb") as file:
+        while data := file.read(min(_BYTES, start - file.tell())):
+            line += num_lines(last + data) - num_lines(last)
+            last = data[-1:]
+    return line
+
+
+def _header(rows: bytes, delimiter: str) -> bytes:
     """Return the first row that is not empty, with what is before it."""
-    blank = re.match(rb"[\r\n]*", rows)
-    end = blank.end() if blank else 0
-    while (found := rows.find(b"\n", end)) >= 0:
-        end = found + 1
-        if rows.count(b'"', 0, end) % 2 == 0:
-            return rows[:end]
-    return rows
+    ends = _ends(rows, delimiter)
+    return rows[: next(iter(ends[ends > _num_blank(rows)]), None)]
 
 
-def _end_of_rows(block: bytes) -> int:
-    """Return where the last row that is there whole ends: at a line's end outside quotes."""
-    end = block.rfind(b"\n") + 1
-    while end and block.count(b'"', 0, end) % 2:
-        end = block.rfind(b"\n", 0, end - 1) + 1
-    return end
+def _num_blank(rows: bytes) -> int:
+    """Return how many bytes a file has before its header."""
+    return len(rows) - len(rows.removeprefix(_MARK).lstrip(b"\r\n"))
+
+
+def _end_of_rows(block: bytes, delimiter: str) -> int:
+    """Return where the last row that is there whole ends."""
+    if b'"' not in block and b"\n" in block:
+        return block.rfind(b"\n") + 1
+    ends = _ends(block, delimiter)
+    return int(ends[-1]) if len(ends) else 0
+
+
+def _ends(block: bytes, delimiter: str) -> np.ndarray:
+    """Return where rows end: after each line's end outside quotes. What a carriage return at the end is, is unknown."""
+    data = np.frombuffer(block, np.uint8)
+    is_end = data == ord("\n")
+    if block.count(b"\r") != block.count(b"\r\n"):
+        is_end[:-1] |= (data[:-1] == ord("\r")) & ~is_end[1:]
+    ends = np.flatnonzero(is_end)
+    return ends[np.searchsorted(_quotes(block, delimiter), ends) % 2 == 0] + 1
+
+
+def _quotes(block: bytes, delimiter: str) -> np.ndarray:
+    """Return where quotes open and close, in turns, of rows: at the beginning of a value only, elsewhere they are text.
+
+    Where all are at such places, each quote is one; a doubled one within closes and opens.
+    """
+    data = np.frombuffer(block, np.uint8)
+    quotes = np.flatnonzero(data == ord('"'))
+    opening = quotes[::2][quotes[::2] != (len(_MARK) if block.startswith(_MARK) else 0)]
+    if np.isin(data[opening - 1], np.frombuffer(f'\n\r"{delimiter}'.encode(), np.uint8)).all():
+        return quotes
+    begin = rb"(?:\A(?:%b)?|(?<=[\r\n%b]))" % (_MARK, re.escape(delimiter.encode()))
+    values = re.finditer(begin + rb'("[^"]*(?:""[^"]*)*)("?)', block)
+    return np.array([at for value in values for at in (value.start(1), value.start(2)) if at < len(block)], int)
 
 
 class Csv:
@@ -120,7 +165,7 @@ class Csv:
         import pyarrow.csv as csv
 
         with path.open("rb") as file:
-            header = _header(file.read(_BYTES)).decode(errors="replace")
+            header = _header(file.read(_BYTES), self._delimiter).decode(errors="replace")
         if self._delimiter not in header and (other := next((mark for mark in ";\t|," if mark in header), None)):
             raise DataError(
                 f"{_WHO}: {str(path)!r} has a single column if {self._delimiter!r} separates them; write "
@@ -193,7 +238,7 @@ class Csv:
         convert = csv.ConvertOptions(column_types=types, include_columns=names, decimal_point=self._decimal)
         for at, file in enumerate(self._files[number:], number):
             with file.reading():
-                for piece in pieces(file.path, start):
+                for piece in pieces(file.path, self._delimiter, start):
                     read = csv.read_csv(pa.BufferReader(piece.header + piece.rows), None, self._parse, convert)
                     yield at, piece.start, [read[name].to_numpy() for name in names]
             start = 0

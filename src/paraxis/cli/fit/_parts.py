@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as arrow_parquet
 
-from paraxis._tables import Table as OnDisk, Unchanged, pieces
+from paraxis._tables import Table as OnDisk, Unchanged, num_lines, pieces
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit._csv import NoReadingError, read_bytes, require_bytewise
 from paraxis.cli.fit._options import CsvForm
@@ -91,9 +91,9 @@ class Parts:
         number = lines = 0
         with path.open("rb") as file:
             require_bytewise(file.read(4), self._form)
-        for piece in pieces(path):
-            shift = lines - piece.header.count(b"\n")
-            lines += piece.rows.count(b"\n")
+        for piece in pieces(path, self._form.delimiter):
+            shift = lines - num_lines(piece.header)
+            lines += num_lines(piece.rows)
             try:
                 columns, numbers, notes, length = read_bytes(piece.header + piece.rows, self._form, as_text)
             except NoReadingError as error:
