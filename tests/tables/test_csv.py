@@ -161,3 +161,32 @@ def test_a_value_of_very_many_lines_is_not_looked_at_once_for_each(tmp_path):
     text = "x,note,y\n" + "1,a,2\n" * 5 + '1,"' + "a\n" * 1_000_000 + '",2\n'
     assert len(rows_of(tmp_path, text)) == 6
     assert time.process_time() - begun < 20  # 0.2; it was minutes
+
+
+def test_truth_values_stay_what_they_are_in_the_beginning_of_a_file(tmp_path):
+    for name, first, then in (("a", "true,false\n", "1,0\n"), ("b", "0,1\n", "1,0\n")):
+        (tmp_path / f"{name}.csv").write_text("x,y\n" + first * 5 + then * 5)
+    X, y = next(px.Table.csv(tmp_path, target="y").blocks(100))
+    assert X[:, 0].tolist() == [1] * 10 + [0] * 5 + [1] * 5
+    assert y.tolist() == [0] * 10 + [1] * 5 + [0] * 5
+    one = px.Table.csv(tmp_path / "a.csv", target="y")
+    assert next(one.blocks(100))[1].dtype == bool
+
+
+@pytest.mark.parametrize("late", ["1,0\n", "TRUE,FALSE\n"])
+def test_all_pieces_of_a_file_have_the_same_truth_values(tmp_path, monkeypatch, late):
+    (tmp_path / "a.csv").write_text("x,y\n" + "true,false\n" * 99 + late * 99)
+    table = px.Table.csv(tmp_path, target="y")
+    monkeypatch.setattr(_csv, "_BYTES", SMALL)
+    blocks = list(table.blocks(150))
+    assert [y.dtype for _, y in blocks] == [bool, bool]
+    assert np.concatenate([X[:, 0] for X, _ in blocks]).tolist() == [1] * 198
+
+
+@pytest.mark.parametrize(("late", "column"), [("2,false\n", 0), ("true,maybe\n", 1), ("maybe,true\n", 0)])
+def test_what_is_no_truth_value_late_is_an_error_that_names_its_column(tmp_path, monkeypatch, late, column):
+    (tmp_path / "a.csv").write_text("x,y\n" + "true,false\n" * 99 + late * 99)
+    monkeypatch.setattr(_csv, "_BYTES", SMALL)
+    table = px.Table.csv(tmp_path, target="y")
+    with pytest.raises(px.DataError, match=rf"a\.csv' cannot be read: .* column #{column}: CSV conversion error to bool"):
+        list(table.blocks(150))

@@ -158,7 +158,8 @@ class Csv:
         self._files, self.columns, kinds = found
         self.target = target
         self._is_text = any(not files.is_number(own[target]) for own in kinds)
-        self._flags = {name for own in kinds for name, kind in own.items() if str(kind) == "bool"}
+        self._kinds = [{name: str(kind) for name, kind in own.items()} for own in kinds]
+        self._flags = {name for own in self._kinds for name, kind in own.items() if kind == "bool"}
         self.dtype = np.dtype(np.float64 if dtype is None else dtype)
 
     def _schema(self, path: Path) -> Any:
@@ -232,16 +233,21 @@ class Csv:
         import pyarrow as pa
         import pyarrow.csv as csv
 
-        types = {name: pa.float64() for name in names if name not in self._flags}
-        if self._is_text:
-            types[self.target] = pa.string()
-        convert = csv.ConvertOptions(column_types=types, include_columns=names, decimal_point=self._decimal)
         for at, file in enumerate(self._files[number:], number):
+            types = {name: pa.bool_() if self._is_flag(name, at) else pa.float64() for name in names}
+            if self._is_text:
+                types[self.target] = pa.string()
+            convert = csv.ConvertOptions(column_types=types, include_columns=names, decimal_point=self._decimal)
             with file.reading():
                 for piece in pieces(file.path, self._delimiter, start):
                     read = csv.read_csv(pa.BufferReader(piece.header + piece.rows), None, self._parse, convert)
                     yield at, piece.start, [read[name].to_numpy() for name in names]
             start = 0
+
+    def _is_flag(self, name: str, number: int) -> bool:
+        """Return whether a column holds truth values in the file of this number, as far as its beginning tells."""
+        kind = self._kinds[number][name]
+        return kind == "bool" or (kind == "null" and name in self._flags)
 
     def place(self, row: int) -> str:
         firsts = [
