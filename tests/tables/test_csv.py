@@ -190,3 +190,10 @@ def test_what_is_no_truth_value_late_is_an_error_that_names_its_column(tmp_path,
     table = px.Table.csv(tmp_path, target="y")
     with pytest.raises(px.DataError, match=rf"a\.csv' cannot be read: .* column #{column}: CSV conversion error to bool"):
         list(table.blocks(150))
+
+
+@pytest.mark.parametrize("size", [2_500_000, 9_000_000])
+def test_a_row_may_be_as_long_as_several_pieces(tmp_path, size):
+    found = rows_of(tmp_path, "x,note,y\n" + "1,a,2\n" * 300_000 + f"3,{'a' * size},4\n5,b,6\n")
+    assert found[-2:].tolist() == [[3, 4], [5, 6]]
+    assert len(found) == 300_002

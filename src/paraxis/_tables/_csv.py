@@ -240,7 +240,9 @@ class Csv:
             convert = csv.ConvertOptions(column_types=types, include_columns=names, decimal_point=self._decimal)
             with file.reading():
                 for piece in pieces(file.path, self._delimiter, start):
-                    read = csv.read_csv(pa.BufferReader(piece.header + piece.rows), None, self._parse, convert)
+                    data = piece.header + piece.rows
+                    whole = csv.ReadOptions(block_size=max(_BYTES, len(data)))  # a row may be longer than a block of 1 MB
+                    read = csv.read_csv(pa.BufferReader(data), whole, self._parse, convert)
                     yield at, piece.start, [read[name].to_numpy() for name in names]
             start = 0
 
