@@ -188,7 +188,9 @@ def test_what_is_no_truth_value_late_is_an_error_that_names_its_column(tmp_path,
     (tmp_path / "a.csv").write_text("x,y\n" + "true,false\n" * 99 + late * 99)
     monkeypatch.setattr(_csv, "_BYTES", SMALL)
     table = px.Table.csv(tmp_path, target="y")
-    with pytest.raises(px.DataError, match=rf"a\.csv' cannot be read: .* column #{column}: CSV conversion error to bool"):
+    with pytest.raises(
+        px.DataError, match=rf"a\.csv' cannot be read: .* column #{column}: CSV conversion error to bool"
+    ):
         list(table.blocks(150))
 
 
@@ -197,3 +199,13 @@ def test_a_row_may_be_as_long_as_several_pieces(tmp_path, size):
     found = rows_of(tmp_path, "x,note,y\n" + "1,a,2\n" * 300_000 + f"3,{'a' * size},4\n5,b,6\n")
     assert found[-2:].tolist() == [[3, 4], [5, 6]]
     assert len(found) == 300_002
+
+
+def test_of_a_table_whose_rows_were_not_counted_a_place_is_told_without_what_comes_behind(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text("x,y\n1,1\n1,1\n")
+    (tmp_path / "b.csv").write_text("x,y\n1,1\nnan,1\n")
+    (tmp_path / "c.csv").write_text("x,y\n" + "1,1\n" * 500 + "1,b\n")
+    monkeypatch.setattr(_csv, "_BYTES", SMALL)
+    table = px.Table.csv(tmp_path, target="y")
+    with pytest.raises(px.DataError, match=r"got nan in '.*b\.csv', row 1, column 'x'"):
+        list(table.blocks(2))

@@ -201,11 +201,15 @@ class Csv:
     @functools.cached_property
     def _starts(self) -> list[tuple[int, int, int]]:
         """The first row of each piece, the number of its file, and where it starts there; last, the end of all."""
-        found, count = [], 0
+        return list(self._counted())
+
+    def _counted(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the same, as far as it is asked for."""
+        count = 0
         for number, start, (y,) in self._read([self.target]):
-            found.append((count, number, start))
+            yield count, number, start
             count += len(y)
-        return [*found, (count, len(self._files), 0)]
+        yield count, len(self._files), 0
 
     @property
     def part(self) -> int:
@@ -241,7 +245,9 @@ class Csv:
             with file.reading():
                 for piece in pieces(file.path, self._delimiter, start):
                     data = piece.header + piece.rows
-                    whole = csv.ReadOptions(block_size=max(_BYTES, len(data)))  # a row may be longer than a block of 1 MB
+                    whole = csv.ReadOptions(
+                        block_size=max(_BYTES, len(data))
+                    )  # a row may be longer than a block of 1 MB
                     read = csv.read_csv(pa.BufferReader(data), whole, self._parse, convert)
                     yield at, piece.start, [read[name].to_numpy() for name in names]
             start = 0
@@ -252,10 +258,13 @@ class Csv:
         return kind == "bool" or (kind == "null" and name in self._flags)
 
     def place(self, row: int) -> str:
-        firsts = [
-            next(first for first, at, _ in self._starts if at >= number) for number in range(len(self._files) + 1)
-        ]
-        return files.place(self._files, np.diff(firsts).tolist(), row)
+        firsts: dict[int, int] = {}
+        for first, number, _ in self.__dict__.get("_starts") or self._counted():
+            if first > row:
+                break
+            firsts.setdefault(number, first)
+        number, first = list(firsts.items())[-1]
+        return f"{str(self._files[number].path)!r}, row {row - first}"
 
     def as_targets(self, y: np.ndarray) -> np.ndarray:
         """Return targets as integers, if all are: what a file shows as 1 is no 1.0."""
