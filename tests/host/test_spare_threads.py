@@ -13,6 +13,13 @@ ENDS_SOON = (
     " --xla_cpu_collective_call_terminate_timeout_seconds=20 --xla_cpu_collective_call_warn_stuck_timeout_seconds=10"
 )
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+LARGE = max(CORES, 80)
+CHILD = f"""
+import subprocess, sys
+env = os.environ | {{"XLA_FLAGS": "{FLAG}=40"}}
+code = "import os, paraxis; print(os.environ['PJRT_NPROC'])"
+print(subprocess.run([sys.executable, "-c", code], env=env, check=True, stdout=-1, text=True).stdout.strip())
+sys.exit()"""
 SETTLED = "import os; print(os.environ.get('PJRT_NPROC'))"
 
 
@@ -39,6 +46,10 @@ def printed(code: str, **variables: str) -> str:
         ("import paraxis", {"XLA_FLAGS": f"{FLAG}=64 {FLAG}=4"}, max(CORES, 16)),
         ("import paraxis", {"JAX_NUM_CPU_DEVICES": "9"}, max(CORES, 18)),
         ("import paraxis.testing; paraxis.testing.simulate_devices(40)", {}, max(CORES, 80)),
+        ("import paraxis, paraxis.testing; paraxis.testing.simulate_devices(40)", {"XLA_FLAGS": f"{FLAG}=4"}, LARGE),
+        ("import os, paraxis\n" + CHILD, {"XLA_FLAGS": f"{FLAG}=4"}, LARGE),
+        ("import os, paraxis\nos.environ['PJRT_NPROC'] = '3'\n" + CHILD, {"XLA_FLAGS": f"{FLAG}=4"}, 3),
+        ("import paraxis", {"XLA_FLAGS": f"{FLAG}=4", "PJRT_NPROC": "²"}, max(CORES, 16)),
         ("import paraxis", {"XLA_FLAGS": f"{FLAG}=64", "PJRT_NPROC": "3"}, 3),
         ("import paraxis.testing; paraxis.testing.simulate_devices(1)", {}, None),
         ("import paraxis", {}, None),

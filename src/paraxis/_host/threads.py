@@ -15,6 +15,9 @@ from paraxis._jax import jax_api
 VARIABLE = "PJRT_NPROC"
 """Environment variable that XLA takes the number from; ``NPROC`` if there is none."""
 
+OWN = "PARAXIS_NPROC"
+"""Environment variable that has the same number if it is one that ``settle`` has chosen, here or in a parent."""
+
 PER_DEVICE = 2
 """Threads for each simulated device. Programs are started without waiting for those before, and a device holds a thread
 where it waits for others: some may be in the next program already. With fewer threads than this, jax 0.10 may have none
@@ -37,18 +40,22 @@ def advised(num_devices: int = 1) -> int:
 
 
 def settle() -> None:
-    """Have XLA take the advised number for simulated devices, unless it has started, or the environment says one."""
+    """Have XLA take the advised number for simulated devices, unless it has started, or the environment says one.
+
+    One that was chosen here before does not count: for fewer devices, as ``XLA_FLAGS`` had, or those of a parent.
+    """
     asked = [int(found) for found in _SIMULATED.findall(os.environ.get("XLA_FLAGS", ""))]
     configured = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     number = max([configured, *asked[-1:]])
-    if number > 1 and asked_for(os.environ) is None and not jax_api.has_started():
-        os.environ[VARIABLE] = str(advised(number))
+    is_open = asked_for(os.environ) is None or os.environ.get(VARIABLE, "") == os.environ.get(OWN)
+    if number > 1 and is_open and not jax_api.has_started():
+        os.environ[VARIABLE] = os.environ[OWN] = str(advised(number))
 
 
 def asked_for(variables: Mapping[str, str]) -> int | None:
     """Return the number in an environment; ``None``: XLA decides, by cores and devices."""
     found = variables.get(VARIABLE) or variables.get("NPROC") or ""
-    return int(found) if found.isdigit() and int(found) > 0 else None
+    return int(found) if found.isdecimal() and int(found) > 0 else None
 
 
 _LARGE = 1024  # columns of a matrix from which on LAPACK's threads are worth waiting for
