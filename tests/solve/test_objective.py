@@ -308,6 +308,7 @@ def test_what_does_not_fit_is_said() -> None:
             r"params must be a pair \(coef, intercept\); write fun\.init\(num_features=2",
         ),
         (lambda: fun.binary_logreg([1.0, 2.0], (x, y)), ValueError, r"params is a list of 2 numbers.*np\.asarray\("),
+        (lambda: fun.binary_logreg((1.0, 2.0), (x, y)), ValueError, r"params is a tuple of 2 numbers.*np\.asarray\("),
         (lambda: fun.binary_logreg((jnp.ones(2), 0.0), (x, y)), ValueError, r"is a pair.*glm\(…, intercept=True\)"),
         (
             lambda: fun.multiclass_logreg_with_intercept(([1.0, 2.0], 0.0), (x, y)),

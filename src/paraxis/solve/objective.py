@@ -149,7 +149,8 @@ class LinearObjective:
         if self.intercept and not (isinstance(params, tuple) and len(params) == 2):
             raise ShapeError(f"{self}: params must be a pair (coef, intercept); write fun.init({_shapes(design)})")
         coef: Any = params[0] if self.intercept else params
-        if isinstance(coef, tuple) and len(coef) == 2 and not self.intercept:
+        is_pair = isinstance(coef, tuple) and len(coef) == 2 and not all(map(np.isscalar, coef))
+        if is_pair and not self.intercept:
             raise ShapeError(f"{self}: params is a pair, and there is no intercept; write glm(…, intercept=True)")
         if isinstance(coef, (list, tuple)):
             name = "params[0]" if self.intercept else "params"
