@@ -20,8 +20,8 @@ class Table:
 
     Estimators and solvers take one in place of ``X`` and ``y``, and an engine that says how many rows to read at once:
     ``px.solve.Ridge().fit(table, engine=px.Stream(memory="2GB"))``, or ``px.solve.rows(table, engine=…)``; with
-    ``px.Pool`` and ``px.Ray``, other processes read them. Rows are in
-    the order of the files' names. Files must stay as they are for as long as the table is used.
+    ``px.Pool`` and ``px.Ray``, other processes read them. Rows are in the order of the files' names. Files must stay as
+    they are for as long as the table is used.
 
     Args:
         source: anything that has a length; ``columns``, the names of those to predict from; ``target``, the name of
@@ -169,8 +169,9 @@ class Table:
 
         Args:
             size: rows of a block.
-            start: the first row. Of arrays, NPY and Parquet files, those before are not read, of the latter but for
-                the group of rows in which it begins.
+            start: the first row. Of files and memory-mapped arrays, those before are not read, but for the group of
+                rows of a Parquet file, or the 4 MB of a CSV file, in which it begins. To find these, the rows of CSV
+                files are counted once.
 
         Raises:
             DataError: if a number is missing, NaN or infinite, a file cannot be read, or changed since the table was
