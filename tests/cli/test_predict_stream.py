@@ -93,6 +93,37 @@ def test_a_mistake_in_a_late_row_leaves_all_as_it_was(tmp_path, capsys):
     assert out.read_text().count("\n") == 1 + NUM_ROWS
 
 
+def plain(notes: dict[int, str], end: str) -> str:
+    """A file of two numbers and notes as they are."""
+    lines = [f"{number},{notes.get(number, 'plain')},{-number}" for number in range(NUM_ROWS)]
+    return end.join(['u,12" note,v', *lines, ""])
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_quotes_within_values_do_not_move_rows(tmp_path, capsys, end):
+    model, file = saved(tmp_path / "model.npz", "squared"), tmp_path / "rows.csv"
+    file.write_bytes(plain({30: '12" pipe', 31: '"two\nlines, and ""more"""', 200: '"a\r\nb"'}, end).encode())
+    written = []
+    for more in ([], ["--stream"]):
+        out = tmp_path / f"out{len(more)}.csv"
+        assert said(capsys, "predict", model, file, "--keep", "u", "--out", out, *more)[0] == 0
+        written.append(table_in(out))
+    assert written[0]["row"].to_pylist() == list(range(NUM_ROWS))
+    for name in ("row", "u"):
+        assert written[1][name].to_pylist() == written[0][name].to_pylist()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_a_quote_that_took_rows_into_a_value_is_told_whatever_other_parts_hold(tmp_path, capsys, end):
+    model, file = saved(tmp_path / "model.npz", "squared"), tmp_path / "rows.csv"
+    notes = {20: '"open', 31: '"closed"', 32: '8" pipe', 33: '8" pipe', 200: '8" pipe', 280: '"a ""b"""'}
+    file.write_bytes(plain(notes, end).encode())
+    for more in ([], ["--stream"]):
+        status, _, err = said(capsys, "predict", model, file, "--out", tmp_path / "out.csv", *more)
+        assert status == 2
+        assert "line 22 opens a quote that is not closed" in complaints(err)[0]
+
+
 def test_a_folder_is_predicted_with_stream_only_which_is_told(tmp_path, capsys):
     model, folder = saved(tmp_path / "model.npz"), tmp_path / "rows"
     folder.mkdir()

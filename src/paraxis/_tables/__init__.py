@@ -1,8 +1,8 @@
 """Rows on disk, with a target each, that are read when they are needed."""
 
 from paraxis._tables._blocks import Blocks
-from paraxis._tables._csv import num_lines, pieces
+from paraxis._tables._csv import Piece, num_lines, pieces
 from paraxis._tables._files import Unchanged, in_blocks
 from paraxis._tables._table import Table
 
-__all__ = ["Blocks", "Table", "Unchanged", "in_blocks", "num_lines", "pieces"]
+__all__ = ["Blocks", "Piece", "Table", "Unchanged", "in_blocks", "num_lines", "pieces"]

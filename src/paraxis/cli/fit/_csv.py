@@ -134,6 +134,15 @@ def require_bytewise(beginning: bytes, form: CsvForm) -> None:
         )
 
 
+def require_closed(data: bytes, form: CsvForm) -> None:
+    """Check that each quote is closed where a value ends, in a file or some of its rows.
+
+    Raises:
+        NoReadingError: if one is not.
+    """
+    _require_closed(_decoded(data, form), form)
+
+
 def numbered(names: Sequence[str]) -> list[str]:
     """Return names of which no two are the same: the second x is x.2, or the next that is free."""
     taken, found = set(names), []

@@ -4,6 +4,7 @@ A part of a CSV file is its header and some of its rows, cut where a row ends. W
 another text: whoever reads all parts asks for such a column as text.
 """
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Container, Iterator
@@ -13,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as arrow_parquet
 
-from paraxis._tables import Table as OnDisk, Unchanged, num_lines, pieces
+from paraxis._tables import Piece, Table as OnDisk, Unchanged, num_lines, pieces
 from paraxis.cli._errors import CommandError
-from paraxis.cli.fit._csv import NoReadingError, read_bytes, require_bytewise
+from paraxis.cli.fit._csv import NoReadingError, read_bytes, require_bytewise, require_closed
 from paraxis.cli.fit._options import CsvForm
 from paraxis.cli.fit._tables import IN_PARTS, Table, assembled, pandas_index, quoted, reading, require_no_form
 from paraxis.cli.fit._values import Column, of_arrow, of_numpy
@@ -88,21 +89,28 @@ class Parts:
             file.require()
 
     def _csv_parts(self, path: Path, as_text: Container[str]) -> Iterator[Table]:
-        number = lines = 0
+        number = quotes = 0
         with path.open("rb") as file:
             require_bytewise(file.read(4), self._form)
-        for piece in pieces(path, self._form.delimiter):
-            shift = lines - num_lines(piece.header)
-            lines += num_lines(piece.rows)
-            try:
+        for piece, shift in self._csv_pieces(path):
+            with _said_of_all(shift):
                 columns, numbers, notes, length = read_bytes(piece.header + piece.rows, self._form, as_text)
-            except NoReadingError as error:
-                said = _shifted(str(error), shift)
-                raise NoReadingError(said, error.remedies, certain=error.certain) from None
             if len(numbers):
                 notes = tuple(_shifted(note, shift) for note in notes)
                 yield assembled(path, self._form, columns, (), number + numbers, notes)
             number += length
+            quotes += piece.rows.count(b'"')
+        if quotes % 2:  # one may have taken rows into a value that ends in another piece's
+            for piece, shift in self._csv_pieces(path):
+                with _said_of_all(shift):
+                    require_closed(piece.header + piece.rows, self._form)
+
+    def _csv_pieces(self, path: Path) -> Iterator[tuple[Piece, int]]:
+        """Yield the pieces, and how many lines further each row is in the whole file than after its header."""
+        lines = 0
+        for piece in pieces(path, self._form.delimiter):
+            yield piece, lines - num_lines(piece.header)
+            lines += num_lines(piece.rows)
 
     def _parquet_parts(self, path: Path, as_text: Container[str]) -> Iterator[Table]:
         del as_text  # its types are known
@@ -158,6 +166,16 @@ class _named:  # noqa: N801  it is used as a function
 
 def _of_numbers(name: str, values: np.ndarray) -> Column:
     return of_numpy(name, values, np.zeros(len(values), bool), str(values.dtype))
+
+
+@contextlib.contextmanager
+def _said_of_all(lines: int) -> Iterator[None]:
+    """Within, an error of a part tells a line of the whole file."""
+    try:
+        yield
+    except NoReadingError as error:
+        said = _shifted(str(error), lines)
+        raise NoReadingError(said, error.remedies, certain=error.certain) from None
 
 
 def _shifted(said: str, lines: int) -> str:
