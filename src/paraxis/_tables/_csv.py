@@ -99,17 +99,24 @@ def _num_blank(rows: bytes) -> int:
 
 def _end_of_rows(block: bytes, delimiter: str) -> int:
     """Return where the last row that is there whole ends."""
-    if b'"' not in block and b"\n" in block:
-        return block.rfind(b"\n") + 1
-    ends = _ends(block, delimiter)
-    return int(ends[-1]) if len(ends) else 0
+    if _has_lone_returns(block):
+        return int(max(_ends(block, delimiter)[-1:], default=0))
+    quotes = _quotes(block, delimiter)
+    end = block.rfind(b"\n") + 1
+    while end and (before := np.searchsorted(quotes, end)) % 2:  # from within a value to where it begins
+        end = block.rfind(b"\n", 0, int(quotes[before - 1])) + 1
+    return end
+
+
+def _has_lone_returns(block: bytes) -> bool:
+    return block.count(b"\r") != block.count(b"\r\n")
 
 
 def _ends(block: bytes, delimiter: str) -> np.ndarray:
     """Return where rows end: after each line's end outside quotes. What a carriage return at the end is, is unknown."""
     data = np.frombuffer(block, np.uint8)
     is_end = data == ord("\n")
-    if block.count(b"\r") != block.count(b"\r\n"):
+    if _has_lone_returns(block):
         is_end[:-1] |= (data[:-1] == ord("\r")) & ~is_end[1:]
     ends = np.flatnonzero(is_end)
     return ends[np.searchsorted(_quotes(block, delimiter), ends) % 2 == 0] + 1
@@ -120,10 +127,14 @@ def _quotes(block: bytes, delimiter: str) -> np.ndarray:
 
     Where all are at such places, each quote is one; a doubled one within closes and opens.
     """
+    if b'"' not in block:
+        return np.zeros(0, int)
     data = np.frombuffer(block, np.uint8)
     quotes = np.flatnonzero(data == ord('"'))
     opening = quotes[::2][quotes[::2] != (len(_MARK) if block.startswith(_MARK) else 0)]
-    if np.isin(data[opening - 1], np.frombuffer(f'\n\r"{delimiter}'.encode(), np.uint8)).all():
+    begins = np.zeros(256, bool)
+    begins[[*f'\n\r"{delimiter}'.encode()]] = True
+    if begins[data[opening - 1]].all():
         return quotes
     begin = rb"(?:\A(?:%b)?|(?<=[\r\n%b]))" % (_MARK, re.escape(delimiter.encode()))
     values = re.finditer(begin + rb'("[^"]*(?:""[^"]*)*)("?)', block)
