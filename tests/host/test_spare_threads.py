@@ -46,7 +46,6 @@ def printed(code: str, **variables: str) -> str:
         ("import paraxis", {"XLA_FLAGS": f"{FLAG}=64 {FLAG}=4"}, max(CORES, 16)),
         ("import paraxis", {"JAX_NUM_CPU_DEVICES": "9"}, max(CORES, 18)),
         ("import paraxis.testing; paraxis.testing.simulate_devices(40)", {}, max(CORES, 80)),
-        ("import paraxis, paraxis.testing; paraxis.testing.simulate_devices(40)", {"XLA_FLAGS": f"{FLAG}=4"}, LARGE),
         ("import os, paraxis\n" + CHILD, {"XLA_FLAGS": f"{FLAG}=4"}, LARGE),
         ("import os, paraxis\nos.environ['PJRT_NPROC'] = '3'\n" + CHILD, {"XLA_FLAGS": f"{FLAG}=4"}, 3),
         ("import paraxis", {"XLA_FLAGS": f"{FLAG}=4", "PJRT_NPROC": "²"}, max(CORES, 16)),
@@ -59,6 +58,11 @@ def printed(code: str, **variables: str) -> str:
 )
 def test_simulated_devices_have_two_threads_each_unless_something_else_is_said(code, variables, threads):
     assert printed(f"{code}\n{SETTLED}", **variables) == str(threads)
+
+
+def test_threads_that_were_chosen_for_fewer_devices_are_chosen_anew():
+    code = "import paraxis.testing; paraxis.testing.simulate_devices(40)"
+    assert printed(f"{code}\n{SETTLED}", XLA_FLAGS=f"{FLAG}=4") == str(LARGE)
 
 
 LOOP = """
