@@ -262,6 +262,14 @@ def test_threads_must_be_settled_before_devices_start(monkeypatch: pytest.Monkey
     monkeypatch.setenv("PJRT_NPROC", "7")
     with pytest.raises(px.ParaxisError, match=r"7 threads, but takes one for each of 8 devices; .* export PJRT_NPROC="):
         px.eval_step(judged, reproducible=ANY)
+    for name in ("PJRT_NPROC", "PARAXIS_NPROC"):  # as Paraxis has chosen it for 100 devices
+        monkeypatch.setenv(name, "200")
+    with pytest.raises(
+        px.ParaxisError, match=r"XLA was to take 200, 2 for each simulated device; .* export PJRT_NPROC="
+    ):
+        px.train_step(plain_loss, reproducible=ANY)
+    monkeypatch.setenv("PARAXIS_NPROC", "16")  # it was a parent's; 200 is the user's
+    px.train_step(plain_loss, reproducible=ANY)
     monkeypatch.delenv("PJRT_NPROC")
     monkeypatch.delenv("NPROC", raising=False)
     with pytest.raises(px.ParaxisError, match=r"before Python starts, write export PJRT_NPROC=\d+"):

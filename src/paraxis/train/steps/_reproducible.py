@@ -61,6 +61,8 @@ def _settle_threads(what: str) -> None:
     elif jax_api.has_started() and number < jax.local_device_count():
         devices = jax.local_device_count()
         raise _unsettled(what, f"XLA was to take {number} threads, but takes one for each of {devices} devices")
+    elif number > threads.advised() and os.environ.get(threads.OWN) == os.environ.get(threads.VARIABLE):
+        raise _unsettled(what, f"XLA was to take {number}, {threads.PER_DEVICE} for each simulated device")
 
 
 def _unsettled(what: str, why: str) -> StateError:
