@@ -7,9 +7,15 @@ by either, and near the one that the rows were made by. From the command line, t
 
     paraxis fit /tmp/paraxis-large-csv/2GB.csv --target stops --stream 800MB
 
-Typical output, on two cores::
+Typical output of ``--devices 2``, on two cores::
 
-    TYPICAL
+    /tmp/paraxis-large-csv/2GB.csv: 1.94 GB, made in 31 s
+    5,040,000 rows on 2 devices, 800MB allowed, 156 MB held so far
+    written as Parquet in one pass, 21.1 s
+    rows from  s in all  passes  s a pass  coefficients off by  MB at most
+          CSV     438.1      23     19.05             0.002573         859
+      Parquet     42.53      23     1.849             0.002573         775
+    the two models' coefficients differ by 0.0e+00
 """
 
 import argparse
@@ -80,8 +86,12 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def megabytes() -> float:
-    """What this process has held at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    """What this process holds, without files that are mapped into it, whose pages Linux takes back as it likes."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return int(lines["RssAnon"].split()[0]) / 1000
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -96,20 +106,25 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     name, size = ("quick", 1.6e7) if chosen.quick else (f"{chosen.gigabytes}GB", 1e9 * chosen.gigabytes)
     path = chosen.folder / f"{name}.csv"
     made(path, size)
-    stream = px.Stream(memory=MEMORY)
+    held: list[float] = []
+    stream = px.Stream(memory=MEMORY, verbose=lambda _: held.append(megabytes()))
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         table = px.Table.csv(path, target="stops", dtype="float32")
-        print(f"{len(table):,} rows on {_training.where()}, {MEMORY} allowed, {megabytes():,.0f} MB so far", flush=True)
+        print(
+            f"{len(table):,} rows on {_training.where()}, {MEMORY} allowed, {megabytes():,.0f} MB held so far",
+            flush=True,
+        )
         parquet, writing = timed(lambda: as_parquet(table, Path(folder, "rows.parquet")))
         fits, found = {}, []
         with warnings.catch_warnings(action="ignore"):  # one iteration, so that both find everything compiled
             px.solve.LogisticRegression(C=np.inf, max_iter=1).fit(parquet, engine=stream)
         for kind, rows_of in (("CSV", table), ("Parquet", parquet)):
+            held.clear()
             model = px.solve.LogisticRegression(C=np.inf, tol=1e-5)
             _, seconds = timed(lambda model=model, rows_of=rows_of: model.fit(rows_of, engine=stream))
             passes = model.data_passes_
             off = float(np.abs(model.coef_[0] - TRUE).max())
-            found.append((kind, float(seconds), int(passes), seconds / passes, off, f"{megabytes():,.0f}"))
+            found.append((kind, float(seconds), int(passes), seconds / passes, off, f"{max(held):,.0f}"))
             fits[kind] = model
     print(f"written as Parquet in one pass, {writing:.1f} s")
     _setting.table(["rows from", "s in all", "passes", "s a pass", "coefficients off by", "MB at most"], found)
