@@ -118,7 +118,7 @@ def test_the_rows_are_read_by_the_processes_and_passes_are_as_many_as_on_this_ma
 
 def test_of_csv_files_this_process_reads_the_first_pass_alone(pool, tmp_path, monkeypatch):
     reads, pieces = [], _csv.pieces
-    monkeypatch.setattr(_csv, "pieces", lambda path, start: (reads.append(start), pieces(path, start))[1])
+    monkeypatch.setattr(_csv, "pieces", lambda path, mark, start: (reads.append(start), pieces(path, mark, start))[1])
     found = finds_the_same(pool, csv(tmp_path, Z), RIDGE)
     assert reads == [0, 0, 0]  # to count the rows; for targets and means; and the first block, for its shape
     assert found.data_passes_ > 2

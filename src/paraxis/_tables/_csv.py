@@ -256,9 +256,7 @@ class Csv:
             with file.reading():
                 for piece in pieces(file.path, self._delimiter, start):
                     data = piece.header + piece.rows
-                    whole = csv.ReadOptions(
-                        block_size=max(_BYTES, len(data))
-                    )  # a row may be longer than a block of 1 MB
+                    whole = csv.ReadOptions(block_size=max(_BYTES, len(data)))  # where a row may be longer than 1 MB
                     read = csv.read_csv(pa.BufferReader(data), whole, self._parse, convert)
                     yield at, piece.start, [read[name].to_numpy() for name in names]
             start = 0
