@@ -64,9 +64,13 @@ def others(x: jax.Array, *along: jax.Array, **params: Any) -> jax.Array:
 
 def _divided(factors: jax.Array, params: Any) -> tuple[jax.Array, jax.Array]:
     """Return for each element the product of the others, as a number and the exponent of two that goes with it."""
-    mantissa, exponent = jnp.frexp(jnp.abs(factors))
-    exponent -= mantissa < np.sqrt(0.5)  # so that many multiplied stay near 1
-    mantissa = _scaled(factors, -exponent)
+    size = jnp.abs(factors)
+    info = jnp.finfo(size.dtype)
+    bits = jax.lax.bitcast_convert_type(size, f"int{info.bits}")
+    exponent = (bits >> info.nmant).astype(np.int32) + (info.minexp - 1)
+    mantissa = _scaled(factors, -exponent)  # from 1 to 2
+    high = jnp.abs(mantissa) > np.sqrt(2)  # so that many multiplied stay near 1
+    mantissa, exponent = jnp.where(high, mantissa / 2, mantissa), exponent + high
     whole, plain = (primitives.prod_p.bind(y, **params)[None] for y in (mantissa, factors))
     others = primitives.sum_p.bind(exponent, **params)[None] - exponent
     size = jnp.abs(whole)
@@ -75,9 +79,15 @@ def _divided(factors: jax.Array, params: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _scaled(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    if jnp.iscomplexobj(x):
-        return jax.lax.complex(jnp.ldexp(x.real, exponent), jnp.ldexp(x.imag, exponent))
-    return jnp.ldexp(x, exponent)
+    """Return a number times a power of two, exactly."""
+    info = jnp.finfo(x.dtype)
+
+    def power(exponent: jax.Array) -> jax.Array:
+        bits = jax.lax.clamp(info.minexp, exponent, info.maxexp - 1) - (info.minexp - 1)
+        return jax.lax.bitcast_convert_type(bits.astype(f"int{info.bits}") << info.nmant, info.dtype)
+
+    half = exponent >> 1
+    return x * power(half) * power(exponent - half)
 
 
 def _along(of: Callable[[jax.Array], jax.Array], v: jax.Array) -> Callable[[jax.Array], jax.Array]:
