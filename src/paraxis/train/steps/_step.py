@@ -210,7 +210,7 @@ def train_step(
         reproducible: with ``"any device count"``, the bits are the same on any number of devices and processes that
             divides the groups, for the same jaxlib on the same kind of device, and on CPU for the same number of XLA's
             threads, ``PJRT_NPROC``. If that is not set before the devices start, it is set to the number of cores, at
-            least 16 and two for each simulated device; ``paraxis launch`` does the same. It is slower, see below.
+            least 16; of more than eight simulated devices, an error asks for it. It is slower, see below.
         groups: a power of two; with ``reproducible``, the rows of each batch are divided into this many groups, which
             are consecutive blocks, and each group is computed as a batch of its own. Another number gives other bits.
 
