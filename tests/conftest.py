@@ -1,10 +1,13 @@
 """All tests run on eight simulated CPU devices; each worker of pytest-xdist starts its own."""
 
+import atexit
 import gc
 import importlib.metadata
 import itertools
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,12 @@ COMPILED = TESTS.parent / ".pytest_cache" / "xla" / os.environ.get("PYTEST_XDIST
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)  # a worker finds that of the process that started it
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+# What tests and their processes leave for temporary goes with the run. What pytest itself keeps lies where it did.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="paraxis-")
+    atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
 # A shell starts what runs in its background with SIGINT ignored, and Python then leaves it so.
 signal.signal(signal.SIGINT, signal.default_int_handler)
