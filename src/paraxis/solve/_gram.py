@@ -51,22 +51,38 @@ def matrix(problem: Linear, params: Any, block: int) -> tuple[jax.Array, jax.Arr
     shares = 1 / len(problem.design) if given is None else given / jnp.sum(given)
     weight = shares * problem.loss.curvature(z, problem.targets)
 
-    def of_rows(x: jax.Array, weight: jax.Array) -> jax.Array:
+    def of_rows(x: jax.Array, weight: jax.Array) -> _Upper:
         if problem.intercept:
             x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1)
-        return jnp.matmul(trees.of_columns(x * weight[:, None]), x, precision=trees.EXACT)
+        return _upper(x * weight[:, None], x)
 
-    def add(index: jax.Array, total: jax.Array) -> jax.Array:
-        return total + of_rows(
-            *(jax.lax.dynamic_slice_in_dim(rows, index * block, block) for rows in (problem.design, weight))
-        )
+    def add(index: jax.Array, total: _Upper) -> _Upper:
+        some = (jax.lax.dynamic_slice_in_dim(rows, index * block, block) for rows in (problem.design, weight))
+        return jax.tree.map(jnp.add, total, of_rows(*some))
 
     whole = len(weight) // block * block
     rest = of_rows(problem.design[whole:], weight[whole:])
     squares = jnp.max(jnp.where(weight[:, None] > 0, problem.design**2, 0), 0)
     largest = jnp.append(squares, 1) if problem.intercept else squares
-    gram = jax.lax.fori_loop(0, len(weight) // block, add, rest) if whole else rest
+    gram = _symmetric(jax.lax.fori_loop(0, len(weight) // block, add, rest) if whole else rest)
     return gram, jnp.sum(weight) * largest.astype(gram.dtype)
+
+
+_Upper = tuple[jax.Array, jax.Array]
+
+
+def _upper(weighted: jax.Array, x: jax.Array) -> _Upper:
+    """Return three of the quarters of ``weighted.T @ x``, a symmetric matrix: its upper half and the last quarter."""
+    half, columns = x.shape[1] // 2, trees.of_columns(weighted)
+    return (
+        jnp.matmul(columns[:half], x, precision=trees.EXACT),
+        jnp.matmul(columns[half:], x[:, half:], precision=trees.EXACT),
+    )
+
+
+def _symmetric(upper: _Upper) -> jax.Array:
+    above, last = upper
+    return jnp.block([[above], [above[:, len(above) :].T, last]])
 
 
 def inverse(gram: jax.Array, largest: jax.Array, l2: Any, intercept: bool) -> jax.Array:
@@ -86,7 +102,7 @@ def inverse(gram: jax.Array, largest: jax.Array, l2: Any, intercept: bool) -> ja
     scale = _scale(hessian + added)
     factor = jnp.linalg.cholesky((hessian + added) * scale[:, None] * scale)
     root = jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(gram), dtype=gram.dtype), lower=True)
-    found = jnp.matmul(trees.of_columns(root), root, precision=trees.EXACT) * scale[:, None] * scale
+    found = _symmetric(_upper(root, root)) * scale[:, None] * scale
     # Of values whose squares overflow: each coefficient for itself.
     return jnp.where(jnp.all(jnp.isfinite(found)), found, jnp.diag(scale**2))
 
@@ -180,7 +196,7 @@ def _products(block: Block, _: Any, shares: jax.Array) -> Any:
     x = block.design
     if block.intercept:
         x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1)
-    return (), jnp.matmul(trees.of_columns(x * shares[:, None]), x, precision=trees.EXACT)
+    return (), _symmetric(_upper(x * shares[:, None], x))
 
 
 def _of_concrete(
