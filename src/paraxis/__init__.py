@@ -24,6 +24,7 @@ from paraxis._core.reductions import (
 )
 from paraxis._core.verbs import broadcast, gather, map_fn, scatter
 from paraxis._host import threads as _threads
+from paraxis._jax import jax_api as _jax_api
 from paraxis.errors import (  # under the names that a traceback shows; px.errors lists them
     AxisError as AxisError,
     CheckpointError as CheckpointError,
@@ -141,7 +142,7 @@ __all__ = [
     "variables",
 ]
 
-_threads.settle()  # before JAX starts its devices
+_jax_api.when_devices_are_asked_for(_threads.settle)  # before JAX starts them
 
 # What needs a framework besides JAX, or is large, is loaded when it is first used.
 _ROOMS = ("engines", "ensembles", "errors", "launch", "reports", "solve", "testing", "train", "transforms")

@@ -1,11 +1,17 @@
-"""XLA has threads to spare for simulated devices, so that programs that are started in a row do not wait for ever."""
+"""No public face: one rule reads flags for all. XLA has threads to spare for simulated devices, so none waits for ever.
+
+Programs that are started in a row hold threads where devices wait for each other.
+"""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from paraxis._host import threads
 
 ROOT = Path(__file__).parents[2]
 FLAG = "--xla_force_host_platform_device_count"
@@ -46,6 +52,8 @@ def printed(code: str, **variables: str) -> str:
         ("import paraxis", {"XLA_FLAGS": f"{FLAG}=64 {FLAG}=4"}, max(CORES, 16)),
         ("import paraxis", {"JAX_NUM_CPU_DEVICES": "9"}, max(CORES, 18)),
         ("import paraxis.testing; paraxis.testing.simulate_devices(40)", {}, max(CORES, 80)),
+        ("import jax, paraxis; jax.config.update('jax_num_cpu_devices', 40)", {}, max(CORES, 80)),
+        ("import jax, paraxis; jax.config.update('jax_num_cpu_devices', 40)", {"PJRT_NPROC": "3"}, 3),
         ("import os, paraxis\n" + CHILD, {"XLA_FLAGS": f"{FLAG}=4"}, LARGE),
         ("import os, paraxis\nos.environ['PJRT_NPROC'] = '3'\n" + CHILD, {"XLA_FLAGS": f"{FLAG}=4"}, 3),
         ("import paraxis", {"XLA_FLAGS": f"{FLAG}=4", "PJRT_NPROC": "²"}, max(CORES, 16)),
@@ -63,6 +71,21 @@ def test_simulated_devices_have_two_threads_each_unless_something_else_is_said(c
 def test_threads_that_were_chosen_for_fewer_devices_are_chosen_anew():
     code = "import paraxis.testing; paraxis.testing.simulate_devices(40)"
     assert printed(f"{code}\n{SETTLED}", XLA_FLAGS=f"{FLAG}=4") == str(LARGE)
+
+
+def test_one_rule_reads_the_number_of_devices_from_flags_and_takes_it_out():
+    """By the words of the flags, of which the last counts."""
+    rng = np.random.default_rng(0)
+    words = ["--xla_a=1", "--xla_b", f"{FLAG}=3", f"{FLAG}=12", f"{FLAG}_x=5", f"{FLAG}=", f"{FLAG}=many"]
+    for _ in range(300):
+        flags = rng.choice(words, rng.integers(5)).tolist()
+        asked = [flag.removeprefix(f"{FLAG}=") for flag in flags if flag.startswith(f"{FLAG}=")]
+        numbers = [int(number) for number in asked if number.isdecimal()]
+        variables = {"XLA_FLAGS": " ".join(flags)}
+        assert threads.simulated(variables) == (numbers[-1] if numbers else None), flags
+        assert threads.not_simulating(variables).split() == [flag for flag in flags if not flag.startswith(f"{FLAG}=")]
+    assert threads.simulated({}) is None
+    assert threads.not_simulating({}) == ""
 
 
 LOOP = """

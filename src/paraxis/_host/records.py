@@ -23,6 +23,9 @@ from paraxis._host import files
 Check = Callable[[Any, str], None]
 """Raises ``Wrong`` if a value is not what it must be; the text says where the value stands."""
 
+Described = Mapping[str, Sequence[Any] | Mapping[str, int]]
+"""Things that a saved run depends on, by their names: texts and arrays, or numbers that an error tells."""
+
 _LARGEST = 1 << 28  # bytes of a record
 _LARGEST_INTEGER = 2**63 - 1
 

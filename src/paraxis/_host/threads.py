@@ -26,7 +26,7 @@ left for the device that all wait for, where cores are few and busy; it then end
 FLOOR = 16
 """The least number, so that one process with eight devices has as many as eight with one, on small machines too."""
 
-_SIMULATED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+_SIMULATED = re.compile(r"--xla_force_host_platform_device_count=(\S*)\s*")
 
 
 def num_cores() -> int:
@@ -39,14 +39,24 @@ def advised(num_devices: int = 1) -> int:
     return max(num_cores(), PER_DEVICE * num_devices, FLOOR)
 
 
+def simulated(variables: Mapping[str, str]) -> int | None:
+    """Return the number of simulated devices that ``XLA_FLAGS`` asks for; ``None``: it says none."""
+    asked = [found for found in _SIMULATED.findall(variables.get("XLA_FLAGS", "")) if found.isdecimal()]
+    return int(asked[-1]) if asked else None
+
+
+def not_simulating(variables: Mapping[str, str]) -> str:
+    """Return ``XLA_FLAGS`` without a number of simulated devices."""
+    return _SIMULATED.sub("", variables.get("XLA_FLAGS", "")).strip()
+
+
 def settle() -> None:
     """Have XLA take the advised number for simulated devices, unless it has started, or the environment says one.
 
     One that was chosen here before does not count: for fewer devices, as ``XLA_FLAGS`` had, or those of a parent.
     """
-    asked = [int(found) for found in _SIMULATED.findall(os.environ.get("XLA_FLAGS", ""))]
     configured = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
-    number = max([configured, *asked[-1:]])
+    number = max(configured, simulated(os.environ) or 0)
     is_open = asked_for(os.environ) is None or os.environ.get(VARIABLE, "") == os.environ.get(OWN)
     if number > 1 and is_open and not jax_api.has_started():
         os.environ[VARIABLE] = os.environ[OWN] = str(advised(number))

@@ -24,7 +24,6 @@ def find_devices(number: int | None) -> list[Any]:
     if not _is_user_decided():
         with contextlib.suppress(RuntimeError):  # JAX has started: its devices are what there is
             jax.config.update("jax_num_cpu_devices", number or _SIMULATED)
-            threads.settle()
     try:
         devices = jax.devices()
     except (RuntimeError, AssertionError):  # JAX asserts that a platform asked for by name is installed
@@ -49,5 +48,4 @@ def describe(devices: list[Any]) -> str:
 
 
 def _is_user_decided() -> bool:
-    flags = os.environ.get("XLA_FLAGS", "")
-    return "xla_force_host_platform_device_count" in flags or "JAX_NUM_CPU_DEVICES" in os.environ
+    return threads.simulated(os.environ) is not None or "JAX_NUM_CPU_DEVICES" in os.environ

@@ -3,7 +3,6 @@
 import abc
 import contextlib
 import os
-import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -131,6 +130,10 @@ class OfBlocks(Engine):
     def _name(self) -> str:
         return self._engine._name
 
+    @property
+    def _num_processes(self) -> int:
+        return self._engine._num_processes
+
     def _chunk_size(self, job: Job) -> int:
         return 1
 
@@ -165,8 +168,7 @@ class TaskFailedError(Exception):
 
 def environment() -> dict[str, str]:
     """Return the variables of a process that does tasks: it has one device and one thread, so that bits are alike."""
-    flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", os.environ.get("XLA_FLAGS", ""))
-    return {"XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu", threads.VARIABLE: "1"}
+    return {"XLA_FLAGS": threads.not_simulating(os.environ), "JAX_PLATFORMS": "cpu", threads.VARIABLE: "1"}
 
 
 def _typed(part: Sequence[Any], avals: Sequence[Any]) -> list[Any]:

@@ -1,10 +1,11 @@
 """Engines as solvers ask them, for rows of a table: how many at once, where a run is shown and saved."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from paraxis._host.records import Described
 from paraxis.engines._job import Part, digest
 from paraxis.engines._journal import Journal
 from paraxis.engines._progress import Progress, shown
@@ -38,12 +39,11 @@ class OfTables(Engine):
             yield lambda done, rows, number: show(Progress("rows", done, rows, number, None, None))
 
     @contextlib.contextmanager
-    def rows_saved(self, described: Mapping[str, Sequence[Any] | Mapping[str, int]]) -> Iterator[Journal | None]:
+    def rows_saved(self, described: Described) -> Iterator[Journal | None]:
         """Give the journal of a solver's run, if there is a folder.
 
         Args:
-            described: what the run depends on, by its names: texts and arrays, or numbers that errors tell. What comes
-                first may be why a part that follows differs.
+            described: what the run depends on. What comes first may be why a part that follows differs.
 
         Raises:
             CheckpointError: if the folder holds another run, or cannot be used.

@@ -18,8 +18,6 @@ from paraxis.launch._reasons import Ending
 from paraxis.launch._variables import LAUNCHER, TELL, Place
 from paraxis.launch._watchdog import ALIVE, STUCK
 
-_SIMULATED = "--xla_force_host_platform_device_count"
-
 
 class Rank:
     """One process, in a process group of its own with whatever it starts."""
@@ -218,8 +216,7 @@ def environment(place: Place, options: Options, variables: Mapping[str, str]) ->
     changed.setdefault("PYTHONUNBUFFERED", "1")
     if options.devices is not None:
         changed["JAX_NUM_CPU_DEVICES"] = str(options.devices)
-        flags = changed.get("XLA_FLAGS", "").split()
-        changed["XLA_FLAGS"] = " ".join(flag for flag in flags if not flag.startswith(_SIMULATED))
+        changed["XLA_FLAGS"] = threads.not_simulating(changed)
     if "NPROC" not in changed:
         changed.setdefault(threads.VARIABLE, str(threads.advised(options.devices or 1)))
     return changed

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -23,6 +23,7 @@ from paraxis._axes.placing import Placement
 from paraxis._calls import arguments
 from paraxis._core import maps
 from paraxis._host import memory, reading
+from paraxis._host.records import Described
 from paraxis._jax import jax_api
 from paraxis._tables import Blocks, Table
 from paraxis.errors import AxisError, DataError, DeviceError, LoweringError
@@ -40,10 +41,6 @@ _ROWS_PER_FEATURE = 8
 
 MAX_FEATURES = 4096
 """Columns up to which a matrix ``(d, d)`` is made: it is on every device, and factored in ``(d, d, d)`` operations."""
-
-
-Described = Mapping[str, Sequence[Any] | Mapping[str, int]]
-"""Things that a run depends on, by their names: texts and arrays, or numbers that an error tells."""
 
 
 class Engine(Protocol):

@@ -1,15 +1,12 @@
 """Several devices where there is one."""
 
 import os
-import re
 
 import jax
 
 from paraxis._calls import arguments
 from paraxis._host import threads
 from paraxis.errors import DeviceError
-
-_FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+\s*")
 
 
 @arguments.named()
@@ -27,7 +24,7 @@ def simulate_devices(n: int) -> None:
         >>> simulate_devices(1)
     """
     n = arguments.count("simulate_devices", "n", n, most=4096, write="simulate_devices(8)", error=DeviceError)
-    os.environ["XLA_FLAGS"], flags = _FLAG.sub("", os.environ.get("XLA_FLAGS", "")), os.environ.get("XLA_FLAGS")
+    flags, os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS"), threads.not_simulating(os.environ)
     try:
         jax.config.update("jax_num_cpu_devices", n)
     except RuntimeError:  # JAX has started
@@ -41,7 +38,6 @@ def simulate_devices(n: int) -> None:
             ) from None
         return
     jax.config.update("jax_platforms", "cpu")
-    threads.settle()
     there = len(jax.devices())
     if there < n:
         raise DeviceError(f"simulate_devices: {n} devices were asked for and JAX made {there}")
