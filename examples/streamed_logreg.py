@@ -67,7 +67,8 @@ def fit(table: px.Table, folder: Path | None, *, stop: bool = False) -> px.solve
             print(f"  {progress}", flush=True)
 
     at_once = -(-AT_ONCE // jax.device_count())
-    engine = px.Stream(at_once=at_once, folder=folder, save_every=0, verbose=show)
+    saving = {} if folder is None else {"folder": folder, "save_every": 0}
+    engine = px.Stream(at_once=at_once, verbose=show, **saving)
     return px.solve.LogisticRegression(**OPTIONS).fit(table, engine=engine)
 
 

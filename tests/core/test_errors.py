@@ -303,6 +303,13 @@ def test_an_error_of_jax_in_a_mapped_function_says_what_was_given_and_what_to_wr
             call()
         (note,) = [note for note in caught.value.__notes__ if note.startswith("raised in a call of ")]
         assert told in note or told.replace("args", "args[0]") in note
+        assert "with fn = the function <lambda>, " in note
+
+
+def test_a_number_that_is_not_finite_is_not_said_to_need_other_arguments() -> None:
+    with jax.debug_nans(True), pytest.raises(FloatingPointError) as caught:
+        px.map_fn(jnp.log, -jnp.ones(4), px.Axis("clients", 4))
+    assert not [note for note in getattr(caught.value, "__notes__", ()) if "raised in a call of" in note]
 
 
 def test_an_error_of_jax_in_a_program_says_what_to_write_for_a_number_that_python_uses() -> None:

@@ -409,21 +409,33 @@ def test_an_interrupted_run_goes_on_in_other_processes_to_the_same_bits(kind, tm
 
 
 _LEFT_ALONE = """
+import os, threading
 import paraxis as px
 from tests.engines import _sources
-from tests.engines.test_processes import total
-px.Pool(at_once=1, workers=2, verbose=lambda p: print(p.done, flush=True)).run(total, px.Groups(_sources.Slow(40)))
+from tests.engines.test_processes import COUNT, total
+
+def end(progress):  # while both are at their next tasks
+    print(progress.done, flush=True)
+    threading.Timer(0.01, os.kill, (os.getpid(), {number})).start()
+
+px.Pool(at_once=1, workers=2, verbose=end).run(total, px.Groups(_sources.Slow(COUNT)))
 """
 
 
-def test_processes_end_with_the_one_that_started_them():
-    started = subprocess.Popen([sys.executable, "-c", _LEFT_ALONE], stdout=subprocess.PIPE, cwd=Path.cwd())
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_one_that_started_them_and_say_nothing(number):
+    script = _LEFT_ALONE.format(number=int(number))
+    started = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path.cwd()
+    )
+    workers = []
     assert started.stdout is not None
-    with started, started.stdout:
-        started.stdout.readline()
-        workers = psutil.Process(started.pid).children()
-        started.kill()
-    assert len(workers) >= 2
+    with started:
+        while len(workers) < 2 and started.poll() is None:
+            workers = psutil.Process(started.pid).children()
+        said = started.communicate(timeout=60)[1]
+    assert not said
+    assert started.returncode == -number
     assert not psutil.wait_procs(workers, timeout=60)[1]
 
 

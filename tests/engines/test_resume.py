@@ -59,7 +59,8 @@ def stopped_after(chunks: int, seen: list[Progress] | None = None):
 
 
 def run(folder: Path | None, x=X, w=W, at_once=1, **options):
-    return px.Stream(at_once=at_once, folder=folder, save_every=0, **options).run(FN, w, px.Groups.of_arrays(x))
+    options |= {} if folder is None else {"save_every": 0}
+    return px.Stream(at_once=at_once, folder=folder, **options).run(FN, w, px.Groups.of_arrays(x))
 
 
 def bits(result) -> list[bytes]:
@@ -113,7 +114,9 @@ def test_the_time_left_does_not_count_what_an_earlier_run_has_done(tmp_path, mon
     clock = types.SimpleNamespace(monotonic=itertools.count().__next__)
     monkeypatch.setattr(sys.modules[px.Stream.run.__module__], "time", clock)
     run(tmp_path / "run", verbose=seen.append)
-    assert [p.seconds_left for p in seen] == [float(left) for left in reversed(range(len(seen)))]
+    told = [(p.seconds_left, left) for p, left in zip(seen, reversed(range(len(seen))), strict=True)]
+    assert told[0][0] is None
+    assert all(seconds == left for seconds, left in told[1:])
 
 
 def test_files_without_a_record_are_nobodys(tmp_path):
@@ -167,8 +170,9 @@ BEFORE: dict[str, Any] = {
     "x": np.ones(3, "float32"),
     "scale": 1.0,
     "add": False,
+    "number": 0.5,
     "lengths": 0,
-    "num_shapes": 4,
+    "num_shapes": 12,
     "readers": 2,
     "wide": False,
 }
@@ -187,10 +191,12 @@ OTHER: dict[str, tuple[dict[str, Any], str]] = {
     "its shape": ({"w": np.ones(4, "float32")}, r"w was float32\[3\], and is float32\[4\] here"),
     "its dtype": ({"w": np.ones(3, "float16")}, r"w was float32\[3\], and is float16\[3\] here"),
     "what is closed over": ({"scale": 2.0}, "what fn closes over had other values"),
+    "a number": ({"number": -0.25}, r"number \d in fn was 0\.5, and is -0\.25 here"),
+    "no number": ({"number": np.inf}, r"number \d in fn was 0\.5, and is inf here"),
     "the function": ({"add": True}, "its program was another"),
     "the width": ({"wide": True, "add": None}, "jax_enable_x64 was False, and is True here"),
     "lengths": ({"lengths": 3}, r"x\.lengths had other values"),
-    "num_shapes": ({"num_shapes": 1}, "num_shapes was 4, and is 1 here"),
+    "num_shapes": ({"num_shapes": 1}, "num_shapes was 12, and is 1 here"),
 }
 
 
@@ -207,13 +213,13 @@ def depending(folder: Path, watch: Any = False, **options: Any) -> None:
         return x + w[0] if o["add"] else x * w[0]
 
     def total(w: Any, x: Any) -> Any:
-        return px.reduce_sum(px.map_fn(one, (px.broadcast(w, axis), x), axis), axis)
+        return o["number"] * px.reduce_sum(px.map_fn(one, (px.broadcast(w, axis), x), axis), axis)
 
     elements: list[Any] = [o["x"]] * o["size"]
     if lengths:
         elements = [{"x": np.ones(n, "float32")} for n in lengths]
     groups = px.Groups(elements, lengths=lengths, ids=o["ids"], num_shapes=o["num_shapes"])
-    given = {"folder": folder, "save_every": 0, "keep": o["keep"], "verbose": watch}
+    given: dict[str, Any] = {"folder": folder, "save_every": 0, "keep": o["keep"], "verbose": watch}
     engine: Any = px.Pool(o["at_once"], workers=1, **given)
     if o["engine"] == "Stream":
         size = {"memory": o["memory"]} if o["memory"] else {"at_once": o["at_once"]}

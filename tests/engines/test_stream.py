@@ -5,6 +5,7 @@ devices. With eight devices and twelve elements, ``at_once=1`` makes a chunk of 
 than one element per device.
 """
 
+import contextlib
 import functools
 import io
 import itertools
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -744,6 +746,52 @@ def test_progress_is_told():
     assert str(told[-1]) == "pass 1 of 1: 12 of 12 clients, 0 s left"
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("number", [0, 7, 11])
+def test_elements_whose_value_is_not_finite_are_named_where_jax_looks(number, at_once):
+    """By their chunk: one after the other on one device, the element itself."""
+    x = np.ones(N, "float32")
+    x[number] = -1
+    axis = px.Axis("clients", N, mesh=Mesh(jax.devices()[:1], ("clients",)))
+    loss = jax.value_and_grad(lambda w, x: px.reduce_mean(px.map_fn(lambda x: jnp.log(x * w), (x,), axis), axis))
+    with jax.debug_nans(True), pytest.raises(FloatingPointError) as caught:
+        px.Stream(at_once=at_once).run(loss, jnp.float32(1), px.Groups.of_arrays(x))
+    first = number // at_once * at_once
+    which = f"of element {number}" if at_once == 1 else f"of 2 elements, {first} to {first + 1},"
+    assert f"Stream.run: a value {which} is not finite" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 5])
+@pytest.mark.parametrize("workers", [None, 2])
+def test_the_time_left_does_not_count_what_compiling_takes(monkeypatch, at_once, workers):
+    """By a clock on which an element takes a second, and a program that is new to a process 100 more."""
+    axis, told = px.Axis("clients", 53), []
+    processes = workers or 1
+
+    def rounds(x):
+        w, _ = jax.lax.scan(lambda w, _: (px.reduce_mean(jnp.sin(w * x), axis), None), jnp.float32(1), length=3)
+        return px.reduce_max(jnp.cos(x * w), axis)
+
+    stream = px.Stream(at_once=at_once, verbose=told.append)
+    engine = stream if workers is None else px.Pool(at_once=at_once, workers=workers, verbose=told.append)
+    groups = px.Groups.of_arrays(np.linspace(0, 1, axis.size, dtype="float32"))
+    kinds = [(number == 3, count) for number in range(4) for count, _ in engine.passes(rounds, groups).chunks]
+    is_new = [kinds[:at].count(kind) < processes for at, kind in enumerate(kinds)]
+    times = np.cumsum([0, *(count + 100 * new for (_, count), new in zip(kinds, is_new, strict=True))])
+    monkeypatch.setattr(
+        sys.modules[px.Stream.run.__module__], "time", types.SimpleNamespace(monotonic=iter(times).__next__)
+    )
+    with contextlib.ExitStack() as stack:
+        if isinstance(engine, px.Pool):
+            stack.enter_context(engine)
+        engine.run(rounds, groups)
+    assert len(told) == len(kinds)
+    for at, progress in enumerate(told, 1):
+        left = 4 * axis.size - sum(count for _, count in kinds[:at])
+        expected = None if all(is_new[:at]) and left else left
+        assert progress.seconds_left == (expected if expected is None else pytest.approx(expected))
+
+
 @pytest.mark.parametrize("on_terminal", [True, False])
 def test_progress_is_shown_on_a_line_or_in_lines(monkeypatch, on_terminal):
     """The last is shown in any case, and a terminal's line is left, also by an error."""
@@ -753,7 +801,7 @@ def test_progress_is_shown_on_a_line_or_in_lines(monkeypatch, on_terminal):
     total = px.Stream(at_once=1, verbose=True).jit(lambda x: px.reduce_sum(x, AXIS))
     total(px.Groups.of_arrays(X))
     lines = shown.getvalue().splitlines()
-    assert lines[0 if not on_terminal else 1].startswith("pass 1 of 1: 8 of 12 clients, ")
+    assert lines[0 if not on_terminal else 1].startswith("pass 1 of 1: 8 of 12 clients")
     assert lines[-1].rstrip() == "pass 1 of 1: 12 of 12 clients, 0 s left"
     assert shown.getvalue().endswith("\n")
     with pytest.raises(px.DataError, match=r"element 11 .* holds text"):

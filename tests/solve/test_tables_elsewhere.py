@@ -194,7 +194,8 @@ def test_a_fit_goes_on_from_where_it_was_stopped(tmp_path):
             if len(seen) == stop:
                 raise Stopped
 
-        with px.Pool(at_once=50, workers=1, folder=folder, save_every=0) as pool:
+        saving = {} if folder is None else {"folder": folder, "save_every": 0}
+        with px.Pool(at_once=50, workers=1, **saving) as pool:
             model = px.solve.LogisticRegression(devices=1, verbose=watch)
             return [model.fit(px.Table.of_arrays(X, Z > 0), engine=pool).coef_.tobytes()]
 

@@ -30,7 +30,8 @@ def table(y: np.ndarray = CLASSES, x: np.ndarray = X) -> px.Table:
 
 
 def engine(folder: Path | None, at_once: int = 5, **options: Any) -> px.Stream:
-    return px.Stream(at_once=at_once, folder=folder, save_every=0, **options)
+    options |= {} if folder is None else {"save_every": 0}
+    return px.Stream(at_once=at_once, folder=folder, **options)
 
 
 def stopped_after(count: int, seen: list[int]) -> Callable[[px.solve.Iteration], None]:

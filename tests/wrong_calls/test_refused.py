@@ -1,10 +1,12 @@
 """Wrong calls of every public name are refused by an error that names the argument, and there is a table for each."""
 
+import functools
 import types
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import paraxis as px
@@ -69,6 +71,45 @@ def test_an_integer_that_no_float_holds_is_refused_by_name(named: str):
     for number in (10**400, -(10**400)):
         with pytest.raises((TypeError, ValueError), match=named):
             BEYOND[named](number)
+
+
+def _fitted(**options):
+    state = px.TrainState.create({"w": jnp.zeros(())}, optax.sgd(0.1))
+    step = px.train_step(lambda params, batch: params["w"] * batch)
+    px.fit(state, step, [jnp.ones(8)], steps=1, progress=False, **options)
+
+
+def _proximal(prox=None, hyperparams_prox=None):
+    options = {} if prox is None else {"prox": prox}
+    px.solve.ProximalGradient(lambda w: jnp.sum(w**2), **options).run(jnp.zeros(3), hyperparams_prox)
+
+
+ENGINES = {engine.__name__: functools.partial(engine, at_once=1) for engine in (px.Stream, px.Pool, px.Ray)}
+STEPS = {step.__name__: functools.partial(step, lambda params, batch: 0.0) for step in (px.train_step, px.eval_step)}
+TOGETHER = [
+    *((name, made, "save_every", 3.5, {"folder": "run"}) for name, made in ENGINES.items()),
+    *((name, made, "groups", 4, {"reproducible": "any device count"}) for name, made in STEPS.items()),
+    ("Groups", functools.partial(px.Groups, [np.ones(3)] * 4), "num_shapes", 3, {"lengths": [3] * 4}),
+    ("px.fit", _fitted, "log_every", 2, {"log": "log.jsonl"}),
+    ("px.fit", _fitted, "log_every", 2, {"tensorboard": "board"}),
+    ("ProximalGradient.run", _proximal, "hyperparams_prox", 0.5, {"prox": px.solve.prox.l1}),
+]
+
+
+@pytest.mark.parametrize(("who", "call", "name", "value", "other"), TOGETHER)
+def test_what_means_nothing_without_another_argument_is_refused(who, call, name, value, other, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (needed,) = other
+    text = rf"^{who}: {name}={value} is of no use without .*{needed}.*; write .*="
+    with pytest.raises((ValueError, px.ParaxisError), match=text):
+        call(**{name: value})
+    assert not list(tmp_path.iterdir())
+    call(**{name: value}, **other)
+
+
+def test_rows_without_targets_say_so():
+    with pytest.raises(TypeError, match=r"^rows: y is missing.*write px\.solve\.rows\(X, y\)"):
+        px.solve.rows(np.ones((4, 2)), class_weight="balanced")
 
 
 def test_every_public_name_has_a_table_or_a_reason_why_it_needs_none():

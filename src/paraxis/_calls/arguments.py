@@ -35,6 +35,8 @@ def described(value: Any) -> str:
         return f"the module {value.__name__}"
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
+    if isinstance(value, types.FunctionType):
+        return f"the function {value.__name__}"
     try:
         value = value.item() if isinstance(value, np.generic) and _can_be_jax(value.dtype) else value
         shown = repr(value).partition("\n")[0]
@@ -213,6 +215,13 @@ def path(who: str, argument: str, value: Any, error: type[Exception] = ValueErro
         _refuse(error, who, argument, f"must be a path that this system knows ({text})", value, write)
 
 
+def of_no_use(
+    who: str, name: str, value: Any, without: str, write: str, error: type[Exception] = ValueError
+) -> NoReturn:
+    """Raise an error for an argument that means nothing without another one."""
+    raise error(f"{who}: {name}={described(value)} is of no use without {without}; write {write}")
+
+
 def _refuse(error: type[Exception], who: str, argument: str, expected: str, value: Any, write: str) -> NoReturn:
     raise error(f"{who}: {argument} {expected}, got {described(value)}; write {write}")
 
@@ -364,6 +373,8 @@ _MOST_SHOWN = 8
 def _note(error: Exception, who: str, given: Mapping[str, Any]) -> None:
     """Say below a library's error what the innermost of our calls was given."""
     if any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+        return
+    if isinstance(error, FloatingPointError):  # of jax.debug_nans: no other arguments are needed
         return
     advice = next((text for kind, text in _INSTEAD.items() if isinstance(error, kind)), "")
     if isinstance(error, TypeError) and "positional argument" in str(error) and isinstance(given.get("args"), list):

@@ -80,7 +80,10 @@ class Groups:
         self._ids = None if ids is None else _ids(ids, count)
         self._shapes: dict[int, np.ndarray] = {}
         self._known: dict[Any, Any] = {}
-        self._most = arguments.count("Groups", "num_shapes", num_shapes, write="px.Groups(source, num_shapes=12)")
+        self._most = _num_shapes(num_shapes)
+        if self._lengths is None and self._most != _NUM_SHAPES:
+            write = f"px.Groups(source, lengths=[len(y) for x, y in source], num_shapes={self._most})"
+            arguments.of_no_use("Groups", "num_shapes", self._most, "lengths", write)
 
     @classmethod
     def of_arrays(cls, tree: Any) -> "Groups":
@@ -122,10 +125,11 @@ class Groups:
         """
         arguments.path("Groups.npz", "folder", folder, write="px.Groups.npz('clients')")
         arguments.flag("Groups.npz", "readable", readable)
-        source = _Files(Path(folder), readable)
+        source, shapes = _Files(Path(folder), readable), _num_shapes(num_shapes)
         lengths = source.lengths
-        same = lengths is None or len(set(lengths)) == 1
-        return cls(source, lengths=None if same else lengths, ids=source.ids, num_shapes=num_shapes)
+        if lengths is None or len(set(lengths)) == 1:
+            return cls(source, ids=source.ids)
+        return cls(source, lengths=lengths, ids=source.ids, num_shapes=shapes)
 
     @classmethod
     def parquet(cls, folder: str | Path, *, by: str, num_shapes: int = _NUM_SHAPES) -> "Groups":
@@ -145,8 +149,10 @@ class Groups:
         """
         arguments.path("Groups.parquet", "folder", folder, write="px.Groups.parquet('clients', by='user')")
         arguments.text("Groups.parquet", "by", by, "px.Groups.parquet('clients', by='user')")
-        source = Parquet(Path(folder), by)
-        return cls(source, lengths=None if len(set(source.lengths)) == 1 else source.lengths, num_shapes=num_shapes)
+        source, shapes = Parquet(Path(folder), by), _num_shapes(num_shapes)
+        if len(set(source.lengths)) == 1:
+            return cls(source)
+        return cls(source, lengths=source.lengths, num_shapes=shapes)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -502,6 +508,10 @@ class Padded:
     @classmethod
     def tree_unflatten(cls, _: None, children: Sequence[Any]) -> "Padded":
         return cls(*children)
+
+
+def _num_shapes(given: Any) -> int:
+    return arguments.count("Groups", "num_shapes", given, write="px.Groups(source, lengths=lengths, num_shapes=12)")
 
 
 def fewest(lengths: np.ndarray, most: int) -> np.ndarray:

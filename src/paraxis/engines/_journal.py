@@ -237,6 +237,10 @@ class Journal:
         return CheckpointError(f"{self._engine}: folder {str(self._folder / name)!r} cannot be used: {error}; {write}")
 
 
+_MOST_SAID = 3
+"""The most differences that an error tells: one number may be in a program many times."""
+
+
 def _differing(name: str, was: Mapping[str, Any], part: Part) -> str:
     """Tell what differs in a part: what was and is, or else what has other values."""
     both = {one: (was["told"].get(one), told) for one, told in part.told.items()}
@@ -247,7 +251,8 @@ def _differing(name: str, was: Mapping[str, Any], part: Part) -> str:
     ]
     gone = [f"{one} was {text}, and is not there now" for one, (text, _) in was["told"].items() if one not in part.told]
     unsaid = [f"{one} had other values" for one, (old, told) in both.items() if old is not None and old[1] != told[1]]
-    return ", ".join(said + gone or unsaid) or f"its {name} was another"
+    found = said + gone or unsaid
+    return ", ".join([*found[:_MOST_SAID], *["…"] * (len(found) > _MOST_SAID)]) or f"its {name} was another"
 
 
 _PATIENCE = 3.0

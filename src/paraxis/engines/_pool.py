@@ -94,6 +94,10 @@ class Pool(Distributed):
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
 
+    @property
+    def _num_processes(self) -> int:
+        return self.workers or 1
+
     def _require_packages(self) -> None:
         with needed("px.Pool", "pool"):
             import flatbuffers as flatbuffers
@@ -290,8 +294,11 @@ def serve() -> None:
             continue
         if isinstance(message, Work):
             work = message
-        else:
+            continue
+        try:
             answers.send(_answer(work, message))
+        except ConnectionError:  # who asked is gone
+            return
 
 
 def _answer(work: Work | Exception, task: Task) -> tuple[Exception | None, Given | None]:

@@ -24,7 +24,8 @@ class Progress:
         axis: the axis whose elements are run.
         done, elements: elements of this pass that are done, and of all.
         pass_number, passes: the pass under way, from 1, and how many there are; ``None`` if that depends on values.
-        seconds_left: in all passes, if each takes as long per element as so far; ``None`` if it cannot be known.
+        seconds_left: in all passes, if each takes as long per element as so far, without what compiling took; ``None``
+            if it cannot be known.
     """
 
     axis: str

@@ -87,10 +87,14 @@ class Ray(Distributed):
             _connect(ray, self.address)
         yield
 
+    @property
+    def _num_processes(self) -> int:
+        return max(1, int(_ray().cluster_resources().get("CPU", 1)))
+
     def _done(self, work: Work, tasks: Iterator[Task]) -> Generator[Given, None, None]:
         ray = _ray()
         told, perform = ray.put(work), _remote(TRIES - 1)
-        most = self.ahead or 4 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        most = self.ahead or 4 * self._num_processes
         waiting: collections.deque[tuple[Task, Any, Any]] = collections.deque()
         try:
             for task in tasks:

@@ -141,6 +141,11 @@ class Engine(abc.ABC):
     def _name(self) -> str:
         return type(self).__name__
 
+    @property
+    def _num_processes(self) -> int:
+        """The number of processes that compile the programs that are run."""
+        return 1
+
     def _started(
         self, method: str, fn: Callable[..., Any], args: Sequence[Any], known: dict[Any, Any] | None = None
     ) -> "Run":
@@ -155,6 +160,9 @@ class Engine(abc.ABC):
             arguments.path(self._name, "folder", self.folder, write=f"px.{self._name}(at_once=64, folder='run')")
         write = f"px.{self._name}(at_once=64, folder='run', save_every=10)"
         arguments.number(self._name, "save_every", self.save_every, least=0, unit="seconds", write=write)
+        if self.folder is None and self.save_every != type(self).save_every:
+            write = f"px.{self._name}(…, folder='run', save_every={self.save_every!r})"
+            arguments.of_no_use(self._name, "save_every", self.save_every, "folder", write)
 
     @arguments.named()
     def run(self, fn: Callable[..., _R], *args: Any) -> _R:
@@ -261,8 +269,8 @@ class Run:
         self.num_passes = num_passes(self.first.plan)
         self.passes_done = 0
         self.journal: Journal | None = None
-        self.began = time.monotonic()
-        self.found = 0  # elements of all passes that an earlier run has done
+        self.told_at = time.monotonic()
+        self.timed, self.seconds = 0, 0.0  # elements of all passes for which nothing was compiled, and what they took
         self.told: Show
         self.spill: Path | None = None
 
@@ -327,7 +335,6 @@ class Run:
         kept = [at for at, v in enumerate(stage.gives) if v not in plan.folds and v not in first.rows]
         kinds = [plan.folds[stage.gives[at]] for at in folded]
         found = self.journal.finished(self.passes_done) if self.journal else None
-        self.found += self.job.axis.size if found else 0
         probe = self._probe(cuts, level, [*folded, *kept])
         work = Pass(
             self.job, self.chunks, cuts, level, self.passes_done, shared, folded, kept, kinds, self.spill, probe
@@ -347,7 +354,6 @@ class Run:
         for one in pieces:
             weakref.finalize(one, _remove_files, one.parts)
         done = sum(len(chunk.numbers) for chunk in self.chunks[:at])
-        self.found += done
         reached = at, list(totals.held)  # one assignment: an interrupt comes before it or after it
         try:
             with contextlib.closing(self.engine._blocks(work, at)) as blocks:
@@ -356,10 +362,11 @@ class Run:
                     totals.join(block.totals)
                     for place, one in enumerate(pieces):
                         one.parts += [rows[place] for rows in block.rows]
-                    done += sum(len(chunk.numbers) for chunk in self.chunks[at : at + len(block.rows)])
+                    ran = self.chunks[at : at + len(block.rows)]
+                    done += sum(len(chunk.numbers) for chunk in ran)
                     at += len(block.rows)
                     reached = at, list(totals.held)
-                    self._tell(done)
+                    self._tell(work, ran, done)
                     if journal:
                         journal.part(work.number, at, totals, pieces)
         except PaddingCountedError as error:
@@ -544,11 +551,18 @@ class Run:
         parts = ([of_chunk(item, chunk, at, {}) for item in items] for at, chunk in enumerate(self.chunks))
         return Pieces([numpy_of(steps[0]).stack(steps) for steps in parts])
 
-    def _tell(self, done: int) -> None:
-        size, passes = self.job.axis.size, self.num_passes
-        finished = self.passes_done * size + done
-        per_element = (time.monotonic() - self.began) / max(1, finished - self.found)
-        left = None if passes is None else per_element * (passes * size - finished)
+    def _tell(self, work: Pass, ran: Sequence[Chunk], done: int) -> None:
+        """Tell that chunks were run. The first of a kind, on each process, took what their program took to compile."""
+        size, passes, now = self.job.axis.size, self.num_passes, time.monotonic()
+        kinds = {(chunk.length, len(chunk.numbers)) for chunk in ran}
+        had_run = [work.stage(length).ran(count, self.engine._num_processes) for length, count in kinds]
+        if all(had_run):
+            self.timed += sum(len(chunk.numbers) for chunk in ran)
+            self.seconds += now - self.told_at
+        self.told_at, left = now, None
+        if passes is not None:
+            to_do = (passes - self.passes_done) * size - done
+            left = 0.0 if to_do == 0 else self.seconds / self.timed * to_do if self.timed else None
         self.told(Progress(self.job.axis.name, done, size, self.passes_done + 1, passes, left))
 
 

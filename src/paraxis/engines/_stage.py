@@ -6,6 +6,7 @@ A map is the core's own, of fewer elements: it lays the chunk over the devices a
 What lies between maps is applied to the chunk's rows; each result's shape is checked against what it was for all.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -44,6 +45,7 @@ class Stage:
     steps: list[Step]
     is_checked: bool = False
     _compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    _times: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
 
     @classmethod
     def of(cls, plan: Plan, level: int) -> "Stage":
@@ -71,6 +73,11 @@ class Stage:
     @property
     def is_empty(self) -> bool:
         return not self.gives and not self.steps
+
+    def ran(self, count: int, num_processes: int) -> bool:
+        """Note that chunks of ``count`` elements were run; return whether each process had run such before."""
+        self._times[count] += 1
+        return self._times[count] > num_processes
 
     def compiled(self, shared: Sequence[Any], rows: Sequence[Any], count: int) -> Callable[..., list[Any]]:
         """Return the pass for chunks of ``count`` elements: ``(*shared, *rows, numbers)`` → what it gives."""

@@ -51,7 +51,7 @@ class Stream(OfTables):
         readers: threads that read elements ahead.
         folder: where a run saves what it has done, so that the same call goes on after it was killed, to the same
             bits. It is made if it is not there, is for one run at a time, and goes when the run is done.
-        save_every: seconds between two savings.
+        save_every: seconds between two savings in ``folder``.
         verbose: whether to show how far it is: below a notebook's cell, on a terminal's line, elsewhere a line every
             half minute; or a function to call with the :class:`px.engines.Progress` of each chunk.
 
@@ -162,7 +162,8 @@ class Stream(OfTables):
                 chunk = work.chunks[at]
                 shared, count = [laid[id(x)] for x in work.shared[chunk.length]], len(chunk.numbers)
                 run = work.stage(chunk.length).compiled(shared, rows[:-1], count)
-                found = arrays.ready(run(*arrays.ready([*shared, *rows])))
+                with _named(work, chunk):
+                    found = arrays.ready(run(*arrays.ready([*shared, *rows])))
                 is_checked = work.probe is not None and work.probe.at == at and _looked(work, run, shared, rows, found)
                 kept = _kept(work, chunk, [found[at] for at in work.kept])
                 yield Block([[found[at] for at in work.folded]], [kept], is_checked)
@@ -170,6 +171,18 @@ class Stream(OfTables):
                 before = found
                 if self.memory is not None:
                     memory.give_back()
+
+
+@contextlib.contextmanager
+def _named(work: Pass, chunk: Chunk) -> Generator[None, None, None]:
+    """Say of which elements a result is not finite, where ``jax.debug_nans`` looks."""
+    try:
+        yield
+    except FloatingPointError as error:
+        first, *others = sorted(dict.fromkeys(map(int, chunk.numbers)))
+        which = f"of element {first}" if not others else f"of {len(others) + 1} elements, {first} to {others[-1]},"
+        error.add_note(f"{work.job.who}: a value {which} is not finite")
+        raise
 
 
 def _everywhere(work: Pass, values: Iterable[Any]) -> list[Any]:

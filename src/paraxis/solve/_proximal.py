@@ -364,6 +364,9 @@ class ProximalGradient(Solver):
         who = f"ProximalGradient.{what}"
         params = functions.beginning(who, self.fun, init_params, args, kwargs)
         arguments.arrays(who, "hyperparams_prox", hyper)
+        if self.prox is operators.none and hyper is not None:
+            write = "px.solve.ProximalGradient(fun, prox=px.solve.prox.l1)"
+            arguments.of_no_use(who, "hyperparams_prox", hyper, "prox", write)
         hyper = jax.tree.map(jnp.asarray, hyper)
         if isinstance(self.fun, LinearObjective):
             beside = self.fun.problem(params, *args, **kwargs).beside

@@ -160,6 +160,8 @@ def rows(
         return of_source(source, targets, weight.astype(source.dtype), None)
     if engine is not None:
         raise TypeError("rows: engine is for a px.Table; write px.solve.rows(px.Table.of_arrays(X, y), engine=engine)")
+    if y is None:
+        raise TypeError("rows: y is missing, and only a px.Table has it; write px.solve.rows(X, y)")
     return lay(X, y, sample_weight, class_weight, axis, copied=True)
 
 

@@ -111,7 +111,7 @@ def fit(
         log: path of a file of JSON lines: one at the start, one for each step, epoch and evaluation. An older log is
             replaced; any other file is refused. When a run resumes, its log is cut at that step. A run that fails
             before its first step does not change an older log, and writes none.
-        log_every: number of steps between two logged steps.
+        log_every: number of steps between two logged steps, in ``log`` and ``tensorboard``.
         tensorboard: path of a directory of event files; needs tensorboardX.
         plot: path of a PNG with the curves, drawn at the end; needs matplotlib.
         progress: ``None``: a live area in a notebook; a live line on a terminal, if rich is installed; elsewhere an
@@ -174,7 +174,7 @@ def fit(
     plan = _plan(epochs, steps, evaluate, checkpoint, log)
     names = [one.name for one in plan.evaluations]
     listeners = Callbacks(callbacks)
-    _check(state, step, log_every, tensorboard, plot)
+    _check(state, step, log, log_every, tensorboard, plot)
     if plan.checkpoints is not None:
         _resume.check_best(plan.checkpoints, names)
     processes.require_same("px.fit", feed.arrays(), "give each process the same data: px.fit divides them")
@@ -250,7 +250,7 @@ def _count(name: str, value: Any) -> int | None:
     return arguments.count("px.fit", name, value, write=f"{name}=10", error=DataError)
 
 
-def _check(state: Any, step: Any, log_every: Any, tensorboard: Any, plot: Any) -> None:
+def _check(state: Any, step: Any, log: Any, log_every: Any, tensorboard: Any, plot: Any) -> None:
     require_step(step, state)
     if gone := given_away("px.fit", state):
         raise gone
@@ -259,7 +259,9 @@ def _check(state: Any, step: Any, log_every: Any, tensorboard: Any, plot: Any) -
             "px.fit: this state met a loss or a gradient that was not finite, so steps do not change it; continue from "
             "the error's state, or write state.replace(ok=jnp.array(True))"
         )
-    _count("log_every", log_every)
+    if _count("log_every", log_every) != 1 and log is None and tensorboard is None:
+        write = f"log={_PLACES['log']!r}, log_every={log_every}"
+        arguments.of_no_use("px.fit", "log_every", log_every, "log or tensorboard", write, DataError)
     if tensorboard is not None:
         require_tensorboard()
     if plot is not None:

@@ -22,10 +22,8 @@ def is_asked_for(what: str, reproducible: Any, groups: Any, **others: Any) -> bo
     """
     if reproducible is None:
         if integers.at_least(1, groups) != GROUPS:
-            raise StateError(
-                f"{what}: groups={arguments.described(groups)} is of no use without reproducible; write "
-                f"{what}(fn, reproducible={ANY_DEVICE_COUNT!r}, groups={arguments.described(groups)})"
-            )
+            write = f"{what}(fn, reproducible={ANY_DEVICE_COUNT!r}, groups={arguments.described(groups)})"
+            arguments.of_no_use(what, "groups", groups, "reproducible", write, StateError)
         return False
     if not isinstance(reproducible, str) or reproducible != ANY_DEVICE_COUNT:
         raise StateError(
