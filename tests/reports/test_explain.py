@@ -465,6 +465,26 @@ def test_products_that_the_compiler_makes_multiplications_are_counted() -> None:
     assert (loop.work.flops, loop.work.is_certain) == (0, True)
 
 
+def mapped(w, x):
+    return px.map_fn(lambda w, x: jnp.tanh(x @ w), (px.broadcast(w, axis := px.Axis("rows", len(x))), x), axis)
+
+
+def in_parallel(w, x):
+    return px.Parallel(lambda x: jnp.tanh(x @ w))(x)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 12, 16, 23, 41])
+@pytest.mark.parametrize("fn", [mapped, in_parallel])
+def test_padding_is_more_than_an_equal_share_whatever_pads(fn: Any, rows: int) -> None:
+    """By the places that rows take on eight devices; forward, and in the derivative."""
+    w, x = np.ones((16, 16), np.float32), np.ones((rows, 16), np.float32)
+    places = -(-rows // 8) * 8
+    for call in (fn, jax.grad(lambda w, x: fn(w, x).sum())):
+        work = px.explain(call)(w, x).work
+        assert work.factor == pytest.approx(places / rows), call
+        assert "redundant" not in [finding.kind for finding in px.explain(call)(w, x).findings]
+
+
 def ragged(x, w, groups):
     return jax.lax.ragged_dot(x, w, groups)  # ragged
 

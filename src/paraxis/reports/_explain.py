@@ -479,7 +479,8 @@ def _work_of(program: _text.Program, jaxpr: jax_api.Jaxpr | None) -> Work:
     is_certain = _work.is_certain(program)
     shares: dict[_lines.Line | None, float] | None = None
     if written is not None and is_bounded and is_certain:  # the compiler may know an end that the program does not say
-        shares = {line: flops / program.num_devices for line, flops in written.items()}
+        padded = _work.padded_lines(jaxpr) if jaxpr is not None else {}
+        shares = {line: flops / program.num_devices / padded.get(line, 1.0) for line, flops in written.items()}
     lines = [
         LineWork(line, done[line], None if shares is None else shares.get(line, 0.0))
         for line in sorted({*done, *(shares or ())}, key=lambda line: (-done[line], str(line)))

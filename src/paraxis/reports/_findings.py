@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from paraxis._axes import layout, placing
+from paraxis._axes import placing
 from paraxis._axes.axis import Axis
-from paraxis._jax import cost, jax_api
+from paraxis._jax import jax_api
 from paraxis.reports import _lines, _states, _text, _work, units
 from paraxis.reports._values import Contents, Finding, Layout
 
@@ -32,8 +32,6 @@ _TWICE = 1.25
 """More work than this, of a line's share, is done more than once."""
 _PADDED = 1.1
 _Report = TypeVar("_Report", bound=Contents)
-_PADS = layout.repeat_last.__code__
-"""The function of ours that pads a batch in the program itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +204,8 @@ def _redundant(seen: Seen) -> Iterator[Finding]:
     work = seen.report.work
     if seen.devices == 1 or not work.share:
         return
-    padded, everywhere = _padded_lines(seen.jaxpr), _padding_of_batch(seen)
+    padded = {} if seen.jaxpr is None else _work.padded_lines(seen.jaxpr, of_maps=True)
+    everywhere = _padding_of_batch(seen)
     fair = [(line.share or 0.0) * everywhere * padded.get(line.line, 1.0) for line in work.lines]
     if work.flops < _TWICE * sum(fair):
         return
@@ -239,9 +238,8 @@ def _placements(seen: Seen) -> Iterator[tuple[str, int, int, int, _lines.Line | 
             place: placing.Placement = eqn.params["how"].placement
             line, _ = _lines.behind(jax_api.frames_of(eqn))
             yield place.axis.name, place.size, place.num_padded, place.num_devices, line
-        elif eqn.primitive.name == "concatenate" and _pads(frames := jax_api.frames_of(eqn)):
-            rows, padded = eqn.invars[0].aval.shape[0], eqn.outvars[0].aval.shape[0]
-            yield "batch", rows, padded, seen.devices, _lines.behind(frames)[0]
+        elif rows := _work.padding(eqn):
+            yield "batch", *rows, seen.devices, _lines.behind(jax_api.frames_of(eqn))[0]
     for size, padded in _batches(seen):
         yield "batch", size, padded, seen.devices, None
     if seen.axis is not None and seen.devices > 1:  # on one, it may be the program of one
@@ -249,11 +247,6 @@ def _placements(seen: Seen) -> Iterator[tuple[str, int, int, int, _lines.Line | 
         for argument in seen.report.arguments:
             padded = argument.shape[0] if argument.name.startswith("members") else padded
         yield seen.axis.name, seen.axis.size, padded, seen.devices, None
-
-
-def _pads(frames: Iterable[tuple[str, int, str]]) -> bool:
-    """Return whether our function that pads rows is among the calls that an operation comes from."""
-    return any(file == _PADS.co_filename and function.endswith(_PADS.co_name) for file, _, function in frames)
 
 
 def _batches(seen: Seen) -> Iterator[tuple[int, int]]:
@@ -271,23 +264,6 @@ def _is_batch(x: Any) -> bool:
 def _padding_of_batch(seen: Seen) -> float:
     """Return how many times as long a batch is with its padding, of which all of a step's work is."""
     return max((padded / size for size, padded in _batches(seen)), default=1.0)
-
-
-def _padded_lines(jaxpr: jax_api.Jaxpr | None, padded: float = 1.0) -> dict[_lines.Line | None, float]:
-    """Return how many times as many elements there are with padding, for each line of products on a padded axis."""
-    found: dict[_lines.Line | None, float] = {}
-    for eqn in () if jaxpr is None else jaxpr.eqns:
-        if padded > 1 and cost.of_product(eqn):
-            line, _ = _lines.behind(jax_api.frames_of(eqn))
-            found[line] = max(padded, found.get(line, 1.0))
-        bodies, inner = jax_api.subjaxprs(eqn), padded
-        if eqn.primitive.name == "px_map":
-            place: placing.Placement = eqn.params["how"].placement
-            bodies, inner = (eqn.params["body"].jaxpr,), padded * place.num_padded / place.size
-        for body in bodies:
-            for line, factor in _padded_lines(body, inner).items():
-                found[line] = max(factor, found.get(line, 1.0))
-    return found
 
 
 def _padding(seen: Seen) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from paraxis._axes import layout, placing
 from paraxis._jax import cost, jax_api
 from paraxis.reports import _lines, _text
 
@@ -129,6 +130,49 @@ def of_jaxpr(jaxpr: jax_api.Jaxpr) -> tuple[Lines, bool]:
             found[_lines.behind(jax_api.frames_of(eqn))[0]] += flops * times
             is_certain &= is_bounded
     return found, is_certain
+
+
+_PADS = layout.repeat_last.__code__
+"""The function of ours that pads a batch in the program itself."""
+
+
+def padding(eqn: Any) -> tuple[int, int] | None:
+    """Return the number of rows that an operation pads, and to how many; ``None``: it is not our padding."""
+    if eqn.primitive.name != "concatenate":
+        return None
+    frames = jax_api.frames_of(eqn)
+    if not any(file == _PADS.co_filename and function.endswith(_PADS.co_name) for file, _, function in frames):
+        return None
+    return eqn.invars[0].aval.shape[0], eqn.outvars[0].aval.shape[0]
+
+
+def padded_lines(
+    jaxpr: jax_api.Jaxpr, padded: float = 1.0, *, of_maps: bool = False
+) -> dict[_lines.Line | None, float]:
+    """Return how many times as many rows there are with padding, for each line of products on padded rows.
+
+    Args:
+        jaxpr: a program, of which ``of_jaxpr`` counts rows of a map without its padding, and those of ``px.Parallel``,
+            which the program itself pads, with it.
+        padded: what holds for all of it.
+        of_maps: whether maps count, too.
+    """
+    found: dict[_lines.Line | None, float] = {}
+    own = [padded * after / before for before, after in filter(None, map(padding, jaxpr.eqns))]
+    padded = max(own, default=padded)
+    for eqn in jaxpr.eqns:
+        if padded > 1 and cost.of_product(eqn):
+            line, _ = _lines.behind(jax_api.frames_of(eqn))
+            found[line] = max(padded, found.get(line, 1.0))
+        bodies, inner = jax_api.subjaxprs(eqn), padded
+        if eqn.primitive.name == "px_map":
+            place: placing.Placement = eqn.params["how"].placement
+            bodies = (eqn.params["body"].jaxpr,)
+            inner *= place.num_padded / place.size if of_maps else 1
+        for body in bodies:
+            for line, factor in padded_lines(body, inner, of_maps=of_maps).items():
+                found[line] = max(factor, found.get(line, 1.0))
+    return found
 
 
 def calls_python(jaxpr: jax_api.Jaxpr) -> Iterator[_lines.Line | None]:
