@@ -551,11 +551,15 @@ class Run:
         parts = ([of_chunk(item, chunk, at, {}) for item in items] for at, chunk in enumerate(self.chunks))
         return Pieces([numpy_of(steps[0]).stack(steps) for steps in parts])
 
+    @functools.cached_property
+    def _num_processes(self) -> int:
+        return self.engine._num_processes  # a cluster is asked once
+
     def _tell(self, work: Pass, ran: Sequence[Chunk], done: int) -> None:
         """Tell that chunks were run. The first of a kind, on each process, took what their program took to compile."""
         size, passes, now = self.job.axis.size, self.num_passes, time.monotonic()
         kinds = {(chunk.length, len(chunk.numbers)) for chunk in ran}
-        had_run = [work.stage(length).ran(count, self.engine._num_processes) for length, count in kinds]
+        had_run = [work.stage(length).ran(count, self._num_processes) for length, count in kinds]
         if all(had_run):
             self.timed += sum(len(chunk.numbers) for chunk in ran)
             self.seconds += now - self.told_at
