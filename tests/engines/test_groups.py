@@ -77,6 +77,19 @@ def own_step(c, row):
     return c + jnp.where(row[1], jax.lax.pmean(c * row[0], "clients"), 0.0), None
 
 
+@pytest.mark.parametrize("by", [10, 1, -1, -2])
+@pytest.mark.parametrize("wrong", range(5))
+def test_an_element_with_other_rows_than_lengths_says_is_named(wrong, by):
+    """Whichever it is: the shortest, the longest, one between them."""
+    own = [3, 5, 2, 7, 4]
+    lengths = [n + by * (i == wrong) for i, n in enumerate(own)]
+    groups = px.Groups([{"x": np.ones((n, 3), "float32")} for n in own], lengths=lengths)
+    axis = px.Axis("clients", 5)
+    says = rf"^Groups: element {wrong} .*{own[wrong]}.* where lengths says {lengths[wrong]}\b.*lengths=\[len"
+    with pytest.raises(px.ShapeError, match=says):
+        px.Stream(at_once=1).run(lambda x: px.reduce_sum(x.count, axis), groups)
+
+
 LOOPS = {
     "for": lambda data, step, begin: jax.lax.fori_loop(0, data.mask.shape[0], step, begin),
     "while": lambda data, step, begin: jax.lax.while_loop(

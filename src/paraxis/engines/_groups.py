@@ -422,7 +422,13 @@ class Groups:
         ]
         long = [all(each) for each in zip(*told, strict=True)]
         if not any(long):
-            raise ShapeError("Groups: no array of an element has as many rows as lengths says; leave lengths out")
+            fits = dict(zip(elements, map(any, told), strict=True))
+            n = min(elements, key=fits.__getitem__)
+            shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(elements[n]))
+            raise ShapeError(
+                f"Groups: {self._called(n)} has arrays {shapes}, where lengths says {self._lengths[n]} rows; give "
+                f"lengths=[len(…) for each element], or leave lengths out if all have the same shapes"
+            )
         return long
 
     def _look(self, element: Any, ragged: bool) -> Any:
