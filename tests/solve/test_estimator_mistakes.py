@@ -178,9 +178,13 @@ def test_a_state_is_shown_on_a_line_and_a_batch_has_no_single_reason() -> None:
     ("given", "named"),
     [
         ({"X": X * np.nan}, r"Ridge: X must be numbers \(n, d\): Input X contains NaN"),
-        ({"y": np.array(["a"] * 30)}, "Ridge: y must be targets, one per row of X: these are <U1, and no numbers"),
+        ({"y": np.array(["a"] * 30)}, r"Ridge: y must be targets, one per row of X: 'a' is no number .*; write px"),
+        ({"y": np.array([1.5] * 29 + ["b"], object)}, r"Ridge: y must be targets, .*: 'b' is no number .*; write px\."),
+        ({"y": np.array(["1"] * 30)}, r"Ridge: y must be targets, .*: '1' is no number .*; write np.*astype\(float\)"),
+        ({"sample_weight": ["a"] * 30}, r"Ridge: sample_weight must be numbers \(n,\): 'a' is no number .*; write np"),
+        ({"sample_weight": "balanced"}, r"Ridge: sample_weight must be .*: 'balanced' is no .*class_weight='balanced'"),
         ({"y": Y[:5]}, "Ridge: y must be targets, one per row of X: .*inconsistent numbers"),
-        ({"sample_weight": Y.astype("datetime64[D]")}, r"Ridge: sample_weight must be numbers \(n,\): these are date"),
+        ({"sample_weight": Y.astype("M8[D]")}, r"Ridge: sample_weight must be numbers \(n,\): datetime\..* is no"),
     ],
 )  # fmt: skip
 def test_what_scikit_learn_refuses_is_named(given: dict[str, Any], named: str) -> None:

@@ -107,6 +107,32 @@ def test_other_delimiters_and_decimal_points_are_read_and_suggested(tmp_path):
             px.Table.csv(tmp_path, target="y", **{wrong: ";;"})
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_file_whose_first_line_is_numbers_is_said_to_lack_a_header(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 5))
+    rows = [[f"{x:.3g}" for x in rng.normal(size=count) * 10.0 ** rng.integers(-9, 9)] for _ in range(5)]
+    rows[0][-1] = rows[0][0] if seed % 2 else rows[0][-1]
+    text = "\n".join(map(",".join, rows)) + "\n"
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(
+        px.DataError, match=r"first line reads as numbers: .*, write them before it, x1,"
+    ) as refused:
+        px.Table.csv(tmp_path, target="y")
+    header = str(refused.value).rpartition(", ")[2]
+    (tmp_path / "a.csv").write_text(f"{header}\n{text}")
+    assert px.Table.csv(tmp_path, target="y").shape == (5, count - 1)
+
+
+def test_of_a_file_with_names_it_is_not_said_that_they_are_missing_nor_that_commas_are_points(tmp_path):
+    (tmp_path / "a.csv").write_text("2019,price,x,x\n1.5,2,3,4\n")
+    for target in ("z", "x"):
+        with pytest.raises(px.DataError) as refused:
+            px.Table.csv(tmp_path, target=target)
+        assert "numbers" not in str(refused.value)
+        assert "decimal" not in str(refused.value)
+
+
 def rows_of(folder, text: str, **columns: str) -> np.ndarray:
     """Columns x and y of a file, as a table has them."""
     (folder / "a.csv").write_bytes(text.encode())

@@ -1,6 +1,7 @@
 """Tables: the same rows in the same order whatever the files, in blocks; what is wrong is named."""
 
 import os
+import re
 import threading
 
 import numpy as np
@@ -93,13 +94,65 @@ def test_a_column_that_does_not_fit_is_named_and_what_to_write(tmp_path):
     pq.write_table(columns(9, 23).drop_columns("x1"), tmp_path / "b.parquet")
     with pytest.raises(px.DataError, match=r"b\.parquet' lacks 'x1', 'city', compared with '.*a\.parquet'"):
         px.Table.parquet(tmp_path, target="y")
-    (tmp_path / "a.csv").write_text("x,y\n1,2\n3,4\n")
+    (tmp_path / "a.csv").write_text("x\n1\n3\n")
     with pytest.raises(px.DataError, match=r"has no column besides the target 'x'"):
-        px.Table.csv(tmp_path / "a.csv", target="x", columns=["x"])
+        px.Table.csv(tmp_path / "a.csv", target="x")
     late = tmp_path / "b.csv"
     late.write_text("x,y\n" + "1,2\n" * 1_200_000 + "3,four\n")  # more than is looked at first
     with pytest.raises(px.DataError, match=r"b\.csv' cannot be read: .*four"):
         list(px.Table.csv(late, target="x").blocks(10**6))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+@pytest.mark.parametrize("seed", range(4))
+def test_columns_to_predict_from_are_each_given_once_and_without_the_target(tmp_path, kind, seed):
+    rng = np.random.default_rng(seed)
+    given = [*rng.permutation(["x0", "x1", "x2"])[: rng.integers(0, 4)], str(rng.choice(["x1", "y"]))]
+    names = [str(name) for name in rng.permutation(given)]
+    written(tmp_path, kind)
+    make = getattr(px.Table, kind)
+    kept = [name for name in dict.fromkeys(names) if name != "y"]
+    if len(kept) == len(names):
+        assert make(tmp_path, target="y", columns=names).columns == names
+        return
+    with pytest.raises(px.DataError, match=r"each once and not the target 'y', got .*; write columns=\[") as refused:
+        make(tmp_path, target="y", columns=names)
+    assert not kept or f"write columns={kept}, or leave" in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_name_that_is_nearly_a_columns_is_told(tmp_path, kind):
+    written(tmp_path, kind)
+    make = getattr(px.Table, kind)
+    for wrong, columns, meant in (("Y", None, "y"), ("y", ["x0", "X1"], "x1"), ("y", ["x22"], "x2")):
+        with pytest.raises(px.DataError, match=f"; got '.*'; did you mean '{meant}'\\?$"):
+            make(tmp_path, target=wrong, columns=columns)
+    with pytest.raises(px.DataError, match=r"; got 'price'$"):
+        make(tmp_path, target="price")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "npy"])
+def test_the_table_that_is_suggested_is_the_one_that_can_be_made(tmp_path, kind):
+    written(tmp_path, kind)
+    other = "csv" if kind == "parquet" else "parquet"
+    calls = [
+        lambda: px.Table(str(tmp_path)),
+        lambda: px.solve.Ridge().fit(tmp_path, engine=px.Stream(at_once=4)),
+        lambda: px.solve.Ridge().fit(str(tmp_path)),
+        lambda: px.solve.rows(tmp_path, engine=px.Stream(at_once=4)),
+        lambda: getattr(px.Table, other)(tmp_path, target="y"),
+        *[lambda: px.Table.npy(tmp_path)] * (kind != "npy"),
+    ]
+    for call in calls:
+        with pytest.raises((TypeError, px.DataError)) as refused:
+            call()
+        said = re.search(r"px\.Table\.\w+\(.*?'\)", str(refused.value))
+        assert said is not None, refused.value
+        assert eval(said[0], {"px": px}).shape == (23, 3), said[0]
+    file = next(tmp_path.glob(f"*.{kind}"))
+    if kind != "npy":
+        with pytest.raises(px.DataError, match=rf"which is another; write px\.Table\.{kind}\('.*', target='y'\)"):
+            getattr(px.Table, other)(file, target="y")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "npy", "arrays"])

@@ -21,7 +21,7 @@ ROOMS = ("train", "ensembles", "solve", "modules", "testing", "engines", "explai
 
 MADE_FOR_USERS = {
     "Batch", "Communication", "Ensemble", "Epoch", "Event", "Fitted", "History", "LBFGSState", "NewtonCGState",
-    "Padded", "Passes", "Processes", "Progress", "ProximalGradientState", "Record", "Restored", "Table",
+    "Padded", "Passes", "Processes", "Progress", "ProximalGradientState", "Record", "Restored",
 }  # fmt: skip
 """Classes of what users are given, and do not make."""
 
@@ -31,6 +31,7 @@ TAKES_ANY = {"Optimizer", "program"}
 def _public() -> Iterator[Any]:
     rooms = [px, *(getattr(px, name) for name in ROOMS if hasattr(px, name))]
     found = {f"{room.__name__}.{name}": getattr(room, name) for room in rooms for name in getattr(room, "__all__", ())}
+    found |= {f"paraxis.Table.{name}": getattr(px.Table, name) for name in ("csv", "npy", "of_arrays", "parquet")}
     for path, value in sorted(found.items()):
         is_data = isinstance(value, type) and issubclass(value, (tuple, enum.Enum, BaseException))
         if callable(value) and not is_data and path.rpartition(".")[2] not in MADE_FOR_USERS | TAKES_ANY:
@@ -56,6 +57,9 @@ def test_an_unknown_keyword_is_refused_with_the_names_that_there_are(value: Any)
         (lambda: px.solve.Ridge(C=1), "alpha=…"),
         (lambda: px.train.StopEarly("test_loss", patiense=1), "patience=…"),
         (lambda: px.map_fn(len, arg=1), "args=…"),
+        (lambda: px.Table.csv("rows", target="y", sep=";"), "delimiter=…"),
+        (lambda: px.Table.parquet("rows", target="y", usecols=["x"]), "columns=…"),
+        (lambda: px.Table.csv("rows", targt="y"), "target=…"),
         (lambda: px.broadcast(1, mesh=None), r"axis=px\.Axis\('clients', 8, mesh=mesh\)"),
     ],
 )
@@ -68,6 +72,8 @@ def test_a_call_that_does_not_fit_is_shown_one_that_does() -> None:
     axis = px.Axis("clients", 4)
     with pytest.raises(TypeError, match=r"Axis: missing a required argument: 'size'; write Axis\(name, size\)"):
         px.Axis("clients")
+    with pytest.raises(TypeError, match=r"Table\.csv: .*'target'; write Table\.csv\(folder, target=…\)"):
+        px.Table.csv("rows.csv")
     with pytest.raises(TypeError, match=r"map_fn: too many .*write map_fn\(fn, args, axis\); several args are one tup"):
         px.map_fn(lambda w, x: w * x, [1.0] * 4, [1.0] * 4, axis)
 

@@ -566,7 +566,7 @@ def no_attribute(module: str, name: str, known: Iterable[str], rooms: Iterable[s
     """Return the error of a name that a module does not have: one of these rooms has it, or the nearest one is told."""
     is_public = not name.startswith("_")  # others are asked for by tools that look at modules: that loads nothing
     room = next((room for room in rooms if is_public and _is_in(room, name)), None)
-    near = _nearest(name, list(known))
+    near = nearest(name, list(known))
     write = f"; write px.{room}.{name}" if room else f"; did you mean {module}.{near}?" if near else ""
     full = module.replace("px", "paraxis", 1)
     return AttributeError(f"module {full!r} has no attribute {name!r}{write}", name=name)
@@ -607,6 +607,7 @@ def _can_be_jax(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_) or dtype == jax.dtypes.float0
 
 
+_RECEIVERS = ("self", "cls")
 _NOT_USERS = {"jax", "jaxlib", "numpy", "flax", "optax", "paraxis"}
 
 
@@ -635,11 +636,11 @@ def by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
         if kind is inspect.Parameter.VAR_POSITIONAL:
             value = {f"{name}[{i}]": item for i, item in enumerate(value)}
         found.update(value if kind in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD) else {name: value})
-    found.pop("self", None)
-    return found
+    return {name: value for name, value in found.items() if name not in _RECEIVERS}
 
 
-def _nearest(wrong: str, known: list[str]) -> str | None:
+def nearest(wrong: str, known: list[str]) -> str | None:
+    """Return the name that was meant, if one of those that there are is like it."""
     lower = {name.lower(): name for name in known}
     return next((lower[name] for name in difflib.get_close_matches(wrong.lower(), lower, 1, 0.6)), None)
 
@@ -656,12 +657,12 @@ def _misfit(
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # of a builtin, which does not say what it takes
         return None
-    known = [name for name in signature.parameters if name != "self"]
+    known = [name for name in signature.parameters if name not in _RECEIVERS]
     kinds = {name: signature.parameters[name].kind for name in known}
     others = [name for name in known if kinds[name] is inspect.Parameter.VAR_POSITIONAL]
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
     for wrong in (name for name in kwargs if name not in known and not takes_any):
-        near = other_names.get(wrong) or _nearest(wrong, known)
+        near = other_names.get(wrong) or nearest(wrong, known)
         if near is not None:
             write = f"write {near if '=' in near else f'{near}=…'}"
         elif others:

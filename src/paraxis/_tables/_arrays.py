@@ -114,9 +114,11 @@ def npy(folder: Path, dtype: Any) -> Arrays:
     """Return pairs of files of a folder, ``X*.npy`` and ``y*.npy``, mapped into memory."""
     designs, targets = (sorted(folder.glob(f"{name}*.npy")) for name in ("X", "y"))
     if not designs or len(designs) != len(targets):
+        saved = "np.save('rows/X-0.npy', X), np.save('rows/y-0.npy', y)"
+        is_other = files.kind_at(folder) in ("csv", "parquet") and not designs and not targets
         raise DataError(
             f"{_WHO}: folder must have as many files X*.npy as y*.npy, at least one, got {len(designs)} and "
-            f"{len(targets)} in {str(folder)!r}; write np.save('rows/X-0.npy', X), np.save('rows/y-0.npy', y)"
+            f"{len(targets)} in {str(folder)!r}; write {files.table_of(folder) if is_other else saved}"
         )
     mapped = [files.Unchanged.of(_WHO, path) for path in (*designs, *targets)]
     pairs = [(_mapped(X), _mapped(y)) for X, y in zip(designs, targets, strict=True)]

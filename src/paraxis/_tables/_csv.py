@@ -197,7 +197,8 @@ class Csv:
             return ""
         finally:
             self._decimal = "."
-        numbers = [one.name for one, other in zip(with_commas, plain, strict=True) if one.type != other.type]
+        pairs = zip(with_commas, plain, strict=True)
+        numbers = [one.name for one, other in pairs if files.is_number(one.type) and not files.is_number(other.type)]
         return f"as in {files.told(numbers)}, write decimal=','" if numbers else ""
 
     @property

@@ -3,18 +3,21 @@
 import contextlib
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from paraxis._calls import arguments
 from paraxis._calls.extras import needed
 from paraxis.errors import DataError
 
 _ALIGNED = 64
 """Bytes: where a device's block begins at a multiple of them, it is used where it is."""
 
+_NUMBER = re.compile(r"\s*[+-]?[\d.,]*\d[.,]?([eE][+-]?\d+)?\s*")
 _TILE = 1 << 20  # bytes of rows that are filled column by column, and stay in a cache meanwhile
 
 
@@ -55,14 +58,19 @@ def described(
         names = [name for name in own.names if asked is None or name in asked]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise DataError(f"{who}: {str(path)!r} has {told(twice)} twice; give each column a name of its own")
+            headless = suffix == ".csv" and no_header(twice, len(own.names))
+            write = headless or "give each column a name of its own"
+            raise DataError(f"{who}: {str(path)!r} has {told(twice)} twice; {write}")
         kinds.append({name: own.field(name).type for name in names})
         for argument, wanted in (("target", [target]), ("columns", list(columns or ()))):
             absent = [name for name in wanted if name not in kinds[-1]]
             if absent:
+                near = [name for name in (arguments.nearest(one, own.names) for one in absent) if name is not None]
+                headless = suffix == ".csv" and no_header(own.names, len(own.names))
+                hint = f"; did you mean {told(near)}?" if near else f"; {headless}" if headless else ""
                 raise DataError(
                     f"{who}: {argument} must be among the columns of {str(path)!r}, {told(own.names)}; got "
-                    f"{told(absent)}"
+                    f"{told(absent)}{hint}"
                 )
         _require_same(who, paths[0], list(kinds[0]), path, names)
     chosen = [name for name in (columns or kinds[0]) if name != target]
@@ -80,12 +88,13 @@ def found(who: str, folder: Path, suffix: str) -> list[Path]:
     Raises:
         DataError: if there are none.
     """
-    paths = [folder] if folder.is_file() else sorted(folder.glob(f"*{suffix}"))
+    kind = kind_at(folder) if folder.exists() else None
+    is_other = folder.is_file() and kind not in (None, suffix[1:])
+    paths = [] if is_other else [folder] if folder.is_file() else sorted(folder.glob(f"*{suffix}"))
     if not paths:
-        got = "which has none" if folder.is_dir() else "which is not there"
-        raise DataError(
-            f"{who}: folder must have {suffix} files, or be one, got {str(folder)!r}, {got}; write px.{who}('rows/', …)"
-        )
+        got = "which is another" if is_other else "which has none" if folder.is_dir() else "which is not there"
+        write = table_of(folder) if kind else f"px.{who}('rows/', …)"
+        raise DataError(f"{who}: folder must have {suffix} files, or be one, got {str(folder)!r}, {got}; write {write}")
     return paths
 
 
@@ -109,6 +118,29 @@ def _require_numbers(who: str, kinds: dict[str, Any], chosen: Sequence[str]) -> 
             f"{who}: columns must hold numbers, got {shown}; {without}write them into the files as numbers: a column "
             f"of 0 and 1 for each value"
         )
+
+
+def table_of(source: Any) -> str:
+    """Return the call that makes a table of the files at a path, as far as that is one and their suffixes tell."""
+    place = Path(source) if isinstance(source, (str, Path)) else Path("rows")
+    kind = kind_at(place) or "parquet"
+    asked = "" if kind == "npy" else ", target='y'"
+    return f"px.Table.{kind}({str(place)!r}{asked})"
+
+
+def kind_at(place: Path) -> str | None:
+    """Return the kind of the files at a path of which there is a table."""
+    paths = [place] if not place.is_dir() else place.iterdir()
+    suffixes = {path.suffix.lower() for path in paths}
+    return next((kind for kind in ("parquet", "csv", "npy") if f".{kind}" in suffixes), None)
+
+
+def no_header(names: Sequence[str], num_columns: int) -> str:
+    """Return what to write if the names of columns, or some of them, read as numbers, most of them; else nothing."""
+    if 2 * sum(_NUMBER.fullmatch(name) is not None for name in names) <= len(names):
+        return ""
+    header = ",".join([*(f"x{number}" for number in range(1, min(num_columns, 6))), *["…"] * (num_columns > 6), "y"])
+    return f"its first line reads as numbers: if the names of the columns are missing, write them before it, {header}"
 
 
 def told(names: Sequence[str]) -> str:

@@ -10,11 +10,14 @@ import numpy as np
 from paraxis._calls import arguments
 from paraxis._tables._arrays import Arrays, npy
 from paraxis._tables._csv import Csv
-from paraxis._tables._files import Parts, in_blocks
+from paraxis._tables._files import Parts, in_blocks, table_of
 from paraxis._tables._parquet import Parquet
 from paraxis.errors import DataError, ShapeError
 
+_OTHERS = {"path": "folder", "usecols": "columns", "label": "target", "y": "target"}  # of pandas and others
 
+
+@arguments.options()
 class Table:
     """Rows with a target each, larger than memory, that are read in blocks when they are needed.
 
@@ -51,11 +54,12 @@ class Table:
         if absent:
             raise DataError(
                 f"Table: source must have {', '.join(absent)}, got {arguments.described(source)}; write "
-                f"px.Table.parquet('rows', target='y'), or px.Table.of_arrays(X, y)"
+                f"{table_of(source)}, or px.Table.of_arrays(X, y)"
             )
         self._source = source
 
     @classmethod
+    @arguments.named(**_OTHERS)
     def parquet(
         cls, folder: str | Path, *, target: str, columns: Sequence[str] | None = None, dtype: Any = None
     ) -> "Table":
@@ -75,6 +79,7 @@ class Table:
         return cls(Parquet(*_asked("Table.parquet", folder, target, columns, dtype)))
 
     @classmethod
+    @arguments.named(sep="delimiter", **_OTHERS)
     def csv(
         cls,
         folder: str | Path,
@@ -106,6 +111,7 @@ class Table:
         return cls(Csv(*asked, delimiter, decimal))
 
     @classmethod
+    @arguments.named()
     def npy(cls, folder: str | Path, *, dtype: Any = None) -> "Table":
         """Return the rows of memory-mapped files ``X*.npy``, ``(n, d)``, with targets ``y*.npy``, ``(n,)``.
 
@@ -121,6 +127,7 @@ class Table:
         return cls(npy(Path(folder), _dtype("Table.npy", dtype)))
 
     @classmethod
+    @arguments.named()
     def of_arrays(cls, X: Any, y: Any, *, dtype: Any = None) -> "Table":
         """Return rows of arrays, ``(n, d)`` and ``(n,)``, in memory or memory-mapped.
 
@@ -275,6 +282,13 @@ def _asked(who: str, folder: Any, target: Any, columns: Any, dtype: Any) -> tupl
     arguments.text(who, "target", target, write)
     if columns is not None:
         columns = arguments.names(who, "columns", columns)
+        own = [name for name in dict.fromkeys(columns) if name != target]
+        if len(own) < len(columns):
+            write = f"columns={own}" if own else "columns=['x']"
+            raise DataError(
+                f"{who}: columns must be those to predict from, each once and not the target {target!r}, got "
+                f"{arguments.described(list(columns))}; write {write}, or leave it out for all others"
+            )
     return Path(folder), target, columns, _dtype(who, dtype)
 
 

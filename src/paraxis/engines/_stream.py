@@ -120,9 +120,10 @@ class Stream(OfTables):
         assert isinstance(self.memory, int)
         found = (self.memory - kept_bytes) // (_COPIES * row_bytes)
         if found < num_devices:
+            least = kept_bytes + _COPIES * row_bytes * num_devices
             raise DataError(
-                f"Stream: memory must be at least {kept_bytes + _COPIES * row_bytes * num_devices:,} bytes for this "
-                f"table, of which {kept_bytes:,} are for values by row, got {self.memory:,}"
+                f"Stream: memory must be at least {least:,} bytes for this table, of which {kept_bytes:,} are for "
+                f"values by row, got {self.memory:,}; write px.Stream(memory={2 * least})"
             )
         return max(num_devices, min(found, max(ENOUGH, num_devices << 20) // row_bytes))
 

@@ -1,6 +1,7 @@
 """Rows on devices: any number of them, on any number of these."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from paraxis._axes.axis import Axis
 from paraxis._axes.placing import AT_HAND, Placement
 from paraxis._calls import arguments
 from paraxis._host import processes
-from paraxis._tables import Table
+from paraxis._tables import Table, table_of
 from paraxis.errors import AxisError, DataError, DeviceError, ShapeError
 from paraxis.solve._on_disk import OnDisk, Source
 
@@ -159,9 +160,15 @@ def rows(
         require_sum("rows", "sample_weight", weight, source.dtype)
         return of_source(source, targets, weight.astype(source.dtype), None)
     if engine is not None:
-        raise TypeError("rows: engine is for a px.Table; write px.solve.rows(px.Table.of_arrays(X, y), engine=engine)")
+        made = table_of(X) if isinstance(X, (str, Path)) else "px.Table.of_arrays(X, y)"
+        raise TypeError(f"rows: engine is for a px.Table; write px.solve.rows({made}, engine=engine)")
     if y is None:
-        raise TypeError("rows: y is missing, and only a px.Table has it; write px.solve.rows(X, y)")
+        made = table_of(X) if isinstance(X, (str, Path)) else None
+        raise TypeError(
+            f"rows: X must be a px.Table, got a path; write px.solve.rows({made})"
+            if made
+            else "rows: y is missing, and only a px.Table has it; write px.solve.rows(X, y)"
+        )
     return lay(X, y, sample_weight, class_weight, axis, copied=True)
 
 

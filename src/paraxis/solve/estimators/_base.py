@@ -8,8 +8,10 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import numbers
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path as FilePath
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -20,7 +22,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from paraxis import _html as html
 from paraxis._calls import arguments
-from paraxis._tables import Table
+from paraxis._tables import Table, table_of
 from paraxis.errors import DataError, ParaxisError
 from paraxis.solve import _checks as checks
 from paraxis.solve._on_disk import MAX_FEATURES, Source, blocks_of
@@ -32,6 +34,7 @@ from paraxis.solve.estimators._fitting import Method, Penalty, Placed, Plan, Sol
 from paraxis.solve.objective import LossName
 
 _GOOD_ENOUGH = 1e-4  # an error at which rounding may stop a solver without a warning; scikit-learn's usual tolerance
+_WEIGHTS = "np.ones(n) where all count the same, or px.solve.LogisticRegression(class_weight='balanced')"
 _SMOOTH = ("auto", "lbfgs", "newton-cg")
 _FLOATS: Any = [np.float64, np.float32]
 
@@ -84,15 +87,32 @@ def refused(who: str, argument: str, expected: str, error: Exception) -> Excepti
     return kind(f"{who}: {argument} must be {expected}: {error}")
 
 
-def as_numbers(x: np.ndarray) -> np.ndarray:
-    """Return the same if it holds real numbers; objects that are numbers as such.
+def as_numbers(x: np.ndarray, otherwise: str = "px.solve.LogisticRegression() for classes") -> np.ndarray:
+    """Return the same if it holds real numbers; objects that are numbers as such; errors say what to write otherwise.
 
     Raises:
         TypeError: if it holds others.
     """
-    if x.dtype.kind not in "biufO":
-        raise TypeError(f"these are {x.dtype}, and no numbers")
-    return x.astype(np.float64) if x.dtype.kind == "O" else x
+    if x.dtype.kind in "biuf":
+        return x
+    if x.dtype.kind == "O":
+        try:
+            return x.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            kind: type[Exception] = type(error)
+    else:
+        kind = TypeError
+    values = x.reshape(-1).tolist()
+    odd = next((value for value in values if not isinstance(value, numbers.Real)), values)
+    write = "np.asarray(…).astype(float)" if _reads_as_numbers(x) else otherwise
+    raise kind(f"{arguments.described(odd)} is no number but {x.dtype}; write {write}")
+
+
+def _reads_as_numbers(x: np.ndarray) -> bool:
+    try:
+        return x.dtype.kind in "US" and x.astype(np.float64) is not None
+    except (TypeError, ValueError):
+        return False
 
 
 class LinearModel(BaseEstimator, abc.ABC):
@@ -311,7 +331,7 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _no_engine(self, X: Any, verb: str) -> TypeError:
         return TypeError(
             f"{self._who}: engine is for a px.Table, got X {arguments.described(X)}; leave engine out, or write "
-            f"{verb}(px.Table.parquet('rows', target='y'), engine=engine)"
+            f"{verb}({table_of(X)}, engine=engine)"
         )
 
     def _of_table(
@@ -376,6 +396,11 @@ class LinearModel(BaseEstimator, abc.ABC):
             checks.whole(self, "devices")
         if engine is not None and not isinstance(X, Table):
             raise self._no_engine(X, "fit")
+        if isinstance(X, (str, FilePath)):
+            raise TypeError(
+                f"{self._who}: X must be numbers (n, d), or a px.Table of files, got {arguments.described(X)}; write "
+                f"fit({table_of(X)}, engine=px.Stream(memory='2GB'))"
+            )
         X, y = self._checked_table(X, y, engine) if isinstance(X, Table) else self._checked_data(X, y)
         checks.one_of(self._who, "solver", self.solver, self._solvers())
         return X, y, self._checked_weight(len(X), X.dtype, sample_weight)
@@ -422,7 +447,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         try:
             if arguments.is_number(sample_weight):
                 sample_weight = np.full(num_rows, float(sample_weight), dtype)
-            as_numbers(np.asarray(sample_weight))
+            as_numbers(np.asarray(sample_weight), _WEIGHTS)
             weight = check_array(sample_weight, ensure_2d=False, dtype=_FLOATS, input_name="sample_weight")
         except Exception as error:
             raise refused(self._who, "sample_weight", "numbers (n,)", error) from error
