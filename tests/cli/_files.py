@@ -72,9 +72,14 @@ def settled_by(err: str) -> list[str]:
     """The arguments of the command line that is said to settle all complaints; as a shell reads them."""
     *_, words, line = err.removesuffix("\n").split("\n")
     assert re.fullmatch(r"this settles (it|both|all \d+):", words)
+    return pasted(line)
+
+
+def pasted(line: str) -> list[str]:
+    """The arguments of a command line, as a shell reads them."""
     script = "paraxis() { printf '%s\\0' \"$@\"; }\n" + line
-    pasted = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    return pasted.stdout.removesuffix("\0").split("\0")
+    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    return found.stdout.removesuffix("\0").split("\0")
 
 
 def everything(directory: Path) -> dict[str, bytes]:

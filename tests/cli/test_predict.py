@@ -228,7 +228,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
         "--keep row",
         "--keep row: another column that is written has this name; rename it in {}",
     ),
-    (ROWS, "--decimal ,", "'1.5' is no number with the decimal point ','; leave out --decimal"),
+    (ROWS, "--decimal ,", "'1.5' is no number with the decimal point ','; write --decimal ."),
 ]
 
 
@@ -461,3 +461,113 @@ def test_metrics_are_weighted_as_those_of_the_fit(
     assert told in text
     assert ("weighted by 'w'" in text) == (counts != [1, 1, 1])
     assert "does not use 'w'" not in text
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ids_are_written_as_they_were(tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    words = [
+        "00123",
+        "123",
+        str(2**60),
+        str(2**60 + 1),
+        str(2**70),
+        "1e5",
+        "1E5",
+        "2.50",
+        "+7",
+        " 12 ",
+        "",
+        "nan",
+        "-0",
+    ]
+    words += ['a "b"', "x,y", "two\nlines"] if seed % 2 else ["Bern", "x;y"]
+    ids = {name: [*map(str, rng.choice(words, 12))] for name in ("one", "two")}
+    u = rng.normal(size=12).round(2).tolist()
+    file = write(tmp_path / "data.csv", {**ids, "u": u, "y": (2 * np.array(u)).tolist()})
+    out = tmp_path / "out"
+    fit = ["fit", file, "--target", "y", "--id", "one", "--id", "two", "--test-fraction", 0, "--devices", 1]
+    assert said(capsys, *fit, "--out", out)[0] == 0
+    for more in ((), ("--stream",)):
+        predictions = tmp_path / f"predictions{len(more)}.csv"
+        assert said(capsys, "predict", out, file, "--out", predictions, *more)[0] == 0
+        found = read(predictions)
+        assert {name: [row[name] for row in found] for name in ids} == ids
+        if not seed % 2:
+            first = predictions.read_text().splitlines()[1]
+            assert first.startswith(f"0,{ids['one'][0]},{ids['two'][0]},")
+
+
+def a_form(rng: np.random.Generator) -> dict[str, Any]:
+    """How a file may be written: its delimiter, decimal point, separator of thousands, unit and mark of nothing."""
+    delimiter, decimal = rng.choice([";", "\t", "|"]), str(rng.choice([".", ","]))
+    apart = rng.choice(["", "'", {".": ",", ",": "."}[decimal]])
+    return {"delimiter": str(delimiter), "decimal": decimal, "apart": str(apart), "unit": str(rng.choice(["", "%"]))}
+
+
+def as_csv(rows: dict[str, list[float | None]], form: dict[str, Any]) -> str:
+    def cell(x: float | None) -> str:
+        if x is None:
+            return "?"
+        whole, fraction = f"{x:,.2f}".split(".")
+        return whole.replace(",", form["apart"]) + form["decimal"] + fraction + form["unit"]
+
+    lines = [rows.keys(), *zip(*([cell(x) for x in column] for column in rows.values()), strict=True)]
+    return "".join(form["delimiter"].join(line) + "\n" for line in lines)
+
+
+def of_form(form: dict[str, Any]) -> list[str]:
+    words = [word for word in (form["apart"], form["unit"]) if word]
+    strip = [argument for word in words for argument in ("--strip", word)]
+    return [*strip, "--delimiter", form["delimiter"], "--decimal", form["decimal"], "--na-values=?"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_files_are_read_as_the_one_that_was_fitted_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    u = (rng.normal(size=30) * 5000).round(2).tolist()
+    data: dict[str, Any] = {"u": [None, *u[1:]], "v": rng.normal(size=30).round(2).tolist(), "y": u}
+    plain, fitted, other = {"delimiter": ",", "decimal": ".", "apart": "", "unit": ""}, a_form(rng), a_form(rng)
+    for name, form in (("plain", plain), ("fitted", fitted), ("other", other)):
+        (tmp_path / f"{name}.csv").write_text(as_csv(data, form))
+    fit = ["fit", tmp_path / "fitted.csv", "--target", "y", "--missing", "mean", "--test-fraction", 0, "--devices", 1]
+    out = tmp_path / "out"
+    status, _, err = said(capsys, *fit, *of_form(fitted), "--out", out)
+    assert (status, err) == (0, "")
+    predicted = []
+    for name, form in (("fitted", None), ("fitted", fitted), ("plain", plain), ("other", other)):
+        more = [] if form is None else of_form(form)
+        status, text, err = said(
+            capsys, "predict", out, tmp_path / f"{name}.csv", *more, "--out", tmp_path / "p.csv", "--force"
+        )
+        assert (status, err) == (0, ""), (name, fitted, other)
+        assert ("is read as the model's file was: --delimiter" in text) == (name == "fitted")
+        predicted.append((tmp_path / "p.csv").read_text())
+    assert len(set(predicted)) == 1
+    model = dict(np.load(out / "model.npz"))
+    x = np.array([[np.nan if value is None else value for value in data[name]] for name in ("u", "v")]).T
+    expected = np.nan_to_num((x - model["means"]) / model["scales"]) @ model["coef"].T + model["intercept"]
+    np.testing.assert_allclose(
+        [float(row["prediction"]) for row in read(tmp_path / "p.csv")], expected[:, 0], rtol=1e-12
+    )
+
+
+def test_a_file_that_is_written_otherwise_than_the_one_that_was_fitted_to_is_settled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    form = {"delimiter": ";", "decimal": ",", "apart": ".", "unit": ""}
+    data: dict[str, Any] = {"u": [1234.5, 2.5, 3.25, 4.75], "y": [1.5, 2.5, 3.5, 4.5]}
+    (tmp_path / "fitted.csv").write_text(as_csv(data, form))
+    out = tmp_path / "out"
+    fit = ["fit", tmp_path / "fitted.csv", "--target", "y", "--test-fraction", 0, "--devices", 1, "--out", out]
+    assert said(capsys, *fit, *of_form(form))[0] == 0
+    file = tmp_path / "point.csv"
+    file.write_text(as_csv(data, {"delimiter": ",", "decimal": ".", "apart": "", "unit": ""}))
+    status, _, err = said(capsys, "predict", out, file)
+    assert status == 2
+    assert "--delimiter , --decimal ." in err.splitlines()[-1]
+    assert said(capsys, *settled_by(err))[0] == 0
+    np.savez(tmp_path / "rows.npz", **data)
+    assert said(capsys, "predict", out, tmp_path / "rows.npz")[0] == 0

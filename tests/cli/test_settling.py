@@ -1,15 +1,21 @@
-"""A file with many faults gets all complaints at once, and one command line that settles them when it is pasted."""
+"""No public face: how often a file is read is not seen, nor that long reading is told of a small file.
+
+A file with many faults gets all complaints at once, and one command line that settles them when it is pasted.
+"""
 
 import dataclasses
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.cli._files import complaints, everything, read, said, settled_by
+from paraxis._tables import _csv
+from paraxis.cli.fit import _display, _fit, _parts
+from tests.cli._files import complaints, everything, pasted, read, said, settled_by
 
 NUM_ROWS = 60
 # Refused when all that the file and its options could be blamed for has been looked at, and before anything is fitted.
@@ -191,7 +197,9 @@ def test_what_is_settled_is_fitted_and_predicted_with_its_ids(
     assert settled_by(err)[place + 1] == "paraxis-fit-2"
     assert everything(tmp_path) == before
     # Of another file, without ids; and there is a file of predictions by now.
-    Draft({name: cells for name, cells in draft().columns.items() if name != "y"}).write(tmp_path / "new.csv")
+    new = Draft({name: cells for name, cells in draft().columns.items() if name != "y"}, delimiter=";")
+    decimal_commas(new)
+    new.write(tmp_path / "new.csv")
     asked = ["predict", "paraxis-fit", "new.csv", "--out", "pred.csv"]
     _, out, err = said(capsys, *asked)
     assert complaints(err) == ["--out pred.csv is there; write --force to replace it, or --out pred-2.csv"]
@@ -293,8 +301,7 @@ def test_numbers_with_units_are_fitted_and_predicted_as_numbers(
     assert (tmp_path / "written" / "coefficients.csv").read_text() == (
         tmp_path / "plain" / "coefficients.csv"
     ).read_text()
-    _, _, err = said(capsys, "predict", "written", "written.csv", "--out", "of written.csv")
-    assert said(capsys, *settled_by(err))[0] == 0
+    assert said(capsys, "predict", "written", "written.csv", "--out", "of written.csv")[0] == 0
     assert said(capsys, "predict", "plain", "plain.csv", "--out", "of plain.csv")[0] == 0
     assert read(tmp_path / "of written.csv") == read(tmp_path / "of plain.csv")
 
@@ -356,3 +363,93 @@ def test_words_are_missing_if_that_is_said_be_they_numbers_or_labels(
     _, _, err = said(capsys, "fit", "data.csv", "--target", "y", *words)
     assert "holds 3 missing values, in columns 'y' (1), 'b' (2), the first in line 5" in complaints(err)[0]
     assert said(capsys, "fit", "data.csv", "--target", "y", *LAST)[2].startswith("paraxis: class 'NA' has one row only")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_weights_that_are_not_there_hide_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    it = draft()
+    others = set(FAULTS) - {"weights", "class weights", "folds", *set[str]().union(*APART)}
+    for fault in np.random.default_rng(seed).choice(sorted(others), 3, replace=False):
+        FAULTS[fault][0](it)
+    it.write(tmp_path / "data.csv")
+    asked = ["fit", "data.csv", "--target", it.target, *it.arguments]
+    expected = complaints(said(capsys, *asked)[2])
+    _, _, err = said(capsys, *asked, "--weights", "zzzz")
+    *found, last = complaints(err)
+    assert found == expected
+    assert last.startswith("data.csv has no column of weights 'zzzz'")
+    words, line = err.splitlines()[-2:]
+    assert words.startswith("the last of these is beyond any option; once it is mended, this settles the others:")
+    assert "--weights zzzz" in line
+    _, _, after = said(capsys, *pasted(line.replace(" --weights zzzz", "")), *LAST)
+    assert complaints(after)[0].startswith(BEYOND), after
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_first_line_of_numbers_is_told_and_what_to_write_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [[f"{x:.3f}" for x in row] for row in rng.normal(size=(20, 4))]
+    rows[0][3] = rows[0][0] if seed % 2 else rows[0][3]
+    text = "".join(",".join(row) + "\n" for row in rows)
+    file = tmp_path / "data.csv"
+    for more in ([], ["--stream", "1GB"]):
+        file.write_text(text)
+        _, _, err = said(capsys, "fit", file, "--target", "y", *more)
+        (complaint,) = complaints(err)
+        assert (
+            "its first line reads as numbers: if the names of the columns are missing, write them before" in complaint
+        )
+        file.write_text(complaint.rpartition(", ")[2] + "\n" + text)
+        _, _, err = said(capsys, "fit", file, "--target", "y", *more, *LAST)
+        assert complaints(err)[0].startswith(BEYOND)
+
+
+def test_a_file_is_read_again_only_if_that_may_show_something_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for reader in (_csv, _parts):
+        monkeypatch.setattr(reader, "_BYTES", 500)
+    read_parts, read_whole = [], []
+    csv_parts, read_table = _parts.Parts._csv_parts, _fit.read_table
+
+    def parts(*given: Any) -> Iterator[Any]:
+        for part in csv_parts(*given):
+            read_parts.append(part)
+            yield part
+
+    monkeypatch.setattr(_parts.Parts, "_csv_parts", parts)
+    monkeypatch.setattr(_fit, "read_table", lambda *of, **more: read_whole.append(of) or read_table(*of, **more))
+    faults = ["ids of text", "ids of digits", "dates", "places", "gaps"]
+    line = assert_settled(faults, tmp_path, capsys)
+    assert len(read_whole) == 2  # for all complaints; and for the line that is pasted
+    it = draft()
+    for fault in faults:
+        FAULTS[fault][0](it)
+    it.write(tmp_path / "data.csv")
+    whole = (tmp_path / "data.csv").stat().st_size // 500 + 1
+    _, _, err = said(capsys, "fit", "data.csv", "--target", "y", "--stream", "1GB")
+    settling = len(read_parts)
+    assert settled_by(err) == [*line[:1], "data.csv", *line[2:], "--stream", "1GB"]
+    said(capsys, *settled_by(err), *LAST)
+    # One pass for all that is wrong with columns, one for what is missing, and that of the line that is pasted.
+    assert settling - (len(read_parts) - settling) <= whole + 2
+
+
+@pytest.mark.parametrize("stream", [[], ["--stream", "1GB"]])
+def test_reading_that_takes_long_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stream: list[str]
+) -> None:
+    settled = _fit.settled
+    draft().write(tmp_path / "data.csv")
+    asked = ["fit", "data.csv", "--target", "y", *stream, *LAST]
+    usual = said(capsys, *asked)
+    assert "reading" not in usual[2]
+    monkeypatch.setattr(_display, "_LONG", 0.01)
+    monkeypatch.setattr(_fit, "settled", lambda *given: time.sleep(0.5) or settled(*given))
+    status, out, err = said(capsys, *asked)
+    assert err.startswith("reading data.csv …\n")
+    assert (status, out, err.removeprefix("reading data.csv …\n")) == usual

@@ -115,9 +115,7 @@ def test_a_file_whose_first_line_is_numbers_is_said_to_lack_a_header(tmp_path, s
     rows[0][-1] = rows[0][0] if seed % 2 else rows[0][-1]
     text = "\n".join(map(",".join, rows)) + "\n"
     (tmp_path / "a.csv").write_text(text)
-    with pytest.raises(
-        px.DataError, match=r"first line reads as numbers: .*, write them before it, x1,"
-    ) as refused:
+    with pytest.raises(px.DataError, match=r"first line reads as numbers: .*, write them before it, x1,") as refused:
         px.Table.csv(tmp_path, target="y")
     header = str(refused.value).rpartition(", ")[2]
     (tmp_path / "a.csv").write_text(f"{header}\n{text}")

@@ -2,7 +2,18 @@
 
 from paraxis._tables._blocks import Blocks
 from paraxis._tables._csv import Piece, num_lines, pieces
-from paraxis._tables._files import Unchanged, in_blocks, no_header, table_of
+from paraxis._tables._files import Unchanged, in_blocks, kind_at, no_header, table_of
 from paraxis._tables._table import Table
 
-__all__ = ["Blocks", "Piece", "Table", "Unchanged", "in_blocks", "no_header", "num_lines", "pieces", "table_of"]
+__all__ = [
+    "Blocks",
+    "Piece",
+    "Table",
+    "Unchanged",
+    "in_blocks",
+    "kind_at",
+    "no_header",
+    "num_lines",
+    "pieces",
+    "table_of",
+]

@@ -129,9 +129,11 @@ def table_of(source: Any) -> str:
 
 
 def kind_at(place: Path) -> str | None:
-    """Return the kind of the files at a path of which there is a table."""
-    paths = [place] if not place.is_dir() else place.iterdir()
-    suffixes = {path.suffix.lower() for path in paths}
+    """Return the kind of the files at a path of which there is a table, if it can be looked at."""
+    try:
+        suffixes = {path.suffix.lower() for path in (place.iterdir() if place.is_dir() else [place])}
+    except (OSError, ValueError):  # of a text that is no path, too
+        return None
     return next((kind for kind in ("parquet", "csv", "npy") if f".{kind}" in suffixes), None)
 
 

@@ -1,5 +1,6 @@
 """The commands and their options."""
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,10 +33,11 @@ _Encoding = Annotated[
         rich_help_panel=_CSV,
     ),
 ]
-_Delimiter = Annotated[
-    str, typer.Option(help="The character between the values of a CSV file, or 'tab'.", rich_help_panel=_CSV)
-]
-_Decimal = Annotated[str, typer.Option(help="The decimal point of a CSV file: '.' or ','.", rich_help_panel=_CSV)]
+_DELIMITER: Any = {
+    "help": "The character between the values of a CSV file, or 'tab'.", "rich_help_panel": _CSV
+}  # fmt: skip
+_DECIMAL: Any = {"help": "The decimal point of a CSV file: '.' or ','.", "rich_help_panel": _CSV}
+_AS_FITTED: Any = {"show_default": "as in the fit"}
 _NaValues = Annotated[
     list[str] | None,
     typer.Option(
@@ -224,8 +226,8 @@ def fit(
         ),
     ] = None,
     encoding: _Encoding = None,
-    delimiter: _Delimiter = ",",
-    decimal: _Decimal = ".",
+    delimiter: Annotated[str, typer.Option(**_DELIMITER)] = ",",
+    decimal: Annotated[str, typer.Option(**_DECIMAL)] = ".",
     na_values: _NaValues = None,
     uneven_rows: _UnevenRows = "fail",
     same_names: _SameNames = "fail",
@@ -269,8 +271,8 @@ def predict(
         bool, typer.Option("--stream", help="Read rows, and write predictions, a part at a time.")
     ] = False,
     encoding: _Encoding = None,
-    delimiter: _Delimiter = ",",
-    decimal: _Decimal = ".",
+    delimiter: Annotated[str | None, typer.Option(**_DELIMITER, **_AS_FITTED)] = None,
+    decimal: Annotated[str | None, typer.Option(**_DECIMAL, **_AS_FITTED)] = None,
     na_values: _NaValues = None,
     uneven_rows: _UnevenRows = "fail",
     same_names: _SameNames = "fail",
@@ -279,10 +281,12 @@ def predict(
     """Predict the target for the rows of a file, with a model that paraxis fit wrote."""
     with needed("predict", "fit"):
         from paraxis.cli.fit import _predict
-    form = CsvForm(encoding, delimiter, decimal, tuple(na_values or ()), uneven_rows, same_names, tuple(strip or ()))
-    _predict.run_predict(
-        PredictOptions(model, data, out, probabilities, missing, tuple(keep or ()), force, stream, form), Console()
-    )
+    form: dict[str, Any] = {"encoding": encoding, "uneven_rows": uneven_rows, "same_names": same_names}
+    form |= {"delimiter": delimiter, "decimal": decimal}
+    form |= {"na_values": na_values and tuple(na_values), "strip": strip and tuple(strip)}
+    given = {name: value for name, value in form.items() if value is not None}
+    options = PredictOptions(model, data, out, probabilities, missing, tuple(keep or ()), force, stream)
+    _predict.run_predict(dataclasses.replace(options, csv=CsvForm(**given)), given, Console())
 
 
 @app.command(cls=LaunchCommand, context_settings={"allow_interspersed_args": False})

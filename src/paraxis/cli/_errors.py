@@ -15,12 +15,19 @@ class CommandError(Exception):
 
     Attributes:
         remedies: options that would have avoided the mistake; the first that can be given is to be preferred.
+        aside: options with which the rest can be looked at, though they do not avoid it.
         command: a command line that avoids all of them, below words that introduce it; or nothing.
     """
 
-    def __init__(self, *complaints: str, remedies: Sequence[Remedy] = (), command: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *complaints: str,
+        remedies: Sequence[Remedy] = (),
+        aside: Remedy | None = None,
+        command: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(*complaints)
-        self.remedies, self.command = remedies, command
+        self.remedies, self.aside, self.command = remedies, aside or {}, command
 
     def __str__(self) -> str:
         return "\n".join(self.args)

@@ -6,6 +6,7 @@ with the options that would settle it.
 
 import csv
 import dataclasses
+import functools
 import io
 import itertools
 import re
@@ -487,13 +488,17 @@ def _foreign(cells: list[str], form: CsvForm, name: str, line: Callable[[str], i
         advice = f"others are, such as {both!r}: write all with one decimal point"
     elif all(is_number(cell, ".") or is_number(cell, ",") for cell in cells):
         advice = advice.replace("write", "or write", 1)
-        change = {".": "write --decimal ',' if a comma is the decimal point", ",": "leave out --decimal"}
+        change = {
+            ".": "write --decimal ',' if a comma is the decimal point",
+            ",": "write --decimal . if a point is the decimal point",
+        }
         advice = f"{change[form.decimal]}; {advice}"
     certain = not all(_TWO_READINGS.fullmatch(cell) for cell in foreign) if readable else bool(mark)
     apart: Remedy = {"strip": [mark]} if decimal == form.decimal else {"decimal": decimal, "strip": [mark]}
+    point: Remedy = {"strip": lambda old: tuple(word for word in old if other not in word), "decimal": other}
     return NoReadingError(
         f"{where}: {foreign[0]!r} is no number with the decimal point {form.decimal!r}; {advice}",
-        [{"decimal": other} if readable else apart] * certain + [{"ignore": [name]}],
+        [point if readable else apart] * certain + [{"ignore": [name]}],
         certain=certain,
     )
 
@@ -509,7 +514,10 @@ def _apart_by(cells: Sequence[str], decimals: Sequence[str]) -> Iterator[tuple[s
 
 def is_number(cell: str, decimal: str = ".") -> bool:
     """Return whether a cell is a number by itself."""
-    return (
-        re.fullmatch(rf"[+-]?(\d+{re.escape(decimal)}?\d*|{re.escape(decimal)}\d+)([eE][+-]?\d+)?", cell.strip())
-        is not None
-    )
+    return _number(decimal).fullmatch(cell.strip()) is not None
+
+
+@functools.cache
+def _number(decimal: str) -> re.Pattern[str]:
+    mark = re.escape(decimal)
+    return re.compile(rf"[+-]?(\d+{mark}?\d*|{mark}\d+)([eE][+-]?\d+)?")

@@ -1,15 +1,38 @@
 """The display of a fit: a line that changes while it runs, a plot of its iterations afterwards."""
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from paraxis.cli._errors import printable
 from paraxis.solve import Iteration
+
+_LONG = 10  # seconds
+
+
+@contextlib.contextmanager
+def told_of_reading(path: Path, *, quiet: bool = False) -> Iterator[None]:
+    """Within, tell on standard error that a file is read; where no line can change, if it takes long."""
+    console, text = Console(stderr=True, quiet=quiet), escape(printable(f"reading {path}"))
+    if console.is_terminal:
+        with console.status(text):
+            yield
+        return
+    timer = threading.Timer(_LONG, lambda: console.print(f"{text} …", highlight=False))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Live:

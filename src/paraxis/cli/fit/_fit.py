@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,17 +24,17 @@ from paraxis.cli.fit import (
     _targets as targets,
     _weights as weights,
 )
-from paraxis.cli.fit._display import Live, value_name
+from paraxis.cli.fit._display import Live, told_of_reading, value_name
 from paraxis.cli.fit._metrics import measured, trivial
-from paraxis.cli.fit._model import Model
-from paraxis.cli.fit._options import FitOptions
+from paraxis.cli.fit._model import Model, remembered
+from paraxis.cli.fit._options import CsvForm, FitOptions
 from paraxis.cli.fit._output import NAMES, require_place, write_all
 from paraxis.cli.fit._parts import Parts
 from paraxis.cli.fit._report import Report
 from paraxis.cli.fit._rows import Design, Held, Rows
 from paraxis.cli.fit._settling import command_line, settled, shell_word
 from paraxis.cli.fit._solving import SCORES, Solved, Solver, Validated, solve, validate
-from paraxis.cli.fit._survey import Rules, Survey, surveyed
+from paraxis.cli.fit._survey import Passes, Rules, Survey, surveyed
 from paraxis.cli.fit._tables import Table, digest_of, quoted, read_table
 from paraxis.launch import initialize
 from paraxis.solve import Status
@@ -52,7 +51,7 @@ _PENALISED: dict[str, Remedy] = {
 
 
 _Note = Callable[[str], None]
-_Read = Callable[..., Table]
+_Read = Callable[[Path, CsvForm, frozenset[str]], Table]
 
 
 class _Work(NamedTuple):
@@ -104,8 +103,9 @@ def run_fit(options: FitOptions, console: Console) -> None:
         console.print(f"[yellow]note[/] {escape(printable(text))}", highlight=False)
 
     with _nothing_written(options.out):
-        read = functools.lru_cache(maxsize=1)(read_table)
-        work = settled(options, lambda options: _prepared(options, read))
+        with told_of_reading(options.data, quiet=place.process > 0):
+            read, passes = _reader(), Passes()
+            work = settled(options, lambda options: _prepared(options, read, passes))
         for text in work.notes:
             note(text)
         fitted = None if work.weight is None else work.weight.fitted(work.train)
@@ -142,9 +142,8 @@ def run_fit(options: FitOptions, console: Console) -> None:
             "digest": digest_of(options.data),
             "weights": options.weights,
         }
-        model = Model(
-            work.target, recipe, solved.coef, solved.intercept, options.missing == "mean", about, tuple(options.id)
-        )
+        fills, form = options.missing == "mean", remembered(options.csv)
+        model = Model(work.target, recipe, solved.coef, solved.intercept, fills, about, tuple(options.id), form)
         scored = test if len(test) else work.train
         y_tested = work.y[scored]
         counts = None if work.weight is None else work.weight.own[scored]
@@ -195,7 +194,20 @@ def _nothing_written(out: Path) -> Iterator[None]:
         raise StoppedError(f"interrupted; nothing was saved, --out {out} is as it was") from None
 
 
-def _prepared(options: FitOptions, read: _Read) -> _Work:
+def _reader() -> _Read:
+    """Return what reads a file again only if that may show something else: not for more columns that are text."""
+    held: list[tuple[Path, CsvForm, frozenset[str], Table]] = []
+
+    def read(path: Path, form: CsvForm, as_text: frozenset[str]) -> Table:
+        if not held or held[0][:2] != (path, form) or not held[0][2] <= as_text:
+            held.clear()
+            held.append((path, form, as_text, read_table(path, form, as_text=as_text)))
+        return held[0][3]
+
+    return read
+
+
+def _prepared(options: FitOptions, read: _Read, passes: Passes) -> _Work:
     """Read the file, check it and deal its rows out.
 
     Raises:
@@ -204,13 +216,13 @@ def _prepared(options: FitOptions, read: _Read) -> _Work:
     notes: list[str] = []
     require_place(options.out, options.data, options.force)
     if options.stream is None:
-        table = read(options.data, options.csv, as_text=_as_text(options))
+        table = read(options.data, options.csv, _as_text(options))
         num_in_file, all_names = table.num_rows, list(table.columns)
         table, names = _checked(options, table, notes.append)
         rows: Rows = Held(table)
         sources, missing = columns.sources_of(table, names), columns.missing_in(table, names)
     else:
-        survey = _surveyed(options, notes.append)
+        survey = _surveyed(options, notes.append, passes)
         table, rows, sources, all_names = survey.table, survey.rows, survey.sources, survey.names
         missing = survey.missing
         num_in_file = table.num_rows + survey.num_dropped
@@ -229,7 +241,7 @@ def _prepared(options: FitOptions, read: _Read) -> _Work:
     return _Work(rows, table.num_rows, all_names, target, reason, y, weight, train, test, recipe, solver, notes)
 
 
-def _surveyed(options: FitOptions, note: _Note) -> Survey:
+def _surveyed(options: FitOptions, note: _Note, passes: Passes) -> Survey:
     """Read all parts of a file or folder once, and check each."""
     from paraxis.engines import Stream  # which loads JAX's machinery for programs
 
@@ -254,12 +266,13 @@ def _surveyed(options: FitOptions, note: _Note) -> Survey:
 
     def judge(outline: columns.Outline, table: Table, names: list[str]) -> list[str]:
         _require_target(options, table, outline.texts)
-        return columns.usable(table, names, options.text, once, texts_in=outline.texts, naming=outline.naming)
+        naming = [name for name in outline.naming if name in names]
+        return columns.usable(table, names, options.text, once, texts_in=outline.texts, naming=naming)
 
     kept = [options.target, *([options.weights] if options.weights is not None else [])]
     files = Parts(options.data, options.csv, "paraxis fit")
     rules = Rules(lambda part: _names(options, part, once), check, judge)
-    return surveyed(files, kept, _as_text(options), rules, engine)
+    return surveyed(files, options.csv, kept, _as_text(options), rules, engine, passes)
 
 
 def _as_text(options: FitOptions) -> frozenset[str]:

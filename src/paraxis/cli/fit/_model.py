@@ -17,11 +17,12 @@ from paraxis._host import archives, files, records
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit._columns import Recipe, Source
 from paraxis.cli.fit._metrics import log_probabilities
+from paraxis.cli.fit._options import CsvForm
 from paraxis.cli.fit._tables import Table
 from paraxis.cli.fit._targets import Target
 from paraxis.cli.fit._values import Kind
 
-_FORMAT = 1
+_FORMAT = 2
 FILE_NAME = "model.npz"
 
 
@@ -37,6 +38,7 @@ class Model:
         fills: whether it was fitted with missing values at the mean.
         about: how it was fitted: numbers and words.
         id: the columns that name the rows, to be written beside predictions.
+        form: how the file was written, as far as it is :func:`remembered`.
     """
 
     target: Target
@@ -46,6 +48,7 @@ class Model:
     fills: bool
     about: dict[str, Any]
     id: tuple[str, ...] = ()
+    form: CsvForm = dataclasses.field(default_factory=CsvForm)
 
     @property
     def weights(self) -> str | None:
@@ -69,6 +72,11 @@ class Model:
         return coef, self.intercept - coef @ self.recipe.means
 
 
+def remembered(form: CsvForm) -> CsvForm:
+    """Return the part of a form by which other files of the same kind are read."""
+    return CsvForm(**{name: getattr(form, name) for name in _FORM})
+
+
 def save(model: Model, path: Path) -> None:
     """Write the model's file."""
     arrays = {
@@ -78,7 +86,7 @@ def save(model: Model, path: Path) -> None:
         "scales": model.recipe.scales,
     }
     header = {
-        "format": _FORMAT,
+        "format": 1 if model.form == CsvForm() else _FORMAT,
         "target": dataclasses.asdict(model.target),
         "sources": [[source.column, source.level] for source in model.recipe.sources],
         "fills": model.fills,
@@ -86,6 +94,8 @@ def save(model: Model, path: Path) -> None:
         "id": model.id,
         "checksums": {name: _checksum(array) for name, array in arrays.items()},
     }
+    if model.form != CsvForm():  # without it, earlier versions read the file
+        header["form"] = {name: getattr(model.form, name) for name in _FORM}
     text = np.frombuffer(json.dumps(header).encode(), np.uint8)
     with files.replaced(path) as file:
         np.savez(file, header=text, checksum=np.array(_checksum(text)), **arrays)  # pyright: ignore[reportArgumentType]
@@ -141,6 +151,12 @@ _LABELS: dict[str, records.Check] = {  # of a target, by its kind
     "integer": records.integer(-(2**63), 2**64 - 1),
     "number": records.number(),
 }
+_FORM = {
+    "delimiter": records.text(),
+    "decimal": records.one_of(".", ","),
+    "na_values": records.list_of(records.text()),
+    "strip": records.list_of(records.text()),
+}
 _ANY_HEADER = records.table_of(records.anything)
 _HEADER = records.fields(
     {
@@ -158,7 +174,8 @@ _HEADER = records.fields(
         "about": records.table_of(records.anything),
         "id": records.list_of(records.text()),
         "checksums": records.fields(dict.fromkeys(("coef", "intercept", "means", "scales"), _SUM)),
-    }
+    },
+    {"form": records.fields(_FORM)},
 )
 
 
@@ -187,7 +204,16 @@ def _model(header: dict[str, Any], archive: archives.Archive) -> Model:
         raise records.Wrong(f"its {changed[0]} are not what was written")
     recipe = Recipe(sources, arrays["means"], arrays["scales"])
     fills, about, id_columns = header["fills"], header["about"], tuple(header["id"])
-    return Model(target, recipe, arrays["coef"], arrays["intercept"], fills, about, id_columns)
+    return Model(target, recipe, arrays["coef"], arrays["intercept"], fills, about, id_columns, _form(header))
+
+
+def _form(header: dict[str, Any]) -> CsvForm:
+    written = header.get("form", {})
+    given: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in written.items()}
+    try:
+        return CsvForm(**given)
+    except CommandError as error:
+        raise records.Wrong(f"its form is not what was written: {error}") from None
 
 
 def _num_outputs(target: Target) -> int:

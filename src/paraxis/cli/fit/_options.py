@@ -150,6 +150,7 @@ class PredictOptions:
         force: whether a file at ``out`` may go.
         stream: whether the rows are read, and their predictions written, a part at a time.
         csv: how the file is written, if it is CSV.
+        as_fitted: how the model's was; a command line leaves out what is the same.
     """
 
     model: Path
@@ -161,6 +162,7 @@ class PredictOptions:
     force: bool = False
     stream: bool = False
     csv: CsvForm = CsvForm()
+    as_fitted: CsvForm = CsvForm()
 
 
 def grid_of(text: str | None) -> tuple[float, ...] | None:

@@ -5,9 +5,9 @@ import contextlib
 import dataclasses
 import functools
 import os.path
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +16,16 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from paraxis._host import files
+from paraxis._tables import kind_at
 from paraxis.cli._errors import CommandError, printable
 from paraxis.cli._places import require_creatable, unused
 from paraxis.cli.fit import _columns as columns
 from paraxis.cli.fit._grids import metrics_grid, titled
 from paraxis.cli.fit._metrics import Measures, log_probabilities
-from paraxis.cli.fit._model import FILE_NAME, Model, is_model, load
-from paraxis.cli.fit._options import PredictOptions
+from paraxis.cli.fit._model import FILE_NAME, Model, is_model, load, remembered
+from paraxis.cli.fit._options import CsvForm, PredictOptions
 from paraxis.cli.fit._parts import Parts
-from paraxis.cli.fit._settling import command_line, settled
+from paraxis.cli.fit._settling import command_line, form_words, settled
 from paraxis.cli.fit._tables import Table, Writer, digest_of, quoted, read_table
 from paraxis.cli.fit._targets import UNKNOWN
 from paraxis.cli.fit._values import Column
@@ -34,8 +35,13 @@ _SHOWN = 10
 _MOST_UNKNOWN = 50  # levels of a text that are remembered, to be told
 
 
-def run_predict(options: PredictOptions, console: Console) -> None:
+def run_predict(options: PredictOptions, given: Mapping[str, Any], console: Console) -> None:
     """Predict the rows of a file; prints the first predictions, or writes them all.
+
+    Args:
+        options: of the command.
+        given: what it says of how a CSV file is written; the rest is as in the fit.
+        console: where to.
 
     Raises:
         CommandError: if the model, the file or an option cannot be used; then nothing is written.
@@ -46,7 +52,14 @@ def run_predict(options: PredictOptions, console: Console) -> None:
     def note(text: str) -> None:
         console.print(f"[yellow]note[/] {escape(printable(text))}", highlight=False)
 
+    if kind_at(options.data) == "csv":
+        # What sets thousands apart goes with the decimal point.
+        apart = {"strip": ()} if given.get("decimal", model.form.decimal) != model.form.decimal else {}
+        fitted = dataclasses.replace(model.form, **apart)
+        options = dataclasses.replace(options, csv=dataclasses.replace(fitted, **given), as_fitted=fitted)
     work = settled(options, lambda options: _prepared(options, model))
+    if remembered(options.csv) == options.as_fitted != CsvForm():
+        note(f"{options.data} is read as the model's file was: {form_words(options.as_fitted)}")
     for text in work.notes:
         note(text)
     compared = _Comparison(model)

@@ -31,28 +31,40 @@ def settled(options: _Options, attempt: Callable[[_Options], _Found]) -> _Found:
         CommandError: if it refuses them: all that there is to complain of, and the options that it does not refuse.
     """
     complaints: list[str] = []
+    beyond: list[str] = []
+    put_aside: dict[str, Any] = {}
     tried, by_remedy = options, set[str]()
     while True:
         try:
             found = attempt(tried)
         except CommandError as error:
-            complaints += error.args
             better = (_remedied(tried, remedy, by_remedy) for remedy in error.remedies)
             chosen = next((found for found in better if found is not None), None)
-            if chosen is None:
-                beyond = len(error.args)
+            if chosen is not None:
+                complaints += error.args
+                tried = chosen
+                continue
+            beyond += error.args
+            without = _remedied(tried, error.aside, by_remedy)
+            if without is None:
                 break
-            tried = chosen
+            put_aside |= {name: getattr(tried, name) for name in error.aside}
+            tried = without
             continue
-        if not complaints:
+        if not complaints and not beyond:
             return found
+        break
+    tried = dataclasses.replace(tried, **put_aside)
+    if not beyond:
         count = {1: "it", 2: "both"}.get(len(complaints), f"all {len(complaints)}")
         raise CommandError(*complaints, command=(f"this settles {count}:", command_line(tried)))
     if tried == options:
-        raise CommandError(*complaints)
-    last, mended = ("last of these is", "it is") if beyond == 1 else (f"last {beyond} of these are", "they are")
+        raise CommandError(*complaints, *beyond)
+    last, mended = (
+        ("last of these is", "it is") if len(beyond) == 1 else (f"last {len(beyond)} of these are", "they are")
+    )
     words = f"the {last} beyond any option; once {mended} mended, this settles the others:"
-    raise CommandError(*complaints, command=(words, command_line(tried)))
+    raise CommandError(*complaints, *beyond, command=(words, command_line(tried)))
 
 
 def command_line(options: FitOptions | PredictOptions) -> str:
@@ -99,17 +111,22 @@ def _changed(old: Any, change: Any) -> Any:
     return (*old, *(item for item in change if item not in old)) if _is_edit(change) else change
 
 
-def _arguments(options: Any) -> list[str]:
+def form_words(form: CsvForm) -> str:
+    """Return the options of a command line for a form."""
+    return " ".join(map(shell_word, _arguments(form)))
+
+
+def _arguments(options: Any, usual: CsvForm | None = None) -> list[str]:
     words: list[str] = []
     for field in dataclasses.fields(options):
         value, name = getattr(options, field.name), f"--{field.name.replace('_', '-')}"
         if isinstance(value, CsvForm):
-            words += _arguments(value)
+            words += _arguments(value, getattr(options, "as_fitted", None)) if field.name == "csv" else []
         elif field.name in _FILES:
             words.append(os.path.join(".", value) if str(value).startswith("-") else str(value))
         elif isinstance(value, bool):
             words += [name] if value else []
-        elif value != field.default:
+        elif value != (field.default if usual is None else getattr(usual, field.name)):
             several = isinstance(value, (list, tuple)) and field.name != "strengths"
             for item in value if several else [value]:
                 words += _option(name, _text(item))

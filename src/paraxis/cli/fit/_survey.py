@@ -14,6 +14,7 @@ import numpy as np
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit import _columns as columns
 from paraxis.cli.fit._columns import Outline, Source
+from paraxis.cli.fit._options import CsvForm
 from paraxis.cli.fit._parts import Parts
 from paraxis.cli.fit._rows import Streamed
 from paraxis.cli.fit._tables import Table
@@ -55,28 +56,95 @@ class Survey:
     missing: Mapping[str, int]
 
 
-def surveyed(files: Parts, kept: list[str], as_text: frozenset[str], rules: Rules, engine: Any) -> Survey:
+class _Outlined(NamedTuple):
+    """What a pass found out of columns, be there rows that were refused.
+
+    Args:
+        outline: of all parts.
+        first: the first of them.
+        names: the columns that were looked at.
+        as_text: those that were read as text.
+    """
+
+    outline: Outline
+    first: Table
+    names: list[str]
+    as_text: frozenset[str]
+
+    def judged_by(self, rules: Rules) -> list[str]:
+        """Return the columns to predict from."""
+        return rules.judge(self.outline, self.outline.of(self.first), rules.names(self.first))
+
+
+class Passes:
+    """The passes over the same files for one option after the other; what one has found spares the next.
+
+    Other columns may be left out meanwhile: of the others, an earlier pass tells as much.
+    """
+
+    def __init__(self) -> None:
+        self._form: CsvForm | None = None
+        self._mixed: frozenset[str] = frozenset()
+        self._seen: _Outlined | None = None
+
+    def begin(self, form: CsvForm, as_text: frozenset[str], rules: Rules) -> tuple[frozenset[str], bool]:
+        """Return the columns to read as text, and whether all columns were judged.
+
+        Raises:
+            CommandError: if they are refused.
+        """
+        if form != self._form:
+            self._form, self._mixed, self._seen = form, frozenset(), None
+        as_text |= self._mixed
+        seen = self._seen
+        if seen is None or not seen.as_text <= as_text or not {*rules.names(seen.first)} <= {*seen.names}:
+            return as_text, False
+        seen.judged_by(rules)
+        return as_text, True
+
+    def mix(self, found: frozenset[str]) -> None:
+        """Note columns that hold text in some parts only."""
+        self._mixed |= found
+
+    def see(self, outlined: _Outlined) -> None:
+        """Note what a pass found."""
+        self._seen = outlined
+
+
+def surveyed(
+    files: Parts, form: CsvForm, kept: list[str], as_text: frozenset[str], rules: Rules, engine: Any, passes: Passes
+) -> Survey:
     """Read all parts once; again, if a column turns out to hold text in some of them only.
 
     Args:
         files: the parts.
+        form: how they are written.
         kept: the columns of which all values are kept.
         as_text: columns that are read as text.
         rules: refuse what cannot be used.
         engine: for what reads the rows later.
+        passes: those before.
 
     Raises:
         CommandError: if columns are refused; or else for the first part that is.
     """
     while True:
-        found = _surveyed(files, kept, as_text, rules, engine)
+        as_text, are_judged = passes.begin(form, as_text, rules)
+        found = _surveyed(files, kept, as_text, rules, engine, passes, are_judged=are_judged)
         if isinstance(found, Survey):
             return found
-        as_text |= found
+        passes.mix(found)
 
 
 def _surveyed(
-    files: Parts, kept: list[str], as_text: frozenset[str], rules: Rules, engine: Any
+    files: Parts,
+    kept: list[str],
+    as_text: frozenset[str],
+    rules: Rules,
+    engine: Any,
+    passes: Passes,
+    *,
+    are_judged: bool,
 ) -> Survey | frozenset[str]:
     """Return what there is to know, or the columns that must be read as text."""
     values: dict[str, list[Column]] = {name: [] for name in kept}
@@ -101,6 +169,8 @@ def _surveyed(
         try:
             left = rules.check(part, names)
         except CommandError as error:  # what is wrong with the columns comes first, and is known at the end
+            if are_judged:
+                raise
             refused = error
             continue
         there.append(np.isin(part.numbers, left.numbers))
@@ -111,7 +181,9 @@ def _surveyed(
     assert first is not None
     if not outline.mixed <= as_text:
         return frozenset(outline.mixed)
-    names = rules.judge(outline, outline.of(first), names)
+    outlined = _Outlined(outline, first, names, as_text)
+    passes.see(outlined)
+    names = outlined.judged_by(rules)
     if refused is not None:
         raise refused
     table = dataclasses.replace(

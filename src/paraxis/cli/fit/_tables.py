@@ -12,20 +12,25 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as arrow_parquet
 
 from paraxis._host import files
+from paraxis._tables import no_header
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit._csv import NoReadingError, line_of, numbered, read_csv, require_delimiter
 from paraxis.cli.fit._options import CsvForm
 from paraxis.cli.fit._values import Column, of_arrow, of_numpy
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 IN_PARTS = (".csv", ".parquet", ".npy")
 """Suffixes of the files of a folder, which are read a part at a time."""
 
 _NAMED = 6  # a message names no more columns than that
+_QUOTED = r'[",\r\n]'  # in text; by "needed", Arrow quotes all text
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0|\.\d+")  # the last is a second one without a name
 
 
@@ -92,9 +97,17 @@ class Table:
             return tuple(dict.fromkeys(renamed))
 
         several = what.replace("column", "columns", 1) if len(absent) > 1 else what
+        if (
+            self.is_csv
+            and option == "target"
+            and not hint
+            and (headless := no_header([*self.columns], len(self.columns)))
+        ):
+            hint = f"; {headless}"
         raise CommandError(
             f"{self.path} has no {several} {quoted(absent)}; its columns are {quoted(self.columns)}{hint}",
             remedies=[{option: mended}] * bool(option),
+            aside={option: None} if option == "weights" else None,
         )
 
 
@@ -161,6 +174,8 @@ def assembled(
         columns = [dataclasses.replace(column, name=name) for column, name in zip(columns, names, strict=True)]
     names = [column.name for column in columns]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice and path.suffix.lower() == ".csv" and (headless := no_header(twice, len(names))):
+        raise CommandError(f"{path} has several columns named {quoted(twice)}; {headless}")
     if twice:
         raise CommandError(
             f"{path} has several columns named {quoted(twice)}; give each a name of its own, or write --same-names "
@@ -238,8 +253,15 @@ class Writer:
         }
         table = pa.table(arrays)
         if self._is_csv:
-            arrow_csv.write_csv(table, self._file, arrow_csv.WriteOptions(include_header=not self._is_begun))
-            self._is_begun = True
+            if not self._is_begun:
+                arrow_csv.write_csv(table.slice(0, 0), self._file)
+                self._is_begun = True
+            texts = [array for array in table.columns if array.type == pa.string()]
+            quoting = (
+                "needed" if any(pc.any(pc.match_substring_regex(text, _QUOTED)).as_py() for text in texts) else "none"
+            )
+            options = arrow_csv.WriteOptions(include_header=False, quoting_style=quoting)
+            arrow_csv.write_csv(table, self._file, options)
             return
         if self._parquet is None:
             self._parquet = arrow_parquet.ParquetWriter(self._file, table.schema)

@@ -46,7 +46,10 @@ def require_numbers(columns: Sequence[Column], table: Table) -> None:
     for column in columns:
         require_no_marks(table, [column] if column.kind == "text" else [])
         if not column.is_number:
-            raise CommandError(f"--weights {column.name} holds {column.stored}; weights must be numbers")
+            raise CommandError(
+                f"--weights {column.name} holds {column.stored}; weights must be numbers; write --weights with another "
+                f"column, or leave it out"
+            )
         present = column.numbers[~column.missing]
         wrong = present[(present < 0) | ~np.isfinite(present)]
         if len(wrong):
