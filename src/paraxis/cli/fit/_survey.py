@@ -57,7 +57,7 @@ class Survey:
 
 
 class _Outlined(NamedTuple):
-    """What a pass found out of columns, be there rows that were refused.
+    """Facts about columns that a pass found out, be there rows that were refused.
 
     Args:
         outline: of all parts.
