@@ -104,7 +104,7 @@ def test_a_column_that_does_not_fit_is_named_and_what_to_write(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(10))  # four are right, two repeat a column, four have the target
 def test_columns_to_predict_from_are_each_given_once_and_without_the_target(tmp_path, kind, seed):
     rng = np.random.default_rng(seed)
     given = [*rng.permutation(["x0", "x1", "x2"])[: rng.integers(0, 4)], str(rng.choice(["x1", "y"]))]
