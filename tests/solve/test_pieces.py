@@ -1,0 +1,40 @@
+"""Gradients of rows that are larger than a cache, which are computed in pieces, against NumPy in float64."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from tests.solve._problems import softmax
+
+# Rows, columns and outputs: pieces as they are wanted; more, so that they are equal; none, as the rows are a prime.
+SHAPES = {"two": (6000, 256, 3), "three": (8001, 200, 2), "many": (9000, 256, 0), "no": (4003, 300, 0)}
+
+
+def _grad(x: np.ndarray, y: np.ndarray, coef: np.ndarray, bias: np.ndarray, weight: np.ndarray) -> tuple[Any, Any]:
+    z = x @ coef + bias
+    r = softmax(z) - np.eye(len(bias))[y] if coef.ndim == 2 else 1 / (1 + np.exp(-z)) - y
+    r = (r.T * (weight / weight.sum())).T
+    return x.T @ r + 0.1 * coef, r.sum(0)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("intercept", [False, True], ids=["plain", "intercept"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_gradients_of_many_rows(name: str, intercept: bool, devices: int) -> None:
+    n, d, k = SHAPES[name]
+    draw = np.random.default_rng(n)
+    x = draw.normal(size=(n, d)).astype(np.float32)
+    y, weight = draw.integers(0, k or 2, n).astype(np.int32), draw.random(n).astype(np.float32)
+    coef, bias = draw.normal(size=(d, k) if k else d) / 20, draw.normal(size=k or ()) * intercept
+    axis = px.Axis("rows", n, mesh=jax.sharding.Mesh(jax.devices()[:devices], ("rows",)))
+    fun = px.solve.objective.glm("softmax" if k else "logistic", intercept=intercept, l2=True)
+    given = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), (coef, bias) if intercept else coef)
+    data = px.solve.rows(x, y, sample_weight=weight, axis=axis)
+    found = px.solve.LBFGS(fun, precondition=None).init_state(given, 0.1, data).grad
+    expected = _grad(x.astype(float), y, coef, bias, weight.astype(float))
+    for one, other in zip(found if intercept else [found], expected, strict=False):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
