@@ -24,7 +24,6 @@ from paraxis.solve._losses import Loss
 from paraxis.solve._on_disk import OnDisk
 from paraxis.solve._problem import Line, Passes, Point, Problem, Trial
 
-
 _PIECE = 1 << 21  # bytes of rows
 _WIDE = 128  # columns
 
@@ -91,7 +90,7 @@ def _num_pieces(design: jax.Array, coef: jax.Array) -> int:
     """Return into how many pieces rows are divided for a product that adds over them; their number is a multiple.
 
     XLA's CPU products of a vector with rows go through all of these for some columns at a time: of rows that stay in a
-    cache they take half the time. Those of several vectors, if results are few, run on one core; a batch of two, on two.
+    cache they take half the time. Those of several vectors, where results are few, run on one core; a batch, on two.
     """
     size = design.size * design.dtype.itemsize
     if jax.default_backend() != "cpu" or size < 2 * _PIECE:
