@@ -184,6 +184,7 @@ def test_the_extremes_of_padded_negative_integers() -> None:
     assert px.map_fn(lambda x: px.pmax(x, axis), x, axis).tolist() == [-2] * 3
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("size", [3, 8, 13])
 @pytest.mark.parametrize("devices", [1, 2, 8])

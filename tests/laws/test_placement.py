@@ -340,6 +340,7 @@ FUSED = (  # a product and a difference of it, and what is made of them
 )
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize("run", ["jit", "eager", "all at once", "chunks"])
 @pytest.mark.parametrize("kind", ["max", "min", "prod"])
 @pytest.mark.parametrize("number", range(4))

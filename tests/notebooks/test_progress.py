@@ -111,7 +111,7 @@ def test_a_streamed_run_shows_one_area_that_changes(kernel: Kernel, capfd: pytes
     total = px.Stream(at_once=1, verbose=True).run
     total(lambda x: px.reduce_sum(x, px.Axis("<rows>", 40)), px.Groups.of_arrays(np.ones(40, np.float32)))
     (forms,) = kernel.areas
-    assert forms[0]["text/plain"].startswith("pass 1 of 1: 8 of 40 <rows>, ")
+    assert forms[0]["text/plain"] == "pass 1 of 1: 8 of 40 <rows>"  # it compiled: nothing tells how long others take
     assert forms[-1]["text/plain"] == "pass 1 of 1: 40 of 40 <rows>, 0 s left"
     assert '<progress value="40" max="40">' in forms[-1]["text/html"]
     assert "&lt;rows&gt;" in forms[-1]["text/html"]
