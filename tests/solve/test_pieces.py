@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
 from tests.solve._problems import softmax
 
 # Rows, columns and outputs: pieces as they are wanted; more, so that they are equal; none, as the rows are a prime.
-SHAPES = {"two": (6000, 256, 3), "three": (8001, 200, 2), "many": (9000, 256, 0), "no": (4003, 300, 0)}
+SHAPES = {"two": (12000, 256, 3), "three": (12006, 200, 2), "many": (9000, 256, 0), "no": (4003, 300, 0)}
 
 
 def _grad(x: np.ndarray, y: np.ndarray, coef: np.ndarray, bias: np.ndarray, weight: np.ndarray) -> tuple[Any, Any]:
@@ -38,3 +39,21 @@ def test_gradients_of_many_rows(name: str, intercept: bool, devices: int) -> Non
     expected = _grad(x.astype(float), y, coef, bias, weight.astype(float))
     for one, other in zip(found if intercept else [found], expected, strict=False):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("name", ["two", "many"])
+def test_rows_that_the_user_put_on_a_mesh_stay_where_they_are(name: str, kind: AxisType) -> None:
+    n, d, k = SHAPES[name]
+    draw = np.random.default_rng(n)
+    x, y = draw.normal(size=(n, d)).astype(np.float32), draw.integers(0, k or 2, n).astype(np.int32)
+    coef = draw.normal(size=(d, k) if k else d) / 20
+    fun = px.solve.objective.glm("softmax" if k else "logistic", l2=True)
+    data = jax.device_put((x, y), NamedSharding(Mesh(jax.devices()[:8], ("rows",), axis_types=(kind,)), P("rows")))
+    given, solver = jnp.asarray(coef, jnp.float32), px.solve.LBFGS(fun, precondition=None)
+    state = solver.init_state(given, 0.1, data)
+    expected, _ = _grad(x.astype(float), y, coef, np.zeros(k or ()), np.ones(n))
+    np.testing.assert_allclose(state.grad, expected, rtol=0, atol=2e-6)
+    text = jax.jit(solver.update).lower(given, state, 0.1, data).compile().as_text() or ""
+    for operation in ("all-gather", "all-to-all", "collective-permute"):
+        assert operation not in text

@@ -37,11 +37,15 @@ class Cache(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Some of the rows: what is computed of each block alone. ``share`` is a row's part of the mean without weights."""
+    """Some of the rows: what is computed of each block alone. ``share`` is a row's part of the mean without weights.
+
+    The compiler may divide them over so many devices: ``over``.
+    """
 
     loss: Loss
     intercept: bool
     share: float
+    over: int
     design: Any  # ``None`` for a function that does not read it
     targets: jax.Array
 
@@ -73,7 +77,7 @@ class Block:
     def pulled(self, r: jax.Array, params: Any) -> Any:
         """Return the transpose of :meth:`predictions`, of ``r``, ``(n,)`` or ``(k, n)``."""
         coef = params[0] if self.intercept else params
-        pieces = _num_pieces(self.design, coef)
+        pieces = _num_pieces(self.design, coef, self.over)
         if pieces == 1:
             return jax.linear_transpose(self.predictions, params)(r)[0]
         rows = self.design.reshape(pieces, -1, len(coef))
@@ -86,17 +90,20 @@ class Block:
         return (pulled, jnp.sum(r, -1)) if self.intercept else pulled
 
 
-def _num_pieces(design: jax.Array, coef: jax.Array) -> int:
+def _num_pieces(design: jax.Array, coef: jax.Array, over: int) -> int:
     """Return into how many pieces rows are divided for a product that adds over them; their number is a multiple.
 
     XLA's CPU products of a vector with rows go through all of these for some columns at a time: of rows that stay in a
     cache they take half the time. Those of several vectors, where results are few, run on one core; a batch, on two.
+
+    Where the compiler divides rows ``over`` devices, each has whole pieces: else it would exchange the rows.
     """
     size = design.size * design.dtype.itemsize
-    if jax.default_backend() != "cpu" or size < 2 * _PIECE:
+    if jax.default_backend() != "cpu" or size < 2 * _PIECE or (coef.ndim > 1 and len(coef) < _WIDE):
         return 1
-    wanted = -(-size // _PIECE) if coef.ndim == 1 else 2 if len(coef) >= _WIDE else 1
-    return next((pieces for pieces in range(wanted, 4 * wanted + 1) if len(design) % pieces == 0), 1)
+    wanted = -(-size // _PIECE) if coef.ndim == 1 else 2
+    least = -(-wanted // over) * over
+    return next((pieces for pieces in range(least, 4 * wanted + 1, over) if len(design) % pieces == 0), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +114,10 @@ class _OfBlock:
     loss: Loss
     intercept: bool
     share: float
+    over: int
 
     def __call__(self, shared: Any, first: Any, last: Any) -> tuple[Any, Any]:
-        return self.fn(Block(self.loss, self.intercept, self.share, *first), shared, last)
+        return self.fn(Block(self.loss, self.intercept, self.share, self.over, *first), shared, last)
 
 
 def _cost(block: Block, params: Any, shares: Any) -> Any:
@@ -265,13 +273,21 @@ class Linear(Problem):
         ``rows`` are ``(..., n)``. A function that does not read X says so; one that does is the same each time.
         Communicates: one all-reduce the size of the sums.
         """
-        run = _OfBlock(fn, self.loss, self.intercept, 1 / self.design.shape[0])
+        run = _OfBlock(fn, self.loss, self.intercept, 1 / self.design.shape[0], self._over)
         design = self.design if reads else None
         if isinstance(design, OnDisk):
             return on_disk.passed(run, design, self.targets, shared, rows)
         if on_disk.tells_in_type(self.design):  # then the compiler divides the one block
             return run(shared, (design, self.targets), rows)
         return in_blocks.mapped(run, self.blocks, shared, (design, self.targets), rows)
+
+    @property
+    def _over(self) -> int:
+        """The number of devices over which the compiler may divide a block of rows, or a multiple."""
+        if isinstance(self.design, OnDisk) or self.blocks.mesh is not None:  # a block for each device
+            return 1
+        is_typed = on_disk.tells_in_type(self.design)
+        return jax.typeof(self.design).sharding.mesh.size if is_typed else jax.device_count()
 
     def _coef(self, params: Any) -> jax.Array:
         return params[0] if self.intercept else params
