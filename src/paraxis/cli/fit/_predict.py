@@ -60,6 +60,8 @@ def run_predict(options: PredictOptions, given: Mapping[str, Any], console: Cons
     work = settled(options, lambda options: _prepared(options, model))
     if remembered(options.csv) == options.as_fitted != CsvForm():
         note(f"{options.data} is read as the model's file was: {form_words(options.as_fitted)}")
+    elif taken := form_words(remembered(options.csv), without=given):
+        note(f"{options.data} is read as the model's file was where no option says otherwise: {taken}")
     for text in work.notes:
         note(text)
     compared = _Comparison(model)

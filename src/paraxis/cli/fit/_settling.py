@@ -11,7 +11,7 @@ import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, TypeVar
 
 from paraxis.cli._errors import CommandError, Remedy
@@ -111,15 +111,17 @@ def _changed(old: Any, change: Any) -> Any:
     return (*old, *(item for item in change if item not in old)) if _is_edit(change) else change
 
 
-def form_words(form: CsvForm) -> str:
-    """Return the options of a command line for a form."""
-    return " ".join(map(shell_word, _arguments(form)))
+def form_words(form: CsvForm, without: Container[str] = ()) -> str:
+    """Return the options of a command line for a form, but some."""
+    return " ".join(map(shell_word, _arguments(form, without=without)))
 
 
-def _arguments(options: Any, usual: CsvForm | None = None) -> list[str]:
+def _arguments(options: Any, usual: CsvForm | None = None, without: Container[str] = ()) -> list[str]:
     words: list[str] = []
     for field in dataclasses.fields(options):
         value, name = getattr(options, field.name), f"--{field.name.replace('_', '-')}"
+        if field.name in without:
+            continue
         if isinstance(value, CsvForm):
             words += _arguments(value, getattr(options, "as_fitted", None)) if field.name == "csv" else []
         elif field.name in _FILES:
