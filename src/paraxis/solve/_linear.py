@@ -10,6 +10,7 @@ in the program. There is a block for each device that the rows lie over, and wha
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -283,11 +284,12 @@ class Linear(Problem):
 
     @property
     def _over(self) -> int:
-        """The number of devices over which the compiler may divide a block of rows, or a multiple."""
+        """The number of devices over which the compiler may divide a block of rows, or a multiple of all such."""
         if isinstance(self.design, OnDisk) or self.blocks.mesh is not None:  # a block for each device
             return 1
-        is_typed = on_disk.tells_in_type(self.design)
-        return jax.typeof(self.design).sharding.mesh.size if is_typed else jax.device_count()
+        if on_disk.tells_in_type(self.design):
+            return jax.typeof(self.design).sharding.mesh.size
+        return math.lcm(*(count for count in range(1, jax.device_count() + 1) if len(self.targets) % count == 0))
 
     def _coef(self, params: Any) -> jax.Array:
         return params[0] if self.intercept else params
