@@ -122,3 +122,12 @@ def test_a_seed_beyond_32_bits_is_another_seed() -> None:
         for seed in (0, 2**32, 2**64)
     ]
     assert cohorts[0] != cohorts[1] != cohorts[2]
+
+
+@pytest.mark.parametrize("name", ["self", "cls", "x"])
+def test_an_argument_may_have_any_name(name: str) -> None:
+    """Those that methods receive themselves are not looked at; a user's own of the same name is."""
+    names: dict[str, Any] = {"px": px}
+    exec(f"def total(w, {name}):\n    return px.reduce_sum(w * {name})", names)
+    with pytest.raises(px.errors.DataError, match=rf"{name} holds 8589934592 \(int64\), which int32 does not hold"):
+        px.program(clients=2)(names["total"])(np.ones(2, np.float32), np.array([2**33, 1]))

@@ -607,7 +607,6 @@ def _can_be_jax(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_) or dtype == jax.dtypes.float0
 
 
-_RECEIVERS = ("self", "cls")
 _NOT_USERS = {"jax", "jaxlib", "numpy", "flax", "optax", "paraxis"}
 
 
@@ -636,7 +635,10 @@ def by_name(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
         if kind is inspect.Parameter.VAR_POSITIONAL:
             value = {f"{name}[{i}]": item for i, item in enumerate(value)}
         found.update(value if kind in (kind.VAR_POSITIONAL, kind.VAR_KEYWORD) else {name: value})
-    return {name: value for name, value in found.items() if name not in _RECEIVERS}
+    first = next(iter(found), None)
+    if first == "self" or (first == "cls" and isinstance(found[first], type)):
+        del found[first]
+    return found
 
 
 def nearest(wrong: str, known: list[str]) -> str | None:
@@ -657,7 +659,8 @@ def _misfit(
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # of a builtin, which does not say what it takes
         return None
-    known = [name for name in signature.parameters if name not in _RECEIVERS]
+    names = list(signature.parameters)
+    known = names[1:] if names[:1] in (["self"], ["cls"]) else names
     kinds = {name: signature.parameters[name].kind for name in known}
     others = [name for name in known if kinds[name] is inspect.Parameter.VAR_POSITIONAL]
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
