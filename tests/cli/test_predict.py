@@ -554,22 +554,30 @@ def test_files_are_read_as_the_one_that_was_fitted_to(
     )
 
 
+COMMAS: dict[str, Any] = {"u": [1234.5, 2.5, 3.25, 4.75], "y": [1.5, 2.5, 3.5, 4.5]}
+
+
+def _fitted_to_commas(folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A model of a file with decimal commas, and points between thousands."""
+    form = {"delimiter": ";", "decimal": ",", "apart": ".", "unit": ""}
+    (folder / "fitted.csv").write_text(as_csv(COMMAS, form))
+    out = folder / "out"
+    fit = ["fit", folder / "fitted.csv", "--target", "y", "--test-fraction", 0, "--devices", 1, "--out", out]
+    assert said(capsys, *fit, *of_form(form))[0] == 0
+    return out
+
+
 def test_a_file_that_is_written_otherwise_than_the_one_that_was_fitted_to_is_settled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    form = {"delimiter": ";", "decimal": ",", "apart": ".", "unit": ""}
-    data: dict[str, Any] = {"u": [1234.5, 2.5, 3.25, 4.75], "y": [1.5, 2.5, 3.5, 4.5]}
-    (tmp_path / "fitted.csv").write_text(as_csv(data, form))
-    out = tmp_path / "out"
-    fit = ["fit", tmp_path / "fitted.csv", "--target", "y", "--test-fraction", 0, "--devices", 1, "--out", out]
-    assert said(capsys, *fit, *of_form(form))[0] == 0
+    out = _fitted_to_commas(tmp_path, capsys)
     file = tmp_path / "point.csv"
-    file.write_text(as_csv(data, {"delimiter": ",", "decimal": ".", "apart": "", "unit": ""}))
+    file.write_text(as_csv(COMMAS, {"delimiter": ",", "decimal": ".", "apart": "", "unit": ""}))
     status, _, err = said(capsys, "predict", out, file)
     assert status == 2
     assert "--delimiter , --decimal ." in err.splitlines()[-1]
     assert said(capsys, *settled_by(err))[0] == 0
-    np.savez(tmp_path / "rows.npz", **data)
+    np.savez(tmp_path / "rows.npz", **COMMAS)
     assert said(capsys, "predict", out, tmp_path / "rows.npz")[0] == 0
 
 
@@ -577,12 +585,7 @@ def test_a_note_tells_what_is_as_in_the_fit_where_options_are_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Else numbers with points could be read as thousands unseen: 1.234 as 1234."""
-    form = {"delimiter": ";", "decimal": ",", "apart": ".", "unit": ""}
-    data: dict[str, Any] = {"u": [1234.5, 2.5, 3.25, 4.75], "y": [1.5, 2.5, 3.5, 4.5]}
-    (tmp_path / "fitted.csv").write_text(as_csv(data, form))
-    out = tmp_path / "out"
-    fit = ["fit", tmp_path / "fitted.csv", "--target", "y", "--test-fraction", 0, "--devices", 1, "--out", out]
-    assert said(capsys, *fit, *of_form(form))[0] == 0
+    out = _fitted_to_commas(tmp_path, capsys)
     file = tmp_path / "other.csv"
     file.write_text("u\n1.234\n2.345\n")
     told = "is read as the model's file was where no option says otherwise: --decimal , --na-values '?' --strip ."

@@ -140,6 +140,8 @@ def test_the_table_that_is_suggested_is_the_one_that_can_be_made(tmp_path, kind)
         lambda: px.solve.Ridge().fit(tmp_path, engine=px.Stream(at_once=4)),
         lambda: px.solve.Ridge().fit(str(tmp_path)),
         lambda: px.solve.rows(tmp_path, engine=px.Stream(at_once=4)),
+        lambda: px.solve.rows(tmp_path),
+        lambda: px.solve.rows(str(tmp_path), np.ones(3)),
         lambda: getattr(px.Table, other)(tmp_path, target="y"),
         *[lambda: px.Table.npy(tmp_path)] * (kind != "npy"),
     ]

@@ -159,16 +159,15 @@ def rows(
             weight = weight * _class_factors(np.asarray(targets), weight, class_weight)
         require_sum("rows", "sample_weight", weight, source.dtype)
         return of_source(source, targets, weight.astype(source.dtype), None)
-    if engine is not None:
-        made = table_of(X) if isinstance(X, (str, Path)) else "px.Table.of_arrays(X, y)"
-        raise TypeError(f"rows: engine is for a px.Table; write px.solve.rows({made}, engine=engine)")
-    if y is None:
-        made = table_of(X) if isinstance(X, (str, Path)) else None
+    if isinstance(X, (str, Path)):
+        made = table_of(X) if engine is None else f"{table_of(X)}, engine=engine"
         raise TypeError(
-            f"rows: X must be a px.Table, got a path; write px.solve.rows({made})"
-            if made
-            else "rows: y is missing, and only a px.Table has it; write px.solve.rows(X, y)"
+            f"rows: X must be numbers (n, d), or a px.Table of files, got a path; write px.solve.rows({made})"
         )
+    if engine is not None:
+        raise TypeError("rows: engine is for a px.Table; write px.solve.rows(px.Table.of_arrays(X, y), engine=engine)")
+    if y is None:
+        raise TypeError("rows: y is missing, and only a px.Table has it; write px.solve.rows(X, y)")
     return lay(X, y, sample_weight, class_weight, axis, copied=True)
 
 
