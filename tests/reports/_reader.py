@@ -52,6 +52,7 @@ class Read:
         self.flops = 0
         self._bodies: dict[str, list[dict[str, Any]]] = {}
         self._shapes: dict[str, str] = {}
+        self._ends: dict[str, Any] = {}  # start of an asynchronous pair → shape of what its end gives
         entry = body = ""
         for line in text.splitlines():
             if line.endswith("{") and " -> " in line and not line.startswith(" "):
@@ -67,12 +68,16 @@ class Read:
         shape, rest = right[:end], right[end:].strip()
         opens = rest.index("(")
         closes = closed(rest, opens)
-        self._shapes[name.lstrip("%")] = shape
+        name, given = name.lstrip("%"), [part.split()[-1].lstrip("%") for part in parts(rest[opens + 1 : closes])]
+        self._shapes[name] = shape
+        if rest[:opens].endswith("-done"):
+            self._ends[given[0]] = shape
         return {
             "line": line,
+            "name": name,
             "shape": shape,
             "op": rest[:opens],
-            "given": [part.split()[-1].lstrip("%") for part in parts(rest[opens + 1 : closes])],
+            "given": given,
             "has": dict(part.split("=", 1) for part in parts(rest[closes + 1 :]) if "=" in part),
         }
 
@@ -87,7 +92,7 @@ class Read:
                     self._walk(name.lstrip("%"), times * (int(turns[1]) if turns else 1))
             elif op.removesuffix("-start") in COLLECTIVES and self._is_sent(found):
                 given = sum(size(self._shapes[name]) for name in found["given"])
-                most = max(given, 0 if op.endswith("-start") else size(found["shape"]))
+                most = max(given, size(self._ends.get(found["name"], found["shape"])))
                 self.sent[op.removesuffix("-start").replace("-", "_"), most, times] += 1
             elif op in ("dot", "convolution"):
                 self.flops += times * self._flops(found)

@@ -136,3 +136,70 @@ def test_a_joined_sum_without_a_line_has_that_of_what_it_sums() -> None:
     assert (total.kind, total.starts, _text.sent_bytes(read, total)) == ("all_reduce", True, 64)
     assert read.groups(total) == (tuple(range(8)),)
     assert _lines.nearest(read.frames_near(total))[0] == _lines.Line("/home/user/model.py", 7, "loss")
+
+
+PAIRS = {  # what GPUs' compilers write where a collective starts → its size, and the shape of what it gives
+    "(f32[2,4]{1,0}, f32[16,4]{1,0}) all-gather": ("f32[16,4]", 256),
+    "((f32[2,4]{1,0}, f32[3]{0}), (f32[16,4]{1,0}, f32[24]{0})) all-gather": ("(f32[16,4], f32[24])", 352),
+    "((f32[8,4]{1,0}), f32[8,4]{1,0}) all-to-all": ("f32[8,4]", 128),
+    "((f32[16,4]{1,0}), f32[2,4]{1,0}) reduce-scatter": ("f32[2,4]", 256),
+    "(f32[2,4]{1,0}, f32[2,4]{1,0}, u32[], u32[]) collective-permute": ("f32[2,4]", 32),
+    "(f32[2,4]{1,0}, f32[3]{0}) all-reduce": ("(f32[2,4], f32[3])", 44),
+}
+
+
+@pytest.mark.parametrize("begins", PAIRS)
+def test_an_asynchronous_collective_sends_what_its_end_gives(begins: str) -> None:
+    (gives, sent), kind = PAIRS[begins], begins.rpartition(" ")[2]
+    read = program(
+        f"""
+        ENTRY %main (x: f32[2,4]) -> {gives} {{
+          %x = f32[2,4]{{1,0}} parameter(0)
+          %begin = {begins}-start(%x), channel_id=1, replica_groups=[1,8]<=[8], dimensions={{0}}
+          ROOT %end = {gives} {kind}-done(%begin)
+        }}
+        """
+    )
+    (found,) = read.collectives
+    assert (_text.sent_bytes(read, found), found.shape, found.operands) == (sent, gives, ["x"])
+
+
+def test_a_sum_that_is_joined_in_one_array_is_of_the_pass_of_what_it_sums() -> None:
+    read = program(
+        """
+        ENTRY %main (x: f32[8]) -> f32[16] {
+          %x = f32[8]{0} parameter(0)
+          %mul = f32[8]{0} multiply(%x, %x), metadata={op_name="jit(f)/transpose(jvp())/mul"}
+          %both = f32[16]{0} concatenate(%mul, %x), dimensions={0}
+          %sum = f32[16]{0} all-reduce-start(%both), replica_groups={}, to_apply=%add
+          ROOT %done = f32[16]{0} all-reduce-done(%sum)
+        }
+        """
+    )
+    (total,) = read.collectives
+    assert read.is_backward(total)
+    assert not total.is_backward
+
+
+CONVOLUTIONS = {  # of 8 pictures of 28 x 28 x 16 with 32 kernels of 3 x 3: by operands, and what cuDNN gives
+    "Forward": ("f32[8,28,28,16]", "f32[32,3,3,16]", "f32[8,28,28,32]"),
+    "BackwardFilter": ("f32[8,28,28,16]", "f32[8,28,28,32]", "f32[32,3,3,16]"),
+    "BackwardInput": ("f32[8,28,28,32]", "f32[32,3,3,16]", "f32[8,28,28,16]"),
+}
+
+
+@pytest.mark.parametrize("way", CONVOLUTIONS)
+def test_convolutions_of_cudnn_and_their_derivatives_compute_alike(way: str) -> None:
+    """Along a dimension of 28, a kernel of 3 meets 27 numbers, 28 and 27."""
+    left, right, gives = CONVOLUTIONS[way]
+    read = program(
+        f"""
+        ENTRY %main (x: {left}, y: {right}) -> {gives} {{
+          %x = {left}{{3,2,1,0}} parameter(0)
+          %y = {right}{{3,2,1,0}} parameter(1)
+          ROOT %made = ({gives}{{3,2,1,0}}, u8[0]{{0}}) custom-call(%x, %y), window={{size=3x3 pad=1_1x1_1}},
+        """.rstrip()
+        + f' dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$conv{way}"\n        }}'
+    )
+    assert _work.of_program(read, _work.Lines())[0].total() == 2 * 8 * 16 * 32 * (27 + 28 + 27) ** 2
+    assert _work.uncounted(read) == ()

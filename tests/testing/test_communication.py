@@ -61,6 +61,7 @@ def test_asynchronous_forms_and_groups_of_one():
   %a = f32[8,4]{1,0} all-reduce-start(f32[8,4]{1,0} %x), replica_groups=[1,8]<=[8]
   %b = f32[8,4]{1,0} all-reduce-done(f32[8,4]{1,0} %a)
   %c = (f32[2]{0}, f32[16]{0}) all-gather-start(f32[2]{0} %y), replica_groups={{0,1,2,3,4,5,6,7}}
+  %end = f32[16]{0} all-gather-done(%c)
   %d = (bf16[4]{0}, pred[]) all-reduce(bf16[4]{0} %p, pred[] %q), replica_groups={{0,1},{2,3}}
   %e = f32[8]{0} all-reduce(f32[8]{0} %z), replica_groups={{0},{1}}
   %f = f32[2]{0} reduce-scatter(f32[8]{0} %z), replica_groups=[2,4]<=[8]

@@ -463,7 +463,7 @@ def _collective(
         group_size=program.num_devices if is_permutation else program.group_size(operation),
         line=line,
         verb=verb,
-        is_backward=operation.is_backward,
+        is_backward=program.is_backward(operation),
         is_written=is_written,
         is_branch=operation.is_branch,
         operand=given[number].name if number is not None and number < len(given) else None,
@@ -495,6 +495,7 @@ def memory(lowered: Any, compiled: Any) -> Memory:
     arguments_, results = used.argument_size_in_bytes, used.output_size_in_bytes
     temporaries, donated = used.temp_size_in_bytes, used.alias_size_in_bytes
     peak = max(getattr(used, "peak_memory_in_bytes", 0), arguments_ + results - donated + temporaries)
-    device = jax.tree.leaves(jax_api.results_of(lowered, compiled)[1] or compiled.input_shardings)
-    stats = next(iter(device[0].device_set)).memory_stats() if device else None
+    places = jax.tree.leaves(jax_api.results_of(lowered, compiled)[1] or compiled.input_shardings)[:1]
+    here = {device for place in places for device in place.device_set}.intersection(jax.local_devices())
+    stats = next(iter(here)).memory_stats() if here else None  # other processes' devices tell this one nothing
     return Memory(arguments_, results, temporaries, donated, peak, (stats or {}).get("bytes_limit"))

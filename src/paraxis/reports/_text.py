@@ -31,10 +31,11 @@ class Operation:
 
     Attributes:
         name: unique in the program.
-        shape: of the result, as text.
+        shape: of the result, as text; of an asynchronous pair, what the one that ends it gives.
         opcode: such as ``"dot"``; of an asynchronous pair, the one that starts it, without ``-start``.
         starts: whether it is the start of an asynchronous pair.
         text: the whole line.
+        begin: where its operands begin in that.
         computation: number of the one that it stands in.
         times: how often the program runs it, loops multiplied.
         is_certain: whether ``times`` is known; if not, a loop without a known end counts as one turn.
@@ -46,6 +47,7 @@ class Operation:
     opcode: str
     starts: bool
     text: str
+    begin: int
     computation: int
     times: int = 1
     is_certain: bool = True
@@ -71,9 +73,7 @@ class Operation:
     @property
     def operands(self) -> list[str]:
         """The names of its operands."""
-        start = self.text.find("(", self.text.find(f" {self.opcode}", self.text.find(self.shape) + len(self.shape)))
-        end = self.text.find(")", start)
-        return _NAME.findall(self.text[start:end])
+        return _NAME.findall(self.text[self.begin : self.text.find(")", self.begin)])
 
 
 class Program:
@@ -128,6 +128,11 @@ class Program:
             return self._tables.chain(by_table[1])
         alone = _SOURCE.search(text)
         return [(alone[1], int(alone[2]), "")] if alone else []
+
+    def is_backward(self, operation: Operation) -> bool:
+        """Say of an operation, or of what it was joined from, whether it is of a backward pass."""
+        near = itertools.islice(self._before(operation), _NEAR)
+        return next((found for found in near if found.path), operation).is_backward
 
     def frames_near(self, operation: Operation) -> Iterator[list[Frame]]:
         """Yield the frames of an operation, and of some near it, the likeliest to have asked for it first.
@@ -371,9 +376,15 @@ def _operations(text: str) -> tuple[list[_Computation], bool]:
         if not line.startswith(" ") and (heading := _COMPUTATION.match(line)):
             found.append(_Computation(heading["name"], [], heading["entry"] is not None))
         elif match := _OPERATION.match(line):
-            is_start = match["start"] is not None
-            operation = Operation(match["name"], match["shape"], match["opcode"], is_start, line, len(found) - 1)
-            found[-1].operations.append(operation)
+            said = match["name"], match["shape"], match["opcode"], match["start"] is not None
+            found[-1].operations.append(Operation(*said, line, match.end(), len(found) - 1))
+    for computation in found:  # where a pair starts, its shape has the operands as well, nested in one of several ways
+        those = (op for op in computation.operations if op.opcode.endswith("-done"))
+        ends = {name: op.shape for op in those for name in op.operands[:1]}
+        computation.operations[:] = [
+            dataclasses.replace(op, shape=ends.get(op.name, op.shape)) if op.starts else op
+            for op in computation.operations
+        ]
     return found, any(computation.is_entry for computation in found)
 
 
@@ -430,10 +441,8 @@ def num_bytes(shape: str) -> int:
 
 def sent_bytes(program: Program, operation: Operation) -> int:
     """Return what a device gives to a collective or gets from it, whichever is larger; of several arrays, all."""
-    sizes = [_array_bytes(m["dtype"], m["dims"]) for m in _ARRAY.finditer(operation.shape)]
-    if operation.starts and operation.kind in ("all_gather", "collective_permute"):  # (operands, results, …)
-        return max(sizes, default=0)
-    return sum(sizes) * (program.group_size(operation) if operation.kind == "reduce_scatter" else 1)
+    scattered = program.group_size(operation) if operation.kind == "reduce_scatter" else 1
+    return num_bytes(operation.shape) * scattered
 
 
 def dims(shape: str) -> tuple[int, ...]:

@@ -27,6 +27,8 @@ _MOVES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeez
 _WAYS = {"stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
 """Words of a window for each dimension, in the order of :func:`cost.of_convolution`, and what holds if it does not."""
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
+_BY_CUDNN = re.compile(r'custom_call_target="__cudnn\$convBackward(Filter|Input)"')
+"""Derivatives with the window and the labels of the convolution itself."""
 _OPAQUE = ("cholesky", "fft", "ragged-dot", "triangular-solve")
 _FREE = ("Sharding", "SPMD", "callback", "annotate", "AllocateBuffer", "Topk", "SliceTo", "PadTo", "xla.sdy")
 
@@ -77,7 +79,11 @@ def flops(program: _text.Program, operation: _text.Operation) -> int:
     shapes = [_text.dims(x.shape) if x is not None else () for x in operands]
     size = 2 * math.prod(_text.dims(operation.shape))
     if (labels := _LABELS.search(operation.text)) and len(shapes) == 2:
-        return _of_convolution(operation, [*shapes, _text.dims(operation.shape)], labels.groups())
+        given, kernel, results = *shapes, _text.dims(operation.shape)
+        if by_cudnn := _BY_CUDNN.search(operation.text):
+            of_kernel = by_cudnn[1] == "Filter"
+            given, kernel, results = (given, results, kernel) if of_kernel else (results, kernel, given)
+        return _of_convolution(operation, [given, kernel, results], labels.groups())
     if contracted := _CONTRACTED.search(operation.text):
         numbers = [int(n) for n in (contracted[1] or contracted[2] or "").replace('"', "").split(",") if n]
         return size * math.prod(shapes[0][n] for n in numbers if n < len(shapes[0]))
