@@ -28,6 +28,7 @@ from jax._src.interpreters import pxla  # compiles all that runs
 from jax._src.interpreters.partial_eval import lower_jaxpr2  # carries out what stands for other operations
 from jax._src.lax import lax  # the one way to a weak type
 from jax.core import ShapedArray, Tracer
+from jax.experimental.xla_metadata import set_xla_metadata  # tells operations apart in a compiled program
 from jax.extend.core import (
     ClosedJaxpr,
     Jaxpr,
@@ -243,7 +244,18 @@ def define_map(
     primitive.multiple_results = True
     primitive.def_effectful_abstract_eval(avals)
     primitive.def_impl(evaluated)
-    mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
+
+    def lowered(context: Any, *operands: Any, **params: Any) -> Any:
+        called_before = len(context.module_context.host_callbacks)
+
+        def apart(*operands: Any, **params: Any) -> Sequence[Any]:
+            closed = jax.make_jaxpr(lambda *operands: implementation(*operands, **params))(*operands)
+            return evaluate(_told_apart(closed, called_before), operands, lambda _: False)
+
+        run = apart if has_effects(params["body"].jaxpr) else implementation
+        return mlir.lower_fun(run, multiple_results=True)(context, *operands, **params)
+
+    mlir.register_lowering(primitive, lowered)
 
     def without_high(*operands: Any, **params: Any) -> Any:
         with core.extend_axis_env_nd(list(params["how"].names.items())):
@@ -287,6 +299,31 @@ def define_map(
     primitive.to_lojax = without_high  # of a body with operations that stand for others, such as JAX's searchsorted
     core.custom_typechecks[primitive] = check  # else JAX would look into the body without the names of the axes
     return primitive
+
+
+def _told_apart(closed: ClosedJaxpr, first: int) -> ClosedJaxpr:
+    """Return the same jaxpr with each operation that has effects marked in the compiled program by a name of its own.
+
+    XLA's compiler for GPUs takes two loops or branches for one that differ only in what is called, and for no result,
+    in loops or branches inside of them: a program that printed two texts there would print one of them twice. Branches
+    keep no mark, so what chooses between them has it.
+    """
+    numbers = itertools.count()
+
+    def marked(closed: ClosedJaxpr) -> ClosedJaxpr:
+        eqns = [part for eqn in closed.jaxpr.eqns for part in (own(eqn) if has_effects(eqn) else [eqn])]
+        return ClosedJaxpr(closed.jaxpr.replace(eqns=eqns), closed.consts)
+
+    def own(eqn: JaxprEqn) -> list[JaxprEqn]:
+        with eqn.ctx.manager, set_xla_metadata(px_effect=f"{first}.{next(numbers)}"):
+            changed = eqn.replace(params=map_jaxprs(eqn.params, marked), ctx=core.JaxprEqnContext())
+            if eqn.primitive.name != "cond":
+                return [changed]
+            chosen, *given = eqn.invars
+            (choosing,) = jax.make_jaxpr(jax.lax.optimization_barrier)(chosen.aval).jaxpr.eqns
+            return [choosing.replace(invars=[chosen]), changed.replace(invars=[*choosing.outvars, *given])]
+
+    return marked(closed)
 
 
 def without_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
