@@ -101,7 +101,7 @@ def _rivals(make: Any, step: Any, devices: int, size: int, x: Any, y: Any) -> di
     one: Any = lambda state, x, y: step(*state, x, y)  # noqa: E731
 
     def loop(fn: Any, state: Any, args: Any) -> tuple[Step, Callable[[], str]]:
-        box = [state]
+        box = [jax.tree.map(jnp.copy, state)]  # it is given away, and on one device others have the same arrays
         text = fn.lower(state, *args).compile().as_text
 
         def call() -> Any:

@@ -16,7 +16,8 @@ import pytest
 
 from tests._cpu_time import CpuTime
 
-NUM_DEVICES = 8
+# Tests of single devices pass on a GPU, too: CONTRIBUTING.md says how to run them there.
+NUM_DEVICES = int(os.environ.get("TEST_DEVICES", "8"))
 TESTS = Path(__file__).parent
 ON_NEWEST = {"laws", "core", "host", "docs"}  # their tests of every day are marked `newest`
 
@@ -32,7 +33,7 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 # JAX reads these when it starts, which importing a test module may do.
 _FLAGS = f"--xla_force_host_platform_device_count={NUM_DEVICES} {_FASTER}"
 os.environ["XLA_FLAGS"] = f"{_FLAGS} {os.environ.get('XLA_FLAGS', '')}"
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_PLATFORMS"] = os.environ.get("TEST_PLATFORMS", "cpu")
 
 # Tests, the commands that they start, and later runs share what was compiled. JAX finds it by the program, and by its
 # own version and flags. Each worker has its own, as entries are not written atomically.

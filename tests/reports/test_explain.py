@@ -390,6 +390,19 @@ def test_work_of_the_backward_pass_is_told_apart() -> None:
     assert (turned.flops, turned.backward) == (one, 0)  # a transposition is no derivative
 
 
+def test_both_products_of_a_convolution_s_backward_pass_are_of_it() -> None:
+    """XLA's CPU compiler drops the name of the one for the kernel."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(jax.lax.conv_general_dilated(x, w, (1, 1), "VALID") ** 2)
+
+    w, x = jax.ShapeDtypeStruct((4, 3, 3, 3), jnp.float32), jax.ShapeDtypeStruct((2, 3, 8, 8), jnp.float32)
+    once = 2 * (2 * 4 * 6 * 6) * (3 * 3 * 3)
+    work = px.explain(jax.grad(loss, (0, 1)))(w, x).work
+    assert (work.flops, work.backward) == (3 * once, 2 * once)
+    assert px.explain(loss)(w, x).work.backward == 0
+
+
 def test_work_is_counted_by_line_with_loops_and_shared_equally() -> None:
     work = report_on("data-parallel steps in a loop").work
     # Forward x @ w, and in the backward pass one product for w: 2 * 3 * 8 * 4 each, 2 elements a device, 7 turns.

@@ -59,9 +59,10 @@ def place(verb: str, args: tuple[Any, ...], in_axes: Any, placement: Placement, 
     """
     given = tree.arrays(verb, "args", args, shapes=shapes)
     leaves, structure = jax.tree.flatten(given)
-    is_own = tuple(_flags(verb, given, in_axes))
+    is_own = (False,) * len(leaves) if in_axes is None else tuple(_flags(verb, given, in_axes))
     size, name = placement.size, placement.axis.name
-    for (path, leaf), own in zip(jax.tree_util.tree_leaves_with_path(given), is_own, strict=True):
+    with_paths = jax.tree_util.tree_leaves_with_path(given) if any(is_own) else ()
+    for (path, leaf), own in zip(with_paths, is_own, strict=False):
         if own and (leaf.ndim == 0 or leaf.shape[0] != size):
             raise ShapeError(
                 f"{verb}: {tree.name('args', path)} has shape {leaf.shape}, but in_axes=0 says that each of the {size} "

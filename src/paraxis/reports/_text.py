@@ -129,10 +129,17 @@ class Program:
         alone = _SOURCE.search(text)
         return [(alone[1], int(alone[2]), "")] if alone else []
 
-    def is_backward(self, operation: Operation) -> bool:
-        """Say of an operation, or of what it was joined from, whether it is of a backward pass."""
-        near = itertools.islice(self._before(operation), _NEAR)
-        return next((found for found in near if found.path), operation).is_backward
+    def is_backward(self, operation: Operation, depth: int = 6) -> bool:
+        """Say whether an operation is of a backward pass; of one without JAX's name, whether what it gives or takes is."""
+        if "/" in operation.path or not depth:
+            return operation.is_backward
+        moved = self.named(operation)
+        if moved is not None and moved.opcode in _MOVES and moved.is_backward:
+            return True
+        caller = self._callers.get(operation.computation)
+        number = number_of_parameter(operation) if caller is not None and caller.opcode == "fusion" else None
+        names = operation.operands if caller is None or number is None else caller.operands[number : number + 1]
+        return any(self.is_backward(self._by_name[name], depth - 1) for name in names if name in self._by_name)
 
     def frames_near(self, operation: Operation) -> Iterator[list[Frame]]:
         """Yield the frames of an operation, and of some near it, the likeliest to have asked for it first.

@@ -45,7 +45,7 @@ def of_program(program: _text.Program, written: Lines) -> tuple[Lines, int]:
     backward = 0
     for operation in program.operations:
         if operation.times and (amount := flops(program, operation) * operation.times):
-            backward += amount * operation.is_backward
+            backward += amount * program.is_backward(operation)
             line, _ = _lines.behind(program.frames(operation))
             if line is None or (line not in written and operation.path.rpartition("/")[2] in _MOVES):
                 without.append((amount, operation))

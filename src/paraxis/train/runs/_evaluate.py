@@ -8,7 +8,7 @@ from paraxis._calls import arguments, integers
 from paraxis._host import processes
 from paraxis.errors import DataError
 from paraxis.train.runs._feed import Feed
-from paraxis.train.runs._history import Sums, added, fetched, means_of, sums_of
+from paraxis.train.runs._history import Sums, added, fetched, means_of, sent, sums_of
 from paraxis.train.steps._grouped import GroupedStep
 from paraxis.train.steps._step import TrainStep
 
@@ -91,7 +91,7 @@ class Evaluate:
             for batch in batches:
                 if stop is not None and stop.asked():
                     return None
-                pending.append(self._step(state, batch))
+                pending.append(sent(self._step(state, batch)))
                 if len(pending) > AHEAD:
                     sums = added(sums, sums_of(fetched(pending.popleft())))
                 processes.note_progress()

@@ -1,11 +1,13 @@
 """The results of a run so far: averages that stay exact, bounded in memory, and the same after a resume."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from paraxis import _html as html
@@ -128,7 +130,59 @@ def _cell(value: float | None) -> str:
     return "" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
-def fetched(metrics: Mapping[str, Any]) -> dict[str, Mean]:
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """Metrics of one batch on their way to the host, together: each transfer may take as long as a small step.
+
+    Attributes:
+        tree: their structure.
+        places: of each number, the dtype and the place among those of that dtype.
+        numbers: by dtype.
+    """
+
+    tree: Any
+    places: tuple[tuple[str, int], ...]
+    numbers: dict[str, jax.Array]
+
+    def arrived(self) -> Any:
+        """Return the metrics, as NumPy's numbers. Communicates: waits for the devices."""
+        here = {dtype: np.asarray(numbers) for dtype, numbers in self.numbers.items()}
+        return jax.tree.unflatten(self.tree, [here[dtype][place] for dtype, place in self.places])
+
+
+def sent(metrics: Any) -> Any:
+    """Return what :func:`fetched` takes of one batch: metrics as they are, which on CPU are there, or being sent."""
+    if jax.default_backend() == "cpu":
+        return metrics
+    leaves, tree = jax.tree.flatten(metrics)
+    if not all(isinstance(x, jax.Array) and not x.ndim and _is_plain(x) for x in leaves):
+        return metrics
+    if len({x.sharding for x in leaves}) != 1:
+        return metrics
+    count, places = collections.Counter[str](), []
+    for x in leaves:
+        places.append((x.dtype.name, count[x.dtype.name]))
+        count[x.dtype.name] += 1
+    numbers = _joined(leaves)
+    for x in numbers.values():
+        x.copy_to_host_async()
+    return Sent(tree, tuple(places), numbers)
+
+
+def _is_plain(x: jax.Array) -> bool:
+    return not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+
+
+@jax.jit
+def _joined(leaves: list[jax.Array]) -> dict[str, jax.Array]:
+    """Return the numbers by their dtype."""
+    found: dict[str, list[jax.Array]] = {}
+    for x in leaves:
+        found.setdefault(x.dtype.name, []).append(x)
+    return {dtype: jnp.stack(numbers) for dtype, numbers in found.items()}
+
+
+def fetched(metrics: Mapping[str, Any] | Sent) -> dict[str, Mean]:
     """Metrics of one batch as Python floats. What is no ``Mean`` counts once.
 
     Raises:
@@ -136,7 +190,8 @@ def fetched(metrics: Mapping[str, Any]) -> dict[str, Mean]:
 
     Communicates: waits for the devices.
     """
-    return {name: _fetched(name, value) for name, value in metrics.items()}
+    here = metrics.arrived() if isinstance(metrics, Sent) else metrics
+    return {name: _fetched(name, value) for name, value in here.items()}
 
 
 def sums_of(metrics: Mapping[str, Mean]) -> Sums:

@@ -18,7 +18,7 @@ from paraxis.train.runs import _nonfinite, _resume
 from paraxis.train.runs._evaluate import AHEAD, Evaluate
 from paraxis.train.runs._events import Callbacks, Event, Kind
 from paraxis.train.runs._feed import Feed, Place, num_rows
-from paraxis.train.runs._history import Record, fetched, means_of, sums_of
+from paraxis.train.runs._history import Record, fetched, means_of, sent, sums_of
 from paraxis.train.runs._resume import Beginning
 from paraxis.train.steps._eval_step import EvalStep
 from paraxis.train.steps._grouped import GroupedEval, GroupedStep
@@ -106,12 +106,11 @@ class Loop:
         self._reporters = tuple(reporters)
         self._callbacks = callbacks
         self._owned = donate or beginning.is_restored
-        self._pending: collections.deque[tuple[Place, Any, Mapping[str, Any]]] = collections.deque()
+        self._pending: collections.deque[tuple[Place, Any, Any]] = collections.deque()
         self._saved: int | None = None
         self._unsaved: CheckpointError | None = None  # why the last one could not be written
         self._due = list(beginning.due)
         self._description = beginning.description
-        self._copies_ahead = jax.default_backend() != "cpu"
         self.state = beginning.state
         self.next = beginning.next
         self.recorder = beginning.recorder
@@ -181,11 +180,7 @@ class Loop:
             if _may_be_a_loss(self._step, self.state, error):
                 error.add_note(f"px.fit: {_A_STEP}")
             raise
-        if self._copies_ahead:
-            for leaf in jax.tree.leaves(metrics):
-                if isinstance(leaf, jax.Array):
-                    leaf.copy_to_host_async()
-        self._pending.append((place, batch, metrics))
+        self._pending.append((place, batch, sent(metrics)))
         if len(self._pending) > AHEAD:
             self._take()
         following = (place.epoch + 1, 0) if place.is_last else (place.epoch, place.within + 1)
