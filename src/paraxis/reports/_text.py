@@ -130,7 +130,7 @@ class Program:
         return [(alone[1], int(alone[2]), "")] if alone else []
 
     def is_backward(self, operation: Operation, depth: int = 6) -> bool:
-        """Say whether an operation is of a backward pass; of one without JAX's name, whether what it gives or takes is."""
+        """Say whether an operation is of a backward pass; of one without a name, whether what it gives or takes is."""
         if "/" in operation.path or not depth:
             return operation.is_backward
         moved = self.named(operation)
