@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._axes import arrays, placing
+from paraxis._axes import arrays, layout, placing
 from paraxis._axes.placing import Placement
 from paraxis._core.programs import Traced
 from paraxis.solve import _blocks as in_blocks, _cut as cut, _on_disk as on_disk, _trees as trees
@@ -87,7 +87,7 @@ class Block:
         else:
             outputs_last = jax.lax.optimization_barrier(r.T.reshape(pieces, -1, len(r)))
             parts = jnp.einsum("pnk,pnd->pkd", outputs_last, rows, precision=trees.EXACT)
-        pulled = jnp.sum(parts, 0).T.astype(coef.dtype)
+        pulled = layout.in_one_place(jnp.sum(parts, 0).T.astype(coef.dtype))  # columns may be over devices, too
         return (pulled, jnp.sum(r, -1)) if self.intercept else pulled
 
 
