@@ -14,7 +14,7 @@ import sklearn.linear_model
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from paraxis.solve import _linear, _losses
+from paraxis.solve import _linear, _losses, _working_set
 from paraxis.solve.estimators import _fitting
 from tests.solve._problems import softmax
 
@@ -98,3 +98,28 @@ def test_fits_of_what_is_large_are_scikit_learns(
     np.testing.assert_allclose(found.coef_, expected.coef_, rtol=0, atol=1e-6)
     np.testing.assert_allclose(found.intercept_, expected.intercept_, rtol=0, atol=1e-5)
     assert pieces
+
+
+@pytest.fixture
+def small_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Working sets of few columns, which are factored in parts as large ones are."""
+    monkeypatch.setattr(_working_set, "_SMALLEST", 16)
+    monkeypatch.setattr(_working_set, "_FEWEST", 4)
+    monkeypatch.setattr(_working_set, "_sizes_of_factors", lambda size: [size // 2, size])
+    _working_set._renewing.cache_clear()
+
+
+@pytest.mark.usefixtures("small_sets")
+@pytest.mark.parametrize("most", [64, 8])
+def test_working_sets_that_grow_and_those_that_do_not_hold_all_that_is_not_zero(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_working_set, "_LARGEST", most)
+    draw = np.random.default_rng(1)
+    x = draw.normal(size=(97, 41))
+    y = x[:, :20] @ draw.normal(size=20) + draw.normal(size=97)
+    expected = sklearn.linear_model.Lasso(0.1, tol=1e-14, max_iter=10**6).fit(x, y)
+    assert (expected.coef_ != 0).sum() > 8
+    found = px.solve.Lasso(0.1, tol=1e-10, devices=3).fit(x, y)
+    assert found.status_ == px.solve.Status.CONVERGED.words
+    np.testing.assert_allclose(found.coef_, expected.coef_, rtol=0, atol=1e-5)

@@ -29,7 +29,7 @@ from paraxis.solve._linear import Block, Linear
 from paraxis.solve._on_disk import OnDisk
 from paraxis.solve._problem import Point
 from paraxis.solve._progress import Progress
-from paraxis.solve._rows import Rows
+from paraxis.solve._rows import Rows, number_of
 from paraxis.solve._search import noise
 from paraxis.solve._solution import OptStep, attended, saved_run, watched
 from paraxis.solve._status import Status
@@ -135,7 +135,8 @@ class WorkingSet:
             state = state if saved is None else saved.restored(OptStep(params, state)).state
             while int(state.status) == Status.RUNNING and int(state.iter_num) < self.maxiter:
                 passed(OptStep(state.params, state))
-                size, fresh = _sizes(int(state.num_used), int(state.num_missing), len(state.held.chosen), *data.X.shape)
+                shape = number_of(data, data.X), data.X.shape[1]
+                size, fresh = _sizes(int(state.num_used), int(state.num_missing), len(state.held.chosen), *shape)
                 if fresh:
                     state = arrays.ready(_renewing(size, fresh)(state, l1, l2, data))
                 with threads.lapack_alone(size):
@@ -157,7 +158,7 @@ def _sizes(used: int, missing: int, size: int, num_rows: int, num_features: int)
     enough = missing <= free or (size >= num_rows and free >= size // 8)  # of one solution, no more are used than rows
     if size and (enough or size == most):  # two programs for a size are enough
         fresh = size // 4 if missing > _FEWEST and free >= size // 4 else _FEWEST
-        return size, min(fresh, size, num_features - size)
+        return size, min(fresh if free >= 0 else size // 2, size, num_features - size)
     # At zero, most of the columns that are missing stand for the same, the more so the fewer they are.
     wanted = 2 * size if size else used + min(missing**3 // num_features**2, num_rows // 2)
     grown = min(most, max(_SMALLEST, 1 << max(wanted - 1, 0).bit_length()))
@@ -210,8 +211,10 @@ def _advanced(state: WorkingSetState, l1: jax.Array, l2: jax.Array, tol: jax.Arr
     now = _strength(data.X, state.grad, l1)
     gap = duality_gap(state.params, state.grad, state.value, now)
     enough = jnp.maximum(0.3 * tol, jnp.finfo(state.value.dtype).eps / 4)
-    # Where columns are missing, what those at hand can gain need not be known exactly, if no rows are read for it.
-    enough = enough if complete or isinstance(data.X, OnDisk) else jnp.maximum(enough, _SHARE * gap)
+    # Where columns are missing, what those at hand can gain need not be known exactly, if no rows are read for it; it
+    # has to be where they take turns, as each turn gains little.
+    loose = jnp.where(state.num_used > len(held.chosen), 0, _SHARE * gap)
+    enough = enough if complete or isinstance(data.X, OnDisk) else jnp.maximum(enough, loose)
     new = _at_minimum(problem, state, held, now, l2, enough)
     error = duality_gap(new.params, new.grad, new.value, l1)
     before, whole = state.progress, new.value + l1 * jnp.sum(jnp.abs(new.params))
@@ -284,8 +287,11 @@ def _changed(problem: Linear, state: WorkingSetState, l1: jax.Array, size: int, 
     """Return the working set with so many new columns, at the end, or in place of those that matter least."""
     chosen, columns, gram = state.held
     priority = jnp.where(state.params != 0, jnp.inf, jnp.maximum(jnp.abs(state.grad) - l1, 0))
+    # Where not all that are not zero fit in, those come in that are furthest from their minimum: all have their turn.
+    off = jnp.where(state.params != 0, jnp.abs(state.grad + l1 * jnp.sign(state.params)), priority)
+    wanted = jnp.where(state.num_used > size, off, priority).at[chosen].set(-1)
     every = fresh == len(priority)
-    new = jnp.arange(fresh, dtype=jnp.int32) if every else jax.lax.top_k(priority.at[chosen].set(-1), fresh)[1]
+    new = jnp.arange(fresh, dtype=jnp.int32) if every else jax.lax.top_k(wanted, fresh)[1]
     grows = size > len(chosen)
     slots = len(chosen) + jnp.arange(fresh) if grows else jax.lax.top_k(-priority[chosen], fresh)[1]
     after = jnp.concatenate([chosen, new]) if grows else chosen.at[slots].set(new)
