@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -280,30 +279,6 @@ def test_effects_of_uneven_branches_and_loops_happen_where_an_element_takes_them
         assert_close(run(np.float32(2)), np.float32(result), rtol=1e-5)
         jax.effects_barrier()
         assert sorted(seen) == expected
-
-
-def test_loops_and_branches_with_effects_are_told_apart_in_the_compiled_program() -> None:
-    """XLA's compiler for GPUs takes those for one that differ in what is called in loops and branches inside of them.
-
-    A loop bears its mark; of branches, what chooses between them does, as they need not give anything.
-    """
-    axis, x = axis_on(2, 3), np.arange(3, dtype=np.float32)
-
-    def noted(kind: str, x: jax.Array) -> jax.Array:
-        def turn(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-            lax.cond(x > 1, lambda x: jax.debug.print(kind + " {}", x), lambda x: None, x)
-            return x + px.psum(x, axis), None
-
-        return lax.scan(turn, x, None, length=2)[0]
-
-    fn = jax.jit(lambda x: px.map_fn(lambda x: noted("one", x) + noted("two", x), x, axis))
-    text = fn.lower(x).as_text()
-    marks = [
-        re.findall(rf'stablehlo\.{name}[^\n]*px_effect = "(.+?)"', text) for name in ("while", "optimization_barrier")
-    ]
-    assert len(marks[0]) >= 2
-    assert len(marks[1]) == text.count('"stablehlo.case"') >= 2
-    assert len({*marks[0], *marks[1]}) == len(marks[0]) + len(marks[1])
 
 
 @pytest.mark.parametrize("asks", [False, True])

@@ -117,27 +117,28 @@ def test_metrics_are_fetched_when_later_steps_are_under_way_and_few_wait() -> No
     assert [number for kind, number in order if kind == "fetched"] == list(range(50))
 
 
-def test_on_a_gpu_the_metrics_of_a_step_come_together_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several dtypes; what is no number of JAX's comes as it is."""
+def test_on_a_gpu_the_numbers_of_a_step_come_together_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several dtypes, places and kinds, in their order; an array that comes alone is sent ahead as well."""
+    there = jax.device_put(jnp.float32(2), jax.devices()[1])
 
     def own_step(state: jax.Array, batch: jax.Array) -> Any:
         x = state + batch
         mean = px.Mean(x.sum(), jnp.int32(3), x.mean())
-        metrics = {"loss": mean, "half": x.max().astype(jnp.bfloat16), "few": x[0] > 1, "rows": 7}
-        return x, metrics if batch[0] < 3 else {**metrics, "rows": jnp.uint8(9)}
+        half, turned = x.max().astype(jnp.bfloat16), x.sum() + 2j
+        return x, {"loss": mean, "half": half, "few": x[0] > 1, "all": (x > 1).all(), "c": turned, "b": there, "a": 0.1}
 
-    def history() -> Any:
+    def found() -> Any:
         own = px.Evaluate(lambda state, batch: own_step(state, batch)[1], [jnp.arange(3.0)], name="own")
-        numbers = [jnp.arange(3.0) * k for k in range(3)] + [jnp.full(3, 5.0)]
-        return px.fit(jnp.ones(3), own_step, numbers, epochs=2, evaluate=own, progress=False).history
+        numbers = [jnp.arange(3.0) * k for k in range(3)]
+        history = px.fit(jnp.ones(3), own_step, numbers, epochs=2, evaluate=own, progress=False).history
+        return [(record, list(record.metrics)) for record in (*history.steps, *history.evaluations)]
 
-    expected, moved = history(), []
+    expected, moved = found(), []
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(type(jnp.ones(())), "copy_to_host_async", lambda x: moved.append(x.shape))
-    found = history()
-    assert found.steps == expected.steps
-    assert found.evaluations == expected.evaluations
-    assert sorted(moved) == [(1,)] * 8 + [(2,)] * 2  # by dtype, of the two steps that give arrays only
+    monkeypatch.setattr(type(jnp.ones(())), "copy_to_host_async", lambda x: moved.append((x.dtype.name, x.shape)))
+    assert found() == expected
+    ahead = [("bfloat16", ()), ("bool", (2,)), ("complex64", ()), ("float32", ()), ("float32", (2,)), ("int32", ())]
+    assert sorted(moved) == sorted(8 * ahead)  # six steps, two evaluations
 
 
 def test_a_step_of_one_s_own_needs_no_train_state() -> None:

@@ -252,7 +252,8 @@ def define_map(
             closed = jax.make_jaxpr(lambda *operands: implementation(*operands, **params))(*operands)
             return evaluate(_told_apart(closed, called_before), operands, lambda _: False)
 
-        run = apart if has_effects(params["body"].jaxpr) else implementation
+        merges = not _MERGING.isdisjoint(context.module_context.platforms)
+        run = apart if merges and has_effects(params["body"].jaxpr) else implementation
         return mlir.lower_fun(run, multiple_results=True)(context, *operands, **params)
 
     mlir.register_lowering(primitive, lowered)
@@ -301,6 +302,10 @@ def define_map(
     return primitive
 
 
+_MERGING = {"cuda", "rocm"}
+"""Platforms for which XLA takes operations with effects for one that are not: see :func:`_told_apart`."""
+
+
 def _told_apart(closed: ClosedJaxpr, first: int) -> ClosedJaxpr:
     """Return the same jaxpr with each operation that has effects marked in the compiled program by a name of its own.
 
@@ -317,7 +322,7 @@ def _told_apart(closed: ClosedJaxpr, first: int) -> ClosedJaxpr:
     def own(eqn: JaxprEqn) -> list[JaxprEqn]:
         with eqn.ctx.manager, set_xla_metadata(px_effect=f"{first}.{next(numbers)}"):
             changed = eqn.replace(params=map_jaxprs(eqn.params, marked), ctx=core.JaxprEqnContext())
-            if eqn.primitive.name != "cond":
+            if eqn.primitive.name != "cond" or isinstance(eqn.invars[0], Literal):  # then there is no choice
                 return [changed]
             chosen, *given = eqn.invars
             (choosing,) = jax.make_jaxpr(jax.lax.optimization_barrier)(chosen.aval).jaxpr.eqns

@@ -22,7 +22,7 @@ on the devices; what does more, one by one. Measured with two-layer networks fro
 
 def is_traced(values: Sequence[Any]) -> bool:
     """Return whether there is a value in these that JAX is tracing, members included."""
-    return arrays.is_traced(
+    return jax_api.is_tracing() and arrays.is_traced(
         [x.tree if isinstance(x, Stacked) else () if isinstance(x, Separate) else x for x in values]
     )
 
@@ -44,7 +44,7 @@ class Everywhere:
     def operands(self) -> Any:
         """The values for a program over all devices: if they are bound to none, it brings them there faster."""
         leaves = jax.tree.leaves(self.given)
-        if placing.spans_processes(self._placement) or arrays.is_traced(leaves):
+        if placing.spans_processes(self._placement) or is_traced(leaves):
             return self.tree
         return self.tree if any(isinstance(x, jax.Array) and x.committed for x in leaves) else self.given
 

@@ -496,6 +496,6 @@ def memory(lowered: Any, compiled: Any) -> Memory:
     temporaries, donated = used.temp_size_in_bytes, used.alias_size_in_bytes
     peak = max(getattr(used, "peak_memory_in_bytes", 0), arguments_ + results - donated + temporaries)
     places = jax.tree.leaves(jax_api.results_of(lowered, compiled)[1] or compiled.input_shardings)[:1]
-    here = {device for place in places for device in place.device_set}.intersection(jax.local_devices())
-    stats = next(iter(here)).memory_stats() if here else None  # other processes' devices tell this one nothing
+    here = [device for place in places for device in place.addressable_devices]  # others tell this process nothing
+    stats = here[0].memory_stats() if here else None
     return Memory(arguments_, results, temporaries, donated, peak, (stats or {}).get("bytes_limit"))

@@ -129,17 +129,25 @@ class Program:
         alone = _SOURCE.search(text)
         return [(alone[1], int(alone[2]), "")] if alone else []
 
-    def is_backward(self, operation: Operation, depth: int = 6) -> bool:
+    def is_backward(self, operation: Operation) -> bool:
         """Say whether an operation is of a backward pass; of one without a name, whether what it gives or takes is."""
-        if "/" in operation.path or not depth:
-            return operation.is_backward
-        moved = self.named(operation)
+        moved = None if "/" in operation.path else self.named(operation)
         if moved is not None and moved.opcode in _MOVES and moved.is_backward:
             return True
-        caller = self._callers.get(operation.computation)
-        number = number_of_parameter(operation) if caller is not None and caller.opcode == "fusion" else None
-        names = operation.operands if caller is None or number is None else caller.operands[number : number + 1]
-        return any(self.is_backward(self._by_name[name], depth - 1) for name in names if name in self._by_name)
+        waiting, seen = [operation], {operation.name}
+        while waiting and len(seen) < 10 * _NEAR:
+            found = waiting.pop(0)
+            if "/" in found.path:
+                if found.is_backward:
+                    return True
+                continue
+            caller = self._callers.get(found.computation)
+            number = number_of_parameter(found) if caller is not None and caller.opcode == "fusion" else None
+            names = found.operands if caller is None or number is None else caller.operands[number : number + 1]
+            fresh = [name for name in names if name not in seen and name in self._by_name]
+            seen.update(fresh)
+            waiting += [self._by_name[name] for name in fresh]
+        return False
 
     def frames_near(self, operation: Operation) -> Iterator[list[Frame]]:
         """Yield the frames of an operation, and of some near it, the likeliest to have asked for it first.
@@ -386,8 +394,8 @@ def _operations(text: str) -> tuple[list[_Computation], bool]:
             said = match["name"], match["shape"], match["opcode"], match["start"] is not None
             found[-1].operations.append(Operation(*said, line, match.end(), len(found) - 1))
     for computation in found:  # where a pair starts, its shape has the operands as well, nested in one of several ways
-        those = (op for op in computation.operations if op.opcode.endswith("-done"))
-        ends = {name: op.shape for op in those for name in op.operands[:1]}
+        done = (op for op in computation.operations if op.opcode.endswith("-done"))
+        ends = {begin[1]: op.shape for op in done if (begin := _NAME.search(op.text, op.begin))}
         computation.operations[:] = [
             dataclasses.replace(op, shape=ends.get(op.name, op.shape)) if op.starts else op
             for op in computation.operations

@@ -1,10 +1,9 @@
 """The results of a run so far: averages that stay exact, bounded in memory, and the same after a resume."""
 
-import collections
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -135,51 +134,56 @@ class Sent:
     """Metrics of one batch on their way to the host, together: each transfer may take as long as a small step.
 
     Attributes:
-        tree: their structure.
-        places: of each number, the dtype and the place among those of that dtype.
-        numbers: by dtype.
+        parts: of each metric, its numbers; of one that is sent with others, the dtype and the place among those.
+        together: by dtype.
     """
 
-    tree: Any
-    places: tuple[tuple[str, int], ...]
-    numbers: dict[str, jax.Array]
+    parts: dict[str, tuple[Any, ...]]
+    together: dict[str, jax.Array]
 
-    def arrived(self) -> Any:
-        """Return the metrics, as NumPy's numbers. Communicates: waits for the devices."""
-        here = {dtype: np.asarray(numbers) for dtype, numbers in self.numbers.items()}
-        return jax.tree.unflatten(self.tree, [here[dtype][place] for dtype, place in self.places])
+    def arrived(self) -> dict[str, tuple[Any, ...]]:
+        """Return the numbers of each metric. Communicates: waits for the devices."""
+        here = {dtype: np.asarray(numbers) for dtype, numbers in self.together.items()}
+        return {
+            name: tuple(here[x.dtype][x.number] if isinstance(x, _Place) else x for x in parts)
+            for name, parts in self.parts.items()
+        }
+
+
+class _Place(NamedTuple):
+    dtype: str
+    number: int
 
 
 def sent(metrics: Any) -> Any:
     """Return what :func:`fetched` takes of one batch: metrics as they are, which on CPU are there, or being sent."""
-    if jax.default_backend() == "cpu":
+    if jax.default_backend() == "cpu" or not isinstance(metrics, Mapping):
         return metrics
-    leaves, tree = jax.tree.flatten(metrics)
-    if not all(isinstance(x, jax.Array) and not x.ndim and _is_plain(x) for x in leaves):
-        return metrics
-    if len({x.sharding for x in leaves}) != 1:
-        return metrics
-    count, places = collections.Counter[str](), []
-    for x in leaves:
-        places.append((x.dtype.name, count[x.dtype.name]))
-        count[x.dtype.name] += 1
-    numbers = _joined(leaves)
-    for x in numbers.values():
+    parts = {name: _parts(value) for name, value in metrics.items()}
+    arrays = [x for those in parts.values() for x in those if isinstance(x, jax.Array)]
+    joined: dict[str, list[jax.Array]] = {}
+    for x in arrays:
+        if not x.ndim and _is_real(x) and x.sharding == arrays[0].sharding:
+            joined.setdefault(x.dtype.name, []).append(x)
+    joined = {dtype: numbers for dtype, numbers in joined.items() if len(numbers) > 1}
+    places = {id(x): _Place(name, k) for name, numbers in joined.items() for k, x in enumerate(numbers)}
+    together = _joined(joined)
+    for x in [*together.values(), *(x for x in arrays if id(x) not in places)]:
         x.copy_to_host_async()
-    return Sent(tree, tuple(places), numbers)
+    return Sent({name: tuple(places.get(id(x), x) for x in those) for name, those in parts.items()}, together)
 
 
-def _is_plain(x: jax.Array) -> bool:
-    return not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+def _is_real(x: jax.Array) -> bool:
+    return x.dtype == np.bool_ or (jnp.issubdtype(x.dtype, np.number) and not jnp.iscomplexobj(x))
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return (value.total, value.weight, value.value) if isinstance(value, Mean) else (value,)
 
 
 @jax.jit
-def _joined(leaves: list[jax.Array]) -> dict[str, jax.Array]:
-    """Return the numbers by their dtype."""
-    found: dict[str, list[jax.Array]] = {}
-    for x in leaves:
-        found.setdefault(x.dtype.name, []).append(x)
-    return {dtype: jnp.stack(numbers) for dtype, numbers in found.items()}
+def _joined(numbers: dict[str, list[jax.Array]]) -> dict[str, jax.Array]:
+    return {dtype: jnp.stack(those) for dtype, those in numbers.items()}
 
 
 def fetched(metrics: Mapping[str, Any] | Sent) -> dict[str, Mean]:
@@ -190,8 +194,8 @@ def fetched(metrics: Mapping[str, Any] | Sent) -> dict[str, Mean]:
 
     Communicates: waits for the devices.
     """
-    here = metrics.arrived() if isinstance(metrics, Sent) else metrics
-    return {name: _fetched(name, value) for name, value in here.items()}
+    here = metrics.arrived() if isinstance(metrics, Sent) else {name: _parts(x) for name, x in metrics.items()}
+    return {name: _fetched(name, *parts) for name, parts in here.items()}
 
 
 def sums_of(metrics: Mapping[str, Mean]) -> Sums:
@@ -219,11 +223,9 @@ def added(before: Sums, more: Sums) -> Sums:
     return result
 
 
-def _fetched(name: str, value: Any) -> Mean:
-    if not isinstance(value, Mean):
-        return Mean(_number(name, value), 1.0)
-    mean = None if value.value is None else _number(name, value.value)
-    return Mean(_number(name, value.total), _number(name, value.weight), mean)
+def _fetched(name: str, total: Any, weight: Any = 1.0, value: Any = None) -> Mean:
+    mean = None if value is None else _number(name, value)
+    return Mean(_number(name, total), _number(name, weight), mean)
 
 
 def _number(name: str, value: Any) -> float:
