@@ -31,9 +31,10 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
     _FASTER += " --xla_cpu_use_fusion_emitters=false"
 
 # JAX reads these when it starts, which importing a test module may do.
-_FLAGS = f"--xla_force_host_platform_device_count={NUM_DEVICES} {_FASTER}"
+PLATFORMS = os.environ.get("TEST_PLATFORMS", "cpu")
+_FLAGS = f"--xla_force_host_platform_device_count={NUM_DEVICES} {_FASTER if PLATFORMS == 'cpu' else ''}"
 os.environ["XLA_FLAGS"] = f"{_FLAGS} {os.environ.get('XLA_FLAGS', '')}"
-os.environ["JAX_PLATFORMS"] = os.environ.get("TEST_PLATFORMS", "cpu")
+os.environ["JAX_PLATFORMS"] = PLATFORMS
 
 # Tests, the commands that they start, and later runs share what was compiled. JAX finds it by the program, and by its
 # own version and flags. Each worker has its own, as entries are not written atomically.

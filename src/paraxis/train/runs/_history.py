@@ -167,7 +167,7 @@ def sent(metrics: Any) -> Any:
             joined.setdefault(x.dtype.name, []).append(x)
     joined = {dtype: numbers for dtype, numbers in joined.items() if len(numbers) > 1}
     places = {id(x): _Place(name, k) for name, numbers in joined.items() for k, x in enumerate(numbers)}
-    together = _joined(joined)
+    together = _joined(joined) if joined else {}
     for x in [*together.values(), *(x for x in arrays if id(x) not in places)]:
         x.copy_to_host_async()
     return Sent({name: tuple(places.get(id(x), x) for x in those) for name, those in parts.items()}, together)
