@@ -287,7 +287,7 @@ def compare(title: str, work: Work, rivals: list[Rival], repeats: int) -> None:
 
 
 def _iterations(work: Work, rival: Rival) -> tuple[int, float]:
-    """The fewest that reach the gap, to a tenth of them; the most that are allowed if none do."""
+    """The fewest that reach the gap; the most that are allowed if none do."""
     if rival.iterate is not None:
         reached = list(itertools.islice(rival.iterate(), MOST_ITERATIONS))
         gap_after = functools.cache(lambda iterations: work.gap_of(reached[iterations - 1]))
@@ -296,7 +296,7 @@ def _iterations(work: Work, rival: Rival) -> tuple[int, float]:
     low, high = 0, 8
     while gap_after(high) > work.gap and high < MOST_ITERATIONS:
         low, high = high, min(2 * high, MOST_ITERATIONS)
-    while high - low > max(1, high // 10) and gap_after(high) <= work.gap:
+    while high - low > 1 and gap_after(high) <= work.gap:
         middle = (low + high) // 2
         low, high = (low, middle) if gap_after(middle) <= work.gap else (middle, high)
     return high, gap_after(high)

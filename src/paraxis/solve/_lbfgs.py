@@ -83,7 +83,7 @@ class LBFGSState:
     data_passes: jax.Array
     progress: Progress
     cache: Any
-    preconditioner: jax.Array | None
+    preconditioner: gram.Inverse | None
 
     @property
     def reason(self) -> str:
@@ -212,12 +212,12 @@ class LBFGS(SmoothSolver):
             point = jax.lax.cond(refreshed, problem.refreshed, lambda same: same, point)
         memory = _memory(state)
         precondition = functools.partial(_preconditioned, state.preconditioner)
-        direction = memories.descent(memory, state.grad, precondition)
+        direction, gamma = memories.descent(memory, state.grad, precondition)
         line = problem.line(point, direction)
         found = self._searched(line, problem, state)
         new = line.end(found.stepsize, found.trial)
-        new_memory = memories.push(memory, trees.scaled(found.stepsize, direction), trees.minus(new.grad, state.grad),
-                                   precondition)  # fmt: skip
+        step = trees.scaled(found.stepsize, direction)
+        new_memory = memories.push(memory._replace(gamma=gamma), step, trees.minus(new.grad, state.grad))
         start_again = memories.forget(memory, self._first_scale(state.preconditioner, state.error))
         memory = trees.choose(found.failed, start_again, new_memory)
         error = trees.norm(new.grad)
@@ -304,7 +304,7 @@ class LBFGS(SmoothSolver):
             return self._iterated(step, arguments, self.maxiter)
         return in_stages(self._iterated, self._renewed, step, arguments, pauses, self.maxiter)
 
-    def _pauses(self, problem: Problem, prepared: jax.Array | None) -> Iterator[int]:
+    def _pauses(self, problem: Problem, prepared: gram.Inverse | None) -> Iterator[int]:
         if prepared is None:
             return
         assert isinstance(problem, Linear)
@@ -322,7 +322,7 @@ class LBFGS(SmoothSolver):
         changes = {"rho_history": memory.rho, "gamma": memory.gamma, "num_pairs": memory.num_pairs}
         return OptStep(step.params, dataclasses.replace(step.state, preconditioner=matrix, **changes))
 
-    def _start(self, params: Any, arguments: Any, preconditioner: jax.Array | None) -> LBFGSState:
+    def _start(self, params: Any, arguments: Any, preconditioner: gram.Inverse | None) -> LBFGSState:
         args, kwargs = arguments
         problem = self._problem(params, args, kwargs)
         point = problem.start(params)
@@ -368,7 +368,7 @@ class LBFGS(SmoothSolver):
         """A fixed step is one along the direction of L-BFGS as it is everywhere."""
         return None if self.stepsize and self.precondition == "auto" else self.precondition
 
-    def _first_scale(self, preconditioner: jax.Array | None, error: jax.Array) -> jax.Array:
+    def _first_scale(self, preconditioner: gram.Inverse | None, error: jax.Array) -> jax.Array:
         """Return the scale of a first direction: no longer than 1, unless its length is right, or steps are given."""
         if preconditioner is not None or self.stepsize:
             return jnp.ones_like(error)
@@ -379,5 +379,9 @@ def _memory(state: LBFGSState) -> Memory:
     return Memory(state.s_history, state.y_history, state.rho_history, state.gamma, state.num_pairs)
 
 
-def _preconditioned(preconditioner: jax.Array | None, params: Any) -> Any:
-    return params if preconditioner is None else gram.apply(preconditioner, params)
+def _preconditioned(preconditioner: gram.Inverse | None, both: tuple[Any, Any]) -> tuple[Any, Any]:
+    if preconditioner is None:
+        return both
+    together = jax.tree.map(lambda *vectors: jnp.stack(vectors), *both)
+    found = jax.vmap(functools.partial(gram.apply, preconditioner))(together)
+    return tuple(jax.tree.map(lambda x, index=index: x[index], found) for index in range(2))

@@ -73,7 +73,10 @@ class Block:
 
     def grad(self, z: jax.Array, shares: Any, params: Any) -> Any:
         """Their part of its gradient; ``params`` tell shapes only. Reads the rows once."""
-        return self.pulled(jax.grad(self.cost)(z, shares), params)
+        if self.loss.slope is None:
+            return self.pulled(jax.grad(self.cost)(z, shares), params)
+        share = jnp.asarray(self.share, z.dtype) if shares is None else shares
+        return self.pulled(share * self.loss.slope(z, self.targets), params)
 
     def pulled(self, r: jax.Array, params: Any) -> Any:
         """Return the transpose of :meth:`predictions`, of ``r``, ``(n,)`` or ``(k, n)``."""

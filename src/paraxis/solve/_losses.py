@@ -1,7 +1,8 @@
 """Losses of a prediction: what a row costs, given what the linear model says of it.
 
 Predictions ``z`` are ``(n,)``, or ``(k, n)`` with the outputs first: then a row's outputs lie far apart in memory and
-neighbouring rows side by side, which is what vector units want. Slopes and curvatures are JAX's own derivatives.
+neighbouring rows side by side, which is what vector units want. Curvatures, and slopes where no form of them is
+faster, are JAX's own derivatives.
 """
 
 import dataclasses
@@ -24,6 +25,9 @@ class Loss:
         rows: predictions ``(n,)`` or ``(k, n)`` and targets → costs ``(n,)``.
         curvature: predictions and targets → about the mean second derivative by a row's outputs, ``(n,)``; an
             estimate will do, for it only shapes the first direction.
+        coupling: predictions and weights ``(n,)`` → the weighted sum of a row's second derivatives by two outputs,
+            ``(k, k)``; ``None``: every output bends alike, for itself.
+        slope: predictions and targets → derivatives of the costs, as the predictions; ``None``: JAX's.
         classes: whether targets are class numbers ``(n,)`` and there is an output for each.
         single: whether there is one output only.
         flat: whether the curvature is the same wherever predictions are.
@@ -34,6 +38,8 @@ class Loss:
     name: str
     rows: Callable[[jax.Array, jax.Array], jax.Array]
     curvature: Callable[[jax.Array, jax.Array], jax.Array]
+    coupling: Callable[[jax.Array, Any], jax.Array] | None = None
+    slope: Callable[[jax.Array, jax.Array], jax.Array] | None = None
     classes: bool = False
     single: bool = False
     flat: bool = False
@@ -58,16 +64,33 @@ def _over_outputs(combine: Callable[[Any, Any], Any], terms: Callable[[Any, Any]
     return reduce(terms(jnp.arange(z.shape[0])[:, None], z), 0)
 
 
-def _softmax_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
+def _top_and_total(z: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return a row's greatest prediction, and the sum of exponentials beside it."""
     top = jax.lax.stop_gradient(_over_outputs(jnp.maximum, lambda i, x: x, z))
-    total = _over_outputs(operator.add, lambda i, x: jnp.exp(x - top), z)
+    return top, _over_outputs(operator.add, lambda i, x: jnp.exp(x - top), z)
+
+
+def _softmax_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
+    top, total = _top_and_total(z)
     # A gather would be slower than a sum of mostly zeros.
     own = _over_outputs(operator.add, lambda i, x: jnp.where(i == labels, x, 0), z)
     return jnp.log(total) + (top - own)
 
 
+def _softmax_slope(z: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return probabilities, less 1 for the right class: in one loop over all, where JAX's derivative has one each."""
+    top, total = _top_and_total(z)
+    is_own = jnp.arange(z.shape[0])[:, None] == labels
+    return jnp.exp((z - top) - jnp.log(total)) - is_own.astype(z.dtype)
+
+
 def _softmax_curvature(z: jax.Array, labels: jax.Array) -> jax.Array:
     return (1 - jnp.sum(jax.nn.softmax(z, axis=0) ** 2, 0)) / max(z.shape[0] - 1, 1)
+
+
+def _softmax_coupling(z: jax.Array, weight: Any) -> jax.Array:
+    p = jax.nn.softmax(z, axis=0)
+    return jnp.diag(jnp.sum(weight * p, 1)) - jnp.matmul(weight * p, p.T, precision=jax.lax.Precision.HIGHEST)
 
 
 def _logistic_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
@@ -111,6 +134,8 @@ SOFTMAX = Loss(
     "softmax",
     _softmax_rows,
     _softmax_curvature,
+    _softmax_coupling,
+    _softmax_slope,
     classes=True,
     accepts=lambda y, k: (y >= 0) & (y < k) & (y == np.floor(y)),
     targets="class numbers from 0 to k - 1; write y = np.unique(labels, return_inverse=True)[1]",

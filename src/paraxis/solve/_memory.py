@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from paraxis.solve import _trees as trees
 
-Precondition = Callable[[Any], Any]
+Precondition = Callable[[tuple[Any, Any]], tuple[Any, Any]]
+"""Of two vectors at once: what takes long is to read a matrix."""
 
 
 class Memory(NamedTuple):
@@ -21,7 +22,7 @@ class Memory(NamedTuple):
     s: Any  # steps
     y: Any  # changes of the gradient
     rho: jax.Array  # 1 / <s, y>
-    gamma: jax.Array  # the scale of the initial Hessian's inverse
+    gamma: jax.Array  # the scale of the initial Hessian's inverse, of the last direction; without pairs, of the next
     num_pairs: jax.Array  # seen since the memory was empty
 
 
@@ -36,12 +37,11 @@ def forget(memory: Memory, gamma: jax.Array) -> Memory:
     return memory._replace(rho=jnp.zeros_like(memory.rho), gamma=gamma, num_pairs=jnp.zeros_like(memory.num_pairs))
 
 
-def push(memory: Memory, s: Any, y: Any, precondition: Precondition) -> Memory:
+def push(memory: Memory, s: Any, y: Any) -> Memory:
     """Return the memory with one more pair, unless its curvature is not positive beyond rounding."""
     sy = trees.dot(s, y)
     eps = jnp.finfo(sy.dtype).eps
     good = sy > eps * trees.norm(s) * trees.norm(y)
-    scale = trees.dot(y, precondition(y))
     index = memory.num_pairs % memory.rho.shape[0]
 
     def put(history: jax.Array, new: jax.Array) -> jax.Array:
@@ -51,13 +51,13 @@ def push(memory: Memory, s: Any, y: Any, precondition: Precondition) -> Memory:
         jax.tree.map(put, memory.s, s),
         jax.tree.map(put, memory.y, y),
         put(memory.rho, 1 / jnp.where(good, sy, 1)),
-        jnp.where(good & (scale > 0), sy / jnp.where(scale > 0, scale, 1), memory.gamma),
+        memory.gamma,
         memory.num_pairs + good,
     )
 
 
-def descent(memory: Memory, grad: Any, precondition: Precondition) -> Any:
-    """Minus the inverse Hessian, as far as it is remembered, times the gradient."""
+def descent(memory: Memory, grad: Any, precondition: Precondition) -> tuple[Any, jax.Array]:
+    """Minus the inverse Hessian, as far as it is remembered, times the gradient; and the scale where it began."""
     size = memory.rho.shape[0]
     newest_last = (memory.num_pairs + jnp.arange(size)) % size
 
@@ -72,7 +72,12 @@ def descent(memory: Memory, grad: Any, precondition: Precondition) -> Any:
         return trees.along(r, alpha - memory.rho[index] * trees.dot(y, r), s), None
 
     r, alphas = jax.lax.scan(backwards, trees.scaled(-1, grad), newest_last, reverse=True)
-    return jax.lax.scan(forwards, trees.scaled(memory.gamma, precondition(r)), (newest_last, alphas))[0]
+    newest = newest_last[-1]
+    y = _pair(memory, newest)[1]
+    r, of_y = precondition((r, y))
+    curvature = memory.rho[newest] * trees.dot(y, of_y)  # 0 where there is no pair
+    gamma = jnp.where(curvature > 0, 1 / jnp.where(curvature > 0, curvature, 1), memory.gamma)
+    return jax.lax.scan(forwards, trees.scaled(gamma, r), (newest_last, alphas))[0], gamma
 
 
 def _pair(memory: Memory, index: jax.Array) -> tuple[Any, Any]:

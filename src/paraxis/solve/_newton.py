@@ -73,7 +73,7 @@ class NewtonCGState:
     costs: jax.Array
     progress: Progress
     cache: Any
-    preconditioner: jax.Array | None
+    preconditioner: gram.Inverse | None
 
     @property
     def reason(self) -> str:
@@ -225,7 +225,7 @@ class NewtonCG(SmoothSolver):
     def _run(self) -> Solve:
         return differentiable(self._solved, self.optimality_fun, self.verbose)
 
-    def _start(self, params: Any, arguments: Any, preconditioner: jax.Array | None) -> NewtonCGState:
+    def _start(self, params: Any, arguments: Any, preconditioner: gram.Inverse | None) -> NewtonCGState:
         args, kwargs = arguments
         problem = self._problem(params, args, kwargs)
         point = problem.start(params)
@@ -281,13 +281,13 @@ class _Conjugate(NamedTuple):
 
 
 def _conjugate(
-    problem: Problem, point: Point, preconditioner: jax.Array | None, use_gram: jax.Array, enough: jax.Array, most: int
+    problem: Problem, point: Point, inverse: gram.Inverse | None, use_gram: jax.Array, enough: jax.Array, most: int
 ) -> _Direction:
     """Return a direction whose residual is at most ``enough``, if ``most`` products give it."""
     product, nothing = problem.products(point)
 
     def precondition(r: Any) -> Any:
-        return r if preconditioner is None else trees.choose(use_gram, gram.apply(preconditioner, r), r)
+        return r if inverse is None else trees.choose(use_gram, gram.apply(inverse, r), r)
 
     def go_on(cg: _Conjugate) -> jax.Array:
         return ~cg.bent & (cg.num_products < most) & (trees.norm(cg.residual) > enough)
