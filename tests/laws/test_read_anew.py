@@ -535,6 +535,96 @@ def test_all_changes_are_noticed_by_all(call: Any, way: Way) -> None:
     require_read_anew(call, way)
 
 
+# --- modules of NNX from outside: frozen by transforms unless they are given, which is an error; read anew elsewhere --
+
+
+class Scaling(nnx.Module):
+    """A layer of a user's, around one of NNX's."""
+
+    def __init__(self) -> None:
+        self.inner = nnx.Linear(1, 1, use_bias=False, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: Any) -> Any:
+        return self.inner(x[..., None])[..., 0]
+
+
+def a_bare_variable() -> Any:
+    factor = nnx.Variable(jnp.float32(2))
+    return lambda x: x * factor, lambda k: factor.set_value(jnp.float32(k))
+
+
+def a_layer_of_nnx() -> Any:
+    layer = nnx.Linear(1, 1, use_bias=False, rngs=nnx.Rngs(0))
+    return lambda x: layer(x[..., None])[..., 0], lambda k: layer.kernel.set_value(jnp.full((1, 1), k))
+
+
+def a_layer_of_nnx_in_one_of_a_user() -> Any:
+    layer = Scaling()
+    return layer, lambda k: nnx.update(layer, {"inner": {"kernel": jnp.full((1, 1), k)}})
+
+
+def a_layer_in_a_sequence() -> Any:
+    layers: Any = nnx.Sequential(Scaling(), lambda x: x)
+    return lambda x: layers(x), lambda k: layers.layers[0].inner.kernel.set_value(jnp.full((1, 1), k))
+
+
+def what_a_function_in_a_sequence_reads() -> Any:
+    layers = nnx.Sequential(lambda x: x * FACTOR)
+    return lambda x: layers(x), lambda k: globals().update(FACTOR=k)
+
+
+def an_attribute_of_a_layer_of_nnx() -> Any:
+    layer = nnx.Dropout(2.0, deterministic=True)
+    return lambda x: layer(x) * layer.rate, lambda k: setattr(layer, "rate", k)
+
+
+def the_mode_of_a_layer() -> Any:
+    layer = nnx.BatchNorm(1, use_running_average=True, use_bias=False, epsilon=0.0, rngs=nnx.Rngs(0))
+
+    def f(x: Any) -> Any:
+        return x * (2.0 if layer.use_running_average else layer.momentum)
+
+    def change(k: float) -> None:
+        layer.momentum = k
+        layer.set_attributes(use_running_average=k == 2.0)
+
+    return f, change
+
+
+MODULES = [
+    *(a_bare_variable, a_layer_of_nnx, a_layer_of_nnx_in_one_of_a_user, a_layer_in_a_sequence),
+    *(what_a_function_in_a_sequence_reads, an_attribute_of_a_layer_of_nnx, the_mode_of_a_layer),
+]
+WITHOUT_MODULES = [
+    *(of_pmap, of_streaming_again, *map(of_a_solver, ("LBFGS", "NewtonCG", "GradientDescent"))),
+    *(of_map, of_program, of_stream),
+]
+
+
+@pytest.mark.parametrize("way", MODULES, ids=named)
+def test_a_change_of_a_module_is_noticed_wherever_it_was(way: Way) -> None:
+    require_read_anew(of_pmap, way)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("call", WITHOUT_MODULES, ids=named)
+def test_a_change_of_a_module_is_noticed_by_what_is_given_none(call: Any) -> None:
+    require_read_anew(call, a_layer_of_nnx_in_one_of_a_user)
+
+
+def test_a_module_that_is_only_looked_at_is_no_error() -> None:
+    unused = Scaling()
+    mapped = px.pmap(lambda x: (x * 2, unused)[0])
+    np.testing.assert_array_equal(px.Jit(lambda net, x: net.one * mapped(x), One())(X), X * 2)
+
+
+def test_what_a_function_in_a_module_that_is_bound_reads_is_read_anew() -> None:
+    jitted = px.Jit(nnx.Sequential(lambda x: x * FACTOR))
+    assert jitted(X).sum() == 2 * X.sum()
+    globals().update(FACTOR=3.0)
+    assert jitted(X).sum() == 3 * X.sum()
+
+
 def test_an_object_that_a_module_holds_is_looked_into() -> None:
     class Scaled(nnx.Module):
         def __init__(self) -> None:

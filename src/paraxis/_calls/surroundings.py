@@ -87,7 +87,7 @@ class Place(NamedTuple):
     @property
     def which(self) -> tuple[int, Any]:
         """Return what tells this place from others, while its holder is there."""
-        return id(self.holder.x if isinstance(self.holder, (_Slots, _Context)) else self.holder), self.key
+        return id(self.holder.x if isinstance(self.holder, (_Slots, _Context, _Values)) else self.holder), self.key
 
 
 class Surroundings:
@@ -157,8 +157,10 @@ class Surroundings:
                 self._arrays.append((itself, _bytes_of(x)))
             if isinstance(x, (list, dict, set, collections.deque)) and len(x) <= _AT_MOST:
                 self._lists.append((itself, tuple(x)))
+            if _is_nnx_module(x):
+                self._lists.append((Place(place.name, x, _Values(x)), tuple(_Values(x))))
         is_code = isinstance(x, types.FunctionType)
-        held = parts(place.name, x, self._names)
+        held = [part for part in parts(place.name, x, self._names) if not (is_apart and _is_nnx_variable(part.value))]
         return [(part, is_apart and not is_code and _code_of(part.value) is None) for part in held]
 
 
@@ -251,6 +253,10 @@ def parts(name: str, x: Any, used: frozenset[str], *, every: bool = False) -> It
         yield Place(f"{name}.get()", x.get(_MISSING), _Context(x))
     elif isinstance(x, weakref.ref):
         yield Place(f"{name}()", x())
+    elif _is_nnx_variable(x):
+        yield Place(f"{name}.value", _Slots(x).get("_raw_value", _MISSING), _Slots(x), "_raw_value")
+    elif _is_nnx_module(x):
+        yield from (Place(f"{name}.{key}", y) for key, y in vars(x).items() if _may_hold(y))
     elif _may_change(x):
         yield from _attributes(name, x, used, every=every)
     elif "__wrapped__" in (own := _dict_of(x)):  # a program, jax.custom_jvp with its rule, another wrapped function
@@ -343,6 +349,19 @@ class _Slots:
             return default
 
 
+class _Values:
+    """The attributes of an object, as a list."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return len(vars(self.x))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(vars(self.x).values())
+
+
 class _Context:
     """The value of a context variable, as a mapping."""
 
@@ -388,6 +407,29 @@ def _may_change(x: Any) -> bool:
     if isinstance(x, (types.ModuleType, type)):
         return not is_library(x.__name__ if isinstance(x, types.ModuleType) else x.__module__)
     return type(x).__module__.partition(".")[0] not in _LIBRARIES and not isinstance(x, (*_NUMBERS, type(None)))
+
+
+def _is_nnx_variable(x: Any) -> bool:
+    return _is_of_nnx(x, "Variable")
+
+
+def _is_nnx_module(x: Any) -> bool:
+    """Return whether an object is one of NNX's own layers or containers, of a class that no user has written."""
+    return is_library(type(x).__module__) and _is_of_nnx(x, "Pytree")
+
+
+def _is_of_nnx(x: Any, name: str) -> bool:
+    """Return whether it is of one of NNX's base classes, which are known by name here: Flax need not be there."""
+    kinds = type(x).__mro__
+    return any(kind.__name__ == name and kind.__module__.startswith("flax.nnx.") for kind in kinds)
+
+
+def _may_hold(x: Any) -> bool:
+    """Return whether an attribute of a module of NNX's may hold what can change, or is code of users'."""
+    if isinstance(x, types.FunctionType):
+        return not is_library(x.__module__)
+    of_nnx = _is_nnx_variable(x) or _is_nnx_module(x)
+    return of_nnx or isinstance(x, (list, tuple, dict)) or _may_change(x)
 
 
 def _holds(x: Any, then: tuple[Any, ...]) -> bool:

@@ -93,8 +93,11 @@ def _begins(code: types.CodeType, offset: int) -> None:
         listener(variable)
 
 
+_UNNOTICED = ("paraxis._modules.graphs", "paraxis._calls.surroundings")
+
+
 class _Slot:
-    """Stands before a slot. What ``graphs`` reads is not noticed, as it is not on later versions of Python."""
+    """Stands before a slot. What our own files read is not noticed, as it is not on later versions of Python."""
 
     def __init__(self, name: str) -> None:
         self._slot: Any = vars(Variable)[name]
@@ -103,7 +106,7 @@ class _Slot:
         listener = _listener.get()
         if variable is None:
             return self
-        if listener is not None and sys._getframe(1).f_globals["__name__"] != "paraxis._modules.graphs":
+        if listener is not None and sys._getframe(1).f_globals["__name__"] not in _UNNOTICED:
             listener(variable)
         return self._slot.__get__(variable, owner)
 
