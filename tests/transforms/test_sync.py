@@ -1,5 +1,6 @@
 """What becomes of variables that many devices write under ``px.Parallel``: rules, BatchNorm, random streams, errors."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -410,6 +411,63 @@ def test_batch_norm_is_synchronised_however_it_is_reached(way: str) -> None:
     assert_close(np.asarray(out), np.asarray(alone(x)), rtol=1e-4)
     assert_close(np.asarray(net.var[...]), np.asarray(alone.var[...]), rtol=1e-4)
     assert net.axis_name is None
+
+
+def _linen(**options: Any) -> tuple[Any, Any, Any]:
+    model = linen.BatchNorm(use_running_average=False, momentum=0.5, **options)
+    variables = model.init(jax.random.key(0), jnp.ones((2, 3)))
+
+    def apply(variables: Any, x: jax.Array, mask: jax.Array) -> Any:
+        return model.apply(variables, x, mask=mask, mutable=["batch_stats"])
+
+    return apply, variables, ("concat", "same")
+
+
+MASKS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
+    "of rows": lambda rng: rng.random((16, 1)) < 0.5,
+    "of all rows but those of one device": lambda rng: np.arange(16)[:, None] < 4,
+    "of single values": lambda rng: rng.random((16, 3)) < 0.5,
+}
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("case", MASKS)
+def test_batch_norm_with_a_mask_counts_the_rows_of_all_devices(case: str, fast: bool) -> None:
+    x = np.asarray(values(16, 3) - 1) * np.arange(1.0, 17.0, dtype=np.float32)[:, None]
+    mask = MASKS[case](np.random.default_rng(0))
+    kept = np.ma.masked_array(x.astype(np.float64), ~np.broadcast_to(mask, x.shape))
+    mean, var = kept.mean(0), kept.var(0)
+    net = nnx.BatchNorm(3, momentum=0.5, use_fast_variance=fast, rngs=nnx.Rngs(0))
+    out = px.Parallel(lambda net, x, mask: net(x, mask=mask), net, sync_batch_norm=True)(x, mask)
+    assert_close(np.asarray(out), (x - mean) / np.sqrt(var + 1e-5), rtol=1e-3, atol=1e-4)
+    assert_close(np.asarray(net.mean[...]), 0.5 * mean, rtol=1e-4)
+    assert_close(np.asarray(net.var[...]), 0.5 + 0.5 * var, rtol=1e-3)
+    apply, variables, reduce = _linen(use_fast_variance=fast)
+    out, new = px.Parallel(apply, batch_axis=(None, 0, 0), sync_batch_norm=True, reduce=reduce)(variables, x, mask)
+    assert_close(np.asarray(out), (x - mean) / np.sqrt(var + 1e-5), rtol=1e-3, atol=1e-4)
+    assert_close(np.asarray(new["batch_stats"]["var"]), 0.5 + 0.5 * var, rtol=1e-3)
+
+
+def test_gradients_through_a_batch_norm_with_a_mask_are_those_of_one_device() -> None:
+    x = (values(16, 3) - 1) * jnp.arange(1.0, 17.0)[:, None]
+    mask = np.arange(16)[:, None] % 5 < 3
+
+    def loss(net: Any, x: jax.Array, mask: jax.Array) -> jax.Array:
+        return jnp.mean(net.bn(net.scale * x**2, mask=mask) ** 3)
+
+    def make() -> Any:
+        return nnx.Dict(bn=nnx.BatchNorm(3, rngs=nnx.Rngs(0)), scale=nnx.Param(jnp.asarray([1.0, 0.5, 2.0])))
+
+    net = make()
+    gradients = px.GradValues(loss, net)
+
+    def step(gradients: Any, x: jax.Array, mask: jax.Array) -> Any:
+        return px.pmean(list(gradients(x, mask)[0]), "device")
+
+    found = px.Parallel(step, gradients, sync_batch_norm=True, reduce="same")(x, mask)
+    expected = list(px.GradValues(loss, make())(x, mask)[0])
+    for one, other in zip(found, expected, strict=True):
+        assert_close(np.asarray(one), np.asarray(other), rtol=1e-3, atol=1e-5)
 
 
 def test_batch_norm_is_synchronised_by_nested_transforms_and_in_linen() -> None:

@@ -38,9 +38,9 @@ class Hook(abc.ABC):
 
 
 class Attribute(Hook):
-    """A descriptor in the place of a class's attribute. It is asked by all threads."""
+    """Something in the place of an attribute of a class or of a file: a descriptor, a function. All threads use it."""
 
-    def __init__(self, owner: type, name: str, descriptor: Any) -> None:
+    def __init__(self, owner: Any, name: str, descriptor: Any) -> None:
         super().__init__()
         self._owner, self._name, self._descriptor = owner, name, descriptor
         self._before: Any = _MISSING

@@ -6,10 +6,14 @@ NNX's own functions, or be made on the spot.
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import linen, nnx
+from flax.linen import normalization as of_linen
+from flax.nnx.nn import normalization as of_nnx
 
 from paraxis._modules import hooks
 
@@ -32,7 +36,35 @@ class _AxisName:
         vars(layer)["axis_name"] = name
 
 
-_HOOKS = [hooks.Attribute(kind, "axis_name", _AxisName()) for kind in (nnx.BatchNorm, linen.BatchNorm)]
+def _counting(of_flax: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Flax's function of the statistics, for masks that leave some devices fewer values than others.
+
+    Flax takes the mean of the devices' means, as if each were of as many values. Here sums and numbers are added up.
+    """
+
+    def of_all(
+        x: Any, axes: Any, dtype: Any, axis_name: Any = None, *others: Any, mask: Any = None, **options: Any
+    ) -> Any:
+        is_plain = not others and options.get("axis_index_groups") is None  # as BatchNorm calls it
+        if mask is None or axis_name is None or not is_plain or not _axes.get():
+            return of_flax(x, axes, dtype, axis_name, *others, mask=mask, **options)
+        x = jnp.asarray(x, jnp.promote_types(jnp.result_type(x) if dtype is None else dtype, jnp.float32))
+        over = tuple(axis % x.ndim for axis in axes)
+        number = jax.lax.psum(jnp.sum(jnp.broadcast_to(mask, x.shape), over, dtype=jnp.float32), axis_name)
+
+        def mean(x: jax.Array) -> jax.Array:
+            return jax.lax.psum(jnp.sum(x, over, where=mask), axis_name) / number
+
+        center = mean(x)
+        return center, mean(jnp.abs(x - jnp.expand_dims(center, over)) ** 2)
+
+    return of_all
+
+
+_HOOKS = [
+    *(hooks.Attribute(kind, "axis_name", _AxisName()) for kind in (nnx.BatchNorm, linen.BatchNorm)),
+    *(hooks.Attribute(m, "_compute_stats", _counting(m._compute_stats)) for m in (of_nnx, of_linen)),
+]
 
 
 @contextlib.contextmanager
