@@ -1,11 +1,12 @@
 """All of optax's optimisers in px.Optimizer, against optax alone."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import nnx
@@ -110,6 +111,49 @@ def test_an_optimiser_that_changes_its_rate_by_itself_is_refused_by_name() -> No
     with pytest.raises(px.StateError, match="Optimizer: the optimiser initialises"):
         px.Optimizer(net, lambda lr: optax.inject_hyperparams(optax.rprop)(lr))
     assert_close(by_paraxis(lambda lr: optax.rprop(0.01), RATES), by_optax(optax.rprop(0.01)))
+
+
+def _keeping(becomes: Callable[[Any], Any]) -> Any:
+    """An optimiser that keeps the rate in its state, and then changes it."""
+
+    def factory(lr: Any) -> optax.GradientTransformation:
+        return optax.GradientTransformation(
+            lambda params: {"lr": jnp.asarray(lr, jnp.float32)},
+            lambda g, state, params=None: (
+                jax.tree.map(lambda x: -state["lr"] * x, g),
+                {"lr": becomes(state["lr"])},
+            ),
+        )
+
+    return factory
+
+
+CHANGED = {
+    "decayed": lambda rate: rate * 0.9,
+    "bounded": lambda rate: jnp.minimum(rate, 0.1),
+    "another": lambda rate: jnp.full_like(rate, 0.5),
+}
+
+
+@pytest.mark.parametrize("how", CHANGED)
+def test_a_rate_in_the_state_that_the_optimiser_changes_itself_is_refused(how: str) -> None:
+    net: Any = nnx.Dict(a=nnx.Param(START[0]))
+    with pytest.raises(px.StateError, match=r"Optimizer: factory initialises lr, in its state, from the first"):
+        px.Optimizer(net, _keeping(CHANGED[how]))
+
+
+def test_a_rate_in_the_state_that_stays_is_that_of_each_step() -> None:
+    expected = START
+    for step, rate in enumerate(RATES):
+        moved = zip(expected, _gradients(expected, step), strict=True)
+        expected = [np.asarray(x) - rate * np.asarray(g) for x, g in moved]
+    assert_close(by_paraxis(_keeping(lambda rate: rate), RATES), expected)
+
+
+def test_a_rate_that_is_turned_into_an_array_of_numpy_is_refused() -> None:
+    net: Any = nnx.Dict(a=nnx.Param(START[0]))
+    with pytest.raises(px.StateError, match=r"Optimizer: factory looks at the learning rate.*lambda lr: optax\.sgd"):
+        px.Optimizer(net, lambda lr: optax.sgd(np.float32(lr)))
 
 
 def test_an_optimiser_that_looks_at_the_rate_is_refused() -> None:

@@ -150,7 +150,7 @@ def _rates(factory: Callable[..., Any], parameters: Gradients, names: Sequence[s
     """
     try:
         init = jax.make_jaxpr(lambda rate, held: jax.tree.leaves(factory(rate).init(held)))(0.0, parameters)
-    except jax.errors.ConcretizationTypeError as error:
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
         raise StateError(
             "Optimizer: factory looks at the learning rate's value, which is not known while a step is traced; leave "
             "the rate as it is, lambda lr: optax.sgd(lr), and choose by it outside"
@@ -174,9 +174,9 @@ def _rates(factory: Callable[..., Any], parameters: Gradients, names: Sequence[s
     as_is = jax.make_jaxpr(functools.partial(step, ()))(*avals)
     read = [i for i in kept if any(_differing(as_is, [first + i]))]  # the others are notes
     set_anew = jax.make_jaxpr(functools.partial(step, read))(*avals)
-    moves = _differing(set_anew, range(1, len(avals)))
+    mixed, moves = (_differing(closed, range(1, len(closed.in_avals))) for closed in (init, set_anew))
     for i in read:
-        if moves[i]:
+        if mixed[i] or moves[i] or not _stays(init, set_anew, i):
             name = getattr(getattr(factory, "func", factory), "__name__", "<lambda>")
             name, made = ("the optimiser", "…") if name == "<lambda>" else (name, f"optax.{name}(0.01)")
             raise StateError(
@@ -185,6 +185,16 @@ def _rates(factory: Callable[..., Any], parameters: Gradients, names: Sequence[s
                 f"{made})"
             )
     return tuple(read)
+
+
+def _stays(init: Any, step: Any, i: int) -> bool:
+    """Return whether a leaf of the state, which is made of the rate alone, is the same after a step as before it."""
+    values = []
+    for closed in (init, step):
+        alone = jax_api.pruned(closed, [closed.jaxpr.outvars[i]])
+        others = [None] * (len(closed.in_avals) - 1)  # nothing of it is read
+        values.append(jax_api.jaxpr_as_fun(alone)(jnp.float32(0.375), *others)[0])
+    return bool(jnp.array_equal(*values))
 
 
 def _differing(closed: Any, of: Sequence[int]) -> list[bool]:
