@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -154,6 +155,22 @@ def test_a_large_file_of_another_member_takes_no_memory(tmp_path: Path) -> None:
     px.ensemble(large, 1, 0).save_member(0, path)
     assert path.stat().st_size > 2 * 10**7
     assert peak_of_refusing(path) < 10**7
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_a_pipe_in_the_place_of_a_member_is_not_waited_for(place: Path) -> None:
+    file = place / "member-001.npz"
+    file.unlink()
+    os.mkfifo(file)
+    for read in (lambda: px.load_ensemble(make, place), lambda: px.ensembles.load_member(make, file)):
+        with pytest.raises(px.DataError, match=r"member-001\.npz is damaged.*it is not an ordinary file"):
+            read()
+
+
+def test_a_link_to_a_member_is_read(ens: px.Ensemble, place: Path) -> None:
+    (place / "member-001.npz").rename(place.parent / "elsewhere.npz")
+    (place / "member-001.npz").symlink_to(place.parent / "elsewhere.npz")
+    assert bits(px.load_ensemble(make, place)) == bits(ens)
 
 
 def test_an_entry_that_is_longer_than_the_file_takes_no_memory(place: Path) -> None:

@@ -90,6 +90,23 @@ def test_a_file_that_ends_too_early_is_found(checkpoints: px.Checkpoints, damage
     assert same(restored.tree, 1)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(checkpoints: px.Checkpoints) -> None:
+    names = [file.relative_to(checkpoints.path) for file in (checkpoints.path / "2").rglob("*") if file.is_file()]
+    for name in names:
+        if name.name == "paraxis.txt":  # nothing of it is needed
+            continue
+        file = checkpoints.path / name
+        content = file.read_bytes()
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(px.CheckpointError, match="is not an ordinary file"):
+            checkpoints.restore(state(0), step=2)
+        file.unlink()
+        file.write_bytes(content)
+    assert same(checkpoints.restore(state(0), step=2).tree, 2)
+
+
 def test_a_record_that_was_changed_is_found(checkpoints: px.Checkpoints) -> None:
     record = checkpoints.path / "2" / "paraxis.json"
     record.write_text(record.read_text().replace('value\\": 2', 'value\\": 3'))

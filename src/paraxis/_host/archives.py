@@ -16,6 +16,8 @@ from typing import Self
 
 import numpy as np
 
+from paraxis._host import files
+
 _BAD_BYTES = (
     *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, struct.error, OSError),
     *(ValueError, EOFError, OverflowError, RuntimeError),  # of Python's reader: what is encrypted, negative, too long
@@ -52,7 +54,7 @@ class Archive:
 
     def __init__(self, path: Path, *, compressed: bool = False) -> None:
         self._compressed = compressed
-        self._file = path.open("rb")
+        self._file = files.opened(path)
         self._kinds: dict[str, Kind] = {}
         try:
             self._size = self._file.seek(0, 2)

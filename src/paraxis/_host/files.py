@@ -108,6 +108,15 @@ def contents(path: Path, most: int) -> bytes:
         return file.read(most)
 
 
+def opened(path: Path) -> IO[bytes]:
+    """Open an ordinary file, or a link to one, to be read. Of anything else, such as a pipe, nothing is waited for.
+
+    Raises:
+        OSError: if it cannot be read, or is something else.
+    """
+    return _opened(path, links=True)
+
+
 def beginning(path: Path, most: int) -> bytes:
     """Return the first bytes of an ordinary file, of whatever size, likewise.
 
@@ -139,11 +148,14 @@ def open_own(path: Path) -> int:
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
-def _opened(path: Path) -> IO[bytes]:
-    handle = os.open(path, os.O_RDONLY | _NO_LINKS)
-    if stat.S_ISREG(os.fstat(handle).st_mode):
+def _opened(path: Path, *, links: bool = False) -> IO[bytes]:
+    handle = os.open(path, os.O_RDONLY | (_NO_LINKS & ~getattr(os, "O_NOFOLLOW", 0) if links else _NO_LINKS))
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
         return os.fdopen(handle, "rb")
     os.close(handle)
+    if stat.S_ISDIR(mode) and links:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
 
 

@@ -83,6 +83,7 @@ class Folder:
         Raises:
             Damaged: if it is not there or not what was written.
         """
+        _records.require_files(self.place(step))
         return _records.read(self.place(step), step)
 
     def make(self) -> None:

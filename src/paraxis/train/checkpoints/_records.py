@@ -98,6 +98,17 @@ def read(directory: Path, step: int) -> dict[str, Any]:
     return record
 
 
+def require_files(directory: Path) -> None:
+    """Check that all that belongs to a checkpoint are files: for the bytes of a pipe, Orbax would wait for ever.
+
+    Raises:
+        Damaged: if not so.
+    """
+    odd = next((name for name in _known(directory) or () if _is_special(directory / name)), None)
+    if odd is not None:
+        raise Damaged(f"{odd} in it is not an ordinary file")
+
+
 def is_whole(directory: Path, step: int) -> bool:
     """Return whether there is the record of a step, which is written last."""
     try:
@@ -175,18 +186,27 @@ def is_checkpoint(directory: Path) -> bool:
 
 def strange(directory: Path) -> str | None:
     """Something in a checkpoint's directory that does not belong to it, if there is anything."""
+    known = _known(directory)
+    return None if known is None else next((name for name in _names(directory) if name not in known), None)
+
+
+def _known(directory: Path) -> set[str] | None:
+    """Return all that belongs to a checkpoint, as its mark says; ``None`` if that cannot be read."""
     try:
         text = files.contents(directory / _MARK, _LARGEST_MARK).decode(errors="surrogateescape")
     except OSError:
         return None
-    known = {*text.split("\n")[1:]}
-    return next((name for name in _names(directory) if name not in known), None)
+    return {*text.split("\n")[1:]}
 
 
 def _names(directory: Path) -> list[str]:
     """Return all that is in a directory, and in those in it."""
     found = ((parent, name) for parent, folders, names in os.walk(directory) for name in (*folders, *names))
     return [os.path.relpath(os.path.join(parent, name), directory) for parent, name in found]
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not (path.is_file() or path.is_dir())
 
 
 # --- the surroundings -------------------------------------------------------------------------------------------------
