@@ -1,11 +1,14 @@
 """What a run depends on is described in its checkpoints, and what is another when it goes on is said, line by line."""
 
+import argparse
+import dataclasses
 import functools
 import json
 import os
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,21 @@ CHANGES = [
     ({"value": 2.0, "data": batches}, {"data": batches}, []),  # that row is in none of these batches
     ({"ema": 0.9}, {"ema": 0.8}, ["ema: was 0.8, is 0.9"]),
     ({}, {}, []),
+    (
+        {"optimizer": optax.inject_hyperparams(optax.sgd)(learning_rate=0.2)},
+        {"optimizer": optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)},
+        [r"numeric_hps\['learning_rate'\]: was 0\.1, is 0\.2, for a new state: this one stays as it was saved"],
+    ),
+    (
+        {"optimizer": optax.MultiSteps(optax.sgd(0.2), 2)},
+        {"optimizer": optax.MultiSteps(optax.sgd(0.1), 2)},
+        [r"learning_rate: was 0\.1, is 0\.2"],
+    ),
+    (
+        {"optimizer": optax.MultiSteps(optax.sgd(0.1), 2)},
+        {"optimizer": optax.MultiSteps(optax.sgd(0.1), 4)},
+        [r"every_k_schedule: was 4, is 2"],
+    ),
 ]
 
 
@@ -126,6 +144,117 @@ def test_a_change_is_said_in_one_line(
         assert len(said) == len(lines), said
         for line, expected in zip(said, lines, strict=True):
             assert re.fullmatch(f"px.fit: {expected}", line), line
+
+
+class Weighted:
+    """A loss with what it multiplies by in a list and an array."""
+
+    def __init__(self, value: float) -> None:
+        self.rates, self.weights = [value], np.full(3, value)
+
+    def __call__(self, params: Any, batch: Any) -> Any:
+        return self.rates[0] * (batch["x"] @ (params["w"] * self.weights) - batch["y"]) ** 2
+
+    def method(self, params: Any, batch: Any) -> Any:
+        return self(params, batch)
+
+
+class Constants:
+    RATE = 1.0
+
+
+@dataclasses.dataclass
+class Rates:
+    RATE: float
+
+
+class Held:
+    def __init__(self, rate: float) -> None:
+        self.RATE = rate
+
+
+GLOBAL: Any = None
+
+
+def _array(params: Any, batch: Any) -> Any:
+    return loss(params, batch) * GLOBAL[0]
+
+
+def _attribute(params: Any, batch: Any) -> Any:
+    return loss(params, batch) * GLOBAL.RATE
+
+
+def _called(params: Any, batch: Any) -> Any:
+    return loss(params, batch) * GLOBAL()
+
+
+def _module(rate: float) -> types.ModuleType:
+    made = types.ModuleType("a_module_of_a_user")
+    vars(made).update(__file__="/home/user/a_module_of_a_user.py", RATE=rate)
+    return made
+
+
+def _function_of_a_module(rate: float) -> Any:
+    values = {"RATE": rate, "__name__": "another_module_of_a_user"}
+    exec("def rate():\n    return RATE", values)
+    return values["rate"]
+
+
+DIGESTS = rf"float\d\d \(3,\), digest {DIGEST}"
+GLOBALS: dict[str, tuple[Any, Callable[[float], Any], str]] = {
+    "an array": (_array, lambda x: np.full(3, x), rf"GLOBAL: was {DIGESTS}, is {DIGESTS}"),
+    "an array of JAX": (_array, lambda x: jnp.full(3, x), rf"GLOBAL: was {DIGESTS}, is {DIGESTS}"),
+    "a list": (_array, lambda x: [x], r"GLOBAL\[0\]: was 1\.0, is 2\.0"),
+    "a tuple": (_array, lambda x: (x,), r"GLOBAL\[0\]: was 1\.0, is 2\.0"),
+    "a dict": (_array, lambda x: {0: x}, r"GLOBAL\[0\]: was 1\.0, is 2\.0"),
+    "a namespace": (_attribute, lambda x: types.SimpleNamespace(RATE=x), r"RATE: was 1\.0, is 2\.0"),
+    "options of a command": (_attribute, lambda x: argparse.Namespace(RATE=x), r"RATE: was 1\.0, is 2\.0"),
+    "a class": (_attribute, lambda x: type("Constants", (Constants,), {"RATE": x}), r"RATE: was 1\.0, is 2\.0"),
+    "a module": (_attribute, _module, r"RATE: was 1\.0, is 2\.0"),
+    "a dataclass": (_attribute, lambda x: Rates(x), r"RATE: was 1\.0, is 2\.0"),
+    "an object": (_attribute, lambda x: Held(x), r"RATE: was 1\.0, is 2\.0"),
+    "a function of another module": (_called, _function_of_a_module, r"RATE: was 1\.0, is 2\.0"),
+    "a partial function": (_called, lambda x: functools.partial(float, x), r"GLOBAL\[0\]: was 1\.0, is 2\.0"),
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("what", GLOBALS)
+def test_what_a_loss_reads_of_globals_is_described(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    function, make, expected = GLOBALS[what]
+    for steps, value in enumerate((1.0, 1.0, 2.0), 1):
+        monkeypatch.setitem(globals(), "GLOBAL", make(value))
+        assert " was " not in capfd.readouterr().err
+        px.fit(*made(loss=function), steps=steps, checkpoint=tmp_path, progress=False)
+    assert re.search(rf"^px\.fit: {expected}$", capfd.readouterr().err, re.MULTILINE)
+
+
+@pytest.mark.parametrize("of", [lambda x: x, lambda x: x.method], ids=["called", "a method"])
+def test_lists_and_arrays_of_an_object_are_described(
+    of: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for steps, value in enumerate((1.0, 2.0), 1):
+        px.fit(*made(loss=of(Weighted(value))), steps=steps, checkpoint=tmp_path, progress=False)
+    said = capfd.readouterr().err
+    assert "px.fit: rates[0]: was 1.0, is 2.0\n" in said
+    assert re.search(rf"px\.fit: weights: was {DIGESTS}, is {DIGESTS}\n", said)
+
+
+def test_a_checkpoint_of_before_globals_were_described_says_only_what_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(globals(), "GLOBAL", [1.0])
+    px.fit(*made(loss=_array), steps=1, checkpoint=tmp_path, progress=False)
+    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
+    restored = checkpoints.restore(made(loss=_array)[0])
+    fit = restored.notes["fit"]
+    run = {path: text for path, text in fit["run"].items() if not re.search("GLOBAL|version", path)}
+    assert len(run) < len(fit["run"])
+    checkpoints.save(1, restored.tree, {"fit": {**fit, "run": run}})
+    px.fit(*made(loss=_array, clip=1.0), steps=2, checkpoint=tmp_path, progress=False)
+    assert re.findall(r"px\.fit: (\S+): was", capfd.readouterr().err) == ["clip"]
 
 
 def test_a_number_that_a_loss_reads_of_its_module_is_described(

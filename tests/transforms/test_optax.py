@@ -117,18 +117,15 @@ def _keeping(becomes: Callable[[Any], Any]) -> Any:
     """An optimiser that keeps the rate in its state, and then changes it."""
 
     def factory(lr: Any) -> optax.GradientTransformation:
-        return optax.GradientTransformation(
-            lambda params: {"lr": jnp.asarray(lr, jnp.float32)},
-            lambda g, state, params=None: (
-                jax.tree.map(lambda x: -state["lr"] * x, g),
-                {"lr": becomes(state["lr"])},
-            ),
-        )
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            return jax.tree.map(lambda x: -state["lr"] * x, updates), {"lr": becomes(state["lr"])}
+
+        return optax.GradientTransformation(lambda params: {"lr": jnp.asarray(lr, jnp.float32)}, update)
 
     return factory
 
 
-CHANGED = {
+CHANGED: dict[str, Callable[[Any], Any]] = {
     "decayed": lambda rate: rate * 0.9,
     "bounded": lambda rate: jnp.minimum(rate, 0.1),
     "another": lambda rate: jnp.full_like(rate, 0.5),
@@ -143,7 +140,7 @@ def test_a_rate_in_the_state_that_the_optimiser_changes_itself_is_refused(how: s
 
 
 def test_a_rate_in_the_state_that_stays_is_that_of_each_step() -> None:
-    expected = START
+    expected: list[Any] = START
     for step, rate in enumerate(RATES):
         moved = zip(expected, _gradients(expected, step), strict=True)
         expected = [np.asarray(x) - rate * np.asarray(g) for x, g in moved]
@@ -153,7 +150,7 @@ def test_a_rate_in_the_state_that_stays_is_that_of_each_step() -> None:
 def test_a_rate_that_is_turned_into_an_array_of_numpy_is_refused() -> None:
     net: Any = nnx.Dict(a=nnx.Param(START[0]))
     with pytest.raises(px.StateError, match=r"Optimizer: factory looks at the learning rate.*lambda lr: optax\.sgd"):
-        px.Optimizer(net, lambda lr: optax.sgd(np.float32(lr)))
+        px.Optimizer(net, lambda lr: optax.sgd(float(np.asarray(lr))))
 
 
 def test_an_optimiser_that_looks_at_the_rate_is_refused() -> None:

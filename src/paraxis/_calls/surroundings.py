@@ -160,7 +160,9 @@ class Surroundings:
             if _is_nnx_module(x):
                 self._lists.append((Place(place.name, x, _Values(x)), tuple(_Values(x))))
         is_code = isinstance(x, types.FunctionType)
-        held = [part for part in parts(place.name, x, self._names) if not (is_apart and _is_nnx_variable(part.value))]
+        held = parts(place.name, x, self._names)
+        if is_apart:  # what a variable of theirs holds is noticed otherwise
+            held = (part for part in held if not _is_nnx_variable(part.value))
         return [(part, is_apart and not is_code and _code_of(part.value) is None) for part in held]
 
 

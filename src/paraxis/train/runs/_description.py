@@ -4,6 +4,7 @@ A value is described by what it says of itself; a function by its name, its code
 by some of their rows; and what says nothing of itself by its name. There are no addresses in it.
 """
 
+import argparse
 import dataclasses
 import decimal
 import functools
@@ -19,7 +20,7 @@ import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 from paraxis._host import digests
@@ -36,7 +37,8 @@ _MOST_FACTS = 300  # of one thing
 _MOST_ITEMS = 32  # of a list, else some of them
 _MOST_SAID = 20
 _LONGEST = 80
-_MODEL = "model"
+_MODEL, _INITIAL = "model", "optimizer.init"
+_VERSION = "version of this description"
 _LIBRARIES = ("optax", "flax", "equinox")
 _INSTALLED = tuple(
     {str(Path(os.__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -56,13 +58,16 @@ def describe(state: Any, step: Any, feed: Feed) -> Description:
     if isinstance(state, TrainState):
         optimizer = state.recipe.optimizer
         things["optimizer"] = getattr(optimizer, "update", optimizer)
+        things[_INITIAL] = getattr(optimizer, "init", None)
         things["ema"] = state.recipe.ema_decay
         things |= {_MODEL: state.recipe.form.kind} | _settings(state)
     things |= feed.depends_on()
     found = {name: importlib.metadata.version(name) for name in _LIBRARIES if name in sys.modules}
     for name, thing in things.items():
-        found |= itertools.islice(_Walk().facts(name, thing, 0), _MOST_FACTS)
-    return found
+        facts = dict(itertools.islice(_Walk().facts(name, thing, 0), _MOST_FACTS))
+        known = {_last(path) for path in found} if name == _INITIAL else ()
+        found |= {path: text for path, text in facts.items() if _last(path) not in known}
+    return found | {_VERSION: "2"}
 
 
 def _is_same(was: str | None, is_now: str | None) -> bool:
@@ -77,19 +82,20 @@ def _is_same(was: str | None, is_now: str | None) -> bool:
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
     """Return what is described otherwise now, a line for each thing."""
-    if _MODEL not in before:  # saved before models were described
-        now = {path: text for path, text in now.items() if not _is_part(path, _MODEL) and path != _MODEL}
+    if _VERSION not in before:  # saved before as much was described
+        now = {path: text for path, text in now.items() if path in before}
     found = [path for path in {**before, **now} if not _is_same(before.get(path), now.get(path))]
     # What came or went with something that is another now is not told by itself.
     paths = [p for p in found if (p in before and p in now) or not any(_is_part(p, other) for other in found)]
-    last = [path.rpartition(".")[2] for path in paths]
+    last = [_last(path) for path in paths]
     lines = []
     for path, short in zip(paths, last, strict=True):
         name = short if last.count(short) == 1 else path
         was, is_now = before.get(path, "not there"), now.get(path, "not there")
         if short == "step_size" and _is_negative(was) and _is_negative(is_now):  # what optax makes of a learning rate
             name, was, is_now = name.replace("step_size", "learning_rate"), was[1:], is_now[1:]
-        lines.append(f"{name}: was {was}, is {is_now}")
+        kept = ", for a new state: this one stays as it was saved" if "init" in path.split(".") else ""
+        lines.append(f"{name}: was {was}, is {is_now}{kept}")
     more = [f"and {len(lines) - _MOST_SAID} more settings have changed"] if len(lines) > _MOST_SAID else []
     return (*lines[:_MOST_SAID], *more)
 
@@ -101,6 +107,10 @@ def _settings(state: TrainState) -> dict[str, Any]:
     except Exception:  # whatever a module of the user's does when it is put together
         return {}
     return {f"{_MODEL}.{path}": value for path, value in found.items()}
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _is_part(path: str, whole: str) -> bool:
@@ -171,8 +181,9 @@ class _Walk:
                 yield f"{path}.{field.name}", getattr(x, field.name, None)
         else:
             yield (path, _name(x if hasattr(x, "__qualname__") else type(x))), _TEXT
+            is_known = type(x).__module__.partition(".")[0] == "optax"  # whose settings are private attributes
             for name, value in sorted(getattr(x, "__dict__", {}).items()):
-                if not name.startswith("_") and isinstance(value, (bool, int, float, str)):
+                if (is_known and callable(value)) or (_is_value(value) and (is_known or not name.startswith("_"))):
                     yield f"{path}.{name}", value
 
 
@@ -180,9 +191,9 @@ _TEXT = object()
 
 
 def _of_function(path: str, function: FunctionType) -> Iterator[tuple[Any, Any]]:
-    """Describe its name, its code, and what it reads: defaults, closure, numbers and functions of its own module."""
+    """Describe its name, its code, and what it reads: defaults, closure, globals."""
     code = function.__code__
-    is_installed = code.co_filename.startswith((*_INSTALLED, "<frozen"))
+    is_installed = _is_installed(function)
     text = "" if is_installed else _code(function)
     yield (path, f"{_name(function)}, code {digests.of_bytes(text.encode())}" if text else _name(function)), _TEXT
     for parameter in inspect.signature(function).parameters.values():
@@ -194,11 +205,38 @@ def _of_function(path: str, function: FunctionType) -> Iterator[tuple[Any, Any]]
         except ValueError:  # it has nothing yet
             continue
     if not is_installed:
-        for name in sorted(_global_names(code)):
-            value = function.__globals__.get(name)
-            is_own = isinstance(value, FunctionType) and value.__module__ == function.__module__
-            if is_own or isinstance(value, (bool, int, float, str)):
-                yield f"{path}.{name}", value
+        for name, value in _globals_read(code, function.__globals__):
+            yield f"{path}.{name}", value
+
+
+def _globals_read(code: CodeType, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield globals that code reads; of modules, classes and namespaces, the attributes that it names."""
+    names = sorted(_global_names(code))
+    for name in names:
+        value = values.get(name)
+        if isinstance(value, (ModuleType, type, SimpleNamespace, argparse.Namespace)):
+            if not isinstance(value, (ModuleType, type)) or not _is_installed(value):
+                attributes = [key for key in names if key in vars(value)]
+                yield from ((f"{name}.{key}", vars(value)[key]) for key in attributes if _is_value(vars(value)[key]))
+        elif _is_value(value) or (value is not None and not callable(value) and not _is_installed(type(value))):
+            yield name, value
+
+
+def _is_value(x: Any) -> bool:
+    """Return whether it is a number, a text, an array, or holds some; or a function of the user's."""
+    if isinstance(x, FunctionType):
+        return not _is_installed(x)
+    plain = (bool, int, float, complex, str, bytes, Mapping, list, tuple, functools.partial)
+    return isinstance(x, plain) or (hasattr(x, "dtype") and hasattr(x, "shape"))
+
+
+def _is_installed(x: Any) -> bool:
+    """Return whether a module, class or function is of Python or of a library, whose code stays."""
+    if isinstance(x, FunctionType):
+        return x.__code__.co_filename.startswith((*_INSTALLED, "<frozen"))
+    module = x if isinstance(x, ModuleType) else sys.modules.get(x.__module__)
+    file = getattr(module, "__file__", None)
+    return module is None or (module.__name__ != "__main__" if file is None else file.startswith(_INSTALLED))
 
 
 def _global_names(code: CodeType) -> set[str]:
