@@ -3,11 +3,13 @@
 import pickle
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from jax.sharding import AxisType
 from sklearn.model_selection import LeaveOneOut
@@ -190,3 +192,32 @@ def test_a_state_is_shown_on_a_line_and_a_batch_has_no_single_reason() -> None:
 def test_what_scikit_learn_refuses_is_named(given: dict[str, Any], named: str) -> None:
     with pytest.raises((TypeError, ValueError), match=named):
         px.solve.Ridge().fit(**{"X": X, "y": Y, **given})
+
+
+LABELS = np.array([2**60 + 10, 2**60 + 11, 7])[np.arange(30) % 3]
+
+
+@pytest.mark.parametrize(
+    "y",
+    [LABELS.astype(float), pd.Series(LABELS, dtype="Int64"), np.array([2**24, 2**24 + 1, 7], "float32")[Y.astype(int)]],
+    ids=["floats", "pandas", "float32"],
+)
+def test_labels_of_which_floats_are_several_are_refused(y: Any) -> None:
+    with pytest.raises(px.DataError, match=r"LogisticRegression: y holds labels such as \d{8,} as float.*np\.int64"):
+        px.solve.LogisticRegression().fit(X, y)
+
+
+def test_labels_of_a_csv_file_of_which_floats_are_several_are_refused(tmp_path: Path) -> None:
+    rows = [f"{a},{b},{label}" for (a, b, *_), label in zip(X.tolist(), LABELS.tolist(), strict=True)]
+    (tmp_path / "rows.csv").write_text("\n".join(["a,b,y", *rows, ""]))
+    table = px.Table.csv(tmp_path, target="y")
+    with pytest.raises(px.DataError, match="LogisticRegression: y holds labels such as"):
+        px.solve.LogisticRegression().fit(table, engine=px.Stream(at_once=8))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_integer_labels_of_any_size_are_told_apart(dtype: str) -> None:
+    y = LABELS.astype(dtype)
+    model = px.solve.LogisticRegression().fit(X, y)
+    assert model.classes_.tolist() == sorted({*LABELS.tolist()})
+    assert model.classes_.dtype == dtype

@@ -5,6 +5,7 @@ import re
 import threading
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -54,6 +55,36 @@ def test_rows_come_in_blocks_in_the_order_of_the_files_names(tmp_path, kind, siz
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, X, rtol=1e-6)  # a CSV file has nine digits
     assert threading.active_count() < 20
+
+
+INDICES = {
+    "none": lambda frame: frame,
+    "that was shuffled": lambda frame: frame.sample(frac=1, random_state=0),
+    "with a name": lambda frame: frame.sample(frac=1, random_state=0).rename_axis("case"),
+    "of two levels": lambda frame: frame.set_index([np.arange(23), np.arange(23.0) * 2]),
+    "of a level with a name": lambda frame: frame.set_index(pd.Index(np.arange(23) * 3, name="case"), append=True),
+}
+
+
+@pytest.mark.parametrize("index", INDICES)
+def test_an_index_of_pandas_in_parquet_is_no_column_to_predict_from(tmp_path, index):
+    frame = INDICES[index](pd.DataFrame(X, columns=["x0", "x1", "x2"]).assign(y=Y))
+    frame.to_parquet(tmp_path / "rows.parquet")
+    table = px.Table.parquet(tmp_path, target="y")
+    assert table.columns == ["x0", "x1", "x2"]
+    np.testing.assert_array_equal(next(table.blocks(23))[0], frame[["x0", "x1", "x2"]].to_numpy())
+    named = [name for name in pq.read_schema(tmp_path / "rows.parquet").names if name not in frame.columns]
+    for name in named:  # what is asked for is given
+        assert px.Table.parquet(tmp_path, target="y", columns=["x0", name]).columns == ["x0", name]
+        assert px.Table.parquet(tmp_path, target=name).columns == ["x0", "x1", "x2", "y"]
+    assert bool(named) == (index != "none")
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])
+def test_an_index_of_pandas_in_csv_is_no_column_to_predict_from(tmp_path, name):
+    frame = pd.DataFrame(X, columns=["x0", "x1", "x2"]).assign(y=Y)
+    frame.to_csv(tmp_path / "rows.csv", index_label=name)
+    assert px.Table.csv(tmp_path, target="y").columns == ["x0", "x1", "x2"]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "npy", "own"])
@@ -228,3 +259,11 @@ def test_a_source_gives_blocks_of_the_size_that_was_asked_for(sizes, got):
     assert len(list(px.Table(Uneven(2, 2, 1)).blocks(2))) == 3
     with pytest.raises(px.ShapeError, match=rf"but the last must have the 2 rows that were asked for, got {got}; make"):
         list(px.Table(Uneven(*sizes)).blocks(2))
+
+
+def test_whole_targets_of_a_csv_file_that_no_integer_holds_stay_numbers(tmp_path):
+    targets = [1e20, -3e30, 2.0**53, 0.0]
+    (tmp_path / "rows.csv").write_text("\n".join(["x,y", *(f"{n},{y!r}" for n, y in enumerate(targets)), ""]))
+    model = px.solve.Ridge(alpha=1e-3).fit(px.Table.csv(tmp_path, target="y"), engine=px.Stream(at_once=2))
+    x, y = np.arange(4.0) - 1.5, np.asarray(targets)
+    np.testing.assert_allclose(model.coef_[0], x @ y / (x @ x + 1e-3), rtol=1e-6)

@@ -2,7 +2,7 @@
 
 from paraxis._tables._blocks import Blocks
 from paraxis._tables._csv import Piece, num_lines, pieces
-from paraxis._tables._files import Unchanged, in_blocks, kind_at, no_header, table_of
+from paraxis._tables._files import Unchanged, in_blocks, kind_at, no_header, row_names, table_of
 from paraxis._tables._table import Table
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "no_header",
     "num_lines",
     "pieces",
+    "row_names",
     "table_of",
 ]

@@ -277,5 +277,6 @@ class Csv:
         return f"{str(self._files[number].path)!r}, row {row - first}"
 
     def as_targets(self, y: np.ndarray) -> np.ndarray:
-        """Return targets as integers, if all are: what a file shows as 1 is no 1.0."""
-        return y.astype(np.int64) if y.dtype.kind == "f" and np.all(np.trunc(y) == y) else y
+        """Return targets as integers, if all are, and floats tell them apart: what a file shows as 1 is no 1.0."""
+        is_whole = y.dtype.kind == "f" and np.all(np.trunc(y) == y) and np.all(np.abs(y) < 2**53)
+        return y.astype(np.int64) if is_whole else y

@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
+import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from paraxis.errors import DataError
 
 _ALIGNED = 64
 """Bytes: where a device's block begins at a multiple of them, it is used where it is."""
+
+_PANDAS_INDEX = re.compile(r"|__index_level_\d+__|Unnamed: 0|\.\d+")  # the last is a second one without a name
 
 _NUMBER = re.compile(r"\s*[+-]?[\d.,]*\d[.,]?([eE][+-]?\d+)?\s*")
 _TILE = 1 << 20  # bytes of rows that are filled column by column, and stay in a cache meanwhile
@@ -45,6 +48,8 @@ def described(
 ) -> Described:
     """Look at the files of a folder, or at the one file that it is; ``schema`` gives a file's columns and types.
 
+    Columns into which pandas wrote the names of rows are left out, unless they are asked for.
+
     Raises:
         DataError: if there are none, a file has other columns than the first, or columns hold no numbers.
     """
@@ -55,7 +60,8 @@ def described(
     for path in paths:
         with named(who, path):
             own = schema(path)
-        names = [name for name in own.names if asked is None or name in asked]
+        names_rows = {*row_names(own.names, own.metadata or {})} - {target}
+        names = [name for name in own.names if (name not in names_rows if asked is None else name in asked)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             headless = suffix == ".csv" and no_header(twice, len(own.names))
@@ -96,6 +102,19 @@ def found(who: str, folder: Path, suffix: str) -> list[Path]:
         write = table_of(folder) if kind else f"px.{who}('rows/', …)"
         raise DataError(f"{who}: folder must have {suffix} files, or be one, got {str(folder)!r}, {got}; write {write}")
     return paths
+
+
+def row_names(names: Sequence[str], metadata: Mapping[bytes, bytes]) -> list[str]:
+    """Return the columns into which pandas wrote an index, by their names, or by what it noted in a file's metadata.
+
+    They name rows and say nothing of them; of sorted rows, they tell the target. An index that only counts rows is in
+    no column of a Parquet file, and in one without a name of a CSV file.
+    """
+    try:
+        noted = list(json.loads(metadata.get(b"pandas", b"{}"))["index_columns"])
+    except (ValueError, KeyError, TypeError):
+        noted = []
+    return [name for name in names if _PANDAS_INDEX.fullmatch(name) or name in noted]
 
 
 def _require_same(who: str, first: Path, names: list[str], path: Path, own: list[str]) -> None:

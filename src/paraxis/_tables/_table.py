@@ -68,7 +68,8 @@ class Table:
         Args:
             folder: a folder of ``.parquet`` files, or one such file.
             target: the column to predict; it may hold text, for classes.
-            columns: those to predict from; default: all others. They must hold numbers.
+            columns: those to predict from, which must hold numbers; default: all others, but for an index that pandas
+                wrote, such as ``__index_level_0__``: it names rows.
             dtype: of the numbers: float32 or float64; default: float32 if that holds the files' types, else float64.
 
         Raises:

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as arrow_parquet
 
-from paraxis._tables import Piece, Table as OnDisk, Unchanged, num_lines, pieces
+from paraxis._tables import Piece, Table as OnDisk, Unchanged, num_lines, pieces, row_names
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit._csv import NoReadingError, read_bytes, require_bytewise, require_closed
 from paraxis.cli.fit._options import CsvForm
-from paraxis.cli.fit._tables import IN_PARTS, Table, assembled, pandas_index, quoted, reading, require_no_form
+from paraxis.cli.fit._tables import IN_PARTS, Table, assembled, quoted, reading, require_no_form
 from paraxis.cli.fit._values import Column, of_arrow, of_numpy
 from paraxis.errors import DataError
 
@@ -117,7 +117,7 @@ class Parts:
         number = 0
         with arrow_parquet.ParquetFile(path, memory_map=True) as file:
             schema = file.schema_arrow
-            index = tuple(name for name in pandas_index(schema.metadata or {}) if name in schema.names)
+            index = tuple(row_names(schema.names, schema.metadata or {}))
             size = max(1, _BYTES // (8 * max(1, len(schema.names))))
             for batch in file.iter_batches(size):
                 if batch.num_rows:

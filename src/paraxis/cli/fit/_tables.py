@@ -4,8 +4,6 @@ import contextlib
 import dataclasses
 import difflib
 import hashlib
-import json
-import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as arrow_parquet
 
 from paraxis._host import files
-from paraxis._tables import no_header
+from paraxis._tables import no_header, row_names
 from paraxis.cli._errors import CommandError
 from paraxis.cli.fit._csv import NoReadingError, line_of, numbered, read_csv, require_delimiter
 from paraxis.cli.fit._options import CsvForm
@@ -31,7 +29,6 @@ IN_PARTS = (".csv", ".parquet", ".npy")
 
 _NAMED = 6  # a message names no more columns than that
 _QUOTED = r'[",\r\n]'  # in text; by "needed", Arrow quotes all text
-_PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0|\.\d+")  # the last is a second one without a name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +181,7 @@ def assembled(
         )
     num_rows = len(columns[0].values) if columns else 0
     # Without a name or with one that pandas makes: an index that was written with the columns.
-    index += tuple(name for name in names if name not in index and (not name or _PANDAS_INDEX.fullmatch(name)))
+    index += tuple(name for name in row_names(names, {}) if name not in index)
     numbers = np.arange(num_rows) if numbers is None else numbers
     return Table(path, numbers, {column.name: column for column in columns}, index, form, notes)
 
@@ -291,16 +288,7 @@ def _read_parquet(path: Path) -> tuple[list[Column], tuple[str, ...]]:
     with path.open("rb") as file:
         table = arrow_parquet.ParquetFile(file).read()
     columns = [of_arrow(name, table.column(index)) for index, name in enumerate(table.schema.names)]
-    return columns, tuple(name for name in pandas_index(table.schema.metadata or {}) if name in table.schema.names)
-
-
-def pandas_index(metadata: dict[bytes, bytes]) -> list[str]:
-    """Return the columns that pandas wrote the index into; one that only counts rows is in none."""
-    try:
-        written = json.loads(metadata.get(b"pandas", b"{}"))["index_columns"]
-        return [name for name in written if isinstance(name, str)]
-    except (ValueError, KeyError, TypeError):
-        return []
+    return columns, tuple(row_names(table.schema.names, table.schema.metadata or {}))
 
 
 def _read_npz(path: Path) -> list[Column]:

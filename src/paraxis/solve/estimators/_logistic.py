@@ -134,7 +134,17 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
         self.classes_ = np.unique(y)
+        if y.dtype.kind == "f":
+            self._check_exact(max(self.classes_, key=abs), y.dtype)
         return y
+
+    def _check_exact(self, largest: Any, dtype: Any) -> None:
+        """Check that a label is below the numbers of which a float is several integers."""
+        if abs(largest) >= 2.0 ** (np.finfo(dtype).nmant + 1):
+            raise DataError(
+                f"{self._who}: y holds labels such as {largest:.0f} as {dtype}, which does not tell all integers of "
+                f"that size apart; give integers, np.asarray(y, np.int64), or text"
+            )
 
     def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
         there = np.unique(y[weight > 0])
