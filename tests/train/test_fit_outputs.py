@@ -187,7 +187,10 @@ def test_a_place_is_for_one_run_at_a_time(argument: str, tmp_path: Path) -> None
 
     def second(event: px.train.Event) -> None:
         if event.kind == "step" and event.step == 2:
-            with pytest.raises(px.DataError, match=f"px.fit: {argument}: .* another run is writing to it.*; give"):
+            message = (
+                f"px.fit: {argument}: .* another run is writing to it.*; give another place: {argument}='.*/there-2'"
+            )
+            with pytest.raises(px.DataError, match=message):
                 px.fit(start(), step, data(), steps=1, progress=False, **place)
 
     for _ in range(2):  # one after another is well

@@ -352,8 +352,10 @@ def _writing(argument: str, path: Path) -> Iterator[None]:
         # It is what mkdir says where a file is in the place of a directory.
         is_file = isinstance(error, FileExistsError)
         reason = f"{error.filename} is a file, not a directory" if is_file else str(error)
+        is_taken = isinstance(error, BlockingIOError)
+        other = str(path.with_name(f"{path.stem}-2{path.suffix}")) if is_taken else path.name
         raise DataError(
-            f"px.fit: {argument}: {path} cannot be written: {reason}; give another place: {argument}={path.name!r}"
+            f"px.fit: {argument}: {path} cannot be written: {reason}; give another place: {argument}={other!r}"
         ) from error
 
 
