@@ -35,6 +35,7 @@ def test_loops_and_branches_with_effects_are_told_apart_in_the_compiled_program(
     def both(x: jax.Array) -> jax.Array:
         return px.map_fn(lambda x: noted("one", x) + noted("two", x), x, axis)
 
+    monkeypatch.setattr(jax_api, "_MERGING", set[str]())
     plain = jax.jit(both).lower(x).as_text()
     assert "px_effect" not in plain
     monkeypatch.setattr(jax_api, "_MERGING", {"cpu"})

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from paraxis.solve import _trees as trees
 
 Precondition = Callable[[tuple[Any, Any]], tuple[Any, Any]]
-"""Of two vectors at once: what takes long is to read a matrix."""
+"""Takes two vectors at once: what takes long is to read a matrix."""
 
 
 class Memory(NamedTuple):
