@@ -591,7 +591,25 @@ def the_mode_of_a_layer() -> Any:
     return f, change
 
 
+def a_setting_beside_a_large_net() -> Any:
+    net, config = nnx.List([nnx.Linear(1, 1, rngs=nnx.Rngs(0)) for _ in range(300)]), {"of": {"a": {"step": 2.0}}}
+    return lambda x: x * config["of"]["a"]["step"] + 0 * len(net), lambda k: config["of"]["a"].update(step=k)
+
+
+class Factor(nnx.Variable[Any]):
+    """A variable of a user's, with an attribute of its class."""
+
+    by = 2.0
+
+
+def what_the_class_of_a_variable_holds() -> Any:
+    factor = Factor(jnp.ones(()))
+    Factor.by = 2.0
+    return lambda x: x * factor * factor.by, lambda k: setattr(Factor, "by", k)
+
+
 MODULES = [
+    *(a_setting_beside_a_large_net, what_the_class_of_a_variable_holds),
     *(a_bare_variable, a_layer_of_nnx, a_layer_of_nnx_in_one_of_a_user, a_layer_in_a_sequence),
     *(what_a_function_in_a_sequence_reads, an_attribute_of_a_layer_of_nnx, the_mode_of_a_layer),
 ]

@@ -77,7 +77,7 @@ def test_the_inverse_is_that_of_the_kronecker_product(intercept: bool) -> None:
         gram = (design * curvatures[:, None]).T @ design / len(p)
         # On top, a thousandth of what each column would weigh, were all its rows as large as the largest.
         gram += 1e-3 * curvatures.mean() * np.diag((design**2).max(0))
-        hessian = np.kron(gram, coupling / mean + 1 / 4 + 1e-3 * np.eye(4))
+        hessian = np.kron(gram, coupling / mean + 1 / 4 + 0.1 * np.eye(4))
         vector = np.random.default_rng(1).standard_normal(whole.shape)
         given = (jnp.asarray(vector[:-1]), jnp.asarray(vector[-1])) if intercept else jnp.asarray(vector)
         assert state.preconditioner is not None

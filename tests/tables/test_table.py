@@ -267,3 +267,29 @@ def test_whole_targets_of_a_csv_file_that_no_integer_holds_stay_numbers(tmp_path
     model = px.solve.Ridge(alpha=1e-3).fit(px.Table.csv(tmp_path, target="y"), engine=px.Stream(at_once=2))
     x, y = np.arange(4.0) - 1.5, np.asarray(targets)
     np.testing.assert_allclose(model.coef_[0], x @ y / (x @ x + 1e-3), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_columns_whose_names_are_numbers_are_columns(tmp_path, kind):
+    """Only behind one without a name are they the further parts of an index of pandas."""
+    names = [".05", ".1", ".5", "y"]
+    columns = {name: np.arange(4.0) + number for number, name in enumerate(names)}
+    for index in (False, True):
+        whole = ({"": np.arange(4), ".1": np.arange(4.0)} if index else {}) | columns
+        file = tmp_path / f"{index}.{kind}"
+        if kind == "csv":
+            np.savetxt(file, np.column_stack([*whole.values()]), delimiter=",", header=",".join(whole), comments="")
+        else:
+            pq.write_table(pa.table(whole), file)
+        table = getattr(px.Table, kind)(file, target="y")
+        assert list(table.columns) == ([".05", ".5"] if index else [".05", ".1", ".5"])
+
+
+def test_a_folder_of_which_one_file_notes_an_index(tmp_path):
+    frame = pd.DataFrame({"x": [1.0, 2.0], "y": [0.0, 1.0]}, index=pd.Index([3, 4], name="id"))
+    frame.to_parquet(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": [1.0], "y": [0.0], "id": [5]}), tmp_path / "b.parquet")
+    assert list(px.Table.parquet(tmp_path, target="y").columns) == ["x"]
+    frame[["y"]].to_parquet(tmp_path / "alone.parquet")
+    with pytest.raises(px.DataError, match=r"an index of pandas, 'id'; write columns=\['id'\]"):
+        px.Table.parquet(tmp_path / "alone.parquet", target="y")

@@ -353,3 +353,33 @@ def test_it_is_the_same_in_every_process_and_has_no_addresses(tmp_path: Path) ->
     assert texts[0] == texts[1]
     assert "0x" not in texts[0]
     assert json.loads(texts[0])["clip"] == "1.0"
+
+
+def _of_environment(params: Any, batch: Any) -> Any:
+    return float(environ["LOSS_POWER"]) * jnp.abs(batch["x"] @ params["w"] - batch["y"])
+
+
+class _Odd:
+    @property
+    def dtype(self) -> Any:
+        raise RuntimeError
+
+
+environ, config, odd, rate = os.environ, {str(number): number for number in range(400)}, _Odd(), 0.25
+
+
+def _of_much(params: Any, batch: Any) -> Any:
+    return _of_environment(params, batch) * config["3"] + rate * (odd is None)
+
+
+def test_what_is_secret_is_not_described_and_what_is_large_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOSS_POWER", "2")
+    monkeypatch.setenv("A_SECRET", "hunter2")
+    state, step, data = made(loss=_of_much)
+    px.fit(state, step, data, epochs=1, checkpoint=tmp_path / "run")
+    files = [file.read_bytes() for file in (tmp_path / "run").rglob("*.json")]
+    assert not [text for text in files if b"hunter2" in text or b"A_SECRET" in text]
+    (text,) = {text for text in files if b"_of_much, code" in text}
+    assert re.search(rb"loss\.rate\W+0\.25\W", text)

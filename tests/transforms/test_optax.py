@@ -159,3 +159,12 @@ def test_an_optimiser_that_looks_at_the_rate_is_refused() -> None:
         px.StateError, match=r"Optimizer: factory looks at the learning rate.*lambda lr: optax\.sgd\(lr\)"
     ):
         px.Optimizer(net, lambda lr: optax.sgd(float(lr)))
+
+
+def test_a_rate_of_float64_beside_another_that_is_made_of_it() -> None:
+    with jax.enable_x64(True):
+        net: Any = nnx.Dict(a=nnx.Param(jnp.ones(3)))
+        made = optax.inject_hyperparams(lambda learning_rate, decay: optax.adamw(learning_rate, weight_decay=decay))
+        optimizer = px.Optimizer(net, lambda lr: made(learning_rate=lr, decay=lr * 0.1))
+        optimizer(0.1, [jnp.ones(3)])
+        np.testing.assert_allclose(net["a"][...], 1 - 0.1 - 0.1 * 0.01, rtol=1e-6)

@@ -132,12 +132,18 @@ class Surroundings:
         return found
 
     def _look(self, places: list[tuple[Place, bool]]) -> None:
-        queue = collections.deque(places)
+        queue, of_nnx = collections.deque(places), collections.deque[tuple[Place, bool]]()
         seen: dict[int, Any] = {}  # kept, so that no other object takes its id
-        while queue and len(self._places) < _AT_MOST and len(seen) < 4 * _AT_MOST:
-            place, is_apart = queue.popleft()
-            with contextlib.suppress(Exception):  # objects of others may do anything when they are looked at
-                queue.extend(self._look_at(place, seen, is_apart=is_apart))
+        for later in (of_nnx, None):  # of which a net has so many that others would have no place
+            most, most_seen = len(self._places) + _AT_MOST, len(seen) + 4 * _AT_MOST
+            while queue and len(self._places) < most and len(seen) < most_seen:
+                place, is_apart = queue.popleft()
+                if later is not None and (_is_nnx_variable(place.value) or _is_nnx_module(place.value)):
+                    later.append((place, is_apart))
+                    continue
+                with contextlib.suppress(Exception):  # objects of others may do anything when they are looked at
+                    queue.extend(self._look_at(place, seen, is_apart=is_apart))
+            queue = of_nnx
 
     def _look_at(self, place: Place, seen: dict[int, Any], *, is_apart: bool) -> list[tuple[Place, bool]]:
         """Keep what can be another later, and return what this one holds."""
@@ -257,6 +263,8 @@ def parts(name: str, x: Any, used: frozenset[str], *, every: bool = False) -> It
         yield Place(f"{name}()", x())
     elif _is_nnx_variable(x):
         yield Place(f"{name}.value", _Slots(x).get("_raw_value", _MISSING), _Slots(x), "_raw_value")
+        if not is_library(type(x).__module__):
+            yield from _attributes(name, x, used, every=every)
     elif _is_nnx_module(x):
         yield from (Place(f"{name}.{key}", y) for key, y in vars(x).items() if _may_hold(y))
     elif _may_change(x):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -18,7 +19,7 @@ from paraxis.errors import DataError
 _ALIGNED = 64
 """Bytes: where a device's block begins at a multiple of them, it is used where it is."""
 
-_PANDAS_INDEX = re.compile(r"|__index_level_\d+__|Unnamed: 0|\.\d+")  # the last is a second one without a name
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0")
 
 _NUMBER = re.compile(r"\s*[+-]?[\d.,]*\d[.,]?([eE][+-]?\d+)?\s*")
 _TILE = 1 << 20  # bytes of rows that are filled column by column, and stay in a cache meanwhile
@@ -57,10 +58,12 @@ def described(
     files = [Unchanged.of(who, path) for path in paths]
     asked = None if columns is None else {*columns, target}
     kinds: list[dict[str, Any]] = []
+    names_rows: set[str] | None = None
     for path in paths:
         with named(who, path):
             own = schema(path)
-        names_rows = {*row_names(own.names, own.metadata or {})} - {target}
+        if names_rows is None:  # what the first file notes holds for all
+            names_rows = {*row_names(own.names, own.metadata or {})} - {target}
         names = [name for name in own.names if (name not in names_rows if asked is None else name in asked)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -81,9 +84,9 @@ def described(
         _require_same(who, paths[0], list(kinds[0]), path, names)
     chosen = [name for name in (columns or kinds[0]) if name != target]
     if not chosen:
-        raise DataError(
-            f"{who}: {str(paths[0])!r} has no column besides the target {target!r}; give some to predict from"
-        )
+        index = f" and an index of pandas, {told(sorted(names_rows))}" if names_rows else ""
+        write = f"write columns={sorted(names_rows)}" if names_rows else "give some to predict from"
+        raise DataError(f"{who}: {str(paths[0])!r} has no column besides the target {target!r}{index}; {write}")
     _require_numbers(who, {name: kind for own in kinds for name, kind in own.items() if not is_number(kind)}, chosen)
     return Described(files, chosen, kinds)
 
@@ -114,6 +117,8 @@ def row_names(names: Sequence[str], metadata: Mapping[bytes, bytes]) -> list[str
         noted = list(json.loads(metadata.get(b"pandas", b"{}"))["index_columns"])
     except (ValueError, KeyError, TypeError):
         noted = []
+    unnamed = itertools.takewhile(names.__contains__, itertools.chain([""], map(".{}".format, itertools.count(1))))
+    noted += unnamed  # several without a name are told apart by numbers
     return [name for name in names if _PANDAS_INDEX.fullmatch(name) or name in noted]
 
 

@@ -30,7 +30,7 @@ _SPEED_OF_LARGE_PRODUCTS = 6
 _BLOCK = 512  # rows; the weighted copy of more would not stay in a cache
 _LAPACK = 100  # columns
 _LEAST_PIVOT = 8  # roundings per column
-_LEAST_BEND = 1e-3  # of a combination of outputs, beside the mean of them
+_LEAST_BEND = 0.1  # of a combination of outputs, beside the mean of them
 _JITTER = 1e-3  # of what a column would weigh, were all its rows as large as the largest
 
 

@@ -73,10 +73,10 @@ def descent(memory: Memory, grad: Any, precondition: Precondition) -> tuple[Any,
 
     r, alphas = jax.lax.scan(backwards, trees.scaled(-1, grad), newest_last, reverse=True)
     newest = newest_last[-1]
-    y = _pair(memory, newest)[1]
+    s, y = _pair(memory, newest)
     r, of_y = precondition((r, y))
-    curvature = memory.rho[newest] * trees.dot(y, of_y)  # 0 where there is no pair
-    gamma = jnp.where(curvature > 0, 1 / jnp.where(curvature > 0, curvature, 1), memory.gamma)
+    scale = jnp.where(memory.rho[newest] > 0, trees.dot(y, of_y), 0)
+    gamma = jnp.where(scale > 0, trees.dot(s, y) / jnp.where(scale > 0, scale, 1), memory.gamma)
     return jax.lax.scan(forwards, trees.scaled(gamma, r), (newest_last, alphas))[0], gamma
 
 

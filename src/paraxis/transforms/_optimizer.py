@@ -193,7 +193,7 @@ def _stays(init: Any, step: Any, i: int) -> bool:
     for closed in (init, step):
         alone = jax_api.pruned(closed, [closed.jaxpr.outvars[i]])
         others = [None] * (len(closed.in_avals) - 1)  # nothing of it is read
-        values.append(jax_api.jaxpr_as_fun(alone)(jnp.float32(0.375), *others)[0])
+        values.append(jax_api.jaxpr_as_fun(alone)(jnp.asarray(0.375, closed.in_avals[0].dtype), *others)[0])
     return bool(jnp.array_equal(*values))
 
 

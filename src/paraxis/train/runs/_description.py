@@ -5,6 +5,7 @@ by some of their rows; and what says nothing of itself by its name. There are no
 """
 
 import argparse
+import contextlib
 import dataclasses
 import decimal
 import functools
@@ -20,7 +21,7 @@ import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 from paraxis._host import digests
@@ -153,7 +154,7 @@ class _Walk:
     def _parts(self, path: str, x: Any) -> Iterator[tuple[Any, Any]]:
         if isinstance(x, Mapping):
             for key, value in x.items():
-                yield f"{path}[{key!r}]" if isinstance(key, str) else f"{path}[{_short(repr(key))}]", value
+                yield f"{path}[{key!r}]" if isinstance(key, str) else f"{path}[{_short(_text_of(key))}]", value
         elif isinstance(x, tuple) and hasattr(x, "_fields"):
             for name in getattr(x, "_fields", ()):
                 yield f"{path}.{name}", getattr(x, name)
@@ -209,24 +210,35 @@ def _of_function(path: str, function: FunctionType) -> Iterator[tuple[Any, Any]]
             yield f"{path}.{name}", value
 
 
-def _globals_read(code: CodeType, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield globals that code reads; of modules, classes and namespaces, the attributes that it names."""
-    names = sorted(_global_names(code))
-    for name in names:
-        value = values.get(name)
-        if isinstance(value, (ModuleType, type, SimpleNamespace, argparse.Namespace)):
-            if not isinstance(value, (ModuleType, type)) or not _is_installed(value):
-                attributes = [key for key in names if key in vars(value)]
-                yield from ((f"{name}.{key}", vars(value)[key]) for key in attributes if _is_value(vars(value)[key]))
-        elif _is_value(value) or (value is not None and not callable(value) and not _is_installed(type(value))):
-            yield name, value
+def _globals_read(code: CodeType, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return globals that code reads, numbers and texts first; of what has attributes, those that code names."""
+    found, names = list[tuple[str, Any]](), _global_names(code)
+    for name in sorted(names):
+        with contextlib.suppress(Exception):  # whatever an object does when it is looked at
+            value = values.get(name)
+            if _is_value(value) or dataclasses.is_dataclass(type(value)):
+                found.append((name, value))
+            elif isinstance(value, (SimpleNamespace, argparse.Namespace)) or not _is_installed(
+                value if isinstance(value, (ModuleType, type)) else type(value)
+            ):
+                methods = (getattr(type(value), key, None) for key in names)
+                named = names.union(*(_global_names(m.__code__) for m in methods if isinstance(m, FunctionType)))
+                attributes = sorted(named & vars(value).keys())
+                found += [(f"{name}.{key}", vars(value)[key]) for key in attributes if _is_value(vars(value)[key])]
+    return sorted(found, key=lambda item: not isinstance(item[1], (bool, int, float, complex, str, bytes)))
+
+
+def _text_of(key: Any) -> str:
+    """Return a key as text, which for a set does not depend on the process's order of hashes."""
+    return repr(sorted(key, key=repr) if isinstance(key, frozenset) else key)
 
 
 def _is_value(x: Any) -> bool:
     """Return whether it is a number, a text, an array, or holds some; or a function of the user's."""
     if isinstance(x, FunctionType):
         return not _is_installed(x)
-    plain = (bool, int, float, complex, str, bytes, Mapping, list, tuple, functools.partial)
+    # Of mappings, dicts alone: os.environ is another, and may hold what is secret.
+    plain = (bool, int, float, complex, str, bytes, dict, MappingProxyType, list, tuple, functools.partial)
     return isinstance(x, plain) or (hasattr(x, "dtype") and hasattr(x, "shape"))
 
 
