@@ -38,7 +38,7 @@ def test_loops_and_branches_with_effects_are_told_apart_in_the_compiled_program(
     monkeypatch.setattr(jax_api, "_MERGING", set[str]())
     plain = jax.jit(both).lower(x).as_text()
     assert "px_effect" not in plain
-    monkeypatch.setattr(jax_api, "_MERGING", {"cpu"})
+    monkeypatch.setattr(jax_api, "_MERGING", {"cpu", "cuda"})
     fn = jax.jit(lambda x: both(x))
     text = fn.lower(x).as_text()
     loops, choices = (

@@ -271,18 +271,17 @@ def test_whole_targets_of_a_csv_file_that_no_integer_holds_stay_numbers(tmp_path
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_columns_whose_names_are_numbers_are_columns(tmp_path, kind):
-    """Only behind one without a name are they the further parts of an index of pandas."""
     names = [".05", ".1", ".5", "y"]
     columns = {name: np.arange(4.0) + number for number, name in enumerate(names)}
     for index in (False, True):
-        whole = ({"": np.arange(4), ".1": np.arange(4.0)} if index else {}) | columns
+        whole = ({"": np.arange(4)} if index else {}) | columns
         file = tmp_path / f"{index}.{kind}"
         if kind == "csv":
             np.savetxt(file, np.column_stack([*whole.values()]), delimiter=",", header=",".join(whole), comments="")
         else:
             pq.write_table(pa.table(whole), file)
         table = getattr(px.Table, kind)(file, target="y")
-        assert list(table.columns) == ([".05", ".5"] if index else [".05", ".1", ".5"])
+        assert list(table.columns) == [".05", ".1", ".5"]
 
 
 def test_a_folder_of_which_one_file_notes_an_index(tmp_path):

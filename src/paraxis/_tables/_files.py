@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import math
 import re
@@ -19,7 +18,7 @@ from paraxis.errors import DataError
 _ALIGNED = 64
 """Bytes: where a device's block begins at a multiple of them, it is used where it is."""
 
-_PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0")
+_PANDAS_INDEX = re.compile(r"|__index_level_\d+__|Unnamed: 0")
 
 _NUMBER = re.compile(r"\s*[+-]?[\d.,]*\d[.,]?([eE][+-]?\d+)?\s*")
 _TILE = 1 << 20  # bytes of rows that are filled column by column, and stay in a cache meanwhile
@@ -117,8 +116,6 @@ def row_names(names: Sequence[str], metadata: Mapping[bytes, bytes]) -> list[str
         noted = list(json.loads(metadata.get(b"pandas", b"{}"))["index_columns"])
     except (ValueError, KeyError, TypeError):
         noted = []
-    unnamed = itertools.takewhile(names.__contains__, itertools.chain([""], map(".{}".format, itertools.count(1))))
-    noted += unnamed  # several without a name are told apart by numbers
     return [name for name in names if _PANDAS_INDEX.fullmatch(name) or name in noted]
 
 

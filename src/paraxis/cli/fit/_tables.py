@@ -180,8 +180,10 @@ def assembled(
             remedies=[{"same_names": "number"}],
         )
     num_rows = len(columns[0].values) if columns else 0
-    # Without a name or with one that pandas makes: an index that was written with the columns.
-    index += tuple(name for name in row_names(names, {}) if name not in index)
+    # Without a name or with one that pandas makes: an index that was written with the columns. A second one without a
+    # name was numbered by its place.
+    by_place = [name for place, name in enumerate(names) if name == f".{place}" and "" in names]
+    index += tuple(name for name in [*row_names(names, {}), *by_place] if name not in index)
     numbers = np.arange(num_rows) if numbers is None else numbers
     return Table(path, numbers, {column.name: column for column in columns}, index, form, notes)
 
