@@ -55,7 +55,7 @@ def engines(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
         yield [px.Stream(at_once=request.param), pool]
 
 
-@pytest.mark.sampled(33)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("zeros", range(4))
 @pytest.mark.parametrize("how", DERIVED)
 def test_derivatives_of_a_product_are_those_of_all_factors_at_once(engines: list[Any], how: str, zeros: int) -> None:

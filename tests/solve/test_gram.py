@@ -22,7 +22,7 @@ def _draw(num_rows: int, num_columns: int, num_classes: int, intercept: bool) ->
     return X, y, params
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 99, 100, 101, 201, 202, 405])
+@pytest.mark.parametrize("size", [1, 3, 100, 101, 203])
 def test_the_inverse_of_a_cholesky_factor_is_numpys(size: int) -> None:
     rows = np.random.default_rng(size).standard_normal((3 * size, size))
     matrix = rows.T @ rows / len(rows) + 1e-3 * np.eye(size)
@@ -31,7 +31,7 @@ def test_the_inverse_of_a_cholesky_factor_is_numpys(size: int) -> None:
     np.testing.assert_allclose(found, np.linalg.inv(matrix), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("num_classes", [2, 3, 25])
+@pytest.mark.parametrize("num_classes", [2, 25])
 def test_slopes_and_the_coupling_of_classes_are_jaxs_derivatives(num_classes: int) -> None:
     rng = np.random.default_rng(num_classes)
     with jax.enable_x64(True):
