@@ -140,9 +140,7 @@ def _of_factor(factor: jax.Array) -> jax.Array:
     if len(factor) <= _LAPACK:
         root = _inverse_factor(factor)
         return _product(root.T, root)
-    half = len(factor) // 2
-    first, last = _inverse_factor(factor[:half, :half]), _inverse_factor(factor[half:, half:])
-    below = -_product(last, _product(factor[half:, :half], first))
+    first, below, last = _inverse_in_parts(factor)
     beside = _product(below.T, last)
     above = _product(first.T, first) + _product(below.T, below)
     return jnp.block([[above, beside], [beside.T, _product(last.T, last)]])
@@ -152,10 +150,15 @@ def _inverse_factor(factor: jax.Array) -> jax.Array:
     """Return the inverse of a lower triangular matrix. Products use all cores, and LAPACK one."""
     if len(factor) <= _LAPACK:
         return jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(factor), dtype=factor.dtype), lower=True)
+    first, below, last = _inverse_in_parts(factor)
+    return jnp.block([[first, jnp.zeros_like(below.T)], [below, last]])
+
+
+def _inverse_in_parts(factor: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return three of the quarters of the inverse: above on the left, below it, and the last; the fourth is zero."""
     half = len(factor) // 2
     first, last = _inverse_factor(factor[:half, :half]), _inverse_factor(factor[half:, half:])
-    below = -_product(last, _product(factor[half:, :half], first))
-    return jnp.block([[first, jnp.zeros_like(below.T)], [below, last]])
+    return first, -_product(last, _product(factor[half:, :half], first)), last
 
 
 def _product(a: jax.Array, b: jax.Array) -> jax.Array:
