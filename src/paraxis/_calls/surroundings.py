@@ -262,7 +262,8 @@ def parts(name: str, x: Any, used: frozenset[str], *, every: bool = False) -> It
     elif isinstance(x, weakref.ref):
         yield Place(f"{name}()", x())
     elif _is_nnx_variable(x):
-        yield Place(f"{name}.value", _Slots(x).get("_raw_value", _MISSING), _Slots(x), "_raw_value")
+        slots = _Slots(x)
+        yield Place(f"{name}.value", slots.get("_raw_value", _MISSING), slots, "_raw_value")
         if not is_library(type(x).__module__):
             yield from _attributes(name, x, used, every=every)
     elif _is_nnx_module(x):
@@ -350,11 +351,16 @@ class _Slots:
 
     def __init__(self, x: Any) -> None:
         self.x = x
+        self._readers: dict[str, Callable[[Any], Any]] = {}  # looked for once: a net has hundreds, read at each call
 
     def get(self, key: str, default: Any) -> Any:
-        kind = next((kind for kind in type(self.x).__mro__ if key in vars(kind)), None)
+        if key not in self._readers:
+            kind = next((kind for kind in type(self.x).__mro__ if key in vars(kind)), None)
+            if kind is None:
+                return default
+            self._readers[key] = vars(kind)[key].__get__
         try:
-            return default if kind is None else vars(kind)[key].__get__(self.x)  # no code of users'
+            return self._readers[key](self.x)  # no code of users'
         except AttributeError:  # nothing is there
             return default
 

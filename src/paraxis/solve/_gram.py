@@ -56,7 +56,9 @@ def matrix(problem: Linear, params: Any, block: int) -> tuple[jax.Array, jax.Arr
     Returns:
         The matrix, ``(d, d)``, or ``(d + 1, d + 1)`` with an intercept; what its diagonal would be, were all rows as
         large as the largest that counts; and the sum of the rows' curvatures by two outputs, ``(k, k)``, or ``None``.
+        All in float32 at least: LAPACK takes no narrower numbers, whose sums would soon overflow besides.
     """
+    problem, params = jax.tree.map(_wide, (problem, params))
     z = problem.predictions(params)
     given = None if problem.weight is None else problem.weight.astype(z.dtype)
     shares = 1 / len(problem.design) if given is None else given / jnp.sum(given)
@@ -78,6 +80,11 @@ def matrix(problem: Linear, params: Any, block: int) -> tuple[jax.Array, jax.Arr
     gram = _symmetric(jax.lax.fori_loop(0, len(weight) // block, add, rest) if whole else rest)
     coupling = None if problem.loss.coupling is None else problem.loss.coupling(z, shares)
     return gram, jnp.sum(weight) * largest.astype(gram.dtype), coupling
+
+
+def _wide(x: Any) -> Any:
+    is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    return x.astype(jnp.float32) if is_narrow else x
 
 
 _Upper = tuple[jax.Array, jax.Array]
@@ -181,11 +188,12 @@ def _is_singular(matrix: jax.Array) -> jax.Array:
 
 def apply(inverse: Inverse, params: Any) -> Any:
     """Return the inverse times coefficients ``(d,)`` or ``(d, k)``, or a pair of these and an intercept."""
-    intercept = isinstance(params, tuple)
+    intercept, dtype = isinstance(params, tuple), jnp.result_type(*jax.tree.leaves(params))
     whole = jnp.concatenate([params[0], params[1][None]]) if intercept else params
     whole = _product(inverse.columns, whole)
     if inverse.outputs is not None:
         whole = _product(whole, inverse.outputs)
+    whole = whole.astype(dtype)
     return (whole[:-1], whole[-1]) if intercept else whole
 
 
@@ -253,7 +261,7 @@ def prepared(problem: Linear, params: Any) -> Any:
 
 def _products(block: Block, _: Any, shares: jax.Array) -> Any:
     """Return the part of the Gram matrix that is a block's, of a loss of which all curvatures are 1."""
-    x = block.design
+    x = _wide(block.design)
     if block.intercept:
         x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1)
     return (), _symmetric(_upper(x * shares[:, None], x))

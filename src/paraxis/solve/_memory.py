@@ -38,10 +38,11 @@ def forget(memory: Memory, gamma: jax.Array) -> Memory:
 
 
 def push(memory: Memory, s: Any, y: Any) -> Memory:
-    """Return the memory with one more pair, unless its curvature is not positive beyond rounding."""
+    """Return the memory with one more pair, unless its curvature is not positive beyond rounding, or too small."""
     sy = trees.dot(s, y)
     eps = jnp.finfo(sy.dtype).eps
-    good = sy > eps * trees.norm(s) * trees.norm(y)
+    rho = 1 / jnp.where(sy == 0, 1, sy)
+    good = (sy > eps * trees.norm(s) * trees.norm(y)) & jnp.isfinite(rho)  # in float16, few steps are too short
     index = memory.num_pairs % memory.rho.shape[0]
 
     def put(history: jax.Array, new: jax.Array) -> jax.Array:
@@ -50,7 +51,7 @@ def push(memory: Memory, s: Any, y: Any) -> Memory:
     return Memory(
         jax.tree.map(put, memory.s, s),
         jax.tree.map(put, memory.y, y),
-        put(memory.rho, 1 / jnp.where(good, sy, 1)),
+        put(memory.rho, rho),
         memory.gamma,
         memory.num_pairs + good,
     )

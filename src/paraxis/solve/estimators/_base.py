@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, NamedTuple, Self
 
+import jax.numpy as jnp
 import numpy as np
 from sklearn import get_config
 from sklearn.base import BaseEstimator
@@ -85,6 +86,12 @@ def refused(who: str, argument: str, expected: str, error: Exception) -> Excepti
     """Return an error of scikit-learn's or NumPy's, with the name of the argument that it is about."""
     kind = TypeError if isinstance(error, TypeError) else DataError
     return kind(f"{who}: {argument} must be {expected}: {error}")
+
+
+def as_numpys(x: Any) -> Any:
+    """Return the same, floats of JAX's own, such as bfloat16, in float32: NumPy can neither sort nor compare these."""
+    is_jaxs = getattr(getattr(x, "dtype", None), "kind", "") == "V" and jnp.issubdtype(x.dtype, jnp.floating)
+    return np.asarray(x, np.float32) if is_jaxs else x
 
 
 def as_numbers(x: np.ndarray, otherwise: str = "px.solve.LogisticRegression() for classes") -> np.ndarray:
@@ -308,7 +315,7 @@ class LinearModel(BaseEstimator, abc.ABC):
             predicted = self._of_rows(X, engine, self._predicted)
             weight = None if sample_weight is None else self._checked_weight(len(predicted), np.float64, sample_weight)
         try:
-            return self._score(predicted, np.asarray(y), weight)
+            return self._score(predicted, np.asarray(as_numpys(y)), weight)
         except Exception as error:
             raise refused(self._who, what, f"targets {predicted.shape}, one per row", error) from error
 
@@ -427,7 +434,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         self._checked_options()
         self._is_of_table = False
         try:
-            found: Any = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
+            found: Any = validate_data(self, X, as_numpys(y), dtype=_FLOATS, multi_output=True, y_numeric=False)
             return found[0], self._checked_targets(found[1])
         except ParaxisError:
             raise
@@ -444,6 +451,7 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _checked_weight(self, num_rows: int, dtype: Any, sample_weight: Any) -> np.ndarray:
         if sample_weight is None:
             return np.ones(num_rows, dtype)
+        sample_weight = as_numpys(sample_weight)
         try:
             if arguments.is_number(sample_weight):
                 sample_weight = np.full(num_rows, float(sample_weight), dtype)
