@@ -30,6 +30,8 @@ from paraxis.solve._status import Status
 
 _LONGER = 8  # by this factor, each Gram matrix serves longer than the last
 _REFRESH = 50  # iterations after which predictions are computed anew
+_SLOPE = 0.2, 0.9  # of the first slope that a step may leave: where trials read no rows, and where they do
+_LONGEST_FIRST = 2.0  # a step to be tried first
 
 
 @functools.partial(
@@ -121,7 +123,7 @@ class LBFGS(SmoothSolver):
         history_size: number of steps to store.
         maxls: give up a search after this many trials.
         decrease_factor: sufficient decrease, as a fraction of the decrease that the slope predicts (c1).
-        curvature_factor: the fraction of the slope that may remain (c2); ``None``: 0.1 for linear models, else 0.9.
+        curvature_factor: the fraction of the slope that may remain (c2); ``None``: 0.2 for linear models, else 0.9.
         max_stepsize: largest step size.
         precondition: ``"auto"``, ``"gram"`` or ``None``: whether a linear model's Hessian starts as a Gram matrix.
             With a fixed ``stepsize``, ``"auto"`` makes none.
@@ -169,7 +171,7 @@ class LBFGS(SmoothSolver):
         checks.not_negative(self, "tol", *(() if callable(self.stepsize) else ("stepsize",)))
         if self.curvature_factor is not None:
             checks.number(self, "curvature_factor")
-        left = 0.1 if self.curvature_factor is None else self.curvature_factor
+        left = _SLOPE[0] if self.curvature_factor is None else self.curvature_factor
         if not 0 < self.decrease_factor < left < 1:
             raise ValueError(
                 f"LBFGS: decrease_factor must be below curvature_factor and both between 0 and 1, got "
@@ -359,9 +361,12 @@ class LBFGS(SmoothSolver):
             given = self.stepsize(state.iter_num) if callable(self.stepsize) else self.stepsize
             stepsize = jnp.asarray(given, dtype)
             return Found(stepsize, line.at(stepsize), jnp.array(False), jnp.ones((), jnp.int32))
-        left = self.curvature_factor or (0.1 if problem.tight else 0.9)
+        left = self.curvature_factor or _SLOPE[not problem.tight]
         options = Options(self.linesearch, self.decrease_factor, left, self.maxls, self.max_stepsize)
-        return search(line, jnp.ones((), dtype), options)
+        # The initial Hessian is right up to a factor, which is the same for some iterations: searches of a slope that
+        # small end at steps like the last one.
+        first = jnp.clip(state.stepsize, 1, _LONGEST_FIRST) if problem.tight else jnp.ones((), dtype)
+        return search(line, first, options)
 
     @property
     def _precondition(self) -> str | None:
