@@ -3,6 +3,7 @@
 import csv
 import io
 import pickle
+import re
 import time
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 import paraxis as px
 from paraxis._tables import Blocks, _csv
+from paraxis.cli.fit import _csv as of_command
+from paraxis.cli.fit._options import CsvForm
 
 SMALL = 256  # bytes of a piece
 NOTES = ["plain", 'a "quoted" word', "two\nlines", "three\r\nor\nmore", "", "a,b", '"\n"']
@@ -233,3 +236,41 @@ def test_of_a_table_whose_rows_were_not_counted_a_place_is_told_without_what_com
     table = px.Table.csv(tmp_path, target="y")
     with pytest.raises(px.DataError, match=r"got nan in '.*b\.csv', row 1, column 'x'"):
         list(table.blocks(2))
+
+
+WRITTEN = ["0", "1", "+1", "-1", " 1", "1 ", "1.0", "1e0", "10", "1e1", "2.50"]
+CODES = ["00", "01", "+01", " 007", "-00", "000"]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_labels_are_the_same_where_their_numbers_are_or_among_codes_where_their_text_is(tmp_path, monkeypatch, seed):
+    monkeypatch.setattr(_csv, "_BYTES", SMALL)
+    rng = np.random.default_rng(seed)
+    labels = [str(label) for label in rng.choice(WRITTEN, 300)]
+    if seed % 3:  # one code is enough, wherever it is
+        labels[int(rng.integers(300))] = str(rng.choice(CODES))
+    rows = [f"{number},{label}\n" for number, label in enumerate(labels)]
+    for name, own in (("a", rows[:100]), ("b", rows[100:])):
+        (tmp_path / f"{name}.csv").write_text("x,y\n" + "".join(own))
+    is_code = any(re.fullmatch("[+-]?0[0-9]+", label.strip()) for label in labels)
+    want = labels if is_code else [float(label) for label in labels]
+    table = px.Table.csv(tmp_path, target="y")
+    for size, start in ((1000, 0), (37, int(rng.integers(300)))):
+        blocks = list(pickle.loads(pickle.dumps(table)).blocks(size, start))
+        assert np.concatenate([y for _, y in blocks]).tolist() == want[start:]
+        assert np.concatenate([X[:, 0] for X, _ in blocks]).tolist() == list(range(300))[start:]
+    column = of_command.read_bytes(("x,y\n" + "".join(rows)).encode(), CsvForm(), ()).columns[1]
+    assert column.values.tolist() == want
+
+
+def test_columns_to_predict_from_are_numbers_with_zeros_in_front_too(tmp_path):
+    assert rows_of(tmp_path, "x,y\n007,1\n08,2\n").tolist() == [[7, 1], [8, 2]]
+
+
+@pytest.mark.parametrize("empty", ["", '""'])
+def test_a_missing_label_among_text_is_no_class(tmp_path, empty):
+    (tmp_path / "a.csv").write_text(f"x,y\n1,a\n2,NA\n3,{empty}\n")
+    with pytest.raises(px.DataError, match=r"got None in '.*a\.csv', row 2, column 'y'"):
+        list(px.Table.csv(tmp_path, target="y").blocks(2))
+    (tmp_path / "a.csv").write_text("x,y\n1,a\n2,NA\n3, b\n")
+    assert next(px.Table.csv(tmp_path, target="y").blocks(9))[1].tolist() == ["a", "NA", " b"]

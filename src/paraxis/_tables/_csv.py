@@ -19,6 +19,7 @@ _WHO = "Table.csv"
 _BYTES = 1 << 22  # of a piece; parsed, it takes about ten times as much
 _LONGEST = 16  # pieces, that one row of a file may have
 _MARK = b"\xef\xbb\xbf"  # of UTF-8, which a file may begin with
+_CODE = r"^[ \t]*[+-]?0[0-9]+[ \t]*$"
 
 
 class Piece(NamedTuple):
@@ -74,6 +75,17 @@ def pieces(path: Path, delimiter: str, start: int = 0) -> Iterator[Piece]:
 def num_lines(data: bytes) -> int:
     """Return how many lines end in it: by a line feed, a carriage return, or both."""
     return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
+
+
+def has_codes(cells: Any) -> bool:
+    """Return whether some cells of an Arrow array of text have zeros in front of digits: these are labels, no numbers.
+
+    One such cell makes its column text: as numbers, ``00`` and ``0`` would be the same.
+    """
+    import pyarrow.compute
+
+    compute: Any = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
+    return compute.any(compute.match_substring_regex(cells, _CODE)).as_py() is True
 
 
 def _line(path: Path, start: int) -> int:
@@ -144,7 +156,8 @@ def _quotes(block: bytes, delimiter: str) -> np.ndarray:
 class Csv:
     """Rows of CSV files, each with a header. The beginnings are read when it is made; rows are counted when asked for.
 
-    Columns to predict from are numbers of double precision, whatever their first rows look like.
+    Columns to predict from are numbers of double precision, whatever their first rows look like. Targets are, too, or
+    text, if the first rows of a file are, or any row is a code: :func:`has_codes`.
     """
 
     def __init__(
@@ -216,9 +229,10 @@ class Csv:
         return list(self._counted())
 
     def _counted(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the same, as far as it is asked for."""
+        """Yield the same, having looked for codes among the targets."""
         count = 0
-        for number, start, (y,) in self._read([self.target]):
+        for number, start, (y,) in self._read([self.target], as_text=True):
+            self._is_text = self._is_text or has_codes(y)
             yield count, number, start
             count += len(y)
         yield count, len(self._files), 0
@@ -229,29 +243,29 @@ class Csv:
         return max((after - first for (first, *_), (after, *_) in itertools.pairwise(self._starts)), default=0)
 
     def blocks(self, size: int, start: int = 0) -> files.Parts:
-        first, number, begin = (0, 0, 0)
-        if start:
-            first, number, begin = self._starts[
-                bisect.bisect_right(self._starts, start, key=operator.itemgetter(0)) - 1
-            ]
+        first, number, begin = self._starts[
+            bisect.bisect_right(self._starts, start, hi=len(self._starts) - 1, key=operator.itemgetter(0)) - 1
+        ]
         return files.in_blocks(self._rows(number, begin, start - first), size)
 
     def _rows(self, number: int, start: int, skipped: int) -> files.Parts:
-        for _, _, columns in self._read([self.target, *self.columns], number, start):
-            y, *found = (column[skipped:] for column in columns)
+        for _, _, columns in self._read([self.target, *self.columns], number, start, as_text=self._is_text):
+            y, *found = (column.to_numpy()[skipped:] for column in columns)
             skipped = max(0, skipped - len(columns[0]))
+            if self._is_text:
+                y = np.where(y == "", None, y)
             yield files.as_rows(found, self.dtype), y
 
     def _read(
-        self, names: Sequence[str], number: int = 0, start: int = 0
-    ) -> Iterator[tuple[int, int, list[np.ndarray]]]:
+        self, names: Sequence[str], number: int = 0, start: int = 0, *, as_text: bool
+    ) -> Iterator[tuple[int, int, list[Any]]]:
         """Yield pieces' files, starts and columns, from the one on that starts there in the file of this number."""
         import pyarrow as pa
         import pyarrow.csv as csv
 
         for at, file in enumerate(self._files[number:], number):
             types = {name: pa.bool_() if self._is_flag(name, at) else pa.float64() for name in names}
-            if self._is_text:
+            if as_text:
                 types[self.target] = pa.string()
             convert = csv.ConvertOptions(column_types=types, include_columns=names, decimal_point=self._decimal)
             with file.reading():
@@ -259,7 +273,7 @@ class Csv:
                     data = piece.header + piece.rows
                     whole = csv.ReadOptions(block_size=max(_BYTES, len(data)))  # where a row may be longer than 1 MB
                     read = csv.read_csv(pa.BufferReader(data), whole, self._parse, convert)
-                    yield at, piece.start, [read[name].to_numpy() for name in names]
+                    yield at, piece.start, [read[name] for name in names]
             start = 0
 
     def _is_flag(self, name: str, number: int) -> bool:
@@ -269,7 +283,7 @@ class Csv:
 
     def place(self, row: int) -> str:
         firsts: dict[int, int] = {}
-        for first, number, _ in self.__dict__.get("_starts") or self._counted():
+        for first, number, _ in self._starts:
             if first > row:
                 break
             firsts.setdefault(number, first)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv as arrow_csv
 
+from paraxis._tables import has_codes
 from paraxis.cli._errors import Remedy
 from paraxis.cli.fit._options import CsvForm
 from paraxis.cli.fit._settling import shell_word
@@ -39,7 +40,6 @@ _FOREIGN = re.compile(r"[+-]?(\d*[.,]\d+([eE][+-]?\d+)?|\d{1,3}([.,'\u00a0\u202f
 # Digits in threes: a comma may be the decimal point there, or set thousands apart, of which there is one at least.
 _TWO_READINGS = re.compile(r"[+-]?[1-9]\d{0,2}([.,'\u00a0\u202f ]\d{3})+")
 _SEPARATORS = ",.'\u00a0\u202f "  # between thousands
-_CODE = r"^[+-]?0[0-9]+$"
 _TOO_LARGE = 2**63
 _HEAD = 2**16  # characters, in which a header is looked for first
 _CODES, _BEYOND = "digits with zeros in front", "integers of more than 64 bits"
@@ -375,7 +375,7 @@ def _plain(cells: pa.ChunkedArray) -> pa.ChunkedArray | None:
     whole = pc.equal(found, pc.floor(found))
     if pc.all(whole).as_py() or pc.any(pc.is_nan(found)).as_py():
         return None
-    return None if pc.any(whole).as_py() and pc.any(pc.match_substring_regex(cells, _CODE)).as_py() else found
+    return None if pc.any(whole).as_py() and has_codes(cells) else found
 
 
 class _Found(NamedTuple):
@@ -395,7 +395,7 @@ def _of_distinct(name: str, cells: pa.Array, form: CsvForm, line: Callable[[int]
     if there.null_count == len(there):
         return _Found(pa.nulls(len(there)), "nothing", marks)
     for cells in (there, *_stripped(there, form)):
-        if pc.any(pc.match_substring_regex(cells, _CODE)).as_py() is True:
+        if has_codes(cells):
             continue
         for dtype in (pa.int64(), pa.uint64(), pa.float64()):
             found = _cast(cells, dtype, form)
@@ -466,7 +466,7 @@ def _other(
     if error := _foreign(bare.drop_null().to_pylist(), form, name, lambda cell: line(pc.index(bare, cell).as_py())):
         raise error
     digits = all(re.fullmatch("[+-]?[0-9]+", cell) for cell in found)
-    codes = any(re.fullmatch(_CODE, cell) for cell in found)
+    codes = has_codes(there)
     return _Found(text, (_CODES if codes else _BEYOND) if digits else "text")
 
 
