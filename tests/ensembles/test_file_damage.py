@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import shutil
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -52,7 +53,10 @@ def arrays_of(path: Path) -> dict[str, Any]:
 def test_a_record_with_any_field_damaged_is_an_error_that_names_it(ens: px.Ensemble, place: Path) -> None:
     path = place / "paraxis.json"
     whole = json.loads(path.read_text())
-    cases = [(f"record: {what}", wrapped(text)) for what, text in damaged(json.loads(whole["record"]))]
+    cases = [
+        (f"record: {what}", wrapped(text, format=whole["format"]))
+        for what, text in damaged(json.loads(whole["record"]))
+    ]
     cases += [(f"around it: {what}", text.decode(errors="replace")) for what, text in damaged(whole)]
     assert len(cases) > 80
     for what, text in cases:
@@ -229,6 +233,44 @@ def test_a_file_with_an_array_called_as_our_header_is_not_ours(ens: px.Ensemble,
     with pytest.raises(px.StateError, match=r"only: member-001\.npz is something else; give a new place"):
         ens.save(place)
     assert photograph(place) == before
+
+
+@pytest.mark.parametrize("what", ["another", "both", "later", "one by one"])
+def test_a_file_of_another_member_or_save_is_an_error_that_names_it(what: str, ens: px.Ensemble, place: Path) -> None:
+    first, second = place / "member-000.npz", place / "member-001.npz"
+    if what == "another":
+        shutil.copy(first, second)
+    elif what == "both":
+        first.rename(place / "aside")
+        second.rename(first)
+        (place / "aside").rename(second)
+    elif what == "later":
+        px.ensemble(make, NUM_MEMBERS, 1).save(place.with_name("later"))
+        shutil.copy(place.with_name("later") / second.name, second)
+    else:
+        ens.save_member(2, second)
+    named = "member-000" if what == "both" else "member-001"
+    with pytest.raises(px.DataError, match=rf"{named}\.npz is not the member that was saved there, .*put that back"):
+        px.load_ensemble(make, place)
+    other = {"another": bits([ens[0]]), "both": bits([ens[0]]), "one by one": bits([ens[2]])}
+    if what in other:
+        assert bits([px.ensembles.load_member(make, second)]) == other[what]
+    ens.save(place)
+    assert bits(px.load_ensemble(make, place)) == bits(ens)
+
+
+def test_the_same_member_again_is_no_other_one(ens: px.Ensemble, place: Path) -> None:
+    (place / "member-001.npz").unlink()
+    ens.save_member(1, place / "member-001.npz")
+    assert bits(px.load_ensemble(make, place)) == bits(ens)
+
+
+def test_a_directory_of_an_earlier_version_loads_and_is_replaced(ens: px.Ensemble, place: Path) -> None:
+    record = {"holds": "ensemble", "members": NUM_MEMBERS}
+    (place / "paraxis.json").write_text(wrapped(json.dumps(record).encode(), format=1))
+    assert bits(px.load_ensemble(make, place)) == bits(ens)
+    ens.save(place)
+    assert json.loads(json.loads((place / "paraxis.json").read_text())["record"]) != record
 
 
 @pytest.mark.parametrize("length", [0.9, 0.5, 100])

@@ -16,7 +16,7 @@ from typing import Self
 
 import numpy as np
 
-from paraxis._host import files
+from paraxis._host import digests, files
 
 _BAD_BYTES = (
     *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, struct.error, OSError),
@@ -74,6 +74,12 @@ class Archive:
     def names(self) -> list[str]:
         """Return the names of the arrays, in the order of the file."""
         return list(self._entries)
+
+    @property
+    def digest(self) -> str:
+        """Return a digest of the names, sizes and checksums of its arrays: twelve digits."""
+        parts = [(name, entry.file_size, entry.CRC) for name, entry in self._entries.items()]
+        return digests.of_bytes(repr(parts).encode())
 
     def kind(self, name: str) -> Kind:
         """Return what an array is; its numbers are not read."""

@@ -209,21 +209,22 @@ def write_file(path: Path, version: int, record: Mapping[str, Any]) -> None:
 _WRAPPED = fields({"format": integer(1), "crc32": integer(0, 2**32 - 1), "record": text()})
 
 
-def read_file(path: Path, version: int, check: Check) -> Any:
-    """Return a record as :func:`write_file` wrote it. Links are not followed.
+def read_file(path: Path, version: int, check: Check, *, former: Mapping[int, Check] | None = None) -> Any:
+    """Return a record as :func:`write_file` wrote it, in this format or a former one. Links are not followed.
 
     Raises:
         Wrong: if it is not what was written.
         OSError: if there is none, or it may not be read.
     """
     found = read(files.contents(path, _LARGEST), _WRAPPED)
-    if found["format"] != version:
+    known = {version: check, **(former or {})}
+    if found["format"] not in known:
         newer = "; a newer Paraxis wrote it" if found["format"] > version else ""
         raise Wrong(f"it is of format {found['format']}, not {version}{newer}")
     data = found["record"].encode(errors="surrogatepass")
     if zlib.crc32(data) != found["crc32"]:
         raise Wrong("its checksum does not match")
-    return read(data, check)
+    return read(data, known[found["format"]])
 
 
 def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -436,7 +436,7 @@ class Ensemble:
     def save(self, path: Any) -> None:
         """Write every member to its own file in a directory, ``member-000.npz`` and so on.
 
-        :meth:`save_member` describes the files. A file ``paraxis.json`` holds the number of members. The directory is
+        :meth:`save_member` describes the files. A file ``paraxis.json`` holds a digest of each. The directory is
         first written under another name, so an old one stays in place until the new one is complete. An old one is
         replaced only if it contains nothing but members. With several processes, the first one writes, and all must
         call it.

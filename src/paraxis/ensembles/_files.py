@@ -1,6 +1,6 @@
 """Members in files: one NumPy ``.npz`` each, with a name and a checksum for every array, put in place when whole.
 
-A directory of them has a record, ``paraxis.json``, which says how many there are, and is how it is known to be ours.
+A directory of them has a record, ``paraxis.json``, which says what each is, and is how it is known to be ours.
 """
 
 import json
@@ -17,14 +17,16 @@ from paraxis._jax import dtypes
 from paraxis.errors import DataError, StateError
 
 _RECORD = "paraxis.json"
-_FORMAT = 1
+_FORMAT = 2
 _MOST = 10**6  # members of an ensemble
 
 _HEADER = "paraxis"  # what NumPy cannot tell: names in order, dtypes that are not its own, kinds of random keys
 _BEGINS = b"PK\x03\x04", b"paraxis.npy"  # how a file of a member begins: an archive, the header its first part
 _LARGEST_HEADER = 1 << 26  # bytes
 
-_ENSEMBLE = records.fields({"holds": records.one_of("ensemble"), "members": records.integer(1, _MOST)})
+_DIGESTS = records.list_of(records.text("[0-9a-f]{12}"))
+_ENSEMBLE = records.fields({"holds": records.one_of("ensemble"), "members": _DIGESTS})
+_FORMER = {1: records.fields({"holds": records.one_of("ensemble"), "members": records.integer(1, _MOST)})}
 
 
 def _known(find: Callable[[str], object]) -> records.Check:
@@ -74,15 +76,17 @@ def write_directory(path: Any, members: Iterable[Mapping[str, jax.Array]]) -> No
     if target.exists():
         require_ours(target.resolve())
     with files.replaced_directory(target, require_ours) as directory:
-        count = 0
-        for arrays in members:
-            write(directory / _file_name(count), arrays)
-            count += 1
-        records.write_file(directory / _RECORD, _FORMAT, {"holds": "ensemble", "members": count})
+        digests = []
+        for index, arrays in enumerate(members):
+            file = directory / _file_name(index)
+            write(file, arrays)
+            with archives.Archive(file) as archive:
+                digests.append(archive.digest)
+        records.write_file(directory / _RECORD, _FORMAT, {"holds": "ensemble", "members": digests})
 
 
-def member_files(path: Any) -> list[Path]:
-    """Return the files of a directory that was written, in order.
+def member_files(path: Any) -> list[tuple[Path, str | None]]:
+    """Return the files of a directory that was written, in order, and their digests, which earlier versions left out.
 
     Raises:
         StateError: if it is none, or has other members than were written.
@@ -92,7 +96,7 @@ def member_files(path: Any) -> list[Path]:
     files.put_back(directory, lambda left: not _strange(left))
     found = {file.name for file in directory.glob("member-*.npz")}
     try:
-        count = records.read_file(directory / _RECORD, _FORMAT, _ENSEMBLE)["members"]
+        digests = _digests(directory)
     except (FileNotFoundError, NotADirectoryError):
         raise StateError(
             f"load_ensemble: {path} holds {len(found)} files member-*.npz, and no {_RECORD} that says how many there "
@@ -106,23 +110,29 @@ def member_files(path: Any) -> list[Path]:
             f"load_ensemble: {directory / _RECORD} is damaged, or no record of an ensemble ({error}); the files of "
             f"members are not affected: px.ensembles.load_member(make, file)"
         ) from error
-    expected = [_file_name(index) for index in range(count)]
+    expected = [_file_name(index) for index in range(len(digests))]
     missing, extra = sorted({*expected} - found), sorted(found - {*expected})
     differences = {"missing": missing, "too many": extra}
     odd = [f"{len(names)} are {what}, such as {names[0]}" for what, names in differences.items() if names]
     if odd:
         raise StateError(
-            f"load_ensemble: {path} was written with {count} members, but of its files {' and '.join(odd)}; "
+            f"load_ensemble: {path} was written with {len(digests)} members, but of its files {' and '.join(odd)}; "
             "put them back, or move away what is not of this ensemble; px.ensembles.load_member(make, file) reads one "
             "file"
         )
-    return [directory / name for name in expected]
+    return [(directory / name, digest) for name, digest in zip(expected, digests, strict=True)]
 
 
-def read(path: Any, expected: Mapping[str, jax.ShapeDtypeStruct]) -> list[jax.Array]:
+def _digests(directory: Path) -> list[str | None]:
+    """Return the digests of a directory's members, as its record has them; ``None`` for each if it has none."""
+    members = records.read_file(directory / _RECORD, _FORMAT, _ENSEMBLE, former=_FORMER)["members"]
+    return [None] * members if isinstance(members, int) else members
+
+
+def read(path: Any, expected: Mapping[str, jax.ShapeDtypeStruct], digest: str | None = None) -> list[jax.Array]:
     """Return the arrays of a file, of the names, shapes and dtypes that are expected, in order.
 
-    All that is checked before the first array is read.
+    All that is checked before the first array is read; then that it is the file of this digest.
 
     Raises:
         DataError: if it is not whole, or not one of ours.
@@ -134,6 +144,11 @@ def read(path: Any, expected: Mapping[str, jax.ShapeDtypeStruct]) -> list[jax.Ar
             _check_names(path, [entry["name"] for entry in entries], list(expected))
             for index, (entry, struct) in enumerate(zip(entries, expected.values(), strict=True)):
                 _check_kind(path, entry, archive.kind(str(index)), struct)
+            if digest not in (None, archive.digest):
+                raise DataError(
+                    f"load_ensemble: {path} is not the member that was saved there, by its digest in {_RECORD}; put "
+                    f"that back, the other files are not affected; px.ensembles.load_member(make, file) reads any one"
+                )
             return [_decoded(archive.read(str(index)), entry) for index, entry in enumerate(entries)]
     except (DataError, StateError, *files.ABSENT):
         raise
@@ -228,7 +243,7 @@ def _strange(place: Path) -> str:
     if not found:
         return ""
     try:
-        count = records.read_file(place / _RECORD, _FORMAT, _ENSEMBLE)["members"]
+        count = len(_digests(place))
     except (OSError, records.Wrong):
         return f"it has no {_RECORD} of an ensemble"
     names = {_RECORD, *(_file_name(index) for index in range(count))}

@@ -72,7 +72,7 @@ def load_ensemble(
         apply, mesh, over, at_once, lowering, donate, name: as in :func:`ensemble`.
 
     Raises:
-        DataError: if a file is damaged; the message names it.
+        DataError: if a file is damaged, or is another member's; the message names it.
         StateError: if a file is missing, superfluous, or of another kind of member; the message names it.
 
     Communicates: nothing.
@@ -89,7 +89,7 @@ def load_ensemble(
     check_options("load_ensemble", apply, lowering, donate, name)
     arguments.path("load_ensemble", "path", path)
     form, struct = _made("load_ensemble", make)
-    states = [_state(form, struct, file) for file in _files.member_files(path)]
+    states = [_state(form, struct, file, digest) for file, digest in _files.member_files(path)]
     axis = placing.settled(Axis(name, len(states), mesh=mesh, over=over, at_once=at_once))
     with placing.without_context():
         rows = resident.on_devices(jax.tree.map(lambda *xs: jnp.stack(xs), *states), placing.place(axis))
@@ -115,11 +115,11 @@ def _made(what: str, make: Callable[[jax.Array], Any]) -> tuple[Form, Any]:
     return forms[0], struct
 
 
-def _state(form: Form, struct: Any, path: Any) -> Any:
+def _state(form: Form, struct: Any, path: Any, digest: str | None = None) -> Any:
     """Return a state from a file.
 
     Raises:
         DataError: if the file is damaged; StateError: if it is not the state of such a member.
     """
     expected = dict(zip(form.names(struct), jax.tree.leaves(struct), strict=True))
-    return jax.tree.unflatten(jax.tree.structure(struct), _files.read(path, expected))
+    return jax.tree.unflatten(jax.tree.structure(struct), _files.read(path, expected, digest))
