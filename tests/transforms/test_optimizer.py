@@ -147,3 +147,52 @@ def test_wrong_arguments_say_what_to_write() -> None:
     net.bias = nnx.data(None)
     with pytest.raises(px.StateError, match=r"variable \(Linear\)\.bias is no longer in the module"):
         opt(0.1, [jnp.ones(4), jnp.ones((3, 4))])
+
+
+@pytest.mark.parametrize("rate", [float("inf"), -np.inf, float("nan"), np.float32("nan"), np.array(np.inf)])
+def test_a_rate_that_is_no_finite_number_is_refused_before_anything_changes(rate: Any) -> None:
+    net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    opt = px.Optimizer(net, optax.sgd, momentum=0.9)
+    before = [np.asarray(v[...]) for v in px.variables(opt)]
+    for step in (opt, px.Jit(lambda opt, gradients: opt(rate, gradients), opt)):
+        with pytest.raises(ValueError, match=r"Optimizer: lr must be a finite number.*; write opt\(0\.1, gradients\)"):
+            step(*[rate][: step is opt], [jnp.ones(4), jnp.ones((3, 4))])
+    assert all((v[...] == b).all() for v, b in zip(px.variables(opt), before, strict=True))
+
+
+BROKEN = {
+    "a rate": lambda lr: optax.sgd(jnp.inf),
+    "a product": lambda lr: optax.adam(lr * np.nan),
+    "a schedule": lambda lr: optax.sgd(optax.exponential_decay(np.nan, 10, 0.5)),
+    "momentum": lambda lr: optax.sgd(lr, momentum=float("nan")),
+    "epsilon": lambda lr: optax.chain(optax.clip(1.0), optax.adam(lr, eps=np.nan)),
+}
+SOUND = {
+    "unclipped": lambda lr: optax.chain(optax.clip(float("inf")), optax.sgd(lr)),
+    "by norm": lambda lr: optax.chain(optax.clip_by_global_norm(np.inf), optax.adam(lr, eps=1e30)),
+    "not finite": lambda lr: optax.apply_if_finite(optax.sgd(lr), 3),
+    "set later": lambda lr: optax.inject_hyperparams(optax.sgd)(learning_rate=np.nan),
+    "every second": lambda lr: optax.MultiSteps(optax.sgd(lr), 2).gradient_transformation(),
+    "of matrices": lambda lr: optax.contrib.muon(lr),
+    "by the value": lambda lr: optax.polyak_sgd(max_learning_rate=1.0),
+    "warming up": lambda lr: optax.sgd(optax.warmup_cosine_decay_schedule(0.0, 1.0, 5, 10)),
+    "centred": lambda lr: optax.chain(optax.centralize(), optax.lamb(lr)),
+    "standardised": lambda lr: optax.chain(
+        optax.stateless(lambda g, _: jax.tree.map(lambda x: (x - x.mean()) / x.std(), g)), optax.sgd(lr)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_optimiser_whose_step_leaves_no_finite_number_is_refused(name: str) -> None:
+    factory, net = BROKEN[name], nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    values = nnx.state(net, nnx.Param)
+    updates, _ = factory(0.1).update(values, factory(0.1).init(values), values)
+    assert not any(np.isfinite(leaf).any() for leaf in jax.tree.leaves(updates)[1:])
+    with pytest.raises(px.StateError, match=r"factory gives an optimiser that leaves no finite number.*lambda lr"):
+        px.Optimizer(net, factory)
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_an_optimiser_that_can_make_a_finite_step_is_taken(name: str) -> None:
+    px.Optimizer(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), SOUND[name])

@@ -37,8 +37,9 @@ class Optimizer(nnx.Pytree):
         **options: further arguments of the factory: ``momentum=0.9``.
 
     Raises:
-        StateError: if ``factory`` is not such a function, or there is nothing to train; or if the optimiser
-            initialises its state from the rate and then adapts it (``optax.rprop``).
+        StateError: if ``factory`` is not such a function, or there is nothing to train; if the optimiser initialises
+            its state from the rate and then adapts it (``optax.rprop``); or if its first step leaves no finite number
+            of a parameter, as with a fixed rate or an option that is NaN.
 
     Communicates: nothing. On several devices, average the gradients first: ``opt(lr, px.pmean(g, "device"))``.
 
@@ -74,6 +75,7 @@ class Optimizer(nnx.Pytree):
                 f"Optimizer: factory must give an optax optimiser, got {arguments.described(made)}; write "
                 "px.Optimizer(net, optax.sgd)"
             )
+        _require_finite_step(self.factory, self.names[0])
         held = _tree(parameters)
         state = made.init(held)
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
@@ -97,11 +99,14 @@ class Optimizer(nnx.Pytree):
 
         Raises:
             ShapeError: if the gradients do not fit the variables, or the rate is not a scalar. Nothing is changed.
+            ValueError: if the rate is infinite or NaN; of a JAX array that is not looked at, as it may be computing.
         """
         parameters = self._parameters()
         if not (arguments.is_number(lr) or (isinstance(lr, jax_api.Tracer) and lr.shape == ())):
             got = f"shape {lr.shape}" if isinstance(lr, (jax.Array, np.ndarray)) else arguments.described(lr)
             raise ShapeError(f"Optimizer: lr must be a scalar, got {got}; write opt(0.1, gradients)")
+        if not isinstance(lr, jax.Array):
+            arguments.number("Optimizer", "lr", lr, finite=True, write="opt(0.1, gradients)")
         values = _tree(parameters)
         given = _fitting(parameters, gradients)
         own = [self.state[name] for name in self.state_names]
@@ -134,6 +139,29 @@ class Optimizer(nnx.Pytree):
                 f"Optimizer: variable {gone[0]} is no longer in the module; make a new px.Optimizer for what it is now"
             )
         return found.subset(lambda name, _: name in self.names)
+
+
+def _require_finite_step(factory: Callable[..., Any], name: str) -> None:
+    """Check that a first step of two ordinary numbers keeps at least one of them finite.
+
+    Nothing is said of an optimiser that needs more than two numbers, or whose state waits for its numbers: of
+    ``optax.inject_hyperparams``, they are set later.
+    """
+    held, given = (Gradients({name: jnp.asarray(values, jnp.float32)}) for values in ([1.0, -2.0], [0.5, 0.25]))
+    try:
+        step = optax.with_extra_args_support(factory(0.1))
+        state = step.init(held)
+        updates, _ = step.update(given, state, held, value=1.0, grad=given, value_fn=lambda _: 1.0)
+        update = np.asarray(updates[name])
+        is_set = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+    except Exception:
+        return
+    if is_set and not np.isfinite(update).any():
+        raise StateError(
+            f"Optimizer: factory gives an optimiser that leaves no finite number: at the rate 0.1, it changes "
+            f"parameters [1, -2] with gradients [0.5, 0.25] by {update.tolist()}; give finite numbers, such as "
+            f"px.Optimizer(net, lambda lr: optax.sgd(0.1))"
+        )
 
 
 def _with(rates: Sequence[int], leaves: Sequence[Any], fresh: Any) -> list[Any]:
