@@ -1,5 +1,7 @@
 """A loop of ``update`` makes the same steps wherever the rows lie; with given step sizes, those that anyone would."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -91,3 +93,50 @@ def test_a_given_step_size_is_that_of_a_step_along_the_gradient(name: str, steps
         params, state = update(params, state, L2, (x, y))
         w = w - (stepsize(i) if callable(stepsize) else stepsize) * _gradient(w, x, y)
         np.testing.assert_allclose(params, w, rtol=1e-10, atol=1e-12)
+
+
+SOLVERS = {
+    "LBFGS": lambda fun: px.solve.LBFGS(fun, precondition="gram"),
+    "NewtonCG": lambda fun: px.solve.NewtonCG(fun, precondition="gram"),
+    "GradientDescent": px.solve.GradientDescent,
+    "ProximalGradient": lambda fun: px.solve.ProximalGradient(fun, px.solve.prox.l1),
+}
+FIELDS = ["value", "progress", "cache", "preconditioner"]
+
+
+def _changed(state: Any, name: str, value: Any) -> Any:
+    """A state as it is unpickled with something else in a field; with nothing, without the field."""
+    made = copy.copy(state)
+    vars(made).pop(name) if value is None else vars(made).update({name: value})
+    return pickle.loads(pickle.dumps(made))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_state_with_another_structure_is_refused_by_the_name_of_its_part(name: str, compiled: bool) -> None:
+    solver, data = SOLVERS[name](FUN), labelled(SIZE, 5, 3)
+    given = (L2, data) if name != "ProximalGradient" else (0.1, L2, data)
+    params = jnp.zeros((5, 3))
+    state = solver.init_state(params, *given)
+    update = jax.jit(solver.update) if compiled else solver.update
+    if compiled:  # a part that is missing is none of a pytree
+        cases = [(field, (jnp.ones((5, 5)),) * 3) for field in FIELDS]
+    else:
+        cases = [(field, value) for field in FIELDS for value in (None, (jnp.ones((5, 5)),) * 3, {"odd": 1.0})]
+    if name in ("LBFGS", "NewtonCG"):
+        cases.append(("preconditioner", jnp.ones((5, 5))))  # as 0.2.0 had it
+    cases = [(field, value) for field, value in cases if hasattr(state, field)]
+    for field, value in cases:
+        with pytest.raises(px.StateError, match=rf"its {field} is .*solver\.init_state\(params\)"):
+            update(params, _changed(state, field, value), *given)
+    again, _ = update(params, pickle.loads(pickle.dumps(state)), *given)
+    np.testing.assert_array_equal(again, update(params, state, *given)[0])
+
+
+def test_a_function_that_fails_in_an_update_is_not_told_as_a_wrong_state() -> None:
+    divisors = [1]
+    solver = px.solve.LBFGS(lambda p: jnp.sum(p**2) / divisors[0] + 1 / divisors[0])
+    state = solver.init_state(jnp.ones(2))
+    divisors[0] = 0
+    with pytest.raises(ZeroDivisionError):
+        solver.update(jnp.ones(2), state)

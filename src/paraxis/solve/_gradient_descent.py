@@ -88,6 +88,9 @@ class GradientDescent:
 
         Returns:
             ``(params, state)``. If no step is found, ``params`` do not change.
+
+        Raises:
+            StateError: if ``state`` has other parts than that of ``init_state``, as one of an earlier version has.
         """
         checks.step(self, params, state, ProximalGradientState, "velocity")
         return self._proximal.update(params, state, None, *args, **kwargs)

@@ -201,6 +201,9 @@ class LBFGS(SmoothSolver):
 
         Returns:
             ``(params, state)``. If nothing better is found, ``params`` do not change.
+
+        Raises:
+            StateError: if ``state`` has other parts than that of ``init_state``, as one of an earlier version has.
         """
         checks.step(self, params, state, LBFGSState, "grad")
         return self._advanced_by_one(params, state, args, kwargs)

@@ -220,6 +220,9 @@ class ProximalGradient(Solver):
 
         Returns:
             ``(params, state)``. If no step is found, ``params`` do not change.
+
+        Raises:
+            StateError: if ``state`` has other parts than that of ``init_state``, as one of an earlier version has.
         """
         checks.step(self, params, state, ProximalGradientState, "velocity")
         return self._advanced_by_one(params, state, (hyperparams_prox, *args), kwargs)

@@ -8,9 +8,11 @@ from typing import Any, Literal, Self, TypeVar, cast
 import jax
 
 from paraxis._axes import arrays
+from paraxis._calls import arguments
 from paraxis._calls.surroundings import Reads
 from paraxis._core.programs import Traced
 from paraxis._jax import jax_api
+from paraxis.errors import StateError
 from paraxis.solve import (
     _checks as checks,
     _cut as cut,
@@ -80,10 +82,34 @@ class Solver(abc.ABC):
 
         What functions of the user's read is read again each time.
         """
-        traced = jax_api.is_tracing() or arrays.is_traced((params, state, args, kwargs))
-        if traced or not self._reads_arguments_only:
-            return watched(self.verbose, functools.partial(self._iteration, params, state, *args, **kwargs))
-        return watched(self.verbose, self._compiled_step, params, state, args, kwargs)
+        try:
+            traced = jax_api.is_tracing() or arrays.is_traced((params, state, args, kwargs))
+            if traced or not self._reads_arguments_only:
+                return watched(self.verbose, functools.partial(self._iteration, params, state, *args, **kwargs))
+            return watched(self.verbose, self._compiled_step, params, state, args, kwargs)
+        except Exception:
+            self._require_own(params, state, args, kwargs)
+            raise
+
+    def _require_own(self, params: Any, state: Any, args: Any, kwargs: Any) -> None:
+        """Check, of an iteration that failed, that its state has the parts that ``init_state`` gives.
+
+        Raises:
+            StateError: naming the one that it has not, as a state of an earlier version has not.
+        """
+        try:
+            expected = jax.eval_shape(lambda: self._bare._start(params, (args, kwargs), None))
+        except Exception:  # it is the function that fails
+            return
+        for name, own in vars(expected).items():
+            found = vars(state).get(name)
+            is_prepared = name == "preconditioner" and isinstance(found, gram.Inverse)
+            if name not in vars(state) or (not is_prepared and jax.tree.structure(found) != jax.tree.structure(own)):
+                raise StateError(
+                    f"update: state must be like the one that init_state gives for this function, but its {name} is "
+                    f"{arguments.described(found)}, as of another function or an earlier version; begin anew at the "
+                    f"same params: write state = solver.init_state(params)"
+                )
 
     @property
     def _reads_arguments_only(self) -> bool:
