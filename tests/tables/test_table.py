@@ -292,3 +292,33 @@ def test_a_folder_of_which_one_file_notes_an_index(tmp_path):
     frame[["y"]].to_parquet(tmp_path / "alone.parquet")
     with pytest.raises(px.DataError, match=r"an index of pandas, 'id'; write columns=\['id'\]"):
         px.Table.parquet(tmp_path / "alone.parquet", target="y")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_files_whose_suffix_is_in_capitals_are_no_less_files(tmp_path, kind):
+    written(tmp_path, kind)
+    size = len(getattr(px.Table, kind)(tmp_path, target="y"))
+    file = max(tmp_path.iterdir())
+    file.rename(file.with_suffix(f".{kind.upper()}"))
+    assert len(getattr(px.Table, kind)(tmp_path, target="y")) == size
+    assert len(getattr(px.Table, kind)(max(tmp_path.glob(f"*.{kind.upper()}")), target="y")) > 0
+
+
+def test_arrays_are_paired_by_their_names(tmp_path):
+    for name in ("X-a", "X-b", "y-b", "y-c"):
+        np.save(tmp_path / f"{name}.npy", np.ones((3, 2)) if name[0] == "X" else np.ones(3))
+    with pytest.raises(
+        px.DataError, match=r"a file y… for each X… of the same name, got only one with '-a\.npy' .*y-a"
+    ):
+        px.Table.npy(tmp_path)
+    (tmp_path / "y-c.npy").rename(tmp_path / "y-a.npy")
+    assert len(px.Table.npy(tmp_path)) == 6
+    for part in "ab":
+        (tmp_path / f"y-{part}.npy").rename(tmp_path / f"y_{part}.npy")
+    assert len(px.Table.npy(tmp_path)) == 6
+
+
+def test_names_of_columns_in_another_encoding_are_an_error_that_names_the_file(tmp_path):
+    (tmp_path / "a.csv").write_bytes("größe,y\n1,2\n".encode("latin-1"))
+    with pytest.raises(px.DataError, match=r"a\.csv' cannot be read: UnicodeDecodeError"):
+        px.Table.csv(tmp_path, target="y")

@@ -120,6 +120,13 @@ def npy(folder: Path, dtype: Any) -> Arrays:
             f"{_WHO}: folder must have as many files X*.npy as y*.npy, at least one, got {len(designs)} and "
             f"{len(targets)} in {str(folder)!r}; write {files.table_of(folder) if is_other else saved}"
         )
+    parts = [path.name[1:] for path in designs], [path.name[1:] for path in targets]
+    if {*parts[0]} & {*parts[1]} and parts[0] != parts[1]:  # where none is the same, their order tells
+        odd = next(name for name in sorted({*parts[0]} ^ {*parts[1]}))
+        raise DataError(
+            f"{_WHO}: folder must have a file y… for each X… of the same name, got only one with {odd!r} in "
+            f"{str(folder)!r}; add {'X' if odd in parts[1] else 'y'}{odd}, or move the other one away"
+        )
     mapped = [files.Unchanged.of(_WHO, path) for path in (*designs, *targets)]
     pairs = [(_mapped(X), _mapped(y)) for X, y in zip(designs, targets, strict=True)]
     return Arrays(_WHO, pairs, dtype, mapped)

@@ -61,6 +61,7 @@ def described(
     for path in paths:
         with named(who, path):
             own = schema(path)
+            _ = own.names  # Arrow decodes them now
         if names_rows is None:  # what the first file notes holds for all
             names_rows = {*row_names(own.names, own.metadata or {})} - {target}
         names = [name for name in own.names if (name not in names_rows if asked is None else name in asked)]
@@ -91,19 +92,23 @@ def described(
 
 
 def found(who: str, folder: Path, suffix: str) -> list[Path]:
-    """Return the files of a folder with this suffix, sorted by name; or the one file that it is.
+    """Return the files of a folder with this suffix, be it in capitals, sorted by name; or the one file that it is.
 
     Raises:
         DataError: if there are none.
     """
     kind = kind_at(folder) if folder.exists() else None
     is_other = folder.is_file() and kind not in (None, suffix[1:])
-    paths = [] if is_other else [folder] if folder.is_file() else sorted(folder.glob(f"*{suffix}"))
+    paths = [] if is_other else [folder] if folder.is_file() else sorted(_ending_in(folder, suffix))
     if not paths:
         got = "which is another" if is_other else "which has none" if folder.is_dir() else "which is not there"
         write = table_of(folder) if kind else f"px.{who}('rows/', …)"
         raise DataError(f"{who}: folder must have {suffix} files, or be one, got {str(folder)!r}, {got}; write {write}")
     return paths
+
+
+def _ending_in(folder: Path, suffix: str) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name.lower().endswith(suffix)] if folder.is_dir() else []
 
 
 def row_names(names: Sequence[str], metadata: Mapping[bytes, bytes]) -> list[str]:

@@ -120,7 +120,8 @@ class Table:
         """Return the rows of memory-mapped files ``X*.npy``, ``(n, d)``, with targets ``y*.npy``, ``(n,)``.
 
         Args:
-            folder: with as many of one as of the other; they belong together in the order of their names.
+            folder: with as many of one as of the other; they belong together by their names, ``X-0.npy`` and
+                ``y-0.npy``, or in the order of these where none is the same.
             dtype: of the numbers: float32 or float64; default: float32 if that holds the files' types, else float64.
 
         Raises:
