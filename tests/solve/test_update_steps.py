@@ -119,6 +119,7 @@ def test_a_state_with_another_structure_is_refused_by_the_name_of_its_part(name:
     params = jnp.zeros((5, 3))
     state = solver.init_state(params, *given)
     update = jax.jit(solver.update) if compiled else solver.update
+    cases: list[tuple[str, Any]]
     if compiled:  # a part that is missing is none of a pytree
         cases = [(field, (jnp.ones((5, 5)),) * 3) for field in FIELDS]
     else:

@@ -253,7 +253,8 @@ class Csv:
             y, *found = (column.to_numpy()[skipped:] for column in columns)
             skipped = max(0, skipped - len(columns[0]))
             if self._is_text:
-                y = np.where(y == "", None, y)
+                y = y.astype(object)
+                y[y == ""] = None
             yield files.as_rows(found, self.dtype), y
 
     def _read(

@@ -152,7 +152,7 @@ def _require_finite_step(factory: Callable[..., Any], name: str) -> None:
         step = optax.with_extra_args_support(factory(0.1))
         state = step.init(held)
         updates, _ = step.update(given, state, held, value=1.0, grad=given, value_fn=lambda _: 1.0)
-        update = np.asarray(updates[name])
+        update = np.asarray(jax.tree.leaves(updates)[0])
         is_set = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
     except Exception:
         return
