@@ -1,6 +1,7 @@
 """Rows are laid out evenly over devices, padded by rows that never count, with the weights that scikit-learn gives."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -109,6 +110,20 @@ def test_what_does_not_fit_is_said() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             call()
+
+
+@pytest.mark.parametrize("dtype", ["U", object])
+def test_labels_of_text_are_told_what_numbers_them(dtype: Any) -> None:
+    labels = np.array(["007", "010", "5"], dtype)
+    with pytest.raises(px.DataError, match=r"y must be numbers, got text, such as '007'; write y = np\.unique"):
+        px.solve.rows(np.ones((3, 1), np.float32), labels)
+
+
+def test_a_table_whose_target_is_text_is_told_which_column(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("x,label\n1,007\n2,010\n3,5\n")
+    table = px.Table.csv(tmp_path, target="label")
+    with pytest.raises(px.DataError, match=r"the table's target 'label' must be numbers.*'007'.*LogisticRegression"):
+        px.solve.rows(table, engine=px.Stream(at_once=10))
 
 
 @pytest.mark.parametrize(

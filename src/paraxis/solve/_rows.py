@@ -151,7 +151,7 @@ def rows(
             raise TypeError("rows: y must be left out, as the table has it; write rows(table, engine=…)")
         weight = None if sample_weight is None else _checked_weight(sample_weight)
         source = Source("rows", X, engine, axis)
-        targets = _targets(source.y)
+        targets = _targets(source.y, X)
         if weight is not None and weight.shape != (len(source),):
             raise ShapeError(f"rows: sample_weight must have the {len(source)} rows of the table, got {weight.shape}")
         weight = np.ones(len(targets)) if weight is None else weight
@@ -212,13 +212,19 @@ def lay(X: Any, y: Any, sample_weight: Any, class_weight: Any, axis: Axis | None
     return Rows(design, targets, arrays.in_blocks(padded, placement), placing.blocks(placement), axis.size)
 
 
-def _targets(y: Any) -> Any:
+def _targets(y: Any, table: Table | None = None) -> Any:
     try:
         given = y if isinstance(y, jax.Array) else np.asarray(y)
     except Exception:
         given = y  # it is said below what it is
-    if isinstance(given, np.ndarray) and given.dtype.kind in "US":
-        raise DataError(f"rows: y must be numbers, got {given.dtype}; write y = np.unique(y, return_inverse=True)[1]")
+    may_be_text = isinstance(given, np.ndarray) and given.dtype.kind in "USO"
+    text = next((x for x in given.flat if isinstance(x, str)), None) if may_be_text else None
+    if text is not None:
+        what, write = "y", "write y = np.unique(y, return_inverse=True)[1]"
+        if table is not None:
+            what = f"the table's target {table.target!r}"
+            write = "write numbers into that column, or px.solve.LogisticRegression().fit(table, engine=engine)"
+        raise DataError(f"rows: {what} must be numbers, got text, such as {str(text)!r}; {write}")
     arguments.no_cut("rows", "y", given)
     return arguments.array("rows", "y", y)
 

@@ -37,9 +37,8 @@ class Optimizer(nnx.Pytree):
         **options: further arguments of the factory: ``momentum=0.9``.
 
     Raises:
-        StateError: if ``factory`` is not such a function, or there is nothing to train; if the optimiser initialises
-            its state from the rate and then adapts it (``optax.rprop``); or if its first step leaves no finite number
-            of a parameter, as with a fixed rate or an option that is NaN.
+        StateError: if ``factory`` is not such a function, or there is nothing to train; or if the optimiser
+            initialises its state from the rate and then adapts it (``optax.rprop``).
 
     Communicates: nothing. On several devices, average the gradients first: ``opt(lr, px.pmean(g, "device"))``.
 
@@ -75,7 +74,6 @@ class Optimizer(nnx.Pytree):
                 f"Optimizer: factory must give an optax optimiser, got {arguments.described(made)}; write "
                 "px.Optimizer(net, optax.sgd)"
             )
-        _require_finite_step(self.factory, self.names[0])
         held = _tree(parameters)
         state = made.init(held)
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
@@ -139,29 +137,6 @@ class Optimizer(nnx.Pytree):
                 f"Optimizer: variable {gone[0]} is no longer in the module; make a new px.Optimizer for what it is now"
             )
         return found.subset(lambda name, _: name in self.names)
-
-
-def _require_finite_step(factory: Callable[..., Any], name: str) -> None:
-    """Check that a first step of two ordinary numbers keeps at least one of them finite.
-
-    Nothing is said of an optimiser that needs more than two numbers, or whose state waits for its numbers: of
-    ``optax.inject_hyperparams``, they are set later.
-    """
-    held, given = (Gradients({name: jnp.asarray(values, jnp.float32)}) for values in ([1.0, -2.0], [0.5, 0.25]))
-    try:
-        step = optax.with_extra_args_support(factory(0.1))
-        state = step.init(held)
-        updates, _ = step.update(given, state, held, value=1.0, grad=given, value_fn=lambda _: 1.0)
-        update = np.asarray(jax.tree.leaves(updates)[0])
-        is_set = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
-    except Exception:
-        return
-    if is_set and not np.isfinite(update).any():
-        raise StateError(
-            f"Optimizer: factory gives an optimiser that leaves no finite number: at the rate 0.1, it changes "
-            f"parameters [1, -2] with gradients [0.5, 0.25] by {update.tolist()}; give finite numbers, such as "
-            f"px.Optimizer(net, lambda lr: optax.sgd(0.1))"
-        )
 
 
 def _with(rates: Sequence[int], leaves: Sequence[Any], fresh: Any) -> list[Any]:
