@@ -45,7 +45,7 @@ def test_solvers_reach_numpys_solution_as_far_as_16_bits_tell(solver: str, dtype
     assert params.dtype == dtype
     assert "not finite" not in state.reason
     # The function's value has eps relative accuracy: where it is level, the square root of that is what tells apart.
-    assert np.abs(np.asarray(params, np.float64) - expected).max() < float(jnp.finfo(dtype).eps) ** 0.5
+    assert np.abs(np.asarray(params, np.float64) - expected).max() < 2 * float(jnp.finfo(dtype).eps) ** 0.5
 
 
 @pytest.mark.parametrize("what", ["fit y", "fit X", "sample_weight", "predict", "score"])

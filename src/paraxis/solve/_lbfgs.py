@@ -368,7 +368,8 @@ class LBFGS(SmoothSolver):
         options = Options(self.linesearch, self.decrease_factor, left, self.maxls, self.max_stepsize)
         # The initial Hessian is right up to a factor, which is the same for some iterations: searches of a slope that
         # small end at steps like the last one.
-        first = jnp.clip(state.stepsize, 1, _LONGEST_FIRST) if problem.tight else jnp.ones((), dtype)
+        is_alike = problem.tight and self.linesearch == "zoom"
+        first = jnp.clip(state.stepsize, 1, _LONGEST_FIRST) if is_alike else jnp.ones((), dtype)
         return search(line, first, options)
 
     @property

@@ -299,7 +299,8 @@ def _changed(problem: Linear, state: WorkingSetState, l1: jax.Array, size: int, 
     def taken(block: Block, new: jax.Array, rows: Any) -> Any:
         old, shares = rows
         own = trees.of_columns(block.design if every else jnp.take(block.design, new, axis=1))
-        whole = jnp.concatenate([old, own]) if grows else old.at[slots].set(own)
+        # Joined with no columns, the program of several devices ends jax 0.11's compiler, and the process with it.
+        whole = own if not old.size else jnp.concatenate([old, own]) if grows else old.at[slots].set(own)
         weighted = own * (block.share if shares is None else shares)
         return whole, jnp.einsum("dn,en->de", weighted, whole, precision=trees.EXACT)
 
