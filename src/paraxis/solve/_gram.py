@@ -85,8 +85,9 @@ def matrix(problem: Linear, params: Any, block: int) -> tuple[jax.Array, jax.Arr
 
 
 def _wide(x: Any) -> Any:
-    is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
-    return x.astype(jnp.float32) if is_narrow else x
+    dtype = jnp.result_type(x)
+    is_narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    return jnp.asarray(x, jnp.float32) if is_narrow else x
 
 
 _Upper = tuple[jax.Array, ...]
