@@ -217,8 +217,8 @@ def _targets(y: Any, table: Table | None = None) -> Any:
         given = y if isinstance(y, jax.Array) else np.asarray(y)
     except Exception:
         given = y  # it is said below what it is
-    may_be_text = isinstance(given, np.ndarray) and given.dtype.kind in "USO"
-    text = next((x for x in given.flat if isinstance(x, str)), None) if may_be_text else None
+    objects = given.flat if isinstance(given, np.ndarray) and given.dtype.kind in "USO" else ()
+    text = next((x for x in objects if isinstance(x, str)), None)
     if text is not None:
         what, write = "y", "write y = np.unique(y, return_inverse=True)[1]"
         if table is not None:
