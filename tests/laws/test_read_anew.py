@@ -867,3 +867,34 @@ def test_callbacks_into_lists_of_their_own_are_told_apart() -> None:
         return sorted(map(float, told))
 
     assert run() == run() == [1, 2, 3, 4]
+
+
+def test_a_slot_whose_class_changes_is_noticed() -> None:
+    """A class may get a property, a subclass an attribute, in its place."""
+
+    class Config:
+        __slots__ = ("rate",)
+
+        def __init__(self) -> None:
+            self.rate = 2.0
+
+    class Own(Config):
+        __slots__ = ()
+
+    class Shadowed(Config):
+        rate = 5.0
+
+        def __init__(self) -> None:
+            self.other = 3.0
+
+    first, second, third = Config(), Own(), Shadowed()
+    scale = px.pmap(lambda x: x * first.rate * second.rate * third.rate * third.other)
+    x = jnp.ones((1, 2))
+    for _ in range(3):
+        assert float(scale(x)[0, 0]) == 2 * 2 * 5 * 3
+    third.other = 7.0
+    assert float(scale(x)[0, 0]) == 2 * 2 * 5 * 7
+    Own.rate = 9.0  # pyright: ignore[reportAttributeAccessIssue]
+    assert float(scale(x)[0, 0]) == 2 * 9 * 5 * 7
+    Config.rate = property(lambda self: 10.0)  # pyright: ignore[reportAttributeAccessIssue]
+    assert float(scale(x)[0, 0]) == 10 * 9 * 5 * 7

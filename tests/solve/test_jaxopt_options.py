@@ -19,7 +19,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "jit": (False, "loop of update"),
     "unroll": (True, "loop of update"),
     "use_gamma": (False, "scale of the last step"),
-    "linesearch_init": ("increase", "begins with the step 1"),
+    "linesearch_init": ("increase", "begins with the step 1, or near the last one"),
     "min_stepsize": (1e-6, "any size"),
     "increase_factor": (2.0, "how much further"),
     "stop_if_linesearch_fails": (True, "state.status"),

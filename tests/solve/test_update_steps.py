@@ -128,7 +128,7 @@ def test_a_state_with_another_structure_is_refused_by_the_name_of_its_part(name:
         cases.append(("preconditioner", jnp.ones((5, 5))))  # as 0.2.0 had it
     cases = [(field, value) for field, value in cases if hasattr(state, field)]
     for field, value in cases:
-        with pytest.raises(px.StateError, match=rf"its {field} is .*solver\.init_state\(params\)"):
+        with pytest.raises(px.StateError, match=rf"its {field} is .*solver\.init_state\(params, …\)"):
             update(params, _changed(state, field, value), *given)
     again, _ = update(params, pickle.loads(pickle.dumps(state)), *given)
     np.testing.assert_array_equal(again, update(params, state, *given)[0])

@@ -238,7 +238,8 @@ def test_of_a_table_whose_rows_were_not_counted_a_place_is_told_without_what_com
         list(table.blocks(2))
 
 
-WRITTEN = ["0", "1", "+1", "-1", " 1", "1 ", "1.0", "1e0", "10", "1e1", "2.50"]
+WHOLE = ["0", "1", "+1", "-1", " 1", "1 ", "10"]
+WRITTEN = [*WHOLE, "1.0", "1e0", "1e1", "2.50"]
 CODES = ["00", "01", "+01", " 007", "-00", "000"]
 
 
@@ -246,8 +247,8 @@ CODES = ["00", "01", "+01", " 007", "-00", "000"]
 def test_labels_are_the_same_where_their_numbers_are_or_among_codes_where_their_text_is(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(_csv, "_BYTES", SMALL)
     rng = np.random.default_rng(seed)
-    labels = [str(label) for label in rng.choice(WRITTEN, 300)]
-    if seed % 3:  # one code is enough, wherever it is
+    labels = [str(label) for label in rng.choice(WHOLE if seed % 3 else WRITTEN, 300)]
+    if seed % 3:  # one code is enough among whole numbers, wherever it is
         labels[int(rng.integers(300))] = str(rng.choice(CODES))
     rows = [f"{number},{label}\n" for number, label in enumerate(labels)]
     for name, own in (("a", rows[:100]), ("b", rows[100:])):
@@ -274,3 +275,14 @@ def test_a_missing_label_among_text_is_no_class(tmp_path, empty):
         list(px.Table.csv(tmp_path, target="y").blocks(2))
     (tmp_path / "a.csv").write_text("x,y\n1,a\n2,NA\n3, b\n")
     assert next(px.Table.csv(tmp_path, target="y").blocks(9))[1].tolist() == ["a", "NA", " b"]
+
+
+def test_zeros_in_front_are_labels_only_where_all_are_whole_numbers(tmp_path):
+    """What is measured may be written so, with another decimal point, too."""
+    (tmp_path / "a.csv").write_text("x;y\n1;03\n2;0,13\n3;1,5\n")
+    table = px.Table.csv(tmp_path, target="y", delimiter=";", decimal=",")
+    targets = np.concatenate([y for _, y in table.blocks(2)])
+    np.testing.assert_array_equal(targets, [3, 0.13, 1.5])
+    (tmp_path / "a.csv").write_text("x,y\n1,03\n2,0.13\n3,1.5\n")
+    data = px.solve.rows(px.Table.csv(tmp_path, target="y"), engine=px.Stream(at_once=2))
+    np.testing.assert_allclose(np.asarray(data.y)[:3], [3, 0.13, 1.5])

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import enum
 import functools
 import json
 import os
@@ -160,58 +159,6 @@ class Weighted:
         return self(params, batch)
 
 
-class Called:
-    """A loss that keeps to itself what it multiplies by, and how often it was called."""
-
-    FACTOR = 1.0
-
-    def __init__(self, value: Any, held: Any = None) -> None:
-        self._value, self._held, self._calls, self._seen = value, held, 0, dict[int, int]()
-
-    def __call__(self, params: Any, batch: Any) -> Any:
-        self._calls += 1
-        self._seen[self._calls] = 1
-        return loss(params, batch) * self._factor()
-
-    def _factor(self) -> Any:
-        return self.FACTOR * (1.0 if self._held is None else self._held()) * (2.0 if "b" in self._value else 1.0)
-
-
-class Slotted:
-    __slots__ = ("_rate",)
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-
-    def __call__(self) -> float:
-        return self._rate
-
-
-class Twice(Called):
-    FACTOR = 2.0
-
-
-class Otherwise(Called):
-    def _factor(self) -> Any:
-        return 2.0 * super()._factor()
-
-
-class Letter(enum.Enum):
-    A, B = "a", "ab"
-
-    def __contains__(self, text: str) -> bool:
-        return text in self.value
-
-
-CALLED: dict[str, tuple[Any, Any, str]] = {
-    "a set": (Called(frozenset("a")), Called(frozenset("ba")), r"value: was \['a'\], is \['a', 'b'\]"),
-    "an enumeration": (Called(Letter.A), Called(Letter.B), r"value: was A, is B"),
-    "an object": (Called("a", Slotted(1.0)), Called("a", Slotted(2.0)), r"_rate: was 1\.0, is 2\.0"),
-    "a class's": (Called("a"), Twice("a"), r"FACTOR: was 1\.0, is 2\.0"),
-    "a method": (Called("a"), Otherwise("a"), r"_factor: was .*Called\._factor, .*, is .*Otherwise\._factor, .*"),
-}
-
-
 class Constants:
     RATE = 1.0
 
@@ -353,31 +300,6 @@ def test_attributes_of_a_module_and_of_those_in_it_are_described(
         "px.fit: activation: was jax: tanh, is jax: sin",
         "px.fit: power: was 1, is 2",
     ]
-
-
-@pytest.mark.parametrize("what", CALLED)
-def test_what_an_object_reads_when_it_is_called_is_described(
-    what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    before, now, expected = CALLED[what]
-    for steps, function in enumerate((before, before, now), 1):
-        assert " was " not in capfd.readouterr().err
-        px.fit(*made(loss=function), steps=steps, checkpoint=tmp_path, progress=False)
-    assert re.search(rf"^px\.fit: {expected}$", capfd.readouterr().err, re.MULTILINE)
-
-
-def test_a_checkpoint_of_before_calls_were_described_says_only_what_has_changed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    px.fit(*made(loss=Called("a")), steps=1, checkpoint=tmp_path, progress=False)
-    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
-    restored = checkpoints.restore(made()[0])
-    fit = restored.notes["fit"]
-    run = {path: text for path, text in fit["run"].items() if not re.search(r"loss\.\w", path)}
-    assert len(run) < len(fit["run"])
-    checkpoints.save(1, restored.tree, {"fit": {**fit, "run": {**run, "version of this description": "2"}}})
-    px.fit(*made(loss=Called("b"), clip=1.0), steps=2, checkpoint=tmp_path, progress=False)
-    assert re.findall(r"px\.fit: (.+): was", capfd.readouterr().err) == ["clip"]
 
 
 def described(directory: Path, **options: Any) -> dict[str, str]:

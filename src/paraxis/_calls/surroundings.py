@@ -262,8 +262,8 @@ def parts(name: str, x: Any, used: frozenset[str], *, every: bool = False) -> It
     elif isinstance(x, weakref.ref):
         yield Place(f"{name}()", x())
     elif _is_nnx_variable(x):
-        slots = _Slots(x)
-        yield Place(f"{name}.value", slots.get("_raw_value", _MISSING), slots, "_raw_value")
+        variable = _Variable(x)
+        yield Place(f"{name}.value", variable.get("_raw_value", _MISSING), variable, "_raw_value")
         if not is_library(type(x).__module__):
             yield from _attributes(name, x, used, every=every)
     elif _is_nnx_module(x):
@@ -351,18 +351,24 @@ class _Slots:
 
     def __init__(self, x: Any) -> None:
         self.x = x
-        self._readers: dict[str, Callable[[Any], Any]] = {}  # looked for once: a net has hundreds, read at each call
 
     def get(self, key: str, default: Any) -> Any:
-        if key not in self._readers:
-            kind = next((kind for kind in type(self.x).__mro__ if key in vars(kind)), None)
-            if kind is None:
-                return default
-            self._readers[key] = vars(kind)[key].__get__
+        kind = next((kind for kind in type(self.x).__mro__ if key in vars(kind)), None)
         try:
-            return self._readers[key](self.x)  # no code of users'
+            return default if kind is None else vars(kind)[key].__get__(self.x)  # no code of users'
         except AttributeError:  # nothing is there
             return default
+
+
+class _Variable(_Slots):
+    """The value of a variable of NNX, as a mapping. A net has hundreds, read at each call: how, is looked for once."""
+
+    def __init__(self, x: Any) -> None:
+        super().__init__(x)
+        self._read = type(x)._raw_value.__get__
+
+    def get(self, key: str, default: Any) -> Any:
+        return self._read(self.x)
 
 
 class _Values:

@@ -122,7 +122,7 @@ def npy(folder: Path, dtype: Any) -> Arrays:
         )
     parts = [path.name[1:] for path in designs], [path.name[1:] for path in targets]
     if {*parts[0]} & {*parts[1]} and parts[0] != parts[1]:  # where none is the same, their order tells
-        odd = next(name for name in sorted({*parts[0]} ^ {*parts[1]}))
+        odd = min({*parts[0]} ^ {*parts[1]})
         raise DataError(
             f"{_WHO}: folder must have a file y… for each X… of the same name, got only one with {odd!r} in "
             f"{str(folder)!r}; add {'X' if odd in parts[1] else 'y'}{odd}, or move the other one away"

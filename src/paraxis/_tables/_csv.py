@@ -20,6 +20,7 @@ _BYTES = 1 << 22  # of a piece; parsed, it takes about ten times as much
 _LONGEST = 16  # pieces, that one row of a file may have
 _MARK = b"\xef\xbb\xbf"  # of UTF-8, which a file may begin with
 _CODE = r"^[ \t]*[+-]?0[0-9]+[ \t]*$"
+_WHOLE = r"^[ \t]*([+-]?[0-9]+)?[ \t]*$"  # or missing
 
 
 class Piece(NamedTuple):
@@ -86,6 +87,13 @@ def has_codes(cells: Any) -> bool:
 
     compute: Any = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
     return compute.any(compute.match_substring_regex(cells, _CODE)).as_py() is True
+
+
+def _are_whole(cells: Any) -> bool:
+    import pyarrow.compute
+
+    compute: Any = pyarrow.compute
+    return compute.all(compute.match_substring_regex(cells, _WHOLE)).as_py() is not False
 
 
 def _line(path: Path, start: int) -> int:
@@ -157,7 +165,7 @@ class Csv:
     """Rows of CSV files, each with a header. The beginnings are read when it is made; rows are counted when asked for.
 
     Columns to predict from are numbers of double precision, whatever their first rows look like. Targets are, too, or
-    text, if the first rows of a file are, or any row is a code: :func:`has_codes`.
+    text, if the first rows of a file are, or all are whole numbers and some are codes: :func:`has_codes`.
     """
 
     def __init__(
@@ -230,11 +238,13 @@ class Csv:
 
     def _counted(self) -> Iterator[tuple[int, int, int]]:
         """Yield the same, having looked for codes among the targets."""
-        count = 0
+        count, are_whole, are_codes = 0, True, False
         for number, start, (y,) in self._read([self.target], as_text=True):
-            self._is_text = self._is_text or has_codes(y)
+            are_whole = are_whole and _are_whole(y)
+            are_codes = are_whole and (are_codes or has_codes(y))
             yield count, number, start
             count += len(y)
+        self._is_text = self._is_text or are_codes
         yield count, len(self._files), 0
 
     @property

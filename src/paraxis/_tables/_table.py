@@ -93,8 +93,8 @@ class Table:
     ) -> "Table":
         """Return the rows of CSV files, each with a header. To count them, they are read once.
 
-        Targets are numbers if all of them are: ``1``, ``+1``, ``1.0`` and ``1e0`` are one class. If one has zeros in
-        front, ``007``, all are text, and those written alike are one class, as in the command ``paraxis fit``.
+        Targets are numbers if all of them are: ``1``, ``+1``, ``1.0`` and ``1e0`` are one class. If all are whole
+        and one has zeros in front, ``007``, all are text, and those written alike are one class.
 
         Args:
             folder: a folder of ``.csv`` files, or one such file.

@@ -32,8 +32,11 @@ _ALWAYS_OURS: dict[str, tuple[tuple[Any, ...], str]] = {
     "jit": ((True,), "a run is always compiled; to look at its iterations, write a loop of update"),
     "unroll": (("auto", False), "the loop of a run is one loop; to unroll it, write a loop of update"),
     "use_gamma": ((True,), "the first Hessian is always on the scale of the last step"),
-    "linesearch_init": ((), "a search always begins with the step 1; stepsize=0.1 makes every step of that size"),
-    "min_stepsize": ((), "a search may begin with a step of any size, and its first is 1"),
+    "linesearch_init": (
+        (),
+        "a search begins with the step 1, or near the last one; stepsize=0.1 makes every step of that size",
+    ),
+    "min_stepsize": ((), "a search may end at a step of any size"),
     "increase_factor": ((), "a search sees by itself how much further to look"),
     "stop_if_linesearch_fails": (
         (False,),

@@ -29,7 +29,7 @@ _MOST_ITERATIONS = 100
 _TYPICAL_CLASSES = 4
 _SPEED_OF_LARGE_PRODUCTS = 6
 _BLOCK = 512  # rows; the weighted copy of more would not stay in a cache
-_PARTS = 3  # of a symmetric matrix, of which two thirds are computed then; narrower products are slower
+_WIDE_ENOUGH = 200  # columns; of fewer, a third of them makes products so narrow that they are slower
 _LAPACK = 100  # columns
 _LEAST_PIVOT = 8  # roundings per column
 _LEAST_BEND = 0.1  # of a combination of outputs, beside the mean of them
@@ -95,8 +95,8 @@ _Upper = tuple[jax.Array, ...]
 
 def _upper(weighted: jax.Array, x: jax.Array) -> _Upper:
     """Return ``weighted.T @ x``, a symmetric matrix, by some rows at a time, each from the diagonal on."""
-    columns = trees.of_columns(weighted)
-    bounds = np.linspace(0, x.shape[1], _PARTS + 1).astype(int).tolist()
+    columns, parts = trees.of_columns(weighted), 3 if x.shape[1] >= _WIDE_ENOUGH else 2
+    bounds = np.linspace(0, x.shape[1], parts + 1).astype(int).tolist()
     return tuple(
         jnp.matmul(columns[start:stop], x[:, start:], precision=trees.EXACT)
         for start, stop in itertools.pairwise(bounds)

@@ -30,7 +30,7 @@ from paraxis.solve._status import Status
 
 _LONGER = 8  # by this factor, each Gram matrix serves longer than the last
 _REFRESH = 50  # iterations after which predictions are computed anew
-_SLOPE = 0.2, 0.9  # of the first slope that a step may leave: where trials read no rows, and where they do
+_SLOPE_OF_LINEAR, _SLOPE = 0.2, 0.9  # of the first slope, what a step may leave; trials of linear models read no rows
 _LONGEST_FIRST = 2.0  # a step to be tried first
 
 
@@ -171,7 +171,7 @@ class LBFGS(SmoothSolver):
         checks.not_negative(self, "tol", *(() if callable(self.stepsize) else ("stepsize",)))
         if self.curvature_factor is not None:
             checks.number(self, "curvature_factor")
-        left = _SLOPE[0] if self.curvature_factor is None else self.curvature_factor
+        left = _SLOPE_OF_LINEAR if self.curvature_factor is None else self.curvature_factor
         if not 0 < self.decrease_factor < left < 1:
             raise ValueError(
                 f"LBFGS: decrease_factor must be below curvature_factor and both between 0 and 1, got "
@@ -364,7 +364,7 @@ class LBFGS(SmoothSolver):
             given = self.stepsize(state.iter_num) if callable(self.stepsize) else self.stepsize
             stepsize = jnp.asarray(given, dtype)
             return Found(stepsize, line.at(stepsize), jnp.array(False), jnp.ones((), jnp.int32))
-        left = self.curvature_factor or _SLOPE[not problem.tight]
+        left = self.curvature_factor or (_SLOPE_OF_LINEAR if problem.tight else _SLOPE)
         options = Options(self.linesearch, self.decrease_factor, left, self.maxls, self.max_stepsize)
         # The initial Hessian is right up to a factor, which is the same for some iterations: searches of a slope that
         # small end at steps like the last one.

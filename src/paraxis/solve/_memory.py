@@ -44,7 +44,7 @@ def push(memory: Memory, s: Any, y: Any) -> Memory:
     sy = trees.dot(s, y)
     eps = jnp.finfo(sy.dtype).eps
     rho = 1 / jnp.where(sy == 0, 1, sy)
-    good = (sy > eps * trees.norm(s) * trees.norm(y)) & jnp.isfinite(rho)  # in float16, few steps are too short
+    good = (sy > eps * trees.norm(s) * trees.norm(y)) & jnp.isfinite(rho)  # of a short step in float16 it is not
     index = memory.num_pairs % memory.rho.shape[0]
 
     def put(history: jax.Array, new: jax.Array) -> jax.Array:

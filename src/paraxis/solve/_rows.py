@@ -218,7 +218,7 @@ def _targets(y: Any, table: Table | None = None) -> Any:
     except Exception:
         given = y  # it is said below what it is
     objects = given.flat if isinstance(given, np.ndarray) and given.dtype.kind in "USO" else ()
-    text = next((x for x in objects if isinstance(x, str)), None)
+    text = next((x for x in objects if isinstance(x, (str, bytes))), None)
     if text is not None:
         what, write = "y", "write y = np.unique(y, return_inverse=True)[1]"
         if table is not None:

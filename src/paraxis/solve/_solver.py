@@ -106,9 +106,10 @@ class Solver(abc.ABC):
             is_prepared = name == "preconditioner" and isinstance(found, gram.Inverse)
             if name not in vars(state) or (not is_prepared and jax.tree.structure(found) != jax.tree.structure(own)):
                 raise StateError(
-                    f"update: state must be like the one that init_state gives for this function, but its {name} is "
-                    f"{arguments.described(found)}, as of another function or an earlier version; begin anew at the "
-                    f"same params: write state = solver.init_state(params)"
+                    f"{type(self).__name__}.update: state must be like the one that init_state gives for this "
+                    f"function, but its {name} is {arguments.described(found)}, as of another function or an earlier "
+                    f"version; begin anew at the same params: write state = solver.init_state(params, …), with the "
+                    f"arguments of update"
                 )
 
     @property

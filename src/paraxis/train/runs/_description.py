@@ -8,8 +8,6 @@ import argparse
 import contextlib
 import dataclasses
 import decimal
-import dis
-import enum
 import functools
 import importlib.metadata
 import inspect
@@ -23,15 +21,7 @@ import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import (
-    CodeType,
-    FunctionType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-    SimpleNamespace,
-)
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 from paraxis._host import digests
@@ -78,7 +68,7 @@ def describe(state: Any, step: Any, feed: Feed) -> Description:
         facts = dict(itertools.islice(_Walk().facts(name, thing, 0), _MOST_FACTS))
         known = {_last(path) for path in found} if name == _INITIAL else ()
         found |= {path: text for path, text in facts.items() if _last(path) not in known}
-    return found | {_VERSION: "3"}
+    return found | {_VERSION: "2"}
 
 
 def _is_same(was: str | None, is_now: str | None) -> bool:
@@ -93,9 +83,8 @@ def _is_same(was: str | None, is_now: str | None) -> bool:
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
     """Return what is described otherwise now, a line for each thing."""
-    if before.get(_VERSION) != now[_VERSION]:  # saved before as much was described
-        now = {path: text for path, text in now.items() if path in before and path != _VERSION}
-        before = {path: text for path, text in before.items() if path != _VERSION}
+    if _VERSION not in before:  # saved before as much was described
+        now = {path: text for path, text in now.items() if path in before}
     found = [path for path in {**before, **now} if not _is_same(before.get(path), now.get(path))]
     # What came or went with something that is another now is not told by itself.
     paths = [p for p in found if (p in before and p in now) or not any(_is_part(p, other) for other in found)]
@@ -191,40 +180,15 @@ class _Walk:
             yield (path, _name(type(x))), _TEXT
             for field in dataclasses.fields(x):
                 yield f"{path}.{field.name}", getattr(x, field.name, None)
-            yield from _of_call(path, x)
-        elif isinstance(x, (set, frozenset, enum.Enum)):
-            yield (path, _name(type(x))), _TEXT
-            yield (f"{path}.value", _short(x.name if isinstance(x, enum.Enum) else _text_of(frozenset(x)))), _TEXT
         else:
             yield (path, _name(x if hasattr(x, "__qualname__") else type(x))), _TEXT
             is_known = type(x).__module__.partition(".")[0] == "optax"  # whose settings are private attributes
             for name, value in sorted(getattr(x, "__dict__", {}).items()):
                 if (is_known and callable(value)) or (_is_value(value) and (is_known or not name.startswith("_"))):
                     yield f"{path}.{name}", value
-            yield from _of_call(path, x)
 
 
 _TEXT = object()
-
-
-def _of_call(path: str, x: Any) -> Iterator[tuple[str, Any]]:
-    """Describe what runs when an object of the user's is called: its methods, and the attributes that these name.
-
-    What they store is no setting, nor is what they may keep in a dict or set of their own.
-    """
-    found, stored, names = dict[str, Any](), set[str](), ["__call__"]
-    for name in names:
-        value = inspect.getattr_static(x, name, None)
-        if isinstance(value, MemberDescriptorType):  # of a class with __slots__
-            value = getattr(x, name, None)
-        value = inspect.unwrap(value) if callable(value) else value
-        is_object = name in getattr(x, "__dict__", ()) and not _is_installed(type(value))
-        if (is_object or _is_value(value)) and not (name.startswith("_") and isinstance(value, (dict, set))):
-            found[name] = value
-        if isinstance(value, FunctionType) and not _is_installed(value):
-            stored |= {one.argval for one in dis.get_instructions(value) if one.opname == "STORE_ATTR"}
-            names += sorted(_global_names(value.__code__).difference(names))
-    yield from ((f"{path}.{name}", value) for name, value in found.items() if name not in stored)
 
 
 def _of_function(path: str, function: FunctionType) -> Iterator[tuple[Any, Any]]:
@@ -275,7 +239,6 @@ def _is_value(x: Any) -> bool:
         return not _is_installed(x)
     # Of mappings, dicts alone: os.environ is another, and may hold what is secret.
     plain = (bool, int, float, complex, str, bytes, dict, MappingProxyType, list, tuple, functools.partial)
-    plain += (set, frozenset, enum.Enum)
     return isinstance(x, plain) or (hasattr(x, "dtype") and hasattr(x, "shape"))
 
 
