@@ -221,3 +221,17 @@ def test_integer_labels_of_any_size_are_told_apart(dtype: str) -> None:
     model = px.solve.LogisticRegression().fit(X, y)
     assert model.classes_.tolist() == sorted({*LABELS.tolist()})
     assert model.classes_.dtype == dtype
+
+
+@pytest.mark.parametrize("known", ["text", "numbers"])
+def test_labels_of_another_kind_than_the_models_are_told_with_both(known: str, tmp_path: Path) -> None:
+    texts = {"text": "x,y\n1,007\n2,12\n3,5\n4,007\n", "numbers": "x,y\n1,7\n2,12\n3,5\n4,7\n"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.csv").write_text(text)
+    engine, tables = px.Stream(at_once=2), {name: px.Table.csv(tmp_path / f"{name}.csv", target="y") for name in texts}
+    model = px.solve.LogisticRegression().fit(tables.pop(known), engine=engine)
+    ((_, other),) = tables.items()
+    with pytest.raises(TypeError, match=r"target 'y' must be .*: the model knows labels such as .*, and these are"):
+        model.score(other, engine=engine)
+    with pytest.raises(TypeError, match=r"y must be .*: the model knows labels such as .*; write text for both"):
+        model.score(np.ones((2, 1)), np.array([5, 12] if known == "text" else ["007", "5"]))

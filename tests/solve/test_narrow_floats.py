@@ -68,3 +68,11 @@ def test_estimators_take_bfloat16_for_whatever_holds_numbers(name: str, what: st
         np.testing.assert_allclose(ours.predict(X), theirs.predict(wide["X"]), rtol=2e-2, atol=2e-2)
     if what == "score":
         assert ours.score(X, y) == pytest.approx(theirs.score(wide["X"], wide["y"]), abs=1e-3)
+
+
+def test_classes_may_be_int4() -> None:
+    X, y, _ = _draw(jnp.float16)
+    labels = np.asarray(y > 0).astype(int) * 3
+    model = px.solve.LogisticRegression().fit(X, jnp.asarray(labels, jnp.int4))
+    np.testing.assert_array_equal(model.classes_, [0, 3])
+    assert model.score(X, jnp.asarray(labels, jnp.int4)) == np.mean(model.predict(X) == labels)

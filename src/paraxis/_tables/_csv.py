@@ -81,7 +81,7 @@ def num_lines(data: bytes) -> int:
 def has_codes(cells: Any) -> bool:
     """Return whether some cells of an Arrow array of text have zeros in front of digits: these are labels, no numbers.
 
-    One such cell makes its column text: as numbers, ``00`` and ``0`` would be the same.
+    As numbers, ``00`` and ``0`` would be the same.
     """
     import pyarrow.compute
 

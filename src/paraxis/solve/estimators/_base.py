@@ -89,9 +89,9 @@ def refused(who: str, argument: str, expected: str, error: Exception) -> Excepti
 
 
 def as_numpys(x: Any) -> Any:
-    """Return the same, floats of JAX's own, such as bfloat16, in float32: NumPy can neither sort nor compare these."""
-    is_jaxs = getattr(getattr(x, "dtype", None), "kind", "") == "V" and jnp.issubdtype(x.dtype, jnp.floating)
-    return np.asarray(x, np.float32) if is_jaxs else x
+    """Return the same, numbers of JAX's own, such as bfloat16 and int4, in 32 bits: NumPy can not sort these."""
+    is_jaxs = getattr(getattr(x, "dtype", None), "kind", "") == "V" and jnp.issubdtype(x.dtype, jnp.number)
+    return np.asarray(x, np.float32 if jnp.issubdtype(x.dtype, jnp.floating) else np.int32) if is_jaxs else x
 
 
 def as_numbers(x: np.ndarray, otherwise: str = "px.solve.LogisticRegression() for classes") -> np.ndarray:

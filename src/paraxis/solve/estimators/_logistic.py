@@ -204,6 +204,12 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(1)]
 
     def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+        if y.size and isinstance(y.flat[0], str) != isinstance(self.classes_[0], str):
+            known, given = self.classes_[:1].tolist()[0], y.reshape(-1)[:1].tolist()[0]
+            raise TypeError(
+                f"the model knows labels such as {known!r}, and these are such as {given!r}; write text for both, or "
+                f"numbers for both"
+            )
         return float(accuracy_score(y, predicted, sample_weight=weight))
 
     def _solver_form(self) -> tuple[np.ndarray, np.ndarray]:
