@@ -1,0 +1,140 @@
+"""Checks of options that would otherwise be silently wrong, or fail far from their cause.
+
+Python names a misspelt keyword, and JAX a leaf that it cannot take: neither is checked here.
+"""
+
+import math
+import numbers
+import operator
+import os
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from paraxis.errors import DataError
+
+LARGEST = 2**31 - 1
+"""The largest size of an axis."""
+
+
+def described(value: Any) -> str:
+    """Return a value as an error shows it, on one line."""
+    if isinstance(value, (jax.Array, np.ndarray)):
+        return f"an array {value.dtype}{list(value.shape)}"
+    shown = repr(value).partition("\n")[0]
+    return shown if len(shown) <= 60 else f"{shown[:50]}… ({type(value).__name__})"
+
+
+def function(who: str, argument: str, value: Any, write: str = "") -> None:
+    """Check that an argument can be called.
+
+    Raises:
+        TypeError: naming it.
+    """
+    if not callable(value):
+        _refuse(TypeError, who, argument, "must be a function", value, write)
+
+
+def one_of(who: str, argument: str, value: Any, choices: tuple[Any, ...], error: type[Exception] = ValueError) -> None:
+    """Check that an argument is one of some choices.
+
+    Raises:
+        ValueError: naming it; or the given error.
+    """
+    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
+        _refuse(error, who, argument, f"must be one of {', '.join(map(repr, choices))}", value)
+
+
+def count(
+    who: str,
+    argument: str,
+    value: Any,
+    *,
+    least: int = 1,
+    most: int = LARGEST,
+    write: str = "",
+    error: type[Exception] = ValueError,
+) -> int:
+    """Return an integer between two bounds as an ``int``. Booleans are none.
+
+    Raises:
+        ValueError: naming the argument; or the given error.
+    """
+    try:
+        found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or found < least:
+        _refuse(error, who, argument, f"must be an integer of at least {least}", value, write)
+    if found > most:
+        _refuse(error, who, argument, f"must be at most {most:,}", value, write)
+    return found
+
+
+def number(
+    who: str,
+    argument: str,
+    value: Any,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: float = -math.inf,
+    write: str = "",
+    error: type[Exception] = ValueError,
+) -> None:
+    """Check that an argument is a real number between bounds. NaN is in none; booleans are no numbers.
+
+    Raises:
+        ValueError: naming it; or the given error.
+    """
+    is_scalar = isinstance(value, (jax.Array, np.ndarray)) and not value.shape and np.isrealobj(value)
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+    x = float(value) if is_real or is_scalar else math.nan
+    if not (least <= x <= most and (x > above or above == -math.inf)):
+        bounds = [f"of at least {least:g}"] * (least > -math.inf) + [f"above {above:g}"] * (above > -math.inf)
+        bounds += [f"of at most {most:g}"] * (most < math.inf)
+        _refuse(error, who, argument, f"must be a number {' and '.join(bounds)}".strip(), value, write)
+
+
+def path(who: str, argument: str, value: Any, error: type[Exception] = ValueError) -> None:
+    """Check that an argument can be a path.
+
+    Raises:
+        ValueError: naming it; or the given error.
+    """
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        _refuse(error, who, argument, "must be a path", value, f"{argument}='run'")
+
+
+_KEPT = {np.dtype(np.int64): np.iinfo(np.int32), np.dtype(np.uint64): np.iinfo(np.uint32)}
+
+
+def no_cut(who: str, argument: str, tree: Any) -> None:
+    """Check that JAX keeps a tree's integers: where 64 bits are off, it cuts those beyond 32 in silence.
+
+    Raises:
+        DataError: naming the first array with such an integer.
+    """
+    for at, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if (reason := why_cut(leaf)) is not None:
+            raise DataError(f"{who}: {argument}{jax.tree_util.keystr(at)} {reason}")
+
+
+def why_cut(leaf: Any) -> str | None:
+    """Return which integer of an array JAX would cut, and what to write; ``None`` if it keeps all."""
+    kept = None if isinstance(leaf, jax.Array) else _KEPT.get(getattr(leaf, "dtype", None))  # type: ignore[arg-type]
+    if kept is None or jax.config.jax_enable_x64:
+        return None
+    array = np.asarray(leaf)
+    if not array.size or (array.min() >= kept.min and array.max() <= kept.max):
+        return None
+    worst = array.max() if array.max() > kept.max else array.min()
+    return (
+        f"holds {worst} ({array.dtype}), which {kept.dtype} does not hold; write x.astype(np.float32) for a quantity, "
+        "np.unique(x, return_inverse=True)[1] for names of things, or jax.config.update('jax_enable_x64', True)"
+    )
+
+
+def _refuse(error: type[Exception], who: str, argument: str, expected: str, value: Any, write: str = "") -> NoReturn:
+    raise error(f"{who}: {argument} {expected}, got {described(value)}{write and f'; write {write}'}")
