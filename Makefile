@@ -63,7 +63,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m tests.architecture.layers
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python -m tests.types
 
 docs: $(VENV)/.dev
