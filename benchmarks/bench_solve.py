@@ -70,7 +70,7 @@ class Work:
         float32, differ from combinations of others by 1e-7, of which coefficients of 1e7 could make something.
         """
         with jax.enable_x64(True):
-            solver = px.solve.NewtonCG(px.solve.objective.l2_multiclass_logreg, tol=1e-9, maxiter=60, maxcg=200)
+            solver = px.solve.LBFGS(px.solve.objective.l2_multiclass_logreg, tol=1e-9, maxiter=2000)
             data = px.solve.rows(self.X.astype(np.float64), self.y)
             W, _ = solver.run(jnp.zeros((FEATURES, CLASSES), jnp.float64), max(self.l2, 1e-8), data)
             return self.objective(W)
@@ -126,7 +126,7 @@ def works() -> list[Work]:
             numbers.astype(np.int32),
             2e-4,
             1e-6,
-            ("lbfgs", "newton-cg"),
+            ("lbfgs", "newton-cg"),  # scikit-learn's
         ),
     ]
 

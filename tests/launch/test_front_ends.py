@@ -60,7 +60,7 @@ OTHER_SOLVERS = """
 from sklearn import linear_model
 
 free = linear_model.LogisticRegression(C=1 / (203 * 0.1), fit_intercept=False, tol=1e-8, max_iter=1000).fit(X, y)
-close(px.solve.NewtonCG(penalised, **strict).run(jnp.zeros((7, 3)), 0.1, data)[0].T, free.coef_, 1e-3)
+close(px.solve.LBFGS(penalised, **strict).run(jnp.zeros((7, 3)), 0.1, data)[0].T, free.coef_, 1e-3)
 of_own = lambda w, data: jnp.sum(data.weight * (data.X @ w - data.y) ** 2) / jnp.sum(data.weight)
 close(px.solve.LBFGS(of_own, **strict).run(jnp.zeros(7), regression)[0], np.linalg.lstsq(X, z, rcond=None)[0], 1e-3)
 lasso = px.solve.ProximalGradient(objective.least_squares, prox.l1, **strict).run(jnp.zeros(7), 0.05, regression)[0]

@@ -36,7 +36,7 @@ def lbfgs(mark: Mark) -> Any:
 
 
 def newton(mark: Mark) -> Any:
-    return px.solve.NewtonCG(cost(mark), tol=1e-5).run(jnp.zeros(3), (X, Y)).params
+    return px.solve.LBFGS(cost(mark), tol=1e-5).run(jnp.zeros(3), (X, Y)).params
 
 
 def proximal(mark: Mark) -> Any:

@@ -17,7 +17,6 @@ from paraxis.errors import DataError, ShapeError
 _OTHERS = {"path": "folder", "usecols": "columns", "label": "target", "y": "target"}  # of pandas and others
 
 
-@arguments.options()
 class Table:
     """Rows with a target each, larger than memory, that are read in blocks when they are needed.
 
@@ -59,7 +58,6 @@ class Table:
         self._source = source
 
     @classmethod
-    @arguments.named(**_OTHERS)
     def parquet(
         cls, folder: str | Path, *, target: str, columns: Sequence[str] | None = None, dtype: Any = None
     ) -> "Table":
@@ -80,7 +78,6 @@ class Table:
         return cls(Parquet(*_asked("Table.parquet", folder, target, columns, dtype)))
 
     @classmethod
-    @arguments.named(sep="delimiter", **_OTHERS)
     def csv(
         cls,
         folder: str | Path,
@@ -115,7 +112,6 @@ class Table:
         return cls(Csv(*asked, delimiter, decimal))
 
     @classmethod
-    @arguments.named()
     def npy(cls, folder: str | Path, *, dtype: Any = None) -> "Table":
         """Return the rows of memory-mapped files ``X*.npy``, ``(n, d)``, with targets ``y*.npy``, ``(n,)``.
 
@@ -132,7 +128,6 @@ class Table:
         return cls(npy(Path(folder), _dtype("Table.npy", dtype)))
 
     @classmethod
-    @arguments.named()
     def of_arrays(cls, X: Any, y: Any, *, dtype: Any = None) -> "Table":
         """Return rows of arrays, ``(n, d)`` and ``(n,)``, in memory or memory-mapped.
 

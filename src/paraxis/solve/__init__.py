@@ -5,9 +5,7 @@ import typing
 
 from paraxis._calls import arguments
 from paraxis.solve import objective, prox
-from paraxis.solve._gradient_descent import GradientDescent
 from paraxis.solve._lbfgs import LBFGS, LBFGSState
-from paraxis.solve._newton import NewtonCG, NewtonCGState
 from paraxis.solve._progress import Iteration
 from paraxis.solve._proximal import ProximalGradient, ProximalGradientState
 from paraxis.solve._rows import Rows, rows
@@ -30,14 +28,11 @@ __all__ = [
     "LBFGS",
     "CrossValidated",
     "ElasticNet",
-    "GradientDescent",
     "Interrupted",
     "Iteration",
     "LBFGSState",
     "Lasso",
     "LogisticRegression",
-    "NewtonCG",
-    "NewtonCGState",
     "OptStep",
     "Path",
     "PoissonRegressor",

@@ -1,11 +1,10 @@
 """The options of a solver or estimator, checked."""
 
 import dataclasses
-import functools
 import inspect
 import numbers
 import operator
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,53 +18,6 @@ from paraxis.errors import ShapeError
 def options(solver: Any) -> dict[str, Any]:
     """Return a solver's options, without what it has compiled: that cannot be pickled."""
     return {field.name: getattr(solver, field.name) for field in dataclasses.fields(solver)}
-
-
-_Solver = TypeVar("_Solver")
-
-_ALWAYS_OURS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "implicit_diff": (
-        (True,),
-        "a run is differentiated as the solution that it finds; to differentiate iterations, write a loop of update",
-    ),
-    "implicit_diff_solve": ((None,), "conjugate gradients solve for the derivative"),
-    "jit": ((True,), "a run is always compiled; to look at its iterations, write a loop of update"),
-    "unroll": (("auto", False), "the loop of a run is one loop; to unroll it, write a loop of update"),
-    "use_gamma": ((True,), "the first Hessian is always on the scale of the last step"),
-    "linesearch_init": (
-        (),
-        "a search begins with the step 1, or near the last one; stepsize=0.1 makes every step of that size",
-    ),
-    "min_stepsize": ((), "a search may end at a step of any size"),
-    "increase_factor": ((), "a search sees by itself how much further to look"),
-    "stop_if_linesearch_fails": (
-        (False,),
-        "after a search that failed the next one follows the gradient, and state.status tells if that fails as well",
-    ),
-    "condition": ((None,), "write linesearch='zoom' or linesearch='backtracking' for the conditions of a search"),
-}
-"""Options of JAXopt's solvers that ours have not: what they may be, as it is what ours do, and why nothing else."""
-
-
-def with_options_of_jaxopt(solver: type[_Solver]) -> type[_Solver]:
-    """Return a solver's class that takes these too, where they ask for what it does in any case."""
-    own: Any = solver.__init__
-
-    @functools.wraps(own)
-    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in [*kwargs]:
-            if name in _ALWAYS_OURS:
-                _require_ours(solver.__name__, name, kwargs.pop(name))
-        own(self, *args, **kwargs)
-
-    solver.__init__ = begin
-    return solver
-
-
-def _require_ours(who: str, name: str, value: Any) -> None:
-    accepted, words = _ALWAYS_OURS[name]
-    if not any(type(value) is type(one) and value == one for one in accepted):
-        raise ValueError(f"{who}: {name} cannot be {value!r}: {words}. Leave {name} out")
 
 
 def positive(asks: Any, *names: str) -> None:

@@ -257,7 +257,10 @@ def prepared(problem: Linear, params: Any) -> Any:
             lambda x: x[: used.stop : used.step], (problem.design, problem.targets, problem.weight)
         )
         some = Linear(problem.loss, design, targets, weight, problem.l2, problem.intercept)
-        return inverse(*matrix(some, params, len(some.design) + 1), problem.l2, problem.intercept)
+        # Of several problems, one matrix after the other: LAPACK's batched functions wait for tasks of their own on the
+        # threads that they hold, and where all are held, for ever.
+        one_by_one = jax.custom_batching.sequential_vmap(functools.partial(inverse, intercept=problem.intercept))
+        return one_by_one(*matrix(some, params, len(some.design) + 1), problem.l2)
     of_rows = functools.partial(_of_concrete, problem.loss, problem.intercept, used)
     with threads.lapack_alone(problem.design.shape[1]):
         found = arrays.on_auto_mesh(of_rows, problem.design, problem.targets, problem.weight, problem.l2, params)

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._axes import arrays
-from paraxis._calls import arguments
 from paraxis.solve import (
     _checks as checks,
     _functions as functions,
@@ -25,7 +24,7 @@ from paraxis.solve._problem import Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import RULES, Found, Options, Rule, search
 from paraxis.solve._solution import OptStep, Solve, differentiable, in_stages
-from paraxis.solve._solver import SmoothSolver, as_now
+from paraxis.solve._solver import SmoothSolver
 from paraxis.solve._status import Status
 
 _LONGER = 8  # by this factor, each Gram matrix serves longer than the last
@@ -100,8 +99,6 @@ class LBFGSState:
         return progress.shown_as_html(self)
 
 
-@checks.with_options_of_jaxopt
-@arguments.options()
 @dataclasses.dataclass(frozen=True)
 class LBFGS(SmoothSolver):
     """Minimise a smooth function by L-BFGS, with the interface of JAXopt's solver.
@@ -179,8 +176,6 @@ class LBFGS(SmoothSolver):
                 f"curvature_factor=0.9"
             )
 
-    @arguments.named()
-    @as_now
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> LBFGSState:
         """Return the state before the first iteration, with value and gradient at ``init_params``.
 
@@ -191,7 +186,6 @@ class LBFGS(SmoothSolver):
         params = functions.beginning("LBFGS.init_state", self.fun, init_params, args, kwargs)
         return self._started(params, (args, kwargs), self._prepared(params, args, kwargs))
 
-    @arguments.named()
     def update(self, params: Any, state: LBFGSState, *args: Any, **kwargs: Any) -> OptStep:
         """Make one iteration.
 
@@ -264,8 +258,6 @@ class LBFGS(SmoothSolver):
             progress.say(new_state, self.verbose)
         return OptStep(new.params, new_state)
 
-    @arguments.named()
-    @as_now
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the gradient is small, as compiled programs; under ``jit``, as a part of one.
 
@@ -285,7 +277,6 @@ class LBFGS(SmoothSolver):
             return dataclasses.replace(self, fun=fun).run(params, *args)
         return arrays.on_auto_mesh(self._run, params, (args, kwargs), None)
 
-    @arguments.named()
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the gradient, which is zero at a solution."""
         params = functions.floating("LBFGS.optimality_fun", "params", params)

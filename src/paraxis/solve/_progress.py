@@ -98,8 +98,9 @@ def advance(
     stuck = jnp.where(promised, Status.LINE_SEARCH_FAILED, Status.PRECISION)
     status = jnp.where(iter_num >= maxiter, Status.ITERATION_LIMIT, Status.RUNNING)
     status = jnp.where(hopeless | (num_stalled >= patience), stuck, status)
-    status = jnp.where(jnp.isfinite(point.value) & jnp.isfinite(error), status, Status.NOT_FINITE)
-    status = jnp.where(error <= tol, Status.CONVERGED, status).astype(jnp.int32)
+    status = jnp.where(error <= tol, Status.CONVERGED, status)
+    finite = jnp.isfinite(point.value) & jnp.isfinite(error)
+    status = jnp.where(finite, status, Status.NOT_FINITE).astype(jnp.int32)
     # Only what counts as progress is the new best: many small steps must add up.
     best_value = jnp.where(lower, point.value, progress.best_value)
     best_error = jnp.where(flatter, error, progress.best_error)

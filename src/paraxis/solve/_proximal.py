@@ -33,7 +33,7 @@ from paraxis.solve._problem import Line, Point, Problem
 from paraxis.solve._progress import Progress
 from paraxis.solve._search import noise
 from paraxis.solve._solution import OptStep, Solve, differentiable, through_prox
-from paraxis.solve._solver import Solver, as_now
+from paraxis.solve._solver import Solver
 from paraxis.solve._status import Status
 from paraxis.solve.objective import LinearObjective
 
@@ -123,8 +123,6 @@ class _Step(NamedTuple):
     num_grads: jax.Array
 
 
-@checks.with_options_of_jaxopt
-@arguments.options(learning_rate="stepsize", lr="stepsize")
 @dataclasses.dataclass(frozen=True)
 class ProximalGradient(Solver):
     """Minimise a smooth function plus a penalty, or under a constraint, with the interface of JAXopt's solver.
@@ -194,8 +192,6 @@ class ProximalGradient(Solver):
     def __getstate__(self) -> dict[str, Any]:
         return checks.options(self)
 
-    @arguments.named()
-    @as_now
     def init_state(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Return the state before the first iteration, with value and gradient at ``init_params``.
 
@@ -210,7 +206,6 @@ class ProximalGradient(Solver):
         params, hyper = self._beginning("init_state", init_params, hyperparams_prox, args, kwargs)
         return self._started(params, ((hyper, *args), kwargs), None)
 
-    @arguments.named()
     def update(self, params: Any, state: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
         """Make one iteration.
 
@@ -285,8 +280,6 @@ class ProximalGradient(Solver):
             progress.say(new_state, self.verbose)
         return OptStep(params, new_state)
 
-    @arguments.named()
-    @as_now
     def run(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the error is small, in one compiled program.
 
@@ -314,7 +307,6 @@ class ProximalGradient(Solver):
             return dataclasses.replace(self, fun=fun).run(params, hyper, *args)
         return arrays.on_auto_mesh(self._run, params, ((hyper, *args), kwargs), None)
 
-    @arguments.named()
     def optimality_fun(self, params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Return a residual that is zero at a solution: ``params - prox(params - gradient)``."""
         params = functions.floating("ProximalGradient.optimality_fun", "params", params)
@@ -490,8 +482,8 @@ class ProximalGradient(Solver):
         status = jnp.where(hopeless, Status.NOT_FINITE if self.stepsize else failed, status)
         # A point that was extrapolated is given up; where a step itself leads out of the domain, there is no way on.
         finite = jnp.isfinite(new.value) & trees.all_finite(new.grad)
-        status = jnp.where(finite | ~at_rest, status, Status.NOT_FINITE)
-        status = jnp.where(step.accepted & (error <= self.tol), Status.CONVERGED, status).astype(jnp.int32)
+        status = jnp.where(step.accepted & (error <= self.tol), Status.CONVERGED, status)
+        status = jnp.where(finite | ~at_rest, status, Status.NOT_FINITE).astype(jnp.int32)
         best = jnp.fmin(before.best_value, value), jnp.fmin(before.best_error, error)
         return Progress(*best, num_stalled.astype(jnp.int32), before.first_value), status
 

@@ -60,7 +60,6 @@ class Rows(_Arrays):
     def __repr__(self) -> str:
         return f"Rows(X {self.X.dtype}{self.X.shape}, y {self.y.dtype}{self.y.shape}, weight {self.weight.shape})"
 
-    @arguments.named()
     def shared(self, params: Any) -> Any:
         """Return the same parameters, whole on each device of the rows.
 
@@ -104,7 +103,6 @@ def number_of(data: Any, design: Any) -> int:
     return design.shape[0] if given is None else min(given, design.shape[0])
 
 
-@arguments.named()
 def rows(
     X: Any,
     y: Any = None,

@@ -3,16 +3,13 @@
 import abc
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self
 
 import jax
 
 from paraxis._axes import arrays
-from paraxis._calls import arguments
-from paraxis._calls.surroundings import Reads
 from paraxis._core.programs import Traced
 from paraxis._jax import jax_api
-from paraxis.errors import StateError
 from paraxis.solve import (
     _checks as checks,
     _cut as cut,
@@ -25,31 +22,6 @@ from paraxis.solve._problem import Problem
 from paraxis.solve._solution import Iterated, OptStep, in_stages, watched
 from paraxis.solve._status import Status
 from paraxis.solve.objective import LinearObjective
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-_TRACED = ("_started", "_iterated", "_run")
-
-
-def as_now(method: _Method) -> _Method:
-    """Return a method of a solver which traces its functions anew if something that they read has changed."""
-
-    @functools.wraps(method)
-    def run(self: "Solver", *args: Any, **kwargs: Any) -> Any:
-        own = vars(self)
-        known: Reads | None = own.get("_reads")
-        if known is not None and not known.changed():
-            return method(self, *args, **kwargs)
-        for name in _TRACED:
-            own.pop(name, None)
-        functions = [getattr(self, name, None) for name in ("fun", "prox", "stepsize")]
-        reads = own["_reads"] = known or Reads([fn for fn in functions if callable(fn)])
-        reads.begin()
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            reads.end()
-
-    return cast(_Method, run)
 
 
 class Solver(abc.ABC):
@@ -82,35 +54,10 @@ class Solver(abc.ABC):
 
         What functions of the user's read is read again each time.
         """
-        try:
-            traced = jax_api.is_tracing() or arrays.is_traced((params, state, args, kwargs))
-            if traced or not self._reads_arguments_only:
-                return watched(self.verbose, functools.partial(self._iteration, params, state, *args, **kwargs))
-            return watched(self.verbose, self._compiled_step, params, state, args, kwargs)
-        except Exception:
-            self._require_own(params, state, args, kwargs)
-            raise
-
-    def _require_own(self, params: Any, state: Any, args: Any, kwargs: Any) -> None:
-        """Check, of an iteration that failed, that its state has the parts that ``init_state`` gives.
-
-        Raises:
-            StateError: naming the one that it has not, as a state of an earlier version has not.
-        """
-        try:
-            expected = jax.eval_shape(lambda: self._bare._start(params, (args, kwargs), None))
-        except Exception:  # it is the function that fails
-            return
-        for name, own in vars(expected).items():
-            found = vars(state).get(name)
-            is_prepared = name == "preconditioner" and isinstance(found, gram.Inverse)
-            if name not in vars(state) or (not is_prepared and jax.tree.structure(found) != jax.tree.structure(own)):
-                raise StateError(
-                    f"{type(self).__name__}.update: state must be like the one that init_state gives for this "
-                    f"function, but its {name} is {arguments.described(found)}, as of another function or an earlier "
-                    f"version; begin anew at the same params: write state = solver.init_state(params, …), with the "
-                    f"arguments of update"
-                )
+        traced = jax_api.is_tracing() or arrays.is_traced((params, state, args, kwargs))
+        if traced or not self._reads_arguments_only:
+            return watched(self.verbose, functools.partial(self._iteration, params, state, *args, **kwargs))
+        return watched(self.verbose, self._compiled_step, params, state, args, kwargs)
 
     @property
     def _reads_arguments_only(self) -> bool:

@@ -23,8 +23,7 @@ class Status(enum.IntEnum):
     LINE_SEARCH_FAILED = 3
     NOT_FINITE = 4
     PRECISION = 5
-    UNBOUNDED = 6
-    INTERRUPTED = 7
+    INTERRUPTED = 6
 
     @property
     def words(self) -> str:
@@ -44,6 +43,5 @@ _WORDS = {
         "neither the value nor the gradient becomes smaller by more than rounding lets one tell; a wider dtype, or "
         "columns on one scale, may allow more"
     ),
-    Status.UNBOUNDED: "there is no finite solution: some coefficients grow for as long as the solver runs",
     Status.INTERRUPTED: "Ctrl-C ended the run before the error was as small as tol asks",
 }

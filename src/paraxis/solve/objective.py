@@ -68,7 +68,6 @@ class LinearObjective:
     intercept: bool = False
     l2: bool = False
 
-    @arguments.named()
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> jax.Array:
         """Return the objective's value, a scalar.
 

@@ -32,7 +32,6 @@ def none(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     return x
 
 
-@arguments.named()
 def l1(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """Apply the penalty ``strength * sum(abs(x))``: values smaller than the strength become 0, others shrink by it.
 
@@ -58,7 +57,6 @@ def l1(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     return _by_leaf("l1", leaf, x, _or_one(hyperparams), scaling)
 
 
-@arguments.named()
 def elastic_net(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """Apply the penalty ``l1 * sum(abs(x)) + l2 / 2 * sum(x**2)``.
 
@@ -85,7 +83,6 @@ def elastic_net(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     return _by_leaf("elastic_net", leaf, l1(x, strength, scaling), shrinkage, scaling)
 
 
-@arguments.named()
 def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """Apply the group lasso, ``strength`` times the sum of the groups' norms: a group becomes zero as a whole.
 
@@ -118,7 +115,6 @@ def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     return _by_leaf("group", leaf, x, _or_one(hyperparams), scaling)
 
 
-@arguments.named()
 def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """Apply bounds: move each number to the nearest allowed one.
 
@@ -141,7 +137,6 @@ def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     return _by_leaf("box", _at_most, _by_leaf("box", _at_least, x, lower), upper)
 
 
-@arguments.named()
 def non_negative(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """Replace negative numbers by zero. ``hyperparams`` and ``scaling`` have no effect.
 
@@ -155,7 +150,6 @@ def non_negative(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     return _by_leaf("non_negative", _at_least, x, 0.0)
 
 
-@arguments.named()
 def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """Move each vector along the last axis to the nearest one without negative numbers and with the given sum.
 

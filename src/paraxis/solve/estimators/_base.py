@@ -36,7 +36,7 @@ from paraxis.solve.objective import LossName
 
 _GOOD_ENOUGH = 1e-4  # an error at which rounding may stop a solver without a warning; scikit-learn's usual tolerance
 _WEIGHTS = "np.ones(n) where all count the same, or px.solve.LogisticRegression(class_weight='balanced')"
-_SMOOTH = ("auto", "lbfgs", "newton-cg")
+_SMOOTH = ("auto", "lbfgs")
 _FLOATS: Any = [np.float64, np.float32]
 
 
@@ -168,16 +168,6 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
         """Targets in the form that :meth:`_posed` takes; sets what describes them."""
 
-    def _is_unbounded(self, params: np.ndarray, X: np.ndarray, y: np.ndarray) -> bool:
-        """Return whether a fit without a penalty has no finite solution, as where it ended shows.
-
-        Args:
-            params: coefficients and, last, intercepts, ``(d + 1,)`` or ``(k, d + 1)``.
-            X: rows that count, with a column of ones, ``(n, d + 1)``.
-            y: their targets.
-        """
-        return False
-
     @abc.abstractmethod
     def _predicted(self, z: np.ndarray) -> np.ndarray:
         """Return predictions for rows of which those of the linear model are ``(n,)`` or ``(n, k)``."""
@@ -223,9 +213,7 @@ class LinearModel(BaseEstimator, abc.ABC):
                 stopped.estimator = copy.copy(self)._taking(fitting.solution_of(stopped), posed, placed)
                 raise
         self._taking(found, posed, placed)
-        judged = self._judged(found, self._strength(), self.coef_, self.intercept_, X, y, weight)
-        self.status_ = Status(int(judged.status)).words
-        self._warn(judged)
+        self._warn(found)
         return self
 
     def _taking(self, found: Solution, posed: Posed, placed: Placed) -> Self:
@@ -285,9 +273,6 @@ class LinearModel(BaseEstimator, abc.ABC):
                     stopped.found, stopped.estimator = described(), self._taking(found[index], posed, placed)
                     raise
                 params = found[index].params
-        path = described()
-        for i, strength in enumerate(grid.tolist()):
-            found[i] = self._judged(found[i], strength, path.coef[i], path.intercept[i], X, y, weight)
         self._warn(*(found[i] for i in range(len(grid))))
         return described()
 
@@ -475,8 +460,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         return False
 
     def _plan(self, posed: Posed) -> Plan:
-        smooth: Method = "newton-cg" if self.solver == "newton-cg" else "lbfgs"
-        method: Method = "proximal-gradient" if self._has_l1() else smooth
+        method: Method = "proximal-gradient" if self._has_l1() else "lbfgs"
         verbose = self.verbose if callable(self.verbose) else bool(self.verbose)
         return Plan(method, posed.loss, bool(self.fit_intercept), float(self.tol), int(self.max_iter), verbose)
 
@@ -527,19 +511,6 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _described_count(self, count: int) -> Any:
         return count
 
-    def _judged(
-        self, found: Solution, strength: float, coef: Any, intercept: Any, X: Any, y: np.ndarray, weight: Any
-    ) -> Solution:
-        """Return the same, with the status ``UNBOUNDED`` if that is what it is, as far as rows in memory tell."""
-        if strength not in (0, np.inf) or isinstance(X, Source):
-            return found
-        there = weight > 0
-        params = np.concatenate([coef, np.asarray(intercept)[..., None]], -1).astype(np.float64)
-        columns = np.concatenate([X[there], np.full((int(there.sum()), 1), bool(self.fit_intercept), X.dtype)], 1)
-        if not np.isfinite(params).all() or not self._is_unbounded(params, columns, y[there]):
-            return found
-        return found._replace(status=np.asarray(Status.UNBOUNDED))
-
     def _warn(self, *found: Solution) -> None:
         """Warn of the worst of the solutions that are none."""
         for one in found:
@@ -558,8 +529,6 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _advice(self, status: Status) -> str:
         if status == Status.ITERATION_LIMIT:
             return f"; write {self._who}(max_iter={2 * self.max_iter}), or scale the columns of X"
-        if status == Status.UNBOUNDED:
-            return f"; write {self._who}({self.strength_name}=1.0)"
         return ""
 
     @property

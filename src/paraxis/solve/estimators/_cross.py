@@ -41,7 +41,6 @@ class CrossValidated(NamedTuple, Generic[_Model]):
     estimator: _Model
 
 
-@arguments.named(cv="folds")
 def cross_validate_path(
     estimator: _Model, X: Any, y: Any, grid: Sequence[float], folds: Any = 5, *, sample_weight: Any = None
 ) -> CrossValidated[_Model]:

@@ -21,7 +21,6 @@ from paraxis._tables import Table
 from paraxis.errors import DeviceError
 from paraxis.solve import _watching as watching, prox
 from paraxis.solve._lbfgs import LBFGS
-from paraxis.solve._newton import NewtonCG
 from paraxis.solve._on_disk import Source
 from paraxis.solve._progress import Iteration, Watch
 from paraxis.solve._proximal import ProximalGradient
@@ -35,7 +34,7 @@ from paraxis.solve.objective import LinearObjective, LossName, glm
 _LARGE = 100_000  # rows, from which on compiling is the smaller part
 _FEW = 1_000_000  # numbers: to call a program takes longer than what it does with them
 
-Method = Literal["lbfgs", "newton-cg", "proximal-gradient", "proximal-newton", "working-set"]
+Method = Literal["lbfgs", "proximal-gradient", "proximal-newton", "working-set"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,14 +226,14 @@ def _seated(plan: Plan) -> Iterator[Plan]:
 
 
 @functools.lru_cache(maxsize=128)
-def solver(plan: Plan) -> LBFGS | NewtonCG | ProximalGradient | ProximalNewton:
+def solver(plan: Plan) -> LBFGS | ProximalGradient | ProximalNewton:
     """Return the solver for a plan: one object, so that what JAX compiled for it is found again. It holds no data."""
     options: dict[str, Any] = {"tol": plan.tol, "maxiter": plan.max_iter, "verbose": plan.verbose}
     if plan.method == "proximal-newton":
         return ProximalNewton(plan.objective, **options)
     if plan.method == "proximal-gradient":
         return ProximalGradient(plan.objective, prox.first(prox.l1) if plan.intercept else prox.l1, **options)
-    return (LBFGS if plan.method == "lbfgs" else NewtonCG)(plan.objective, **options)
+    return LBFGS(plan.objective, **options)
 
 
 def solution_of(stopped: Interrupted) -> Solution:

@@ -18,7 +18,6 @@ from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import LinearModel, Posed
 from paraxis.solve.estimators._fitting import Penalty
-from paraxis.solve.estimators._unbounded import FAR, is_unbounded, is_unbounded_for_classes
 
 
 class LogisticRegression(ClassifierMixin, LinearModel):
@@ -29,7 +28,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
 
     Args:
         C: the inverse of the penalty's strength, positive; ``inf`` for no penalty. Without a penalty, there is no
-            finite solution if some classes can be separated without a mistake; a warning and ``status_`` then say so.
+            finite solution if some classes can be separated without a mistake.
         l1_ratio: from 0 to 1; if it is more than 0, some coefficients become zero.
         fit_intercept: whether there is an intercept.
         class_weight: a factor of the weights for each class, or ``"balanced"``: inversely proportional to the classes'
@@ -38,7 +37,7 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         max_iter: stop after this many iterations, with a warning.
         warm_start: whether to start where the last fit ended.
         devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
-        solver: ``"auto"``, ``"lbfgs"`` or ``"newton-cg"``; with ``l1_ratio`` more than 0 ``"proximal-gradient"``.
+        solver: ``"auto"`` or ``"lbfgs"``; with ``l1_ratio`` more than 0 ``"proximal-gradient"``.
         verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Attributes:
@@ -61,7 +60,6 @@ class LogisticRegression(ClassifierMixin, LinearModel):
     strong_is_large: ClassVar[bool] = False
     classes_: np.ndarray
 
-    @arguments.named(penalty="l1_ratio", alpha="C", l2reg="C")
     def __init__(
         self,
         C: float = 1.0,
@@ -192,12 +190,6 @@ class LogisticRegression(ClassifierMixin, LinearModel):
 
     def _has_l1(self) -> bool:
         return self.l1_ratio > 0
-
-    def _is_unbounded(self, params: np.ndarray, X: np.ndarray, y: np.ndarray) -> bool:
-        if len(params) == 1:
-            better = np.where(y == self.classes_[1], 1.0, -1.0)
-            return is_unbounded(X, params[0], better * (X @ params[0]) < FAR, better)
-        return is_unbounded_for_classes(X, params, np.searchsorted(self.classes_, y))
 
     def _predicted(self, z: np.ndarray) -> np.ndarray:
         z = _by_class(z)

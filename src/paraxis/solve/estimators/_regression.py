@@ -8,13 +8,11 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import d2_tweedie_score, r2_score
 from sklearn.utils.validation import column_or_1d
 
-from paraxis._calls import arguments
 from paraxis.errors import DataError
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import LinearModel, Posed, as_numbers
 from paraxis.solve.estimators._fitting import Penalty
-from paraxis.solve.estimators._unbounded import FAR, is_unbounded
 
 
 class Regression(RegressorMixin, LinearModel, abc.ABC):
@@ -93,7 +91,7 @@ class Ridge(LeastSquares):
         max_iter: stop after this many iterations, with a warning.
         warm_start: whether to start where the last fit ended.
         devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
-        solver: ``"auto"``, ``"lbfgs"`` or ``"newton-cg"``.
+        solver: ``"auto"`` or ``"lbfgs"``.
         verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Attributes:
@@ -110,7 +108,6 @@ class Ridge(LeastSquares):
         array([1.])
     """
 
-    @arguments.named(C="alpha", l2reg="alpha")
     def __init__(
         self,
         alpha: float = 1.0,
@@ -158,7 +155,7 @@ class PoissonRegressor(Regression):
         max_iter: stop after this many iterations, with a warning.
         warm_start: whether to start where the last fit ended.
         devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
-        solver: ``"auto"``, ``"lbfgs"`` or ``"newton-cg"``.
+        solver: ``"auto"`` or ``"lbfgs"``.
         verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Attributes:
@@ -175,7 +172,6 @@ class PoissonRegressor(Regression):
         array([4.])
     """
 
-    @arguments.named(C="alpha", l2reg="alpha")
     def __init__(
         self,
         alpha: float = 1.0,
@@ -239,9 +235,6 @@ class PoissonRegressor(Regression):
 
     def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
         return Penalty(0.0, strength)
-
-    def _is_unbounded(self, params: np.ndarray, X: np.ndarray, y: np.ndarray) -> bool:
-        return is_unbounded(X, params, (y > 0) | (X @ params > -FAR), np.full(len(y), -1.0))
 
     def _predicted(self, z: np.ndarray) -> np.ndarray:
         return np.exp(z)

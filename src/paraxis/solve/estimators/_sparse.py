@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 
-from paraxis._calls import arguments
 from paraxis.solve import _checks as checks
 from paraxis.solve._progress import Watch
 from paraxis.solve.estimators._base import Posed
@@ -36,8 +35,7 @@ class ElasticNet(_Sparse):
         max_iter: stop after this many iterations, with a warning.
         warm_start: whether to start where the last fit ended.
         devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
-        solver: ``"auto"``, ``"working-set"`` or ``"proximal-gradient"``; with ``l1_ratio=0`` ``"auto"``, ``"lbfgs"`` or
-            ``"newton-cg"``.
+        solver: ``"auto"``, ``"working-set"`` or ``"proximal-gradient"``; with ``l1_ratio=0`` ``"auto"`` or ``"lbfgs"``.
         verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Attributes:
@@ -54,7 +52,6 @@ class ElasticNet(_Sparse):
         array([1.666667, 0.      ])
     """
 
-    @arguments.named(C="alpha", l1reg="alpha")
     def __init__(
         self,
         alpha: float = 1.0,
@@ -120,7 +117,6 @@ class Lasso(_Sparse):
         array([2., 0.])
     """
 
-    @arguments.named(C="alpha", l1reg="alpha")
     def __init__(
         self,
         alpha: float = 1.0,
