@@ -4,8 +4,6 @@ MLP 64-64-10, 8 clients × 8 rows; each function has been compiled before. ``jax
 one.
 """
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +25,7 @@ def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.mean(jax.scipy.special.logsumexp(logits, -1) - chosen)
 
 
-def run(devices: int, repeats: int) -> None:
+def run(devices: int, repeats: int) -> harness.Tables:
     keys = jax.random.split(jax.random.key(0), len(SIZES))
     params = [
         (jax.random.normal(key, (a, b)) / a**0.5, jnp.zeros(b))
@@ -54,23 +52,17 @@ def run(devices: int, repeats: int) -> None:
         "program, a mean of gradients": inside,
         "jax.value_and_grad(program)": jax.value_and_grad(value),
     }
-    print(f"\neager calls, {devices} devices              ms   traced  jit call   ms / (traced + jit)")
+    rows: dict[str, dict[str, float]] = {}
     for name, fn in functions.items():
         jitted = jax.jit(fn)
-        rivals = {
-            "eager": lambda fn=fn: jax.block_until_ready(fn(params, x, y)),
-            "traced": lambda fn=fn: jax.make_jaxpr(lambda *args: fn(*args))(params, x, y),
-            "jit": lambda jitted=jitted: jax.block_until_ready(jitted(params, x, y)),
+        rivals: dict[str, Callable[[], Any]] = {
+            "eager": lambda fn=fn: fn(params, x, y),
+            "traced": lambda fn=fn: jax.make_jaxpr(lambda *args: fn(*args))(params, x, y).consts,
+            "jit": lambda jitted=jitted: jitted(params, x, y),
         }
-        times: dict[str, list[float]] = {rival: [] for rival in rivals}
-        for turn in range(repeats + 2):
-            for rival, call in rivals.items():
-                start = time.perf_counter()
-                call()
-                if turn > 1:  # compiled, and warm
-                    times[rival].append((time.perf_counter() - start) * 1e3)
-        eager, traced, jit = (statistics.median(times[rival]) for rival in rivals)
-        print(f"  {name:32s} {eager:8.2f} {traced:8.2f} {jit:9.2f} {eager / (traced + jit):10.2f}")
+        eager, traced, jit = (seconds * 1e3 for seconds in harness.in_turn(rivals, repeats).values())
+        rows[name] = {"ms": eager, "traced": traced, "jit call": jit, "ms / (traced + jit)": eager / (traced + jit)}
+    return {"eager calls": rows}
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ CLIENTS, COHORT, BATCH, RATE = 400, 100, 20, 0.1
 Round = Callable[[Any, px.Groups], Any]
 
 
-def run(devices: int, repeats: int) -> None:
+def run(devices: int, repeats: int) -> harness.Tables:
     del devices
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(3.5, 0.8, CLIENTS).astype(int), 4, 400)
@@ -56,12 +56,9 @@ def run(devices: int, repeats: int) -> None:
             jax.block_until_ready(one(params, cohort))
             times[name] += [time.perf_counter() - start] if number >= WARM else []
     best = min((statistics.median(t) for name, t in times.items() if name.startswith("FedJAX")), default=None)
-    print("\nA round")
-    print(f"  {'':34}{'ms':>8}{'FedJAX / it':>14}")
-    for name, found in times.items():
-        median = statistics.median(found)
-        ratio = "" if best is None else f"{best / median:.2f}"
-        print(f"  {name:34}{median * 1e3:8.1f}{ratio:>14}", flush=True)
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    ratios = {} if best is None else {name: {"FedJAX / it": best / median} for name, median in medians.items()}
+    return {"a round": {name: {"ms": 1e3 * median, **ratios.get(name, {})} for name, median in medians.items()}}
 
 
 WARM = 8

@@ -21,22 +21,23 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from models import ensemble_cnn, ensemble_cnn_params, ensemble_mlp, ensemble_mlp_params
 
 import paraxis as px
-from paraxis.ensembles import _moments, _resident as resident
 from paraxis.reports import of_program
 
 TX = optax.sgd(0.1, momentum=0.9)
 Step = Callable[[], Any]
 
 
-def run(devices: int, repeats: int) -> None:
+def run(devices: int, repeats: int) -> harness.Tables:
     x, y = _batch((32, 28, 28, 1))
-    for size in (devices, 2 * devices, 4 * devices, 7 if devices == 2 else 5):
-        _train("CNN", ensemble_cnn_params, ensemble_cnn, devices, size, x, y, repeats)
+    tables = {
+        f"CNN, {size} members": _train(ensemble_cnn_params, ensemble_cnn, devices, size, x, y, repeats)
+        for size in (devices, 2 * devices, 4 * devices, 7 if devices == 2 else 5)
+    }
     x, y = _batch((32, 64))
     for size in (devices, 4 * devices):
-        _train("MLP, 64 × 32 × 10", ensemble_mlp_params, ensemble_mlp, devices, size, x, y, 20 * repeats)
-        _epochs(devices, size, repeats)
-    _prediction(devices)
+        steps = _train(ensemble_mlp_params, ensemble_mlp, devices, size, x, y, 20 * repeats)
+        tables[f"MLP, 64 × 32 × 10, {size} members"] = steps | _epochs(devices, size, repeats)
+    return {**tables, "prediction": _prediction(devices)}
 
 
 def _batch(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -62,8 +63,8 @@ def _functions(params: Callable[..., Any], logits: Callable[..., Any]) -> tuple[
 
 
 def _train(
-    name: str, params: Any, logits: Any, devices: int, size: int, x: np.ndarray, y: np.ndarray, repeats: int
-) -> None:
+    params: Any, logits: Any, devices: int, size: int, x: np.ndarray, y: np.ndarray, repeats: int
+) -> dict[str, dict[str, Any]]:
     """One step of all members, awaited."""
     make, step = _functions(params, logits)
     rivals = _rivals(make, step, devices, size, x, y)
@@ -80,12 +81,16 @@ def _train(
             jax.block_until_ready(rivals[rival][0]())
             times[rival].append(time.perf_counter() - start)
     ours = statistics.median(times["px.ensemble"])
-    print(f"\n{name}, {size} members, {devices} devices")
-    print(f"  {'':26}{'ms / step':>10}{'first, s':>10}{'AR':>4}{'AG':>4}{'time / ours':>13}")
-    for rival, found in times.items():
-        ms, count = statistics.median(found), counts[rival]
-        shown = f"{ms * 1e3:10.2f}{setup[rival]:10.2f}{count['all_reduce']:4d}{count['all_gather']:4d}{ms / ours:13.2f}"
-        print(f"  {rival:26}{shown}", flush=True)
+    return {
+        rival: {
+            "ms / step": statistics.median(found) * 1e3,
+            "first, s": setup[rival],
+            "AR": counts[rival]["all_reduce"],
+            "AG": counts[rival]["all_gather"],
+            "time / ours": statistics.median(found) / ours,
+        }
+        for rival, found in times.items()
+    }
 
 
 def _rivals(make: Any, step: Any, devices: int, size: int, x: Any, y: Any) -> dict[str, tuple[Step, Callable[[], str]]]:
@@ -157,7 +162,7 @@ def _async_loop(one: Any, states: Any, size: int, local: int, x: Any, y: Any) ->
     return call, lambda: fn.lower(box[0], *batches[0]).compile().as_text()
 
 
-def _epochs(devices: int, size: int, repeats: int) -> None:
+def _epochs(devices: int, size: int, repeats: int) -> dict[str, dict[str, Any]]:
     """Ten epochs of 40 steps: scanned, as ``fit`` chooses here; and by calls, awaited once per epoch."""
     make, step = _functions(ensemble_mlp_params, ensemble_mlp)
     x, y = _batch((1280, 64))
@@ -180,29 +185,18 @@ def _epochs(devices: int, size: int, repeats: int) -> None:
             jax.block_until_ready([call_all() for _ in range(40)])
 
     rivals = {"fit, scanned": fit, "train, step by step": by_step, "async loop, one batch": async_loop}
-    times: dict[str, list[float]] = {name: [] for name in rivals}
-    for turn in range(repeats + 1):
-        for name, call in rivals.items():
-            start = time.perf_counter()
-            call()
-            times[name] += [time.perf_counter() - start] if turn else []
-    ours = statistics.median(times["fit, scanned"])
-    print("  whole epochs, nothing awaited between steps")
-    for name, found in times.items():
-        value = statistics.median(found)
-        print(f"  {name:26}{value / 400 * 1e3:10.3f}{value / ours:31.2f}", flush=True)
+    found = harness.in_turn(rivals, repeats)
+    return {
+        name: {"ms / step": seconds / 400 * 1e3, "time / ours": seconds / found["fit, scanned"]}
+        for name, seconds in found.items()
+    }
 
 
-def _prediction(devices: int) -> None:
+def _prediction(devices: int) -> dict[str, dict[str, Any]]:
     """What an averaged prediction communicates."""
     ens = px.ensemble(ensemble_mlp_params, 2 * devices, 0, apply=ensemble_mlp)
-    rows = resident.on_devices(jnp.ones((2 * devices, 32, 10)), ens._state.placement)
-    sums = rows.per_device(_moments.weighted_sums, np.ones(2 * devices))
-    text = _moments.combine_sums.lower(sums, ens._state.placement, 2.0 * devices).compile().as_text()
-    assert text is not None
-    count = of_program(text).count
-    print(f"\nprediction, {devices} devices\n{'':28}{'AR':>4}{'AG':>4}")
-    print(f"  {'ens.predict':26}{count['all_reduce']:4}{count['all_gather']:4}")
+    count = px.explain(ens.predict)(jnp.ones((32, 64))).communication.count
+    return {"ens.predict": {"AR": count["all_reduce"], "AG": count["all_gather"]}}
 
 
 if __name__ == "__main__":

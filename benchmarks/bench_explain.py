@@ -27,9 +27,8 @@ import paraxis as px
 ROWS, TOKENS, WIDTH = 16, 32, 128
 
 
-def run(devices: int, repeats: int) -> None:
-    print(f"\nCPU seconds, {devices} devices")
-    print(f"  {'':34}{'alone':>9}{'explained':>11}{'it / alone':>12}")
+def run(devices: int, repeats: int) -> harness.Tables:
+    rows: dict[str, dict[str, float]] = {}
     for name, (make, args) in PROGRAMS.items():
         times: dict[str, list[float]] = {"alone": [], "explained": []}
         for turn in range(repeats + 1):
@@ -38,7 +37,7 @@ def run(devices: int, repeats: int) -> None:
                 compile_(fn, args)
                 times[rival] += [time.process_time() - start] if turn else []
         apart, together = (statistics.median(times[rival]) for rival in ("alone", "explained"))
-        print(f"  {name:34}{apart:9.2f}{together:11.2f}{together / apart:12.2f}", flush=True)
+        rows[name] = {"alone": apart, "explained": together, "it / alone": together / apart}
 
     of_child = subprocess.run(
         [sys.executable, "-c", "import bench_explain; bench_explain.large()"],
@@ -48,10 +47,8 @@ def run(devices: int, repeats: int) -> None:
         check=True,
     )
     found = json.loads(of_child.stdout)
-    print("\nfrom shapes alone")
-    print(f"  {'':34}{'parameters':>12}{'seconds':>9}{'GiB':>7}{'MiB sent':>10}")
-    numbers = f"{found['parameters'] / 1e6:10.1f} M{found['seconds']:9.1f}{found['GiB']:7.2f}{found['sent']:10.0f}"
-    print(f"  {'transformer, Adam, 512 devices':34}{numbers}", flush=True)
+    numbers = {"parameters": found["parameters"], "s": found["seconds"], "GiB": found["GiB"], "MiB sent": found["sent"]}
+    return {"CPU seconds": rows, "from shapes alone": {"transformer, Adam, 512 devices": numbers}}
 
 
 def large() -> None:

@@ -14,7 +14,7 @@ import paraxis as px
 CLIENTS, STEPS, BATCH = 16, 4, 16
 
 
-def run(devices: int, repeats: int) -> None:
+def run(devices: int, repeats: int) -> harness.Tables:
     absl_logging.set_verbosity(logging.ERROR)
     mesh = jax.make_mesh((devices,), ("clients",), axis_types=(AxisType.Auto,))
     split, whole = NamedSharding(mesh, P("clients")), NamedSharding(mesh, P())
@@ -39,11 +39,11 @@ def run(devices: int, repeats: int) -> None:
     with jax.set_mesh(mesh):
         made = harness.compile_all(rivals, (params, x, y))
         harness.take_turns(made, (params, x, y), max(3, repeats // 2))
-    harness.report(f"CNN, one FedAvg round, {devices} devices", made, "paraxis")
     with jax.set_mesh(jax.make_mesh((1,), ("clients",), (AxisType.Auto,), devices=jax.devices()[:1])):
         alone = harness.compile_all({"one device": ours("vmap")}, jax.tree.map(_shape, (params, x, y)))["one device"]
     share = made["paraxis"].gigaflops / (alone.gigaflops / devices)
-    print(f"  {'FLOPs per device / an equal share':38}{share:8.3f}")
+    rows = harness.rows(made, "paraxis")
+    return {"CNN, one FedAvg round": {**rows, "FLOPs per device / an equal share": {"GF/dev": share}}}
 
 
 def _shape(x: jax.Array) -> jax.ShapeDtypeStruct:

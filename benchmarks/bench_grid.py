@@ -2,10 +2,11 @@
 
 import functools
 import math
+from typing import Any
 
 import harness
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from models import cross_entropy
 
@@ -22,12 +23,14 @@ def loss(params, x, y):
     return cross_entropy(x @ params[-1], y)
 
 
-def run(devices: int, repeats: int) -> None:
-    for widths, rows in SHAPES.items():
-        one_shape(devices, repeats, widths, rows)
+def run(devices: int, repeats: int) -> harness.Tables:
+    return {
+        f"{'-'.join(map(str, widths))}, {rows} rows": one_shape(devices, repeats, widths, rows)
+        for widths, rows in SHAPES.items()
+    }
 
 
-def one_shape(devices: int, repeats: int, widths: tuple[int, ...], rows: int) -> None:
+def one_shape(devices: int, repeats: int, widths: tuple[int, ...], rows: int) -> dict[str, dict[str, Any]]:
     mesh = jax.make_mesh((devices,), ("clients",), axis_types=(AxisType.Auto,))
     split, whole = NamedSharding(mesh, P("clients")), NamedSharding(mesh, P())
     keys = jax.random.split(jax.random.key(0), len(widths) + 1)
@@ -73,13 +76,9 @@ def one_shape(devices: int, repeats: int, widths: tuple[int, ...], rows: int) ->
         made = harness.compile_all(rivals, (params, x, y))
         harness.take_turns(made, (params, x, y), repeats)
         results = [jax.tree.leaves(rival.compiled(params, x, y)) for rival in made.values()]
-    title = f"{'-'.join(map(str, widths))}, {rows} rows, {devices} devices"
-    harness.report(title, made, "paraxis, jax.grad(program)")
-    best = min(rival.milliseconds for name, rival in made.items() if not name.startswith("paraxis"))
-    for name in list(rivals)[:2]:
-        print(f"  {name.removeprefix('paraxis, ') + ' / best by hand':38}{made[name].milliseconds / best:8.2f}")
-    worst = max(float(jnp.abs(a - b).max()) for other in results for a, b in zip(results[0], other, strict=True))
-    print(f"  largest difference between rivals: {worst:.1e}")
+    for other in results:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), results[0], other)
+    return harness.rows(made, "paraxis, jax.grad(program)")
 
 
 if __name__ == "__main__":

@@ -37,17 +37,18 @@ def step(weights: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     return weights - 0.1 * gradient, value
 
 
-def run(devices: int, repeats: int) -> None:
+def run(devices: int, repeats: int) -> harness.Tables:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.npy"
         np.save(path, np.random.default_rng(0).integers(0, 256, (ROWS, WIDTH), np.uint8))
         rows = np.load(path, mmap_mode="r")
         batch = next(px.loader(rows, BATCH, transform=scaled).batches()).tree
         seconds = min(steps([batch] * STEPS)[0] for _ in range(repeats + 1)) / (STEPS - 1)
-        print(f"\n{devices} devices, {seconds * 1e3:.1f} ms of computing per step")
-        print(f"  {'':34}{'ms / step':>10}{'busy':>8}")
-        for name, transform in (("waits", waiting(seconds / 2)), ("computes", computing(seconds / 2, rows[:BATCH]))):
-            measure(name, rows, transform, batch, repeats)
+        transforms = {"waits": waiting(seconds / 2), "computes": computing(seconds / 2, rows[:BATCH])}
+        return {
+            f"a transform that {name} half as long as a step computes": measure(rows, transform, batch, repeats)
+            for name, transform in transforms.items()
+        }
 
 
 def scaled(rows: np.ndarray) -> np.ndarray:
@@ -74,7 +75,7 @@ def computing(seconds: float, example: np.ndarray) -> Callable[[np.ndarray], np.
     return transform
 
 
-def measure(name: str, rows: np.ndarray, transform: Any, ready: Any, repeats: int) -> None:
+def measure(rows: np.ndarray, transform: Any, ready: Any, repeats: int) -> dict[str, dict[str, float]]:
     """Rivals take turns."""
     sharding = ready.sharding
 
@@ -108,10 +109,13 @@ def measure(name: str, rows: np.ndarray, transform: Any, ready: Any, repeats: in
         for rival, batches in rivals.items():
             found = steps(batches())
             times[rival] += [found] if turn else []
-    for rival, found in times.items():
-        value = statistics.median(whole for whole, _ in found) / (STEPS - 1)
-        busy = statistics.median(computing / whole for whole, computing in found)
-        print(f"  {f'{name}: {rival}':34}{value * 1e3:10.2f}{busy:8.1%}", flush=True)
+    return {
+        rival: {
+            "ms / step": statistics.median(whole for whole, _ in found) / (STEPS - 1) * 1e3,
+            "busy, %": 100 * statistics.median(computing / whole for whole, computing in found),
+        }
+        for rival, found in times.items()
+    }
 
 
 def steps(batches: Any) -> tuple[float, float]:

@@ -17,16 +17,17 @@ import paraxis as px
 ROWS = 32
 
 
-def run(devices: int, repeats: int) -> None:
+def run(devices: int, repeats: int) -> harness.Tables:
     mesh = Mesh(np.array(jax.devices()), ("clients",))
     params = jax.eval_shape(mlp_params, jax.random.key(0))
-    print(f"\ntemporary memory, MB per device, {devices} devices   64 clients         128        1024    1024 / 64")
+    rows: dict[str, dict[str, float]] = {}
     for name, program in (("mean of losses", _losses), ("FedAvg round", _round)):
         for suffix, derive in (("forward", lambda f: f), ("gradient", jax.value_and_grad)):
             few, more, many = (_megabytes(derive(program), params, size, mesh) for size in (64, 128, 1024))
-            print(f"  {name + ', ' + suffix:44}{few:12.2f}{more:12.2f}{many:12.2f}{many / few:13.2f}", flush=True)
+            rows[f"{name}, {suffix}"] = {"64 clients": few, "128": more, "1024": many, "1024 / 64": many / few}
     unbounded = _megabytes(jax.value_and_grad(_round), params, 64, mesh, at_once=None)
-    print(f"  {'FedAvg round, gradient, without at_once':44}{unbounded:12.2f}")
+    rows["FedAvg round, gradient, without at_once"] = {"64 clients": unbounded}
+    return {"temporary memory, MB per device": rows}
 
 
 def _losses(params: Any, x: Any, y: Any, clients: px.Axis) -> jax.Array:

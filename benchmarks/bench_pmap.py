@@ -13,7 +13,7 @@ from models import mlp_loss, mlp_params
 import paraxis as px
 
 
-def run(devices: int, repeats: int) -> None:
+def run(devices: int, repeats: int) -> harness.Tables:
     keys = jax.random.split(jax.random.key(0), 3)
     params = jax.tree.map(lambda x: jnp.stack([x] * devices), mlp_params(keys[0]))
     x = jax.random.normal(keys[1], (devices, 128, 784))
@@ -27,13 +27,16 @@ def run(devices: int, repeats: int) -> None:
         return jax.tree.map(lambda x: x + 1, tree)
 
     leaves = [jnp.zeros((devices, 4)) for _ in range(40)]
-    print(f"\npmap, {devices} devices                    px.pmap   jax.pmap    ratio")
-    _row("train step, MLP, ms", px.pmap(step, "batch"), jax.pmap(step, "batch"), (params, x, y), repeats * 3, 1e3)
-    _row("one call, 40 small leaves, µs", px.pmap(tiny, "batch"), jax.pmap(tiny, "batch"), (leaves,), repeats * 40, 1e6)
+    return {
+        "pmap": {
+            "train step, MLP, ms": _row(step, (params, x, y), repeats * 3, 1e3),
+            "one call, 40 small leaves, µs": _row(tiny, (leaves,), repeats * 40, 1e6),
+        }
+    }
 
 
-def _row(name: str, ours: Callable[..., Any], theirs: Callable[..., Any], args: Any, repeats: int, unit: float) -> None:
-    pair = (ours, theirs)
+def _row(fn: Callable[..., Any], args: Any, repeats: int, unit: float) -> dict[str, float]:
+    pair = (px.pmap(fn, "batch"), jax.pmap(fn, "batch"))
     placed = [jax.block_until_ready(fn(*args)) for fn in pair]
     args = [(placed[i], *args[1:]) for i in range(2)]  # as in a loop: the result is the next argument
     times: tuple[list[float], list[float]] = ([], [])
@@ -44,7 +47,7 @@ def _row(name: str, ours: Callable[..., Any], theirs: Callable[..., Any], args: 
             if turn > 1:
                 times[i].append(time.perf_counter() - start)
     mine, other = (statistics.median(t) * unit for t in times)
-    print(f"  {name:34}{mine:10.1f}{other:11.1f}{mine / other:9.2f}", flush=True)
+    return {"px.pmap": mine, "jax.pmap": other, "ratio": mine / other}
 
 
 if __name__ == "__main__":

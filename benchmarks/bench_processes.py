@@ -41,11 +41,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.measure:
         measure()
-    elif options.save:
-        harness.run_apart("2 processes", ["--repeats", str(options.repeats)], save=True)
+        return
+    tables = report(compare(options.repeats))
+    harness.show(tables)
+    if options.save:
+        page.save("processes", "2 processes", "python benchmarks/bench_processes.py", tables)
         page.write()
-    else:
-        report(compare(options.repeats))
 
 
 # --- the launches ----------------------------------------------------------------------------------------------------
@@ -67,16 +68,23 @@ def launched(num_processes: int, num_devices: int) -> Found:
     return json.loads(line.removeprefix("[0] "))
 
 
-def report(found: dict[str, list[Found]]) -> None:
+def report(found: dict[str, list[Found]]) -> harness.Tables:
     """The last column is the median of the ratios within a turn."""
     base = found["1 process x 2 devices"]
-    for work in base[0]:
-        print(f"\n{work:28}{'ms':>8}{'all-reduces':>13}{'bytes':>12}{'it / 1 process x 2 devices':>29}")
-        for name, runs in found.items():
-            median = statistics.median(run[work]["ms"] for run in runs)
-            ratio = statistics.median(run[work]["ms"] / its[work]["ms"] for run, its in zip(runs, base, strict=True))
-            count, size = runs[0][work]["all_reduces"], runs[0][work]["bytes"]
-            print(f"  {name:26}{median:8.2f}{count:13,.0f}{size:12,.0f}{ratio:29.2f}")
+    return {
+        work: {
+            name: {
+                "ms": statistics.median(run[work]["ms"] for run in runs),
+                "all-reduces": int(runs[0][work]["all_reduces"]),
+                "bytes": int(runs[0][work]["bytes"]),
+                "it / 1 process x 2 devices": statistics.median(
+                    run[work]["ms"] / its[work]["ms"] for run, its in zip(runs, base, strict=True)
+                ),
+            }
+            for name, runs in found.items()
+        }
+        for work in base[0]
+    }
 
 
 # --- one of them -----------------------------------------------------------------------------------------------------

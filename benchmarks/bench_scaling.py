@@ -17,7 +17,7 @@ from models import cnn_local_steps, cnn_params, mlp_loss, mlp_params
 import paraxis as px
 
 
-def run(devices: int, repeats: int) -> None:
+def run(devices: int, repeats: int) -> harness.Tables:
     absl_logging.set_verbosity(logging.ERROR)
     clients = 2 * devices
     mesh = jax.make_mesh((devices,), ("clients",), axis_types=(AxisType.Auto,))
@@ -45,15 +45,13 @@ def run(devices: int, repeats: int) -> None:
         rivals = {"MLP, value and gradient": (jax.value_and_grad(loss), mlp), "CNN, FedAvg round": (round_, cnn)}
         if devices <= 64:
             rivals["CNN, FedAvg round, DrJAX"] = (their_round, cnn)
-        print(f"\n{clients} clients, {devices} devices\n{'':28}{'AR':>4}{'AG':>4}{'bytes':>13}{'GF/dev':>9}")
+        found: dict[str, dict[str, Any]] = {}
         for name, (fn, args) in rivals.items():
             made = harness.compile_all({name: fn}, args)[name]
-            found = made.communication
-            print(
-                f"  {name:26}{found.count['all_reduce']:4}{found.count['all_gather']:4}{found.total_bytes:13,}"
-                f"{made.gigaflops:9.3f}",
-                flush=True,
-            )
+            comm = made.communication
+            sent = {"AR": comm.count["all_reduce"], "AG": comm.count["all_gather"], "bytes": comm.total_bytes}
+            found[name] = {**sent, "GF/dev": made.gigaflops}
+    return {f"{clients} clients": found}
 
 
 if __name__ == "__main__":

@@ -95,14 +95,16 @@ class Rival:
     iterate: Callable[[], Iterator[Any]] | None = None
 
 
-def run(devices: int, repeats: int) -> None:
+def run(devices: int, repeats: int) -> harness.Tables:
+    tables: harness.Tables = {}
     for work in works():
         mesh = Mesh(np.array(jax.devices()), ("rows",))
         data = px.solve.rows(work.X, work.y, axis=px.Axis("rows", len(work.y), mesh=mesh))
         rivals = [ours(work, data), by_jaxopt(work, data), by_optax(work, data)]
         if devices == 1:
             rivals += [by_sklearn(work, solver) for solver in work.sklearn]
-        compare(f"{work.name}, gap {work.gap:g}, {devices} device{'s' * (devices > 1)}", work, rivals, repeats)
+        tables[f"{work.name}, gap {work.gap:g}"] = compare(work, rivals, repeats)
+    return tables
 
 
 def works() -> list[Work]:
@@ -263,8 +265,7 @@ def _zeros() -> jax.Array:
     return jnp.zeros((FEATURES, CLASSES))
 
 
-def compare(title: str, work: Work, rivals: list[Rival], repeats: int) -> None:
-    print(f"\n{title}\n{'':24}{'iterations':>12}{'passes':>8}{'s':>8}{'first, s':>10}{'time / ours':>13}{'gap':>10}")
+def compare(work: Work, rivals: list[Rival], repeats: int) -> dict[str, dict[str, Any]]:
     found = {rival.name: _iterations(work, rival) for rival in rivals}
     ready = {rival.name: rival.ready(found[rival.name][0]) for rival in rivals}
     first, times = {}, {rival.name: [] for rival in rivals}
@@ -275,15 +276,17 @@ def compare(title: str, work: Work, rivals: list[Rival], repeats: int) -> None:
             if len(times[name]) < 2 or sum(times[name]) < 20:
                 times[name].append(_seconds(ready[name]))
     own = statistics.median(times[rivals[0].name])
-    for name, fit in ready.items():
-        iterations, gap = found[name]
-        passes = int(fit()[1])
-        took = statistics.median(times[name])
-        missed = "" if gap <= work.gap else "  not reached"
-        row = (
-            f"  {name:22}{iterations:12d}{passes:>8}{took:8.2f}{first[name]:10.2f}{took / own:13.2f}{gap:10.1e}{missed}"
-        )
-        print(row, flush=True)
+    return {
+        name: {
+            "iterations": found[name][0],
+            "passes": int(fit()[1]),
+            "s": statistics.median(times[name]),
+            "first, s": first[name],
+            "time / ours": statistics.median(times[name]) / own,
+            "gap": f"{found[name][1]:.1e}{'' if found[name][1] <= work.gap else ', not reached'}",
+        }
+        for name, fit in ready.items()
+    }
 
 
 def _iterations(work: Work, rival: Rival) -> tuple[int, float]:

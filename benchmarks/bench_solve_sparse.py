@@ -8,34 +8,28 @@ turns, and the least of many turns counts: what others do on the machine makes n
 
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import harness
-import jax
 import numpy as np
 import sklearn.linear_model
 
 import paraxis as px
-from paraxis.solve._working_set import WorkingSet
 
 SHAPES = (400, 200), (2_000, 5_000)
 PARTS = 0.1, 0.01, 0.001  # of the strength at which the first coefficient is not zero
 SECONDS = 40  # for all turns of a case
 
 
-def run(devices: int, repeats: int) -> None:
+def run(devices: int, repeats: int) -> harness.Tables:
+    tables: harness.Tables = {}
     for num_rows, num_columns in SHAPES:
         for dtype, tol in ((np.float64, 1e-4), (np.float64, 1e-8), (np.float32, 1e-4)):
-            print(
-                f"\n{num_rows:,} × {num_columns:,}, {np.dtype(dtype).name}, gap {tol:g}, {devices} device"
-                f"{'s' * (devices > 1)}\n{'':25}{'not zero':>10}{'sets':>6}{'passes':>8}{'fit, ms':>10}"
-                f"{'solver, ms':>12}{'scikit-learn, theirs / ours: fit':>34}{'solver':>8}{'epochs':>8}",
-                flush=True,
-            )
             X, y = (x.astype(dtype) for x in draw(num_rows, num_columns))
-            for part in PARTS:
-                compare(X, y, part, tol, devices, repeats)
+            tables[f"{num_rows:,} × {num_columns:,}, {np.dtype(dtype).name}, gap {tol:g}"] = {
+                f"alpha / largest = {part:g}": compare(X, y, part, tol, devices, repeats) for part in PARTS
+            }
+    return tables
 
 
 def draw(num_rows: int, num_columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -51,30 +45,15 @@ def draw(num_rows: int, num_columns: int) -> tuple[np.ndarray, np.ndarray]:
     return X - X.mean(0), (y - y.mean()) / y.std()
 
 
-def compare(X: np.ndarray, y: np.ndarray, part: float, tol: float, devices: int, repeats: int) -> None:
+def compare(X: np.ndarray, y: np.ndarray, part: float, tol: float, devices: int, repeats: int) -> dict[str, Any]:
     alpha = float(part * np.abs(X.T @ y).max() / len(X))
-    by_columns, found = np.asfortranarray(X), {}
+    ours = px.solve.Lasso(alpha, tol=tol, devices=devices)
     theirs = sklearn.linear_model.Lasso(alpha, tol=tol, max_iter=3000)
-    alone = sklearn.linear_model.Lasso(alpha, tol=tol, max_iter=3000, fit_intercept=False, copy_X=False)
-    with jax.enable_x64(X.dtype == np.float64):
-        data = px.solve.rows(X, y)
-
-    def solve() -> Any:
-        with jax.enable_x64(X.dtype == np.float64):
-            zeros = np.zeros(X.shape[1], X.dtype)
-            found["state"] = WorkingSet(100, tol).run(zeros, alpha, 0.0, data).state
-
-    rivals: list[Callable[[], Any]] = [
-        lambda: px.solve.Lasso(alpha, tol=tol, devices=devices).fit(X, y),
-        solve,
-        lambda: theirs.fit(X, y),
-        lambda: alone.fit(by_columns, y),
-    ]
+    rivals = [lambda: ours.fit(X, y), lambda: theirs.fit(X, y)]
     times: list[list[float]] = [[] for _ in rivals]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for rival in rivals[:2]:
-            rival()
+        rivals[0]()
         start = time.perf_counter()
         for turn in range(3 * repeats):
             for index in np.random.default_rng(turn).permutation(len(rivals)):
@@ -83,14 +62,9 @@ def compare(X: np.ndarray, y: np.ndarray, part: float, tol: float, devices: int,
                 times[index].append(time.perf_counter() - begin)
             if time.perf_counter() - start > SECONDS:
                 break
-    fit, solver, their_fit, their_solver = (1e3 * min(taken) for taken in times)
-    state = found["state"]
-    print(
-        f"  {f'alpha / largest = {part:g}':23}{int(state.num_used):10d}{int(state.iter_num):6d}"
-        f"{int(state.data_passes):8d}{fit:10.2f}{solver:12.2f}{their_fit / fit:34.2f}{their_solver / solver:8.2f}"
-        f"{alone.n_iter_:8d}",
-        flush=True,
-    )
+    mine, other = (1e3 * min(taken) for taken in times)
+    used = int(np.count_nonzero(ours.coef_))
+    return {"not zero": used, "ms": mine, "scikit-learn, ms": other, "theirs / ours": other / mine}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ The mesh has its data on the devices already; the stream takes it from the host,
 """
 
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -23,11 +22,13 @@ ROWS, COLUMNS, HIDDEN, CLASSES = 32, 64, 256, 10
 GROWING = (1_000, 10_000, 100_000)
 
 
-def run(devices: int, repeats: int) -> None:
-    _against_the_mesh(devices, repeats)
-    _while_reading(devices, repeats)
-    _ragged_rounds(devices, repeats)
-    _growing(devices)
+def run(devices: int, repeats: int) -> harness.Tables:
+    return {
+        **_against_the_mesh(repeats),
+        **_while_reading(repeats),
+        **_ragged_rounds(devices, repeats),
+        **_growing(devices),
+    }
 
 
 def params() -> Any:
@@ -57,19 +58,10 @@ def rows(size: int) -> Any:
 
 
 def _medians(rivals: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Return milliseconds of each, measured in turns after a first call."""
-    times: dict[str, list[float]] = {name: [] for name in rivals}
-    for call in rivals.values():
-        jax.block_until_ready(call())
-    for _ in range(repeats):
-        for name, call in rivals.items():
-            begin = time.perf_counter()
-            jax.block_until_ready(call())
-            times[name].append(1e3 * (time.perf_counter() - begin))
-    return {name: statistics.median(found) for name, found in times.items()}
+    return {name: 1e3 * seconds for name, seconds in harness.in_turn(rivals, repeats).items()}
 
 
-def _against_the_mesh(devices: int, repeats: int) -> None:
+def _against_the_mesh(repeats: int) -> harness.Tables:
     size, p = 2000, params()
     data = rows(size)
     whole, turns = px.Axis("clients", size), px.Axis("clients", size, at_once=64)
@@ -85,9 +77,11 @@ def _against_the_mesh(devices: int, repeats: int) -> None:
         repeats,
     )
     best = min(found["the mesh"], found["the mesh, at_once=64"])
-    print(f"\nvalue and gradient, {size:,} clients of {ROWS} rows, {devices} devices        ms    over the better mesh")
-    for name, ms in found.items():
-        print(f"  {name:62}{ms:8.0f}{ms / best:24.2f}", flush=True)
+    return {
+        f"value and gradient, {size:,} clients of {ROWS} rows": {
+            name: {"ms": ms, "over the better mesh": ms / best} for name, ms in found.items()
+        }
+    }
 
 
 class Slow:
@@ -107,7 +101,7 @@ class Slow:
         return [self[number] for number in numbers]
 
 
-def _while_reading(devices: int, repeats: int) -> None:
+def _while_reading(repeats: int) -> harness.Tables:
     size, p = 10_000, params()  # of which reading the first chunk, when devices have nothing to do yet, is a small part
     data = rows(size)
     step = px.Stream(at_once=64).jit(value_and_grad(px.Axis("clients", size)))
@@ -115,9 +109,12 @@ def _while_reading(devices: int, repeats: int) -> None:
     alone = _medians({"": lambda: step(p, in_memory)}, 3)[""]
     slow = px.Groups(Slow(data, alone / 1e3 / size / 2))
     found = _medians({"at once": lambda: step(p, in_memory), "slowly": lambda: step(p, slow)}, repeats)
-    print(f"\nreading takes half as long as computing, {devices} devices      ms    devices busy, %")
-    for name, ms in found.items():
-        print(f"  {'elements are given ' + name:50}{ms:8.0f}{100 * found['at once'] / ms:19.0f}", flush=True)
+    return {
+        "reading takes half as long as computing": {
+            f"elements are given {name}": {"ms": ms, "devices busy, %": 100 * found["at once"] / ms}
+            for name, ms in found.items()
+        }
+    }
 
 
 # --- a federated round over clients of different length --------------------------------------------------------------
@@ -163,7 +160,7 @@ def round_of(p: Any, data: Any) -> Any:
     return px.reduce_weighted_mean(new, data.count.astype(jnp.float32))
 
 
-def _ragged_rounds(devices: int, repeats: int) -> None:
+def _ragged_rounds(devices: int, repeats: int) -> harness.Tables:
     clients, lengths = ragged()
     groups = px.Groups(clients, lengths=lengths)
     p, cohorts = wide_params(), [groups.sample(COHORT, seed=(0, number)) for number in range(4)]
@@ -183,13 +180,16 @@ def _ragged_rounds(devices: int, repeats: int) -> None:
         },
         max(2, repeats // 3),
     )
-    padding = [f"{engine.passes(round_of, p, cohorts[0]).padding:.2f}" for engine in engines.values()]
+    padding = [engine.passes(round_of, p, cohorts[0]).padding for engine in engines.values()]
     whole = cohorts[0].arrays()
-    padding.append(f"{COHORT * whole.mask.shape[1] / whole.count.sum():.2f}")
+    padding.append(float(COHORT * whole.mask.shape[1] / whole.count.sum()))
     best = min(found.values())
-    print(f"\na round of {COHORT} of 400 ragged clients, {devices} devices      ms    over the fastest    padding")
-    for (name, ms), padded in zip(found.items(), padding, strict=True):
-        print(f"  {name:50}{ms / len(cohorts):8.0f}{ms / best:20.2f}{padded:>11}", flush=True)
+    return {
+        f"a round of {COHORT} of 400 ragged clients": {
+            name: {"ms": ms / len(cohorts), "over the fastest": ms / best, "padding": padded}
+            for (name, ms), padded in zip(found.items(), padding, strict=True)
+        }
+    }
 
 
 # --- as clients grow -------------------------------------------------------------------------------------------------
@@ -228,13 +228,14 @@ def measure(size: int, devices: int) -> None:
     print(seconds, int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1024)
 
 
-def _growing(devices: int) -> None:
-    print(f"\nas clients grow, {_CHUNK} at once, {devices} devices    seconds    ms a client    peak memory, MB")
+def _growing(devices: int) -> harness.Tables:
+    rows: dict[str, dict[str, float]] = {}
     for size in GROWING:
         command = [sys.executable, __file__, "--measure", str(size), "--devices", str(devices)]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         seconds, peak = (float(word) for word in output.split())
-        print(f"  {size:9,} clients {seconds:36.2f}{1e3 * seconds / size:15.3f}{peak:19.0f}", flush=True)
+        rows[f"{size:,} clients"] = {"s": seconds, "ms a client": 1e3 * seconds / size, "peak memory, MB": peak}
+    return {f"as clients grow, {_CHUNK} at once": rows}
 
 
 if __name__ == "__main__":

@@ -31,24 +31,21 @@ KINDS = os.environ.get("KINDS", "NPY Parquet").split()
 PART = 250_000  # rows of a file
 
 
-def run(devices: int, repeats: int) -> None:
+def run(devices: int, repeats: int) -> harness.Tables:
     with tempfile.TemporaryDirectory(dir="/var/tmp" if Path("/var/tmp").is_dir() else None) as name:
         folder = Path(name)
         needed = (1 + len(KINDS)) * GIGABYTES
         if shutil.disk_usage(folder).free < 1e9 * needed:
-            print(f"not measured: {needed:g} GB are not free in {folder}")
-            return
+            raise SystemExit(f"not measured: {needed:g} GB are not free in {folder}")
         paths = written(folder)
-        about = f"{GIGABYTES:g} GB of rows on disk, {MEMORY:g} GB allowed, {devices} devices"
-        print(f"\n{about:54}    ms by hand    ms a pass    over by hand    MB at most")
         by_hand: dict[str, Callable[[], Any]] = {"NPY": lambda: _npy(paths), "Parquet": lambda: _parquet(paths)}
         tables = {"NPY": lambda: px.Table.npy(folder), "Parquet": lambda: px.Table.parquet(folder, target="y")}
         stream = px.Stream(memory=f"{MEMORY}GB")
-        for kind in KINDS:
-            _compared(kind, tables[kind](), by_hand[kind], min(repeats, 5), stream)
-        with px.Pool(at_once=PART, workers=2) as pool:
-            for kind in KINDS:
-                _compared(f"{kind}, by px.Pool of 2 processes", tables[kind](), by_hand[kind], min(repeats, 5), pool)
+        return {
+            f"{GIGABYTES:g} GB of rows on disk, {MEMORY:g} GB allowed": {
+                kind: _compared(tables[kind](), by_hand[kind], min(repeats, 5), stream) for kind in KINDS
+            }
+        }
 
 
 def written(folder: Path) -> list[tuple[Path, Path]]:
@@ -86,7 +83,7 @@ def _multiplied(X: np.ndarray, number: int) -> np.ndarray:
     return X @ np.ones(COLUMNS, "float32") if number % 2 else np.ones(len(X), "float32") @ X
 
 
-def _compared(kind: str, table: px.Table, by_hand: Callable[[], Any], repeats: int, engine: Any) -> None:
+def _compared(table: px.Table, by_hand: Callable[[], Any], repeats: int, engine: Any) -> dict[str, float]:
     fun = px.solve.objective.glm("logistic", intercept=True, l2=True)
     solver = px.solve.LBFGS(fun, maxiter=3, tol=0.0)
     before = _held()
@@ -102,8 +99,7 @@ def _compared(kind: str, table: px.Table, by_hand: Callable[[], Any], repeats: i
         state = jax.block_until_ready(solver.run(fun.init(COLUMNS), 1e-3, data)).state
         ours.append((time.perf_counter() - begin) / int(state.data_passes))
     hand, ms = (1e3 * statistics.median(times) for times in (theirs, ours))
-    most = peak.most - before
-    print(f"  {kind:52}{hand:14.0f}{ms:13.0f}{ms / hand:16.2f}{most:14.0f}", flush=True)
+    return {"ms by hand": hand, "ms a pass": ms, "over by hand": ms / hand, "MB at most": peak.most - before}
 
 
 class Peak:

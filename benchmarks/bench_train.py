@@ -28,18 +28,17 @@ from models import cnn_loss, cnn_params, cross_entropy, mlp_loss, mlp_params
 
 import paraxis as px
 from paraxis.reports import of_program
-from paraxis.train.checkpoints._checkpoints import Checkpoints
 
 Loss = Callable[[Any, jax.Array, jax.Array], jax.Array]
 
 
-def run(devices: int, repeats: int) -> None:
-    for name, work in works().items():
-        step_by_hand(name, *work, devices=devices, repeats=repeats)
+def run(devices: int, repeats: int) -> harness.Tables:
+    tables = {f"{name}, Adam": step_by_hand(*work, devices=devices, repeats=repeats) for name, work in works().items()}
     if devices == 1:
-        loop_by_hand(repeats)
-        checkpoints(64, repeats)
-        checkpoints(256, max(1, repeats // 3))
+        tables["the loop, a step"] = loop_by_hand(repeats)
+        tables["checkpoints, 64 rows, a step"] = checkpoints(64, repeats)
+        tables["checkpoints, 256 rows, a step"] = checkpoints(256, max(1, repeats // 3))
+    return tables
 
 
 def works() -> dict[str, tuple[Loss, Any, jax.Array, jax.Array]]:
@@ -84,7 +83,9 @@ def _normed(h: jax.Array) -> jax.Array:
     return h * jax.lax.rsqrt(jnp.mean(h**2, -1, keepdims=True) + 1e-6)
 
 
-def step_by_hand(name: str, loss: Loss, params: Any, x: jax.Array, y: jax.Array, *, devices: int, repeats: int) -> None:
+def step_by_hand(
+    loss: Loss, params: Any, x: jax.Array, y: jax.Array, *, devices: int, repeats: int
+) -> dict[str, dict[str, Any]]:
     mesh = Mesh(np.array(jax.devices()), ("batch",))
     rows, whole = NamedSharding(mesh, P("batch")), NamedSharding(mesh, P())
     traces: list[str] = []
@@ -132,16 +133,19 @@ def step_by_hand(name: str, loss: Loss, params: Any, x: jax.Array, y: jax.Array,
     calls = _calls(lambda: _steps(rivals["by hand"], batch, 5) / 5)
     takers = {rival: functools.partial(_steps, pair, batch, calls) for rival, pair in rivals.items()}
     times = _in_turn(takers, 10 * repeats)
-    _report(f"{name}, Adam, {devices} device{'s' * (devices > 1)}", times, calls)
-    for rival, found in counts.items():
-        print(f"  {rival:40}{found}")
-    print(f"  traced {len(traces)} times more in {calls * (10 * repeats + 1)} steps")
+    assert not traces
+    return {rival: {**row, **counts[rival]} for rival, row in _rows(times, calls).items()}
 
 
-def _counted(compiled: Any) -> str:
+def _counted(compiled: Any) -> dict[str, Any]:
     cost = compiled.cost_analysis()
-    moved, work = cost["bytes accessed"] / 1e6, cost["flops"] / 1e6
-    return f"{work:8.1f} MFLOP {moved:7.1f} MB moved  {of_program(compiled.as_text())}"
+    sent = of_program(compiled.as_text())
+    return {
+        "MFLOP": cost["flops"] / 1e6,
+        "MB moved": cost["bytes accessed"] / 1e6,
+        "AR": sent.count["all_reduce"],
+        "bytes sent": sent.total_bytes,
+    }
 
 
 def _steps(pair: list[Any], batch: Any, number: int) -> float:
@@ -155,7 +159,7 @@ def _steps(pair: list[Any], batch: Any, number: int) -> float:
     return time.perf_counter() - start
 
 
-def loop_by_hand(repeats: int) -> None:
+def loop_by_hand(repeats: int) -> dict[str, dict[str, Any]]:
     """A step of about a millisecond."""
     key, draw = jax.random.key(0), np.random.default_rng(0)
     batches = [
@@ -200,13 +204,13 @@ def loop_by_hand(repeats: int) -> None:
             "px.fit, log": lambda: fitted(log=f"{place}/log.jsonl"),
             "px.fit, log and TensorBoard": lambda: fitted(log=f"{place}/log.jsonl", tensorboard=f"{place}/board"),
         }
-        _report("the loop, a step", _in_turn(rivals, 6 * repeats), calls)
+        return _rows(_in_turn(rivals, 6 * repeats), calls)
 
 
 _SGD = optax.sgd(0.01)
 
 
-def checkpoints(rows: int, repeats: int) -> None:
+def checkpoints(rows: int, repeats: int) -> dict[str, dict[str, Any]]:
     loss, params, _, _ = works()["CNN"]
     draw = np.random.default_rng(0)
     batch = {
@@ -218,7 +222,7 @@ def checkpoints(rows: int, repeats: int) -> None:
 
     def fitted(every: int | None) -> float:
         with tempfile.TemporaryDirectory() as place:
-            where = None if every is None else Checkpoints(Path(place) / "run", every=every)
+            where = None if every is None else px.Checkpoints(Path(place) / "run", every=every)
             state, start = px.TrainState.create(params, _ADAM), time.perf_counter()
             px.fit(state, step, [batch], steps=calls, checkpoint=where, progress=False)
             return time.perf_counter() - start
@@ -227,7 +231,7 @@ def checkpoints(rows: int, repeats: int) -> None:
         "px.fit, no checkpoint": lambda: fitted(None),
         "px.fit, one every 50 steps": lambda: fitted(50),
     }
-    _report(f"checkpoints, {rows} rows, a step", _in_turn(rivals, 2 * repeats), calls)
+    return _rows(_in_turn(rivals, 2 * repeats), calls)
 
 
 _ADAM = optax.adam(1e-3)
@@ -250,13 +254,11 @@ def _in_turn(rivals: dict[str, Callable[[], float]], repeats: int) -> dict[str, 
     return times
 
 
-def _report(title: str, times: dict[str, list[float]], calls: int) -> None:
+def _rows(times: dict[str, list[float]], calls: int) -> dict[str, dict[str, Any]]:
     """Of the fastest quarter of the turns: in the others, the machine did something else as well."""
     base = "by hand" if "by hand" in times else next(iter(times))
     means = {name: statistics.mean(sorted(found)[: max(1, len(found) // 4)]) for name, found in times.items()}
-    print(f"\n{title:42}{'ms':>8}{'  it / ' + base:>26}")
-    for name, mean in means.items():
-        print(f"  {name:40}{mean / calls * 1e3:8.3f}{mean / means[base]:26.3f}", flush=True)
+    return {name: {"ms": mean / calls * 1e3, f"it / {base}": mean / means[base]} for name, mean in means.items()}
 
 
 if __name__ == "__main__":

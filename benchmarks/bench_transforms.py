@@ -4,8 +4,6 @@ The calls: 20 layers of 4 × 4, 40 leaves, batch 2: a network so small that what
 Per-example gradients compile to the same program as by hand, operation for operation; what differs is noise.
 """
 
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -47,15 +45,12 @@ class Holder(nnx.Module):
         return self.loss({name: self.params[name][...] for name in self.params}, x, y)
 
 
-def run(devices: int, repeats: int) -> None:
-    if devices <= 2:
-        calls(repeats)
-        train_calls(repeats)
-        per_example(repeats)
-    parallel(devices, repeats)
+def run(devices: int, repeats: int) -> harness.Tables:
+    tables = calls(repeats) | train_calls(repeats) | per_example(repeats) if devices <= 2 else {}
+    return tables | parallel(devices, repeats)
 
 
-def calls(repeats: int) -> None:
+def calls(repeats: int) -> harness.Tables:
     net, x = Deep(nnx.Rngs(0)), jnp.ones((2, 4))
     leaves = jax.tree.leaves(nnx.state(net))
     by_hand, forward = jax.jit(_forward), nnx.jit(lambda net, x: net(x))
@@ -65,10 +60,10 @@ def calls(repeats: int) -> None:
         "nnx.cached_partial": partial(nnx.cached_partial(forward, net), x),
         "nnx.jit": partial(forward, net, x),
     }
-    _report("one call, 40 leaves, µs", rivals, repeats, calls=60, unit=1e6)
+    return {"one call, 40 leaves, µs": _rows(rivals, repeats, calls=60, unit=1e6)}
 
 
-def train_calls(repeats: int) -> None:
+def train_calls(repeats: int) -> harness.Tables:
     x, y, tx = jnp.ones((2, 4)), jnp.zeros((2, 4)), optax.adam(1e-3)
 
     def loss(net: Deep, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -106,10 +101,10 @@ def train_calls(repeats: int) -> None:
         "nnx.cached_partial": partial(nnx.cached_partial(step, nets[1], opts[0]), x, y),
         "nnx.jit": partial(step, nets[2], opts[1], x, y),
     }
-    _report("one train step with Adam, 40 leaves, µs", rivals, repeats, calls=20, unit=1e6)
+    return {"one train step with Adam, 40 leaves, µs": _rows(rivals, repeats, calls=20, unit=1e6)}
 
 
-def per_example(repeats: int) -> None:
+def per_example(repeats: int) -> harness.Tables:
     keys = jax.random.split(jax.random.key(0), 3)
     params = mlp_params(keys[0], hidden=128)
     net = Holder(params, mlp_loss)
@@ -126,10 +121,10 @@ def per_example(repeats: int) -> None:
         "px.Jit(px.Vectorize(px.grad(loss), net))": partial(px.Jit(px.Vectorize(one, net)), x, y),
         "jax.jit(jax.vmap(jax.grad(loss)))": partial(by_hand, params, x, y),
     }
-    _report("per-example gradients, MLP, 256 rows, ms", rivals, repeats, calls=3, unit=1e3)
+    return {"per-example gradients, MLP, 256 rows, ms": _rows(rivals, repeats, calls=3, unit=1e3)}
 
 
-def parallel(devices: int, repeats: int) -> None:
+def parallel(devices: int, repeats: int) -> harness.Tables:
     keys = jax.random.split(jax.random.key(0), 3)
     params, tx = cnn_params(keys[0]), optax.sgd(0.1, momentum=0.9)
     x, y = jax.random.normal(keys[1], (32 * devices, 28, 28, 1)), jax.random.randint(keys[2], (32 * devices,), 0, 10)
@@ -141,8 +136,8 @@ def parallel(devices: int, repeats: int) -> None:
         updates, state = tx.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    rows, all_of_it = P("device"), P()
-    specs = {"in_specs": (all_of_it, all_of_it, rows, rows), "out_specs": (all_of_it, all_of_it, all_of_it)}
+    split, all_of_it = P("device"), P()
+    specs = {"in_specs": (all_of_it, all_of_it, split, split), "out_specs": (all_of_it, all_of_it, all_of_it)}
     by_hand = jax.jit(jax.shard_map(step, mesh=mesh, check_vma=False, **specs))
     start = jax.device_put((params, tx.init(params)), NamedSharding(mesh, all_of_it))
     held = {"params": start[0], "state": start[1]}
@@ -165,14 +160,13 @@ def parallel(devices: int, repeats: int) -> None:
         "px.Parallel(train, net, opt)(x, y)": partial(ours, x, y),
         "jit(shard_map(train)) by hand": step_by_hand,
     }
-    _report(f"train step, CNN, {devices} devices × 32 rows, ms", rivals, repeats * 3, calls=1, unit=1e3)
-    lowered = {"ours": ours.lower(x, y), "by hand": by_hand.lower(held["params"], held["state"], x, y)}
-    for name, program in lowered.items():
-        compiled = program.compile()
+    rows = _rows(rivals, repeats * 3, calls=1, unit=1e3)
+    lowered = [ours.lower(x, y), by_hand.lower(held["params"], held["state"], x, y)]
+    for cells, compiled in zip(rows.values(), (program.compile() for program in lowered), strict=True):
         sent = of_program(compiled.as_text())
         memory = compiled.memory_analysis().temp_size_in_bytes / 1e6
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sent.count.items() if count)
-        print(f"  {name:42}{kinds or 'nothing sent'}, {sent.total_bytes:,} bytes; temporary memory {memory:.1f} MB")
+        cells |= {"AR": sent.count["all_reduce"], "bytes": sent.total_bytes, "temp MB": memory}
+    return {"train step, CNN, 32 rows a device, ms": rows}
 
 
 def _forward(leaves: Any, x: jax.Array) -> jax.Array:
@@ -181,20 +175,11 @@ def _forward(leaves: Any, x: jax.Array) -> jax.Array:
     return x
 
 
-def _report(title: str, rivals: dict[str, Callable[[], Any]], repeats: int, *, calls: int, unit: float) -> None:
-    """Rivals take turns; a row each, with its time over the first one's and the first one's over it."""
-    times: dict[str, list[float]] = {name: [] for name in rivals}
-    for turn in range(repeats + 2):
-        for name, fn in rivals.items():
-            start = time.perf_counter()
-            jax.block_until_ready([fn() for _ in range(calls)][-1])
-            if turn > 1:
-                times[name].append((time.perf_counter() - start) / calls * unit)
-    print(f"\n{title:44}{'median':>9}{'ours / it':>12}{'it / ours':>12}")
-    medians = {name: statistics.median(t) for name, t in times.items()}
-    ours = next(iter(medians.values()))
-    for name, median in medians.items():
-        print(f"  {name:42}{median:9.1f}{ours / median:12.2f}{median / ours:12.1f}", flush=True)
+def _rows(rivals: dict[str, Callable[[], Any]], repeats: int, *, calls: int, unit: float) -> dict[str, dict[str, Any]]:
+    """Rivals take turns; a row each, with its time over the first one's."""
+    found = harness.in_turn(rivals, repeats, calls)
+    ours = next(iter(found.values()))
+    return {name: {"median": seconds * unit, "it / ours": seconds / ours} for name, seconds in found.items()}
 
 
 if __name__ == "__main__":

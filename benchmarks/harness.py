@@ -1,9 +1,10 @@
-"""What every benchmark here shares: devices, rivals measured in turn in one process, one table of ratios.
+"""What every benchmark here shares: devices, rivals measured in turn in one process, tables of ratios.
 
 Wall times on a shared machine wobble; so rivals take turns, the median counts, and what is quoted is a ratio. Numbers
 that do not wobble (collectives, bytes, FLOPs, temporary memory) are read off the compiled program.
 
-With ``--save``, what is printed replaces its part of ``results/``, and the figures of ``README.md`` are written anew.
+A benchmark's ``run(devices, repeats)`` returns tables. With ``--save``, they replace its part of ``results/``, and the
+tables of ``README.md`` are written anew.
 """
 
 import argparse
@@ -13,55 +14,69 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import page
+from page import Tables
 
 
-def main(run: Callable[[int, int], None], doc: str | None, devices: Sequence[int] = (2, 8)) -> None:
+def main(run: Callable[[int, int], Tables], doc: str | None, devices: Sequence[int] = (2, 8)) -> None:
     """Run a benchmark once per device count, each in a process of its own."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, nargs="*", default=list(devices), help="numbers of simulated devices")
     parser.add_argument("--real", action="store_true", help="on the devices there are, instead of simulated ones")
     parser.add_argument("--repeats", type=int, default=9, help="calls of each rival")
-    parser.add_argument("--save", action="store_true", help="keep what is printed in results/, for README.md")
+    parser.add_argument("--save", action="store_true", help="keep the tables in results/, for README.md")
     options = parser.parse_args()
-    if options.save or (len(options.devices) > 1 and not options.real):
-        for count in options.devices if not options.real else [None]:
-            part = "real devices" if count is None else f"{count} device{'s' * (count > 1)}"
-            where = ["--real"] if count is None else ["--devices", str(count)]
-            run_apart(part, [*where, "--repeats", str(options.repeats)], options.save)
-        if options.save:
-            page.write()
-    elif options.real:
-        import jax
-
-        run(len(jax.devices()), options.repeats)
-    else:
+    if len(options.devices) > 1 and not options.real:
+        rest = ["--repeats", str(options.repeats), *["--save"] * options.save]
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
+        for count in options.devices:
+            command = [sys.executable, sys.argv[0], "--devices", str(count), *rest]
+            subprocess.run(command, env=environment, check=True)
+        return
+    if not options.real:
         from paraxis.testing import simulate_devices
 
         simulate_devices(options.devices[0])
-        run(options.devices[0], options.repeats)
+    import jax
 
-
-def run_apart(part: str, arguments: Sequence[str], save: bool) -> None:
-    """Run this benchmark again in a process of its own, and keep what it prints if asked."""
-    printed: list[str] = []
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, sys.argv[0], *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            print(line, end="", flush=True)
-            printed.append(line.rstrip())
-    if child.returncode:
-        raise subprocess.CalledProcessError(child.returncode, command)
-    if save:
+    count = len(jax.devices())
+    tables = run(count, options.repeats)
+    show(tables)
+    if options.save:
+        part = "real devices" if options.real else f"{count} device{'s' * (count > 1)}"
         name = Path(sys.argv[0]).name
-        bench = name.removeprefix("bench_").removesuffix(".py")
-        page.save(bench, part, " ".join(["python", f"benchmarks/{name}", *arguments]), printed)
+        page.save(name.removeprefix("bench_").removesuffix(".py"), part, f"python benchmarks/{name}", tables)
+        page.write()
+
+
+def show(tables: Tables) -> None:
+    """Print tables, with columns as wide as they need."""
+    for title, rows in tables.items():
+        columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
+        texts = {name: [page.shown(cells.get(column, "")) for column in columns] for name, cells in rows.items()}
+        first = max(map(len, [title, *texts]))
+        widths = [max(map(len, [column, *(row[i] for row in texts.values())])) for i, column in enumerate(columns)]
+        for name, row in {title: columns, **texts}.items():
+            print(f"{name:{first}}", *(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)), sep="  ")
+        print(flush=True)
+
+
+def in_turn(rivals: Mapping[str, Callable[[], Any]], repeats: int, calls: int = 1) -> dict[str, float]:
+    """Return the median seconds of a call of each rival. Rivals take turns; the first turn is not counted."""
+    import jax
+
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    for turn in range(repeats + 1):
+        for name, call in rivals.items():
+            start = time.perf_counter()
+            jax.block_until_ready([call() for _ in range(calls)][-1])
+            if turn:
+                times[name].append((time.perf_counter() - start) / calls)
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 @dataclasses.dataclass
@@ -72,12 +87,7 @@ class Measured:
     compiled: Any
     setup: float
     communication: Any
-    times: list[float] = dataclasses.field(default_factory=list)
-
-    @property
-    def milliseconds(self) -> float:
-        """Median of a call."""
-        return statistics.median(self.times) * 1e3
+    milliseconds: float = float("nan")
 
     @property
     def megabytes(self) -> float:
@@ -106,27 +116,23 @@ def compile_all(rivals: dict[str, Callable[..., Any]], args: Sequence[Any]) -> d
 
 
 def take_turns(made: dict[str, Measured], args: Sequence[Any], repeats: int) -> None:
-    """Call the rivals in turn; the first round is not counted."""
-    import jax
-
-    for turn in range(repeats + 1):
-        for rival in made.values():
-            start = time.perf_counter()
-            jax.block_until_ready(rival.compiled(*args))
-            if turn:
-                rival.times.append(time.perf_counter() - start)
+    """Call the rivals in turn."""
+    rivals = {name: (lambda rival=rival: rival.compiled(*args)) for name, rival in made.items()}
+    for name, seconds in in_turn(rivals, repeats).items():
+        made[name].milliseconds = seconds * 1e3
 
 
-def report(title: str, made: dict[str, Measured], ours: str) -> None:
-    """Print a row per rival; the last column is its time over ours."""
-    base = made[ours]
-    print(f"\n{title}")
-    print(f"  {'':38}{'ms':>8}{'setup s':>9}{'GF/dev':>9}{'temp MB':>9}{'AR':>4}{'AG':>4}{'time / ours':>13}")
-    for rival in made.values():
-        count = rival.communication.count
-        ratio = rival.milliseconds / base.milliseconds if rival.times else float("nan")
-        print(
-            f"  {rival.name:38}{rival.milliseconds if rival.times else float('nan'):8.1f}{rival.setup:9.2f}"
-            f"{rival.gigaflops:9.3f}{rival.megabytes:9.1f}{count['all_reduce']:4d}{count['all_gather']:4d}{ratio:13.2f}",
-            flush=True,
-        )
+def rows(made: dict[str, Measured], ours: str) -> dict[str, dict[str, Any]]:
+    """Return a row per rival; the last column is its time over ours."""
+    return {
+        rival.name: {
+            "ms": rival.milliseconds,
+            "setup s": rival.setup,
+            "GF/dev": rival.gigaflops,
+            "temp MB": rival.megabytes,
+            "AR": rival.communication.count["all_reduce"],
+            "AG": rival.communication.count["all_gather"],
+            "time / ours": rival.milliseconds / made[ours].milliseconds,
+        }
+        for rival in made.values()
+    }
