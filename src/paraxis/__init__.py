@@ -9,7 +9,6 @@ import importlib
 import typing
 
 from paraxis._axes.axis import Axis
-from paraxis._calls import arguments
 from paraxis._core.collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
 from paraxis._core.random import keys
 from paraxis._core.reductions import (
@@ -18,7 +17,6 @@ from paraxis._core.reductions import (
     reduce_max,
     reduce_mean,
     reduce_min,
-    reduce_prod,
     reduce_sum,
     reduce_weighted_mean,
 )
@@ -131,7 +129,6 @@ __all__ = [
     "reduce_max",
     "reduce_mean",
     "reduce_min",
-    "reduce_prod",
     "reduce_sum",
     "reduce_weighted_mean",
     "scatter",
@@ -164,7 +161,7 @@ if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported ab
     def __getattr__(name):
         room = name if name in _ROOMS else _ROOM_OF.get(name)
         if room is None:
-            raise arguments.no_attribute("px", name, __dir__(), _ROOMS)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
         module = importlib.import_module(f"paraxis.{room}")
         value = module if name == room else getattr(module, name)
         globals()[name] = value

@@ -9,8 +9,6 @@ import sys
 import traceback
 from pathlib import Path
 
-import pytest
-
 import paraxis
 import paraxis.engines
 import paraxis.ensembles
@@ -103,24 +101,6 @@ def test_each_room_is_an_attribute_of_the_root_and_dir_shows_it():
     rooms = [module for module in MODULES if module.__name__.count(".") == 1]
     assert [getattr(paraxis, room.__name__.partition(".")[2]) for room in rooms] == rooms
     assert set(dir(paraxis)) == {*paraxis.__all__, *(room.__name__.partition(".")[2] for room in rooms), "__version__"}
-
-
-def test_a_misspelt_name_is_told_by_the_nearest_one():
-    with pytest.raises(AttributeError, match=r"no attribute 'brodcast'; did you mean px\.broadcast\?$"):
-        _ = paraxis.brodcast  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
-        _ = paraxis.xyzzy  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(AttributeError, match=r"train' has no attribute 'Fited'; did you mean px\.train\.Fitted\?$"):
-        _ = paraxis.train.Fited  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(AttributeError, match=r"solve' has no attribute 'LBGFS'; did you mean px\.solve\.LBFGS\?$"):
-        _ = paraxis.solve.LBGFS  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_a_name_of_a_room_is_told_with_its_room():
-    with pytest.raises(AttributeError, match=r"no attribute 'LBFGS'; write px\.solve\.LBFGS$"):
-        _ = paraxis.LBFGS  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(AttributeError, match=r"no attribute 'StopEarly'; write px\.train\.StopEarly$"):
-        _ = paraxis.StopEarly  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_tool_that_looks_at_the_module_loads_no_room():

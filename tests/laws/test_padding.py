@@ -71,14 +71,12 @@ def test_reductions_of_rows_that_padding_would_break(placement: tuple[int, int])
     assert_close(jax.jit(jax.value_and_grad(here))(x), in_double(jax.value_and_grad(there), x))
 
 
-@pytest.mark.parametrize(
-    "reduce", [px.reduce_sum, px.reduce_mean, px.reduce_max, px.reduce_prod], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("reduce", [px.reduce_sum, px.reduce_mean, px.reduce_max], ids=lambda f: f.__name__)
 def test_masked_elements_may_be_anything(reduce: Any) -> None:
     """A NaN or an infinity in an element that is left out reaches neither the value nor the gradient."""
     axis = axis_on(2, 5)
     x, keep = jnp.array([1.0, jnp.nan, 2.0, jnp.inf, 3.0]), np.array([True, False, True, False, True])
-    plain = {"reduce_sum": jnp.sum, "reduce_mean": jnp.mean, "reduce_max": jnp.max, "reduce_prod": jnp.prod}
+    plain = {"reduce_sum": jnp.sum, "reduce_mean": jnp.mean, "reduce_max": jnp.max}
     value, gradient = jax.value_and_grad(lambda x: reduce(x, axis, where=keep))(x)
     expected = jax.value_and_grad(plain[reduce.__name__])(x[keep])
     assert_close(value, expected[0])

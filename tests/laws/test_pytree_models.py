@@ -284,7 +284,7 @@ def test_a_pytree_that_cannot_be_called_is_refused() -> None:
     nothing = eqx.nn.Lambda(jnp.tanh)
     calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (px.StateError, r"model\.kind is a str, .* give its class a method __call__", lambda: _created(data)),
-        (px.ShapeError, r"x\.kind is a str, .* whose class has a method __call__", lambda: px.broadcast(data, axis)),
+        (px.ShapeError, r"x\.kind is a str, , not an array", lambda: px.broadcast(data, axis)),
         (px.ShapeError, r"make\(key\)\[0\]\.kind is a str", lambda: px.ensemble(lambda key: data, 2, 0)),
         (px.StateError, r"NNX modules or pytrees that can be called", lambda: px.Jit(lambda data: data.w, data)),
         (px.StateError, r"f must be a function or a module, got Data", lambda: px.Jit(data)),  # pyright: ignore
@@ -318,3 +318,11 @@ def test_a_member_keeps_what_is_fixed_in_it() -> None:
     with pytest.raises(px.StateError, match=r"\.power was 2 and is 3; only its arrays change"):
         ens.train(lambda model: dataclasses.replace(model, power=3))
     same(ens[0], before)
+
+
+def test_a_named_tuple_is_one_argument() -> None:
+    """An optimizer's state is one."""
+    axis, params = axis_on(2, 3), values(3, 2)
+    states = jax.vmap(optax.scale_by_adam().init)(params)
+    assert isinstance(states, tuple)
+    assert_close(px.map_fn(lambda state: state.mu + state.count, states, axis), states.mu + states.count[:, None])

@@ -55,6 +55,8 @@ AXES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], dict
     "keys": (lambda k: jax.random.normal(k, (2,)), lambda n: (jax.random.split(jax.random.key(0), n),), {}),
     "old keys": (lambda k: jax.random.normal(k, (2,)), lambda n: (jax.random.split(jax.random.PRNGKey(0), n),), {}),
     "constant results": (lambda x: (1.0, x), lambda n: (values(n),), {}),
+    "None in a result": (lambda x: {"a": x, "b": None}, lambda n: (values(n),), {}),
+    "None in a result, by a tree": (lambda x: (x, (None, x)), lambda n: (values(n, 2),), {"out_axes": (1, 0)}),
 }
 
 
@@ -219,6 +221,10 @@ def test_arrays_bound_to_some_device() -> None:
     spread = jax.device_put(values(8, 2), NamedSharding(Mesh(np.array(jax.devices()), ("other",)), P("other")))
     assert_close(host(fn(w, spread)), w * values(8, 2))
     assert_close(host(px.pmap(lambda x: x * 2)(px.pmap(lambda x: x + 1)(x))), (x + 1) * 2)
+    backwards = jax.device_put(values(8, 2), NamedSharding(Mesh(np.array(jax.devices()[::-1]), ("i",)), P("i")))
+    assert_close(host(fn(w, backwards)), w * values(8, 2))
+    with jax.transfer_guard_device_to_host("disallow"):
+        fn(w, one)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
@@ -248,14 +254,18 @@ def test_it_is_traced_once_per_shape() -> None:
     assert count[0] == 1
 
 
-def test_errors_of_the_function_come_through() -> None:
+def test_a_function_that_raises_is_called_once() -> None:
+    count = [0]
+
     def fn(x: jax.Array) -> jax.Array:
+        count[0] += 1
         raise ValueError("the user's own")
 
-    with pytest.raises(ValueError, match="the user's own"):
-        px.pmap(fn)(values(3))
-    with pytest.raises(ValueError, match="the user's own"):
-        px.pmap(fn)(jax.device_put(values(3), jax.devices()[1]))
+    for x in (values(3), jax.device_put(values(3), jax.devices()[1])):
+        count[0] = 0
+        with pytest.raises(ValueError, match="the user's own"):
+            px.pmap(fn)(x)
+        assert count[0] == 1
 
 
 def test_name_and_docstring_are_kept() -> None:

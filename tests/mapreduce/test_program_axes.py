@@ -54,7 +54,6 @@ def test_every_verb_knows_the_axis():
             "weighted_mean": px.reduce_weighted_mean(x, w, where=where),
             "max": px.reduce_max(x, where=where),
             "min": px.reduce_min(x, where=where),
-            "prod": px.reduce_prod(x, where=where),
             "any": px.reduce_any(x > 4, where=where),
             "all": px.reduce_all(x > 2, where=where),
             "broadcast": px.broadcast(w[0]),
@@ -70,7 +69,6 @@ def test_every_verb_knows_the_axis():
         "weighted_mean": np.average(kept, axis=0, weights=weights[mask]),
         "max": kept.max(0),
         "min": kept.min(0),
-        "prod": kept.prod(0),
         "any": (kept > 4).any(0),
         "all": (kept > 2).all(0),
         "broadcast": np.ones(3),
@@ -127,7 +125,7 @@ def test_an_axis_under_another_name():
 
 
 def test_a_size_that_is_none():
-    with pytest.raises(px.AxisError, match=r"size of axis 'clients' .*must be an integer of at least 1, got 0"):
+    with pytest.raises(px.AxisError, match=r"Axis 'clients': size must be an integer of at least 1, got 0"):
         px.program(clients=0)
 
 

@@ -5,12 +5,10 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from paraxis import _html as html
-from paraxis._calls import arguments
+from paraxis._calls import check
 from paraxis.errors import AxisError
 
 
-@arguments.options()
 @dataclasses.dataclass(frozen=True, repr=False)
 class Axis:
     """A named dimension of a program, with a size and, if you like, the devices to lie on.
@@ -54,7 +52,7 @@ class Axis:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            got = arguments.described(self.name)
+            got = check.described(self.name)
             raise AxisError(f"Axis: name must be a non-empty string, got {got}; write px.Axis('clients', 8)")
         object.__setattr__(self, "size", _positive(self, "size", self.size))
         if self.at_once is not None:
@@ -68,7 +66,7 @@ class Axis:
             object.__setattr__(self, "over", tuple(self.over))
         names = self.mesh_names
         if not names or not all(isinstance(n, str) and n for n in names) or len(set(names)) < len(names):
-            got = arguments.described(self.over)
+            got = check.described(self.over)
             raise AxisError(
                 f"Axis {self.name!r}: over must be a mesh axis or a tuple of different ones, got {got}; "
                 f"write px.Axis({self.name!r}, {self.size}, over='data')"
@@ -91,11 +89,7 @@ class Axis:
             parts.append(f"at_once={self.at_once}")
         return f"Axis({', '.join(parts)})"
 
-    def _repr_html_(self) -> str:
-        """Return the elements on their devices, for notebooks."""
-        return html.shown(self)
-
 
 def _positive(axis: Axis, argument: str, value: Any) -> int:
     write = f"px.Axis({axis.name!r}, {'8' if argument == 'size' else f'{axis.size}, at_once=8'})"
-    return arguments.count(f"Axis {axis.name!r}", argument, value, write=write, error=AxisError)
+    return check.count(f"Axis {axis.name!r}", argument, value, write=write, error=AxisError)

@@ -120,14 +120,6 @@ def in_one_place(x: jax.Array) -> jax.Array:
     return jax.reshard(x, NamedSharding(mesh, P(None, *rest)))
 
 
-def laid_as(x: jax.Array, y: jax.Array) -> jax.Array:
-    """On an Explicit mesh: ``y`` with the layout of ``x`` in its type."""
-    spec = jax_api.sharding_spec(jax.typeof(x))
-    if not spec or spec[0] is None:
-        return y
-    return jax.reshard(y, NamedSharding(jax.typeof(x).sharding.mesh, P(*spec)))
-
-
 def device_index(placement: Placement) -> jax.Array | int:
     """Inside ``run_per_device``: the number of this device's block."""
     return jax.lax.axis_index(placement.crossed_axes) if placement.crossed_axes else 0

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
-from paraxis import _html as html
 from paraxis._axes import scope
 from paraxis._axes.axis import Axis
 from paraxis._jax import jax_api, supposed
@@ -149,25 +148,6 @@ def place(axis: Axis) -> Placement:
             f"effect on an axis. Write `with jax.set_mesh(mesh): …`, or px.Axis({axis.name!r}, {axis.size}, mesh=mesh)"
         )
     return Placement(axis, mesh, (axis.name,)) if mesh.size > 1 else Placement(axis, None, ())
-
-
-@html.shown.register
-def _axis_shown(axis: Axis) -> str:
-    return html.card(axis, drawn_here(axis))
-
-
-def drawn_here(axis: Axis) -> str:
-    """Return a drawing of an axis's elements on the devices where they would lie here and now, as HTML."""
-    try:
-        return drawn(place(axis))
-    except AxisError as error:
-        return html.note(str(error))
-
-
-def drawn(placement: Placement) -> str:
-    """Return a drawing of elements where they lie, as HTML."""
-    turns = html.note(f"in {placement.num_chunks} turns of {placement.chunk}") if placement.num_chunks > 1 else ""
-    return html.elements(placement.size, placement.num_devices, placement.num_local) + turns
 
 
 def _place_inside(axis: Axis, context: AbstractMesh) -> Placement:

@@ -92,14 +92,14 @@ def mapped_axis(collective: str, axis: Axis | str) -> Axis:
     Raises:
         CollectiveError: if no such axis is being mapped here.
     """
-    if not isinstance(axis, (Axis, str)):
-        raise CollectiveError(
-            f"{collective}: axis must be a px.Axis or the name of one that is being mapped here, got "
-            f"{type(axis).__name__}; write px.{collective}(…, 'clients')"
-        )
     name = axis.name if isinstance(axis, Axis) else axis
     mapped = current().mapped
     for known in reversed(mapped):
+        if known.name == name and isinstance(axis, Axis) and axis.size != known.size:
+            raise CollectiveError(
+                f"{collective}: axis {name!r} is mapped here with {known.size} elements, not {axis.size}; write "
+                f"px.{collective}(…, {name!r})"
+            )
         if known.name == name:
             return known
     where = f"the axes being mapped are {_names(mapped)}" if mapped else "nothing is being mapped"

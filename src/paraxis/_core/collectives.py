@@ -19,7 +19,7 @@ import numpy as np
 from paraxis._axes import layout, scope
 from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
-from paraxis._calls import arguments, pytrees
+from paraxis._calls import pytrees
 from paraxis._core import primitives
 from paraxis._jax import acting, extremes, from_rows, jax_api, varying
 from paraxis.errors import CollectiveError
@@ -29,7 +29,6 @@ from paraxis.errors import CollectiveError
 _Tree = TypeVar("_Tree")
 
 
-@arguments.named()
 def psum(x: _Tree, axis: Axis | str) -> _Tree:
     """Sum over all elements of an axis; every element gets the result.
 
@@ -54,7 +53,6 @@ def psum(x: _Tree, axis: Axis | str) -> _Tree:
     return _exchanged("psum", x, axis)
 
 
-@arguments.named()
 def pmean(x: _Tree, axis: Axis | str) -> _Tree:
     """Average over all elements of an axis; every element gets the result. See :func:`psum`.
 
@@ -69,7 +67,6 @@ def pmean(x: _Tree, axis: Axis | str) -> _Tree:
     return _exchanged("pmean", x, axis)
 
 
-@arguments.named()
 def pmax(x: _Tree, axis: Axis | str) -> _Tree:
     """Return the largest value over all elements of an axis to every element. See :func:`psum`.
 
@@ -86,7 +83,6 @@ def pmax(x: _Tree, axis: Axis | str) -> _Tree:
     return _exchanged("pmax", x, axis)
 
 
-@arguments.named()
 def pmin(x: _Tree, axis: Axis | str) -> _Tree:
     """Return the smallest value over all elements of an axis to every element. See :func:`pmax`.
 
@@ -101,7 +97,6 @@ def pmin(x: _Tree, axis: Axis | str) -> _Tree:
     return _exchanged("pmin", x, axis)
 
 
-@arguments.named()
 def all_gather(x: _Tree, axis: Axis | str) -> _Tree:
     """Return the values of all elements, in order, to every element: ``(...)`` → ``(size, ...)``. See :func:`psum`.
 
@@ -116,7 +111,6 @@ def all_gather(x: _Tree, axis: Axis | str) -> _Tree:
     return _exchanged("all_gather", x, axis)
 
 
-@arguments.named()
 def axis_index(axis: Axis | str) -> jax.Array:
     """Return this element's index along the axis, an int32 scalar from 0 to ``size - 1``, without communication.
 
@@ -129,7 +123,6 @@ def axis_index(axis: Axis | str) -> jax.Array:
     return jax.lax.axis_index(scope.mapped_axis("axis_index", axis).name)
 
 
-@arguments.named()
 def axis_size(axis: Axis | str) -> int:
     """Return the number of elements of the axis that is being mapped, a Python integer, without communication.
 
@@ -145,7 +138,6 @@ def axis_size(axis: Axis | str) -> int:
 def _exchanged(collective: str, x: Any, axis: Axis | str) -> Any:
     """JAX's collective of that name. Python's numbers stay such: their sum is known without a program."""
     x = pytrees.sealed(x)
-    arguments.arrays(collective, "x", x)
     x = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool) else leaf, x)
     return pytrees.opened(getattr(jax.lax, collective)(x, scope.mapped_axis(collective, axis).name))
 

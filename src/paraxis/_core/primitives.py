@@ -75,7 +75,7 @@ class Rows:
 
 
 def reduce(kind: str, x: jax.Array, *, axis: str, size: int, padded: Rows | None = None) -> jax.Array:
-    """``kind`` is one of ``sum``, ``max``, ``min``, ``prod``, ``any``, ``all``."""
+    """``kind`` is one of ``sum``, ``max``, ``min``, ``any``, ``all``."""
     return REDUCTIONS[kind].bind(x, axis=axis, size=size, padded=padded)
 
 
@@ -83,7 +83,7 @@ def identity(kind: str, dtype: Any) -> Any:
     """Return the element that a reduction does not notice."""
     if kind in ("sum", "any"):
         return np.zeros((), dtype)
-    if kind in ("prod", "all"):
+    if kind == "all":
         return np.ones((), dtype)
     if dtype == bool:
         return np.bool_(kind == "min")
@@ -169,7 +169,7 @@ def _reduce_rows(x: jax.Array, *, kind: str, axis: str, size: int, padded: Rows 
         x = jax.lax.pad(x, np.zeros((), x.dtype), [(0, padded.number - x.shape[0], 0)] + [(0, 0, 0)] * (x.ndim - 1))
     fold = extremes.FOLDS.get(kind) or getattr(jnp, kind)
     # The dtype is settled before the primitive, so that local and global sums are taken in the same one.
-    dtype = {"dtype": x.dtype} if kind in ("sum", "prod") else {}
+    dtype = {"dtype": x.dtype} if kind == "sum" else {}
     return fold(_mask(x, size, identity(kind, x.dtype)), axis=0, **dtype)
 
 
@@ -192,26 +192,6 @@ def _extremum_jvp(x: jax.Array, x_dot: jax.Array, *, kind: str, **params: Any) -
     return y, sum_p.bind(attained * x_dot, **params) / sum_p.bind(attained, **params)
 
 
-def _prod_jvp(x: jax.Array, x_dot: jax.Array, **params: Any) -> tuple[jax.Array, jax.Array]:
-    """Each element's share is the product of the others."""
-    return prod_p.bind(x, **params), sum_p.bind(others_p.bind(x, **params) * x_dot, **params)
-
-
-def _others(x: jax.Array, *along: jax.Array, **params: Any) -> jax.Array:
-    """``(size, ...)`` → for each element the product of the others, by JAX's own rule on all rows.
-
-    With more operands, its derivative along these values. Exact at zeros, at any order; it needs the rows in one place.
-    """
-
-    def others(x: jax.Array) -> jax.Array:
-        y, back = jax.vjp(functools.partial(_reduce_rows, kind="prod", **params), x)
-        return back(jnp.ones_like(y))[0]
-
-    for v in along:
-        others = functools.partial(lambda of, v, x: jax.jvp(of, (x,), (v,))[1], others, layout.in_one_place(v))
-    return layout.laid_as(x, others(layout.in_one_place(x)))
-
-
 def _mask(x: jax.Array, size: int, fill: Any) -> jax.Array:
     if x.shape[0] == size:
         return x
@@ -231,11 +211,11 @@ def _primitive(name: str, implementation: Callable[..., jax.Array], aval: Callab
     def compiled(params: Hashable) -> Callable[..., jax.Array]:
         return jax.jit(functools.partial(implementation, **dict(params)))  # pyright: ignore[reportCallIssue, reportArgumentType]
 
-    def evaluated(*operands: jax.Array, **params: Any) -> jax.Array:
-        x, *more = map(jnp.asarray, operands)  # under a derivative, JAX has numbers of its own kind
+    def evaluated(x: jax.Array, **params: Any) -> jax.Array:
+        x = jnp.asarray(x)  # under a derivative, JAX has numbers of its own kind
         laid = params.get("laid")
         unread = ("devices",) if laid is None or laid.has(x) else ("devices", "laid")
-        return compiled(tuple(sorted((name, value) for name, value in params.items() if name not in unread)))(x, *more)
+        return compiled(tuple(sorted((name, value) for name, value in params.items() if name not in unread)))(x)
 
     primitive.def_impl(evaluated)
     return primitive
@@ -251,11 +231,8 @@ broadcast_p = _primitive("px_broadcast", _broadcast_rows, _broadcast_aval)
 jax_api.define_batching(broadcast_p, _broadcast_batch)
 jax_api.define_linear(broadcast_p, _broadcast_transpose)
 
-REDUCTIONS = {kind: _reduction(kind) for kind in ("sum", "max", "min", "prod", "any", "all")}
-sum_p, prod_p = REDUCTIONS["sum"], REDUCTIONS["prod"]
+REDUCTIONS = {kind: _reduction(kind) for kind in ("sum", "max", "min", "any", "all")}
+sum_p = REDUCTIONS["sum"]
 jax_api.define_linear(sum_p, _sum_transpose)
-others_p = _primitive("px_reduce_prod_others", _others, lambda x, *_, **__: x)
-jax_api.define_symmetric(others_p)
-jax_api.define_jvp(prod_p, _prod_jvp)
 for _kind in ("max", "min"):
     jax_api.define_jvp(REDUCTIONS[_kind], functools.partial(_extremum_jvp, kind=_kind))

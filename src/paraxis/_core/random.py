@@ -6,11 +6,9 @@ import numpy as np
 
 from paraxis._axes import scope
 from paraxis._axes.axis import Axis
-from paraxis._calls import arguments
 from paraxis.errors import ShapeError
 
 
-@arguments.named()
 def keys(key: jax.Array, axis: Axis | str | None = None) -> jax.Array:
     """Return one random key per element, which depends only on the element's index, not on the devices.
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from paraxis._axes import arrays, layout, placing, scope, tree
 from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
-from paraxis._calls import arguments, pytrees
+from paraxis._calls import pytrees
 from paraxis._core import origins, primitives
 from paraxis._jax import summing
 from paraxis.errors import ShapeError
@@ -22,7 +22,6 @@ from paraxis.errors import ShapeError
 _Tree = TypeVar("_Tree")
 
 
-@arguments.named()
 def reduce_sum(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Sum over the elements of an axis: placed → shared.
 
@@ -50,12 +49,12 @@ def reduce_sum(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
     return _Reduction("reduce_sum", x, axis, where).fold("sum", _summed)
 
 
-@arguments.named()
 def reduce_mean(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Return the mean over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
     Returns:
-        Tree of arrays ``(...)``; dtypes as in ``jnp.mean`` (integers become floats). Zero if no element counts.
+        Tree of arrays ``(...)``; dtypes as in ``jnp.mean`` (integers become floats). NaN if no element counts, as of
+        ``jnp.mean``.
 
     Communicates: one all-reduce the size of the result.
 
@@ -67,7 +66,7 @@ def reduce_mean(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) 
     reduction = _Reduction("reduce_mean", x, axis, where)
     count: Any = reduction.placement.size
     if reduction.where is not None:
-        count = jnp.maximum(reduction.sum(reduction.where, _floating, masked=False), 1)
+        count = reduction.sum(reduction.where, _floating, masked=False)
 
     def mean(leaf: jax.Array) -> jax.Array:
         total = reduction.sum(leaf, _floating)
@@ -76,7 +75,6 @@ def reduce_mean(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) 
     return reduction.of_leaves(mean)
 
 
-@arguments.named()
 def reduce_weighted_mean(x: _Tree, w: Any, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Return the weighted mean over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
@@ -89,7 +87,7 @@ def reduce_weighted_mean(x: _Tree, w: Any, axis: Axis | str | None = None, *, wh
 
     Returns:
         ``sum(w * x) / sum(w)`` for each leaf, ``(...)``; dtypes as in ``jnp.mean``, but complex if the weights are.
-        **Zero if the weights of the elements that count sum to zero**, with a zero derivative.
+        Not finite if the weights of the elements that count sum to zero: NaN where no element has any.
 
     Communicates: one all-reduce the size of the result plus one number per weight leaf.
 
@@ -104,15 +102,13 @@ def reduce_weighted_mean(x: _Tree, w: Any, axis: Axis | str | None = None, *, wh
     def mean(leaf: jax.Array, weight: jax.Array) -> jax.Array:
         sums = reduction.sum(leaf, _floating, weight)
         total = reduction.sum(weight, _floating).astype(sums.dtype)
-        empty = total == 0
         mean_dtype = _mean_dtype(leaf)
         dtype = jnp.promote_types(mean_dtype, sums.dtype) if jnp.iscomplexobj(sums) else mean_dtype
-        return jnp.where(empty, 0, sums / jnp.where(empty, 1, total)).astype(dtype)
+        return (sums / total).astype(dtype)
 
     return reduction.of_leaves(mean, reduction.weights(w))
 
 
-@arguments.named()
 def reduce_max(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Return the largest value over the elements of an axis: placed → shared. See :func:`reduce_sum`.
 
@@ -129,7 +125,6 @@ def reduce_max(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
     return _Reduction("reduce_max", x, axis, where).fold("max", _as_is)
 
 
-@arguments.named()
 def reduce_min(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Return the smallest value over the elements of an axis: placed → shared. See :func:`reduce_max`.
 
@@ -143,23 +138,6 @@ def reduce_min(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
     return _Reduction("reduce_min", x, axis, where).fold("min", _as_is)
 
 
-@arguments.named()
-def reduce_prod(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
-    """Return the product over the elements of an axis: placed → shared. See :func:`reduce_sum`.
-
-    If ``where`` is all ``False``, the result is one.
-
-    Communicates: one all-reduce the size of the result. The derivative gathers all rows on every device.
-
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> px.reduce_prod(jnp.array([4.0, 7.0, 3.0]), px.Axis("clients", 3))
-        Array(84., dtype=float32)
-    """
-    return _Reduction("reduce_prod", x, axis, where).fold("prod", _multiplied)
-
-
-@arguments.named()
 def reduce_any(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Return whether any element of an axis is true: placed → shared, booleans. See :func:`reduce_sum`.
 
@@ -173,7 +151,6 @@ def reduce_any(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -
     return _Reduction("reduce_any", x, axis, where).fold("any", _truth)
 
 
-@arguments.named()
 def reduce_all(x: _Tree, axis: Axis | str | None = None, *, where: Any = None) -> _Tree:
     """Return whether all elements of an axis are true: placed → shared, booleans. See :func:`reduce_sum`.
 
@@ -323,10 +300,6 @@ def _wide(x: jax.Array) -> jax.Array:
 
 def _summed(x: jax.Array) -> jax.Array:
     return _wide(x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(_result_dtype("sum", x)))
-
-
-def _multiplied(x: jax.Array) -> jax.Array:
-    return _wide(x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(_result_dtype("prod", x)))
 
 
 def _as_is(x: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import numpy as np
 from paraxis._axes import arrays, layout, placing, scope, tree
 from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
-from paraxis._calls import arguments, pytrees
+from paraxis._calls import check, pytrees
 from paraxis._core import dispatch, lowerings, maps, origins, primitives
 from paraxis._core.lowerings import Lowering
 from paraxis._jax import jax_api
@@ -24,7 +24,6 @@ Host = np.ndarray | np.generic | bool | int | float | complex
 def broadcast(x: Host, axis: Axis | str | None = None) -> jax.Array: ...
 @overload
 def broadcast(x: _Tree, axis: Axis | str | None = None) -> _Tree: ...
-@arguments.named(mesh="axis=px.Axis('clients', 8, mesh=mesh)")
 def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     """Give every element of an axis the same value: shared → placed.
 
@@ -61,7 +60,6 @@ def broadcast(x: Any, axis: Axis | str | None = None) -> Any:
     return pytrees.opened(jax.tree.map(one, tree.arrays("broadcast", "x", pytrees.sealed(x))))
 
 
-@arguments.named(mesh="axis=px.Axis('clients', 8, mesh=mesh)", arg="args")
 def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, lowering: Lowering = "auto") -> _R:
     """Apply a function to every element of an axis: placed → placed.
 
@@ -73,8 +71,8 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
     Args:
         fn: the function of one element. It is traced at each call, and the program compiled for an earlier trace of
             the same structure is reused; to trace only once, put ``jax.jit`` around the call.
-        args: the arguments of ``fn``: a tuple is unpacked into several arguments, anything else is a single one.
-            Pytrees of arrays ``(size, ...)``, any dtype; or models that hold such arrays.
+        args: the arguments of ``fn``: a plain tuple is unpacked into several arguments; anything else, a named tuple
+            too, is a single one. Pytrees of arrays ``(size, ...)``, any dtype; or models that hold such arrays.
         axis: the axis; inside a program also its name, or ``None`` if there is only one.
         lowering: how a device runs its elements: ``"vmap"`` (vectorised), ``"unroll"`` (one after the other in one
             program), ``"dispatch"`` (one executable, called for each; concrete values only) or ``"auto"``. The
@@ -96,7 +94,7 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
         >>> px.map_fn(lambda w, x: w * x, (px.broadcast(2.0, clients), jnp.arange(3.0)), clients)
         Array([0., 2., 4.], dtype=float32)
     """
-    arguments.function("map_fn", "fn", fn, "px.map_fn(lambda x: …, args, axis)")
+    check.function("map_fn", "fn", fn, "px.map_fn(lambda x: …, args, axis)")
     lowerings.check("map_fn", lowering)
     return pytrees.opened(map_sealed(pytrees.of_opened(fn), pytrees.sealed(args), axis, lowering=lowering))
 
@@ -108,7 +106,7 @@ def map_sealed(
     resolved = scope.resolve("map_fn", axis)
     placement = placing.place(resolved)
     args = tree.placed("map_fn", "args", args, resolved)
-    leaves, structure = jax.tree.flatten(args if isinstance(args, tuple) else (args,))
+    leaves, structure = jax.tree.flatten(args if type(args) is tuple else (args,))
     if lowering == "dispatch":
         return dispatch.map_elements(fn, structure, leaves, placement)
 
@@ -134,7 +132,6 @@ def _divides(placement: Placement) -> bool:
 def scatter(x: Host, axis: Axis | str | None = None) -> jax.Array: ...
 @overload
 def scatter(x: _Tree, axis: Axis | str | None = None) -> _Tree: ...
-@arguments.named()
 def scatter(x: Any, axis: Axis | str | None = None) -> Any:
     """Distribute a host value over the devices of an axis: host → placed.
 
@@ -174,7 +171,6 @@ def scatter(x: Any, axis: Axis | str | None = None) -> Any:
 def gather(x: jax.Array | np.ndarray, axis: Axis | str | None = None) -> np.ndarray: ...
 @overload
 def gather(x: Any, axis: Axis | str | None = None) -> Any: ...
-@arguments.named()
 def gather(x: Any, axis: Axis | str | None = None) -> Any:
     """Fetch a placed value: placed → host.
 

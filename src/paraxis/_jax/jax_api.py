@@ -67,7 +67,6 @@ __all__ = [
     "define_lowering",
     "define_map",
     "define_outside",
-    "define_symmetric",
     "element_struct",
     "entered_devices",
     "evaluate",
@@ -144,40 +143,6 @@ def define_batching(primitive: Primitive, rule: Callable[..., tuple[Any, int]]) 
     def batch(operands: Sequence[Any], dims: Sequence[int], **params: Any) -> tuple[Any, int]:
         return rule(operands[0], dims[0], **params)
 
-    batching.primitive_batchers[primitive] = batch
-
-
-def define_symmetric(primitive: Primitive) -> None:
-    """Give the rules of a function of rows whose Jacobian is symmetric, and of its derivatives along rows.
-
-    With the operands ``(x, *along)``, the primitive is the function's derivative along the values that follow ``x``. It
-    is linear in each of them, and they may change places with a cotangent. The derivative along one more is one more
-    operand.
-    """
-
-    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-        y = primitive.bind(*primals, **params)
-        y_dot: Any = ad.Zero(jax.typeof(y).to_tangent_aval())
-        for place, dot in enumerate(tangents):
-            if type(dot) is not ad.Zero:
-                own = [*primals, dot] if place == 0 else [*primals[:place], dot, *primals[place + 1 :]]
-                y_dot = ad.add_tangents(y_dot, primitive.bind(*own, **params))
-        return y, y_dot
-
-    def transpose(ct: Any, *operands: Any, **params: Any) -> list[Any]:
-        (place,) = (number for number, x in enumerate(operands) if ad.is_undefined_primal(x))
-        found: list[Any] = [None] * len(operands)
-        if type(ct) is not ad.Zero:
-            found[place] = primitive.bind(*operands[:place], ct, *operands[place + 1 :], **params)
-        return found
-
-    def batch(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, int]:
-        size = next(x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None)
-        moved = (batching.bdim_at_front(x, dim, size) for x, dim in zip(operands, dims, strict=True))
-        return primitive.bind(*(jax.numpy.moveaxis(x, 0, 1) for x in moved), **params), 1
-
-    ad.primitive_jvps[primitive] = jvp
-    ad.primitive_transposes[primitive] = transpose
     batching.primitive_batchers[primitive] = batch
 
 

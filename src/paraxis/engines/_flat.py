@@ -21,7 +21,6 @@ from paraxis._axes.placing import Placement
 from paraxis._core import collectives, maps, primitives
 from paraxis._jax import jax_api
 from paraxis._jax.jax_api import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from paraxis.engines import _products
 from paraxis.errors import AxisError, CollectiveError, LoweringError
 
 LOOPS = frozenset(("scan", "while", "cond"))
@@ -180,10 +179,6 @@ class _Reader:
             begin = counts.matvec + counts.vecmat
             given = [*operands[begin : begin + counts.solve], *operands[sum(counts) :]]
             return self._inside(eqn.params["jaxprs"].solve, given, line)
-        if eqn.primitive is primitives.others_p and eqn.params["axis"] == self.axis:
-            run = functools.partial(_products.others, **eqn.params)
-            self.same.update(v for v in operands[:1] if isinstance(v, Value))  # what is zero in one pass is in the next
-            return self.read(jax_api.trace(run, [v.aval for v in eqn.invars], {})[0].jaxpr, operands, line)
         if eqn.primitive.name in COLLECTIVES and all(isinstance(axis, int) for axis in eqn.params["axes"]):
             kind, axes = COLLECTIVES[eqn.primitive.name], eqn.params["axes"]  # of elements that vmap has put together
             run = functools.partial(_reduced, kind, axes)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import tree
 from paraxis._calls import arguments
 from paraxis.ensembles import _moments
 from paraxis.ensembles._resident import Resident
@@ -65,7 +64,6 @@ def _probabilities(logits: Any, inputs: tuple[Any, ...]) -> Any:
         write = "Write average='sigmoid' for one logit of a yes or no, average='moments' for a regression"
         needs = f"ensemble.predict: average='softmax' needs logits (..., classes), but the model gives {x.shape}"
         if x.ndim == 0 or x.shape[-1] < 2:
-            tree.refuse_lists("ensemble.predict", "args", inputs)
             raise ShapeError(f"{needs}; the probability of a single class is always 1. {write}")
         if len(first) > 1 and x.shape == first[:1]:
             raise ShapeError(

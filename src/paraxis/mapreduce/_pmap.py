@@ -1,25 +1,23 @@
 """``pmap``, for any axis size."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import placing, scope, tree
+from paraxis._axes import arrays, placing, scope, tree
 from paraxis._axes.axis import Axis
-from paraxis._calls import arguments, integers, pytrees
+from paraxis._calls import check, pytrees
 from paraxis._core import verbs
 from paraxis._jax import jax_api, supposed
-from paraxis._jax.latest import Jitted
-from paraxis.errors import AxisError, ParaxisError, ShapeError
+from paraxis.errors import AxisError, ShapeError
 
 _R = TypeVar("_R")
 
 
-@arguments.named()
 def pmap(
     fn: Callable[..., _R],
     axis_name: str | None = None,
@@ -47,8 +45,8 @@ def pmap(
         axis_size: number of elements; by default that of the arguments.
 
     Returns:
-        The mapped function, compiled once per shape, and anew if something else that ``fn`` reads has changed. You
-        can differentiate, vmap, jit and nest it.
+        The mapped function, traced and compiled once per shape, as by ``jax.jit``. You can differentiate, vmap, jit
+        and nest it. Arguments that lie on other devices are moved.
 
     Raises:
         ShapeError: when called, if the sizes of the mapped axes disagree, or there are none.
@@ -61,54 +59,47 @@ def pmap(
         >>> px.pmap(lambda x: x / px.psum(x, "i"), axis_name="i")(jnp.array([1.0, 1.0, 2.0]))
         Array([0.25, 0.25, 0.5 ], dtype=float32)
     """
-    arguments.function("pmap", "fn", fn, "px.pmap(lambda x: …)")
-    if axis_name is not None:
-        arguments.text("pmap", "axis_name", axis_name, "axis_name='clients'")
+    check.function("pmap", "fn", fn, "px.pmap(lambda x: …)")
     if axis_size is not None:
-        axis_size = arguments.count("pmap", "axis_size", axis_size, write="axis_size=8", error=AxisError)
-    _require_axes("in_axes", in_axes)
-    _require_axes("out_axes", out_axes)
-    static = arguments.positions("pmap", "static_broadcasted_argnums", static_broadcasted_argnums, AxisError)
-    donated = arguments.positions("pmap", "donate_argnums", donate_argnums, AxisError)
+        axis_size = check.count("pmap", "axis_size", axis_size, write="axis_size=8", error=AxisError)
+    static, donated = _positions(static_broadcasted_argnums), _positions(donate_argnums)
     name = axis_name if axis_name is not None else f"pmap({getattr(fn, '__name__', 'fn')})"
 
-    def mapped(*args: Any, **kwargs: Any) -> Any:
-        dynamic = tuple(arg for position, arg in enumerate(args) if position not in static)
-        axes = _axes_of(in_axes, dynamic, len(args), static)
-        axis = Axis(name, _size(axes, dynamic, kwargs, axis_size))
-        axis = _placed(axis)
-        leading = jax.tree.map(lambda at, x: _lead(at, x, axis), axes, dynamic, is_leaf=tree.is_none)
+    def laid_out(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[int, Any], list[int | None], Axis]:
+        """Return the arguments that are not static, by position, the mapped axis of each leaf, and the px.Axis."""
+        dynamic = {position: arg for position, arg in enumerate(args) if position not in static}
+        axes = _axes_of(in_axes, dynamic, len(args))
+        return dynamic, axes, _placed(Axis(name, _size(axes, dynamic, kwargs, axis_size)))
 
-        def element(positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            rest = iter(positional)
-            return fn(*(arg if i in static else next(rest) for i, arg in enumerate(args)), **named)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        dynamic, axes, axis = laid_out(args, kwargs)
+        leaves, structure = jax.tree.flatten(dynamic)
+        leading = structure.unflatten([_lead(at, x, axis) for at, x in zip(axes, leaves, strict=True)])
+
+        def element(own: dict[int, Any], named: dict[str, Any]) -> Any:
+            return fn(*(own.get(i, arg) for i, arg in enumerate(args)), **named)
 
         result = verbs.map_sealed(pytrees.of_opened(element), (leading, kwargs), axis)
         return _with_out_axes(out_axes, result)
 
-    def sealed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tuple(x if i in static else pytrees.sealed(x) for i, x in enumerate(args)), pytrees.sealed(kwargs)
+    compiled = jax.jit(mapped, static_argnums=static, donate_argnums=donated)
 
-    compiled = Jitted(mapped, [fn], static_argnums=static, donate_argnums=donated)
+    def prepared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args = tuple(x if i in static else pytrees.sealed(x) for i, x in enumerate(args))
+        kwargs = pytrees.sealed(kwargs)
+        leaves = jax.tree.leaves((args, kwargs))
+        if not all(isinstance(x, jax.Array) for x in leaves):
+            check.no_cut("pmap", "args", args)
+            check.no_cut("pmap", "kwargs", kwargs)
+        return _moved(args, kwargs, *laid_out(args, kwargs)) if any(map(_is_bound, leaves)) else (args, kwargs)
 
-    @arguments.named()
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        arguments.no_cut("pmap", "args", {i: x for i, x in enumerate(args) if i not in static})
-        arguments.no_cut("pmap", "kwargs", kwargs)
-        args, kwargs = sealed(args, kwargs)
-        try:
-            return pytrees.opened(compiled(*args, **kwargs))
-        except ParaxisError:
-            raise
-        except ValueError:
-            moved = _released((args, kwargs))
-            if moved is None:
-                raise
-            return pytrees.opened(compiled(*moved[0], **moved[1]))
+        args, kwargs = prepared(args, kwargs)
+        return pytrees.opened(compiled(*args, **kwargs))
 
     def trace(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = sealed(args, kwargs)
+        args, kwargs = prepared(args, kwargs)
         return compiled.trace(*args, **kwargs)
 
     def lower(*args: Any, **kwargs: Any) -> Any:
@@ -118,25 +109,19 @@ def pmap(
     return call
 
 
-def _require_axes(argument: str, axes: Any) -> None:
-    for at in jax.tree.leaves(axes, is_leaf=tree.is_none):
-        if at is not None and integers.at_least(-arguments.LARGEST, at) is None:
-            raise AxisError(
-                f"pmap: {argument} must be an integer, None, or a tree of these, got {arguments.described(at)}; write "
-                f"{argument}=0"
-            )
+def _positions(given: int | Sequence[int]) -> tuple[int, ...]:
+    return (given,) if isinstance(given, int) else tuple(given)
 
 
-def _axes_of(in_axes: Any, dynamic: tuple[Any, ...], num_args: int, static: tuple[int, ...]) -> tuple[Any, ...]:
+def _axes_of(in_axes: Any, dynamic: Mapping[int, Any], num_args: int) -> list[int | None]:
     """Return one axis (or ``None``) per leaf, from a prefix tree over all or over the non-static arguments."""
-    if isinstance(in_axes, list):
-        in_axes = tuple(in_axes)
-    if isinstance(in_axes, tuple) and len(in_axes) == num_args:
-        in_axes = tuple(at for position, at in enumerate(in_axes) if position not in static)
     if in_axes is None or isinstance(in_axes, int):
-        in_axes = (in_axes,) * len(dynamic)
+        return [in_axes] * len(jax.tree.leaves(dynamic))
+    entries = tuple(in_axes) if isinstance(in_axes, list) else in_axes
     try:
-        return tuple(tree.spread(at, x) for at, x in zip(in_axes, dynamic, strict=True))
+        if len(entries) == num_args:
+            entries = tuple(entries[position] for position in dynamic)
+        return tree.entries(entries, tuple(dynamic.values()))
     except (ValueError, TypeError) as error:
         raise ShapeError(
             f"pmap: in_axes={in_axes!r} does not fit the {len(dynamic)} non-static arguments it was given; write one "
@@ -144,25 +129,20 @@ def _axes_of(in_axes: Any, dynamic: tuple[Any, ...], num_args: int, static: tupl
         ) from error
 
 
-def _size(axes: tuple[Any, ...], dynamic: tuple[Any, ...], kwargs: dict[str, Any], given: int | None) -> int:
+def _size(axes: Sequence[int | None], dynamic: Mapping[int, Any], kwargs: dict[str, Any], given: int | None) -> int:
     sizes: dict[str, int] = {} if given is None else {"axis_size": given}
-
-    def note(path: Any, at: int | None, leaf: Any) -> None:
-        if at is None:
-            return
+    named = [(tree.name("args", path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(dynamic)]
+    keywords = [(tree.name("kwargs", path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(kwargs)]
+    for (label, leaf), at in zip(named + keywords, [*axes, *[0] * len(keywords)], strict=True):
         shape = np.shape(leaf)
-        label = f"args{jax.tree_util.keystr(path)}"
+        if at is None:
+            continue
         if not -len(shape) <= at < len(shape):
-            tree.refuse_lists("pmap", "args", dynamic)
-            tree.refuse_lists("pmap", "kwargs", kwargs)
             raise ShapeError(
                 f"pmap: {label} has shape {shape} and no axis {at} to map over; write None for it in in_axes to give "
                 f"every element the whole of it"
             )
         sizes[label] = shape[at]
-
-    jax.tree_util.tree_map_with_path(note, axes, dynamic, is_leaf=tree.is_none)
-    jax.tree_util.tree_map_with_path(lambda path, leaf: note(path, 0, leaf), kwargs)
     if not sizes:
         raise ShapeError("pmap: no argument is mapped, so the number of elements is unknown; write axis_size=8")
     if len(set(sizes.values())) > 1:
@@ -172,17 +152,34 @@ def _size(axes: tuple[Any, ...], dynamic: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _placed(axis: Axis) -> Axis:
-    """With no mesh about, as many devices as elements if there are: then none is padded."""
-    if scope.current().mapped or not jax.sharding.get_abstract_mesh().empty:
-        return axis if _fits(axis) else Axis(axis.name, axis.size, over=jax.sharding.get_abstract_mesh().axis_names)
+    """Choose as many devices as elements, if there are so many and no mesh is set: then none is padded."""
+    context = jax.sharding.get_abstract_mesh()
+    if scope.current().mapped or axis.name in context.axis_names:
+        return axis
+    if not context.empty:
+        return Axis(axis.name, axis.size, over=context.axis_names)
     devices = supposed.devices()
     if axis.size >= len(devices):
         return axis
     return Axis(axis.name, axis.size, mesh=placing.mesh_of(axis.name, tuple(devices[: axis.size])))
 
 
-def _fits(axis: Axis) -> bool:
-    return bool(scope.current().mapped) or axis.name in jax.sharding.get_abstract_mesh().axis_names
+def _is_bound(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.committed
+
+
+def _moved(
+    args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: dict[int, Any], axes: list[int | None], axis: Axis
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Move arrays that are bound to other devices than those of the axis, which ``jax.jit`` would refuse."""
+    placement = placing.place(axis)
+    leaves, structure = jax.tree.flatten((dynamic, kwargs))
+    sides = [*axes, *[0] * (len(leaves) - len(axes))]
+    moved = [
+        arrays.settle(x, placement, rows=at == 0) if _is_bound(x) else x for x, at in zip(leaves, sides, strict=True)
+    ]
+    dynamic, kwargs = structure.unflatten(moved)
+    return tuple(dynamic.get(i, arg) for i, arg in enumerate(args)), kwargs
 
 
 def _lead(at: int | None, x: Any, axis: Axis) -> Any:
@@ -190,27 +187,13 @@ def _lead(at: int | None, x: Any, axis: Axis) -> Any:
 
 
 def _with_out_axes(out_axes: Any, result: Any) -> Any:
-    def one(at: int | None, leaf: jax.Array) -> jax.Array:
-        return leaf[0] if at is None else jnp.moveaxis(leaf, 0, at)
-
+    leaves, structure = jax.tree.flatten(result)
     try:
-        return jax.tree.map(one, tree.spread(out_axes, result), result, is_leaf=tree.is_none)
+        axes = tree.entries(out_axes, result)
     except ValueError as error:
         raise ShapeError(
-            f"pmap: out_axes={out_axes!r} does not fit the result, {jax.tree.structure(result)}; write one entry per "
-            f"output, each an integer, None, or a tree that is a prefix of the output"
+            f"pmap: out_axes={out_axes!r} does not fit the result, {structure}; write one entry per output, each an "
+            f"integer, None, or a tree that is a prefix of the output"
         ) from error
-
-
-def _released(call: Any) -> Any:
-    """Return the arguments with arrays that are bound to devices brought to the host; ``None`` if there are none."""
-    bound = [False]
-
-    def one(x: Any) -> Any:
-        if isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer) and x.committed:
-            bound[0] = True
-            return np.asarray(x)
-        return x
-
-    moved = jax.tree.map(one, call)
-    return moved if bound[0] else None
+    moved = [y[0] if at is None else jnp.moveaxis(y, 0, at) for at, y in zip(axes, leaves, strict=True)]
+    return structure.unflatten(moved)

@@ -11,20 +11,18 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, Ty
 import jax
 import numpy as np
 
-from paraxis import _html as html
 from paraxis._axes import arrays, placing, scope
 from paraxis._axes.axis import Axis
-from paraxis._calls import arguments, pytrees
+from paraxis._calls import check, pytrees
 from paraxis._core import programs
 from paraxis._jax import supposed
-from paraxis.errors import AxisError, ParaxisError
+from paraxis.errors import AxisError
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
 
-@arguments.named(placement="placements")
 def program(
     placements: Mapping[str, SupportsIndex | Axis] | None = None, **axes: SupportsIndex | Axis
 ) -> Callable[[Callable[_P, _R]], "Program[_P, _R]"]:
@@ -52,25 +50,15 @@ def program(
         >>> jax.grad(loss)(2.0, jnp.array([0.0, 1.0, 2.0, 1.0]))
         Array(4., dtype=float32, weak_type=True)
     """
-    if placements is not None and not isinstance(placements, Mapping):
-        got = "the function itself" if callable(placements) else arguments.described(placements)
-        raise AxisError(
-            f"program: placements must be a dict of axes and sizes, got {got}; write @px.program(clients=8)"
-        )
-    wrong = [name for name in placements or () if not isinstance(name, str) or not name]
-    if wrong:
-        raise AxisError(
-            f"program: placements must have names of axes as keys, got {arguments.described(wrong[0])}; write "
-            "@px.program({'clients': 8})"
-        )
+    if callable(placements):
+        raise AxisError("program: placements must be a dict of axes and sizes; write @px.program(clients=8)")
     declared = {**(placements or {}), **axes}
     if not declared:
         raise AxisError("program: no axis was given; write @px.program(clients=8)")
     made = tuple(_axis(name, size) for name, size in declared.items())
 
-    @arguments.named()
     def decorate(fn: Callable[_P, _R]) -> "Program[_P, _R]":
-        arguments.function("program", "fn", fn, "@px.program(clients=8) before a function")
+        check.function("program", "fn", fn, "@px.program(clients=8) before a function")
         return Program(fn, made)
 
     return decorate
@@ -91,26 +79,12 @@ class Program(Generic[_P, _R]):
         self._fn: Callable[..., _R] = fn
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return self._run(args, kwargs)
-        except ParaxisError:
-            raise
-        except Exception as error:
-            who = getattr(self._fn, "__name__", "program")
-            given = arguments.by_name(self._fn, args, kwargs)
-            told = arguments.blamed(who, given, error)
-            if told is None:
-                arguments.advise(error, who, given)
-                raise
-            raise told from error
-
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         declared = share_out(self.axes)
         inner = dataclasses.replace(scope.current(), declared=declared)
         leaves, structure = jax.tree.flatten(pytrees.sealed((args, kwargs)))
-        if any(map(arguments.why_cut, leaves)):
-            for name, value in arguments.by_name(self._fn, args, kwargs).items():
-                arguments.no_cut(getattr(self._fn, "__name__", "program"), name, value)
+        if any(map(check.why_cut, leaves)):
+            check.no_cut("program", "args", args)
+            check.no_cut("program", "kwargs", kwargs)
         is_traced = [_is_traced(leaf) for leaf in leaves]
 
         def run(*traced: Any) -> Any:
@@ -136,15 +110,10 @@ class Program(Generic[_P, _R]):
         where = ", ".join(_where(axis) for axis in share_out(self.axes))
         return f"<program {getattr(self._fn, '__name__', 'fn')}: {where}>"
 
-    def _repr_html_(self) -> str:
-        """Return the elements of each axis on their devices, for notebooks."""
-        axes = share_out(self.axes)
-        named = (html.note(axis.name) if len(axes) > 1 else "" for axis in axes)
-        return html.card(self, *(name + placing.drawn_here(axis) for name, axis in zip(named, axes, strict=True)))
-
 
 def _is_traced(leaf: Any) -> bool:
-    return not isinstance(leaf, bool) and (isinstance(leaf, (int, float, complex, np.ndarray, np.generic, jax.Array)))
+    is_number = isinstance(leaf, (int, float, complex, np.ndarray, np.generic, jax.Array))
+    return is_number and not isinstance(leaf, (bool, np.bool_))
 
 
 def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -160,14 +129,8 @@ def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 
 def _axis(name: str, size: SupportsIndex | Axis) -> Axis:
-    if isinstance(size, bool):
-        raise AxisError(
-            f"program: {name!r} must be an axis and its size, got {size!r}; write @px.program(clients=8), and leave "
-            f"out options of DrJAX: meshes are set by jax.set_mesh, or px.Axis(…, mesh=mesh)"
-        )
     if not isinstance(size, Axis):
-        what, write = f"the size of axis {name!r} in placements", f"@px.program({name}=8)"
-        return Axis(name, arguments.count("program", what, size, write=write, error=AxisError))
+        return Axis(name, size)  # pyright: ignore[reportArgumentType]
     if size.name != name:
         raise AxisError(
             f"program: axis {name!r} was given as {size!r}, which has another name; "

@@ -109,7 +109,6 @@ def num_rows(what: str, batch: Any) -> int:
                 f"belongs in the function"
             )
     if found is None or not found[1]:
-        tree.refuse_lists(what, "batch", batch)
         raise DataError(f"{what}: the batch has no rows; leave empty batches out")
     return found[1]
 

@@ -60,9 +60,6 @@ def split(transform: str, batch_axis: Axes, args: Sequence[Any]) -> Batch:
             )
         sizes[label] = shape[at]
         kept.append(at % len(shape))
-    for number, (arg, at) in enumerate(zip(args, axes, strict=False)):
-        if _WHOLE not in jax.tree.leaves(at):  # a few numbers beside rows may be meant to be whole
-            tree.refuse_lists(transform, f"args[{number}]", arg, only_rows=bool(sizes), only_lists=True)
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{label}: {size}" for label, size in sizes.items())
         raise ShapeError(

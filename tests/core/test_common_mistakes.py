@@ -1,0 +1,133 @@
+"""Mistakes that users make, and the errors that they get before a wrong number."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import paraxis as px
+
+ROWS = px.Axis("rows", 4)
+X = np.arange(4.0, dtype=np.float32)
+MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "an axis without elements": (lambda: px.Axis("rows", 0), px.AxisError, r"size must be an integer of at least 1"),
+    "an axis of a fraction": (lambda: px.Axis("rows", 2.5), px.AxisError, r"got 2\.5"),  # pyright: ignore
+    "devices for a mesh": (lambda: px.Axis("a", 4, mesh=jax.devices()), px.AxisError, "Mesh, got list"),  # pyright: ignore
+    "an axis that is forgotten": (lambda: px.reduce_sum(X), px.ScopeError, "no axis was given"),
+    "an axis that is only a name": (lambda: px.broadcast(X, "b"), px.ScopeError, "axis 'b' is only a name"),
+    "an axis that the program does not have": (
+        lambda: px.program(a=4)(lambda x: px.reduce_sum(x, "b"))(X),
+        px.ScopeError,
+        "no axis 'b' in this program, which has 'a'",
+    ),
+    "one of several axes": (
+        lambda: px.program(a=4, b=2)(lambda x: px.reduce_max(x))(X),
+        px.ScopeError,
+        "several axes, 'a', 'b'; say which",
+    ),
+    "a mesh without the axis": (
+        lambda: px.map_fn(jnp.sin, X, px.Axis("rows", 4, mesh=Mesh(np.array(jax.devices()[:4]), ("data",)))),
+        px.AxisError,
+        r"no axis 'rows'; it has 'data' \(4\)\. Write .*over='data'",
+    ),
+    "a leaf of another size": (
+        lambda: px.map_fn(lambda p, x: x, ({"w": [np.zeros((5, 2))]}, X), ROWS),
+        px.ShapeError,
+        r"map_fn: args\[0\]\['w'\]\[0\] has shape \(5, 2\).*\(4, \.\.\.\)",
+    ),
+    "a leaf of another size under a derivative": (
+        lambda: jax.grad(lambda w: px.map_fn(lambda w, x: w * x, (px.broadcast(w, ROWS), X[:3]), ROWS).sum())(1.0),
+        px.ShapeError,
+        r"map_fn: args\[1\] has shape \(3,\)",
+    ),
+    "a list of arrays for an array": (
+        lambda: px.map_fn(jnp.sin, [jnp.ones(2)] * 4, ROWS),
+        px.ShapeError,
+        r"args\[0\] has shape \(2,\).*jnp\.stack",
+    ),
+    "a scalar that all elements share": (
+        lambda: px.reduce_mean({"a": 2.0}, ROWS),
+        px.ShapeError,
+        r"x\['a'\] has shape",
+    ),
+    "an option among arrays": (
+        lambda: px.map_fn(lambda x, mode: x, (X, {"mode": "fast"}), ROWS),
+        px.ShapeError,
+        r"args\[1\]\['mode'\] is a str, not an array; close over",
+    ),
+    "integers that would be cut": (
+        lambda: px.reduce_sum(np.array([1, 2**31, 3, 4]), ROWS),
+        px.ParaxisError,
+        "reduce_sum: x holds 2147483648",
+    ),
+    "a mask of numbers": (lambda: px.reduce_sum(X, ROWS, where=X), px.ShapeError, r"bool\[4\], got float32\[4\]"),
+    "weights for each number": (
+        lambda: px.reduce_weighted_mean(X, np.ones((4, 2)), ROWS),
+        px.ShapeError,
+        r"w has shape \(4, 2\), but there is one weight per element",
+    ),
+    "a seed for a key": (lambda: px.keys(0, ROWS), px.ShapeError, "must be one random key, got int"),  # pyright: ignore
+    "a lowering that there is not": (
+        lambda: px.map_fn(jnp.sin, X, ROWS, lowering="fast"),  # pyright: ignore
+        px.LoweringError,
+        "lowering must be one of 'auto', 'vmap', 'unroll'",
+    ),
+    "a collective outside of a map": (lambda: px.psum(1.0, "rows"), px.CollectiveError, "nothing is being mapped"),
+    "a collective along an axis of another size": (
+        lambda: px.map_fn(lambda x: px.psum(x, px.Axis("rows", 99)), X, ROWS),
+        px.CollectiveError,
+        "mapped here with 4 elements, not 99",
+    ),
+    "the size of an axis of another size": (
+        lambda: px.map_fn(lambda x: x / px.axis_size(px.Axis("rows", 99)), X, ROWS),
+        px.CollectiveError,
+        "mapped here with 4 elements, not 99",
+    ),
+    "a program without axes": (lambda: px.program()(jnp.sin), px.AxisError, "no axis was given"),
+    "a decorator without parentheses": (lambda: px.program(jnp.sin), px.AxisError, "clients=8"),  # pyright: ignore
+    "pmap of nothing": (lambda: px.pmap(lambda: 1)(), px.ShapeError, "no argument is mapped"),
+    "pmap of two sizes": (
+        lambda: px.pmap(lambda x, y: x)(np.ones(3), {"a": np.ones(4)}),
+        px.ShapeError,
+        r"\(args\[0\]: 3, args\[1\]\['a'\]: 4\)",
+    ),
+    "pmap of two sizes, by keyword": (
+        lambda: px.pmap(lambda x, b: x)(np.ones(3), b=np.ones(4)),
+        px.ShapeError,
+        r"\(args\[0\]: 3, kwargs\['b'\]: 4\)",
+    ),
+    "pmap of a scalar": (lambda: px.pmap(lambda x: x)(2.0), px.ShapeError, r"args\[0\] has shape \(\) and no axis 0"),
+    "pmap of too few in_axes": (
+        lambda: px.pmap(lambda x, y: x, in_axes=(0,))(X, X),
+        px.ShapeError,
+        r"in_axes=\(0,\) does not fit the 2 non-static arguments",
+    ),
+    "pmap of other out_axes": (
+        lambda: px.pmap(lambda x: (x, x), out_axes=(0, 0, 0))(X),
+        px.ShapeError,
+        r"out_axes=\(0, 0, 0\) does not fit the result",
+    ),
+    "a misspelt keyword": (
+        lambda: px.reduce_mean(X, ROWS, were=X > 0),  # pyright: ignore
+        TypeError,
+        "unexpected keyword argument 'were'",
+    ),
+    "a misspelt name": (lambda: px.reduce_men(X), AttributeError, "no attribute 'reduce_men'"),  # pyright: ignore
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_common_mistake_is_an_error_that_names_it(mistake: str) -> None:
+    call, kind, message = MISTAKES[mistake]
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_axes_are_values() -> None:
+    assert px.Axis("a", 4) == px.Axis("a", np.int64(4))  # pyright: ignore[reportArgumentType]
+    assert len({px.Axis("a", 4), px.Axis("a", 4), px.Axis("a", 4, at_once=2)}) == 2
+    assert px.Axis("a", 4, over=["b", "c"]) == px.Axis("a", 4, over=("b", "c"))  # pyright: ignore[reportArgumentType]

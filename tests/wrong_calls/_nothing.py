@@ -1,1 +1,0 @@
-"""A script that does nothing, to be launched."""
