@@ -18,7 +18,7 @@ kept for its derivative. Elements that exchange values are always vectorised, si
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
