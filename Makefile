@@ -68,7 +68,6 @@ lint: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	$(BIN)/python -m tests.docs.site site
 
 # PYTHONS='python3.11 python3.12' installs for these.
 dist: | $(BIN)/python
