@@ -21,7 +21,7 @@ from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
 from paraxis._calls import pytrees
 from paraxis._core import primitives
-from paraxis._jax import acting, extremes, from_rows, jax_api, varying
+from paraxis._jax import extremes, from_rows, jax_api, varying
 from paraxis.errors import CollectiveError
 
 # --- what a body writes ------------------------------------------------------------------------------------------
@@ -218,22 +218,17 @@ def differentiable(body: jax_api.ClosedJaxpr, mapped: Sequence[Axis], varies: Se
     def changes(jaxpr: jax_api.Jaxpr) -> bool:
         return jax_api.holds(jaxpr, "all_to_all") or varying.contains(jaxpr, apart)
 
-    def run(body: jax_api.ClosedJaxpr, args: Sequence[Any], takes_part: jax.Array | None = None) -> list[Any]:
+    def run(body: jax_api.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
         def special(eqn: jax_api.JaxprEqn, operands: Sequence[Any]) -> Sequence[Any] | None:
             if id(eqn) in apart and eqn.primitive.name == "cond":
-                return varying.in_step(eqn, operands, within, jnp.asarray)
+                return varying.in_step(eqn, operands, run, jnp.asarray)
             if any(changes(sub) for sub in jax_api.subjaxprs(eqn)) and eqn.primitive.name != "px_map":
                 return _rebind(eqn, operands, run)
-            if takes_part is not None and jax_api.has_effects(eqn) and not named_in(eqn, known.keys()):
-                return acting.once(eqn, operands, takes_part)
             name = named_axes(eqn)[0] if eqn.primitive.name == "all_to_all" else None
             if name not in known or eqn.params.get("axis_index_groups") is not None:
                 return None
             rows = jax.lax.all_gather(operands[0], name)
             return [from_rows.all_to_all(rows, jax.lax.axis_index(name), size=known[name], **eqn.params)]
-
-        def within(body: jax_api.ClosedJaxpr, args: Sequence[Any], taken: jax.Array) -> list[Any]:
-            return run(body, args, varying.both(takes_part, taken))
 
         return jax_api.evaluate(body, args, lambda _: False, special)
 
@@ -345,18 +340,11 @@ def uneven(jaxpr: jax_api.Jaxpr, varies: Sequence[bool], name: str) -> frozenset
     return varying.uneven(jaxpr, varies, exchanged)
 
 
-def evaluate(
-    jaxpr: jax_api.ClosedJaxpr,
-    args: Sequence[Any],
-    exchange: Exchange,
-    uneven: frozenset[int],
-    takes_part: jax.Array | None = None,
-) -> list[Any]:
-    """Run a lifted body with each collective over the logical axis carried out over the real ones, and effects once.
+def evaluate(jaxpr: jax_api.ClosedJaxpr, args: Sequence[Any], exchange: Exchange, uneven: frozenset[int]) -> list[Any]:
+    """Run a lifted body with each collective over the logical axis carried out over the real ones.
 
     Where elements exchange values, all take part: in every branch, and until the last of them leaves a loop, as under
-    ``vmap``. Devices that went different ways would wait for each other forever. ``takes_part`` says whether this
-    element is on its own way, so that it has the effects.
+    ``vmap``. Devices that went different ways would wait for each other forever.
     """
     name = logical(exchange.placement.axis.name)
 
@@ -366,21 +354,11 @@ def evaluate(
         if any(_mentions(sub, frozenset([name])) for sub in jax_api.subjaxprs(eqn)):
             if id(eqn) in uneven:
                 return varying.in_step(eqn, operands, run, anyone)
-            if takes_part is not None and jax_api.has_effects(eqn):
-                raise CollectiveError(
-                    f"a loop or call with effects, in which elements of axis {exchange.placement.axis.name!r} exchange "
-                    f"values, stands in a branch or loop that some of them leave; move the effects out of the inner one"
-                )
             return _rebind(eqn, operands, run)
-        if not jax_api.has_effects(eqn):
-            return None
-        if takes_part is None and acting.is_opened(eqn):
-            return _rebind(eqn, operands, run)
-        is_real = exchange.index() < exchange.placement.size
-        return acting.once(eqn, operands, is_real if takes_part is None else is_real & takes_part)
+        return None
 
-    def run(body: jax_api.ClosedJaxpr, args: Sequence[Any], taken: jax.Array | None = None) -> list[Any]:
-        return evaluate(body, args, exchange, uneven, varying.both(takes_part, taken))
+    def run(body: jax_api.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+        return evaluate(body, args, exchange, uneven)
 
     def anyone(asks: jax.Array) -> jax.Array:
         return exchange.reduced("pmax", jnp.asarray(asks, np.int32), exchange.placement.crossed_axes) > 0

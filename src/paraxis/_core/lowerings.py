@@ -227,41 +227,11 @@ def _several(one: Element, placement: Placement, lowering: Lowering, sides: _Sid
         return jax_api.jaxpr_as_fun(one.jaxpr)(*sides.arguments(row))
 
     def several(rows: Sequence[jax.Array], real: jax.Array | None) -> list[jax.Array]:
-        together = _choose(one, placement, lowering) == "vmap"
-        apart = real is not None or (together and not _act_apart(one.jaxpr, sides.shared))
-        if apart and jax_api.has_effects(one.jaxpr.jaxpr):
-            return _one_by_one(single, rows, placement.chunk, real)
-        if not together:
-            return _unrolled(single, rows, placement.chunk)
-        return _vectorised(single, rows, placement.chunk)
+        if _choose(one, placement, lowering) == "vmap":
+            return _vectorised(single, rows, placement.chunk)
+        return _unrolled(single, rows, placement.chunk)
 
     return several
-
-
-def _act_apart(body: ClosedJaxpr, shared: Sequence[bool]) -> bool:
-    """Return whether effects happen once per element under ``vmap`` too: each has a row, in no branch or loop."""
-    varying = {v for v, is_shared in zip(body.jaxpr.invars, shared, strict=True) if not is_shared}
-    for eqn in body.jaxpr.eqns:
-        varies = any(v in varying for v in eqn.invars if not isinstance(v, jax_api.Literal))
-        if eqn.effects and (not varies or any(True for _ in jax_api.subjaxprs(eqn))):
-            return False
-        varying.update(eqn.outvars if varies else ())
-    return True
-
-
-def _one_by_one(
-    single: Callable[..., list[Any]], rows: Sequence[jax.Array], count: int, real: jax.Array | None
-) -> list[jax.Array]:
-    """Run the rows in turns of one, where padding does nothing, so that it has no effects either."""
-
-    def step(_: None, row: Any) -> tuple[None, list[jax.Array]]:
-        is_real, own = row
-        if is_real is None:
-            return None, [jnp.asarray(y) for y in single(*own)]
-        nothing = [jnp.zeros(y.shape, y.dtype) for y in jax.eval_shape(single, *own)]
-        return None, jax.lax.cond(is_real, lambda: [jnp.asarray(y) for y in single(*own)], lambda: nothing)
-
-    return jax.lax.scan(step, None, (real, list(rows)), length=count)[1]
 
 
 def _part(x: jax.Array, placement: Placement) -> jax.Array:

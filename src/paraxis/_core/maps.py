@@ -335,7 +335,7 @@ class _Derivative:
 def _jvp(primals: Sequence[Any], live: Sequence[bool], tangents: Sequence[Any], **params: Any) -> Any:
     """Results, which of them have tangents, and these; ``tangents`` are those of the ``live`` operands."""
     of = _Derivative(params["body"], params["how"], params["shared"], params["summed"], live)
-    if of.how.placement.num_chunks > 1 and not jax_api.is_impure(of.body.jaxpr):  # asked again, it may answer otherwise
+    if of.how.placement.num_chunks > 1:
         return _results_in_turns(of, primals, params), of.moving, _tangents_in_turns(of, primals, tangents)
     results, residuals, tree = _forward(of, primals)
 
@@ -367,13 +367,12 @@ def _merged(which: Sequence[bool], these: Sequence[Any], others: Sequence[Any]) 
 
 
 def _tangents_in_turns(of: _Derivative, primals: Sequence[Any], tangents: Sequence[Any]) -> list[jax.Array]:
-    """Keep nothing: the body runs again, but for the effects that it has had."""
-    again = dataclasses.replace(of, body=jax_api.pruned(of.body, of.body.jaxpr.outvars, effects=False))
+    """Keep nothing: the body runs again."""
     count = len(primals)
 
     def tangent(*args: Any) -> list[Any]:
         own = args[:count]
-        return jax.jvp(again.of_live(own), tuple(_taken(own, of.live)), tuple(args[count:]), has_aux=True)[1]
+        return jax.jvp(of.of_live(own), tuple(_taken(own, of.live)), tuple(args[count:]), has_aux=True)[1]
 
     return of.bind(tangent, list(zip(primals, of.shared, strict=True)), tangents)
 

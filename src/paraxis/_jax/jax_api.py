@@ -28,7 +28,6 @@ from jax._src.interpreters import pxla  # compiles all that runs
 from jax._src.interpreters.partial_eval import lower_jaxpr2  # carries out what stands for other operations
 from jax._src.lax import lax  # the one way to a weak type
 from jax.core import ShapedArray, Tracer
-from jax.experimental.xla_metadata import set_xla_metadata  # tells operations apart in a compiled program
 from jax.extend.core import (
     ClosedJaxpr,
     Jaxpr,
@@ -210,18 +209,7 @@ def define_map(
     primitive.def_effectful_abstract_eval(avals)
     primitive.def_impl(evaluated)
 
-    def lowered(context: Any, *operands: Any, **params: Any) -> Any:
-        called_before = len(context.module_context.host_callbacks)
-
-        def apart(*operands: Any, **params: Any) -> Sequence[Any]:
-            closed = jax.make_jaxpr(lambda *operands: implementation(*operands, **params))(*operands)
-            return evaluate(_told_apart(closed, called_before), operands, lambda _: False)
-
-        merges = not _MERGING.isdisjoint(context.module_context.platforms)
-        run = apart if merges and has_effects(params["body"].jaxpr) else implementation
-        return mlir.lower_fun(run, multiple_results=True)(context, *operands, **params)
-
-    mlir.register_lowering(primitive, lowered)
+    mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
 
     def without_high(*operands: Any, **params: Any) -> Any:
         with core.extend_axis_env_nd(list(params["how"].names.items())):
@@ -265,35 +253,6 @@ def define_map(
     primitive.to_lojax = without_high  # of a body with operations that stand for others, such as JAX's searchsorted
     core.custom_typechecks[primitive] = check  # else JAX would look into the body without the names of the axes
     return primitive
-
-
-_MERGING = {"cuda", "rocm"}
-"""Platforms for which XLA takes operations with effects for one that are not: see :func:`_told_apart`."""
-
-
-def _told_apart(closed: ClosedJaxpr, first: int) -> ClosedJaxpr:
-    """Return the same jaxpr with each operation that has effects marked in the compiled program by a name of its own.
-
-    XLA's compiler for GPUs takes two loops or branches for one that differ only in what is called, and for no result,
-    in loops or branches inside of them: a program that printed two texts there would print one of them twice. Branches
-    keep no mark, so what chooses between them has it.
-    """
-    numbers = itertools.count()
-
-    def marked(closed: ClosedJaxpr) -> ClosedJaxpr:
-        eqns = [part for eqn in closed.jaxpr.eqns for part in (own(eqn) if has_effects(eqn) else [eqn])]
-        return ClosedJaxpr(closed.jaxpr.replace(eqns=eqns), closed.consts)
-
-    def own(eqn: JaxprEqn) -> list[JaxprEqn]:
-        with eqn.ctx.manager, set_xla_metadata(px_effect=f"{first}.{next(numbers)}"):
-            changed = eqn.replace(params=map_jaxprs(eqn.params, marked), ctx=core.JaxprEqnContext())
-            if eqn.primitive.name != "cond" or isinstance(eqn.invars[0], Literal):  # then there is no choice
-                return [changed]
-            chosen, *given = eqn.invars
-            (choosing,) = jax.make_jaxpr(jax.lax.optimization_barrier)(chosen.aval).jaxpr.eqns
-            return [choosing.replace(invars=[chosen]), changed.replace(invars=[*choosing.outvars, *given])]
-
-    return marked(closed)
 
 
 def without_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
@@ -341,24 +300,15 @@ def without_unread(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[bool]]:
 def pruned(closed: ClosedJaxpr, outvars: Sequence[Any], *, effects: bool = True) -> ClosedJaxpr:
     """Return a jaxpr of the same arguments for some of its values, with only what these and its effects need.
 
-    Without ``effects``, what gives no value that is needed is left out of loops, branches and calls as well.
+    Without ``effects``, equations that only have effects are left out.
     """
     needed = {v for v in outvars if not isinstance(v, Literal)}
     eqns = []
     for eqn in reversed(closed.jaxpr.eqns):
         if (effects and eqn.effects) or any(v in needed for v in eqn.outvars):
             needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-            eqns.append(eqn if effects else _silent(eqn))
+            eqns.append(eqn)
     return rebuilt(closed, list(reversed(eqns)), outvars)
-
-
-def _silent(eqn: JaxprEqn) -> JaxprEqn:
-    if not eqn.effects or not any(True for _ in subjaxprs(eqn)):
-        return eqn
-    params = map_jaxprs(eqn.params, lambda inner: pruned(inner, inner.jaxpr.outvars, effects=False))
-    quiet = eqn.replace(params=params)
-    left = {effect for inner in subjaxprs(quiet) for effect in inner.effects}
-    return quiet.replace(effects=eqn.effects & left)
 
 
 def trace(fn: Callable[..., Any], avals: Sequence[Any], axis_env: Mapping[str, int]) -> tuple[ClosedJaxpr, Any]:

@@ -140,40 +140,34 @@ def contains(jaxpr: jax_api.Jaxpr, which: frozenset[int]) -> bool:
 def in_step(
     eqn: jax_api.JaxprEqn,
     operands: Sequence[Any],
-    run: Callable[[Any, Sequence[Any], jax.Array], list[Any]],
+    run: Callable[[Any, Sequence[Any]], list[Any]],
     anyone: Callable[[jax.Array], jax.Array],
 ) -> list[Any]:
     """Return the results of a loop or branch that is uneven, with all elements in each branch and until the last turn.
 
     An element keeps what its own branch gives, and what it had when it left the loop: so ``vmap`` has it. ``run`` runs
-    a body, and is given whether the element is on its own way in it; ``anyone`` tells all whether one of them goes on.
+    a body; ``anyone`` tells all whether one of them goes on.
     """
     if eqn.primitive.name == "cond":
         bodies = eqn.params["branches"]
-        at = jnp.clip(jnp.asarray(operands[0], jnp.int32), 0, len(bodies) - 1)
-        each = [run(branch, operands[1:], at == number) for number, branch in enumerate(bodies)]
+        each = [run(branch, operands[1:]) for branch in bodies]
         return [jax.lax.select_n(operands[0], *ys) for ys in zip(*each, strict=True)]
     first, start = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
 
-    def state(values: Sequence[Any], was_on: jax.Array) -> tuple[jax.Array, jax.Array, list[Any]]:
-        (goes_on,) = run(eqn.params["cond_jaxpr"], [*operands[:first], *values], was_on.any())
+    def state(values: Sequence[Any]) -> tuple[jax.Array, jax.Array, list[Any]]:
+        (goes_on,) = run(eqn.params["cond_jaxpr"], [*operands[:first], *values])
         return anyone(goes_on.any()), goes_on, list(values)  # under vmap, several conditions, each of its own values
 
     def turn(before: tuple[jax.Array, jax.Array, list[Any]]) -> tuple[jax.Array, jax.Array, list[Any]]:
         _, goes_on, values = before
-        after = run(eqn.params["body_jaxpr"], [*operands[first:start], *values], goes_on.any())
+        after = run(eqn.params["body_jaxpr"], [*operands[first:start], *values])
         chosen = [jnp.where(_beside(goes_on, new), new, old) for new, old in zip(after, values, strict=True)]
-        return state(chosen, goes_on)
+        return state(chosen)
 
-    begin = state([jnp.asarray(x) for x in operands[start:]], jnp.asarray(True))
+    begin = state([jnp.asarray(x) for x in operands[start:]])
     return jax.lax.while_loop(lambda s: s[0], turn, begin)[2]
 
 
 def _beside(which: jax.Array, x: jax.Array) -> jax.Array:
     """Return conditions as they are told beside values, of which they are the leading dimensions."""
     return which.reshape(which.shape + (1,) * (x.ndim - which.ndim))
-
-
-def both(one: jax.Array | None, other: jax.Array | None) -> jax.Array | None:
-    """Return whether two conditions hold, of which ``None`` always does."""
-    return other if one is None else one if other is None else one & other
