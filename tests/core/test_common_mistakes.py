@@ -57,7 +57,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an option among arrays": (
         lambda: px.map_fn(lambda x, mode: x, (X, {"mode": "fast"}), ROWS),
         px.ShapeError,
-        r"args\[1\]\['mode'\] is a str, not an array; close over",
+        r"args\[1\]\['mode'\] is 'fast', which JAX cannot take",
     ),
     "integers that would be cut": (
         lambda: px.reduce_sum(np.array([1, 2**31, 3, 4]), ROWS),

@@ -162,7 +162,7 @@ def test_python_numbers_and_weak_types() -> None:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("lowering", ["vmap", "unroll", "dispatch"])
+@pytest.mark.parametrize("lowering", ["vmap", "unroll"])
 @pytest.mark.parametrize(("devices", "size"), [(1, 1), (2, 2), (2, 3)])
 def test_results_that_depend_on_nothing(devices: int, size: int, lowering: Any) -> None:
     for at_once in (None, 1):

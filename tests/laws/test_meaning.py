@@ -30,7 +30,7 @@ class Holder:
 
 
 OPTIONS = {"scale": 1.0}
-LOWERINGS = ["auto", "dispatch"]
+LOWERINGS = ["vmap", "unroll"]
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

@@ -301,8 +301,6 @@ def test_devices_of_one_axis_only_are_used() -> None:
     mesh = Mesh(np.array(jax.devices()[3:5]), ("rows",))
     y = px.map_fn(jnp.sin, values(5), px.Axis("rows", 5, mesh=mesh))
     assert y.sharding.device_set == set(jax.devices()[3:5])
-    y = px.map_fn(jnp.sin, values(4), px.Axis("rows", 4, mesh=mesh), lowering="dispatch")
-    assert y.sharding.device_set == set(jax.devices()[3:5])
 
 
 def test_data_that_lie_elsewhere() -> None:

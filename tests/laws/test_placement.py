@@ -197,16 +197,6 @@ def test_lowering_never_changes_the_answer(lowering: str, at_once: int | None) -
     )
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("at_once", [None, 2])
-@pytest.mark.parametrize("placement", [(1, 3), (2, 7)], ids=str)
-def test_elements_dispatched_one_by_one(placement: tuple[int, int], at_once: int | None) -> None:
-    devices, size = placement
-    w, x = values(2), values(size, 2, seed=1)
-    here = program(axis_on(devices, size, at_once=at_once), "dispatch")
-    assert_close(here(w, x), jax.jit(oracle(size))(w, x), rtol=1e-4, atol=1e-4)
-
-
 def test_convolutions_with_weights_per_element() -> None:
     """The bodies that ``auto`` unrolls on CPU."""
 

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec as P
 
 from paraxis._axes import scope
 from paraxis._axes.axis import Axis
-from paraxis._jax import jax_api, supposed
+from paraxis._jax import jax_api
 from paraxis.errors import AxisError
 
 DEVICES = "paraxis_devices"
@@ -125,8 +125,6 @@ def place(axis: Axis) -> Placement:
     if _alone.get():
         return Placement(dataclasses.replace(axis, mesh=None, over=None), None, ())
     context = jax.sharding.get_abstract_mesh()
-    if axis.mesh is not None and supposed.current() is not None:
-        axis = dataclasses.replace(axis, mesh=supposed.mesh(axis.mesh))
     if scope.current().mapped:
         return _place_inside(axis, context)
     if axis.mesh is not None:
@@ -140,7 +138,7 @@ def place(axis: Axis) -> Placement:
             f"`with jax.set_mesh(mesh): …`, or pass it: "
             f"px.Axis({axis.name!r}, {axis.size}, mesh=mesh, over={axis.over!r})"
         )
-    mesh = mesh_of(axis.name, supposed.devices())
+    mesh = mesh_of(axis.name, tuple(jax.devices()))
     entered = jax_api.entered_devices()
     if entered not in (0, mesh.size):
         raise AxisError(

@@ -27,7 +27,7 @@ def arrays(verb: str, argument: str, tree: Any, *, shapes: bool = False) -> Any:
             return jnp.asarray(leaf)
         except (TypeError, ValueError) as error:
             raise ShapeError(
-                f"{verb}: {name(argument, path)} is a {type(leaf).__name__}, not an array; close over other values: "
+                f"{verb}: {name(argument, path)} is {check.described(leaf)}, which JAX cannot take as an array; close over it: "
                 f"px.map_fn(lambda x: fn(x, option), …)"
             ) from error
 

@@ -12,42 +12,8 @@ import jax
 from paraxis._axes import apart, placing, scope
 from paraxis._axes.placing import Placement
 from paraxis._core import collectives
-from paraxis._jax import jax_api, structure
+from paraxis._jax import jax_api
 from paraxis.errors import LoweringError
-
-_compiled: structure.Recent[Callable[..., Any]] = structure.Recent(256)
-
-
-def map_elements(fn: Callable[..., Any], arguments: Any, leaves: Sequence[jax.Array], placement: Placement) -> Any:
-    """``fn`` over concrete arrays ``(size, ...)``; the result's leaves are ``(size, ...)``.
-
-    Raises:
-        LoweringError: on traced values, and if the axis shares its mesh with others.
-    """
-    if any(isinstance(leaf, jax_api.Tracer) for leaf in leaves) or scope.current().mapped:
-        raise LoweringError(
-            "map_fn: lowering='dispatch' calls one executable per element, so it needs concrete values and cannot be "
-            "used under jit, grad or vmap, or in a mapped function; there, write lowering='unroll'"
-        )
-    require_alone("map_fn", placement)
-    inner = scope.within(placement.axis)
-
-    def one(*leaves: Any) -> Any:
-        with scope.entered(inner):
-            return fn(*jax.tree.unflatten(arguments, leaves))
-
-    avals = [jax_api.element_struct(leaf) for leaf in leaves]
-    body, out_tree = jax_api.trace(one, avals, collectives.sizes(inner.mapped))
-    body, consts = jax_api.without_constants(body)
-
-    def make() -> Callable[..., Any]:
-        fn = jax_api.jaxpr_as_fun(jax_api.with_copies(body))
-        return executable(lambda own, shared: fn(*shared, *own), placement, donate=False)
-
-    run = _compiled.get(structure.key((body, placement)), make)
-    copies = [[jax.device_put(x, device) for x in consts] for device in placing.devices(placement)]
-    rows = call(run, [apart.split(list(leaves), placement)], [copies], placement)
-    return jax.tree.unflatten(out_tree, apart.stacked(rows, placement))
 
 
 def require_alone(verb: str, placement: Placement) -> None:

@@ -6,9 +6,6 @@
 ``"unroll"``          the body once per element, in one program. Best for convolutions with weights per element on
                       CPU: vectorised they become a grouped convolution, several times slower. Compile time grows
                       with the number of elements.
-``"dispatch"``        one executable for one element, called once per element on the element's device,
-                      asynchronously. Compiles least and gives each element the whole machine; only on concrete
-                      values, so not under ``jit`` or ``grad``.
 ``"auto"``            ``"unroll"`` for up to 16 convolutional elements per device on CPU, else ``"vmap"``.
 ====================  =============================================================================================
 
@@ -31,7 +28,7 @@ from paraxis._jax import cost, jax_api, summing
 from paraxis._jax.jax_api import ClosedJaxpr
 from paraxis.errors import LoweringError
 
-Lowering = Literal["auto", "vmap", "unroll", "dispatch"]
+Lowering = Literal["auto", "vmap", "unroll"]
 
 _UNROLL_AT_MOST = 16  # elements per device; beyond it compile time outgrows what unrolling saves
 
@@ -293,7 +290,7 @@ def require_together(placement: Placement, lowering: Lowering) -> None:
             f"axis {name!r} has at_once={placement.axis.at_once}, so its elements run in turns and cannot exchange "
             f"values; leave at_once out, or reduce after the map: px.reduce_mean(px.map_fn(…), {name!r})"
         )
-    if lowering in ("unroll", "dispatch"):
+    if lowering == "unroll":
         raise LoweringError(
             f"lowering={lowering!r} runs the elements of axis {name!r} apart, so they cannot exchange values; "
             f"write lowering='vmap', or leave it out"

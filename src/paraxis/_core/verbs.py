@@ -10,7 +10,7 @@ from paraxis._axes import arrays, layout, placing, scope, tree
 from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
 from paraxis._calls import check, pytrees
-from paraxis._core import dispatch, lowerings, maps, origins, primitives
+from paraxis._core import lowerings, maps, origins, primitives
 from paraxis._core.lowerings import Lowering
 from paraxis._jax import jax_api
 
@@ -74,9 +74,8 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
         args: the arguments of ``fn``: a plain tuple is unpacked into several arguments; anything else, a named tuple
             too, is a single one. Pytrees of arrays ``(size, ...)``, any dtype; or models that hold such arrays.
         axis: the axis; inside a program also its name, or ``None`` if there is only one.
-        lowering: how a device runs its elements: ``"vmap"`` (vectorised), ``"unroll"`` (one after the other in one
-            program), ``"dispatch"`` (one executable, called for each; concrete values only) or ``"auto"``. The
-            answer is the same.
+        lowering: how a device runs its elements: ``"vmap"`` (vectorised), ``"unroll"`` (one after the other) or
+            ``"auto"``. The answer is the same.
 
     Returns:
         The function's result with every leaf ``(size, ...)``, laid out over the devices.
@@ -107,9 +106,6 @@ def map_sealed(
     placement = placing.place(resolved)
     args = tree.placed("map_fn", "args", args, resolved)
     leaves, structure = jax.tree.flatten(args if type(args) is tuple else (args,))
-    if lowering == "dispatch":
-        return dispatch.map_elements(fn, structure, leaves, placement)
-
     known = [origins.recall(leaf) for leaf in leaves]
     shared = [isinstance(form, origins.Shared) for form in known]
     operands = [

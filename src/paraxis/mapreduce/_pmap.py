@@ -12,7 +12,7 @@ from paraxis._axes import arrays, placing, scope, tree
 from paraxis._axes.axis import Axis
 from paraxis._calls import check, pytrees
 from paraxis._core import verbs
-from paraxis._jax import jax_api, supposed
+from paraxis._jax import jax_api
 from paraxis.errors import AxisError, ShapeError
 
 _R = TypeVar("_R")
@@ -158,7 +158,7 @@ def _placed(axis: Axis) -> Axis:
         return axis
     if not context.empty:
         return Axis(axis.name, axis.size, over=context.axis_names)
-    devices = supposed.devices()
+    devices = jax.devices()
     if axis.size >= len(devices):
         return axis
     return Axis(axis.name, axis.size, mesh=placing.mesh_of(axis.name, tuple(devices[: axis.size])))

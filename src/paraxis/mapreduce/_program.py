@@ -15,7 +15,6 @@ from paraxis._axes import arrays, placing, scope
 from paraxis._axes.axis import Axis
 from paraxis._calls import check, pytrees
 from paraxis._core import programs
-from paraxis._jax import supposed
 from paraxis.errors import AxisError
 
 _P = ParamSpec("_P")
@@ -83,8 +82,9 @@ class Program(Generic[_P, _R]):
         inner = dataclasses.replace(scope.current(), declared=declared)
         leaves, structure = jax.tree.flatten(pytrees.sealed((args, kwargs)))
         if any(map(check.why_cut, leaves)):
-            check.no_cut("program", "args", args)
-            check.no_cut("program", "kwargs", kwargs)
+            name = getattr(self._fn, "__name__", "program")
+            check.no_cut(name, "args", args)
+            check.no_cut(name, "kwargs", kwargs)
         is_traced = [_is_traced(leaf) for leaf in leaves]
 
         def run(*traced: Any) -> Any:
@@ -121,7 +121,7 @@ def share_out(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     free = len(axes) > 1 and all(axis.mesh is None and axis.over is None for axis in axes)
     if not free or scope.current().mapped or not jax.sharding.get_abstract_mesh().empty:
         return axes
-    devices = supposed.devices()
+    devices = tuple(jax.devices())
     if len(devices) == 1:
         return axes
     mesh = placing.shared_mesh(tuple((axis.name, axis.size) for axis in axes), devices)
