@@ -1,10 +1,9 @@
-"""The look of values in a notebook: small tables, and drawings of elements and of curves, as HTML.
+"""The look of values in a notebook: small tables, and drawings of curves, as HTML.
 
 Everything that is given is escaped. There are no scripts, no style sheets and nothing to fetch; text and lines take the
 colour of what is around them, and fills are in tones that are read on dark and on light.
 """
 
-import functools
 import html
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,22 +13,11 @@ _TONES = ("#5b7cfa", "#d9772b", "#2f9e6e", "#b75fc4")
 # What is not said here a page says, and many have colours for tables.
 _TABLE = "border-collapse: collapse; border: none; width: auto; color: inherit"
 _CELL = "padding: 0.1em 0.7em 0.1em 0; text-align: left; vertical-align: top; border: none; background: none"
-_PADDING = 'fill="none" stroke="currentColor" stroke-dasharray="2 2" opacity="0.5"'
 _FAINT = 'style="opacity: 0.7"'
 _SHORT = 20  # letters of a cell that is not broken into lines: a number stays with its unit
 _MOST_ROWS = 40
-_MOST_DEVICES = 64
-_MOST_DOTS = 8
 _MOST_POINTS = 360
-_PER_LINE = 8
-_BOX, _WIDE, _HIGH = 64, 68, 50
 _CURVE = (360, 110)
-
-
-@functools.singledispatch
-def shown(value: Any) -> str:
-    """Return the HTML form of a value whose own module cannot draw it: what stands above registers it."""
-    return card(value)
 
 
 def escaped(value: Any) -> str:
@@ -79,37 +67,6 @@ def _table(head: str, rows: Sequence[str]) -> str:
     body = "".join(f"<tr>{row}</tr>" for row in (head, *rows) if row)
     styled = body.replace("<th>", f'<th style="{_CELL}; opacity: 0.7">')
     return f'<table style="{_TABLE}"><tbody>{styled}</tbody></table>'
-
-
-def elements(size: int, num_devices: int, num_local: int) -> str:
-    """Return a drawing of the elements of an axis: a box for each device, with a dot for each element in it.
-
-    Args:
-        size: number of elements.
-        num_devices: number of blocks.
-        num_local: the most elements that a block holds; the first blocks are full.
-    """
-    boxes = min(num_devices, _MOST_DEVICES)
-    lines = -(-boxes // _PER_LINE)
-    drawn = [_device(number, max(0, min(size - number * num_local, num_local)), num_local) for number in range(boxes)]
-    label = f"{size:,} elements on {num_devices:,} device{'' if num_devices == 1 else 's'}"
-    more = note(f"and {num_devices - boxes:,} more devices") if num_devices > boxes else ""
-    return _svg(min(boxes, _PER_LINE) * _WIDE, lines * _HIGH, label, "".join(drawn)) + more
-
-
-def _device(number: int, count: int, room: int) -> str:
-    x, y = number % _PER_LINE * _WIDE + 1, number // _PER_LINE * _HIGH + 1
-    parts = [
-        f'<rect x="{x}" y="{y}" width="{_BOX}" height="44" rx="5" fill="none" stroke="currentColor" opacity="0.4"/>',
-        f'<text x="{x + 5}" y="{y + 11}" font-size="9" fill="currentColor" opacity="0.7">device {number}</text>',
-    ]
-    if room > _MOST_DOTS:
-        parts.append(_text(x + _BOX / 2, y + 31, f"{count:,}", anchor="middle", size=13))
-        return "".join(parts)
-    for dot in range(room):
-        fill = f'fill="{_TONES[0]}"' if dot < count else _PADDING
-        parts.append(f'<circle cx="{x + 11 + dot % 4 * 14}" cy="{y + 21 + dot // 4 * 14}" r="5" {fill}/>')
-    return "".join(parts)
 
 
 def progress(done: int, total: int | None) -> str:

@@ -285,7 +285,7 @@ def test_a_pytree_that_cannot_be_called_is_refused() -> None:
     calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (px.StateError, r"model\.kind is a str, .* give its class a method __call__", lambda: _created(data)),
         (px.ShapeError, r"x\.kind is 'tanh', which JAX cannot take", lambda: px.broadcast(data, axis)),
-        (px.ShapeError, r"make\(key\)\[0\]\.kind is a str", lambda: px.ensemble(lambda key: data, 2, 0)),
+        (px.ShapeError, r"make\(key\)\[0\]\.kind is 'tanh'", lambda: px.ensemble(lambda key: data, 2, 0)),
         (px.StateError, r"NNX modules or pytrees that can be called", lambda: px.Jit(lambda data: data.w, data)),
         (px.StateError, r"f must be a function or a module, got Data", lambda: px.Jit(data)),  # pyright: ignore
         (

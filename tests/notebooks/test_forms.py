@@ -11,13 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
 
 import paraxis as px
 from paraxis.ensembles import History as EnsembleHistory
 from paraxis.solve import LogisticRegression
 from paraxis.train import History, Record
-from tests._support import axis_on
 
 pytestmark = pytest.mark.newest
 
@@ -73,14 +71,6 @@ def history(name: str = "loss") -> History:
     return History(steps, 1, (Record(8, 0, {name: 0.25}),), evaluations)
 
 
-def program() -> Any:
-    def loss(x: Any) -> Any:
-        return x
-
-    loss.__name__ = HOSTILE
-    return px.program({HOSTILE: 3, "clients": 5})(loss)
-
-
 def ensemble() -> px.Ensemble:
     return px.ensemble(lambda key: {HOSTILE: jnp.ones((4, 3))}, 10, 0, name=HOSTILE)
 
@@ -104,8 +94,6 @@ def classifier() -> LogisticRegression:
 
 # A value, and what its form has to say besides its name.
 VALUES: dict[str, tuple[Callable[[], Any], list[str]]] = {
-    "Axis": (lambda: px.Axis(HOSTILE, 10), ["Axis(", "10", "device 7"]),
-    "Program": (program, ["program", "clients=5 on 2 devices (at most 3 each)"]),
     "Ensemble": (ensemble, ["of 12 numbers, on 8 devices", "(4, 3)", "float32"]),
     "History": (lambda: history(f"{HOSTILE}/loss"), ["History(8 steps, 1 epochs, 2 evaluations)", "0.25", "nan"]),
     "Fitted": (fitted, ["params=3 float32", "step 4: ", "History(8 steps"]),
@@ -130,44 +118,16 @@ def test_a_form_is_well_formed_and_says_what_it_is_of(name: str) -> None:
         assert text in seen.text, text
 
 
-@pytest.mark.parametrize("name", ["Axis", "Program", "Ensemble", "History", "LogisticRegression"])
+@pytest.mark.parametrize("name", ["Ensemble", "History", "LogisticRegression"])
 def test_the_heading_is_the_repr(name: str) -> None:
     value = VALUES[name][0]()
     assert repr(value) in form(value).text
-
-
-@pytest.mark.parametrize(
-    ("devices", "size", "held"),
-    [(8, 10, [2, 2, 2, 2, 2, 0, 0, 0]), (3, 13, [5, 5, 3]), (1, 3, [3]), (8, 8, [1] * 8), (2, 1, [1, 0])],
-)
-def test_the_drawing_has_each_element_on_its_device(devices: int, size: int, held: list[int]) -> None:
-    axis = axis_on(devices, size)
-    seen = form(axis)
-    boxes = sorted(float(a["x"] or "") for tag, a in seen.seen if tag == "rect")
-    dots = [float(a["cx"] or "") for tag, a in seen.seen if tag == "circle" and a["fill"] != "none"]
-    assert [sum(left < dot < left + 66 for dot in dots) for left in boxes] == held
-    # It is where the verbs put them: each device's rows, copies left out.
-    placed = px.scatter(np.arange(size), axis) if size % devices == 0 else None
-    if placed is not None:
-        assert sorted(len(np.asarray(shard.data)) for shard in placed.addressable_shards) == sorted(held)
 
 
 def test_what_is_large_is_shown_in_part() -> None:
     records = tuple(Record(k, k, {"loss": 1.0 / (k + 1)}) for k in range(20_000))
     assert len(History((), 1, records, records)._repr_html_()) < 30_000
     assert "19,960 more" in form(History((), 1, records, ())).text
-    assert "125,000" in form(px.Axis("clients", 1_000_000)).text
-
-
-def test_an_axis_that_cannot_be_placed_says_why() -> None:
-    with jax.set_mesh(Mesh(np.array(jax.devices()[:2]), ("data",))):
-        seen = form(px.Axis("clients", 4))
-    assert "Axis('clients', 4)" in seen.text
-    assert "has no axis 'clients'" in seen.text
-
-
-def test_turns_are_told() -> None:
-    assert "in 2 turns of 3" in form(axis_on(2, 12, at_once=3)).text
 
 
 def test_curves_leave_out_what_is_not_finite() -> None:

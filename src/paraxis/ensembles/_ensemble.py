@@ -170,7 +170,7 @@ class Ensemble:
         only_one = isinstance(parts, tuple) and len(parts) == 1
         leaves = jax.tree_util.tree_leaves_with_path(parts[0] if only_one else parts)
         rows = [(jax.tree_util.keystr(path) or "itself", leaf.shape, leaf.dtype) for path, leaf in leaves]
-        return html.card(self, placing.drawn(self._state.placement), html.table(("a member's", "shape", "dtype"), rows))
+        return html.card(self, html.table(("a member's", "shape", "dtype"), rows))
 
     @_on_own_devices
     def stacked(self) -> Any:
