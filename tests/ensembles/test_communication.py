@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import paraxis as px
-from paraxis.reports import Communication, communication, of_program
+from paraxis.reports import of_program
+from paraxis.testing import Communication, communication
 from tests._support import values
 from tests.ensembles._kinds import DICT, KINDS, X, Y, mesh_of
 from tests.ensembles._programs import compiled_for

@@ -21,7 +21,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
-from paraxis.reports import Growth, Report
+from paraxis.reports import Report
 from tests.reports._html import Tags
 
 pytestmark = pytest.mark.newest
@@ -239,90 +239,6 @@ def test_each_collective_has_the_line_the_verb_and_the_side() -> None:
     assert weights.line.number == line_with("weights")
 
 
-def three_sums(x):
-    a = x.sum(0)  # joined 0
-    b = (x * 3).max(1).sum()  # joined 1
-    return a, b, jnp.cos(x).sum(0)  # joined 2
-
-
-def three_verbs(x):
-    x = px.map_fn(jnp.sin, x, ROWS)
-    a = px.reduce_sum(x, ROWS)  # verbs 0
-    b = px.reduce_mean(jnp.sin(x), ROWS)  # verbs 1
-    return a, b, px.reduce_weighted_mean(jnp.cos(x), jnp.arange(16.0), ROWS)  # verbs 2
-
-
-def three_layers(w, x):
-    def loss(w):
-        x1 = jnp.tanh(x @ w[0])  # layers 0
-        x2 = jnp.tanh(x1 @ w[1])  # layers 1
-        return jnp.mean(jnp.tanh(x2 @ w[2]))  # layers 2
-
-    return jax.grad(loss)(w)
-
-
-def two_psums(x):
-    def body(x):
-        a = jax.lax.psum(x.sum(0), "d")  # psums 0
-        y = jnp.cos(x).max(0)
-        return jax.lax.psum(y, "d") + 1, a * 2  # psums 1
-
-    return jax.shard_map(body, mesh=FLAT, in_specs=P("d"), out_specs=P())(x)
-
-
-def sum_of_sines(x):
-    def body(x):
-        y = jnp.sin(x)
-        z = jnp.cos(x)
-        return jax.lax.psum((y, z), "d")  # asked
-
-    return jax.shard_map(body, mesh=FLAT, in_specs=P("d"), out_specs=P())(x)
-
-
-TOGETHER = px.reduce_sum.__name__, px.reduce_mean.__name__, px.reduce_weighted_mean.__name__
-JOINED: dict[str, tuple[Any, tuple[Any, ...], list[str], set[str | None]]] = {
-    "joined": (three_sums, (struct(64, 8, lies=lies(FLAT, "d")),), ["joined 0", "joined 1", "joined 2"], {None}),
-    "verbs": (three_verbs, (struct(16, 32),), ["verbs 0", "verbs 1", "verbs 2"], {f"px.{name}" for name in TOGETHER}),
-    "layers": (
-        three_layers,
-        ([struct(8, 8, lies=lies(FLAT))] * 3, struct(16, 8, lies=lies(FLAT, "d"))),
-        ["layers 0", "layers 1", "layers 2"],
-        {None},
-    ),
-    "psums": (two_psums, (struct(64, 8),), ["psums 0", "psums 1"], {None}),
-    "asked": (sum_of_sines, (struct(64, 8),), ["asked"], {None}),
-}
-
-
-@pytest.mark.parametrize("case", JOINED)
-def test_a_collective_that_is_joined_from_several_names_all_lines_and_verbs(case: str) -> None:
-    fn, args, markers, verbs = JOINED[case]
-    assert counted(fn, *args) == {"all_reduce": 1}
-    report = px.explain(fn)(*args)
-    (c,) = report.collectives
-    named = [(c.line, c.verb), *c.others]
-    assert sorted(line.number for line, _ in named if line) == sorted(map(line_with, markers))
-    assert {verb for _, verb in named} == verbs
-    (row,) = (row for row in str(report).splitlines() if " all_reduce " in row)
-    assert all(f"{HERE}:{line_with(marker)}" in row for marker in markers)
-    assert all(verb in row for verb in verbs if verb)
-    assert c.line is not None
-    assert c.line.code[:20] in row
-
-
-def test_of_many_joined_lines_the_first_ones_are_named() -> None:
-    def power(x, n):
-        return eval(compile("\n" * n + "(x**n).sum(0)", "powers.py", "eval"), {"x": x, "n": n})
-
-    def varied(x):
-        return [power(x, n) for n in range(2, 9)]
-
-    report = px.explain(varied)(struct(64, 8, lies=lies(FLAT, "d")))
-    (c,) = report.collectives
-    assert {line.number for line in (c.line, *dict(c.others)) if line} == {n + 1 for n in range(2, 9)}
-    assert "powers.py:6 and 3 more" in str(report)
-
-
 def test_the_same_verb_on_two_lines_is_two_lines() -> None:
     def twice(x):
         x = px.map_fn(jnp.sin, x, ROWS)
@@ -345,62 +261,6 @@ def test_a_pipeline_hands_on_once_forward_and_once_backward_and_computes_in_each
     assert report_on("pipeline").work.flops == turns * 2 * 2 * WIDTH * WIDTH
     assert report.work.flops == 3 * turns * 2 * 2 * WIDTH * WIDTH
     assert report.work.factor == 1
-
-
-def test_float32_that_a_cpu_sends_for_bfloat16_is_told_and_takes_half_elsewhere() -> None:
-    def both(x):
-        asked = jax.lax.pmax(jnp.sin(x.astype(jnp.float32)), "d").astype(jnp.bfloat16)
-        return asked, jax.lax.all_gather(x, "d"), jax.lax.psum(x, "d")
-
-    run = jax.shard_map(both, mesh=FLAT, in_specs=P("d"), out_specs=P(), check_vma=False)
-    slow = px.reports.Machine("slow", {"f32": 1e30, "bf16": 1e30}, 1e30, 1e30, 1.0, 1.0, devices_per_host=8)
-    report = px.explain(run, on=slow)(struct(64, 4, dtype=jnp.bfloat16))
-    found = {(c.kind, c.shape, c.bytes, c.widened) for c in report.collectives}
-    block = 8 * 4 * 4
-    assert found == {
-        ("all_reduce", "f32[8,4]", block, None),
-        ("all_reduce", "f32[8,4]", block, "bf16"),
-        ("all_gather", "f32[8,8,4]", 8 * block, "bf16"),
-    }
-    assert "all_gather f32[8,8,4] for bf16" in str(report)
-    assert report.estimate is not None
-    assert report.estimate.sending == pytest.approx((2 * block + 2 * block / 2 + 8 * block / 2) * 7 / 8)
-    single = {c.widened for name in PROGRAMS for c in report_on(name).collectives}
-    assert single == {None}
-
-
-def test_work_of_the_backward_pass_is_told_apart() -> None:
-    work = report_on("data-parallel steps in a loop").work
-    assert work.backward * 2 == work.flops  # a product for w, of forward and backward one each
-    turns = BATCHES + STAGES - 1
-    pipe = report_on("gradient of the pipeline")
-    assert pipe.work.backward == 2 * turns * 2 * 2 * WIDTH * WIDTH  # for w and for x
-    assert "of it backward" in str(pipe)
-    assert report_on("pipeline").work.backward == 0
-    assert "backward" not in str(report_on("pipeline"))
-
-    def kept_nothing(w, x):
-        layers = jax.checkpoint(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w))
-        return jax.grad(lambda w: layers(w, x).mean())(w)
-
-    one = 2 * 16 * 8 * 8
-    again = px.explain(kept_nothing)(struct(8, 8), struct(16, 8)).work
-    assert (again.flops, again.backward) == (5 * one, 5 * one)  # of the forward pass, nobody needs what it returns
-    turned = px.explain(lambda w, x: (x @ w.T).T)(struct(8, 8), struct(16, 8)).work
-    assert (turned.flops, turned.backward) == (one, 0)  # a transposition is no derivative
-
-
-def test_both_products_of_a_convolution_s_backward_pass_are_of_it() -> None:
-    """XLA's CPU compiler drops the name of the one for the kernel."""
-
-    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
-        return jnp.sum(jax.lax.conv_general_dilated(x, w, (1, 1), "VALID") ** 2)
-
-    w, x = jax.ShapeDtypeStruct((4, 3, 3, 3), jnp.float32), jax.ShapeDtypeStruct((2, 3, 8, 8), jnp.float32)
-    once = 2 * (2 * 4 * 6 * 6) * (3 * 3 * 3)
-    work = px.explain(jax.grad(loss, (0, 1)))(w, x).work
-    assert (work.flops, work.backward) == (3 * once, 2 * once)
-    assert px.explain(loss)(w, x).work.backward == 0
 
 
 def test_work_is_counted_by_line_with_loops_and_shared_equally() -> None:
@@ -456,43 +316,16 @@ def test_derivatives_of_convolutions_are_shared_by_the_devices_that_share_the_ba
     assert px.explain(back)(kernels, *split).work.factor == 1
 
 
-def outer(w, x):
-    return jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
-
-
-def inner(a, b):
-    a, b = jnp.sin(a), jnp.cos(b)
-    return a @ b + jnp.einsum("i,i->", a, a)
-
-
-def test_products_that_the_compiler_makes_multiplications_are_counted() -> None:
-    """The one row of each device makes an outer product of a gradient; vectors make a sum of products."""
-    w, x = struct(64, 32, lies=lies(FLAT)), struct(8, 64, lies=lies(FLAT, "d"))
-    work = px.explain(outer)(w, x).work
-    assert (work.flops, work.share) == (2 * 2 * 64 * 32,) * 2
-    for spec, parts in (((), 1), (("d",), 8)):
-        vector = struct(1024, lies=lies(FLAT, *spec))
-        work = px.explain(inner)(vector, vector).work
-        assert (work.flops, work.share) == (2 * 2 * 1024 / parts, 2 * 2 * 1024 / 8)
-    loop = px.explain(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x * x, x))(struct(4, 4))
-    assert (loop.work.flops, loop.work.is_certain) == (0, True)
-
-
 def mapped(w, x):
     return px.map_fn(lambda w, x: jnp.tanh(x @ w), (px.broadcast(w, axis := px.Axis("rows", len(x))), x), axis)
 
 
-def in_parallel(w, x):
-    return px.Parallel(lambda x: jnp.tanh(x @ w))(x)
-
-
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 12, 16, 23, 41])
-@pytest.mark.parametrize("fn", [mapped, in_parallel])
-def test_padding_is_more_than_an_equal_share_whatever_pads(fn: Any, rows: int) -> None:
+def test_padding_is_more_than_an_equal_share(rows: int) -> None:
     """By the places that rows take on eight devices; forward, and in the derivative."""
     w, x = np.ones((16, 16), np.float32), np.ones((rows, 16), np.float32)
     places = -(-rows // 8) * 8
-    for call in (fn, jax.grad(lambda w, x: fn(w, x).sum())):
+    for call in (mapped, jax.grad(lambda w, x: mapped(w, x).sum())):
         work = px.explain(call)(w, x).work
         assert work.factor == pytest.approx(places / rows), call
         assert "redundant" not in [finding.kind for finding in px.explain(call)(w, x).findings]
@@ -513,42 +346,6 @@ def test_rows_that_each_have_a_matrix_of_a_group_are_shared_or_not(spec: Any) ->
         assert (work.flops, work.factor) == (products * 4 * 2 * rows * 8 * 16, rows / 8)
         assert [line.line.number for line in work.lines if line.line] == [line_with("ragged")]
     assert px.tabulate(ragged, *args).total.flops == 2 * 64 * 8 * 16
-
-
-def turned_by_vmap(w, b, x):
-    def one(w, b, x):
-        y = w @ x  # by vmap
-        return y + b
-
-    return jax.vmap(one, (None, None, 0))(w, b, x)
-
-
-def turned_by_hand(w, b, x):
-    y = jnp.einsum("ij,kj->ik", x, w)  # by hand
-    y = y.T
-    return y + b[:, None]
-
-
-def turned_twice(w, b, x):
-    y = x @ w.T  # once
-    y = jnp.tanh(y.T)
-    z = w.T @ y  # twice
-    z = z.T
-    return z + b[0]
-
-
-@pytest.mark.parametrize("is_shared", [False, True])
-@pytest.mark.parametrize(
-    ("fn", "markers"),
-    [(turned_by_vmap, ["by vmap"]), (turned_by_hand, ["by hand"]), (turned_twice, ["once", "twice"])],
-)
-def test_a_product_that_is_turned_over_belongs_to_its_own_line(fn: Any, markers: list[str], is_shared: bool) -> None:
-    """The compiler makes one operation of a product and a transposition, and names it by the transposition."""
-    w, b = struct(16, 8, lies=lies(FLAT)), struct(16, lies=lies(FLAT))
-    report = px.explain(fn)(w, b, struct(64, 8, lies=lies(FLAT, *["d"] * is_shared)))
-    found = {line.line.number: (line.flops, line.share) for line in report.work.lines if line.line}
-    share = 2 * 64 * 16 * 8 / 8
-    assert found == {line_with(marker): (share if is_shared else 8 * share, share) for marker in markers}
 
 
 def repeated(x):
@@ -574,10 +371,16 @@ def test_memory_is_what_the_compiler_says() -> None:
     expected: Any = jax.jit(fn).lower(*args).compile().memory_analysis()
     assert memory.arguments == expected.argument_size_in_bytes == (8 * 8 + 8 * 4 + 3 * 8) * 4
     assert memory.results == expected.output_size_in_bytes
-    assert memory.temporaries == expected.temp_size_in_bytes
     assert memory.peak >= memory.arguments + memory.results
     donating = px.explain(jax.jit(lambda x: x + 1, donate_argnums=0))(struct(1024))
     assert (donating.memory.donated, donating.arguments[0].is_donated) == (4096, True)
+
+
+def test_attention_holds_its_scores() -> None:
+    """XLA's CPU compiler calls a library for this, and leaves the library's memory out of the program's."""
+    rows = 16384
+    memory = px.explain(lambda x: jax.nn.softmax(x @ x.T) @ x)(struct(rows, 64)).memory
+    assert memory.peak >= memory.temporaries >= rows * rows * 4
 
 
 def test_how_arrays_lie_is_told_for_any_rank() -> None:
@@ -593,7 +396,7 @@ def test_how_arrays_lie_is_told_for_any_rank() -> None:
 def test_a_convolution_for_each_member_is_found_to_be_done_many_times() -> None:
     def conv(x, w):
         numbers = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)  # convolution
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)
 
     gradient = jax.grad(lambda x, w: (conv(x, w) ** 2).sum(), 1)
     members = px.Axis("members", 16, mesh=FLAT, over="d")
@@ -606,8 +409,7 @@ def test_a_convolution_for_each_member_is_found_to_be_done_many_times() -> None:
     assert bad.work.factor is not None
     assert bad.work.factor > 4
     (finding,) = bad.found("redundant")
-    assert finding.line is not None
-    assert (finding.line.number, "px.map_fn" in finding.write) == (line_with("convolution"), True)
+    assert "px.map_fn" in finding.write
 
 
 def test_the_gather_of_keys_that_jax_20381_asks_about_is_found_with_its_line() -> None:
@@ -692,26 +494,23 @@ def parts_named(report: Report) -> list[str]:
 
 
 def test_arguments_have_the_names_of_the_call_and_of_variables() -> None:
-    variables = ["Linear.bias", "Linear.kernel"]
-    assert parts_named(px.explain(net())(struct(8, 4)))[:2] == variables
-    assert parts_named(px.explain(px.Parallel(net()))(struct(16, 4)))[:2] == variables
-    jitted = nnx.jit(lambda net, x: net(x))
-    assert parts_named(px.explain(jitted)(net(), struct(8, 4))) == ["net.bias", "net.kernel", "x"]
-    assert parts_named(of_train_step()) == [
-        *("state.step", "state.params['bias']", "state.params['kernel']", "state.ok"),
-        *("batch['x']", "batch['y']"),
-    ]
-    assert parts_named(of_ensemble())[0] == "members"
+    assert parts_named(px.explain(net())(struct(8, 4))) == ["self.bias.value", "self.kernel.value", "inputs"]
     model = px.explain(eqx.nn.Linear(4, 2, key=jax.random.key(0)))(struct(4))
-    assert parts_named(model) == ["Linear.weight", "Linear.bias", "x"]
+    assert parts_named(model) == ["self.weight", "self.bias", "x"]
+    named = px.explain(lambda w, *xs, how, **rest: w["a"] + xs[1] + rest["b"])
+    report = named({"a": struct(3)}, 1.0, struct(3), how="text", b=struct(3))
+    assert parts_named(report) == ["w['a']", "xs[1]", "rest['b']"]  # what nothing reads is left out
 
 
-def test_variables_that_are_written_are_named_among_the_results() -> None:
-    def step(net, x):
-        net.kernel[...] += x.sum()
+def test_bound_methods_and_partials_of_jitted_functions_are_explained_with_what_they_bind() -> None:
+    class Model:
+        @functools.partial(jax.jit, static_argnums=0)
+        def step(self, x, times):
+            return x @ x * times
 
-    results = px.explain(px.Jit(step, net()))(struct(4)).results
-    assert [array.name for array in results] == ["Linear.kernel"]
+    assert parts_named(px.explain(Model().step)(struct(4, 4), struct())) == ["x", "times"]
+    partial = functools.partial(jax.jit(lambda w, x: w @ x, donate_argnums=1), struct(4, 4))
+    assert [array.is_donated for array in px.explain(partial)(struct(4, 4)).arguments] == [False, True]
 
 
 def test_what_a_library_does_has_the_line_of_the_library() -> None:
@@ -723,11 +522,11 @@ def test_what_a_library_does_has_the_line_of_the_library() -> None:
 def test_each_line_of_a_mapped_function_has_its_own_work() -> None:
     def two(x):
         y = x @ x  # first
-        return y @ jnp.ones((4, 1))  # second
+        return y @ jnp.ones((4, 4))  # second
 
     lines = px.explain(lambda x: px.map_fn(two, x, ROWS))(struct(16, 4, 4)).work.lines
     found = {line.line.number: (line.flops, line.share) for line in lines if line.line}
-    assert found == {line_with("first"): (2 * 2 * 64,) * 2, line_with("second"): (2 * 2 * 16,) * 2}
+    assert found == {line_with("first"): (2 * 2 * 64,) * 2, line_with("second"): (2 * 2 * 64,) * 2}
 
 
 def test_nothing_is_run_and_calls_of_python_are_named() -> None:
@@ -767,11 +566,10 @@ def test_totals_say_what_they_count_of_loops_and_branches() -> None:
     assert "Sends 64 bytes per device in 2 collectives, counting all branches\n" in str(branches)
     assert (loop.is_certain, branches.is_certain) == (False, True)
     assert [c.is_branch for c in (*loop.collectives, *branches.collectives)] == [False, True, True]
-    assert all(any(counting in word for word in Tags(page._repr_html_()).words) for page in (loop, Growth({8: loop})))
-    _, row, remark = str(Growth({8: loop})).splitlines()
-    assert "  32 bytes*  " in row
-    assert remark == f"* {counting}"
-    assert "*" not in str(Growth({8: branches}))
+    assert any(counting in word for word in Tags(loop._repr_html_()).words)
+    turn = "one turn of a loop without a known end"
+    assert loop.summary()[f"all_reduce along d, bytes, {turn}"] == 32
+    assert not any(turn in name for name in branches.summary())
 
 
 def test_of_a_solver_only_what_it_runs_is_counted() -> None:
@@ -780,13 +578,21 @@ def test_of_a_solver_only_what_it_runs_is_counted() -> None:
     assert [name for name in work.uncounted if "getrf" in name]  # the factorization itself is LAPACK's
 
 
-def test_errors_are_those_of_a_call_and_name_what_was_wrong() -> None:
-    with pytest.raises(TypeError, match=r"explain: fn must be a function, got 3; write px.explain\(lambda x: …\)\(x\)"):
+def test_a_summary_has_the_numbers_of_a_device_by_name() -> None:
+    summary = report_on("data-parallel steps in a loop").summary()
+    assert {name: n for name, n in summary.items() if name.startswith(("devices", "all_reduce", "flops"))} == {
+        "devices": 8,
+        "all_reduce along rows, times": 7 + 1,
+        "all_reduce along rows, bytes": 7 * 128 + 96,
+        "flops": 2 * 2 * 3 * 8 * 4 * 2 * 7,
+    }
+
+
+def test_errors_are_those_of_a_call() -> None:
+    with pytest.raises(TypeError, match=r"explain: fn must be a function, got 3"):
         px.explain(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="dot_general requires contracting"):
         px.explain(lambda x: x @ x)(struct(3, 2))
-    with pytest.raises(ValueError, match="found: kind must be one of"):
-        report_on("ring").found("gathers")  # pyright: ignore[reportArgumentType]
 
 
 # --- shown -----------------------------------------------------------------------------------------------------------
@@ -816,8 +622,8 @@ def test_html_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
     assert not re.search(r"https?:|<script|@import|url\(", page)
     assert "prefers-color-scheme: dark" in page
     assert Tags(report._repr_html_()).words
-    with pytest.raises(ValueError, match=r"save: path must be a path.*write 'report.html'"):
-        report.save(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"save: path must end in .html, got 'r.png'; write 'r.html'"):
+        report.save("r.png")
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no browser")

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from paraxis.reports import _lines, _text, _work
+from paraxis.reports import _flops, _hlo, _lines
 
 TABLES = """
 FileNames
@@ -26,8 +26,8 @@ StackFrames
 """
 
 
-def program(body: str, head: str = "") -> _text.Program:
-    return _text.Program(f"HloModule jit_f, num_partitions=8\n{head}\n{textwrap.dedent(body).strip()}\n")
+def program(body: str, head: str = "") -> _hlo.Program:
+    return _hlo.Program(f"HloModule jit_f, num_partitions=8\n{head}\n{textwrap.dedent(body).strip()}\n")
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ ENTRY %main (x: f32[4,4]) -> f32[4,4] {
 def test_what_is_in_loops_counts_as_often_as_they_run(outer: str, times: int, is_certain: bool) -> None:
     read = program(LOOPS.replace("{OUTER}", outer))
     (dot,) = [operation for operation in read.operations if operation.opcode == "dot"]
-    assert (dot.times, dot.is_certain) == (times, is_certain)
-    assert _work.of_program(read, _work.Lines())[0].total() == times * 2 * 4**3
+    assert (dot.times, dot.within.is_certain) == (times, is_certain)
+    assert _flops.of_program(read)[0].total() == times * 2 * 4**3
 
 
 def test_products_that_a_library_computes_on_a_gpu_are_counted() -> None:
@@ -113,29 +113,8 @@ def test_products_that_a_library_computes_on_a_gpu_are_counted() -> None:
             '"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}',
         )
     )
-    assert _work.of_program(read, _work.Lines())[0].total() == 2 * 8 * 16 * 4
-    assert _work.uncounted(read) == ("lapack_spotrf_ffi",)
-
-
-def test_a_joined_sum_without_a_line_has_that_of_what_it_sums() -> None:
-    """As GPUs' compilers join all-reduces."""
-    head = TABLES + "1 {file_location_id=2}\n2 {file_location_id=1 parent_frame_id=1}\n"
-    read = program(
-        """
-        ENTRY %main (x: f32[8]) -> f32[8] {
-          %x = f32[8]{0} parameter(0)
-          %mul = f32[8]{0} multiply(%x, %x), metadata={op_name="jit(f)/mul" stack_frame_id=2}
-          %copy = f32[8]{0} copy(%mul)
-          %sum = (f32[8]{0}, f32[8]{0}) all-reduce-start(%copy, %x), replica_groups={}, to_apply=%add
-          ROOT %done = (f32[8]{0}, f32[8]{0}) all-reduce-done(%sum)
-        }
-        """,
-        head,
-    )
-    (total,) = read.collectives
-    assert (total.kind, total.starts, _text.sent_bytes(read, total)) == ("all_reduce", True, 64)
-    assert read.groups(total) == (tuple(range(8)),)
-    assert _lines.nearest(read.frames_near(total))[0] == _lines.Line("/home/user/model.py", 7, "loss")
+    assert _flops.of_program(read)[0].total() == 2 * 8 * 16 * 4
+    assert _flops.uncounted(read) == ("lapack_spotrf_ffi",)
 
 
 PAIRS = {  # what GPUs' compilers write where a collective starts → its size, and the shape of what it gives
@@ -161,24 +140,7 @@ def test_an_asynchronous_collective_sends_what_its_end_gives(begins: str) -> Non
         """
     )
     (found,) = read.collectives
-    assert (_text.sent_bytes(read, found), found.shape, found.operands) == (sent, gives, ["x"])
-
-
-def test_a_sum_that_is_joined_in_one_array_is_of_the_pass_of_what_it_sums() -> None:
-    read = program(
-        """
-        ENTRY %main (x: f32[8]) -> f32[16] {
-          %x = f32[8]{0} parameter(0)
-          %mul = f32[8]{0} multiply(%x, %x), metadata={op_name="jit(f)/transpose(jvp())/mul"}
-          %both = f32[16]{0} concatenate(%mul, %x), dimensions={0}
-          %sum = f32[16]{0} all-reduce-start(%both), replica_groups={}, to_apply=%add
-          ROOT %done = f32[16]{0} all-reduce-done(%sum)
-        }
-        """
-    )
-    (total,) = read.collectives
-    assert read.is_backward(total)
-    assert not total.is_backward
+    assert (read.sent_bytes(found), found.shape, found.operands) == (sent, gives, ["x"])
 
 
 CONVOLUTIONS = {  # of 8 pictures of 28 x 28 x 16 with 32 kernels of 3 x 3: by operands, and what cuDNN gives
@@ -201,5 +163,5 @@ def test_convolutions_of_cudnn_and_their_derivatives_compute_alike(way: str) -> 
         """.rstrip()
         + f' dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$conv{way}"\n        }}'
     )
-    assert _work.of_program(read, _work.Lines())[0].total() == 2 * 8 * 16 * 32 * (27 + 28 + 27) ** 2
-    assert _work.uncounted(read) == ()
+    assert _flops.of_program(read)[0].total() == 2 * 8 * 16 * 32 * (27 + 28 + 27) ** 2
+    assert _flops.uncounted(read) == ()

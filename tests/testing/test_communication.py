@@ -107,6 +107,18 @@ def test_bytes_in_a_loop_count_as_often_as_it_runs(mesh):
         assert_communication(_shard(mesh, body), _rows(), all_reduce=1, max_bytes=once)
 
 
+def test_bytes_in_a_loop_without_a_known_end_are_no_promise(mesh):
+    def body(x):
+        return jax.lax.while_loop(lambda x: x[0, 0] < 1e5, lambda x: jax.lax.psum(x, "d"), x)
+
+    once = ROWS // 8 * 4 * 4
+    with pytest.raises(
+        px.CommunicationError, match=rf"max_bytes={once:,} was promised, but a loop without a known end"
+    ):
+        assert_communication(_shard(mesh, body), _rows(), all_reduce=1, max_bytes=once)
+    assert_communication(_shard(mesh, body), _rows(), all_reduce=1)
+
+
 def test_conv_members_by_sharded_vmap_are_caught(mesh):
     """What the assertion is for: vmapped kernels on a sharded axis gather every member's data."""
     split = NamedSharding(mesh, P("d"))

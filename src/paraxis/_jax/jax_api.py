@@ -7,8 +7,6 @@ range (0.10.2 and 0.12). What is imported here is listed with the reason why it 
 import contextlib
 import itertools
 import os
-import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,9 @@ from jax._src import (
     core,  # the one place that says whether a trace is under way, where no argument tells
     distributed,  # its client is the only barrier that has a timeout
     mesh as meshes,  # what `with mesh:` entered
-    pjit,  # lowers all that runs, so that its programs can be noticed
     source_info_util as source,  # says which line an operation that is bound again comes from
     xla_bridge,  # says whether devices were started, without starting them, and lets CPU's network be told its address
 )
-from jax._src.interpreters import pxla  # compiles all that runs
 from jax._src.interpreters.partial_eval import lower_jaxpr2  # carries out what stands for other operations
 from jax._src.lax import lax  # the one way to a weak type
 from jax.core import ShapedArray, Tracer
@@ -86,7 +82,6 @@ __all__ = [
     "lines_kept",
     "manual_axes",
     "map_jaxprs",
-    "noticing_programs",
     "num_scanned",
     "of_first_process",
     "part",
@@ -580,59 +575,6 @@ def results_of(lowered: Any, compiled: Any) -> tuple[Any, Any]:
             for flat in (executable.out_avals, executable._out_shardings)
         )
         return infos, sides
-
-
-@contextlib.contextmanager
-def noticing_programs(compiled: Callable[[str, Any, Any, tuple[float, float]], Callable[[], None]]) -> Iterator[None]:
-    """Within, notice what JAX compiles: ``jit``, also under other transformations, ``pmap`` and single operations.
-
-    Args:
-        compiled: ``compiled(name, jaxpr, lowered, seconds)`` → what is called before each run of the program;
-            ``lowered.compile()`` returns what was compiled, and ``seconds`` are of lowering and of compiling it.
-    """
-    kind: Any = pxla.MeshComputation
-    lower, compile_ = pjit._resolve_and_lower, kind.compile
-    origins: Any = weakref.WeakKeyDictionary()
-
-    def resolving(args: Any, **params: Any) -> Any:
-        start = time.perf_counter()
-        computation = lower(args, **params)
-        seconds = time.perf_counter() - start
-        origins.setdefault(computation, (params["name"], params["jaxpr"], params["donated_invars"], seconds))
-        return computation
-
-    def compiling(computation: Any, *args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        executable = compile_(computation, *args, **kwargs)
-        seconds = time.perf_counter() - start
-        if computation in origins and not isinstance(executable.unsafe_call, _Noticed):
-            name, jaxpr, donated, lowering = origins[computation]
-            computation._executable = executable  # with the options that this was given
-            infos = tuple(jax.stages.ArgInfo(*info) for info in zip(jaxpr.in_avals, donated, strict=True))
-            results = jax.tree.structure(list(jaxpr.out_avals))
-            note = compiled(name, jaxpr, jax.stages.Lowered(computation, (infos, {}), results), (lowering, seconds))
-            executable._unsafe_call = _Noticed(executable.unsafe_call, note)
-        return executable
-
-    pjit._resolve_and_lower, kind.compile = resolving, compiling
-    try:
-        yield
-    finally:
-        pjit._resolve_and_lower, kind.compile = lower, compile_
-
-
-class _Noticed:
-    """A program's way to run, which notes each run: JAX goes around Python only with what is of its own class."""
-
-    def __init__(self, run: Any, note: Callable[[], None]) -> None:
-        self._run, self._note = run, note
-
-    def __call__(self, *args: Any) -> Any:
-        self._note()
-        return self._run(*args)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)
 
 
 def laid_struct(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -325,12 +325,7 @@ def launch(
 
 @app.command()
 def explain(
-    function: Annotated[
-        str, typer.Argument(metavar="FUNCTION", help="model.py:step, or package.model:step; or a script, train.py.")
-    ],
-    rest: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the script.", show_default=False)
-    ] = None,
+    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="model.py:step, or package.model:step.")],
     shapes: Annotated[
         str | None,
         typer.Option(metavar="SHAPES", help="Shapes of the arguments, such as 'float32[64,10] int32[]'."),
@@ -343,29 +338,18 @@ def explain(
         list[int] | None,
         typer.Option(
             min=1,
-            max=4096,
+            max=2048,
             help="Devices to simulate on the CPU; may be repeated, for a table.",
             show_default="those there are",
         ),
     ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option(metavar="MACHINE", help="Estimate the time on a machine: h100:8x16 is 16 hosts of 8."),
-    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report to this file, too.", show_default=False)] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the numbers of one function, for other programs.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers, for other programs.")] = False,
 ) -> int:
     """Report what a function sends, computes and holds. It is compiled, but not run.
 
     JAX starts on simulated devices before your module is imported, so jax.devices() has all of them there.
-
-    A script is run as by Python. Then each function that it compiled with jax.jit and called is explained.
     """
     from paraxis.cli.explain import run_explain
 
-    return run_explain(
-        function, rest or (), shapes=shapes, arguments=arguments, devices=devices or (), on=on, html=html,
-        as_json=as_json,
-    )  # fmt: skip
+    return run_explain(function, shapes=shapes, arguments=arguments, devices=devices or (), html=html, as_json=as_json)

@@ -1,28 +1,37 @@
-"""Functions timed side by side: their calls in turns, and what can be said of the difference."""
+"""Functions timed side by side: their calls in turns, and what can be said of the difference.
 
+The first call of a function is apart, since it compiles. A function that donates its arguments is given copies in each
+call, which are made before the clock starts.
+"""
+
+import contextlib
 import dataclasses
-import io
+import gc
+import inspect
 import math
+import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from paraxis import _html as html
-from paraxis._calls import arguments
-from paraxis._calls.extras import needed
-from paraxis._host import files, threads
-from paraxis.reports import _as_html, _as_text, _jitted, _turns, units
-from paraxis.reports._page import Page
+from paraxis._calls import check as checks
+from paraxis.reports import units
+from paraxis.reports._page import Page, table
 
 Verdict = Literal["baseline", "faster", "slower", "as fast", "too noisy", "too few"]
 _CERTAIN = 0.99
 _ALIKE = 0.05
 """Ratios that are certain to within this of 1 are those of functions that are as fast as each other."""
-_HEAD = ("function", "a call", "half of them", "ratio", "", "first call", "memory")
+_MOST_ROUNDS = 200
+_LEAST_SAMPLE = 1e-3
+"""Seconds that a sample takes at least: of a faster function, several calls are one sample."""
+_MOST_CALLS = 1000
+_HEAD = ("function", "a call", "half of them", "ratio", "", "first call")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,28 +43,19 @@ class Timing:
         seconds: of a call, in each turn.
         compile_seconds: what the first call took longer than the second: of a function that is compiled, tracing and
             compiling. Near 0 for one that had been compiled before.
-        memory: bytes that a call needs beside its arguments, on one device: of a ``jax.jit`` function as its compiler
-            says, of one from NumPy's arrays to NumPy's arrays as Python says; ``None``: it cannot be told.
         ratio: median of its time divided by the baseline's in the same turn; below 1, it is faster.
         interval: in which the ratio lies with a probability of 99 %; ``None`` if there were too few turns.
         verdict: ``"faster"`` or ``"slower"``: the interval leaves out 1; ``"as fast"``: it lies within 5 % of 1;
             ``"too noisy"``: it is wider, and includes 1; ``"too few"``: there were fewer than eight turns;
             ``"baseline"``.
-        copies_host_arrays: whether it is compiled by JAX and its arguments are NumPy's, so that each call copies them.
-        uses_up: whether it donates or changes its arguments, of which each call is then given copies.
-        threads: with how many threads PyTorch computes, if it returns PyTorch's arrays; ``None``: it does not.
     """
 
     name: str
     seconds: tuple[float, ...]
     compile_seconds: float
-    memory: int | None
     ratio: float
     interval: tuple[float, float] | None
     verdict: Verdict
-    copies_host_arrays: bool = False
-    uses_up: bool = False
-    threads: int | None = None
 
     @property
     def median(self) -> float:
@@ -73,7 +73,7 @@ class Timing:
 class Comparison(Page):
     """Functions timed side by side; made by :func:`paraxis.compare`.
 
-    It prints as text, a notebook shows it with bars, :meth:`save` writes these to a file, and :meth:`plot` draws it.
+    It prints as text, a notebook shows it as a table, and :meth:`save` writes that to a file.
 
     Attributes:
         timings: of each function, in the order given.
@@ -87,15 +87,9 @@ class Comparison(Page):
         """Return what was measured of one function.
 
         Raises:
-            ValueError: if there is none of that name.
+            KeyError: if there is none of that name.
         """
-        arguments.one_of("Comparison", "name", name, tuple(timing.name for timing in self.timings))
-        return next(timing for timing in self.timings if timing.name == name)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return the remarks on the numbers."""
-        return tuple(_notes(self))
+        return {timing.name: timing for timing in self.timings}[name]
 
     @property
     def _title(self) -> str:
@@ -106,64 +100,13 @@ class Comparison(Page):
         return str(self)
 
     def __str__(self) -> str:
-        table = _as_text.table([_HEAD, *map(_row, self.timings)], len(self.timings) + 1)
-        return "\n".join(line.rstrip() for line in [self._title, "", *table, *self.notes])
+        rows = table([_HEAD, *map(_row, self.timings)], len(self.timings) + 1)
+        return "\n".join(line.rstrip() for line in [self._title, "", *rows])
 
     def _parts(self) -> Iterator[str]:
         yield html.table(_HEAD, [_row(timing) for timing in self.timings])
-        yield _bars(self.timings)
-        if self.notes:
-            yield "".join(map(html.note, self.notes))
-
-    @arguments.named()
-    def plot(self, path: str | Path | None = None) -> Any:
-        """Draw a box for each function: the middle half of its calls, their median, and the fastest and the slowest.
-
-        Args:
-            path: of a file to write, ``.png``, ``.svg`` or ``.pdf``; ``None``: none. One that is there is replaced.
-
-        Returns:
-            matplotlib's figure, which a notebook shows; it is its own, and not one of ``pyplot``.
-
-        Raises:
-            ModuleNotFoundError: without matplotlib, saying how to install it.
-            ValueError: if ``path`` has another ending.
-            OSError: if it cannot be written.
-
-        Example:
-            >>> import numpy as np, os, paraxis as px, tempfile
-            >>> found = px.compare({"sin": np.sin, "cos": np.cos}, np.ones(10), seconds=0.1)
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     figure = found.plot(os.path.join(folder, "times.png"))
-            ...     os.listdir(folder)
-            ['times.png']
-        """
-        ending = ""
-        if path is not None:
-            arguments.path("plot", "path", path, write="path='times.png'")
-            ending = Path(path).suffix.lower().removeprefix(".")
-            if ending not in ("png", "svg", "pdf"):
-                raise ValueError(
-                    f"plot: path must end in .png, .svg or .pdf, got {str(path)!r}; write path='times.png'"
-                )
-        with needed("Comparison.plot", "fit"):
-            from matplotlib.figure import Figure
-        figure = Figure(figsize=(7, 0.8 + 0.5 * len(self.timings)), layout="constrained")
-        axes = figure.subplots()
-        axes.boxplot([t.seconds for t in self.timings], orientation="horizontal", whis=(0, 100))
-        axes.set_yticks(range(1, len(self.timings) + 1), [timing.name for timing in self.timings])
-        axes.invert_yaxis()
-        axes.set(xlabel="seconds of a call", xscale="log")
-        axes.grid(axis="x", alpha=0.3)
-        if path is not None:
-            drawn = io.BytesIO()
-            figure.savefig(drawn, format=ending, dpi=120)
-            with files.replaced(Path(path)) as file:
-                file.write(drawn.getvalue())
-        return figure
 
 
-@arguments.named()
 def compare(
     fns: Mapping[str, Callable[..., Any] | tuple[Any, ...]],
     *args: Any,
@@ -177,13 +120,13 @@ def compare(
 
     The first call of each is measured apart, since it compiles. Then they take turns, in another order each time, so
     that what slows the machine down slows down all; they are compared turn by turn. A call ends when its result is
-    there, also one of JAX or of PyTorch on a GPU. Calls of less than a millisecond are measured several at a time.
+    there: JAX's arrays are waited for. Calls of less than a millisecond are measured several at a time.
 
     Args:
-        fns: functions by name, of NumPy, JAX, PyTorch or anything else; in place of a function, a tuple ``(fn, *args)``
-            of it and its own arguments.
-        *args: what the functions are called with. Each function's first call is given copies of the arrays, and one
-            that donates them or writes to them is given copies each time, which are not part of its time.
+        fns: functions by name, of NumPy, JAX or anything else; in place of a function, a tuple ``(fn, *args)`` of it
+            and its own arguments. One that returns before its result is there, as PyTorch's on a GPU, has to wait.
+        *args: what the functions are called with. Each function's first call is given copies of JAX's arrays, and one
+            that donates them is given copies each time, which are not part of its time.
         baseline: the name of the function that the others are compared with; ``None``: the first.
         seconds: after which no other turn begins; each function has at least one turn, and at most 200.
         check: whether to raise an error if results differ from the baseline's.
@@ -191,101 +134,141 @@ def compare(
         atol: how far they may differ besides.
 
     Returns:
-        A :class:`paraxis.reports.Comparison`, which prints as text, is drawn by a notebook, and has ``plot``.
+        A :class:`paraxis.reports.Comparison`, which prints as text, and is shown by a notebook.
 
     Raises:
         TypeError: if there are no functions, or one returns a generator, which has done nothing yet.
-        ValueError: if an option is none, or results differ with ``check=True``, naming the function and the place.
+        AssertionError: if results differ with ``check=True``, naming the function and the place.
         Exception: what a function raises, with a note that names it.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, paraxis as px
         >>> x = np.ones((300, 300), np.float32)
         >>> times = px.compare({"numpy": np.sin, "jit": (jax.jit(jnp.sin), jnp.asarray(x))}, x, seconds=0.2, check=True)
-        >>> [timing.name for timing in times.timings], times["numpy"].ratio, times["jit"].memory
-        (['numpy', 'jit'], 1.0, 360000)
+        >>> [timing.name for timing in times.timings], times["numpy"].ratio
+        (['numpy', 'jit'], 1.0)
     """
-    entrants = _entrants(fns, args)
-    arguments.one_of("compare", "baseline", baseline, (None, *fns))
-    arguments.number("compare", "seconds", seconds, above=0, finite=True, unit="seconds", write="seconds=5")
-    arguments.flag("compare", "check", check)
-    for name, value in (("rtol", rtol), ("atol", atol)):
-        arguments.number("compare", name, value, least=0, write=f"{name}=1e-3")
-    first = next(entrant for entrant in entrants if baseline in (None, entrant.name))
-    for entrant in entrants:
-        entrant.start()
-    if check:
-        for entrant in entrants:
-            _check(entrant, first, float(rtol), float(atol))
-    for entrant in entrants:
-        entrant.look_at_memory()
-        entrant.result = None
-    _turns.run(entrants, float(seconds))
-    return Comparison(tuple(_timing(entrant, first) for entrant in entrants), first.name)
-
-
-def _entrants(fns: Any, args: tuple[Any, ...]) -> list[_turns.Entrant]:
     write = "px.compare({'numpy': f, 'jit': jax.jit(f)}, x)"
-    if not isinstance(fns, Mapping) or not fns or not all(isinstance(name, str) for name in fns):
-        got = arguments.described(fns)
-        raise TypeError(f"compare: fns must be a dictionary of functions by name, got {got}; write {write}")
-    found = []
+    if not isinstance(fns, Mapping) or not fns:
+        raise TypeError(f"compare: fns must be a dict of functions by name, got {checks.described(fns)}; write {write}")
+    checks.one_of("compare", "baseline", baseline, (None, *fns))
+    checks.number("compare", "seconds", seconds, above=0, most=1e9, write="seconds=5")
+    entrants = []
     for name, entry in fns.items():
         fn: Any = entry[0] if isinstance(entry, tuple) and entry else entry
         given = entry[1:] if isinstance(entry, tuple) else args
-        arguments.function("compare", f"fns[{name!r}]", fn, write)
-        for leaf in jax.tree.leaves(given):
-            if getattr(leaf, "is_meta", False):
-                write = "torch.ones_like(x, device='cpu')"
-                raise TypeError(f"compare: an argument in args of {name!r} is on PyTorch's meta device; write {write}")
-            if isinstance(leaf, jax.ShapeDtypeStruct) or arguments.is_traced(leaf) or _is_deleted(leaf):
-                what = arguments.why_not(leaf) or "must be known, not traced; write px.compare outside of jax.jit"
-                raise TypeError(f"compare: an argument in args of {name!r} {what}")
-        found.append(_turns.Entrant(name, fn, given))
-    return found
+        checks.function("compare", f"fns[{name!r}]", fn, write)
+        entrants.append(_Entrant(name, fn, given))
+    first = next(entrant for entrant in entrants if baseline in (None, entrant.name))
+    results = {entrant.name: entrant.start() for entrant in entrants}
+    if check:
+        for entrant in entrants:
+            _check(entrant.name, results[entrant.name], results[first.name], rtol, atol)
+    results.clear()
+    _take_turns(entrants, seconds)
+    return Comparison(tuple(_timing(entrant, first) for entrant in entrants), first.name)
 
 
-def _is_deleted(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and leaf.is_deleted()
+@dataclasses.dataclass
+class _Entrant:
+    """A function, its arguments, and the seconds of its calls."""
 
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    first: float = 0.0
+    later: float = 0.0
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    donates: bool = False
 
-def _check(entrant: _turns.Entrant, first: _turns.Entrant, rtol: float, atol: float) -> None:
-    """Raise an error if results differ."""
-    (ours, structure), (theirs, wanted) = (jax.tree_util.tree_flatten_with_path(x.result) for x in (entrant, first))
-    who = f"compare: fns[{entrant.name!r}] must return what {first.name!r} does; its result"
-    if structure != wanted:
-        raise ValueError(f"{who} is {structure}, expected {wanted}; write check=False to compare it all the same")
-    for (path, one), (_, other) in zip(ours, theirs, strict=True):
-        a, b = (_turns.as_numpy(x) for x in (one, other))
-        at = jax.tree_util.keystr(path)
-        if a.shape != b.shape:
-            raise ValueError(f"{who}{at} has the shape {a.shape}, expected {b.shape}; write check=False to allow it")
-        if a.dtype.kind not in "biufc" or b.dtype.kind not in "biufc":
-            if not np.array_equal(a, b):
-                raise ValueError(f"{who}{at} is {arguments.described(one)}, expected {arguments.described(other)}")
-        elif not np.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True):
-            far = np.nanmax(np.abs(a.astype(np.complex128) - b.astype(np.complex128)))
-            raise ValueError(
-                f"{who}{at} differs by up to {far:.3g} from values of up to {np.nanmax(np.abs(b)):.3g}, more than "
-                f"rtol={rtol:g} and atol={atol:g} allow; write rtol=… if that is rounding"
+    def start(self) -> Any:
+        """Call it for the first time, and for the second; return the first result."""
+        given = _copied(self.args)
+        before = time.perf_counter()
+        with self._named():
+            result = self.fn(*given)
+        if inspect.isgenerator(result) or inspect.isawaitable(result):
+            raise TypeError(
+                f"compare: {self.name!r} of fns returned {checks.described(result)}, which does its work when it is "
+                "read; write a function that returns arrays, such as lambda *args: list(fn(*args))"
             )
+        with self._named():
+            jax.block_until_ready(result)
+        self.first = time.perf_counter() - before
+        self.donates = any(isinstance(x, jax.Array) and x.is_deleted() for x in jax.tree.leaves(given))
+        self.later = self._sample(1)
+        return result
+
+    def take_turn(self) -> None:
+        """Add one sample."""
+        calls = 1 if self.donates else min(max(int(_LEAST_SAMPLE / max(self.later, 1e-9)), 1), _MOST_CALLS)
+        self.seconds.append(self._sample(calls))
+
+    def _sample(self, calls: int) -> float:
+        given = _copied(self.args) if self.donates else self.args
+        with self._named():
+            before = time.perf_counter()
+            for _ in range(calls):
+                jax.block_until_ready(self.fn(*given))
+            return (time.perf_counter() - before) / calls
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"raised by {self.name!r}, one of the functions given to px.compare")
+            raise
 
 
-def _timing(entrant: _turns.Entrant, first: _turns.Entrant) -> Timing:
+def _copied(args: Any) -> Any:
+    return jax.block_until_ready(jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, args))
+
+
+def _take_turns(entrants: Sequence[_Entrant], seconds: float) -> None:
+    """Take turns as long as there is time for another round, in another order each; at least one."""
+    order, draw = list(entrants), random.Random(0)
+    start = time.perf_counter()
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()  # or the garbage of one is collected in the time of another
+    try:
+        for _ in range(_MOST_ROUNDS):
+            begun = time.perf_counter()
+            draw.shuffle(order)
+            for entrant in order:
+                entrant.take_turn()
+            now = time.perf_counter()
+            if now - start + (now - begun) > seconds:
+                break
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _check(name: str, ours: Any, theirs: Any, rtol: float, atol: float) -> None:
+    """Raise an error if results differ."""
+
+    def one(path: Any, a: Any, b: Any) -> None:
+        message = f"compare: the result of {name!r}{jax.tree_util.keystr(path)} differs from the baseline's"
+        a, b = (np.asarray(x) for x in (a, b))
+        if a.dtype.kind == "V":  # of bfloat16 and the like
+            a, b = a.astype(np.float32), b.astype(np.float32)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=message)
+
+    jax.tree_util.tree_map_with_path(one, ours, theirs)
+
+
+def _timing(entrant: _Entrant, first: _Entrant) -> Timing:
     ratios = [a / b if b else math.inf for a, b in zip(entrant.seconds, first.seconds, strict=True)]
     interval = _interval(ratios)
-    leaves = jax.tree.leaves(entrant.args)
     return Timing(
         name=entrant.name,
         seconds=tuple(entrant.seconds),
         compile_seconds=max(entrant.first - entrant.later, 0.0),
-        memory=entrant.memory,
         ratio=statistics.median(ratios),
         interval=interval,
         verdict="baseline" if entrant is first else _verdict(interval),
-        copies_host_arrays=_jitted.is_one(entrant.fn) and any(isinstance(x, np.ndarray) for x in leaves),
-        uses_up=entrant.uses_up,
-        threads=entrant.threads,
     )
 
 
@@ -309,9 +292,6 @@ def _verdict(interval: tuple[float, float] | None) -> Verdict:
     return "slower" if low > 1 else "too noisy"
 
 
-# --- shown ------------------------------------------------------------------------------------------------------------
-
-
 def _row(timing: Timing) -> list[str]:
     low, high = timing.quartiles
     words: dict[Verdict, str] = {
@@ -319,8 +299,8 @@ def _row(timing: Timing) -> list[str]:
         "faster": f"{_often(1 / timing.ratio)} as fast" if timing.ratio else "faster",
         "slower": f"takes {_often(timing.ratio)} as long",
         "as fast": "as fast",
-        "too noisy": "too noisy to tell",
-        "too few": "too few turns to tell",
+        "too noisy": "too noisy to tell: give it more seconds=",
+        "too few": "too few turns to tell: give it more seconds=",
     }
     return [
         timing.name,
@@ -329,52 +309,8 @@ def _row(timing: Timing) -> list[str]:
         "" if timing.interval is None or timing.verdict == "baseline" else "{:.3g} to {:.3g}".format(*timing.interval),
         words[timing.verdict],
         f"{units.time(timing.compile_seconds)} longer" if timing.compile_seconds else "",
-        "" if timing.memory is None else units.size(timing.memory),
     ]
 
 
 def _often(number: float) -> str:
     return f"{number:.3g} ×" if number < 100 else f"{number:,.0f} ×"
-
-
-def _notes(comparison: Comparison) -> Iterator[str]:
-    by_verdict: dict[Verdict, list[str]] = {}
-    for timing in comparison.timings:
-        by_verdict.setdefault(timing.verdict, []).append(timing.name)
-    if noisy := by_verdict.get("too noisy"):
-        yield (
-            f"{', '.join(noisy)}: the machine is too noisy to tell which is faster; give it more seconds=, or end what "
-            "else runs on it"
-        )
-    if few := by_verdict.get("too few"):
-        yield f"{', '.join(few)}: too few turns to tell which is faster; give it more seconds="
-    for timing in comparison.timings:
-        if timing.copies_host_arrays:
-            yield (
-                f"{timing.name}: each call copies NumPy's arrays to the device; to leave that out, write "
-                f"{timing.name!r}: (fn, jnp.asarray(x))"
-            )
-        if timing.uses_up:
-            yield f"{timing.name}: it donates or changes its arguments, so each call is given copies, made beforehand"
-        cores = threads.num_cores()
-        if timing.threads is not None and timing.threads != cores:
-            yield (
-                f"{timing.name}: PyTorch computes with {units.of(timing.threads, 'thread')}, and JAX with a thread for "
-                f"each of {units.of(cores, 'core')}; torch.set_num_threads({cores}) is as many"
-            )
-
-
-def _bars(timings: tuple[Timing, ...]) -> str:
-    longest = max(timing.median for timing in timings) or 1.0
-    rows = []
-    for number, timing in enumerate(timings):
-        size = f"width: {100 * timing.median / longest:.1f}%; min-width: 1px; height: 0.8em"
-        rows.append(
-            f'<tr><td style="padding: 0.1em 0.7em 0.1em 0; border: none">{html.escaped(timing.name)}</td>'
-            '<td style="width: min(24em, 50vw); border: none; padding: 0.1em 0">'
-            f'<div style="{size}; background: {_as_html.tone(number)}"></div></td></tr>'
-        )
-    return (
-        '<table role="img" aria-label="seconds of a call, as bars" style="border-collapse: collapse; color: inherit; '
-        f'border: none; max-width: 100%"><tbody>{"".join(rows)}</tbody></table>'
-    )

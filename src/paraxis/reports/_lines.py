@@ -6,10 +6,11 @@ library's; if there is none, as in an optimiser's step, it is a library's, and i
 
 import dataclasses
 import functools
+import itertools
 import linecache
 import os
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -18,14 +19,11 @@ from paraxis._core import primitives
 
 _OURS = f"{Path(__file__).parent.parent}{os.sep}"
 _JAX = f"{Path(jax.__file__).parent}{os.sep}"
-_DOOR = f"{Path(__file__).parent / '_explain.py'}"
+_REPORTS = f"{Path(__file__).parent}{os.sep}"
 _REDUCES = primitives.reduce.__code__.co_filename, primitives.reduce.__name__
-_WRAPPERS = f"{_OURS}_calls{os.sep}"
 _LIBRARIES = tuple(
     f"{path}{os.sep}" for name in ("purelib", "platlib", "stdlib", "platstdlib") if (path := sysconfig.get_path(name))
 )
-_MOST = 3
-"""The most lines that are named in one place."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,52 +49,28 @@ class Line:
         return f"{os.path.basename(self.file)}:{self.number}"
 
 
-Behind = tuple[Line | None, str | None]
-"""A line, and the verb of ours in it."""
+def behind(frames: Sequence[tuple[str, int, str]]) -> tuple[Line | None, str | None]:
+    """Return the line that a chain of calls, the innermost first, comes from, and the verb that is called there."""
+    # JAX lowers equal reductions once: the frames of the first one stand before those of each.
+    last = max((number for number, frame in enumerate(frames) if (frame[0], frame[2]) == _REDUCES), default=0)
+    inside = list(itertools.takewhile(lambda frame: not frame[0].startswith(_REPORTS), frames[last:]))
+    for wanted in ("user", "library"):
+        verb = None
+        for file, number, function in inside:
+            side = _side(file)
+            if side == wanted:
+                return Line(file, number, function.rpartition(".")[2]), verb
+            name = function.partition(".<locals>")[0]
+            if side == "ours" and not name.startswith("_"):
+                verb = f"px.{name}"
+    return None, None
 
 
 @functools.lru_cache(maxsize=4096)
-def side(file: str) -> str:
+def _side(file: str) -> str:
     """Return whose a file is."""
     if not file or file.startswith((_JAX, "<frozen")):
         return "jax"
     if file.startswith(_OURS):
         return "ours"
     return "library" if file.startswith(_LIBRARIES) else "user"
-
-
-def behind(frames: Sequence[tuple[str, int, str]]) -> Behind:
-    """Return the line that a chain of calls, the innermost first, comes from, and the verb that is called there."""
-    inside: list[tuple[str, int, str]] = []
-    # A reduction calls nobody. But JAX lowers alike ones once, and those of the first stand before those of another.
-    begins = (number for number, frame in enumerate(frames) if (frame[0], frame[2]) == _REDUCES)
-    for frame in frames[max(begins, default=0) :]:
-        if frame[0] == _DOOR:  # who asks for the report is not where its operations come from
-            break
-        inside.append(frame)
-    for wanted in ("user", "library"):
-        verb = None
-        for file, number, function in inside:
-            whose = side(file)
-            if whose == wanted:
-                return Line(file, number, function.rpartition(".")[2]), verb
-            if whose == "ours" and not file.startswith(_WRAPPERS):
-                verb = _verb(function) or verb
-    return None, None
-
-
-def nearest(chains: Iterable[Sequence[tuple[str, int, str]]]) -> Behind:
-    """Return the same of the first chain that comes from a line."""
-    found = (behind(chain) for chain in chains)
-    return next((one for one in found if one[0] is not None), (None, None))
-
-
-def some(lines: Sequence[Line]) -> str:
-    """Return the names of lines, of many the first ones."""
-    more = f" and {len(lines) - _MOST} more" if len(lines) > _MOST else ""
-    return ", ".join(map(str, lines[:_MOST])) + more
-
-
-def _verb(function: str) -> str | None:
-    name = function.partition(".<locals>")[0]
-    return None if name.startswith("_") else f"px.{name}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paraxis._jax import jax_api
-from paraxis.reports import _text
+from paraxis.reports import _hlo
 
 Shape = tuple[tuple[str, int], ...]
 """A mesh's axes and their sizes, in order."""
@@ -38,7 +38,7 @@ def named(jaxpr: jax_api.Jaxpr) -> Iterator[Any]:
 
 
 @functools.lru_cache(maxsize=1024)
-def axes(groups: _text.Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
+def axes(groups: _hlo.Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
     """Return the fewest axes of a mesh along which such groups lie; if these fill none, the axes that they cross."""
     wanted = {frozenset(group) for group in groups}
     for mesh in meshes:
@@ -52,7 +52,7 @@ def axes(groups: _text.Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def axes_crossed(groups: _text.Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
+def axes_crossed(groups: _hlo.Groups, meshes: tuple[Shape, ...]) -> tuple[str, ...]:
     """Return the axes of the first mesh in which devices of a group differ; a permutation's groups are its pairs."""
     for mesh in meshes:
         sizes = [size for _, size in mesh]

@@ -1,13 +1,26 @@
 """The base of what can be printed, shown by a notebook, and saved as a page that needs nothing else."""
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from paraxis import _html as html
-from paraxis._calls import arguments
 from paraxis._host import files
-from paraxis.reports import _as_html
+
+MOST_ROWS = 12
+"""The most lines of a list; of longer ones, how many are left out."""
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c1f24; --paper: #ffffff; --faint: #8884; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8e8ea; --paper: #16181c; } }
+body { margin: 0 auto; max-width: 75rem; padding: 1rem; color: var(--ink); background: var(--paper);
+       font: 15px/1.5 system-ui, sans-serif; }
+section { overflow-x: auto; margin: 1.2rem 0; padding-top: .4rem; border-top: 1px solid var(--faint); }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: .4rem 0; }
+code { font-family: ui-monospace, monospace; font-size: .92em; }
+td { overflow-wrap: break-word; } section > table { margin-top: .3rem; }
+@media (max-width: 40rem) { td, th { white-space: nowrap; } }
+"""
 
 
 class Page(abc.ABC):
@@ -29,7 +42,6 @@ class Page(abc.ABC):
     def _repr_html_(self) -> str:
         return html.titled(self._title, *self._parts())
 
-    @arguments.named()
     def save(self, path: str | Path) -> None:
         """Write one HTML file that needs nothing else.
 
@@ -37,7 +49,8 @@ class Page(abc.ABC):
             path: of the file, such as ``"report.html"``. One that is there is replaced, whole.
 
         Raises:
-            OSError: if it cannot be written.
+            ValueError: if the path does not end in ``.html``.
+            OSError: if the file cannot be written.
 
         Example:
             >>> import jax.numpy as jnp, os, paraxis as px, tempfile
@@ -47,6 +60,24 @@ class Page(abc.ABC):
             ...     os.path.exists(path)
             True
         """
-        arguments.path("save", "path", path, write="'report.html'")
-        with files.replaced(Path(path)) as file:
-            file.write(_as_html.page(self._title, self._parts()).encode())
+        path = Path(path)
+        if path.suffix.lower() not in (".html", ".htm"):
+            raise ValueError(f"save: path must end in .html, got {str(path)!r}; write '{path.stem or 'report'}.html'")
+        title = html.escaped(self._title)
+        page = (
+            f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
+            f"<body><h1>{title}</h1>{''.join(f'<section>{part}</section>' for part in self._parts())}</body></html>\n"
+        )
+        with files.replaced(path) as file:
+            file.write(page.encode())
+
+
+def table(rows: Sequence[Sequence[str]], most: int = MOST_ROWS) -> Iterator[str]:
+    """Yield the lines of a table without its empty columns; of many rows, the first ones."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows[:most]:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
+        yield "  " + "  ".join(cells)
+    if len(rows) > most:
+        yield f"  … {len(rows) - most:,} more"

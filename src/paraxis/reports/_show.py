@@ -2,24 +2,48 @@
 
 import collections
 import dataclasses
-import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from paraxis import _html as html
-from paraxis._calls import arguments
-from paraxis.reports import _as_html, _as_text, _grids, _leaves, units
-from paraxis.reports._leaves import Leaf
-from paraxis.reports._page import Page
+from paraxis._calls import check
+from paraxis._jax import jax_api
+from paraxis.reports import _layout, units
+from paraxis.reports._layout import Layout, layout_of
+from paraxis.reports._page import Page, table
 
-_MANY = 24
-"""Above so many arrays, those that differ by the numbers in their names alone share a line."""
+LeafState = Literal["device", "host", "deleted", "struct", "traced"]
+_ARRAYS = (jax.Array, jax.Ref, jax.ShapeDtypeStruct, jax_api.ShapedArray)
 _MOST_LINES = 60
 _MOST_PICTURES = 8
 _HEAD = ("array", "dtype", "shape", "bytes", "", "where")
 _LABELS = {"deleted": "deleted", "traced": "traced, its place is not known", "host": "on the host"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf(Layout):
+    """An array of a tree: its layout, and what holds it.
+
+    Attributes:
+        state: ``"device"``; ``"host"``: NumPy's, or a number; ``"deleted"``: it was donated or deleted, and holds
+            nothing; ``"struct"``: only a shape; ``"traced"``: a value of a function that JAX traces.
+        platform: of its devices, such as ``"gpu"``; empty if it has none.
+        memory: of the devices, if it is not their usual one, such as ``"pinned_host"``.
+        is_shared: whether it is an array that the tree has before, so that it takes no memory of its own.
+    """
+
+    state: LeafState = "host"
+    platform: str = ""
+    memory: str = ""
+    is_shared: bool = False
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The numbers of the devices that hold it, or a part of it."""
+        return tuple(sorted({device for block in self.blocks for device in block}))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -29,7 +53,7 @@ class Arrays(Page):
     It prints as text, and a notebook shows it with drawings; :meth:`save` writes these to a file.
 
     Attributes:
-        leaves: each array; its ``layout`` has ``name``, ``shape``, ``dtype``, ``split``, ``blocks``, ``bytes`` and
+        leaves: each array; it has ``name``, ``shape``, ``dtype``, ``split``, ``blocks``, ``bytes`` and
             ``bytes_per_device``.
         others: what the leaves are that are no arrays.
     """
@@ -40,7 +64,7 @@ class Arrays(Page):
     @property
     def bytes(self) -> int:
         """Bytes of all arrays: each counts once, however many devices hold it; deleted ones hold nothing."""
-        return sum(leaf.layout.bytes for leaf in self.leaves if leaf.state != "deleted" and not leaf.is_shared)
+        return sum(leaf.bytes for leaf in self.leaves if leaf.state != "deleted" and not leaf.is_shared)
 
     @property
     def bytes_per_device(self) -> dict[str, int]:
@@ -49,7 +73,7 @@ class Arrays(Page):
         for leaf in self.leaves:
             if leaf.state != "deleted" and not leaf.is_shared and not leaf.memory:
                 for device in leaf.devices:
-                    found[leaf.platform, device] += leaf.layout.bytes_per_device
+                    found[leaf.platform, device] += leaf.bytes_per_device
         return {f"{platform} {device}": size for (platform, device), size in sorted(found.items())}
 
     @property
@@ -68,30 +92,27 @@ class Arrays(Page):
         yield from (f"  {line}" for line in _held(self.bytes_per_device))
         if self.leaves:
             yield ""
-            yield from _as_text.table(_rows(self.leaves), _MOST_LINES)
+            yield from table([_row(leaf) for leaf in self.leaves], _MOST_LINES)
         if self.others:
             yield f"  No array: {_first(self.others)}"
         pictures = _pictures(self.leaves)
-        for who, leaf, sized in pictures[:_MOST_PICTURES]:
+        for names, leaf in pictures[:_MOST_PICTURES]:
             yield ""
-            yield f"{who}: the devices of each block, {_grids.label(leaf.layout, sized=sized)}"
-            yield from _as_text.picture(leaf.layout, sized=sized)
+            yield f"{names}: the devices of each block, {_layout.label(leaf)}"
+            yield from _layout.picture(leaf)
         if len(pictures) > _MOST_PICTURES:
             yield f"… and {units.of(len(pictures) - _MOST_PICTURES, 'layout')} more"
 
     def _parts(self) -> Iterator[str]:
-        held = _held(self.bytes_per_device)
-        if held:
-            yield "".join(map(html.note, held))
+        yield "".join(map(html.note, _held(self.bytes_per_device)))
         if self.leaves:
-            yield html.table(_HEAD, _rows(self.leaves))
+            yield html.table(_HEAD, [_row(leaf) for leaf in self.leaves])
         if self.others:
             yield html.note(f"No array: {_first(self.others)}")
-        for who, leaf, sized in _pictures(self.leaves)[:_MOST_PICTURES]:
-            yield f"<div><code>{html.escaped(who)}</code></div>{_as_html.picture(leaf.layout, sized=sized)}"
+        for names, leaf in _pictures(self.leaves)[:_MOST_PICTURES]:
+            yield f"<div><code>{html.escaped(names)}</code></div>{_layout.html_picture(leaf)}"
 
 
-@arguments.named(jax.ShapeDtypeStruct)
 def show(x: Any) -> Arrays:
     """Return which arrays a tree has, how large they are, and which device holds which part of them.
 
@@ -105,8 +126,7 @@ def show(x: Any) -> Arrays:
         A :class:`paraxis.reports.Arrays`, which prints as text, is drawn by a notebook, and has ``save("x.html")``.
 
     Raises:
-        TypeError: if ``x`` is no tree, as a dictionary whose keys have no order, or has a shape that its sharding does
-            not divide.
+        ValueError: if an array has a shape that its sharding does not divide.
 
     Communicates: nothing.
 
@@ -129,7 +149,43 @@ def show(x: Any) -> Arrays:
           4:6  2    6
           6:8  3    7
     """
-    return Arrays(*_leaves.of(x))
+    seen: set[int] = set()
+    leaves: list[Leaf] = []
+    others: list[str] = []
+    for path, value in jax.tree_util.tree_flatten_with_path(x)[0]:
+        name = jax.tree_util.keystr(path).removeprefix(".")
+        if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
+            leaves.append(Leaf(name, (), type(value).__name__, (), (), 0, 0))
+        elif isinstance(value, _ARRAYS) or (hasattr(value, "shape") and isinstance(_dtype(value), np.dtype)):
+            leaves.append(dataclasses.replace(_leaf(name, value), is_shared=id(value) in seen))
+            seen.add(id(value))
+        else:
+            others.append(f"{name or 'it'} is {check.described(value)}")
+    return Arrays(tuple(leaves), tuple(others))
+
+
+def _dtype(x: Any) -> Any:
+    return getattr(x, "dtype", None)  # PyTorch's are of another class
+
+
+def _leaf(name: str, x: Any) -> Leaf:
+    state: LeafState = "device" if isinstance(x, (jax.Array, jax.Ref)) else "struct"
+    sharding = None if isinstance(x, (np.ndarray, np.generic, jax_api.Tracer)) else getattr(x, "sharding", None)
+    if isinstance(x, jax_api.Tracer):
+        state = "traced"
+    elif isinstance(x, (np.ndarray, np.generic)):
+        state = "host"
+    elif isinstance(x, jax.Array) and x.is_deleted():
+        state = "deleted"
+    if sharding is not None and isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
+        sharding = None  # it has no devices
+    layout = vars(layout_of(name, x.shape, x.dtype, sharding))
+    if sharding is None:
+        return Leaf(**layout, state=state)
+    device = next(iter(sharding.device_set))
+    memory = getattr(sharding, "memory_kind", None)
+    is_usual = memory in (None, device.default_memory().kind)
+    return Leaf(**layout, state=state, platform=device.platform, memory="" if is_usual else str(memory))
 
 
 def _held(bytes_per_device: dict[str, int]) -> list[str]:
@@ -145,32 +201,16 @@ def _held(bytes_per_device: dict[str, int]) -> list[str]:
     return ["; ".join(texts[:4]) + ("; …" if len(texts) > 4 else "")] if texts else []
 
 
-def _rows(leaves: Sequence[Leaf]) -> list[list[str]]:
-    groups: dict[Any, list[Leaf]] = {}
-    for number, leaf in enumerate(leaves):
-        alike = (_without_numbers(leaf.layout.name), dataclasses.replace(leaf.layout, name=""), leaf.state)
-        groups.setdefault((alike, leaf.memory, leaf.is_shared) if len(leaves) > _MANY else number, []).append(leaf)
-    return [_row(group) for group in groups.values()]
-
-
-def _without_numbers(name: str) -> str:
-    return re.sub(r"\d+", "*", name)
-
-
-def _row(group: Sequence[Leaf]) -> list[str]:
-    leaf, often = group[0], len(group)
-    layout = leaf.layout
-    name = layout.name if often == 1 else f"{often} × {_without_numbers(layout.name)}"
-    each = " each" if often > 1 else ""
-    size = "" if leaf.state == "host" and not layout.bytes else f"{units.size(layout.bytes)}{each}"
-    local = f"{units.size(layout.bytes_per_device)} per device" if layout.bytes_per_device < layout.bytes else ""
-    return [name, layout.dtype, str(layout).partition(",")[0], size, local, _where(leaf)]
+def _row(leaf: Leaf) -> list[str]:
+    size = "" if leaf.state == "host" and not leaf.bytes else units.size(leaf.bytes)
+    local = f"{units.size(leaf.bytes_per_device)} per device" if leaf.bytes_per_device < leaf.bytes else ""
+    return [leaf.name, leaf.dtype, str(leaf).partition(",")[0], size, local, _where(leaf)]
 
 
 def _where(leaf: Leaf) -> str:
     devices = f"{leaf.platform} {units.runs(leaf.devices)}" if leaf.devices else ""
-    if leaf.layout.copies > 1:
-        devices += f", {leaf.layout.copies} copies" if len(leaf.layout.blocks) > 1 else ", whole on each"
+    if leaf.copies > 1:
+        devices += f", {leaf.copies} copies" if len(leaf.blocks) > 1 else ", whole on each"
     text = _LABELS.get(leaf.state, devices)
     if leaf.state == "struct":
         text = f"only a shape{devices and f', for {devices}'}"
@@ -178,21 +218,14 @@ def _where(leaf: Leaf) -> str:
     return ", ".join(filter(None, [text, leaf.memory, shared]))
 
 
-def _pictures(leaves: Sequence[Leaf]) -> list[tuple[str, Leaf, bool]]:
-    """Return each way to lie in blocks once: who lies so, one of them, and whether all have its sizes."""
+def _pictures(leaves: Sequence[Leaf]) -> list[tuple[str, Leaf]]:
+    """Return each way to lie in blocks once: who lies so, and the first of them."""
     ways: dict[Any, list[Leaf]] = {}
     for leaf in leaves:
-        if len(leaf.layout.blocks) > 1 and leaf.state != "deleted":
-            parts = tuple((axis, leaf.layout.split[axis]) for axis in _grids.cut(leaf.layout))
-            ways.setdefault((leaf.platform, parts, leaf.layout.blocks), []).append(leaf)
-    return [
-        (_first([leaf.layout.name or "The array" for leaf in alike]), alike[0], len(_sizes(alike)) == 1)
-        for alike in ways.values()
-    ]
-
-
-def _sizes(leaves: Sequence[Leaf]) -> set[tuple[int, ...]]:
-    return {tuple(leaf.layout.shape[axis] for axis in _grids.cut(leaf.layout)) for leaf in leaves}
+        if len(leaf.blocks) > 1 and leaf.state != "deleted":
+            parts = tuple((axis, leaf.split[axis], leaf.shape[axis]) for axis in leaf.cut)
+            ways.setdefault((leaf.platform, parts, leaf.blocks), []).append(leaf)
+    return [(_first([leaf.name or "The array" for leaf in alike]), alike[0]) for alike in ways.values()]
 
 
 def _first(names: Sequence[str], most: int = 2) -> str:

@@ -1,21 +1,27 @@
 """The modules of a model in a table: what each is given and returns, its parameters, and what it computes."""
 
 import collections
+import contextlib
+import contextvars
 import dataclasses
+import functools
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paraxis import _html as html
-from paraxis._calls import arguments
+from paraxis._calls import check
 from paraxis._jax import jax_api
-from paraxis.reports import _as_text, _layouts, _models, _work, units
-from paraxis.reports._page import Page
+from paraxis.reports import _flops, units
+from paraxis.reports._layout import layout_of
+from paraxis.reports._page import Page, table
 
 _HEAD = ("module", "class", "inputs", "outputs", "parameters", "bytes", "other", "forward", "backward")
 _MOST_SHAPES = 3
@@ -75,9 +81,7 @@ class ModuleTable(Page):
         return str(self)
 
     def __str__(self) -> str:
-        return "\n".join(
-            line.rstrip() for line in [self._title, "", *_as_text.table(self._cells(), len(self.rows) + 2)]
-        )
+        return "\n".join(line.rstrip() for line in [self._title, "", *table(self._cells(), len(self.rows) + 2)])
 
     def _parts(self) -> Iterator[str]:
         head, *rows = self._cells()
@@ -90,7 +94,42 @@ class ModuleTable(Page):
         return [[row[column] for column in kept] for row in table]
 
 
-@arguments.named(jax.ShapeDtypeStruct)
+@dataclasses.dataclass
+class _Call:
+    """The calls of one module: its class, what the first one is given and returns, and whether one goes on."""
+
+    kind: str
+    given: tuple[Any, ...]
+    result: Any = None
+    is_open: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Variable:
+    """A variable of a model: its path, its shape and dtype, and whether it is a parameter, which is trained."""
+
+    path: tuple[str, ...]
+    value: Any
+    is_parameter: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """A model split into variables and a function of them.
+
+    Attributes:
+        variables: all of them.
+        params: a tree of the parameters.
+        rest: a tree of the other variables.
+        call: the model as a function ``(params, rest, args, kwargs)``.
+    """
+
+    variables: tuple[_Variable, ...]
+    params: Any
+    rest: Any
+    call: Callable[[Any, Any, Any, Any], Any]
+
+
 def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTable:
     """Return the modules of a model in a table, with the shapes of what goes in and out, parameters and FLOPs.
 
@@ -109,7 +148,7 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
         ``save("x.html")``.
 
     Raises:
-        TypeError: if ``model`` cannot be called, or does not compute with JAX, as a module of PyTorch.
+        TypeError: if ``model`` cannot be called.
         Exception: what the model raises for these arguments.
 
     Example:
@@ -124,17 +163,13 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
           layers.2  Linear      float32[16,8]  float32[16,2]  18          72 bytes   512 FLOP    1.02 kFLOP
           total     Sequential  float32[16,4]  float32[16,2]  58          232 bytes  1.54 kFLOP  2.05 kFLOP
     """
-    arguments.function(
-        "tabulate", "model", model, "px.tabulate(net, jax.ShapeDtypeStruct((8, 28, 28, 1), jnp.float32))"
-    )
-    if any(cls.__module__.startswith("torch.nn.") for cls in inspect.getmro(type(model))):
-        _refuse(model, "is PyTorch's")
-    taken = _models.of(model, args, kwargs)
-    given, opened = _models.split((args, kwargs))
+    check.function("tabulate", "model", model, "px.tabulate(net, jax.ShapeDtypeStruct((8, 28, 28, 1), jnp.float32))")
+    taken = _taken(model, args, kwargs)
+    given, opened = _split((args, kwargs))
 
     def forward(params: Any, rest: Any, given: Any) -> Any:
         args, kwargs = opened(given)
-        return [x for x in jax.tree.leaves(taken.call(params, rest, args, kwargs)) if _models.is_array(x)]
+        return [x for x in jax.tree.leaves(taken.call(params, rest, args, kwargs)) if _is_array(x)]
 
     def differentiated(params: Any, rest: Any, given: Any) -> Any:
         def floating(params: Any) -> Any:
@@ -144,41 +179,28 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
         return results, pull([jnp.ones_like(x) for x in results])
 
     params, rest = _structs(taken.params), _structs(taken.rest)
-    with _models.noting() as calls:
+    with _noting() as calls:
         program = jax.make_jaxpr(forward)(params, rest, given)
-    if not (program.jaxpr.outvars or calls or taken.variables):
-        _refuse(model, "returns no array of JAX's")
-    with _models.noting() as again:
+    with _noting() as again:
         again.update(calls)  # they keep their numbers
         both = jax.make_jaxpr(differentiated)(params, rest, given) if jax.tree.leaves(params) else program
     if () not in calls:  # what no library has made
         result = jax.eval_shape(forward, params, rest, given)
         kind = getattr(getattr(model, "func", model), "__name__", type(model).__name__)
-        calls = {(): _models.Call(kind, (*args, *kwargs.values()), result), **calls}
+        calls = {(): _Call(kind, (*args, *kwargs.values()), result), **calls}
         numbers = {path: number - 1 for number, path in enumerate(calls)}
     else:
         numbers = {path: number for number, path in enumerate(calls)}
-    counts = [_flops(jax_api.without_dead(closed), numbers) for closed in (program, both)]
+    counts = [_by_module(jax_api.without_dead(closed), numbers) for closed in (program, both)]
     paths = sorted(calls, key=lambda path: bool(path))  # the model itself is first
     return ModuleTable(tuple(_row(path, calls[path], taken.variables, counts) for path in paths))
 
 
-def _refuse(model: Any, reason: str) -> NoReturn:
-    raise TypeError(
-        f"tabulate: {getattr(model, '__name__', type(model).__name__)} {reason}; write px.tabulate(net, x) with a "
-        f"module of Flax NNX, Linen or Equinox, or a function of JAX arrays"
-    )
-
-
-def _structs(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-
-
-def _flops(jaxpr: jax_api.Jaxpr, numbers: dict[tuple[str, ...], int]) -> collections.Counter[tuple[str, ...]]:
+def _by_module(jaxpr: jax_api.Jaxpr, numbers: dict[tuple[str, ...], int]) -> collections.Counter[tuple[str, ...]]:
     """Return what is computed in the calls of each module; for the model itself, all."""
     found: collections.Counter[tuple[str, ...]] = collections.Counter()
-    tags = {_models.tag(number): path for path, number in numbers.items() if path}
-    for scope, flops in _work.by_scope(jaxpr):
+    tags = {_tag(number): path for path, number in numbers.items() if path}
+    for scope, flops in _flops.by_scope(jaxpr):
         found[()] += flops
         for name, path in tags.items():
             if re.search(rf"\b{name}\b", scope):
@@ -188,13 +210,13 @@ def _flops(jaxpr: jax_api.Jaxpr, numbers: dict[tuple[str, ...], int]) -> collect
 
 def _row(
     path: tuple[str, ...],
-    call: _models.Call,
-    variables: Sequence[_models.Variable],
+    call: _Call,
+    variables: Sequence[_Variable],
     counts: Sequence[collections.Counter[tuple[str, ...]]],
 ) -> ModuleRow:
     inside = [variable for variable in variables if variable.path[: len(path)] == path]
-    trained = [_layouts.unplaced("", x.value.shape, x.value.dtype) for x in inside if x.is_parameter]
-    others = [_layouts.unplaced("", x.value.shape, x.value.dtype) for x in inside if not x.is_parameter]
+    trained = [layout_of("", x.value.shape, x.value.dtype, None) for x in inside if x.is_parameter]
+    others = [layout_of("", x.value.shape, x.value.dtype, None) for x in inside if not x.is_parameter]
     return ModuleRow(
         path=path,
         kind=call.kind,
@@ -210,7 +232,7 @@ def _row(
 
 def _shown(tree: Any) -> tuple[str, ...]:
     return tuple(
-        f"{x.dtype}[{','.join(map(str, x.shape))}]" if _models.is_array(x) else arguments.described(x)
+        f"{x.dtype}[{','.join(map(str, x.shape))}]" if _is_array(x) else check.described(x)
         for x in jax.tree.leaves(tree)
     )
 
@@ -231,3 +253,195 @@ def _cells(row: ModuleRow) -> list[str]:
 
 def _first(shapes: Sequence[str]) -> str:
     return ", ".join(shapes[:_MOST_SHAPES]) + (" …" if len(shapes) > _MOST_SHAPES else "")
+
+
+# --- models of each library ------------------------------------------------------------------------------------------
+
+# Modules of NNX and Equinox are copied, and each module of the copy gets a class of its own, whose `__call__` notes its
+# arguments and its result. So nobody else's class is touched. Linen has interceptors for this.
+
+
+def _taken(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Model:
+    """Split a model into its variables and a function of them; of Linen's, those that it makes for these arguments."""
+    nnx, linen = sys.modules.get("flax.nnx"), sys.modules.get("flax.linen")
+    owner, method = (model.__self__, model.__name__) if inspect.ismethod(model) else (model, "__call__")
+    if nnx is not None and isinstance(owner, nnx.Module):
+        return _of_nnx(owner, method)
+    if linen is not None and isinstance(model, linen.Module):
+        return _of_linen(model, args, kwargs)
+    return _of_tree(model)
+
+
+# --- calls that are noted ---------------------------------------------------------------------------------------------
+
+_noted: contextvars.ContextVar[dict[tuple[str, ...], _Call] | None] = contextvars.ContextVar("noted", default=None)
+
+
+@contextlib.contextmanager
+def _noting() -> Iterator[dict[tuple[str, ...], _Call]]:
+    """Note the calls of modules in this context, by their paths, in the order in which they begin."""
+    found: dict[tuple[str, ...], _Call] = {}
+    token = _noted.set(found)
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
+
+
+def _tag(number: int) -> str:
+    """Return the name of the scope around the calls of the module that is the n-th to be called."""
+    return f"px_module_{number}_"
+
+
+def _note(
+    path: tuple[str, ...], kind: str, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    found = _noted.get()
+    if found is None or (path in found and found[path].is_open):  # a method of its own
+        return call(*args, **kwargs)
+    noted = found.setdefault(path, _Call(kind, _structs((*args, *kwargs.values()))))
+    noted.is_open = True
+    try:
+        with jax.named_scope(_tag(list(found).index(path))):
+            result = call(*args, **kwargs)
+    finally:
+        noted.is_open = False
+    if noted.result is None:
+        noted.result = _structs(result)
+    return result
+
+
+def _structs(tree: Any) -> Any:
+    def one(x: Any) -> Any:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") and hasattr(x, "dtype") else x
+
+    return jax.tree.map(one, tree)
+
+
+@functools.lru_cache(maxsize=4096)
+def _noting_class(cls: type, path: tuple[str, ...]) -> type:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        return _note(path, cls.__name__, functools.partial(cls.__call__, self), args, kwargs)
+
+    body = {
+        "__call__": __call__,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+    }
+    return type(cls)(cls.__name__, (cls,), body)
+
+
+def _watch(module: Any, path: tuple[str, ...]) -> None:
+    if callable(module):
+        object.__setattr__(module, "__class__", _noting_class(type(module), path))
+
+
+# --- libraries --------------------------------------------------------------------------------------------------------
+
+
+def _of_nnx(model: Any, method: str) -> _Model:
+    from flax import nnx
+
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    variables = [
+        _Variable(tuple(map(str, path)), value, isinstance(variable, nnx.Param))
+        for path, variable in nnx.to_flat_state(nnx.state(model))
+        for value in jax.tree.leaves(variable)
+    ]
+
+    def call(params: Any, rest: Any, args: Any, kwargs: Any) -> Any:
+        # Variables can be written in the trace that they are made in: so they are made here.
+        copy = nnx.merge(graph, *jax.tree.map(lambda x: x, (params, rest)))
+        for path, module in nnx.iter_modules(copy):
+            _watch(module, tuple(map(str, path)))
+        return getattr(copy, method)(*args, **kwargs)
+
+    return _Model(tuple(variables), params, rest, call)
+
+
+def _of_linen(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Model:
+    from flax import linen
+
+    key = jax.random.key(0)
+    given, opened = _split((args, kwargs))
+
+    def init(given: Any) -> Any:
+        args, kwargs = opened(given)
+        return model.init(key, *args, **kwargs)
+
+    made = linen.unbox(jax.eval_shape(init, given))
+    params, rest = {"params": made.get("params", {})}, {name: x for name, x in made.items() if name != "params"}
+    variables = [
+        _Variable(tuple(str(part.key) for part in path[1:]), value, collection == "params")
+        for collection, tree in made.items()
+        for path, value in jax.tree_util.tree_flatten_with_path({collection: tree})[0]
+    ]
+
+    def interceptor(following: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        is_method = hasattr(type(context.module), context.method_name)  # and not what a lifted transform calls
+        if not is_method or context.method_name in ("setup", "__post_init__"):
+            return following(*args, **kwargs)
+        return _note(context.module.path, type(context.module).__name__, following, args, kwargs)
+
+    def call(params: Any, rest: Any, args: Any, kwargs: Any) -> Any:
+        with linen.intercept_methods(interceptor):
+            return model.apply({**params, **rest}, *args, **kwargs, rngs={"params": key}, mutable=True)[0]
+
+    return _Model(tuple(variables), params, rest, call)
+
+
+def _of_tree(model: Any) -> _Model:
+    arrays, opened = _split(model)
+    is_parameter = [jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays]
+    named = [(path, x) for path, x in jax.tree_util.tree_flatten_with_path(model)[0] if _is_array(x)]
+    variables = [_Variable(_keys(path), x, ours) for (path, x), ours in zip(named, is_parameter, strict=True)]
+    params = [x if ours else None for x, ours in zip(arrays, is_parameter, strict=True)]
+    rest = [None if ours else x for x, ours in zip(arrays, is_parameter, strict=True)]
+
+    def call(params: Any, rest: Any, args: Any, kwargs: Any) -> Any:
+        copy = opened([y if x is None else x for x, y in zip(params, rest, strict=True)])
+        for path, module in _equinox_modules(copy, ()):
+            _watch(module, path)
+        return copy(*args, **kwargs)
+
+    return _Model(tuple(variables), params, rest, call)
+
+
+def _equinox_modules(module: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield Equinox modules, and in them others."""
+    equinox = sys.modules.get("equinox")
+    if equinox is None or not isinstance(module, equinox.Module):
+        return
+    yield path, module
+    inside = jax.tree_util.tree_flatten_with_path(
+        module, is_leaf=lambda x: x is not module and isinstance(x, equinox.Module)
+    )
+    for at, part in inside[0]:
+        if isinstance(part, equinox.Module):
+            yield from _equinox_modules(part, (*path, *_keys(at)))
+
+
+def _keys(path: Any) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+
+def _split(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
+    """Return the arrays of a tree as shapes, and what puts others in their place."""
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [_struct(x) for x in leaves if _is_array(x)]
+
+    def opened(values: Any) -> Any:
+        left = iter(values)
+        return jax.tree.unflatten(structure, [next(left) if _is_array(x) else x for x in leaves])
+
+    return arrays, opened
+
+
+def _is_array(x: Any) -> bool:
+    """Return whether a leaf is an array, or stands for one; numbers of Python's are none here."""
+    return isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
+
+
+def _struct(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -8,13 +8,33 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._axes import placing
-from paraxis._calls import arguments, integers
+from paraxis._calls import check
 from paraxis._core import maps
 from paraxis.errors import CommunicationError, DeviceError
-from paraxis.reports import Communication, Memory, Work, explain, num_devices, of_program, program_of, total_bytes
+from paraxis.reports import Communication, Report, explain
 
 
-@arguments.named(jax.ShapeDtypeStruct)
+def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communication:
+    """Compile a function for the given arguments, without running it, and count its collectives.
+
+    Args:
+        fn: as in :func:`paraxis.explain`.
+        *args: arrays, or ``jax.ShapeDtypeStruct`` in their place.
+        **kwargs: likewise.
+
+    Returns:
+        Counts and bytes per device of each kind of collective.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> from paraxis.testing import communication
+        >>> rows = px.Axis("rows", 16)
+        >>> communication(lambda x: px.map_fn(jnp.sin, x, rows), jnp.ones(16)).total_count
+        0
+    """
+    return explain(fn)(*args, **kwargs).communication
+
+
 def assert_communication(
     fn: Callable[..., Any],
     *args: Any,
@@ -29,12 +49,12 @@ def assert_communication(
     """Assert how often a function communicates; it is compiled, but not run.
 
     Args:
-        fn: a function of arrays, jitted or not.
+        fn: as in :func:`paraxis.explain`.
         *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
         all_reduce: exact number of all-reduces in the compiled program; ``None``: any number. The other kinds of
             collectives likewise.
-        max_bytes: largest number of bytes per device in all collectives together, each as often as loops run it; a
-            loop without a known end counts as one turn, and all branches count.
+        max_bytes: largest number of bytes per device in all collectives together, each as often as loops run it, in
+            all branches. It fails if a loop without a known end communicates.
 
     Returns:
         The collectives that were found.
@@ -48,7 +68,6 @@ def assert_communication(
         >>> rows = px.Axis("rows", 16)
         >>> found = assert_communication(lambda x: px.map_fn(jnp.sin, x, rows), jnp.ones(16), all_reduce=0, max_bytes=0)
     """
-    arguments.function("assert_communication", "fn", fn, "assert_communication(lambda x: …, x, all_reduce=1)")
     promised = {
         "all_reduce": all_reduce,
         "all_gather": all_gather,
@@ -59,27 +78,35 @@ def assert_communication(
     }
     for name, wanted in {**promised, "max_bytes": max_bytes}.items():
         if wanted is not None:
-            arguments.count("assert_communication", name, wanted, least=0, most=2**63, write=f"{name}=0")
-    program = program_of(fn, args, {})
-    found, sent = of_program(program), total_bytes(program)
+            check.count("assert_communication", name, wanted, least=0, most=2**63, write=f"{name}=0")
+    report = explain(fn)(*args)
+    found, sent = report.communication, report.total_bytes
     broken = [
         f"{kind}={wanted} was promised, found {found.count[kind]}"
         for kind, wanted in promised.items()
         if wanted is not None and found.count[kind] != wanted
     ]
-    if max_bytes is not None and sent > max_bytes:
-        loops = ", loops multiplied" if sent > found.total_bytes else ""
-        broken.append(f"max_bytes={max_bytes:,} was promised, found {sent:,}{loops}")
+    if max_bytes is not None:
+        endless = [c for c in report.collectives if not c.is_certain]
+        if sent > max_bytes:
+            loops = ", loops multiplied" if sent > found.total_bytes else ""
+            broken.append(f"max_bytes={max_bytes:,} was promised, found {sent:,}{loops}")
+        elif endless:
+            where = f" at {endless[0].line}" if endless[0].line else ""
+            broken.append(
+                f"max_bytes={max_bytes:,} was promised, but a loop without a known end sends {endless[0].bytes:,} "
+                f"bytes in each turn{where}; assert it of the loop's body, or loop a known number of times"
+            )
     if broken:
         raise CommunicationError(
-            f"{_name(fn)}: {'; '.join(broken)}. The compiled program has: {found}{_why_none(program)}"
+            f"{_name(fn)}: {'; '.join(broken)}. The compiled program has: {found}{_why_none(report)}"
         )
     return found
 
 
-def _why_none(program: str) -> str:
+def _why_none(report: Report) -> str:
     """Return why a program for one device sends nothing, and how to have one for several; nothing of others."""
-    if num_devices(program) > 1:
+    if report.num_devices > 1:
         return ""
     there = len(jax.devices())
     advice = (
@@ -91,97 +118,6 @@ def _why_none(program: str) -> str:
     return f". It is for one device, which sends nothing; {advice}"
 
 
-@arguments.named(jax.ShapeDtypeStruct)
-def assert_memory(
-    fn: Callable[..., Any], *args: Any, max_bytes: int | None = None, max_temporary_bytes: int | None = None
-) -> Memory:
-    """Assert how much memory of one device a function needs; it is compiled, but not run.
-
-    Args:
-        fn: as in :func:`paraxis.explain`.
-        *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
-        max_bytes: the most bytes of arguments, results and temporaries together; what is donated counts once.
-        max_temporary_bytes: the most bytes of what is neither.
-
-    Returns:
-        What the compiler says.
-
-    Raises:
-        AssertionError: if it needs more; the message lists all parts.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from paraxis.testing import assert_memory
-        >>> assert_memory(lambda x: x * 2, jnp.ones(256), max_bytes=2048).arguments
-        1024
-    """
-    arguments.function("assert_memory", "fn", fn, "assert_memory(lambda x: …, x, max_bytes=2**30)")
-    promised = {"max_bytes": max_bytes, "max_temporary_bytes": max_temporary_bytes}
-    for name, most in promised.items():
-        if most is not None:
-            arguments.count("assert_memory", name, most, least=0, most=2**63, write=f"{name}=2**30")
-    memory = explain(fn)(*args).memory
-    found = {"max_bytes": memory.peak, "max_temporary_bytes": memory.temporaries}
-    broken = [
-        f"{name}={most:,} was promised, found {found[name]:,}"
-        for name, most in promised.items()
-        if most is not None and found[name] > most
-    ]
-    if broken:
-        raise AssertionError(
-            f"{_name(fn)}: {'; '.join(broken)}. One device holds arguments of {memory.arguments:,} bytes, results of "
-            f"{memory.results:,}, of these {memory.donated:,} where arguments were, and temporaries of "
-            f"{memory.temporaries:,}"
-        )
-    return memory
-
-
-@arguments.named(jax.ShapeDtypeStruct)
-def assert_no_redundant_work(fn: Callable[..., Any], *args: Any, allow_uncounted: bool = False) -> Work:
-    """Assert that the devices share a function's work, and none does what another does; it is compiled, but not run.
-
-    Matrix products and convolutions are looked at. Together, the devices may do a quarter more of them than there is to
-    do, beside the work on padding.
-
-    Args:
-        fn: as in :func:`paraxis.explain`.
-        *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
-        allow_uncounted: whether there may be factorizations, Fourier transforms and what else is computed by code of
-            which nobody says how much it is. They are not looked at.
-
-    Returns:
-        What one device computes, and an equal share.
-
-    Raises:
-        AssertionError: if work is done more than once, with the lines; or if nobody can tell, as in a loop without a
-            known end, or of what is not counted.
-
-    Example:
-        >>> import jax.numpy as jnp, paraxis as px
-        >>> from paraxis.testing import assert_no_redundant_work
-        >>> rows = px.Axis("rows", 16)
-        >>> assert_no_redundant_work(lambda x: px.map_fn(lambda x: x @ x, x, rows), jnp.ones((16, 4, 4))).flops
-        256
-    """
-    arguments.function("assert_no_redundant_work", "fn", fn, "assert_no_redundant_work(lambda x: …, x)")
-    arguments.flag("assert_no_redundant_work", "allow_uncounted", allow_uncounted)
-    report = explain(fn)(*args)
-    if report.work.uncounted and report.num_devices > 1 and not allow_uncounted:
-        raise AssertionError(
-            f"{_name(fn)}: nobody can tell whether work is done twice by {', '.join(report.work.uncounted)}, which is "
-            f"not counted; if that does not matter, write assert_no_redundant_work(…, allow_uncounted=True)"
-        )
-    if report.work.flops and report.work.share is None:
-        raise AssertionError(
-            f"{_name(fn)}: nobody can tell whether work is done twice, since a loop has no known end, or another "
-            f"library compiles the function; assert it of a part, such as the body of the loop"
-        )
-    if found := report.found("redundant"):
-        raise AssertionError(f"{_name(fn)}: {'; '.join(map(str, found))}")
-    return report.work
-
-
-@arguments.named()
 def assert_same_everywhere(
     fn: Callable[..., Any],
     *args: Any,
@@ -211,13 +147,6 @@ def assert_same_everywhere(
         >>> rows = px.Axis("rows", 5)
         >>> assert_same_everywhere(lambda x: px.reduce_mean(px.map_fn(jnp.sin, x, rows), rows), jnp.ones(5))
     """
-    arguments.function("assert_same_everywhere", "fn", fn, "assert_same_everywhere(lambda x: …, x)")
-    counts = devices if isinstance(devices, (tuple, list)) else ()
-    if not counts or any(integers.at_least(1, number) is None for number in counts):
-        got = arguments.described(devices)
-        raise ValueError(f"assert_same_everywhere: devices must be numbers of devices, got {got}; write devices=(1, 2)")
-    for name, tolerance in {"rtol": rtol, "atol": atol}.items():
-        arguments.number("assert_same_everywhere", name, tolerance, least=0, write=f"{name}=1e-5")
     there = jax.devices()
     if max(devices) > len(there):
         raise DeviceError(

@@ -4,12 +4,11 @@ import os
 
 import jax
 
-from paraxis._calls import arguments
+from paraxis._calls import check
 from paraxis._host import threads
 from paraxis.errors import DeviceError
 
 
-@arguments.named()
 def simulate_devices(n: int) -> None:
     """Start JAX on ``n`` simulated CPU devices. Call this before anything else uses JAX.
 
@@ -23,7 +22,7 @@ def simulate_devices(n: int) -> None:
         >>> from paraxis.testing import simulate_devices
         >>> simulate_devices(1)
     """
-    n = arguments.count("simulate_devices", "n", n, most=4096, write="simulate_devices(8)", error=DeviceError)
+    n = check.count("simulate_devices", "n", n, most=4096, write="simulate_devices(8)", error=DeviceError)
     flags, os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS"), threads.not_simulating(os.environ)
     try:
         jax.config.update("jax_num_cpu_devices", n)

@@ -18,89 +18,60 @@ import jax
 import jax.numpy as jnp
 
 from paraxis.cli._errors import CommandError
-from paraxis.cli.explain._script import run_script
 from paraxis.errors import DeviceError
-from paraxis.reports import Collective, Point, Report, explain, for_devices, text
+from paraxis.reports import Collective, Report, explain, units
 from paraxis.testing import simulate_devices
 
-MOST_STARTED = 2048
-"""The most devices that JAX can be started with; a compiler can be told of more."""
-
 _SHAPE = re.compile(r"(?P<dtype>[A-Za-z]\w*)\[(?P<dims>[\d,\s]*)\]")
+_HEAD = ("devices", "computes", "an equal share", "sends", "holds", "findings")
 
 
 def run_explain(
     target: str,
-    rest: Sequence[str] = (),
     *,
     shapes: str | None = None,
     arguments: str | None = None,
     devices: Sequence[int] = (),
-    on: str | None = None,
     html: Path | None = None,
     as_json: bool = False,
 ) -> int:
     """Print the report on ``module:function``, or ``file.py:function``; on several numbers of devices, a table.
 
-    Of a script without a function, run with the arguments ``rest``, print the reports on all that it calls.
-
     Returns:
-        The exit status: the script's, else 0.
+        The exit status, 0.
 
     Raises:
         CommandError: if there is no such function, or its arguments are malformed.
     """
-    if target.endswith(".py"):
-        of_one = {"--shapes": shapes, "--arguments": arguments, "--on": on, "--html": html, "--json": as_json or None}
-        for option, value in of_one.items():
-            if value is not None:
-                write = option if value is True else f"{option} …"
-                raise CommandError(f"{option} is of one function; write: paraxis explain {target}:function {write}")
-        if len(devices) > 1:
-            raise CommandError(f"a script is run once; write --devices {devices[-1]} alone")
-        _simulate(devices)
-        return run_script(Path(target), rest)
-    if rest:
-        raise CommandError(f"{' '.join(rest)}: what the function is given is said by --shapes or --arguments")
     if shapes is not None and arguments is not None:
         raise CommandError("--shapes and --arguments both say what the function is given; write one of them")
     structs = [] if shapes is None else structs_of(shapes)
     if len(devices) > 1:
         if html is not None or as_json:
             raise CommandError("--html and --json are of one report; write --devices once")
-        options = {"--shapes": shapes, "--arguments": arguments, "--on": on}
+        options = {"--shapes": shapes, "--arguments": arguments}
         given = [word for option, value in options.items() if value for word in (option, value)]
-        print(text([Point(**_apart(target, given, number)) for number in devices]))
+        rows = [_HEAD, *(_row(target, given, number) for number in devices)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
         return 0
-    many = devices[0] if devices and devices[0] > MOST_STARTED else None
-    if many is None:
-        _simulate(devices)
-    try:
-        report = _report(target, structs, arguments, many, on)
-        if devices and many is None:
-            report = for_devices(report, devices[0])
-    except ValueError as error:
-        if on is None or not str(error).startswith("explain: on"):
-            raise
-        raise CommandError(str(error)) from None
-    print(json.dumps(_numbers(report)) if as_json else report)
-    if html is not None:
-        try:
-            report.save(html)
-        except OSError as error:
-            raise CommandError(f"--html {html}: {error.strerror or error}") from None
-    return 0
-
-
-def _simulate(devices: Sequence[int]) -> None:
     if devices:
         try:
             simulate_devices(devices[0])
         except DeviceError as error:
             raise CommandError(f"--devices {devices[0]}: {error}") from None
+    report = _report(target, structs, arguments)
+    print(json.dumps(_numbers(report)) if as_json else report)
+    if html is not None:
+        try:
+            report.save(html)
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--html {html}: {getattr(error, 'strerror', None) or error}") from None
+    return 0
 
 
-def _report(target: str, structs: Sequence[Any], arguments: str | None, devices: int | None, on: str | None) -> Report:
+def _report(target: str, structs: Sequence[Any], arguments: str | None) -> Report:
     module, name = _module_of(target)
     fn = _function(module, name, target)
     given: Any = structs if arguments is None else _function(module, arguments, f"--arguments {arguments}")()
@@ -112,14 +83,13 @@ def _report(target: str, structs: Sequence[Any], arguments: str | None, devices:
         except TypeError:
             how = "--shapes or --arguments" if not given else "--shapes" if arguments is None else "--arguments"
             raise CommandError(f"{name} takes {signature}, and is given {len(given)} by {how}") from None
-    return explain(fn, devices=devices, on=on)(*given)
+    return explain(fn)(*given)
 
 
 def _numbers(report: Report) -> dict[str, Any]:
     """Return what a table and other programs want to know."""
     return {
         "devices": report.num_devices,
-        "devices_asked_for": report.asked or report.num_devices,
         "flops": report.work.flops,
         "flops_of_equal_share": report.work.share,
         "flops_are_exact": report.work.is_certain,
@@ -134,12 +104,12 @@ def _numbers(report: Report) -> dict[str, Any]:
         "temporary_bytes": report.memory.temporaries,
         "findings": [str(finding) for finding in report.findings],
         "not_looked_for": list(report.unchecked),
-        "estimated_seconds": None if report.estimate is None else report.estimate.seconds,
     }
 
 
 def _sent(collective: Collective) -> dict[str, Any]:
     """Return what the text of a report says of a collective."""
+    line = collective.line
     return {
         "kind": collective.kind,
         "shape": collective.shape,
@@ -149,39 +119,30 @@ def _sent(collective: Collective) -> dict[str, Any]:
         "in_branch": collective.is_branch,
         "axes": list(collective.axes),
         "devices": collective.group_size,
-        **_asking(collective.line, collective.verb),
-        "others": [_asking(line, verb) for line, verb in collective.others],
+        "file": None if line is None else line.file,
+        "line": None if line is None else line.number,
+        "verb": collective.verb,
         "written": collective.is_written,
         "backward": collective.is_backward,
-        "widened_from": collective.widened,
     }
 
 
-def _asking(line: Any, verb: str | None) -> dict[str, Any]:
-    """Return the line of source, a ``Line`` or ``None``, and the verb that ask for a collective."""
-    return {"file": None if line is None else line.file, "line": None if line is None else line.number, "verb": verb}
-
-
-def _apart(target: str, given: Sequence[str], devices: int) -> dict[str, Any]:
-    """Return the numbers on so many devices, from a process of its own, where JAX has not started yet."""
+def _row(target: str, given: Sequence[str], devices: int) -> list[str]:
+    """Return the cells of so many devices, from a process of its own, where JAX has not started yet."""
     command = [sys.executable, "-P", "-m", "paraxis", "explain", target, *given, "--devices", str(devices), "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
     if done.returncode:
         raise CommandError(f"on {devices} devices, the function could not be explained; see above")
     found = json.loads(done.stdout.splitlines()[-1])
-    return {
-        "label": f"{found['devices_asked_for']:,}",
-        "devices": found["devices_asked_for"],
-        "flops": found["flops"],
-        "share": found["flops_of_equal_share"],
-        "sent": found["sent_bytes"],
-        "peak": found["peak_bytes"],
-        "findings": len(found["findings"]),
-        "seconds": found["estimated_seconds"],
-        "fits": found["fits"],
-        "computes_exactly": found["flops_are_exact"],
-        "sends_exactly": found["sent_bytes_are_exact"],
-    }
+    computes, sends, share = found["flops"], found["sent_bytes"], found["flops_of_equal_share"]
+    return [
+        f"{devices:,}",
+        units.amount(computes) + ("" if found["flops_are_exact"] else " per open turn"),
+        "unknown" if share is None else units.amount(share),
+        units.size(sends) + ("" if found["sent_bytes_are_exact"] else " per open turn"),
+        units.size(found["peak_bytes"]),
+        str(len(found["findings"])),
+    ]
 
 
 def structs_of(text: str) -> Sequence[jax.ShapeDtypeStruct]:

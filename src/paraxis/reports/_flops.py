@@ -12,18 +12,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from paraxis._axes import layout, placing
 from paraxis._jax import cost, jax_api
-from paraxis.reports import _lines, _text
+from paraxis.reports import _hlo, _lines
 
-_PRODUCTS = ("dot", "convolution", "custom-call")
 Lines = collections.Counter[_lines.Line | None]
 
+_PRODUCTS = ("dot", "convolution", "custom-call")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}|\"lhs_contracting_dimensions\":\[([\d,\"]*)\]")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r" window=\{([^}]*)\}")
-_MOVES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose")
-"""JAX's names of what computes nothing, and so has no products."""
 _WAYS = {"stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
 """Words of a window for each dimension, in the order of :func:`cost.of_convolution`, and what holds if it does not."""
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
@@ -33,53 +30,29 @@ _OPAQUE = ("cholesky", "fft", "ragged-dot", "triangular-solve")
 _FREE = ("Sharding", "SPMD", "callback", "annotate", "AllocateBuffer", "Topk", "SliceTo", "PadTo", "xla.sdy")
 
 
-def of_program(program: _text.Program, written: Lines) -> tuple[Lines, int]:
-    """Return what one device computes, by line, and backward; ``written``: what all have to compute, if it is known.
-
-    The compiler's passes do not always keep lines, and a product that is given the place of its transposition has the
-    line of that. An operation without a line gets one from near it that asks for products, first of those that lack as
-    much as it does, then of those that have nothing yet.
-    """
+def of_program(program: _hlo.Program) -> tuple[Lines, bool]:
+    """Return what one device computes, by line, and whether each loop's end is known."""
     found: Lines = collections.Counter()
-    without: list[tuple[int, _text.Operation]] = []
-    backward = 0
+    is_certain = True
     for operation in program.operations:
-        if operation.times and (amount := flops(program, operation) * operation.times):
-            backward += amount * program.is_backward(operation)
-            line, _ = _lines.behind(program.frames(operation))
-            if line is None or (line not in written and operation.path.rpartition("/")[2] in _MOVES):
-                without.append((amount, operation))
-            else:
-                found[line] += amount
-    for amount, operation in sorted(without, key=lambda pair: -pair[0]):
-        near = [_lines.behind(frames)[0] for frames in program.frames_near(operation)]
-        asking = [line for line in (*near, *written) if line in written]
-        lacking = [line for line in asking if written[line] >= program.num_devices * (found[line] + 0.9 * amount)]
-        empty = [line for line in asking if not found[line]]
-        found[next(iter(lacking or empty or asking or near), None)] += amount
-    return found, backward
+        if amount := flops(program, operation) * operation.times:
+            found[_lines.behind(program.frames(operation))[0]] += amount
+            is_certain &= operation.within.is_certain
+    return found, is_certain
 
 
-def is_certain(program: _text.Program) -> bool:
-    """Return whether it is known how often each product runs."""
-    return all(
-        operation.is_certain or not (operation.opcode in _PRODUCTS or flops(program, operation))
-        for operation in program.operations
-        if operation.times
-    )
-
-
-def flops(program: _text.Program, operation: _text.Operation) -> int:
+def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
     """Return an operation's floating-point operations, each time that it runs, if it is a product."""
     if operation.opcode == "multiply":
-        return 2 * math.prod(_text.dims(operation.shape)) if _is_of_dot(program, operation) else 0
+        size = math.prod(_hlo.dims(operation.shape))  # what is left of a product; one number is where a block begins
+        return 2 * size if size > 1 and operation.path.partition(";")[0].endswith("/dot_general") else 0
     if operation.opcode not in _PRODUCTS:
         return 0
     operands = [program.find(name) for name in operation.operands[:2]]
-    shapes = [_text.dims(x.shape) if x is not None else () for x in operands]
-    size = 2 * math.prod(_text.dims(operation.shape))
+    shapes = [_hlo.dims(x.shape) if x is not None else () for x in operands]
+    size = 2 * math.prod(_hlo.dims(operation.shape))
     if (labels := _LABELS.search(operation.text)) and len(shapes) == 2:
-        given, kernel, results = *shapes, _text.dims(operation.shape)
+        given, kernel, results = *shapes, _hlo.dims(operation.shape)
         if by_cudnn := _BY_CUDNN.search(operation.text):
             of_kernel = by_cudnn[1] == "Filter"
             given, kernel, results = (given, results, kernel) if of_kernel else (results, kernel, given)
@@ -90,7 +63,7 @@ def flops(program: _text.Program, operation: _text.Operation) -> int:
     return 0
 
 
-def _of_convolution(operation: _text.Operation, shapes: list[tuple[int, ...]], labels: Sequence[str]) -> int:
+def _of_convolution(operation: _hlo.Operation, shapes: list[tuple[int, ...]], labels: Sequence[str]) -> int:
     """Return the same of a convolution; each label names the dimensions of a shape: input, kernel, result."""
     window = _WINDOW.search(operation.text)
     says = dict(part.split("=") for part in window[1].split()) if window else {}
@@ -105,16 +78,7 @@ def _of_convolution(operation: _text.Operation, shapes: list[tuple[int, ...]], l
     return cost.of_convolution(result["b"] * result["f"] * kernel["i"], zip(*sizes, *ways, strict=True))
 
 
-def _is_of_dot(program: _text.Program, multiply: _text.Operation) -> bool:
-    """Return whether a multiplication is what is left of a product: of columns with rows, or of a sum of products."""
-    many = math.prod(_text.dims(multiply.shape)) > 1  # one number is where a block begins
-    named = program.named(multiply) if many else None
-    if named is None or not named.path.partition(";")[0].endswith("/dot_general"):
-        return False
-    return named is multiply or named.opcode == "reduce"
-
-
-def uncounted(program: _text.Program) -> tuple[str, ...]:
+def uncounted(program: _hlo.Program) -> tuple[str, ...]:
     """Return the names of what others' code computes, of which the text does not say how much it is."""
     found: set[str] = set()
     for operation in program.operations:
@@ -126,64 +90,25 @@ def uncounted(program: _text.Program) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def of_jaxpr(jaxpr: jax_api.Jaxpr) -> tuple[Lines, bool]:
-    """Return what all devices have to compute together, by line, and whether each loop's end is known."""
+def of_jaxpr(jaxpr: jax_api.Jaxpr, *, padded: bool = False) -> tuple[Lines, bool]:
+    """Return what all devices have to compute together, by line, and whether each loop's end is known.
+
+    Args:
+        jaxpr: a program.
+        padded: whether maps count with the elements that fill up the last device's block.
+    """
     found: Lines = collections.Counter()
     is_certain = True
-    for eqn, times, is_bounded, _ in _scoped(jaxpr, chosen=_distinct):
-        flops = cost.of_product(eqn) * cost.groups(eqn)
-        if flops:
-            found[_lines.behind(jax_api.frames_of(eqn))[0]] += flops * times
+    for eqn, times, is_bounded, _ in _scoped(jaxpr, padded=padded, chosen=_distinct):
+        if amount := cost.of_product(eqn) * cost.groups(eqn):
+            found[_lines.behind(jax_api.frames_of(eqn))[0]] += amount * times
             is_certain &= is_bounded
     return found, is_certain
 
 
-_PADS = layout.repeat_last.__code__
-"""The function of ours that pads a batch in the program itself."""
-
-
-def padding(eqn: Any) -> tuple[int, int] | None:
-    """Return the number of rows that an operation pads, and to how many; ``None``: it is not our padding."""
-    if eqn.primitive.name != "concatenate":
-        return None
-    frames = jax_api.frames_of(eqn)
-    if not any(file == _PADS.co_filename and function.endswith(_PADS.co_name) for file, _, function in frames):
-        return None
-    return eqn.invars[0].aval.shape[0], eqn.outvars[0].aval.shape[0]
-
-
-def padded_lines(
-    jaxpr: jax_api.Jaxpr, padded: float = 1.0, *, of_maps: bool = False
-) -> dict[_lines.Line | None, float]:
-    """Return how many times as many rows there are with padding, for each line of products on padded rows.
-
-    Args:
-        jaxpr: a program, of which ``of_jaxpr`` counts rows of a map without its padding, and those of ``px.Parallel``,
-            which the program itself pads, with it.
-        padded: what holds for all of it.
-        of_maps: whether maps count, too.
-    """
-    found: dict[_lines.Line | None, float] = {}
-    own = [padded * after / before for before, after in filter(None, map(padding, jaxpr.eqns))]
-    padded = max(own, default=padded)
-    for eqn in jaxpr.eqns:
-        if padded > 1 and cost.of_product(eqn):
-            line, _ = _lines.behind(jax_api.frames_of(eqn))
-            found[line] = max(padded, found.get(line, 1.0))
-        bodies, inner = jax_api.subjaxprs(eqn), padded
-        if eqn.primitive.name == "px_map":
-            place: placing.Placement = eqn.params["how"].placement
-            bodies = (eqn.params["body"].jaxpr,)
-            inner *= place.num_padded / place.size if of_maps else 1
-        for body in bodies:
-            for line, factor in padded_lines(body, inner, of_maps=of_maps).items():
-                found[line] = max(factor, found.get(line, 1.0))
-    return found
-
-
 def calls_python(jaxpr: jax_api.Jaxpr) -> Iterator[_lines.Line | None]:
     """Yield the line of each call of Python while the program runs."""
-    for eqn, _, _ in equations(jaxpr):
+    for eqn in equations(jaxpr):
         if "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print":
             yield _lines.behind(jax_api.frames_of(eqn))[0]
 
@@ -191,14 +116,13 @@ def calls_python(jaxpr: jax_api.Jaxpr) -> Iterator[_lines.Line | None]:
 def by_scope(jaxpr: jax_api.Jaxpr) -> Iterator[tuple[str, int]]:
     """Yield, for each product, the names of ``jax.named_scope`` around it, and what all devices compute for it."""
     for eqn, times, _, scope in _scoped(jaxpr):
-        if flops := cost.of_product(eqn):
-            yield scope, flops * times
+        if amount := cost.of_product(eqn):
+            yield scope, amount * times
 
 
-def equations(jaxpr: jax_api.Jaxpr) -> Iterator[tuple[Any, int, bool]]:
-    """Yield each operation, how often it is done for all devices together, and whether that is known."""
-    for eqn, times, is_bounded, _ in _scoped(jaxpr):
-        yield eqn, times, is_bounded
+def equations(jaxpr: jax_api.Jaxpr) -> Iterator[Any]:
+    """Yield each operation, also of programs within the program."""
+    return (eqn for eqn, *_ in _scoped(jaxpr))
 
 
 def _distinct(eqns: Sequence[Any]) -> Iterator[Any]:
@@ -235,6 +159,7 @@ def _scoped(
     times: int = 1,
     is_bounded: bool = True,
     scope: str = "",
+    padded: bool = False,
     chosen: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Iterator[tuple[Any, int, bool, str]]:
     for eqn in chosen(jaxpr.eqns):
@@ -242,7 +167,8 @@ def _scoped(
         yield eqn, times, is_bounded, within
         name, params = eqn.primitive.name, eqn.params
         if name == "px_map":  # the others of its parameters say how this one is run
-            yield from _scoped(params["body"].jaxpr, times * params["size"], is_bounded, within, chosen)
+            size = params["how"].placement.num_padded if padded else params["size"]
+            yield from _scoped(params["body"].jaxpr, times * size, is_bounded, within, padded, chosen)
             continue
         inner = times
         if name == "scan":
@@ -251,4 +177,4 @@ def _scoped(
             inner *= math.prod(params["mesh"].shape[axis] for axis in jax_api.bound_axes(eqn))
         solved = params["jaxprs"].solve if name == "custom_linear_solve" else None  # the others are for derivatives
         for sub in jax_api.subjaxprs(eqn) if solved is None else [solved.jaxpr]:
-            yield from _scoped(sub, inner, is_bounded and name != "while", within, chosen)
+            yield from _scoped(sub, inner, is_bounded and name != "while", within, padded, chosen)

@@ -1,0 +1,339 @@
+"""The text of a compiled program (XLA's HLO): its operations, how often each runs, and the lines they come from.
+
+A program's text is a list of computations, callees before callers; each is a list of operations. One that stands in
+the body of a loop runs as often as the loop does, if the compiler knows how often that is.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+KINDS: tuple[str, ...] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "collective_permute",
+    "collective_broadcast",
+)
+
+Groups = tuple[tuple[int, ...], ...]
+Frame = tuple[str, int, str]
+"""A file, the number of a line in it, and the name of the function."""
+
+
+@dataclasses.dataclass
+class Computation:
+    """A list of operations that the program calls by name.
+
+    Attributes:
+        name: unique in the program.
+        is_entry: whether the program begins here.
+        operations: in the order of the text.
+        times: how often the program runs it, loops multiplied.
+        is_certain: whether ``times`` is known; if not, a loop without a known end counts as one turn.
+        is_branch: whether a branch calls it, which need not be taken.
+        is_in_loop: whether a loop calls it.
+    """
+
+    name: str
+    is_entry: bool = False
+    operations: "list[Operation]" = dataclasses.field(default_factory=list)
+    times: int = 0
+    is_certain: bool = True
+    is_branch: bool = False
+    is_in_loop: bool = False
+
+
+@dataclasses.dataclass
+class Operation:
+    """An operation of a program.
+
+    Attributes:
+        name: unique in the program.
+        shape: of the result, as text; of an asynchronous pair, what the one that ends it gives.
+        opcode: such as ``"dot"``; of an asynchronous pair, the one that starts it, without ``-start``.
+        starts: whether it is the start of an asynchronous pair.
+        text: the whole line.
+        begin: where its operands begin in that.
+        within: the computation that it stands in.
+    """
+
+    name: str
+    shape: str
+    opcode: str
+    starts: bool
+    text: str
+    begin: int
+    within: Computation = dataclasses.field(repr=False)
+
+    @property
+    def times(self) -> int:
+        return self.within.times
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of collective that it is, one of :data:`KINDS`."""
+        name = self.opcode.replace("-", "_").removeprefix("ragged_")
+        return name if name in KINDS else None
+
+    @property
+    def path(self) -> str:
+        """JAX's name of it, such as ``jit(f)/transpose(jvp())/reduce_sum``."""
+        found = _PATH.search(self.text)
+        return found[1] if found else ""
+
+    @property
+    def is_backward(self) -> bool:
+        """True of a derivative's backward pass, in which what a checkpoint did not keep is made again."""
+        return "transpose(" in self.path
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of its operands."""
+        return _NAME.findall(self.text[self.begin : self.text.find(")", self.begin)])
+
+
+class Program:
+    """A compiled program's operations, in the order of its text."""
+
+    def __init__(self, text: str) -> None:
+        devices = _PARTITIONS.search(text)
+        self.num_devices = int(devices[1]) if devices else 1
+        self._says_devices = devices is not None
+        self._tables = _tables(text)
+        computations = _computations(text)
+        _count(computations)
+        self.operations = [operation for computation in computations for operation in computation.operations]
+        self._by_name = {operation.name: operation for operation in self.operations}
+
+    @property
+    def collectives(self) -> list[Operation]:
+        """Those operations that exchange something."""
+        return [op for op in self.operations if op.kind is not None and self.group_size(op) != 1]
+
+    def find(self, name: str) -> Operation | None:
+        return self._by_name.get(name)
+
+    def group_size(self, operation: Operation) -> int:
+        """Return the number of devices that take part together; 0: the text does not say."""
+        found = groups(operation.text)
+        return max(map(len, found)) if found else self.num_devices if self._says_devices else 0
+
+    def groups(self, operation: Operation) -> Groups:
+        """Return the numbers of the devices that take part together."""
+        return groups(operation.text) or (tuple(range(self.num_devices)),)
+
+    def sent_bytes(self, operation: Operation) -> int:
+        """Return what a device gives to a collective or gets from it, whichever is larger; of several arrays, all."""
+        scattered = self.group_size(operation) if operation.kind == "reduce_scatter" else 1
+        return num_bytes(operation.shape) * scattered
+
+    def frames(self, operation: Operation) -> list[Frame]:
+        """Return the calls that an operation comes from, the innermost first; none if a pass has not kept them."""
+        if by_table := _FRAME_ID.search(operation.text):
+            return self._tables.chain(by_table[1])
+        alone = _SOURCE.search(operation.text)
+        return [(alone[1], int(alone[2]), "")] if alone else []
+
+    def argument(self, operation: Operation) -> int | None:
+        """Return the number of the program's argument that an operation takes first, perhaps only moved before."""
+        found: Operation | None = operation
+        while found is not None and (found is operation or found.opcode in _MOVES):
+            found = self._by_name.get(next(iter(found.operands), ""))
+        number = _PARAMETER.search(found.text) if found is not None and found.within.is_entry else None
+        return int(number[1]) if number else None
+
+
+# --- operations --------------------------------------------------------------------------------------------------
+
+_OPERATION = re.compile(
+    r"^\s*(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+)\s+(?P<opcode>[a-z][\w\-]*?)(?P<start>-start)?\("
+)
+_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|true_computation|false_computation|branch_computations|called_computations)="
+    r"(\{[^}]*\}|%?[\w.\-]+)"
+)
+_NAME = re.compile(r"%([\w.\-]+)")
+_TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
+_PATH = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_PARAMETER = re.compile(r" parameter\((\d+)\)")
+_MOVES = ("bitcast", "convert", "copy", "reshape", "transpose")
+_PARTITIONS = re.compile(r"num_partitions=(\d+)")
+
+
+def _computations(text: str) -> list[Computation]:
+    found = [Computation("")]  # a piece of a program need not say which computation it is of
+    for line in text.splitlines():
+        if not line.startswith(" ") and (heading := _COMPUTATION.match(line)):
+            found.append(Computation(heading["name"], heading["entry"] is not None))
+        elif match := _OPERATION.match(line):
+            parts = match["name"], match["shape"], match["opcode"], match["start"] is not None
+            found[-1].operations.append(Operation(*parts, line, match.end(), found[-1]))
+    for computation in found:  # where a pair starts, its shape has the operands as well, nested in one of several ways
+        done = (op for op in computation.operations if op.opcode.endswith("-done"))
+        ends = {begin[1]: op.shape for op in done if (begin := _NAME.search(op.text, op.begin))}
+        for operation in computation.operations:
+            if operation.starts:
+                operation.shape = ends.get(operation.name, operation.shape)
+    return found
+
+
+def _count(computations: Sequence[Computation]) -> None:
+    """Note how often each computation runs; of a piece of a program, each once."""
+    has_entry = any(computation.is_entry for computation in computations)
+    by_name = {computation.name: computation for computation in computations}
+    for computation in computations:
+        computation.times = int(computation.is_entry or not has_entry)
+    for caller in reversed(computations if has_entry else ()):
+        for operation in caller.operations:
+            is_loop = operation.opcode == "while"
+            trips = _TRIPS.search(operation.text) if is_loop else None
+            for callee in filter(None, map(by_name.get, _callees(operation.text))):
+                callee.times += caller.times * (int(trips[1]) if trips else 1)
+                callee.is_certain &= caller.is_certain and (not is_loop or trips is not None)
+                callee.is_branch |= caller.is_branch or operation.opcode == "conditional"
+                callee.is_in_loop |= caller.is_in_loop or is_loop
+
+
+def _callees(text: str) -> Iterator[str]:
+    """Yield the names of the computations that an operation runs."""
+    if "=%" in text or "={%" in text:
+        for called in _CALLED.findall(text):
+            yield from (name.lstrip("%") for name in called.strip("{}").split(", "))
+
+
+# --- sizes -------------------------------------------------------------------------------------------------------
+
+_ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*\w*)\[(?P<dims>[\d,]*)\]")
+
+
+def num_bytes(shape: str) -> int:
+    """Return the bytes of an array, or of all arrays of a tuple."""
+    return sum(_array_bytes(m["dtype"], m["dims"]) for m in _ARRAY.finditer(shape))
+
+
+def dims(shape: str) -> tuple[int, ...]:
+    """Return the dimensions of an array, of a tuple's first one."""
+    found = _ARRAY.search(shape)
+    return tuple(int(dim) for dim in found["dims"].split(",") if dim) if found else ()
+
+
+def plain(shape: str) -> str:
+    """Return the text of a shape without what it says about layouts."""
+    parts = [m[0] for m in _ARRAY.finditer(shape)]
+    return ", ".join(parts) if len(parts) < 4 else f"{parts[0]}, … ({len(parts)} arrays)"
+
+
+def _array_bytes(dtype: str, dims: str) -> int:
+    elements = math.prod(int(dim) for dim in dims.split(",") if dim)
+    return elements * _bits(dtype) // 8
+
+
+@functools.lru_cache
+def _bits(dtype: str) -> int:
+    if dtype == "pred":
+        return 8
+    digits = re.search(r"\d+", dtype)
+    return int(digits[0]) if digits else 0
+
+
+# --- who takes part ----------------------------------------------------------------------------------------------
+
+# Written in one of four ways: every group in full, {{0,1},{2,3}}; as rows of a range that is reshaped and transposed,
+# [2,2]<=[2,2]T(1,0); by axes of a mesh, mesh['d'=4,'m'=2] {'m'}, where 'd':(1)2 is a part of an axis; or as pairs.
+_LISTED = re.compile(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}")
+_RESHAPED = re.compile(r"replica_groups=\[(\d+),(\d+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?)?")
+_BY_AXES = re.compile(r"replica_groups=mesh(?P<mesh>[^{]*)\{(?P<axes>[^}]*)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{(\{\d+,\d+\}(?:,\{\d+,\d+\})*)\}")
+
+
+def groups(text: str) -> Groups:
+    """Return the numbers of the devices that take part together, as an operation's text says it; ``()``: all."""
+    if reshaped := _RESHAPED.search(text):
+        count, size, source, order = int(reshaped[1]), int(reshaped[2]), reshaped[3], reshaped[4]
+        ids = _arranged(_ints(source) if source else [count * size], _ints(order) if order else None)
+        return tuple(tuple(ids[i * size : (i + 1) * size]) for i in range(count))
+    if listed := _LISTED.search(text):
+        return tuple(tuple(_ints(group)) for group in listed[1].strip("{}").split("},{"))
+    if by_axes := _BY_AXES.search(text):
+        return _along(by_axes["mesh"], by_axes["axes"])
+    if pairs := _PAIRS.search(text):
+        return tuple(tuple(_ints(pair)) for pair in pairs[1].strip("{}").split("},{"))
+    return ()
+
+
+def _ints(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def _arranged(sizes: Sequence[int], order: Sequence[int] | None) -> list[int]:
+    """Return the numbers from 0 on, reshaped to ``sizes``, transposed, and flat again."""
+    order = range(len(sizes)) if order is None else order
+    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    places = itertools.product(*(range(sizes[axis]) for axis in order))
+    return [sum(i * strides[axis] for i, axis in zip(place, order, strict=True)) for place in places]
+
+
+def _along(mesh: str, axes: str) -> Groups:
+    """Return the groups along axes of a mesh, or along parts of them."""
+    sizes: dict[str, int] = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
+    cuts: dict[str, tuple[int, int]] = {}
+    for name, before, part in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes):
+        cuts[name] = (int(before), int(part)) if part else (1, sizes[name])
+    finer: list[tuple[int, bool]] = []
+    for name, size in sizes.items():
+        before, part = cuts.get(name, (1, 1))
+        finer += [(before, False), (part, name in cuts), (size // (before * part), False)]
+    shape = [size for size, _ in finer]
+    order = [i for i, (_, along) in enumerate(finer) if not along] + [i for i, (_, along) in enumerate(finer) if along]
+    ids = _arranged(shape, order)
+    if permuted := re.search(r"device_ids=\(?\[([\d,]+)\](?:T\(([\d,]+)\))?", mesh):
+        devices = _arranged(_ints(permuted[1]), _ints(permuted[2]) if permuted[2] else None)
+        ids = [devices[i] for i in ids]
+    size = math.prod(size for size, along in finer if along)
+    return tuple(tuple(ids[i : i + size]) for i in range(0, len(ids), size))
+
+
+# --- whence ------------------------------------------------------------------------------------------------------
+
+_FRAME_ID = re.compile(r"stack_frame_id=(\d+)")
+_SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
+_SECTION = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:\d+ .*\n)+)", re.MULTILINE)
+_LOCATION = re.compile(r"file_name_id=(\d+) function_name_id=(\d+) line=(\d+)")
+_PARENT = re.compile(r"file_location_id=(\d+)(?: parent_frame_id=(\d+))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tables:
+    """The head of a program: frames by number, each with its place and its caller's number."""
+
+    places: Mapping[str, Frame]
+    callers: Mapping[str, str]
+
+    def chain(self, number: str) -> list[Frame]:
+        found: list[Frame] = []
+        while number in self.places and len(found) < 200:
+            found.append(self.places[number])
+            number = self.callers[number]
+        return found
+
+
+def _tables(text: str) -> _Tables:
+    sections = {name: dict(line.split(" ", 1) for line in lines.splitlines()) for name, lines in _SECTION.findall(text)}
+    frames = sections.get("StackFrames", {})
+    names = {part: sections.get(part, {}) for part in ("FileNames", "FunctionNames")}
+    locations: dict[str, Frame] = {}
+    for number, location in sections.get("FileLocations", {}).items():
+        if found := _LOCATION.search(location):
+            file, function = names["FileNames"].get(found[1], '""'), names["FunctionNames"].get(found[2], '""')
+            locations[number] = (file.strip('"'), int(found[3]), function.strip('"'))
+    pairs = {number: found for number, frame in frames.items() if (found := _PARENT.search(frame))}
+    # A frame's caller stands before it. Where a number is a frame's own, all are one too high.
+    shift = any(found[2] == number for number, found in pairs.items())
+    callers = {number: str(int(found[2] or 0) - shift) for number, found in pairs.items()}
+    return _Tables({n: locations[found[1]] for n, found in pairs.items() if found[1] in locations}, callers)
