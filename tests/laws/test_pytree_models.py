@@ -323,6 +323,6 @@ def test_a_member_keeps_what_is_fixed_in_it() -> None:
 def test_a_named_tuple_is_one_argument() -> None:
     """An optimizer's state is one."""
     axis, params = axis_on(2, 3), values(3, 2)
-    states = jax.vmap(optax.scale_by_adam().init)(params)
+    states: Any = jax.vmap(optax.scale_by_adam().init)(params)
     assert isinstance(states, tuple)
     assert_close(px.map_fn(lambda state: state.mu + state.count, states, axis), states.mu + states.count[:, None])

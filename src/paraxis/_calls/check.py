@@ -124,7 +124,7 @@ def no_cut(who: str, argument: str, tree: Any) -> None:
 def why_cut(leaf: Any) -> str | None:
     """Return which integer of an array JAX would cut, and what to write; ``None`` if it keeps all."""
     kept = None if isinstance(leaf, jax.Array) else _KEPT.get(getattr(leaf, "dtype", None))  # type: ignore[arg-type]
-    if kept is None or jax.config.jax_enable_x64:
+    if kept is None or jax.dtypes.canonicalize_dtype(np.int64) == np.int64:
         return None
     array = np.asarray(leaf)
     if not array.size or (array.min() >= kept.min and array.max() <= kept.max):

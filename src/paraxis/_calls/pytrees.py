@@ -90,7 +90,8 @@ def opened(tree: Any) -> Any:
 
 
 def _without_seals(tree: Any, replaced: Callable[[Fixed], Any]) -> Any:
-    parts, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, Fixed) or is_nnx(x))
+    ends = (Fixed, *_classes("flax.nnx", "Pytree", "Variable"))
+    parts, structure = jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, ends))
     if not any(map(_is_fixed, parts)):
         return tree
     return jax.tree.unflatten(structure, [replaced(part) if _is_fixed(part) else part for part in parts])

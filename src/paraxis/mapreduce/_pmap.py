@@ -85,10 +85,10 @@ def pmap(
     compiled = jax.jit(mapped, static_argnums=static, donate_argnums=donated)
 
     def prepared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args = tuple(x if i in static else pytrees.sealed(x) for i, x in enumerate(args))
-        kwargs = pytrees.sealed(kwargs)
         leaves = jax.tree.leaves((args, kwargs))
-        if not all(isinstance(x, jax.Array) for x in leaves):
+        if not all([isinstance(x, jax.Array) for x in leaves]):  # noqa: C419  # faster at each call
+            args = tuple(x if i in static else pytrees.sealed(x) for i, x in enumerate(args))
+            kwargs = pytrees.sealed(kwargs)
             check.no_cut("pmap", "args", args)
             check.no_cut("pmap", "kwargs", kwargs)
         return _moved(args, kwargs, *laid_out(args, kwargs)) if any(map(_is_bound, leaves)) else (args, kwargs)
@@ -130,25 +130,31 @@ def _axes_of(in_axes: Any, dynamic: Mapping[int, Any], num_args: int) -> list[in
 
 
 def _size(axes: Sequence[int | None], dynamic: Mapping[int, Any], kwargs: dict[str, Any], given: int | None) -> int:
-    sizes: dict[str, int] = {} if given is None else {"axis_size": given}
-    named = [(tree.name("args", path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(dynamic)]
-    keywords = [(tree.name("kwargs", path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(kwargs)]
-    for (label, leaf), at in zip(named + keywords, [*axes, *[0] * len(keywords)], strict=True):
-        shape = np.shape(leaf)
-        if at is None:
-            continue
-        if not -len(shape) <= at < len(shape):
+    leaves = jax.tree.leaves((dynamic, kwargs))
+    mapped = [(np.shape(x), at) for x, at in zip(leaves, _with_keywords(axes, leaves), strict=True) if at is not None]
+    sizes = {shape[at] if -len(shape) <= at < len(shape) else None for shape, at in mapped} | ({given} - {None})
+    first = next(iter(sizes), None)
+    if first is not None and len(sizes) == 1:
+        return first
+    if not sizes:
+        raise ShapeError("pmap: no argument is mapped, so the number of elements is unknown; write axis_size=8")
+    labels = [tree.name("args", path) for path, _ in jax.tree_util.tree_leaves_with_path(dynamic)]
+    labels += [tree.name("kwargs", path) for path, _ in jax.tree_util.tree_leaves_with_path(kwargs)]
+    found = [] if given is None else [f"axis_size: {given}"]
+    for label, x, at in zip(labels, leaves, _with_keywords(axes, leaves), strict=True):
+        shape = np.shape(x)
+        if at is not None and not -len(shape) <= at < len(shape):
             raise ShapeError(
                 f"pmap: {label} has shape {shape} and no axis {at} to map over; write None for it in in_axes to give "
                 f"every element the whole of it"
             )
-        sizes[label] = shape[at]
-    if not sizes:
-        raise ShapeError("pmap: no argument is mapped, so the number of elements is unknown; write axis_size=8")
-    if len(set(sizes.values())) > 1:
-        found = ", ".join(f"{label}: {size}" for label, size in sizes.items())
-        raise ShapeError(f"pmap: the sizes of the mapped axes disagree ({found}); they must be one and the same")
-    return next(iter(sizes.values()))
+        found += [] if at is None else [f"{label}: {shape[at]}"]
+    raise ShapeError(f"pmap: the sizes of the mapped axes disagree ({', '.join(found)}); they must be one and the same")
+
+
+def _with_keywords(axes: Sequence[int | None], leaves: Sequence[Any]) -> list[int | None]:
+    """Return the mapped axis of each leaf, those of keyword arguments, at the end, included."""
+    return [*axes, *[0] * (len(leaves) - len(axes))]
 
 
 def _placed(axis: Axis) -> Axis:
@@ -174,12 +180,14 @@ def _moved(
     """Move arrays that are bound to other devices than those of the axis, which ``jax.jit`` would refuse."""
     placement = placing.place(axis)
     leaves, structure = jax.tree.flatten((dynamic, kwargs))
-    sides = [*axes, *[0] * (len(leaves) - len(axes))]
-    moved = [
-        arrays.settle(x, placement, rows=at == 0) if _is_bound(x) else x for x, at in zip(leaves, sides, strict=True)
-    ]
-    dynamic, kwargs = structure.unflatten(moved)
-    return tuple(dynamic.get(i, arg) for i, arg in enumerate(args)), kwargs
+    whole, rows = (arrays.sharding(placement, rows=rows) for rows in (False, True))
+    if whole is None or rows is None:
+        return args, kwargs
+    for i, (x, at) in enumerate(zip(leaves, _with_keywords(axes, leaves), strict=True)):
+        if _is_bound(x) and getattr(x.sharding, "mesh", None) != whole.mesh:
+            leaves[i] = arrays.put(x, rows if at == 0 else whole)
+    dynamic, kwargs = structure.unflatten(leaves)
+    return tuple([dynamic.get(i, arg) for i, arg in enumerate(args)]), kwargs
 
 
 def _lead(at: int | None, x: Any, axis: Axis) -> Any:
