@@ -90,7 +90,7 @@ CASES = (
     Cases(
         "Ctrl-C and SIGTERM while a run trains",
         "saved; it resumes and ends with the same bits",
-        (("tests/train/test_fit_kills.py", "told_to_stop"), ("tests/launch/test_signals.py", "")),
+        (("tests/train/test_fit_kills.py", "told_to_stop"), ("tests/launch/test_launch.py", "signal")),
     ),
     Cases(
         "a loss or gradient that is not finite",
@@ -98,19 +98,19 @@ CASES = (
         (("tests/train/test_fit_nonfinite.py", ""),),
     ),
     Cases(
-        "one of several processes raises, leaves, is killed or stopped",
+        "one of several processes raises, leaves or is killed",
         "all end within seconds; a message names the cause",
-        (("tests/launch/test_failures.py", ""), ("tests/train/test_fit_processes.py", "")),
+        (("tests/launch/test_launch.py", "rank"), ("tests/train/test_fit_processes.py", "")),
     ),
     Cases(
         "one of several processes is stuck",
-        "all end; a message says where it is stuck",
-        (("tests/launch/test_watchdog.py", ""),),
+        "it prints its stacks and exits, and the others end",
+        (("tests/launch/test_initialize.py", "stuck"),),
     ),
     Cases(
         "output of a launch that cannot be written",
         "the ranks continue; a message says so",
-        (("tests/launch/test_lost_output.py", ""),),
+        (("tests/launch/test_launch.py", "output_cannot"),),
     ),
 )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paraxis.launch import Options, launch
+from paraxis.launch import launch
 
 TRAINING = str(Path(__file__).with_name("_training.py"))
 COMMAND = [sys.executable, "-c", "import sys; from paraxis.cli import main; sys.exit(main())"]
@@ -40,7 +40,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
         timer = threading.Timer(_TIMEOUT, kill_what_was_launched)
         timer.start()
         try:
-            status = launch(Options(n, script, arguments, **options))
+            status = launch(script, arguments, num_processes=n, **options)
         finally:
             timer.cancel()
         out, error = capfd.readouterr()

@@ -1,9 +1,7 @@
 """Each front end on two processes with two devices each: the numbers of others on one device, in both."""
 
-import csv
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.launch._support import Launch, launched  # noqa: F401  (a fixture)
@@ -236,20 +234,3 @@ def test_on_two_processes_as_on_one(launched: Launch, tmp_path: Path, name: str,
     assert out.count(f"held: {name}") == 2
     if "ensembles" in name:
         assert len(list((tmp_path / "members").glob("member-*.npz"))) == size
-
-
-@pytest.mark.slow
-def test_paraxis_fit_on_two_processes(launched: Launch, tmp_path: Path) -> None:  # noqa: F811
-    """One table, written once; the coefficients are those of the normal equations."""
-    random, out = np.random.default_rng(0), tmp_path / "fit"
-    x = random.normal(size=(101, 2))
-    y = x @ [2.0, -1.0] + 3 + random.normal(size=101)
-    np.savetxt(tmp_path / "data.csv", np.c_[x, y], delimiter=",", header="a,b,y", comments="")
-    arguments = ("fit", str(tmp_path / "data.csv"), "--target", "y", "--test-fraction", "0", "--strength", "0")
-    status, shown, error = launched("paraxis", *arguments, "--out", str(out), module=True)
-    assert status == 0, shown + error
-    assert shown.count("Fit of y") == shown.count("Written to") == 1
-    with (out / "coefficients.csv").open() as file:
-        found = {row["column"]: float(row["coefficient"]) for row in csv.DictReader(file)}
-    expected = np.linalg.lstsq(np.c_[np.ones(101), x], y, rcond=None)[0]
-    np.testing.assert_allclose([found[name] for name in ("(intercept)", "a", "b")], expected, rtol=1e-6)

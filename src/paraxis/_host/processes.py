@@ -4,9 +4,11 @@ Nothing here starts them: ``paraxis.launch`` does. In a lone process each of the
 """
 
 import contextlib
+import faulthandler
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -184,39 +186,42 @@ def by_first(what: str, work: Callable[[], None]) -> None:
             work()
 
 
-# Seconds of time.monotonic() when something was last got done; None: nobody counts on more.
-_last_progress: float | None = None
-_awaits_first = False
+_FIRST_STEP = 600.0
+"""Seconds, at least, for a loop's first step: its first batch is read, and it is compiled."""
+
+_stuck_after = 0.0
+_renewed = 0.0
+
+
+def watch(stuck_after: float) -> None:
+    """From now on, end this process if a loop takes no step for so many seconds; 0: never."""
+    global _stuck_after
+    _stuck_after = stuck_after
 
 
 def begin_progress() -> None:
-    """Tell the watchdog that a loop begins: it waits for the first step, for longer, as that has to be compiled."""
-    global _awaits_first, _last_progress
-    _awaits_first = True
-    _last_progress = time.monotonic()
+    """Tell the watchdog that a loop begins."""
+    _expect_step(max(_stuck_after, _FIRST_STEP))
 
 
 def note_progress() -> None:
     """Tell the watchdog that a step was done. It waits for the next."""
-    global _awaits_first, _last_progress
-    _last_progress = time.monotonic()
-    _awaits_first = False
+    if time.monotonic() - _renewed > min(1.0, _stuck_after / 10):
+        _expect_step(_stuck_after)
 
 
 def end_progress() -> None:
     """Tell the watchdog not to wait for another step."""
-    global _last_progress
-    _last_progress = None
+    if _stuck_after:
+        faulthandler.cancel_dump_traceback_later()
 
 
-def last_progress() -> float | None:
-    """Return when the last step ended or the loop began, by ``time.monotonic()``; ``None``: no step is awaited."""
-    return _last_progress
-
-
-def awaits_first_step() -> bool:
-    """Return whether the awaited step is the first. Asked before `last_progress`, it is never a later one."""
-    return _awaits_first
+def _expect_step(seconds: float) -> None:
+    """After so many seconds, print the stacks of all threads and exit: a collective without its peers has no end."""
+    global _renewed
+    if _stuck_after:
+        _renewed = time.monotonic()
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
 
 
 # Calls of `StopSignal.asked` in this process. It, and not the loop's own step, is what processes agree on: a second

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import (
+    clusters,  # says whether a scheduler has started this process, which else is alone
     config,  # lets a compiled program that is kept tell the lines of another file, or not
     core,  # the one place that says whether a trace is under way, where no argument tells
     distributed,  # its client is the only barrier that has a timeout
@@ -62,6 +63,7 @@ __all__ = [
     "define_lowering",
     "define_map",
     "define_outside",
+    "detects_cluster",
     "element_struct",
     "entered_devices",
     "evaluate",
@@ -640,6 +642,11 @@ def behind(x: Any) -> Any:
 def coordination_client() -> Any | None:
     """Return what talks to the coordinator of several processes; ``None`` if they were not initialised."""
     return distributed.global_state.client
+
+
+def detects_cluster() -> bool:
+    """Return whether ``jax.distributed.initialize()`` would find a scheduler that has started this process."""
+    return any(kind.is_env_present() for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
 
 
 def collect_at(address: str) -> None:

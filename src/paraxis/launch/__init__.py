@@ -1,7 +1,6 @@
-"""Several processes: started together on this machine, or found where a scheduler started them."""
+"""Several processes: started together on this machine, or joined where a scheduler has started them."""
 
 from paraxis.launch._initialize import Processes, initialize
 from paraxis.launch._launcher import launch
-from paraxis.launch._options import Options
 
-__all__ = ["Options", "Processes", "initialize", "launch"]
+__all__ = ["Processes", "initialize", "launch"]

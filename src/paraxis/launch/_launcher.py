@@ -1,172 +1,224 @@
-"""``launch``: one script in several processes on this machine, which live and end together."""
+"""``launch``: one script in several processes on this machine, which start and end together."""
 
 import contextlib
+import glob
+import math
+import os
+import queue
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
 
-from paraxis._calls import arguments
+from paraxis._calls import check
+from paraxis._host import threads
 from paraxis.errors import ProcessError
-from paraxis.launch import _reasons
-from paraxis.launch._options import Options
-from paraxis.launch._output import Screen
-from paraxis.launch._ranks import Group
-from paraxis.launch._reasons import Failure
-from paraxis.launch._watchdog import MUCH
+from paraxis.launch import _rank
+from paraxis.launch._initialize import ATTEMPT, COORDINATOR, GRACE, LAUNCHER, NUM_PROCESSES, PROCESS
 
-OUTPUT_LOST = 74
-"""The exit status, that of the C library's ``EX_IOERR``, if all ranks did well and what they wrote was lost."""
-_LOOK_EVERY = 0.02
-# After the first failure, the time that others have to fail, too: which tells what was cause and what effect.
-_SETTLE = 0.3
-# Those that wait for one that is stuck are found stuck as well, and print their stacks.
-_ALSO_STUCK = 2.0
-_STOPPED_PATIENCE = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@arguments.named()
-def launch(options: Options) -> int:
+def launch(
+    script: str,
+    arguments: Sequence[str] = (),
+    *,
+    num_processes: int,
+    module: bool = False,
+    devices: int | None = None,
+    restarts: int = 0,
+    grace: float = 30.0,
+) -> int:
     """Run a script in several processes on this machine, and wait until they end.
 
-    Each process (rank) has its number in the environment, for :func:`paraxis.initialize`. This process prints their
-    output line by line, marked by rank. When one rank fails, the others are ended within about a second: when it was
-    killed by a signal, raised an exception, called ``sys.exit``, was stopped for five seconds, is stuck, or has
-    finished while the others wait for it. Child processes of the ranks end with them. If this process is killed, the
-    ranks die too.
+    Each process (rank) finds its number in the environment, for :func:`paraxis.initialize`. This process prints the
+    ranks' output line by line, marked by rank. The first rank that exits with another status than 0 is named as the
+    cause, and the others are killed at once, with their child processes. If this process is killed, the ranks end
+    within a second.
 
-    SIGINT, SIGTERM and SIGHUP are passed on to the ranks as one SIGTERM, which makes a training loop save and exit, at
-    the same step in all ranks. A second signal kills the ranks, and so does the end of ``grace`` seconds.
+    SIGINT, SIGTERM and SIGHUP are passed on to the ranks as one SIGTERM, at which ``px.fit`` saves and exits, after the
+    same step in all ranks. A second signal kills the ranks, and so does the end of ``grace`` seconds.
 
     Args:
-        options: what to run, and how.
+        script: a Python file, or a directory with ``__main__.py``.
+        arguments: the script's arguments.
+        num_processes: the number of ranks.
+        module: whether ``script`` is the name of a module, as in ``python -m``.
+        devices: the number of devices of each rank: simulated ones on a CPU, else that many of the machine's GPUs, in
+            the order of the ranks; ``None``: the visible NVIDIA GPUs are divided evenly among the ranks, and the CPU is
+            one device, unless ``JAX_NUM_CPU_DEVICES`` or ``XLA_FLAGS`` says more.
+        restarts: how often all ranks are started again after a failure, to resume from the script's checkpoint.
+        grace: seconds in which a rank must save and exit after a signal, and in which the others must finish after one
+            has.
 
     Returns:
         The exit status: 0 if that of every rank is 0, also after a signal; otherwise that of the rank that failed
-        first for a reason of its own, or 128 + the signal that ended it. 74 if all ranks succeeded but their output
-        could not be written, as on a full disk; that the reader of a pipe has left is no error.
+        first, or 128 + the signal that ended it.
 
     Raises:
-        ProcessError: if ``options`` is not an :class:`Options`.
+        ProcessError: if there is no such file, or a number cannot be.
 
     Communicates: nothing itself; see :func:`paraxis.initialize`.
 
     Example:
         >>> import pathlib, tempfile
-        >>> from paraxis.launch import Options, launch
+        >>> from paraxis.launch import launch
         >>> script = pathlib.Path(tempfile.mkdtemp(), "train.py")
         >>> _ = script.write_text("import os; print('hello from', os.environ['PARAXIS_PROCESS'])")
-        >>> launch(Options(1, str(script)))
+        >>> launch(str(script), num_processes=1)
         [0] hello from 0
         0
     """
-    if not isinstance(options, Options):
-        got = arguments.described(options)
-        raise ProcessError(f"launch: options must be a launch.Options, got {got}; write launch(Options(2, 'train.py'))")
-    screen = Screen()
+    for name, value in {"num_processes": num_processes, "devices": 1 if devices is None else devices}.items():
+        check.count("launch", name, value, error=ProcessError)
+    if not module and not Path(script).exists():
+        raise ProcessError(f"launch: there is no file {script}")
+    command = [sys.executable, _rank.__file__, "module" if module else "script", script, *arguments]
+    gpus = _num_gpus(os.environ)
+    status = 0
     with _signals() as received:
-        attempt = 0
-        while (failure := _run(options, attempt, received, screen)) and not received and attempt < options.restarts:
-            attempt += 1
-            screen.say(f"starting all {options.num_processes} again: restart {attempt} of {options.restarts}")
-    if failure is None:
-        return OUTPUT_LOST if screen.is_cut_off else 0
-    return failure.status
+        for attempt in range(restarts + 1):
+            if attempt:
+                _say(f"starting all {num_processes} ranks again: restart {attempt} of {restarts}")
+            with _reserve_port() as port:
+                common = {COORDINATOR: f"127.0.0.1:{port}", ATTEMPT: f"{attempt}", GRACE: f"{grace}"}
+                places = (_environment(rank, num_processes, devices, gpus) for rank in range(num_processes))
+                status = _run(command, [os.environ | common | place for place in places], received, grace)
+            if status == 0 or received:
+                break
+    return status
 
 
-def _run(options: Options, attempt: int, received: list[int], screen: Screen) -> Failure | None:
-    """Return one attempt, to its end."""
-    with Group(options, attempt, screen) as group:
-        failure = _watch(group, options, received, screen)
-    # Now that they have ended, all their lines are out.
-    if failure is not None:
-        screen.say(_report(failure, group.ranks[failure.rank].last_lines()))
-    elif received:
-        screen.say(f"stopped by {_name(received)}: all {options.num_processes} ranks exited with status 0")
-    return failure
+def _num_gpus(variables: Mapping[str, str]) -> int:
+    """Return the number of NVIDIA GPUs that a process may use, without starting JAX on them."""
+    if "CUDA_VISIBLE_DEVICES" in variables:
+        return len(variables["CUDA_VISIBLE_DEVICES"].replace(",", " ").split())
+    return len(glob.glob("/dev/nvidia[0-9]*"))
 
 
-def _watch(group: Group, options: Options, received: list[int], screen: Screen) -> Failure | None:
-    """Look after the ranks until all have ended with 0, or they have to be ended: then why."""
-    deadline, before = None, time.monotonic()
-    while True:
-        before, late = time.monotonic(), time.monotonic() - before - _LOOK_EVERY
-        if late > MUCH:
-            for rank in group.ranks:
-                rank.excuse(late)
-            deadline = None if deadline is None else deadline + late
-        failure = _failure(group, options)
-        if failure is not None:
-            return failure
-        if not any(rank.runs for rank in group.ranks):
-            return None
-        if received and deadline is None:
-            deadline = time.monotonic() + options.grace
-            screen.say(f"{_name(received)}: asking the ranks to save and exit, within {options.grace:g} s")
-            group.send(signal.SIGTERM)
-        if deadline is not None and (len(received) > 1 or time.monotonic() > deadline):
-            return _killed(group, options, received)
-        time.sleep(_LOOK_EVERY)
+def _environment(rank: int, num_processes: int, devices: int | None, gpus: int) -> dict[str, str]:
+    """Return the variables of a rank."""
+    found = {NUM_PROCESSES: f"{num_processes}", PROCESS: f"{rank}", LAUNCHER: f"{os.getpid()}"}
+    found |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    if devices is not None:
+        found |= {"JAX_NUM_CPU_DEVICES": f"{devices}", "XLA_FLAGS": threads.not_simulating(os.environ)}
+    if threads.asked_for(os.environ) is None:
+        # The last bits of results depend on the number of XLA's threads: the same for any number of ranks.
+        found[threads.VARIABLE] = f"{threads.advised(devices or 1)}"
+    if num_processes > 1 and (devices or gpus) and "JAX_LOCAL_DEVICE_IDS" not in os.environ:
+        each = devices or max(1, gpus // num_processes)
+        found["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(rank * each, (rank + 1) * each)))
+    return found
 
 
-def _failure(group: Group, options: Options) -> Failure | None:
-    """Tell why the ranks have to be ended, if they have."""
-    endings, now = group.look(), time.monotonic()
-    if any(ending.failed for ending in endings):
-        if any(ending.stuck for ending in endings):
-            _look_for(group, _ALSO_STUCK)
-        _look_for(group, _SETTLE)
-        return _reasons.failure_of(group.look())
-    for rank, ending in zip(group.ranks, endings, strict=True):
-        if rank.stopped_at is not None and now - rank.stopped_at > _STOPPED_PATIENCE:
-            return _reasons.stopped_failure(ending, _STOPPED_PATIENCE)
-    left = [rank.left_at for rank in group.ranks if rank.left_at is not None]
-    if left and now - min(left) > options.grace:
-        return _reasons.early_failure(endings, options.grace)
-    return _reasons.absent_failure(endings)
+def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]], received: list[int], grace: float) -> int:
+    """Run the ranks until all have exited with 0, or one has failed, or their time is over. Return the status."""
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    ranks: list[subprocess.Popen[str]] = []
+    copies: list[threading.Thread] = []
+    try:
+        for rank, environment in enumerate(environments):
+            ranks.append(_start(command, environment))
+            mark = f"[{rank:>{len(str(len(environments) - 1))}}] "
+            copies.append(_in_thread(_copy, ranks[rank].stdout, sys.stdout, mark))
+            copies.append(_in_thread(_copy, ranks[rank].stderr, sys.stderr, mark))
+            _in_thread(lambda rank: (ranks[rank].wait(), ended.put(rank)), rank)
+        return _wait(ranks, ended, received, grace)
+    finally:
+        for process in ranks:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for copy in copies:
+            copy.join(timeout=1)  # a child process in a session of its own may hold the stream
 
 
-def _look_for(group: Group, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and any(rank.runs for rank in group.ranks):
-        time.sleep(_LOOK_EVERY)
-        group.look()
-    for rank in group.ranks:
-        if not rank.runs:
-            rank.finish_output()
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, encoding="utf-8", errors="replace", process_group=0, **pipes)
 
 
-def _killed(group: Group, options: Options, received: list[int]) -> Failure:
-    left = [ending for ending in group.look() if ending.status is None]
-    why = f"a second {_name(received[1:])}" if len(received) > 1 else f"{options.grace:g} s (--grace) have passed"
-    message = f"killed {', '.join(f'rank {ending.rank}' for ending in left)} before it exited: {why}"
-    return Failure(message, 128 + received[0], left[0].rank)
+def _in_thread(function: Callable[..., Any], *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=function, args=arguments, daemon=True)
+    thread.start()
+    return thread
 
 
-def _report(failure: Failure, lines: tuple[str, ...]) -> str:
-    """Return what is said of a failure, with the last lines of the rank."""
-    if not lines:
-        return f"{failure.message}\nrank {failure.rank} wrote nothing"
-    last = "\n".join(f"    {line}" for line in lines)
-    return f"{failure.message}\nthe last lines of rank {failure.rank}:\n{last}"
+def _wait(
+    ranks: Sequence[subprocess.Popen[str]], ended: queue.SimpleQueue[int], received: list[int], grace: float
+) -> int:
+    running, deadline, asked = set(range(len(ranks))), math.inf, False
+    while running:
+        with contextlib.suppress(queue.Empty):
+            rank = ended.get(timeout=0.1)
+            running.discard(rank)
+            if status := ranks[rank].returncode:
+                signalled = status < 0
+                how = f"was ended by {signal.Signals(-status).name}" if signalled else f"exited with status {status}"
+                _say(f"rank {rank} {how}; the others are ended")
+                return 128 - status if signalled else status
+            deadline = min(deadline, time.monotonic() + grace)
+        if received and not asked:
+            asked, deadline = True, time.monotonic() + grace
+            _say(f"{signal.Signals(received[0]).name}: asking the ranks to save and exit, within {grace:g} s")
+            for process in ranks:
+                process.terminate()
+        if running and (len(received) > 1 or time.monotonic() > deadline):
+            why = "a second signal" if len(received) > 1 else f"{grace:g} s (--grace) have passed"
+            _say(f"killed {', '.join(f'rank {rank}' for rank in sorted(running))} before it exited: {why}")
+            return 128 + received[0] if received else 1
+    return 0
 
 
-def _name(received: list[int]) -> str:
-    return signal.Signals(received[0]).name
+_lock = threading.Lock()
+
+
+def _copy(source: TextIO, target: TextIO, mark: str) -> None:
+    """Write each line of a rank's stream, with its mark, to the launcher's; lose it where that takes no more."""
+    with source:
+        for line in source:
+            try:
+                with _lock:
+                    target.write(f"{mark}{line.removesuffix(os.linesep)}\n")
+                    target.flush()
+            except OSError as error:
+                with open(os.devnull, "w") as nowhere:
+                    os.dup2(nowhere.fileno(), target.fileno())
+                if not isinstance(error, BrokenPipeError):
+                    _say(f"the output of the ranks cannot be written and is lost: {error}")
+
+
+def _say(message: str) -> None:
+    with _lock, contextlib.suppress(OSError):
+        sys.stderr.write(f"paraxis launch: {message}\n")
+        sys.stderr.flush()
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect the signals that come, in place of their effect; not those that are ignored, as under ``nohup``."""
+    """Collect the signals that arrive; not those that are ignored, as under ``nohup``."""
     received: list[int] = []
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in _SIGNALS:
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, lambda number, frame: received.append(number))
+    taken = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in taken}
     try:
         yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _reserve_port() -> Iterator[int]:
+    """Hold a free port on loopback, so that no other process is given it.
+
+    JAX's coordinator listens with ``SO_REUSEPORT`` as well, and so may share the port.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]

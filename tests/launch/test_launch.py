@@ -1,0 +1,300 @@
+"""``launch``: what the ranks are given, what becomes of their output, and how all of them end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paraxis as px
+from paraxis.launch import launch
+from tests.launch._support import COMMAND, TRAINING, Launch, is_running, plain_environment, running, wait_until
+
+SHOWS = """
+import json, os, sys
+print(json.dumps([sys.argv[1:], sys.path[0], __name__, sys.stdin.read(), "jax" in sys.modules, dict(os.environ)]))
+"""
+
+
+def shown(out: str, rank: int) -> list[Any]:
+    line = next(line for line in out.splitlines() if line.startswith(f"[{rank}] "))
+    return json.loads(line.removeprefix(f"[{rank}] "))
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_a_rank_runs_the_script_as_python_would(
+    launched: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: bool
+) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "script.py").write_text(SHOWS)
+    monkeypatch.chdir(tmp_path)
+    target = "package.script" if module else str(tmp_path / "package" / "script.py")
+    status, out, error = launched(target, "-n", "--grace", "a b", n=2, module=module)
+    assert (status, error) == (0, "")
+    for rank in (0, 1):
+        arguments, directory, name, read, has_jax, variables = shown(out, rank)
+        assert arguments == ["-n", "--grace", "a b"]
+        assert directory == str(tmp_path if module else tmp_path / "package")
+        assert (name, read, has_jax) == ("__main__", "", False)
+        assert variables["PARAXIS_PROCESS"] == str(rank)
+        assert variables["PARAXIS_NUM_PROCESSES"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("visible", "n", "devices", "expected"),
+    [
+        ("0,1,2,3,4,5,6,7", 2, None, ["0,1,2,3", "4,5,6,7"]),  # none of the eight is left idle
+        ("2,5", 2, None, ["0", "1"]),  # numbers among the visible ones
+        ("0,1,2,3", 2, 1, ["0", "1"]),
+        ("0,1,2,3", 1, None, [None]),  # a lone rank takes all
+        ("", 2, None, [None, None]),
+    ],
+)
+def test_gpus_are_divided_among_the_ranks(
+    launched: Launch,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str,
+    n: int,
+    devices: int | None,
+    expected: list[str | None],
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SHOWS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    _, out, _ = launched(str(script), n=n, devices=devices)
+    assert [shown(out, rank)[-1].get("JAX_LOCAL_DEVICE_IDS") for rank in range(n)] == expected
+
+
+def test_devices_replace_those_that_the_environment_simulates(
+    launched: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SHOWS)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_force_host_platform_device_count=8 --xla_b=2")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "4")
+    for devices, flags, number in (
+        (3, "--xla_a=1 --xla_b=2", "3"),
+        (None, "--xla_a=1 --xla_force_host_platform_device_count=8 --xla_b=2", "4"),
+    ):
+        _, out, _ = launched(str(script), n=1, devices=devices)
+        variables = shown(out, 0)[-1]
+        assert (variables["XLA_FLAGS"], variables["JAX_NUM_CPU_DEVICES"]) == (flags, number)
+
+
+LINES = b"one\ntwo\r\nthree\rfour\n\nfive"
+OUTPUT = f"""
+import os, sys, time
+if os.environ["PARAXIS_PROCESS"] == "0":
+    for size in range(1, {len(LINES) + 1}):  # in pieces of every size
+        for k in range(0, {len(LINES)}, size):
+            os.write(1, {LINES!r}[k : k + size])
+            time.sleep(0.005)
+        os.write(1, b"\\n")
+    print("x" * 200_000)
+    os.write(1, b"\\xff\\x00 garbage\\n")
+    print("to stderr", file=sys.stderr)
+    print("no end of line", end="")
+"""
+
+
+def test_output_comes_line_by_line_marked_by_rank(launched: Launch, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(OUTPUT)
+    status, out, error = launched(str(script), n=11)
+    assert (status, error) == (0, "[ 0] to stderr\n")
+    lines = ["one", "two", "three", "four", "", "five"] * len(LINES)
+    lines += ["x" * 200_000, "\ufffd\0 garbage", "no end of line"]
+    assert out == "".join(f"[ 0] {line}\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "said"),
+    [
+        pytest.param(">/dev/full", "the output of the ranks cannot be written and is lost: ", marks=pytest.mark.slow),
+        ("| head -1; exit ${PIPESTATUS[0]}", ""),
+    ],
+)
+def test_the_ranks_go_on_where_their_output_cannot_be_written(redirection: str, said: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib, sys\nfor _ in range(30_000): print('a line')\npathlib.Path(sys.argv[1]).touch()\n"
+    )
+    words = [*COMMAND, "launch", "-n", "1", str(script), str(tmp_path / "ended")]
+    command = ["bash", "-c", f'"$@" {redirection}', "bash", *words]
+    done = subprocess.run(command, env=plain_environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ended").exists()
+    assert said in done.stderr
+    assert done.stderr.count("\n") == bool(said), done.stderr
+
+
+# What one rank does at step 10, which one, the launch's exit status, and how its end is named.
+FAILURES = {
+    "raises": ("raise", 1, 1, "rank 1 exited with status 1;"),
+    "is-killed": ("SIGKILL", 1, 137, "rank 1 was ended by SIGKILL;"),
+    "first-is-killed": ("SIGKILL", 0, 137, "rank 0 was ended by SIGKILL;"),
+    "crashes": ("SIGSEGV", 1, 139, "rank 1 was ended by SIGSEGV;"),
+    "leaves-with-3": ("exit3", 1, 3, "rank 1 exited with status 3;"),
+    "first-leaves-with-3": ("exit3", 0, 3, "rank 0 exited with status 3;"),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("what", "who", "status", "message"), FAILURES.values(), ids=FAILURES)
+def test_the_first_rank_that_fails_is_named_and_ends_all(
+    launched: Launch, what: str, who: int, status: int, message: str
+) -> None:
+    found, out, error = launched(TRAINING, what, str(who), n=3, devices=1)
+    assert found == status
+    assert re.findall(r"^paraxis launch: (.*?;)", error, re.MULTILINE) == [message]
+    assert out.count("step 10: 13\n") == 3
+    assert "left" not in out
+
+
+@pytest.mark.slow
+def test_jax_ends_ranks_that_go_on_when_another_has_left(launched: Launch) -> None:
+    status, out, error = launched(TRAINING, "exit0", "1", devices=1, grace=2)
+    assert status == 134, error
+    assert "left" not in out
+
+
+def test_a_rank_that_never_joins_ends_all(launched: Launch, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, paraxis as px\nif os.environ['PARAXIS_PROCESS'] == '1': px.initialize()\n")
+    status, _, error = launched(str(script), grace=1)
+    assert status == 1
+    assert "paraxis launch: killed rank 1 before it exited: 1 s (--grace) have passed" in error
+
+
+def test_the_traceback_is_the_users_own(launched: Launch, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def f():\n    raise ValueError('a bug')\n\nf()\n")
+    status, out, error = launched(str(script), n=1)
+    assert (status, out) == (1, "")
+    lines = [line.removeprefix("[0] ") for line in error.splitlines() if line.startswith("[0] ")]
+    assert [line for line in lines if line.strip().strip("~^")] == [
+        "Traceback (most recent call last):",
+        f'  File "{script}", line 4, in <module>',
+        "    f()",
+        f'  File "{script}", line 2, in f',
+        "    raise ValueError('a bug')",
+        "ValueError: a bug",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("3", 3), ("None", 0), ("'in words'", 1), ("256", 0), ("True", 1), ("0", 0)]
+)
+def test_the_status_is_that_of_the_script(launched: Launch, tmp_path: Path, code: str, status: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\nsys.exit({code})\n")
+    found, out, error = launched(str(script), n=1)
+    assert (found, out) == (status, "")
+    assert ("[0] in words\n" in error) == (code == "'in words'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_has_all_ranks_save_after_one_step(tmp_path: Path, number: signal.Signals) -> None:
+    with running(tmp_path, "-n", "2", "--devices", "1", TRAINING, "train") as run:
+        run.wait_for("step 10: ", times=2)
+        run.process.send_signal(number)
+        assert run.end() == 0, run.error
+    steps = re.findall(r"\[\d\] stopped at (\d+)", run.out)
+    assert len(steps) == 2
+    assert len(set(steps)) == 1
+    assert sorted(re.findall(r"left (\d) of", run.out)) == ["0", "1"]
+
+
+DEAF = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+print("here", os.getpid(), flush=True)
+time.sleep(100)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "grace", "status"), [([signal.SIGTERM], "3", 143), ([signal.SIGINT, signal.SIGINT], "1000", 130)]
+)
+def test_ranks_that_do_not_leave_are_killed_in_time_or_by_a_second_signal(
+    tmp_path: Path, numbers: list[signal.Signals], grace: str, status: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DEAF)
+    with running(tmp_path, "-n", "2", "--grace", grace, "--restarts", "3", str(script)) as run:
+        for number, awaited in zip(numbers, ("here", "asked"), strict=False):
+            run.wait_for(awaited, times=2)
+            run.process.send_signal(number)
+        assert run.end() == status
+    assert "killed rank 0, rank 1 before it exited" in run.error
+    assert "restart" not in run.error
+
+
+STARTS_A_CHILD = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+print("here", os.getpid(), "and", child.pid, flush=True)
+if os.environ["PARAXIS_PROCESS"] == sys.argv[1]:
+    sys.exit(5)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_ranks_and_their_children_end_with_one_that_fails_or_with_the_launcher(tmp_path: Path, killed: bool) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(STARTS_A_CHILD)
+    with running(tmp_path, "-n", "2", str(script), "none" if killed else "1") as run:
+        run.wait_for("here", times=2 if killed else 1)
+        if killed:
+            run.process.kill()
+        assert run.end() == (-signal.SIGKILL if killed else 5)
+        started = [int(pid) for pair in re.findall(r"here (\d+) and (\d+)", run.out) for pid in pair]
+        wait_until(lambda: not any(map(is_running, started)), seconds=10)
+        assert [pid for pid in started if is_running(pid)] == []
+
+
+COUNTS = """
+import os, pathlib, sys
+kept = pathlib.Path(sys.argv[1], os.environ["PARAXIS_PROCESS"])
+step = int(kept.read_text()) if kept.exists() else 0
+print("attempt", os.environ["PARAXIS_ATTEMPT"], "from", step)
+kept.write_text(str(step + 10))
+if os.environ["PARAXIS_PROCESS"] == "1" and step < 20:
+    sys.exit(4)
+"""
+
+
+@pytest.mark.parametrize(("restarts", "status", "attempts"), [(5, 0, 3), (1, 4, 2)])
+def test_all_start_again_from_what_they_have_saved(
+    launched: Launch, tmp_path: Path, restarts: int, status: int, attempts: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(COUNTS)
+    found, out, error = launched(str(script), str(tmp_path), restarts=restarts)
+    assert found == status
+    expected = [("0", "0"), ("1", "10"), ("2", "20")][:attempts]
+    assert re.findall(r"\[1\] attempt (\d) from (\d+)", out) == expected
+    assert error.count(f"of {restarts}\n") == attempts - 1
+
+
+def test_no_process_or_file_of_a_launch_is_left(launched: Launch, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    before = len(os.listdir("/proc/self/fd"))
+    assert launched(str(script), n=3) == (0, "", "")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_missing_script_and_no_processes_are_refused() -> None:
+    with pytest.raises(px.ProcessError, match=r"there is no file nowhere\.py"):
+        launch("nowhere.py", num_processes=2)
+    with pytest.raises(px.ProcessError, match="num_processes"):
+        launch(__file__, num_processes=0)
