@@ -3,9 +3,7 @@
 Sixty readings a row of sensors, and whether the machine stops within the hour. The file is made once, a part at a time,
 and stays in ``--folder``; ``--gigabytes`` is its size. Rows are parsed, a few megabytes at a time, whenever the solver
 needs them. A Parquet file costs one such pass to write, and then a pass over it is much shorter. The model is the same
-by either, and near the one that the rows were made by. From the command line, the same is::
-
-    paraxis fit /tmp/paraxis-large-csv/2GB.csv --target stops --stream 800MB
+by either, and near the one that the rows were made by.
 
 Typical output of ``--devices 2``, on two cores::
 

@@ -28,7 +28,6 @@ HEAVY = {
     "rich",
     "sklearn",
     "tensorboardX",
-    "typer",
 }
 
 

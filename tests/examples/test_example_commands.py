@@ -21,6 +21,7 @@ COLUMNS = {
     "fedavg_partial": "taking part",
     "federated_autodiff": "loss, tuned",
     "federated_cohorts": "rounds to 85 %",
+    "fit_table": "on rows held out",
     "large_csv": "s a pass",
     "mnist_cnn": "a step communicates",
     "private_gradients": "largest clipped norm",

@@ -15,6 +15,15 @@ BARE = """
     assert np.allclose(gradient, x.sum(0))
     solution = px.solve.LBFGS(lambda w: jnp.sum((w - 1) ** 2)).run(jnp.zeros(3))
     assert np.allclose(solution.params, 1, atol=1e-3)
+
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    Path("job.py").write_text("import paraxis as px\\npx.initialize()\\nimport jax\\nprint(jax.process_count())\\n")
+    paraxis = str(Path(sys.executable).with_name("paraxis"))
+    launched = subprocess.run([paraxis, "launch", "-n", "2", "job.py"], capture_output=True, text=True)
+    assert launched.returncode == 0 and launched.stdout.count("2") == 2, launched
 """
 
 NNX = """
@@ -50,23 +59,6 @@ POOL = """
     assert np.allclose(gradient, x.sum(0))
 """
 
-CLI = """
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    def said(*arguments):
-        command = [str(Path(sys.executable).with_name("paraxis")), *arguments]
-        return subprocess.run(command, capture_output=True, text=True)
-
-    assert "predict" in said("--help").stdout
-    assert "fedavg" in said("demo", "--list").stdout
-    Path("job.py").write_text("import paraxis as px\\npx.initialize()\\nimport jax\\nprint(jax.process_count())\\n")
-    launched = said("launch", "-n", "2", "job.py")
-    assert launched.returncode == 0 and launched.stdout.count("2") == 2, launched
-    assert said("fit", "x.csv", "--target", "y").stderr.endswith("write pip install 'paraxis[fit]'\\n")
-"""
-
 SOLVE = """
     import numpy as np
     import paraxis as px
@@ -78,21 +70,17 @@ SOLVE = """
     assert np.allclose(ours.coef_, theirs.coef_, atol=1e-4)
 """
 
-FIT = """
-    import subprocess
-    import sys
-    from pathlib import Path
-
+TABLES = """
     import numpy as np
+    import paraxis as px
+    from pathlib import Path
 
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 2))
-    rows = [f"{a},{b},{'yes' if a > b else 'no'}" for a, b in X]
-    Path("data.csv").write_text("\\n".join(["a,b,kind", *rows]))
-    paraxis = str(Path(sys.executable).with_name("paraxis"))
-    subprocess.run([paraxis, "fit", "data.csv", "--target", "kind", "--out", "fitted"], check=True)
-    subprocess.run([paraxis, "predict", "fitted", "data.csv", "--out", "said.parquet"], check=True)
-    assert Path("said.parquet").stat().st_size
+    Path("data.csv").write_text("\\n".join(["a,b,y", *(f"{a},{b},{a - b}" for a, b in X)]))
+    table = px.Table.csv("data.csv", target="y")
+    model = px.solve.Ridge(alpha=1e-6).fit(table, engine=px.Stream(at_once=20))
+    assert np.allclose(model.coef_, [1, -1], atol=1e-3)
 """
 
 TRAIN = """
@@ -139,9 +127,8 @@ PROGRAMS = {
         "nnx": NNX,
         "pool": POOL.replace("ENGINE", "px.Pool(at_once=5, workers=1)"),
         "ray": POOL.replace("ENGINE", "px.Ray(at_once=5)"),
-        "cli": CLI,
         "solve": SOLVE,
-        "fit": FIT,
+        "tables": TABLES,
         "train": TRAIN,
         "demo": DEMO,
         "examples": EXAMPLES,

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-FOR_USERS = ("nnx", "cli", "solve", "fit", "train", "demo", "pool", "ray")
+FOR_USERS = ("nnx", "solve", "tables", "train", "demo", "pool", "ray")
 
 _IMPORTED_AS = {"orbax-checkpoint": "orbax", "scikit-learn": "sklearn"}
 

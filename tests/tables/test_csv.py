@@ -11,8 +11,6 @@ import pytest
 
 import paraxis as px
 from paraxis._tables import Blocks, _csv
-from paraxis.cli.fit import _csv as of_command
-from paraxis.cli.fit._options import CsvForm
 
 SMALL = 256  # bytes of a piece
 NOTES = ["plain", 'a "quoted" word', "two\nlines", "three\r\nor\nmore", "", "a,b", '"\n"']
@@ -260,8 +258,6 @@ def test_labels_are_the_same_where_their_numbers_are_or_among_codes_where_their_
         blocks = list(pickle.loads(pickle.dumps(table)).blocks(size, start))
         assert np.concatenate([y for _, y in blocks]).tolist() == want[start:]
         assert np.concatenate([X[:, 0] for X, _ in blocks]).tolist() == list(range(300))[start:]
-    column = of_command.read_bytes(("x,y\n" + "".join(rows)).encode(), CsvForm(), ()).columns[1]
-    assert column.values.tolist() == want
 
 
 def test_columns_to_predict_from_are_numbers_with_zeros_in_front_too(tmp_path):

@@ -177,7 +177,7 @@ class Csv:
         delimiter: str,
         decimal: str,
     ) -> None:
-        with needed(f"px.{_WHO}", "fit"):
+        with needed(f"px.{_WHO}", "tables"):
             import pyarrow.csv  # noqa: F401
 
         self._delimiter, self._decimal = delimiter, decimal

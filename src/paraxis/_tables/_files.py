@@ -178,7 +178,7 @@ def told(names: Sequence[str]) -> str:
 
 def is_number(kind: Any) -> bool:
     """Return whether an Arrow type is one of numbers."""
-    with needed("px.Table", "fit"):
+    with needed("px.Table", "tables"):
         import pyarrow.types as types
 
     return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)

@@ -16,7 +16,7 @@ class Parquet:
     """Rows of Parquet files. Their metadata are read when it is made."""
 
     def __init__(self, folder: Path, target: str, columns: Sequence[str] | None, dtype: Any) -> None:
-        with needed(f"px.{_WHO}", "fit"):
+        with needed(f"px.{_WHO}", "tables"):
             import pyarrow.parquet  # noqa: F401
 
         self.sizes: list[int] = []

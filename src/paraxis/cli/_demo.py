@@ -1,23 +1,25 @@
 """``paraxis demo``: some of the examples, one after the other."""
 
 import importlib
-import tempfile
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
-from rich.console import Console
 
-from paraxis.cli._devices import find_devices
-from paraxis.cli._errors import CommandError, needed
+from paraxis._calls.extras import needed
+from paraxis._host import threads
+from paraxis.cli._errors import CommandError
 from paraxis.cli._scripts import run_as_main
+from paraxis.errors import DeviceError
+from paraxis.testing import simulate_devices
 
 _PACKAGES = ("matplotlib", "mlxtend", "optax", "orbax", "scipy", "sklearn")
 
 
 class Chapter(NamedTuple):
-    """An example: its file, what it shows, its options, and how long it takes on two CPU cores."""
+    """An example: its file, its subject, its minutes on two CPU cores, and its options."""
 
     file: str
     summary: str
@@ -37,52 +39,49 @@ CHAPTERS = {
 
 
 def run_demo(names: Sequence[str], *, devices: int | None, out: Path, quick: bool, only_list: bool) -> None:
-    """Show what comes and how long it takes, then run the chapters; all of them if none is named.
+    """List the chapters and their time, then run them; all of them if ``names`` is empty.
 
     Raises:
-        CommandError: if there is no such chapter, a package is missing, there are too few devices, or the directory
-            cannot be written to.
+        CommandError: if there is no such chapter, a package is missing, there are too few devices, the directory
+            cannot be made, or a chapter fails.
     """
-    unknown = [name for name in names if name not in CHAPTERS]
-    if unknown:
+    if unknown := [name for name in names if name not in CHAPTERS]:
         raise CommandError(f"the demo has no chapter {unknown[0]!r}; its chapters are: {', '.join(CHAPTERS)}")
-    console, chosen = Console(highlight=False), [name for name in CHAPTERS if name in names or not names]
-    if not only_list:
-        _require(devices, out)
-    _show(console, chosen)
+    chosen = [name for name in CHAPTERS if name in names or not names]
+    _print_list(chosen)
     if only_list:
         return
+    _prepare(devices, out)
     for name in chosen:
-        chapter, folder = CHAPTERS[name], _examples()
-        rest = [*chapter.options, *["--quick"] * quick, "--plot", str(out / f"{name}.png")]
-        console.print(f"\n[bold]{name}[/]: python {folder / chapter.file} {' '.join(rest)}", soft_wrap=True)
-        if status := run_as_main(folder / chapter.file, rest):
+        path = _examples() / CHAPTERS[name].file
+        rest = [*CHAPTERS[name].options, *["--quick"] * quick, "--plot", str(out / f"{name}.png")]
+        print(f"\n{name}: python {path} {' '.join(rest)}", flush=True)
+        if status := run_as_main(path, rest):
             raise CommandError(f"the chapter {name} ended with the exit status {status}")
 
 
-def _show(console: Console, chosen: Iterable[str]) -> None:
-    minutes, width = 0.0, max(map(len, CHAPTERS))
+def _print_list(chosen: Iterable[str]) -> None:
     for name in chosen:
-        console.print(f"[bold]{name:{width}}[/]  {CHAPTERS[name].summary}")
-        minutes += CHAPTERS[name].minutes
-    spoken = "a minute" if minutes < 1.5 else f"{minutes:.0f} minutes"
-    console.print(f"[dim]On two CPU cores, this takes about {spoken}; with --quick, less.[/]")
+        print(f"{name:{max(map(len, CHAPTERS))}}  {CHAPTERS[name].summary}")
+    minutes = sum(CHAPTERS[name].minutes for name in chosen)
+    print(f"On two CPU cores, this takes about {minutes:.1f} minutes; with --quick, less.", flush=True)
 
 
-def _require(devices: int | None, out: Path) -> None:
-    """Check that all chapters can run, before the first one does; this starts JAX on its devices."""
-    with needed("demo", "demo"):
-        for package in _PACKAGES:
-            importlib.import_module(package)
-    found = find_devices(devices)
-    if len(found) < (there := jax.device_count()):
-        raise CommandError(f"--devices {devices}: the examples take all {there} devices there are; leave it out")
+def _prepare(devices: int | None, out: Path) -> None:
+    """Import what the chapters need, start JAX's devices and make the directory, before the first chapter runs."""
     try:
+        with needed("demo", "demo"):
+            for package in _PACKAGES:
+                importlib.import_module(package)
         out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
+        if devices is not None:
+            simulate_devices(devices)
+        elif threads.simulated(os.environ) is None and "JAX_NUM_CPU_DEVICES" not in os.environ:
+            jax.config.update("jax_num_cpu_devices", 2)  # of no effect where there is an accelerator
+    except (ModuleNotFoundError, DeviceError) as error:
+        raise CommandError(str(error)) from None
     except OSError as error:
-        raise CommandError(f"--out {out} cannot be written to: {error.strerror}") from None
+        raise CommandError(f"--out {out} cannot be made: {error.strerror}") from None
 
 
 def _examples() -> Path:

@@ -1,34 +1,140 @@
-"""The entry point: runs the command line, and turns what the user can mend into lines on stderr."""
+"""The command line: its commands and options, and the exit status."""
 
+import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from paraxis.cli._errors import CommandError, StoppedError, needed, printable
-
-_USAGE, _INTERRUPTED = 2, 130
+from paraxis.cli._errors import CommandError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the ``paraxis`` command.
 
     Args:
-        arguments: what follows the command's name; ``None``: those of this process.
+        arguments: the words after the command's name; ``None``: those of this process.
 
     Returns:
-        The exit status: 0, 2 for a mistake in the arguments or the installation, 130 if interrupted.
+        The exit status: 0, 2 for a mistake in the arguments or the installation, 130 if interrupted; of
+        ``paraxis launch``, the script's.
+
+    Raises:
+        SystemExit: if the words are no command line, or ask for help or the version.
     """
+    chosen = _parser().parse_args(arguments)
     try:
-        with needed("the command", "cli"):
-            from paraxis.cli import _app
-        return _app.run(arguments)
+        return chosen.run(chosen)
     except CommandError as error:
-        for complaint in error.args:
-            print(f"paraxis: {printable(complaint)}", file=sys.stderr)
-        for line in error.command:  # to be pasted as it stands
-            print(line, file=sys.stderr)
-        return _USAGE
-    except StoppedError as error:
-        print(f"paraxis: {printable(str(error))}", file=sys.stderr)
-        return _INTERRUPTED
+        print(f"paraxis: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "paraxis", description="Run an axis of a JAX program on as many devices as there are."
+    )
+    # Nothing imports the package root, which is loaded by now.
+    parser.add_argument("--version", action="version", version=f"paraxis {sys.modules['paraxis'].__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, summary: str, more: str = "") -> argparse.ArgumentParser:
+        text = f"{summary[0].upper()}{summary[1:]}.{more}"
+        return commands.add_parser(name, help=summary, description=text, allow_abbrev=False)
+
+    _add_demo(command("demo", "run examples on handwritten digits, on all devices"))
+    _add_launch(
+        command(
+            "launch",
+            "run a script in several processes on this machine; if one fails, end the others",
+            " Words after SCRIPT are the script's own. Its standard input is closed.",
+        )
+    )
+    _add_explain(command("explain", "report what a function sends, computes and holds; it is compiled, but not run"))
+    return parser
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("chapters", nargs="*", metavar="CHAPTER", help="chapters to run (default: all)")
+    parser.add_argument("--list", action="store_true", help="list the chapters and exit")
+    parser.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="CPU devices to simulate (default: the machine's own; two on a CPU)",
+    )
+    parser.add_argument("--out", type=Path, default=Path("paraxis-demo"), help="directory for the plots")
+    parser.add_argument("--quick", action="store_true", help="run a few rounds or epochs only")
+    parser.set_defaults(run=_demo)
+
+
+def _demo(chosen: argparse.Namespace) -> int:
+    from paraxis.cli import _demo
+
+    _demo.run_demo(chosen.chapters, devices=chosen.devices, out=chosen.out, quick=chosen.quick, only_list=chosen.list)
+    return 0
+
+
+def _add_launch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", dest="num_processes", type=int, required=True, metavar="N", help="number of processes")
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name, as in python -m")
+    parser.add_argument("--devices", type=int, metavar="N", help="devices of each process; on a CPU, simulated ones")
+    parser.add_argument(
+        "--restarts", type=int, default=0, metavar="N", help="start all again after a failure, at most N times"
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="time to save and exit after a signal, or after another process has exited (default: 30)",
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's arguments")
+    parser.set_defaults(run=_launch)
+
+
+def _launch(chosen: argparse.Namespace) -> int:
+    from paraxis.errors import ProcessError
+    from paraxis.launch import launch
+
+    try:
+        return launch(
+            chosen.script,
+            chosen.arguments,
+            num_processes=chosen.num_processes,
+            module=chosen.module,
+            devices=chosen.devices,
+            restarts=chosen.restarts,
+            grace=chosen.grace,
+        )
+    except ProcessError as error:
+        raise CommandError(str(error)) from None
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("function", metavar="FUNCTION", help="model.py:step, or package.model:step")
+    parser.add_argument("--shapes", help="shapes of the arguments, such as 'float32[64,10] int32[]'")
+    parser.add_argument(
+        "--arguments", metavar="NAME", help="a function in the same module that returns a tuple of the arguments"
+    )
+    parser.add_argument(
+        "--devices", type=int, action="append", metavar="N", help="CPU devices to simulate; repeat it for a table"
+    )
+    parser.add_argument("--html", type=Path, metavar="PATH", help="write the report to this file, too")
+    parser.add_argument("--json", action="store_true", help="print the numbers, for other programs")
+    parser.set_defaults(run=_explain)
+
+
+def _explain(chosen: argparse.Namespace) -> int:
+    from paraxis.cli.explain import run_explain
+
+    return run_explain(
+        chosen.function,
+        shapes=chosen.shapes,
+        arguments=chosen.arguments,
+        devices=chosen.devices or (),
+        html=chosen.html,
+        as_json=chosen.json,
+    )

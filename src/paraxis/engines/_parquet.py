@@ -23,7 +23,7 @@ class Parquet:
     """
 
     def __init__(self, folder: Path, by: str) -> None:
-        with needed("px.Groups.parquet", "fit"):
+        with needed("px.Groups.parquet", "tables"):
             import pyarrow.parquet  # noqa: F401
 
         self._by = by

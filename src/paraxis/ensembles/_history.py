@@ -85,7 +85,7 @@ def shown(progress: bool | Show, num_epochs: int) -> Iterator[Show]:
     elif (area := notebook.area()) is not None:
         yield _InNotebook(area)
     else:
-        with needed("ensemble.fit: progress=True", "cli", "or give a function: progress=print"):
+        with needed("ensemble.fit: progress=True", "train", "or give a function: progress=print"):
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
         text = TextColumn("{task.description}")
         with Progress(TextColumn("epoch"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), text) as bar:
