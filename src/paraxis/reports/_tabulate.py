@@ -429,7 +429,7 @@ def _keys(path: Any) -> tuple[str, ...]:
 def _split(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
     """Return the arrays of a tree as shapes, and what puts others in their place."""
     leaves, structure = jax.tree.flatten(tree)
-    arrays = [_struct(x) for x in leaves if _is_array(x)]
+    arrays = _structs([x for x in leaves if _is_array(x)])
 
     def opened(values: Any) -> Any:
         left = iter(values)
@@ -441,7 +441,3 @@ def _split(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
 def _is_array(x: Any) -> bool:
     """Return whether a leaf is an array, or stands for one; numbers of Python's are none here."""
     return isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
-
-
-def _struct(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
