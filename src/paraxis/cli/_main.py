@@ -128,7 +128,7 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain(chosen: argparse.Namespace) -> int:
-    from paraxis.cli.explain import run_explain
+    from paraxis.cli._explain import run_explain
 
     return run_explain(
         chosen.function,

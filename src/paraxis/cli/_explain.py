@@ -1,0 +1,144 @@
+"""``paraxis explain``: the devices first, then the user's module, then its function, explained for its arguments."""
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+import operator
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis.cli._errors import CommandError
+from paraxis.errors import DeviceError
+from paraxis.reports import Report, explain, units
+from paraxis.testing import simulate_devices
+
+_SHAPE = re.compile(r"(?P<dtype>[A-Za-z]\w*)\[(?P<dims>[\d,\s]*)\]")
+_HEAD = ("devices", "computes", "an equal share", "sends", "holds", "findings")
+
+
+def run_explain(
+    target: str,
+    *,
+    shapes: str | None = None,
+    arguments: str | None = None,
+    devices: Sequence[int] = (),
+    html: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    """Print the report on ``module:function``, or ``file.py:function``; on several numbers of devices, a table.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        CommandError: if there is no such function, or its arguments are malformed.
+    """
+    if shapes is not None and arguments is not None:
+        raise CommandError("--shapes and --arguments both say what the function is given; write one of them")
+    if len(devices) > 1:
+        if html is not None or as_json:
+            raise CommandError("--html and --json are of one report; write --devices once")
+        options = {"--shapes": shapes, "--arguments": arguments}
+        given = [word for option, value in options.items() if value for word in (option, value)]
+        rows = [_HEAD, *(_row(target, given, number) for number in devices)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+        return 0
+    if devices:
+        try:
+            simulate_devices(devices[0])
+        except DeviceError as error:
+            raise CommandError(f"--devices {devices[0]}: {error}") from None
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise CommandError(f"{target} names no function; write: paraxis explain model.py:step, or package.model:step")
+    module = _module(place)
+    fn = _function(module, name)
+    made: Any = _structs(shapes or "") if arguments is None else _function(module, arguments)()
+    report = explain(fn)(*(made if isinstance(made, (tuple, list)) else (made,)))
+    print(json.dumps(_numbers(report), default=dataclasses.asdict) if as_json else report)
+    if html is not None:
+        try:
+            report.save(html)
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--html {html}: {getattr(error, 'strerror', None) or error}") from None
+    return 0
+
+
+def _numbers(report: Report) -> dict[str, Any]:
+    """Return a report's values for other programs: collectives and the rest by the names of their attributes."""
+    values = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
+    totals = {"total_bytes": report.total_bytes, "is_certain": report.is_certain, "fits": report.fits}
+    return {**values, **totals, "summary": report.summary()}
+
+
+def _row(target: str, given: Sequence[str], devices: int) -> list[str]:
+    """Return the cells of so many devices, from a process of its own, where JAX has not started yet."""
+    command = [sys.executable, "-P", "-m", "paraxis", "explain", target, *given, "--devices", str(devices), "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
+    if done.returncode:
+        raise CommandError(f"on {devices} devices, the function could not be explained; see above")
+    found = json.loads(done.stdout.splitlines()[-1])
+    work, turn = found["work"], " per open turn"
+    return [
+        f"{devices:,}",
+        units.amount(work["flops"]) + turn * (not work["is_certain"]),
+        "unknown" if work["share"] is None else units.amount(work["share"]),
+        units.size(found["total_bytes"]) + turn * (not found["is_certain"]),
+        units.size(found["memory"]["peak"]),
+        str(len(found["findings"])),
+    ]
+
+
+def _structs(text: str) -> Sequence[jax.ShapeDtypeStruct]:
+    """Return arrays without values for words such as ``float32[64,10]``.
+
+    Raises:
+        CommandError: if a word is none.
+    """
+    found = []
+    for match in _SHAPE.finditer(text):
+        try:
+            dtype = jnp.dtype(match["dtype"])
+        except TypeError:
+            raise CommandError(f"--shapes: {match['dtype']} is no dtype; write float32[64,10]") from None
+        found.append(jax.ShapeDtypeStruct([int(dim) for dim in match["dims"].split(",") if dim.strip()], dtype))
+    if rest := _SHAPE.sub("", text).replace(",", " ").split():
+        raise CommandError(f"--shapes: {rest[0]} is no array; write '--shapes float32[64,10] int32[]'")
+    return found
+
+
+def _module(place: str) -> ModuleType:
+    """Return the user's module, imported."""
+    path = Path(place).resolve()
+    if not place.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(place)
+    if not path.is_file():
+        raise CommandError(f"there is no file {place}")
+    sys.path.insert(0, str(path.parent))
+    name = f"explained_{path.stem}" if path.stem in sys.modules else path.stem  # as random.py
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _function(module: ModuleType, name: str) -> Any:
+    """Return a function by the words that name it in its module, such as ``Model.step``."""
+    try:
+        return operator.attrgetter(name)(module)
+    except AttributeError:
+        raise CommandError(f"there is no {name} in {Path(module.__file__ or module.__name__).name}") from None
