@@ -9,7 +9,7 @@ import pytest
 
 import paraxis as px
 from paraxis.testing import assert_communication
-from tests._support import axis_on, values
+from tests._support import assert_close, axis_on, values
 
 NOTHING = {"all_reduce": 0, "all_gather": 0, "reduce_scatter": 0, "all_to_all": 0, "collective_permute": 0}
 
@@ -170,3 +170,22 @@ def test_at_once_bounds_the_memory() -> None:
 
     assert needed(256, 4) <= 1.3 * needed(16, 4)
     assert needed(256, 4) < needed(256, None) / 4
+
+
+def test_the_gradient_of_nested_maps_that_leave_devices_idle() -> None:
+    """Ten clients on eight devices, each with a map over its rows: the gradient's one all-reduce, and no residuals."""
+    clients, rows = axis_on(8, 10, name="clients"), px.Axis("rows", 4)
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        def client(x: jax.Array) -> jax.Array:
+            return px.reduce_mean(px.map_fn(lambda x: client_loss(p, x[None]), x, rows), rows)
+
+        return px.reduce_mean(px.map_fn(client, x, clients), clients)
+
+    def plain(p: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean(jax.vmap(jax.vmap(lambda x: client_loss(p, x[None])))(x))
+
+    x = values(10, 4, 4)
+    found = assert_communication(jax.grad(loss), model(), x, **one_all_reduce())
+    assert found.total_bytes == 4 * sum(leaf.size for leaf in jax.tree.leaves(model()))
+    assert_close(jax.jit(jax.grad(loss))(model(), x), jax.grad(plain)(model(), x))

@@ -301,9 +301,10 @@ def named_in(eqn: jax_api.JaxprEqn, names: Set[str]) -> bool:
 
 def nests(eqn: jax_api.JaxprEqn) -> bool:
     """Return whether an equation, or one inside it, lays something out over a mesh."""
-    return eqn.primitive.name in ("px_map", "shard_map", "sharding_constraint", "reshard") or any(
-        any(map(nests, sub.eqns)) for sub in jax_api.subjaxprs(eqn)
-    )
+    is_laid = eqn.primitive.name in ("shard_map", "sharding_constraint", "reshard")
+    if eqn.primitive.name == "px_map":
+        is_laid = bool(eqn.params["how"].placement.mesh_axes)
+    return is_laid or any(any(map(nests, sub.eqns)) for sub in jax_api.subjaxprs(eqn))
 
 
 def _mentions(jaxpr: jax_api.Jaxpr, names: frozenset[str]) -> bool:

@@ -24,90 +24,21 @@ from jax._src import (
 )
 from jax._src.interpreters.partial_eval import lower_jaxpr2  # carries out what stands for other operations
 from jax._src.lax import lax  # the one way to a weak type
-from jax.core import ShapedArray, Tracer
+from jax.core import ShapedArray as ShapedArray, Tracer as Tracer
 from jax.extend.core import (
-    ClosedJaxpr,
-    Jaxpr,
-    JaxprEqn,
-    Literal,
-    Primitive,
-    get_opaque_trace_state,
-    jaxpr_as_fun,
+    ClosedJaxpr as ClosedJaxpr,
+    Jaxpr as Jaxpr,
+    JaxprEqn as JaxprEqn,
+    Literal as Literal,
+    Primitive as Primitive,
+    get_opaque_trace_state as get_opaque_trace_state,
+    jaxpr_as_fun as jaxpr_as_fun,
 )
 from jax.interpreters import ad, batching, mlir, partial_eval
 from jaxlib import (
     _jax,  # pyright: ignore[reportAttributeAccessIssue]  # by which network a second client's devices talk
     xla_client,  # makes that client: devices besides those that JAX has started with
 )
-
-__all__ = [
-    "ONCE",
-    "RULED",
-    "ClosedJaxpr",
-    "Jaxpr",
-    "JaxprEqn",
-    "Literal",
-    "Primitive",
-    "ShapedArray",
-    "Tracer",
-    "behind",
-    "bind",
-    "bound_axes",
-    "calls_back",
-    "collect_at",
-    "computed_once",
-    "coordination_client",
-    "define_batching",
-    "define_jvp",
-    "define_linear",
-    "define_lowering",
-    "define_map",
-    "define_outside",
-    "detects_cluster",
-    "element_struct",
-    "entered_devices",
-    "evaluate",
-    "frames_of",
-    "from_its_line",
-    "gathered_from_processes",
-    "get_opaque_trace_state",
-    "has_effects",
-    "has_started",
-    "holds",
-    "is_explicit",
-    "is_impure",
-    "is_tracing",
-    "is_transposed",
-    "jaxpr_as_fun",
-    "laid_struct",
-    "line_of",
-    "lines_kept",
-    "manual_axes",
-    "map_jaxprs",
-    "num_scanned",
-    "of_first_process",
-    "part",
-    "pruned",
-    "reached_stop",
-    "rebind_shard_map",
-    "rebuilt",
-    "results_of",
-    "scan_parts",
-    "sharding_spec",
-    "simulated_cpus",
-    "struct",
-    "subjaxprs",
-    "tells_of_preemption",
-    "trace",
-    "typed_as",
-    "typed_struct",
-    "weak",
-    "when_devices_are_asked_for",
-    "with_copies",
-    "without_constants",
-    "without_dead",
-    "without_unread",
-]
 
 _INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (jax.__file__, Path(__file__).parent))
 """The folders of code that is not the user's."""
