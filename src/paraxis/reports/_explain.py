@@ -1,5 +1,6 @@
 """The report on a function: it is traced, lowered and compiled, as a call would do, and its text is read."""
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -88,9 +89,7 @@ def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[
         seconds=seconds,
     )
     found = _findings.findings(report, jaxpr, closed.consts if closed is not None else ())
-    object.__setattr__(report, "findings", found)
-    object.__setattr__(report, "unchecked", tuple(_findings.unchecked(report, jaxpr)))
-    return report
+    return dataclasses.replace(report, findings=found, unchecked=tuple(_findings.unchecked(report, jaxpr)))
 
 
 # --- lowered and compiled --------------------------------------------------------------------------------------------
