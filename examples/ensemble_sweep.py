@@ -94,10 +94,10 @@ def patients() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndar
 def sweep(num_epochs: int) -> dict[str, Any]:
     """Learning rates side by side; the held-out error of each, and of the average of those that are left."""
     train, test = patients()
-    ens = px.ensemble(lambda _: network(jax.random.key(0), 10, 32, 1), len(RATES), 0, apply=predicted)
+    ens = px.ensemble(lambda _, rate: network(jax.random.key(0), 10, 32, 1), len(RATES), 0, RATES, apply=predicted)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        history = ens.fit(descent, train, batch_size=38, num_epochs=num_epochs, key=1, per_member=(RATES,))
+        history = ens.fit(descent, train, batch_size=38, epochs=num_epochs, key=1, per_member=(RATES,))
     errors = np.mean((np.asarray(ens.members(test[0])) - test[1]) ** 2, 1)
     average = ens.predict(test[0], average="mean", where=ens.finite())
     found = {
@@ -119,7 +119,7 @@ def bagging(num_members: int, num_epochs: int) -> dict[str, float]:
     ens = px.ensemble(lambda key: network(key, 10, 32, 1), num_members, 0, apply=predicted)
     rows = ens.bootstrap_rows(2, len(train[1]))
     rates = np.full(num_members, 0.03, np.float32)
-    ens.fit(descent, train, batch_size=38, num_epochs=num_epochs, key=1, rows=rows, per_member=(rates,))
+    ens.fit(descent, train, batch_size=38, epochs=num_epochs, key=1, rows=rows, per_member=(rates,))
 
     unseen = np.stack([~np.isin(np.arange(len(train[1])), own) for own in rows])
     tested = unseen.any(0)
@@ -168,7 +168,7 @@ def regression(num_epochs: int, path: str | None) -> dict[str, tuple[float, floa
     rng = np.random.default_rng(0)
     data = cubes(rng, -4, 4, 100)
     ens = px.ensemble(make_regression, 5, 0, apply=mean_and_variance)
-    ens.fit(likelihood_step, data, batch_size=20, num_epochs=num_epochs, key=1)
+    ens.fit(likelihood_step, data, batch_size=20, epochs=num_epochs, key=1)
     found = {}
     for where, (x, y) in {"inside": cubes(rng, -4, 4, 1000), "outside": cubes(rng, 4, 6, 1000)}.items():
         (mean, variance), (all_mean, all_variance) = ens.members(x), ens.predict(x, average="mixture")

@@ -60,9 +60,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _mnist import Labelled, load_mnist, noised, rotated
+from scipy.optimize import minimize_scalar
 
 import paraxis as px
-from paraxis import ensembles
 
 HIDDEN, BATCH, RATE, MOMENTUM = 64, 50, 0.05, 0.9
 SIZES = (1, 2, 3, 5, 10, 15)
@@ -102,15 +102,42 @@ def step(params: Params, velocity: Params, images: jax.Array, labels: jax.Array)
 def train(num_members: int, train: Labelled, num_epochs: int) -> px.Ensemble:
     ens = px.ensemble(make, num_members, 0, apply=logits)
     print(ens)
-    ens.fit(step, tuple(train), batch_size=BATCH, num_epochs=num_epochs, key=1, own_order=True, progress=True)
+    ens.fit(step, tuple(train), batch_size=BATCH, epochs=num_epochs, key=1, own_order=True, progress=print)
     return ens
 
 
 def scores(probabilities: np.ndarray, labels: np.ndarray) -> tuple[float, ...]:
     """``SCORES`` of one ensemble, from its members' probabilities ``(members, n, 10)``."""
-    found = ensembles.evaluate(probabilities, labels)
-    calibrated = ensembles.cross_fitted_nll(probabilities.mean(0), labels)
-    return found.accuracy, found.nll, found.brier_score, found.calibration_error, calibrated, found.disagreement
+    p = probabilities.mean(0, dtype=np.float64)
+    right, of_label = p.argmax(-1) == labels, p[range(len(labels)), labels]
+    brier = ((p - np.eye(p.shape[-1])[labels]) ** 2).sum(-1)
+    votes = np.eye(p.shape[-1])[probabilities.argmax(-1)].sum(0)
+    size = len(probabilities)
+    differ = (votes * (size - votes)).sum(-1) / max(size * (size - 1), 1)
+    error = calibration_error(p.max(-1), right)
+    return right.mean(), -np.log(of_label).mean(), brier.mean(), error, calibrated_nll(p, labels), differ.mean()
+
+
+def calibration_error(confidence: np.ndarray, right: np.ndarray, num_bins: int = 15) -> float:
+    """The gap between confidence and accuracy in bins of equal width (Guo et al. 2017, arXiv 1706.04599)."""
+    bins = np.minimum(np.ceil(confidence * num_bins), num_bins).astype(int)
+    return float(np.abs(np.bincount(bins, right - confidence)).sum() / len(right))
+
+
+def calibrated_nll(p: np.ndarray, labels: np.ndarray, num_splits: int = 5) -> float:
+    """The likelihood of each half of the rows at the temperature that is best for the other half."""
+    log_p, rng, found = np.log(np.maximum(p, 1e-38)), np.random.default_rng(0), []
+
+    def nll(beta: float, rows: np.ndarray) -> float:
+        scaled = beta * log_p[rows]
+        return float((np.logaddexp.reduce(scaled, axis=-1) - scaled[range(len(rows)), labels[rows]]).mean())
+
+    for _ in range(num_splits):
+        one, other = np.array_split(rng.permutation(len(labels)), 2)
+        for fitted, scored in ((one, other), (other, one)):
+            best: Any = minimize_scalar(nll, bounds=(0.01, 100), args=(fitted,), method="bounded")
+            found.append(nll(best.x, scored))
+    return float(np.mean(found))
 
 
 def by_size(ens: px.Ensemble, digits: Labelled) -> dict[int, np.ndarray]:

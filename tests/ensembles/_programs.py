@@ -1,13 +1,10 @@
-"""No public face: when a program has run, and which have, can be seen only where programs are made."""
+"""No public face: when a program has run can be seen only where programs are made."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import pytest
-
-from paraxis._jax import structure
-from paraxis.reports import Communication, of_program
 
 After = list[Callable[[], None]]
 
@@ -35,15 +32,4 @@ def after(monkeypatch: pytest.MonkeyPatch) -> After:
             return getattr(self._run, name)
 
     monkeypatch.setattr(jax, "jit", Jitted)
-    monkeypatch.setattr(structure.Recent, "get", lambda _, __, make: make())  # what was jitted before is not found
     return todo
-
-
-def compiled_for(call: Callable[[], Any]) -> list[Communication]:
-    """What each program communicates that a call runs: each is compiled for it, as none is kept from before."""
-    jax.clear_caches()
-    client = jax.devices()[0].client
-    before = client.live_executables()
-    call()
-    new = [program for program in client.live_executables() if not any(program is old for old in before)]
-    return [of_program(module.to_string()) for program in new for module in program.hlo_modules()]

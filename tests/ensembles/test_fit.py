@@ -103,24 +103,24 @@ def test_the_same_as_a_python_loop_over_single_members(model: str, size: int, de
     step = sgd(apply)
     ens = px.ensemble(make, size, 3, mesh=on(devices))
     expected, losses = by_hand(step, singles(ens), range(2), 11, plain(11))
-    history = ens.fit(step, (X, Y), batch_size=BATCH, num_epochs=2, key=11)
+    history = ens.fit(step, (X, Y), batch_size=BATCH, epochs=2, key=11)
     assert history.scanned == (model == "mlp")  # on CPU a convolution in a loop is slow
     for member, alone in zip(ens, expected, strict=True):
         assert_close(host(member), alone)
     np.testing.assert_allclose(history.outputs, losses, rtol=1e-4)
-    assert history.validation is None
+    assert history.metrics == {}
     assert history.best_epoch is None
     assert (history.stopped == -1).all()
     assert history.failed == ()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"lowering": "dispatch"}, {"lowering": "unroll"}, {"at_once": 1}])
+@pytest.mark.parametrize("options", [{"lowering": "unroll"}, {"at_once": 1}])
 def test_how_members_run_does_not_matter(options: dict[str, Any]) -> None:
     step = sgd(apply_mlp)
     ens = px.ensemble(make_mlp, 5, 3, mesh=on(2), **options)
     expected, losses = by_hand(step, singles(ens), range(2), 4, plain(4))
-    history = ens.fit(step, (X, Y), batch_size=BATCH, num_epochs=2, key=jax.random.key(4))
+    history = ens.fit(step, (X, Y), batch_size=BATCH, epochs=2, key=jax.random.key(4))
     for member, alone in zip(ens, expected, strict=True):
         assert_close(host(member), alone)
     np.testing.assert_allclose(history.outputs, losses, rtol=1e-4)
@@ -137,7 +137,7 @@ def test_rows_give_each_member_its_own_share(model: str) -> None:
         return [(X[shares[index][at]], Y[shares[index][at]]) for at in batches(5, epoch, num_rows=13)]
 
     expected, losses = by_hand(step, singles(ens), range(2), 5, pick)
-    history = ens.fit(step, (X, Y), batch_size=BATCH, num_epochs=2, key=5, rows=shares)
+    history = ens.fit(step, (X, Y), batch_size=BATCH, epochs=2, key=5, rows=shares)
     for member, alone in zip(ens, expected, strict=True):
         assert_close(host(member), alone)
     np.testing.assert_allclose(history.outputs, losses, rtol=1e-4)
@@ -168,7 +168,7 @@ def test_a_sweep_over_learning_rates_is_an_ensemble() -> None:
     before = singles(ens)
     pick = lambda index, epoch: [(X[at], Y[at], rates[index]) for at in batches(1, epoch)]  # noqa: E731
     expected, _ = by_hand(weighted, before, range(2), 1, pick)
-    ens.fit(weighted, (X, Y), batch_size=BATCH, num_epochs=2, key=1, per_member=(rates,))
+    ens.fit(weighted, (X, Y), batch_size=BATCH, epochs=2, key=1, per_member=(rates,))
     for member, alone in zip(ens, expected, strict=True):
         assert_close(host(member), alone)
     assert_close(host(ens[4]), before[4], rtol=0, atol=0)  # a rate of zero
@@ -196,10 +196,9 @@ def test_first_epoch_goes_on_exactly_where_another_call_ended(model: str) -> Non
     make, apply = MODELS[model]
     step = sgd(apply)
     here, there = (px.ensemble(make, 3, 0, mesh=on(2)) for _ in range(2))
-    whole = here.fit(step, (X, Y), batch_size=BATCH, num_epochs=3, key=6)
+    whole = here.fit(step, (X, Y), batch_size=BATCH, epochs=3, key=6)
     parts = [
-        there.fit(step, (X, Y), batch_size=BATCH, num_epochs=n, first_epoch=first, key=6)
-        for first, n in [(0, 1), (1, 2)]
+        there.fit(step, (X, Y), batch_size=BATCH, epochs=n, first_epoch=first, key=6) for first, n in [(0, 1), (1, 3)]
     ]
     assert_close(host(here.stacked()), host(there.stacked()), rtol=0, atol=0)
     np.testing.assert_array_equal(whole.outputs, np.concatenate([part.outputs for part in parts]))
@@ -220,7 +219,7 @@ def nnx_step(net: Any, opt: nnx.Optimizer, batch: Any) -> dict[str, Any]:
 def test_modules_with_an_optimiser_a_schedule_and_a_dict_of_data() -> None:
     ens = px.ensemble(make_optimised, 3, 0, mesh=on(2))
     alone = list(ens)
-    history = ens.fit(nnx_step, ({"x": X, "y": Y},), batch_size=BATCH, num_epochs=2, key=9)
+    history = ens.fit(nnx_step, ({"x": X, "y": Y},), batch_size=BATCH, epochs=2, key=9)
     compiled, outs = nnx.jit(nnx_step), []
     for net, opt in alone:
         for epoch in range(2):
@@ -235,15 +234,16 @@ def test_modules_with_an_optimiser_a_schedule_and_a_dict_of_data() -> None:
 
 def make_diary(key: jax.Array) -> Any:
     """A member that writes down which rows it saw in the steps of the last epoch."""
-    return {"rows": jnp.full((NUM_STEPS, BATCH), -1), "now": jnp.array(0)}
+    return {"rows": jnp.full((NUM_STEPS, BATCH), -1), "now": jnp.array(0), "key": key}
 
 
 def write_down(diary: Any, rows: jax.Array) -> Any:
-    return {"rows": diary["rows"].at[diary["now"] % NUM_STEPS].set(rows), "now": diary["now"] + 1}
+    return diary | {"rows": diary["rows"].at[diary["now"] % NUM_STEPS].set(rows), "now": diary["now"] + 1}
 
 
 def seen_by(ens: px.Ensemble, **options: Any) -> np.ndarray:
     """The rows that each member saw in the last epoch, ``(size, steps, batch)``."""
+    options.setdefault("epochs", options.get("first_epoch", 0) + 1)
     history = ens.fit(write_down, (np.arange(NUM_ROWS),), batch_size=BATCH, **options)
     assert history.outputs is None  # nothing but the state was returned
     return np.asarray(ens.stacked()["rows"])
@@ -306,7 +306,7 @@ def test_more_epochs_and_calls_compile_nothing_more(model: str) -> None:
     ens = px.ensemble(make, 3, 0, mesh=on(2))
     ens.fit(step, (X, Y), batch_size=BATCH, key=0)
     so_far = len(traced)
-    ens.fit(step, (X, Y), batch_size=BATCH, key=1, num_epochs=2, first_epoch=3)
+    ens.fit(step, (X, Y), batch_size=BATCH, key=1, epochs=5, first_epoch=3)
     assert len(traced) == so_far
 
 
@@ -333,12 +333,10 @@ def test_results_that_are_no_floats_are_averaged_alike_however_epochs_run() -> N
 def test_a_step_that_breaks_the_member_leaves_all_members_as_they_were() -> None:
     ens = px.ensemble(make_mlp, 3, 0, mesh=on(2))
     before = host(ens.stacked())
-    with pytest.raises(px.StateError, match=r"step changed first from float32\[3, 6\] to bfloat16\[3, 6\].*\.astype"):
+    with pytest.raises(px.StateError, match=r"step changed first from float32\[3, 6\] to bfloat16\[3, 6\].*astype"):
         ens.fit(lambda p, x, y: p | {"first": p["first"].astype("bfloat16")}, (X, Y), batch_size=BATCH, key=0)
-    with pytest.raises(px.StateError, match=r"step must return the new state.*Write return state, loss"):
+    with pytest.raises(px.StateError, match="step must return the new member"):
         ens.fit(lambda p, x, y: jnp.mean(x), (X, Y), batch_size=BATCH, key=0)
-    with pytest.raises(px.StateError, match=r"step must be a function of one member, got 3"):
-        ens.fit(3, (X, Y), batch_size=BATCH, key=0)  # pyright: ignore[reportArgumentType]
     assert_close(host(ens.stacked()), before, rtol=0, atol=0)
 
 
@@ -346,7 +344,7 @@ def test_shares_of_rows_are_shuffled_anew_in_each_epoch() -> None:
     rows = np.arange(16).reshape(2, 8)
     order = np.asarray(jax.random.permutation(jax.random.fold_in(jax.random.key(4), 0), 8))
     assert order[::2].sum() != np.arange(8)[::2].sum()  # else what is expected would be that of the rows in order
-    ens = px.ensemble(lambda key: jnp.zeros(()), 2, 0)
+    ens = px.ensemble(lambda key: jax.random.normal(key), 2, 0)
     history = ens.fit(lambda s, x: (s, x * jnp.arange(1.0, 3)), (np.arange(16.0),), batch_size=2, key=4, rows=rows)
     expected = np.stack([(row[order].reshape(4, 2) * [1.0, 2.0]).mean(0) for row in rows])
     np.testing.assert_allclose(history.outputs[0], expected, rtol=1e-6)
@@ -360,3 +358,14 @@ def test_one_value_that_is_not_finite_is_a_failure() -> None:
     with pytest.warns(RuntimeWarning, match=r"members \[1\] gave"):
         history = ens.fit(step, (np.zeros(4),), batch_size=2, key=0)
     assert history.failed == (1,)
+
+
+@pytest.mark.parametrize("convolve", [False, True])
+def test_imaginary_parts_are_averaged_however_epochs_run(convolve: bool) -> None:
+    def step(w: jax.Array, x: jax.Array) -> Any:
+        return w, (jnp.convolve(x, x)[0] if convolve else x[0] ** 2) + 2j
+
+    ens = px.ensemble(jax.random.normal, 2, 0, mesh=on(2))
+    history = ens.fit(step, (np.ones(8, np.float32),), batch_size=4, key=0)
+    assert history.scanned != convolve
+    np.testing.assert_allclose(history.outputs, [[1 + 2j, 1 + 2j]])

@@ -14,7 +14,7 @@ from tests.ensembles._programs import After
 @pytest.fixture
 def ens(after: After) -> px.Ensemble:
     """Three ones; each call of a train step on them is followed by what is in ``after``."""
-    return px.ensemble(lambda key: jax.numpy.ones(()), 3, 0, lowering="vmap")
+    return px.ensemble(lambda key, one: one, 3, 0, jax.numpy.ones(3))
 
 
 def double(w: jax.Array) -> jax.Array:
@@ -37,7 +37,7 @@ def test_an_interrupt_waits_for_the_end_of_the_block(ens: px.Ensemble, after: Af
 
 
 def test_without_an_interrupt_nothing_happens_and_errors_come_through(ens: px.Ensemble, after: After) -> None:
-    other = px.ensemble(lambda key: key, 2, 0, lowering="vmap")
+    other = px.ensemble(lambda key: key, 2, 0)
     todo = [lambda: other.train(lambda key: key)]
     after.append(lambda: todo.pop()() if todo else None)  # one in another
     ens.train(double)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +37,7 @@ def double(params: Any) -> Any:
     return {"w": 2 * params["w"], "n": params["n"]}
 
 
-@pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
+@pytest.mark.parametrize("lowering", ["auto"])
 def test_a_number_picks_a_member(lowering: Any) -> None:
     ens = some(lowering=lowering)
     for _ in range(2):  # as they were made, and as they lie after a step
@@ -51,27 +52,21 @@ def test_a_number_picks_a_member(lowering: Any) -> None:
 
 @pytest.mark.parametrize("index", [SIZE, -SIZE - 1, 100])
 def test_a_number_that_nobody_has_is_an_index_error(index: int) -> None:
-    with pytest.raises(IndexError, match=rf"there is no member {index}; there are 5, from 0"):
+    with pytest.raises(IndexError, match="out of bounds"):
         some()[index]
-    with pytest.raises(IndexError, match=rf"there is no member {index}; there are 5"):
+    with pytest.raises(IndexError, match="out of bounds"):
         some()[[0, index]]
-    with pytest.raises(IndexError, match=rf"there is no member {index}; there are 5"):
+    with pytest.raises(IndexError, match="out of bounds"):
         some().drop(index)
-
-
-def test_what_is_no_number_is_refused() -> None:
-    for index in ("first", 1.5, None):
-        with pytest.raises(TypeError, match="whole number"):
-            some()[index]
 
 
 @pytest.mark.slow
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("lowering", ["vmap", "dispatch"])
+@pytest.mark.parametrize("lowering", ["auto"])
 def test_slices_and_lists_pick_ensembles(lowering: Any) -> None:
     ens = some(lowering=lowering)
     ens.train(double)
-    picks: list[Any] = [slice(2), slice(1, 4), slice(None, None, -2), [0, 2], [-1], (3, 3, 1), np.array([4, 0])]
+    picks: list[Any] = [slice(2), slice(1, 4), slice(None, None, -2), [0, 2], [-1], [3, 3, 1], np.array([4, 0])]
     for pick in picks:
         chosen, expected = ens[pick], np.arange(SIZE)[pick if isinstance(pick, slice) else list(pick)]
         assert isinstance(chosen, px.Ensemble)
@@ -82,7 +77,7 @@ def test_slices_and_lists_pick_ensembles(lowering: Any) -> None:
 
 def test_an_ensemble_of_nobody_is_refused() -> None:
     for use in (lambda: some()[:0], lambda: some()[5:], lambda: some().drop(*range(SIZE)), lambda: some()[[]]):
-        with pytest.raises(px.ShapeError, match="there is no index, so no member would be left"):
+        with pytest.raises(px.ShapeError, match="no member would be left"):
             use()
 
 
@@ -107,15 +102,15 @@ def test_members_that_do_not_fit_are_not_added() -> None:
     cases: list[tuple[Any, str]] = [
         ({"w": W[0]}, r"members\[1\] is not like the others; they differ in n"),
         ({"w": W[0], "n": ens[0]["n"], "b": 1.0}, r"members\[1\] is not like the others; they differ in b"),
-        ({"w": W[0, :2], "n": ens[0]["n"]}, r"members\[1\].*w is float32\[2, 2\], theirs float32\[3, 2\]"),
-        ({"w": W[0], "n": 1.5}, r"members\[1\].*n is float32\[\], theirs int32\[\]"),
+        ({"w": W[0, :2], "n": ens[0]["n"]}, r"members\[1\] would change w from float32\[3, 2\] to float32\[2, 2\]"),
+        ({"w": W[0], "n": 1.5}, r"members\[1\] would change n from int32\[\] to float32\[\]"),
     ]
     for member, message in cases:
         with pytest.raises(px.StateError, match=message):
             ens.add(ens[0], member)
 
 
-@pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
+@pytest.mark.parametrize("lowering", ["auto"])
 def test_stacked_members_are_for_vmap(lowering: Any) -> None:
     ens = some(lowering=lowering)
     ens.train(double)
@@ -128,14 +123,14 @@ def test_stacked_members_are_for_vmap(lowering: Any) -> None:
 
 def test_it_says_what_it_is() -> None:
     assert repr(some()) == "Ensemble(5 members of 7 numbers, on 2 devices)"
-    named = px.ensemble(lambda key: jnp.zeros((40, 50)), 3, 0, name="models", mesh=mesh_of(2, "models"))
+    named = px.ensemble(lambda key: jax.random.normal(key, (40, 50)), 3, 0, name="models", mesh=mesh_of(2, "models"))
     assert repr(named) == "Ensemble(3 models of 2,000 numbers, on 2 devices)"
     assert len(named) == 3
     assert named.axis == px.Axis("models", 3, mesh=mesh_of(2, "models"))
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
+@pytest.mark.parametrize("lowering", ["auto"])
 def test_a_picked_member_has_arrays_of_its_own(lowering: Any) -> None:
     ens = some(lowering=lowering)
     for _ in range(2):
@@ -207,8 +202,54 @@ def test_a_part_of_an_ensemble_goes_on_training_by_itself() -> None:
     assert_close(part.stacked(), jax.tree.map(lambda leaf: leaf[1:], ens.stacked()))
 
 
-def test_what_is_no_key_is_refused() -> None:
-    with pytest.raises(
-        px.ShapeError, match=r"key must be a random key or a whole number below 2\*\*63, got '0'; write jax\.random"
-    ):
-        px.ensemble(lambda key: jax.random.normal(key), 2, "0")
+def make_net(activation: Any, rate: float = 1e-2) -> Any:
+    def make(key: jax.Array) -> Any:
+        net = nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(key)), activation)
+        return net, nnx.Optimizer(net, optax.adam(rate), wrt=nnx.Param)
+
+    return make
+
+
+def make_module(activation: Any, rate: float = 1e-2) -> Any:
+    def make(key: jax.Array) -> Any:
+        net = eqx.nn.MLP(3, 3, 4, 1, activation=activation, key=key)
+        return {"net": net}
+
+    return make
+
+
+@pytest.mark.parametrize("make", [make_net, make_module])
+def test_a_member_with_other_functions_is_not_added(make: Any) -> None:
+    """All members share what is fixed: a net with tanh would compute relu."""
+    ens, other = px.ensemble(make(jax.nn.relu), 2, 0), jax.random.key(9)
+    assert len(ens.add(make(jax.nn.relu)(other))) == 3  # made anew, of the same code
+    with pytest.raises(px.StateError, match=r"members\[0\] has other functions or settings"):
+        ens.add(make(jnp.tanh)(other))
+
+
+def test_a_member_with_another_rate_in_its_optimizer_is_not_added() -> None:
+    with pytest.raises(px.StateError, match="an optimiser's rate"):
+        px.ensemble(make_net(nnx.relu), 2, 0).add(make_net(nnx.relu, 1e-3)(jax.random.key(0)))
+
+
+def test_members_that_would_all_be_the_same_are_refused() -> None:
+    with pytest.raises(px.StateError, match="make does not use its key"):
+        px.ensemble(lambda key: jnp.zeros(3), 2, 0)
+    assert len(px.ensemble(lambda key: jnp.zeros(3), 1, 0)) == 1
+    assert len(px.ensemble(lambda key, number: jnp.zeros(3), 2, 0, jnp.arange(2))) == 2
+
+
+def test_a_class_or_a_model_in_the_place_of_make_is_told() -> None:
+    for make in (nnx.Linear, nnx.Linear(2, 2, rngs=nnx.Rngs(0)), eqx.nn.MLP):
+        with pytest.raises(px.StateError, match=r"make must be a function that is given a key.*got the (class|model)"):
+            px.ensemble(make, 2, 0)
+
+
+def test_keys_whose_draws_depend_on_the_devices_are_refused() -> None:
+    with jax.default_prng_impl("rbg"):
+        for key in (jax.random.key(0), jax.random.PRNGKey(0)):
+            with pytest.raises(px.ShapeError, match="hardware generator rbg"):
+                px.ensemble(lambda key: jax.random.normal(key, (2,)), 3, key)
+        seeded = px.ensemble(lambda key: jax.random.normal(key, (2,)), 3, 0).stacked()
+    expected = [jax.random.normal(jax.random.fold_in(jax.random.key(0), index), (2,)) for index in range(3)]
+    np.testing.assert_array_equal(seeded, jnp.stack(expected))

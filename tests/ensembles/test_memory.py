@@ -45,8 +45,3 @@ def test_the_memory_of_a_step_is_bounded_by_the_members_under_way(size: int, low
 
 def test_without_the_bound_it_grows() -> None:
     assert temporary(64, None, "vmap") > 8 * temporary(4, None, "vmap")
-
-
-def test_one_by_one_each_executable_has_one_member_whatever_the_number() -> None:
-    assert temporary(64, 1, "dispatch") == temporary(2, 1, "dispatch")
-    assert temporary(64, 1, "dispatch") < temporary(64, None, "vmap") / 8

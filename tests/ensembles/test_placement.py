@@ -14,7 +14,7 @@ pytestmark = pytest.mark.newest
 
 # The first and the last of the table, which the fast lane runs, are several members to a device that do not divide, and
 # more devices than members.
-SIZES, DEVICES, LOWERINGS = (5, 1, 2, 7), (2, 1, 3, 8), ("dispatch", "vmap", "unroll", "auto")
+SIZES, DEVICES, LOWERINGS = (5, 1, 2, 7), (2, 1, 3, 8), ("vmap", "unroll", "auto")
 NUM_STEPS = 3
 
 # Each two of size, lowering and number of devices meet once; plain dicts go through all combinations.
@@ -69,7 +69,7 @@ def test_members_that_are_modules_are_those_of_a_loop(size: int, lowering: Any, 
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("size", "lowering"), [(5, "dispatch"), (7, "unroll"), (7, "vmap")])
+@pytest.mark.parametrize(("size", "lowering"), [(5, "vmap"), (7, "unroll")])
 def test_at_once_changes_nothing(size: int, lowering: Any) -> None:
     check("dict", size, 2, lowering=lowering, at_once=2)
 
@@ -87,7 +87,7 @@ def test_a_member_does_not_depend_on_how_many_others_there_are() -> None:
 
 @pytest.mark.slow
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
+@pytest.mark.parametrize("lowering", ["auto", "vmap"])
 def test_on_an_explicit_mesh_all_is_the_same(lowering: Any) -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("members",), axis_types=(AxisType.Explicit,))
     here, there = (

@@ -1,9 +1,12 @@
 """``ens.train``: one member's step for all members, with what they share and what is each one's own."""
 
+import gc
 import signal
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +15,7 @@ import pytest
 from flax import nnx
 
 import paraxis as px
-from tests._support import assert_close, compilations, values
+from tests._support import assert_close, values
 from tests.ensembles._kinds import mesh_of
 from tests.ensembles._programs import After
 
@@ -106,12 +109,6 @@ def test_a_step_without_arguments_and_results() -> None:
     assert_close(ens.stacked(), 2 * W)
 
 
-def test_results_have_the_structure_that_the_step_gives_them() -> None:
-    out = linear().train(lambda w, x: (w, {"sum": w.sum(), "all": (w, x, 1), "n": None}), X)
-    expected = {"sum": W.sum(1), "all": (W, jnp.stack([X] * SIZE), jnp.ones(SIZE, int)), "n": None}
-    assert_close(jax.tree.map(np.asarray, out), jax.tree.map(np.asarray, expected))
-
-
 def test_the_new_state_alone_may_be_returned() -> None:
     """The document's ``state = update(state, grads)``, for a single part and for a tuple."""
     ens = linear()
@@ -173,14 +170,6 @@ def test_members_may_speak_to_each_other_by_the_axiss_name(lowering: Any) -> Non
     check(ens, out, (0.5 * (W + W.mean(0)), (jnp.arange(SIZE, dtype="int32"), jnp.full(SIZE, SIZE))))
 
 
-@pytest.mark.parametrize("lowering", ["dispatch", "unroll"])
-def test_members_that_run_apart_cannot_speak(lowering: Any) -> None:
-    ens = linear(lowering=lowering)
-    with pytest.raises(px.LoweringError, match=r"cannot exchange values; write lowering='vmap', or leave it out"):
-        ens.train(lambda w: w - px.pmean(w, "members"))
-    assert_close(ens.stacked(), W)
-
-
 def test_the_axis_is_called_as_asked() -> None:
     ens = px.ensemble(lambda key, w: w, SIZE, 0, W, name="models", mesh=mesh_of(2, "models"))
     ens.train(lambda w: w - px.pmean(w, "models"))
@@ -188,7 +177,7 @@ def test_the_axis_is_called_as_asked() -> None:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
+@pytest.mark.parametrize("lowering", ["vmap"])
 @pytest.mark.parametrize("donate", [True, False])
 def test_the_old_state_is_given_away_only_if_donated(donate: bool, lowering: Any) -> None:
     width = 7  # by which the members' arrays are known
@@ -211,7 +200,7 @@ def test_the_old_state_is_given_away_only_if_donated(donate: bool, lowering: Any
         assert all((leaf == copy).all() for leaf, copy in zip(before, copies, strict=True))
 
 
-@pytest.mark.parametrize("lowering", ["auto", "dispatch", "vmap", "unroll"])
+@pytest.mark.parametrize("lowering", ["auto", "vmap", "unroll"])
 def test_a_step_is_traced_for_the_first_call_only(lowering: Any) -> None:
     traced = []
 
@@ -224,9 +213,7 @@ def test_a_step_is_traced_for_the_first_call_only(lowering: Any) -> None:
     first = len(traced)
     for rate in (0.2, 0.3):
         ens.train(counted, X + rate, Y, rate)
-    assert len(traced) == first
-    # One to see what it costs and whether members exchange values; one for what is run.
-    assert first <= (1 if lowering == "dispatch" else 2)
+    assert len(traced) == first == 1
 
 
 def test_another_shape_is_another_program() -> None:
@@ -251,7 +238,7 @@ def test_modules_are_changed_in_place_and_may_be_sown_into() -> None:
     np.testing.assert_allclose(np.stack([net.kernel[...] for net in ens])[..., 0], 3 * W, rtol=1e-6)
 
 
-@pytest.mark.parametrize("lowering", ["dispatch", "vmap"])
+@pytest.mark.parametrize("lowering", ["vmap"])
 def test_an_interrupt_during_a_step_takes_effect_when_the_members_are_whole(lowering: Any, after: After) -> None:
     """It comes when the old state has been given away and the new one is not kept yet."""
     ens = linear(lowering=lowering)
@@ -265,22 +252,122 @@ def test_an_interrupt_during_a_step_takes_effect_when_the_members_are_whole(lowe
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize("lowering", ["auto", "dispatch"])
-def test_an_ensemble_that_is_made_and_trained_again_compiles_nothing(lowering: Any) -> None:
-    """Functions that are defined anew, as when a cell of a notebook is run twice, compute the same."""
+def test_a_function_and_what_it_closes_over_are_let_go() -> None:
+    """A step that closes over its batch is ordinary."""
 
-    def losses() -> Any:
-        def make(key: jax.Array) -> jax.Array:
-            return jax.random.normal(key, (2,))
+    class Trainer:
+        def __init__(self, x: jax.Array) -> None:
+            self.x = x
 
-        def own(w: jax.Array, x: jax.Array, y: jax.Array) -> Any:
-            return step(w, x, y)
+        def step(self, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return w - 0.1, (self.x @ w).sum()
 
-        ens = px.ensemble(make, SIZE, 0, apply=lambda w, x: x @ w, mesh=mesh_of(2), lowering=lowering)
-        return np.stack([ens.train(own, X, Y), ens.train(own, X, Y)]), np.asarray(ens.predict(X, average="mean"))
+    ens = linear()
 
-    first = losses()
-    with compilations() as compiled:
-        second = losses()
-    assert compiled == []
-    assert_close(second, first, rtol=0, atol=0)
+    def use(number: int) -> list[weakref.ref[jax.Array]]:
+        x = jnp.full((6, 2), float(number))
+        trainer = Trainer(x + 1)
+        ens.train(lambda w: (w, (x @ w).sum()))
+        ens.train(trainer.step)
+        ens.members(X, apply=lambda w, _: x @ w)
+        return [weakref.ref(x), weakref.ref(trainer.x)]
+
+    gone = [ref for number in range(3) for ref in use(number)]
+    gc.collect()
+    assert [ref() is None for ref in gone] == [True] * len(gone)
+
+
+def test_a_method_is_traced_once() -> None:
+    class Trainer:
+        traced = 0
+
+        def step(self, w: jax.Array) -> jax.Array:
+            self.traced += 1
+            return w
+
+    ens, trainer = linear(), Trainer()
+    for _ in range(3):
+        ens.train(trainer.step)
+    assert trainer.traced == 1
+
+
+class Normed(eqx.Module):
+    linear: eqx.nn.SpectralNorm
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self, key: jax.Array) -> None:
+        first, second = jax.random.split(key)
+        self.linear = eqx.nn.SpectralNorm(eqx.nn.Linear(2, 3, key=first), "weight", key=second)
+        self.norm = eqx.nn.BatchNorm(3, axis_name="rows", mode="ema")
+
+    def __call__(self, x: jax.Array, state: Any) -> Any:
+        y, state = self.linear(x, state)
+        return self.norm(y, state)
+
+
+@pytest.mark.parametrize("lowering", ["auto", "vmap", "unroll"])
+def test_equinox_modules_with_state_are_trained_as_alone(lowering: Any) -> None:
+    """What runs inside sees no mesh: Equinox compares the structure of a state, types included."""
+
+    def make(key: jax.Array) -> Any:
+        return eqx.nn.make_with_state(Normed)(key)
+
+    def normed(net: Any, state: Any, x: jax.Array) -> Any:
+        y, state = jax.vmap(net, in_axes=(0, None), out_axes=(0, None), axis_name="rows")(x, state)
+        return (net, state), y.std()
+
+    ens = px.ensemble(make, SIZE, 0, mesh=mesh_of(2), lowering=lowering)
+    outs = [ens.train(normed, X) for _ in range(2)]
+    for index in range(SIZE):
+        net, state = make(jax.random.fold_in(jax.random.key(0), index))
+        for out in outs:
+            (net, state), expected = eqx.filter_jit(normed)(net, state, X)
+            np.testing.assert_allclose(out[index], expected, rtol=1e-4)
+
+
+def test_nothing_in_a_member_is_none_and_nothing_in_an_argument() -> None:
+    ens = px.ensemble(lambda key, w: {"w": w, "bias": None}, SIZE, 0, W, mesh=mesh_of(2))
+    out = ens.train(lambda p, x, bias: (p, {"n": None, "w": p["w"]}), X, None)
+    assert out["n"] is None
+    assert ens[0]["bias"] is None
+    assert_close(out["w"], W)
+
+
+def test_members_cannot_change_while_jax_traces() -> None:
+    ens = linear()
+    with pytest.raises(px.StateError, match="cannot be called in a function that JAX is tracing"):
+        jax.jit(lambda x: ens.train(step, x, Y))(X)
+    assert_close(ens.stacked(), W)
+
+
+REFUSED: dict[str, tuple[type[Exception], str, Callable[[px.Ensemble], Any]]] = {
+    "a loss alone": (px.StateError, r"from float32\[2\] to float32\[\]", lambda ens: ens.train(mse, X, Y)),
+    "another dtype": (
+        px.StateError,
+        r"step changed value from float32\[2\] to bfloat16\[2\].*x\.astype\('float32'\)",
+        lambda ens: ens.train(lambda w: w.astype("bfloat16")),
+    ),
+    "another structure": (px.StateError, "step must return the new member", lambda ens: ens.train(lambda w: [w, w])),
+    "another shape": (px.StateError, r"to float32\[1\]", lambda ens: ens.train(lambda w: w[:1])),
+    "rows of three": (px.ShapeError, r"args\[0\] has shape \(3,\)", lambda ens: ens.train(step, X[:3, 0], in_axes=0)),
+    "an axis of one": (px.ShapeError, r"in_axes must be one of 0, None", lambda ens: ens.train(step, X, in_axes=1)),
+    "too few entries": (px.ShapeError, "in_axes=.* does not fit", lambda ens: ens.train(step, X, Y, in_axes=(0,))),
+    "one number per row": (px.ShapeError, "one number for each row", lambda ens: ens.predict(X)),
+    "no member left": (px.ShapeError, "not all False", lambda ens: ens.predict(X, where=np.zeros(SIZE, bool))),
+    "an average": (ValueError, "average must be one of", lambda ens: ens.predict(X, average="logits")),  # pyright: ignore
+    "no mixture": (px.ShapeError, r"\(mean, variance\)", lambda ens: ens.predict(X, average="mixture")),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_told_and_leaves_the_members_alone(case: str) -> None:
+    kind, message, call = REFUSED[case]
+    ens = linear()
+    with pytest.raises(kind, match=message):
+        call(ens)
+    assert_close(ens.stacked(), W)
+
+
+def test_a_model_that_does_not_say_how_it_is_applied() -> None:
+    with pytest.raises(px.StateError, match="apply=lambda model, x"):
+        px.ensemble(lambda key, w: w, SIZE, 0, W).predict(X)

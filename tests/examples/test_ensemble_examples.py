@@ -159,7 +159,7 @@ def test_a_swept_member_is_descent_with_its_rate(example: Example) -> None:
     module = example("ensemble_sweep")
     (x, y), _ = module.patients()
     start = module.network(jax.random.key(0), 10, 32, 1)
-    ens = px.ensemble(lambda _: module.network(jax.random.key(0), 10, 32, 1), 2, 0)
+    ens = px.ensemble(lambda _, i: module.network(jax.random.key(0), 10, 32, 1), 2, 0, jnp.arange(2))
     ens.train(module.descent, x, y, np.array([0.01, 0.1], np.float32), in_axes=(None, None, 0))
 
     def loss(w: Any) -> jax.Array:

@@ -1,16 +1,13 @@
 """No public face: to be killed at each step of an exchange, a process must do nothing else."""
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import pytest
 
-import paraxis as px
 from paraxis._host import files
 
 WRITER = """
@@ -90,21 +87,3 @@ def two_names(place: Path) -> Iterator[Path]:
     for name in ("one", "other"):
         (place / name).mkdir()
         yield place / name
-
-
-def test_an_ensemble_that_was_moved_away_is_found_again_when_it_is_read(tmp_path: Path) -> None:
-    def make(key: jax.Array) -> dict[str, jax.Array]:
-        return {"x": jax.random.uniform(key, (2,))}
-
-    place = tmp_path / "ensemble"
-    px.ensemble(make, 2, 0).save(place)
-    before = {file.name: file.read_bytes() for file in place.iterdir()}
-    place.rename(tmp_path / ".ensemble-0123456789abcdef-old")
-    (tmp_path / ".ensemble-0123456789abcdef").mkdir()  # the new one, of which nobody knows whether it is whole
-    (tmp_path / ".ensemble-mine-old").mkdir()
-    assert len(px.load_ensemble(make, place)) == 2
-    assert {file.name: file.read_bytes() for file in place.iterdir()} == before
-    place.rename(tmp_path / ".ensemble-0123456789abcdef-old")
-    (tmp_path / ".ensemble-0123456789abcdef-old" / "notes.txt").write_text("of the user")
-    with pytest.raises(px.StateError, match=re.escape(f"{place} holds 0 files")):
-        px.load_ensemble(make, place)

@@ -180,11 +180,9 @@ np.testing.assert_array_equal(loaded.members(X), ens.members(X))
 rates = jnp.linspace(0.1, 1.0, size)
 alone, values = zip(*(step_alone(p, X, y, rate) for p, rate in zip(alone, rates)))
 close(ens.train(step, X, y, rates, in_axes=(None, None, 0)), np.stack(values))
-validated = dict(validate=lambda p, x, y: step(p, x, y)[1], validation=(X, y))
-history = ens.fit(step, (X, y), num_epochs=2, batch_size=50, key=1, **validated)
-close(history.validation[-1], [step(p, X, y)[1] for p in ens])
-apart = px.ensemble(make, size, 0, lowering="dispatch")
-refused(px.LoweringError, "several processes", apart.train, lambda p: p)
+validated = dict(evaluate=lambda p, x, y: {"loss": step(p, x, y)[1]}, held_out=(X, y))
+history = ens.fit(step, (X, y), epochs=2, batch_size=50, key=1, **validated)
+close(history.metrics["loss"][-1], [step(p, X, y)[1] for p in ens])
 """
 
 OTHER_DATA = """
@@ -229,8 +227,6 @@ AT_NIGHT += [("more of ensembles", size) for size in (2, 4, 5)]
 def test_on_two_processes_as_on_one(launched: Launch, tmp_path: Path, name: str, size: int) -> None:  # noqa: F811
     script = tmp_path / "script.py"
     script.write_text(BEGINNING + SCRIPTS[name] + f"\nprint('held: {name}')\n")
-    status, out, error = launched(str(script), str(size), str(tmp_path / "members"), devices=2)
+    status, out, error = launched(str(script), str(size), str(tmp_path / "members.npz"), devices=2)
     assert status == 0, out + error
     assert out.count(f"held: {name}") == 2
-    if "ensembles" in name:
-        assert len(list((tmp_path / "members").glob("member-*.npz"))) == size

@@ -216,7 +216,7 @@ def test_a_model_is_evaluated_in_inference_mode() -> None:
     with pytest.raises(RuntimeError, match="Dropout requires a key"):
         px.train_step(lambda model, batch: rows_of(model, batch), donate=False)(state, x)
     assert state.model()[1].inference is False
-    ens = px.ensemble(lambda key: net, 2, 0, apply=rows_of)
+    ens = px.ensemble(lambda key: net, 1, 0, apply=rows_of)
     assert_close(ens.predict(x, average="mean"), rows_of(net[0], x))
 
 
@@ -259,8 +259,8 @@ def test_members_are_models_trained_alone(make: Callable[..., Any], tmp_path: pa
     ens.train(step, x, y)
     alone = [trained_alone(make(key), x, y, 2)[0] for key in px.keys(jax.random.key(0), ens.axis)]
     same(ens[1][0], alone[1])
-    ens.save(tmp_path / "ensemble")
-    loaded = px.load_ensemble(make_member, tmp_path / "ensemble", apply=rows_of)
+    ens.save(tmp_path / "ensemble.npz")
+    loaded = px.load_ensemble(make_member, tmp_path / "ensemble.npz", apply=rows_of)
     assert_close(loaded.predict(x, average="mean"), jnp.mean(jnp.stack([rows_of(m, x) for m in alone]), 0))
     assert len(ens[:2].add(ens[2])) == 3
     same(ens[:2].add(ens[2])[2], ens[2])
@@ -285,7 +285,6 @@ def test_a_pytree_that_cannot_be_called_is_refused() -> None:
     calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (px.StateError, r"model\.kind is a str, .* give its class a method __call__", lambda: _created(data)),
         (px.ShapeError, r"x\.kind is 'tanh', which JAX cannot take", lambda: px.broadcast(data, axis)),
-        (px.ShapeError, r"make\(key\)\[0\]\.kind is 'tanh'", lambda: px.ensemble(lambda key: data, 2, 0)),
         (px.StateError, r"NNX modules or pytrees that can be called", lambda: px.Jit(lambda data: data.w, data)),
         (px.StateError, r"f must be a function or a module, got Data", lambda: px.Jit(data)),  # pyright: ignore
         (
@@ -315,7 +314,7 @@ def _created(model: Any) -> px.TrainState:
 def test_a_member_keeps_what_is_fixed_in_it() -> None:
     ens = px.ensemble(make_scaled, 2, 0)
     before = ens[0]
-    with pytest.raises(px.StateError, match=r"\.power was 2 and is 3; only its arrays change"):
+    with pytest.raises(px.StateError, match="structure and settings of the old one"):
         ens.train(lambda model: dataclasses.replace(model, power=3))
     same(ens[0], before)
 

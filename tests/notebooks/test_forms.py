@@ -13,7 +13,6 @@ import optax
 import pytest
 
 import paraxis as px
-from paraxis.ensembles import History as EnsembleHistory
 from paraxis.solve import LogisticRegression
 from paraxis.train import History, Record
 
@@ -71,10 +70,6 @@ def history(name: str = "loss") -> History:
     return History(steps, 1, (Record(8, 0, {name: 0.25}),), evaluations)
 
 
-def ensemble() -> px.Ensemble:
-    return px.ensemble(lambda key: {HOSTILE: jnp.ones((4, 3))}, 10, 0, name=HOSTILE)
-
-
 def fitted() -> px.train.Fitted:
     state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
     return px.train.Fitted(state, history(), HOSTILE, Record(4, 0, {HOSTILE: 0.5}))
@@ -94,7 +89,6 @@ def classifier() -> LogisticRegression:
 
 # A value, and what its form has to say besides its name.
 VALUES: dict[str, tuple[Callable[[], Any], list[str]]] = {
-    "Ensemble": (ensemble, ["of 12 numbers, on 8 devices", "(4, 3)", "float32"]),
     "History": (lambda: history(f"{HOSTILE}/loss"), ["History(8 steps, 1 epochs, 2 evaluations)", "0.25", "nan"]),
     "Fitted": (fitted, ["params=3 float32", "step 4: ", "History(8 steps"]),
     "OptStep": (minimum, ["(3,)", "LBFGSState: CONVERGED", "the error is as small as tol asks"]),
@@ -140,14 +134,6 @@ def test_curves_leave_out_what_is_not_finite() -> None:
     assert lines(1.0) == []
     assert lines(float("nan"), float("nan")) == []
     assert lines() == []
-
-
-def test_a_history_of_members_has_the_mean_of_those_that_are_finite() -> None:
-    outputs = np.array([[1.0, np.nan, 3.0], [0.5, np.inf, 0.5], [np.nan] * 3])
-    stopped, validation = np.array([-1, 0, -1]), np.array([[4.0, 4.0, 7.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
-    seen = form(EnsembleHistory(outputs, validation, None, stopped, (1,), scanned=False))
-    assert re.search(r"epoch\s+output\s+validation\s+1\s+2\s+5\s+2\s+0.5\s+1\s+3\s+nan\s+2", seen.text)
-    assert re.search(r"members\s+3\s+stopped\s+1\s+failed\s+\(1,\)", seen.text)
 
 
 def test_a_state_that_has_no_numbers_yet_has_a_form() -> None:

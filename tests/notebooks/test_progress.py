@@ -4,7 +4,6 @@ import sys
 import types
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -95,16 +94,6 @@ def test_ipython_on_a_terminal_is_no_notebook(kernel: Kernel, capfd: pytest.Capt
     px.fit(State(0), step, [np.zeros(4)] * 5, epochs=1)
     assert kernel.areas == []
     assert "step 5 of 5" in capfd.readouterr().err
-
-
-def test_an_ensemble_shows_its_epochs(kernel: Kernel) -> None:
-    ens = px.ensemble(lambda key: jnp.ones(()), 3, 0)
-    ens.fit(lambda w, x: (w, jnp.mean(x) * w), (jnp.ones(8),), batch_size=4, num_epochs=3, key=0, progress=True)
-    (forms,) = kernel.areas
-    assert forms[-1]["text/plain"] == "epoch 3 of 3: output 1 (1 to 1), 3 of 3 active"
-    assert '<progress value="3" max="3">' in forms[-1]["text/html"]
-    ens.fit(lambda w, x: (w, {"loss": w}), (jnp.ones(8),), batch_size=8, num_epochs=1, key=0, progress=True)
-    assert kernel.areas[-1][-1]["text/plain"] == "epoch 1 of 1: output['loss'] 1 (1 to 1), 3 of 3 active"
 
 
 def test_a_streamed_run_shows_one_area_that_changes(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:

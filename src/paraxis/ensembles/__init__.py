@@ -1,42 +1,6 @@
-"""Map over members, reduce the predictions: ensembles of any size on any number of devices, and their scores."""
+"""Map over members, reduce the predictions: ensembles of any size on any number of devices."""
 
-from paraxis.ensembles._ensemble import Ensemble, ensemble
-from paraxis.ensembles._history import Epoch, History
-from paraxis.ensembles._loading import load_ensemble, load_member
-from paraxis.ensembles._scores import (
-    Reliability,
-    Scores,
-    accuracy,
-    brier_score,
-    calibration_error,
-    disagreement,
-    entropy,
-    evaluate,
-    mutual_information,
-    nll,
-    reliability,
-)
-from paraxis.ensembles._temperature import apply_temperature, cross_fitted_nll, fit_temperature
+from paraxis.ensembles._ensemble import Ensemble, ensemble, load_ensemble
+from paraxis.ensembles._epochs import Epoch, History
 
-__all__ = [
-    "Ensemble",
-    "Epoch",
-    "History",
-    "Reliability",
-    "Scores",
-    "accuracy",
-    "apply_temperature",
-    "brier_score",
-    "calibration_error",
-    "cross_fitted_nll",
-    "disagreement",
-    "ensemble",
-    "entropy",
-    "evaluate",
-    "fit_temperature",
-    "load_ensemble",
-    "load_member",
-    "mutual_information",
-    "nll",
-    "reliability",
-]
+__all__ = ["Ensemble", "Epoch", "History", "ensemble", "load_ensemble"]

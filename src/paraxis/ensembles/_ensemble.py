@@ -1,36 +1,37 @@
-"""An ensemble: members of one form on the devices, trained one by one, predicting together."""
+"""An ensemble: members stacked along an axis. A step is a map over it, a prediction a map and a mean."""
 
+import dataclasses
 import functools
+import inspect
 import math
-import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar, cast, get_args
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis import _html as html
-from paraxis._axes import placing, tree
+from paraxis._axes import arrays, layout, placing
 from paraxis._axes.axis import Axis
-from paraxis._calls import arguments, integers
+from paraxis._axes.placing import Placement
+from paraxis._calls import check, pytrees
 from paraxis._core import random
 from paraxis._core.lowerings import Lowering
-from paraxis._host import processes
-from paraxis._jax import dtypes, supposed
-from paraxis.ensembles import _arguments, _averages, _files, _fitting, _order, _resident as resident
-from paraxis.ensembles._forms import check_make, check_options, form_of, guarded
-from paraxis.ensembles._history import Epoch, History
-from paraxis.ensembles._members import Apply, Form
-from paraxis.ensembles._population import Population
-from paraxis.ensembles._programs import Program
-from paraxis.ensembles._resident import Resident
-from paraxis.errors import ParaxisError, ShapeError, StateError
+from paraxis._core.verbs import broadcast, map_fn
+from paraxis._host import interrupts, processes
+from paraxis._jax import cost, jax_api
+from paraxis.ensembles import _averages, _epochs, _files, _members
+from paraxis.ensembles._averages import Average
+from paraxis.ensembles._epochs import Epoch, History
+from paraxis.ensembles._members import Form, State
+from paraxis.errors import ShapeError, StateError
 
-Average = Literal["softmax", "sigmoid", "mean", "moments", "mixture"]
+Apply = Callable[..., Any]
+"""``apply(model, *inputs)``: what a model gives for its inputs."""
 
 
-@arguments.named(num_members="size", n_members="size", rng="key", seed="key")
 def ensemble(
     make: Callable[..., Any],
     size: int,
@@ -50,13 +51,13 @@ def ensemble(
     Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, whose first part is the model.
     Functions of a member, such as a training step, take its parts as their first arguments. The key of a member
     depends only on ``key`` and the member's index, so the member does not depend on the devices or on the number of
-    members; the axis of the members is *mapped*. Each call of ``ensemble`` traces ``make``; what
-    computes the same is not compiled again.
+    members.
 
     Args:
         make: ``make(key, *args)`` → a member.
         size: number of members, at least 1.
-        key: one key, or an integer as seed.
+        key: one key, or an integer as seed. Keys of hardware generators (``rbg``) are refused: many at once draw other
+            numbers than each alone, so members would depend on the devices.
         *args: further arguments of ``make``, arrays ``(size, ...)`` with one row per member, such as learning rates.
         apply: ``apply(model, *inputs)`` → the model's output. By default, an NNX module is called in ``eval()`` mode,
             a train state's ``apply_fn`` is applied to its ``params``, and a callable pytree is called. Layers of
@@ -64,16 +65,14 @@ def ensemble(
         mesh: the mesh to lay the members over; default: all devices, or the mesh in force, as for :class:`Axis`.
         over: axis or axes of the mesh; default: the one called ``name``.
         at_once: the largest number of members per device in flight. It bounds the memory of their computations.
-        lowering: how a device runs its members. ``"auto"``: on CPU, large members and those with convolutions
-            separately, each in its own executable (``"dispatch"``), and small ones together (``"vmap"``); on
-            accelerators, all together. ``"unroll"``: one after the other in one program.
+        lowering: how a device runs its members, as in :func:`map_fn`.
         donate: whether a step may overwrite the old state, which saves as much memory as the state takes.
         name: what the members are called, in the plural: the name of the axis, for collectives between members.
 
     Raises:
-        StateError: if ``make`` returns no member.
+        StateError: if ``make`` returns no member, or ignores its key, so that all members would be the same.
         AxisError: if the axis is malformed.
-        ShapeError: if ``args`` are malformed.
+        ShapeError: if ``key`` or ``args`` are malformed.
 
     Communicates: nothing.
 
@@ -84,44 +83,27 @@ def ensemble(
         >>> ens.predict(jnp.ones((5, 4))).shape, ens.members(jnp.ones((5, 4))).shape
         ((5, 3), (7, 5, 3))
     """
-    check_make(make)
-    check_options("ensemble", apply, lowering, donate, name)
+    _check_make(make)
     axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
-    key = _key(key)
-    given = tree.placed("ensemble", "args", args, axis)
-    forms: list[Form] = []
+    keys, forms = random.keys(_key("ensemble", key), axis), []
 
-    def one(row: Any) -> Any:
-        form, parts = form_of(make(*row))
+    def one(key: jax.Array, *args: Any) -> State:
+        form, state = _members.split(make(key, *args))
         forms.append(form)
-        return form.state(parts)
+        return state
 
-    # Together: what is drawn is not worth a program for each device. Not vectorised where that would draw others.
-    how: Lowering = "vmap" if _draws_alike(key) else "unroll"
     with placing.without_context():
         placement = placing.place(axis)
-        rows = resident.on_devices((random.keys(key, axis), *given), placement)
-        state = Program(guarded("make", make, one), placement, how)([rows], [])
-    return Ensemble(Population(forms[0], state, apply, lowering, donate))
-
-
-def _draws_alike(key: jax.Array) -> bool:
-    """Return whether many keys of this kind at once draw what each draws alone; hardware generators do not."""
-    return not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or "rbg" not in str(jax.random.key_impl(key))
-
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def _on_own_devices(method: _Method) -> _Method:
-    """Return a method that leaves the members where they were made, whatever mesh is in force when it is called."""
-
-    @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with placing.without_context():
-            return method(*args, **kwargs)
-
-    return cast(_Method, run)
+        made = jax.jit(lambda keys, args: _padded(map_fn(one, (keys, *args), axis, lowering="vmap"), placement))
+        traced = made.trace(keys, args)
+        read = [*traced.jaxpr.jaxpr.outvars, *(v for eqn in traced.jaxpr.jaxpr.eqns for v in eqn.invars)]
+        if axis.size > 1 and not args and not any(v is traced.jaxpr.jaxpr.invars[0] for v in read):
+            raise StateError(
+                "ensemble: make does not use its key, so all members would be the same; draw from it, or, if they are "
+                f"to begin alike, say so: px.ensemble(lambda key, number: …, {size}, key, jnp.arange({size}))"
+            )
+        state = traced.lower().compile()(keys, args)
+    return Ensemble(forms[0], state, placement, apply, lowering, donate)
 
 
 class Ensemble:
@@ -146,92 +128,88 @@ class Ensemble:
         ((2,), 3)
     """
 
-    def __init__(self, population: Population) -> None:
-        self._population = population
+    def __init__(
+        self, form: Form, members: State, placement: Placement, apply: Apply | None, lowering: Lowering, donate: bool
+    ) -> None:
+        self._form = form
+        self._members = members  # (num_padded, ...), in blocks over the devices; padding rows hold anything
+        self._placement = placement
+        self._apply = apply
+        self._lowering: Lowering = lowering
+        self._donate = donate
+        self._mesh = placing.concrete_mesh(placement) if placement.mesh_axes else None
+        self._spans = placing.spans_processes(placement)
+        self._programs: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
     @property
     def axis(self) -> Axis:
         """The axis of the members, for ``px.keys(key, ens.axis)`` and the other verbs."""
-        return self._state.placement.axis
+        return self._placement.axis
 
     def __len__(self) -> int:
         return self.axis.size
 
     def __repr__(self) -> str:
-        count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self._state.struct()))
-        place = f"on {self._population.placement.num_devices} devices"
-        return f"Ensemble({len(self)} {self.axis.name} of {count:,} numbers, {place})"
+        count = sum(math.prod(x.shape[1:]) for x in self._members.values())
+        return f"Ensemble({len(self)} {self.axis.name} of {count:,} numbers, on {self._placement.num_devices} devices)"
 
-    def _repr_html_(self) -> str:
-        """Return the members on their devices, and what a member is, for notebooks."""
-        parts = self._state.struct()
-        only_one = isinstance(parts, tuple) and len(parts) == 1
-        leaves = jax.tree_util.tree_leaves_with_path(parts[0] if only_one else parts)
-        rows = [(jax.tree_util.keystr(path) or "itself", leaf.shape, leaf.dtype) for path, leaf in leaves]
-        return html.card(self, html.table(("a member's", "shape", "dtype"), rows))
-
-    @_on_own_devices
     def stacked(self) -> Any:
         """Return all members as one tree, with leaves ``(size, ...)``, for ``px.map_fn`` and ``jax.vmap``.
 
         Communicates: nothing if the sizes divide; else one all-gather per leaf.
         """
-        return self._form.member(jax.tree.map(_copy, self._state.stacked()))
+        with placing.without_context():
+            return self._form.member(jax.tree.map(jnp.copy, self._cut(self._members)))
 
-    @arguments.named()
-    @_on_own_devices
     def __getitem__(self, index: Any) -> Any:
         """Return one member for an int, or an ensemble of some members for a slice, a sequence of ints or a mask."""
-        if isinstance(index, slice):
-            return self._chosen(range(len(self))[index])
-        is_array = isinstance(index, (np.ndarray, jax.Array)) and np.ndim(index) > 0
-        if is_array or (isinstance(index, Sequence) and not isinstance(index, (str, bytes))):
-            return self._chosen(self._numbers("index", index))
-        return self._form.member(self._state.row(self._number(index)))
+        chosen = np.arange(len(self))[np.asarray(index) if isinstance(index, jax.Array) else index]
+        rows = self._rows(chosen)
+        return self._like(rows) if chosen.ndim else self._form.member(arrays.unbound(rows))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
 
-    @arguments.named()
-    @_on_own_devices
     def drop(self, *indices: Any) -> "Ensemble":
-        """Return an ensemble without the members of these indices; the others keep their order.
+        """Return an ensemble without the members of these indices, or those of a mask; the others keep their order.
 
         This ensemble does not change.
         """
-        gone = {number for index in indices for number in self._numbers("indices", _sequence(index))}
-        return self._chosen([index for index in range(len(self)) if index not in gone])
+        everyone = np.arange(len(self))
+        gone = [number for index in indices for number in np.atleast_1d(everyone[np.asarray(index)])]
+        return self[np.setdiff1d(everyone, gone)]
 
-    @arguments.named()
-    @_on_own_devices
     def add(self, *members: Any) -> "Ensemble":
         """Return an ensemble with further members at the end, each as ``make`` returns it.
 
         This ensemble does not change.
 
         Raises:
-            StateError: if a new member has other variables, shapes or dtypes.
+            StateError: if a new member has other variables, shapes or dtypes, or other functions and settings, such as
+                an activation: all members share those.
         """
-        states = [self._fitting(position, member) for position, member in enumerate(members)]
-        rows = [jax.tree.map(lambda x: x[None], state) for state in states]
-        return self._like(jax.tree.map(lambda *xs: jnp.concatenate(xs), self._state.gathered(), *rows))
+        rows = self._rows(np.arange(len(self)))
+        one = jax.tree.map(lambda x: x[0], rows)
+        for number, member in enumerate(members):
+            form, state = _members.split(member)
+            _members.require_same_form(f"ensemble.add: members[{number}]", self._form, form)
+            _members.require_alike(f"ensemble.add: members[{number}] would change", one, state)
+            rows = {name: jnp.concatenate([rows[name], arrays.unbound(state[name])[None]]) for name in rows}
+        return self._like(rows)
 
     # --- what it does -------------------------------------------------------------------------------------------------
 
-    @arguments.named()
-    @_on_own_devices
     def train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
         """Take one step with each member.
 
         Args:
-            step: a step of one member. For pytrees, ``step(*parts, *args)`` returns the new state, or
-                ``(state, out)``; a member that is a tuple is passed as its parts and returned as a tuple. For modules,
-                ``step(*modules, *args)`` changes them in place and returns ``out``. The step is traced and compiled
-                once for each function and shapes, so define it only once. If something else that it reads has changed,
-                such as ``config["rate"]``, it is traced anew; what changes often is better an argument. It may use
-                collectives with the axis's name; all members then run together.
+            step: a step of one member. For pytrees, ``step(*parts, *args)`` returns the new member, or
+                ``(member, out)``; a member that is a tuple is passed as its parts and returned as a tuple. For modules,
+                ``step(*modules, *args)`` changes them in place and returns ``out``. As by ``jax.jit``, it is traced
+                once for each function and shapes, and values from outside are those of that time; so define it once.
+                It may use collectives with the axis's name.
             *args: pytrees of arrays; by default the same for all members, such as a batch.
             in_axes: 0 for arguments that have a row per member, ``(size, ...)``: batches, weights, learning rates,
                 keys. One value for all arguments, or a tuple with a value (or a tree) for each.
@@ -245,29 +223,18 @@ class Ensemble:
 
         Communicates: nothing. If the members do not divide evenly, or lie over several processes, ``out`` is gathered.
         """
-        placed = _arguments.place("ensemble.train", args, in_axes, self._population.placement)
-        return self._population.step(self._population.train_program(step, placed), placed).readable()
+        with placing.without_context():
+            return self._cut(self._advance(*self._prepared("train", step, _trained, args, in_axes)))
 
-    @arguments.named()
-    @_on_own_devices
     def lower(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
-        """Return the program of :meth:`train` for these arguments, as ``jax.jit(f).lower`` does, without running it.
-
-        It is the program of all members if they run together, or that of one member if they run separately.
-        """
+        """Return the program of :meth:`train` for these arguments, as ``jax.jit(f).lower`` does, without running it."""
         return self._trace_train(step, *args, in_axes=in_axes).lower()
 
-    @_on_own_devices
     def _trace_train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
-        population = self._population
-        if supposed.current() is not None:
-            population = population.elsewhere(placing.place(population.placement.axis))
-        placed = _arguments.place("ensemble.lower", args, in_axes, population.placement, shapes=True)
-        program = population.train_program(step, placed)
-        return program.trace([population.state, *placed.rows], [placed.shared])
+        with placing.without_context():
+            program, args = self._prepared("train", step, _trained, args, in_axes)
+            return program.trace(self._members, args)
 
-    @arguments.named()
-    @_on_own_devices
     def fit(
         self,
         step: Callable[..., Any],
@@ -275,43 +242,43 @@ class Ensemble:
         *,
         batch_size: int,
         key: Any,
-        num_epochs: int = 1,
+        epochs: int = 1,
         first_epoch: int = 0,
         rows: Any = None,
         weights: Any = None,
         per_member: tuple[Any, ...] = (),
         own_order: bool = False,
-        validate: Callable[..., Any] | None = None,
-        validation: tuple[Any, ...] = (),
-        patience: int | None = None,
-        progress: bool | Callable[[Epoch], None] = False,
+        evaluate: Callable[..., Mapping[str, Any]] | None = None,
+        held_out: tuple[Any, ...] = (),
+        stop_early: Any = None,
+        progress: Callable[[Epoch], Any] | None = None,
     ) -> History:
         """Train all members for some epochs, on data that is sent to the devices once.
 
         Each epoch shuffles the rows with the key and the epoch's number, cuts them into batches (rows left over are
         skipped) and calls the step on each batch: ``step(*parts, *batch, [weights], *per_member)``, as in
-        :meth:`train`. If calls cost more than the work, a whole epoch is one program, with the loop on the devices.
+        :meth:`train`. A whole epoch is one program, with the loop on the devices; but on CPU, where such a loop runs
+        on one thread, not if the step has a convolution or much work.
 
         Args:
             step: as in :meth:`train`.
             data: a tuple of pytrees of arrays ``(num_rows, ...)``.
             batch_size: rows of a step.
             key: one key, or an integer as seed, for the order of the rows.
-            num_epochs: number of epochs.
-            first_epoch: number of the first epoch. With the same key, a call can continue where another ended.
+            epochs: total number of epochs, including those before ``first_epoch``.
+            first_epoch: number of the first epoch. With the same key, a call continues where another ended.
             rows: row numbers ``(size, m)``: each member sees only these, with repetitions. For bagging:
                 ``rows=ens.bootstrap_rows(key, num_rows)``.
             weights: weights of the rows, ``(num_rows,)``, or ``(size, num_rows)`` with weights for each member; a
                 batch of weights comes after the data.
             per_member: further arguments of the step, pytrees of arrays ``(size, ...)``, such as learning rates.
             own_order: whether each member visits its rows in its own order.
-            validate: ``validate(model, *validation)`` → one number, lower is better; called after each epoch, in
-                ``eval()`` mode.
-            validation: further arguments of ``validate``.
-            patience: stop a member that has not improved for this many epochs, and in the end restore every member's
-                best state.
-            progress: ``True`` shows a bar, which needs the extra ``cli`` outside of notebooks; a function is called
-                with an ``Epoch``.
+            evaluate: ``evaluate(model, *held_out)`` → a dict of numbers, such as ``{"loss": …, "accuracy": …}``; called
+                after each epoch, in ``eval()`` mode.
+            held_out: further arguments of ``evaluate``; sent to the devices once.
+            stop_early: a rule, ``px.train.StopEarly("accuracy", patience=3, mode="max")``, with a metric of
+                ``evaluate``. It stops each member by itself, and in the end every member has its best state.
+            progress: a function that is called with an :class:`Epoch` after each, such as ``print``.
 
         Returns:
             A :class:`History`.
@@ -327,37 +294,75 @@ class Ensemble:
 
         Communicates: as :meth:`train`, once per epoch.
         """
-        if validate is not None:
-            arguments.function("ensemble.fit", "validate", validate, "validate=lambda model, x, y: …")
-        arguments.flag("ensemble.fit", "own_order", own_order)
-        plan = _fitting.Plan(
-            step,
-            data,
-            batch_size,
-            num_epochs,
-            first_epoch,
-            _key(key),
-            None if rows is None else arguments.host_array("ensemble.fit", "rows", rows),
-            None if weights is None else jnp.asarray(arguments.array("ensemble.fit", "weights", weights)),
-            per_member,
-            own_order,
-            validate,
-            validation,
-            patience,
+        size, key = len(self), _key("ensemble.fit", key)
+        rows = None if rows is None else np.asarray(rows)
+        num_rows = _epochs.num_rows(size, data, batch_size, rows, weights)
+        check.count("ensemble.fit", "first_epoch", first_epoch, least=0, error=ShapeError)
+        check.count("ensemble.fit", "epochs", epochs, least=first_epoch + 1, error=ShapeError)
+        if stop_early is not None and (evaluate is None or not hasattr(stop_early, "patience")):
+            raise ShapeError(
+                "ensemble.fit: stop_early must be a rule for a metric of evaluate; write evaluate=lambda model, x, y: "
+                "{'loss': …}, held_out=(x, y), stop_early=px.train.StopEarly('loss', patience=3)"
+            )
+        check.no_cut("ensemble.fit", "data", data)
+        data, held_out = arrays.everywhere(jax.tree.map(jnp.asarray, (data, held_out)), self._placement)
+        own = size if own_order else None
+        own_weights = 0 if np.ndim(weights) == 2 else None
+        axes = (None, own_weights, 0, 0 if own_order or rows is not None else None, 0)
+        stopping = _epochs.Stopping(stop_early, size, first_epoch)
+        outputs, metrics, failed = [], [], np.zeros(size, bool)
+        best: Any = None
+        scanned: bool | None = None
+        with placing.without_context():
+            for number in range(first_epoch, epochs):
+                order = _epochs.order(key, np.int32(number), num_rows, batch_size, own, rows)
+                given = (data, weights, per_member, order, None if stop_early is None else stopping.active)
+                if scanned is None:
+                    scanned = self._pays_to_scan(step, given, axes)
+                if scanned:
+                    out = self._advance(*self._prepared("epoch", step, _epochs.whole, given, axes))
+                else:
+                    each = [(*given, np.int32(at)) for at in range(order.shape[-2])]
+                    outs = [self._advance(*self._prepared("one", step, _epochs.one, x, (*axes, None))) for x in each]
+                    out = jax.tree.map(lambda *y: jnp.mean(jnp.stack(y), 0), *outs)
+                outputs.append(jax.tree.map(lambda y: arrays.on_host(y)[:size], out))
+                metrics.append({} if evaluate is None else self._evaluated(evaluate, held_out))
+                if stop_early is not None:
+                    improved = stopping.see(number, metrics[-1])
+                    best = self._better(improved, self._members if best is None else best)
+                new = _epochs.not_finite(outputs[-1], metrics[-1], size) & ~failed
+                failed |= new
+                if new.any():
+                    gone = [*map(int, np.flatnonzero(new))]
+                    warnings.warn(
+                        f"ensemble.fit: in epoch {number + 1}, members {gone} gave results that are not finite. Leave "
+                        f"them out of the average, ens.predict(x, where=ens.finite()), or drop them: ens.drop({gone})",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+                if progress is not None:
+                    progress(Epoch(number, epochs, outputs[-1], metrics[-1], stopping.active))
+                if not stopping.active.any():
+                    break
+        if best is not None:
+            self._members = best
+        return History(
+            jax.tree.map(lambda *xs: np.stack(xs), *outputs),
+            jax.tree.map(lambda *xs: np.stack(xs), *metrics),
+            None if stop_early is None else stopping.best_epoch,
+            stopping.stopped,
+            tuple(map(int, np.flatnonzero(failed))),
+            bool(scanned),
         )
-        return _fitting.fit(self._population, plan, progress)
 
-    @arguments.named()
     def bootstrap_rows(self, key: Any, num_rows: int) -> np.ndarray:
         """Return, for each member, as many row numbers as there are rows, drawn with replacement: ``(size, num_rows)``.
 
         A member's row numbers depend on the key and the member's index (bagging; Breiman 1996).
         """
-        num_rows = arguments.count("ensemble.bootstrap_rows", "num_rows", num_rows, error=ShapeError)
-        return _order.bootstrap_rows(_key(key), len(self), num_rows)
+        keys = random.keys(_key("ensemble.bootstrap_rows", key), self.axis)
+        return np.asarray(jax.vmap(lambda key: jax.random.randint(key, (num_rows,), 0, num_rows))(keys))
 
-    @arguments.named()
-    @_on_own_devices
     def predict(
         self,
         *inputs: Any,
@@ -365,7 +370,6 @@ class Ensemble:
         where: Any = None,
         apply: Apply | None = None,
         in_axes: Any = None,
-        batch_size: int | None = None,
     ) -> Any:
         """Average the members' predictions on the devices; only the average leaves them.
 
@@ -383,7 +387,6 @@ class Ensemble:
                 ``where=ens.finite()``.
             apply: as in :func:`ensemble`, for this call.
             in_axes: as in :meth:`train`.
-            batch_size: the largest number of rows of the inputs to compute at once; all inputs must then have rows.
 
         Under ``jit`` and ``grad``, the members are those at the time when the function was traced. If they should
         change, pass them as an argument: ``jax.jit(f)(ens.stacked(), x)``, and map over ``ens.axis``.
@@ -396,216 +399,313 @@ class Ensemble:
             ShapeError: if arguments are malformed, or ``where`` leaves out all members.
             StateError: if it is not known how to apply the model.
 
-        Communicates: one all-reduce the size of the result; ``num_devices`` times as much for ``"moments"`` and
-        ``"mixture"``.
+        Communicates: one all-reduce the size of the result; two for ``"moments"`` and ``"mixture"``, one after the
+        other.
         """
-        _require_apply("ensemble.predict", apply)
-        averaged = _averages.named(average, get_args(Average))
-        weights = _weights(where, len(self))
-        parts = _batches("ensemble.predict", inputs, in_axes, batch_size)
-        given = (_arguments.place("ensemble.predict", part, in_axes, self._population.placement) for part in parts)
-        return _joined([averaged.of(self._population.applied(args, apply, averaged.each), weights) for args in given])
+        check.one_of("ensemble.predict", "average", average, ("softmax", "sigmoid", "mean", "moments", "mixture"))
+        mask = None if where is None else np.asarray(where)
+        if mask is not None and (mask.shape != (len(self),) or mask.dtype != bool or not mask.any()):
+            raise ShapeError(
+                f"ensemble.predict: where must be booleans ({len(self)},), one per member and not all False, got "
+                f"{check.described(mask)}; write where=ens.finite()"
+            )
 
-    @arguments.named()
-    @_on_own_devices
-    def members(
-        self, *inputs: Any, apply: Apply | None = None, in_axes: Any = None, batch_size: int | None = None
-    ) -> Any:
+        def of_each(form: Form, fn: Apply, state: State, inputs: tuple[Any, ...]) -> Any:
+            return _averages.of_each(average, form.apply(fn, state, inputs), inputs)
+
+        with placing.without_context():
+            program, args = self._prepared(average, apply or self._apply, of_each, inputs, in_axes)
+            if jax.default_backend() == "cpu":  # a device would hold the thread that others need to come to it
+                jax.block_until_ready((self._members, args))
+            return program(self._members, args, mask)
+
+    def members(self, *inputs: Any, apply: Apply | None = None, in_axes: Any = None) -> Any:
         """Return every member's prediction, as the model returns it: leaves ``(size, ...)``. See :meth:`predict`.
 
         Communicates: nothing if the sizes divide and all devices are this process's; else the predictions are
         gathered.
         """
-        _require_apply("ensemble.members", apply)
-        parts = _batches("ensemble.members", inputs, in_axes, batch_size)
-        given = (_arguments.place("ensemble.members", part, in_axes, self._population.placement) for part in parts)
-        return _joined([self._population.applied(args, apply, _averages.same).readable() for args in given], axis=1)
+        with placing.without_context():
+            program, args = self._prepared("members", apply or self._apply, _applied, inputs, in_axes)
+            return self._cut(program(self._members, args))
 
-    @_on_own_devices
     def finite(self) -> np.ndarray:
         """Return which members are finite: booleans ``(size,)``, ``False`` for a member with any NaN or infinity.
 
         ``np.flatnonzero(~ens.finite())`` has the indices of the others; ``ens.predict(x, where=ens.finite())`` leaves
         them out of one prediction, and ``ens.drop(*indices)`` returns an ensemble without them.
         """
-        program = self._population.program("finite", None, (), lambda: _all_finite)
-        return np.asarray(program([self._state], []).readable())
+        with placing.without_context():
+            return arrays.on_host(_finite(self._members))[: len(self)]
 
-    @arguments.named()
-    @_on_own_devices
     def save(self, path: Any) -> None:
-        """Write every member to its own file in a directory, ``member-000.npz`` and so on.
+        """Write all members to a file, a NumPy ``.npz`` with an array ``(size, ...)`` for each of a member's.
 
-        :meth:`save_member` describes the files. A file ``paraxis.json`` holds a digest of each. The directory is
-        first written under another name, so an old one stays in place until the new one is complete. An old one is
-        replaced only if it contains nothing but members. With several processes, the first one writes, and all must
-        call it.
-
-        Raises:
-            StateError: if ``path`` exists and is neither an ensemble nor an empty directory.
+        An old file stays until the new one is whole. With several processes, the first one writes, and all must call
+        it. :func:`load_ensemble` reads it, on any devices.
         """
-        arguments.path("ensemble.save", "path", path)
-        names = self._form.names(self._state.struct())
-        rows = (jax.tree.leaves(self._state.row(index)) for index in range(len(self)))
-        members = (dict(zip(names, row, strict=True)) for row in rows)
-        if placing.spans_processes(self._state.placement):  # all are needed to bring the members together
-            members = list(members)
-        processes.by_first("ensemble.save", lambda: _files.write_directory(path, members))
-
-    @arguments.named()
-    @_on_own_devices
-    def save_member(self, index: int, path: Any) -> None:
-        """Write all parts of one member to a file, with the names of its leaves; :func:`load_member` reads it.
-
-        The format is NumPy's ``.npz``, with a checksum for every array; it is readable without Paraxis.
-        """
-        arguments.path("ensemble.save_member", "path", path)
-        state = self._state.row(self._number(index))
-        arrays = dict(zip(self._form.names(state), jax.tree.leaves(state), strict=True))
-        processes.by_first("ensemble.save_member", lambda: _files.write(path, arrays))
+        check.path("ensemble.save", "path", path)
+        with placing.without_context():
+            members = arrays.whole(self._rows(np.arange(len(self))))
+        processes.by_first("ensemble.save", lambda: _files.write(path, members))
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
-    @property
-    def _state(self) -> Resident:
-        return self._population.state
+    def _prepared(
+        self, kind: str, fn: Callable[..., Any] | None, one: "_One", args: tuple[Any, ...], in_axes: Any
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Return the program of ``one(form, fn, state, args)`` for all members, and arguments that it takes.
 
-    @property
-    def _form(self) -> Form:
-        return self._population.form
-
-    def _numbers(self, argument: str, indices: Any) -> list[int]:
-        """Return the members that a sequence of numbers means, or a mask."""
-        given = arguments.host_array("ensemble", argument, indices)
-        if given.dtype == bool:
-            if given.shape != (len(self),):
-                raise ShapeError(
-                    f"ensemble: {argument} as a mask needs one entry per member, ({len(self)},), got {given.shape}; "
-                    f"write ens[ens.finite()]"
-                )
-            return list(map(int, np.flatnonzero(given)))
-        if given.size and given.dtype.kind not in "iu":
-            raise ShapeError(
-                f"ensemble: {argument} must be whole numbers or a mask of booleans, got {given.dtype}; "
-                f"write ens[[0, 2]]"
-            )
-        return [self._number(index) for index in given]
-
-    def _number(self, index: Any) -> int:
-        number = integers.at_least(-len(self), index)
-        if number is None or number >= len(self):
-            error = TypeError if integers.at_least(-math.inf, index) is None else IndexError
-            raise error(
-                f"ensemble: there is no member {arguments.described(index)}; there are {len(self)}, from 0: index must "
-                "be a whole number"
-            )
-        return number % len(self)
-
-    def _chosen(self, indices: Sequence[int]) -> "Ensemble":
-        if not len(indices):
-            raise ShapeError("ensemble: there is no index, so no member would be left; give at least one")
-        chosen = np.asarray(indices)
-        return self._like(jax.tree.map(lambda leaf: leaf[chosen], self._state.gathered()))
-
-    def _like(self, tree: Any) -> "Ensemble":
-        """Return an ensemble of the same form with other members, ``(size, ...)``."""
-        axis = self.axis
-        size = jax.tree.leaves(tree)[0].shape[0]
-        resized = Axis(axis.name, size, mesh=axis.mesh, over=axis.over, at_once=axis.at_once)
-        state = resident.on_devices(jax.tree.map(_copy, tree), placing.place(resized))
-        ours = self._population
-        return Ensemble(Population(ours.form, state, ours.apply, ours.lowering, ours.donate))
-
-    def _fitting(self, position: int, member: Any) -> Any:
+        ``kind`` says what is done with the results. As by ``jax.jit``, a program is kept while its function lives.
+        """
+        fn = _members.called if fn is None else fn
+        check.function(f"ensemble.{kind}", "its function", fn)
+        leaves, structure = jax.tree.flatten(args)
+        own = (False,) * len(leaves) if in_axes is None else self._own(args, in_axes)
+        check.no_cut("ensemble", "args", args)
+        if self._spans or any(self._is_elsewhere(x) for x in leaves):
+            settled = [arrays.settle(jnp.asarray(x), self._placement, rows=o) for x, o in zip(leaves, own, strict=True)]
+            args = jax.tree.unflatten(structure, settled)
+        owner, key = (fn.__self__, (fn.__func__, kind, own)) if inspect.ismethod(fn) else (fn, (kind, own))
         try:
-            form, parts = form_of(member)
-            state = form.state(parts)
-        except ParaxisError as error:
-            raise StateError(
-                f"ensemble.add: members[{position}] must be a member, as make returns it: {error}"
-            ) from error
-        expected = self._state.struct()
-        ours, theirs = self._form.names(expected), form.names(state)
-        if ours != theirs:
-            odd = next(iter(sorted({*ours} ^ {*theirs})), "their order")
-            raise StateError(f"ensemble.add: members[{position}] is not like the others; they differ in {odd}")
-        for name, a, b in zip(ours, jax.tree.leaves(expected), jax.tree.leaves(state), strict=True):
-            if (a.shape, a.dtype) != (b.shape, b.dtype):
-                raise StateError(
-                    f"ensemble.add: members[{position}] is not like the others: {name} is {b.dtype}{list(b.shape)}, "
-                    f"theirs {a.dtype}{list(a.shape)}"
+            programs = self._programs.setdefault(owner, {})
+        except TypeError:  # it has no hash, or cannot be let go: compiled anew
+            return self._compiled(kind, lambda: fn, one, own), args
+        if key not in programs:
+            held = weakref.WeakMethod(fn) if inspect.ismethod(fn) else weakref.ref(fn)
+            programs[key] = self._compiled(kind, held, one, own)
+        return programs[key], args
+
+    def _compiled(self, kind: str, held: Callable[[], Any], one: "_One", own: tuple[bool, ...]) -> Any:
+        """Return the jitted function; it does not keep the ensemble, nor the user's function, which is ``held``."""
+        form, placement, lowering = self._form, self._placement, self._lowering
+
+        def run(members: State, args: tuple[Any, ...], where: Any = None) -> Any:
+            leaves, structure = jax.tree.flatten(args)
+            mine = [x for x, is_own in zip(leaves, own, strict=True) if is_own]
+            shared = broadcast([x for x, is_own in zip(leaves, own, strict=True) if not is_own], placement.axis)
+
+            def element(state: State, mine: list[Any], shared: list[Any]) -> Any:
+                rows, values = iter(mine), iter(shared)
+                args = jax.tree.unflatten(structure, [next(rows if is_own else values) for is_own in own])
+                return one(form, held(), state, args)
+
+            given = jax.tree.map(lambda x: layout.unpad(x, placement), members), mine, shared
+            rows = map_fn(element, given, placement.axis, lowering=lowering)
+            if kind in get_args(Average):
+                return _averages.combined(cast(Average, kind), rows, placement.axis, where)
+            return _padded(rows, placement)
+
+        return jax.jit(run, donate_argnums=0 if self._donate and kind in ("train", "epoch", "one") else ())
+
+    def _own(self, args: tuple[Any, ...], in_axes: Any) -> tuple[bool, ...]:
+        """Return which leaves of the arguments have a row for each member.
+
+        Raises:
+            ShapeError: if ``in_axes`` is malformed, or such a leaf has another number of rows.
+        """
+        axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+        flags = jax.tree.map(_is_own, axes, is_leaf=lambda x: x is None)
+        try:
+            own = tuple(jax.tree.leaves(jax.tree.broadcast(flags, args)))
+        except ValueError as error:
+            raise ShapeError(
+                f"ensemble: in_axes={in_axes!r} does not fit {len(args)} arguments, write an entry for each: {error}"
+            ) from None
+        for (path, leaf), is_own in zip(jax.tree_util.tree_leaves_with_path(args), own, strict=True):
+            if is_own and np.shape(leaf)[:1] != (len(self),):
+                raise ShapeError(
+                    f"ensemble: args{jax.tree_util.keystr(path)} has shape {np.shape(leaf)}, but in_axes=0 says that "
+                    f"each of the {len(self)} {self.axis.name} has its own, ({len(self)}, ...); for one value for all, "
+                    f"write in_axes=None"
                 )
-        return jax.tree.unflatten(jax.tree.structure(expected), jax.tree.leaves(state))
+        return own
+
+    def _is_elsewhere(self, x: Any) -> bool:
+        """Return whether an array is bound to another mesh."""
+        concrete = isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer)
+        return concrete and x.committed and getattr(x.sharding, "mesh", None) != self._mesh
+
+    def _advance(self, program: Any, args: tuple[Any, ...]) -> Any:
+        """Run a program that returns ``(members, out)``; keep the one, return the other."""
+        with interrupts.deferred():  # between giving the memory away and having the new members
+            members, out = program(self._members, args)
+            if isinstance(next(iter(members.values())), jax_api.Tracer):
+                raise StateError(
+                    "ensemble.train: the members are changed, so it cannot be called in a function that JAX is "
+                    "tracing; there, map the step over ens.stacked(): px.map_fn(step, (ens.stacked(), …), ens.axis)"
+                )
+            self._members = members
+        return out
+
+    def _pays_to_scan(self, step: Callable[..., Any], given: tuple[Any, ...], axes: tuple[Any, ...]) -> bool:
+        """Return whether a loop on the devices is quicker than a call for each step."""
+        if jax.default_backend() != "cpu":
+            return True
+        program, args = self._prepared("one", step, _epochs.one, (*given, np.int32(0)), (*axes, None))
+        jaxpr = program.trace(self._members, args).jaxpr.jaxpr
+        return not cost.convolves(jaxpr) and cost.flops(jaxpr) <= _epochs.SMALL
+
+    def _evaluated(self, evaluate: Callable[..., Any], held_out: tuple[Any, ...]) -> dict[str, np.ndarray]:
+        found = self.members(*held_out, apply=evaluate)
+        if not isinstance(found, dict) or any(np.shape(x) != (len(self),) for x in found.values()):
+            raise ShapeError(
+                f"ensemble.fit: evaluate must give a dict of numbers for a member, got "
+                f"{jax.tree.map(lambda x: np.shape(x)[1:], found)}; write evaluate=lambda model, x, y: "
+                f"{{'loss': loss(model, x, y).mean()}}"
+            )
+        return {name: np.asarray(x) for name, x in found.items()}
+
+    def _better(self, improved: np.ndarray, best: State) -> State:
+        return _chosen(np.pad(improved, (0, self._placement.num_padded - len(self))), self._members, best)
+
+    def _cut(self, rows: Any) -> Any:
+        """Cut rows ``(num_padded, ...)`` to ``(size, ...)``; of several processes, each can read all of them."""
+        if self._placement.is_padded:
+            rows = _unpadded(arrays.ready(rows), self._placement)
+        return arrays.whole(rows) if self._spans else rows
+
+    def _rows(self, chosen: np.ndarray) -> State:
+        """Return some members' arrays, whole on each device."""
+        with placing.without_context():
+            return _taken(arrays.ready(self._members), chosen, self._placement)
+
+    def _like(self, rows: State) -> "Ensemble":
+        """Return an ensemble of the same form with other members, ``(size, ...)``."""
+        size = len(next(iter(rows.values())))
+        if not size:
+            raise ShapeError("ensemble: no member would be left; give at least one index")
+        with placing.without_context():
+            placement = placing.place(dataclasses.replace(self.axis, size=size))
+            members = arrays.laid_out(rows, placement)
+        return Ensemble(self._form, members, placement, self._apply, self._lowering, self._donate)
 
 
-def _key(key: Any) -> Any:
-    seed = integers.at_least(-(2**63), key)
-    if seed is not None and seed < 2**63:
-        with jax.enable_x64(dtypes.is_wide() or not -(2**31) <= seed < 2**32):  # else it would be cut: 2**32 to 0
-            return jax.random.key(seed)
-    if not random.is_one_key(key):
-        got = arguments.described(key)
-        raise ShapeError(
-            f"ensemble: key must be a random key or a whole number below 2**63, got {got}; write jax.random.key(0)"
+def load_ensemble(
+    make: Callable[[jax.Array], Any],
+    path: Any,
+    *,
+    apply: Apply | None = None,
+    mesh: Any = None,
+    over: str | tuple[str, ...] | None = None,
+    at_once: int | None = None,
+    lowering: Lowering = "auto",
+    donate: bool = True,
+    name: str = "members",
+) -> Ensemble:
+    """Read the members that ``ens.save`` wrote, onto the present devices.
+
+    Args:
+        make: ``make(key)`` → a member like those in the file. It is traced, not run.
+        path: the file.
+        apply, mesh, over, at_once, lowering, donate, name: as in :func:`ensemble`.
+
+    Raises:
+        DataError: if the file is damaged.
+        StateError: if it holds members of another kind; the message names what differs.
+        FileNotFoundError: if there is no such file.
+
+    Communicates: nothing.
+
+    Example:
+        >>> import jax, paraxis as px, tempfile
+        >>> make = lambda key: {"w": jax.random.normal(key, (4,))}
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     px.ensemble(make, 3, 0).save(f"{place}/ensemble.npz")
+        ...     ens = px.load_ensemble(make, f"{place}/ensemble.npz")
+        >>> len(ens)
+        3
+    """
+    _check_make(make)
+    check.path("load_ensemble", "path", path)
+    forms: list[Form] = []
+
+    def one(key: jax.Array) -> State:
+        form, state = _members.split(make(key))
+        forms.append(form)
+        return state
+
+    rows = _files.read(path, jax.eval_shape(one, jax.random.key(0)))
+    size = len(next(iter(rows.values())))
+    axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
+    with placing.without_context():
+        placement = placing.place(axis)
+        return Ensemble(forms[0], arrays.laid_out(rows, placement), placement, apply, lowering, donate)
+
+
+_One = Callable[[Form, Any, State, Any], Any]
+"""What is mapped: of the members' form, the user's function, one member's state and the arguments."""
+
+
+def _trained(form: Form, step: Any, state: State, args: Any) -> tuple[State, Any]:
+    return form.step(step, state, args)
+
+
+def _applied(form: Form, apply: Any, state: State, inputs: Any) -> Any:
+    return form.apply(apply, state, inputs)
+
+
+def _check_make(make: Any) -> None:
+    """Refuse what is no function that makes a member: a class, or a member, which may be called as well."""
+    check.function("ensemble", "make", make, "px.ensemble(lambda key: …, 5, 0)")
+    model = pytrees.is_nnx(make) or (pytrees.is_model(make) and not isinstance(make, functools.partial))
+    if isinstance(make, type) or model:
+        what, name = ("class", make.__name__) if isinstance(make, type) else ("model", type(make).__name__)
+        raise StateError(
+            f"ensemble: make must be a function that is given a key and returns a member, got the {what} {name}; write "
+            f"px.ensemble(lambda key: {name}(nnx.Rngs(key)), 5, 0), or with what else makes it of a key"
         )
-    return key
 
 
-def _require_apply(verb: str, apply: Any) -> None:
-    if apply is not None:
-        arguments.function(verb, "apply", apply, "apply=lambda params, x: …")
-
-
-def _sequence(index: Any) -> Any:
-    if isinstance(index, (list, tuple, bool)):
-        return index
-    return np.atleast_1d(arguments.host_array("ensemble.drop", "indices", index))
-
-
-def _copy(x: jax.Array) -> jax.Array:
-    """Memory of its own: what the ensemble holds may be given away."""
-    return jnp.array(x, copy=True)
-
-
-def _all_finite(state: Any) -> jax.Array:
-    floats = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in floats]).all() if floats else jnp.array(True)
-
-
-def _weights(where: Any, size: int) -> np.ndarray:
-    if where is None:
-        return np.ones(size, np.float32)
-    mask = arguments.host_array("ensemble.predict", "where", where)
-    if mask.shape != (size,) or mask.dtype != bool:
+def _key(who: str, key: Any) -> jax.Array:
+    if not isinstance(key, (jax.Array, np.ndarray)):
+        return jax.random.key(check.count(who, "key", key, least=0, write="key=0"), impl="threefry2x32")
+    if "rbg" in str(jax.random.key_impl(key)):
         raise ShapeError(
-            f"ensemble.predict: where must be booleans ({size},), one per member, got {mask.dtype}{list(mask.shape)}; "
-            f"write where=ens.finite()"
+            f"{who}: key is of the hardware generator {jax.random.key_impl(key)}, with which members would depend on "
+            f"the devices; write jax.random.key(0, impl='threefry2x32')"
         )
-    if not mask.any():
-        raise ShapeError("ensemble.predict: where leaves no member; there is nothing to average")
-    return mask.astype(np.float32)
+    return jnp.asarray(key)
 
 
-def _batches(verb: str, inputs: tuple[Any, ...], in_axes: Any, batch_size: int | None) -> list[tuple[Any, ...]]:
-    if batch_size is None:
-        return [inputs]
-    if in_axes is not None:
-        raise ShapeError(
-            f"{verb}: batch_size cuts inputs that all members share, so in_axes must be None; leave in_axes out, or "
-            "batch_size"
-        )
-    batch_size = arguments.count(verb, "batch_size", batch_size, error=ShapeError)
-    sizes = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(inputs)}
-    if len(sizes) != 1 or None in sizes:
-        raise ShapeError(
-            f"{verb}: batch_size={batch_size} needs inputs that all have the same number of leading rows, got {sizes}; "
-            "leave it out"
-        )
-    (rows,) = sizes
-    assert rows is not None
-    starts = range(0, max(rows, 1), batch_size)
-    return [jax.tree.map(operator.itemgetter(slice(start, start + batch_size)), inputs) for start in starts]
+def _is_own(entry: Any) -> bool:
+    check.one_of("ensemble", "in_axes", entry, (0, None), ShapeError)
+    return entry is not None
 
 
-def _joined(parts: list[Any], axis: int = 0) -> Any:
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *xs: jnp.concatenate(xs, axis), *parts)
+def _padded(rows: Any, placement: Placement) -> Any:
+    """``(size, ...)`` → ``(num_padded, ...)`` in blocks over the devices; nothing is sent."""
+    target = arrays.block_sharding(placement)
+
+    def one(x: jax.Array) -> jax.Array:
+        x = layout.pad(x, placement, safe=False)
+        if target is None:
+            return x
+        return layout.constrain(x, placement) if placement.is_explicit else jax.lax.with_sharding_constraint(x, target)
+
+    return jax.tree.map(one, rows)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _unpadded(rows: Any, placement: Placement) -> Any:
+    return jax.tree.map(lambda x: layout.unpad(x, placement), rows)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _taken(members: State, chosen: jax.Array, placement: Placement) -> State:
+    rows = _unpadded(members, placement)
+    return jax.tree.map(lambda x: layout.gathered(x, placement.axis)[chosen], rows)
+
+
+@jax.jit
+def _chosen(improved: jax.Array, new: State, old: State) -> State:
+    return jax.tree.map(lambda a, b: jnp.where(improved.reshape(-1, *(1,) * (a.ndim - 1)), a, b), new, old)
+
+
+@jax.jit
+def _finite(members: State) -> jax.Array:
+    rows = [x.reshape(len(x), -1) for x in members.values()]
+    return jnp.stack(
+        [jnp.isfinite(x).all(1) for x in rows if jnp.issubdtype(x.dtype, jnp.inexact)]
+        or [rows[0][:, 0] == rows[0][:, 0]]
+    ).all(0)

@@ -1,142 +1,230 @@
-"""A member, as the function that makes one and those that are mapped see it, and as arrays."""
+"""A member as arrays by name, and as what the user's functions see: pytrees, or Flax NNX modules."""
 
-import abc
+import dataclasses
+import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from paraxis._axes import tree
 from paraxis._calls import pytrees
 from paraxis.errors import StateError
 
-Apply = Callable[..., Any]
-"""``apply(model, *inputs)``: what a model gives for its inputs."""
+State = dict[str, jax.Array]
+"""A member's arrays by name; of random keys, their numbers, which can be padded and saved."""
 
 
-class Form(abc.ABC):
-    """The way members are made of arrays. Each is one *part* or a tuple of them; the first part is the model.
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How a member is made of its arrays.
 
-    A *state* is a pytree of arrays; parts are what the user's functions see.
+    Attributes:
+        structure: of the sealed pytree, or of the ``nnx.State``.
+        names: of its leaves.
+        keys: of each leaf that holds random keys their implementation, of the others ``None``.
+        graphdef: of NNX modules; ``None`` for pytrees.
+        is_tuple: whether ``make`` returned a tuple of parts, or a single one.
     """
 
-    @abc.abstractmethod
-    def state(self, parts: tuple[Any, ...]) -> Any:
-        """Return what a member that was made holds."""
+    structure: Any
+    names: tuple[str, ...]
+    keys: tuple[Any, ...]
+    graphdef: Any
+    is_tuple: bool
 
-    @abc.abstractmethod
-    def parts(self, state: Any) -> tuple[Any, ...]:
-        """Return a member that holds these arrays."""
+    def parts(self, state: State) -> tuple[Any, ...]:
+        """Return a member's parts, of which the first is the model."""
+        leaves = [
+            state[name] if impl is None else jax.random.wrap_key_data(state[name], impl=impl)
+            for name, impl in zip(self.names, self.keys, strict=True)
+        ]
+        tree = jax.tree.unflatten(self.structure, leaves)
+        return pytrees.opened(tree) if self.graphdef is None else _nnx().merge(self.graphdef, tree)
 
-    @abc.abstractmethod
-    def stepped(self, step: Callable[..., Any], state: Any, args: Sequence[Any]) -> tuple[Any, Any]:
-        """Call a step; the new state, and what else it returned.
-
-        Raises:
-            StateError: if the member is not what it was before: another structure, another shape.
-        """
-
-    @abc.abstractmethod
-    def applied(self, apply: Apply | None, state: Any, args: Sequence[Any]) -> Any:
-        """Return what the model gives for inputs, as in evaluation. Whatever it writes to itself is dropped."""
-
-    @abc.abstractmethod
-    def names(self, state: Any) -> list[str]:
-        """Return the names of a state's leaves."""
-
-    def member(self, state: Any) -> Any:
-        """Return what the user's function made: a single part, or the tuple."""
+    def member(self, state: State) -> Any:
+        """Return what ``make`` returned: a single part, or the tuple."""
         parts = self.parts(state)
         return parts if self.is_tuple else parts[0]
 
-    def __init__(self, is_tuple: bool) -> None:
-        self.is_tuple = is_tuple
+    def step(self, step: Callable[..., Any], state: State, args: Sequence[Any]) -> tuple[State, Any]:
+        """Return the state after a step, and what else the step returned.
 
-
-class TreeForm(Form):
-    """Pytrees, which steps take and return: parameters, a train state, a callable model, a tuple of these.
-
-    What is fixed in models, which are pytrees of arrays and functions, is part of a state's structure.
-    """
-
-    def state(self, parts: tuple[Any, ...]) -> Any:
-        return strong(tree.arrays("ensemble", "make(key)", pytrees.sealed(parts)))
-
-    def parts(self, state: Any) -> tuple[Any, ...]:
-        return pytrees.opened(state)
-
-    def stepped(self, step: Callable[..., Any], state: Any, args: Sequence[Any]) -> tuple[Any, Any]:
-        result = pytrees.sealed(step(*self.parts(state), *args))
-        whole = state if self.is_tuple else state[0]
-        expected = jax.tree.structure(whole)
-        if jax.tree.structure(result) == expected:
-            new, out = result, None
-        elif isinstance(result, tuple) and len(result) == 2 and jax.tree.structure(result[0]) == expected:
-            new, out = result
+        Raises:
+            StateError: if the member is not like the one before: another structure, shape or dtype.
+        """
+        parts = self.parts(state)
+        out = step(*parts, *args)
+        if self.graphdef is None:
+            tree, out = self._returned(out)
         else:
-            fixed = pytrees.changed(whole, result) or (isinstance(result, tuple) and pytrees.changed(whole, result[0]))
-            if fixed:
+            graphdef, tree = _nnx().split(parts, graph=True)
+            if graphdef != self.graphdef or jax.tree.structure(tree) != self.structure:
                 raise StateError(
-                    f"ensemble.train: step changed what is fixed in its member: {fixed}; only its arrays change from "
-                    f"step to step. Set it in make, or make it an array"
+                    "ensemble.train: step changed the structure of its member (attributes, submodules, train() or "
+                    "eval()); only values of variables change from step to step. Set the rest in make"
                 )
-            kind = "a tuple like the member" if self.is_tuple else f"the new state, {_outline(whole)},"
-            raise StateError(
-                f"ensemble.train: step must return the new state, with the structure of the old one, or a pair of it "
-                f"and a further result; it returned {_outline(result)}, but {kind} was expected. "
-                f"Write return {'(params, opt_state)' if self.is_tuple else 'state'}, loss"
-            )
-        new = strong(tree.arrays("ensemble.train", "step's state", new if self.is_tuple else (new,)))
-        require_same_leaves(state, new, self.names(state))
+        new = _arrays(self.names, jax.tree.leaves(tree))
+        require_alike("ensemble.train: step changed", state, new)
         return new, out
 
-    def applied(self, apply: Apply | None, state: Any, args: Sequence[Any]) -> Any:
-        model = pytrees.evaluating(self.parts(state)[0])
-        if apply is not None:
-            return apply(model, *args)
-        if hasattr(model, "apply_fn") and hasattr(model, "params"):
-            return model.apply_fn({"params": model.params}, *args)
-        if callable(model):
-            return model(*args)
+    def apply(self, apply: Callable[..., Any], state: State, inputs: Sequence[Any]) -> Any:
+        """Return what the model gives for inputs, in evaluation mode; what it writes to itself is dropped."""
+        model = self.parts(state)[0]
+        if self.graphdef is None:
+            model = pytrees.evaluating(model)
+        elif hasattr(model, "eval"):
+            model.eval()
+        return apply(model, *inputs)
+
+    def _returned(self, result: Any) -> tuple[Any, Any]:
+        """Return the tree of the new member and the further result: of ``member``, or ``(member, out)``."""
+        pair = [result] if isinstance(result, tuple) and len(result) == 2 else []
+        for member, out in [(result, None), *pair]:
+            tree = pytrees.sealed(member if self.is_tuple else (member,))
+            if jax.tree.structure(tree) == self.structure:
+                return tree, out
+        new = "(params, opt_state)" if self.is_tuple else "params"
         raise StateError(
-            f"ensemble: a {type(model).__name__} does not say how it is applied; write "
-            f"px.ensemble(make, …, apply=lambda model, x: …), or give apply= to predict"
+            f"ensemble.train: step must return the new member, with the structure and settings of the old one, or a "
+            f"pair of it and a further result; it returned {jax.tree.structure(pytrees.sealed(result))}. Write return "
+            f"{new}, loss"
         )
 
-    def names(self, state: Any) -> list[str]:
-        shown = state if self.is_tuple else state[0]
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(shown)]
-        short = [jax.tree_util.keystr(path, simple=True, separator=".") or "value" for path in paths]
-        return short if len(set(short)) == len(short) else [jax.tree_util.keystr(path) for path in paths]
+
+def called(model: Any, *inputs: Any) -> Any:
+    """Return what a model gives that says itself how it is applied.
+
+    Raises:
+        StateError: if it does not.
+    """
+    if hasattr(model, "apply_fn") and hasattr(model, "params"):
+        return model.apply_fn({"params": model.params}, *inputs)
+    if callable(model):
+        return model(*inputs)
+    raise StateError(
+        f"ensemble: a {type(model).__name__} does not say how it is applied; write "
+        f"px.ensemble(make, …, apply=lambda model, x: …), or give apply= to predict"
+    )
 
 
-def require_same_leaves(old: Any, new: Any, names: Sequence[str]) -> None:
-    """Raise unless a member's new leaves fit where the old ones were.
+def split(made: Any) -> tuple[Form, State]:
+    """Return the form of what ``make`` returned, and its arrays.
+
+    Raises:
+        StateError: if it has none, or has others beside NNX modules, which a step could not change in place.
+    """
+    is_tuple = type(made) is tuple
+    parts = made if is_tuple else (made,)
+    modules = [pytrees.is_nnx(part) for part in parts]
+    if any(modules) and not all(modules):
+        odd = type(parts[modules.index(False)]).__name__
+        raise StateError(
+            f"ensemble: make returned modules and a {odd}, which a step could not change in place; keep it in a "
+            f"variable, nnx.Variable(x)"
+        )
+    graphdef, tree = _nnx().split(parts, graph=True) if any(modules) else (None, pytrees.sealed(parts))
+    found, structure = jax.tree_util.tree_flatten_with_path(tree)
+    if not found:
+        raise StateError(
+            f"ensemble: make returned a {type(made).__name__} without arrays; it must return the parameters, a train "
+            f"state or a module: lambda key: model.init(key, x)['params']"
+        )
+    names = tuple(_name(path if is_tuple else path[1:]) for path, _ in found)
+    leaves = [leaf for _, leaf in found]
+    return Form(structure, names, tuple(map(_impl, leaves)), graphdef, is_tuple), _arrays(names, leaves)
+
+
+def require_alike(what: str, old: State, new: State) -> None:
+    """Raise unless a member's new arrays fit where the old ones were.
 
     Raises:
         StateError: naming the first that does not.
     """
-    for name, before, after in zip(names, jax.tree.leaves(old), jax.tree.leaves(new), strict=True):
+    for name, before in old.items():
+        after = new[name]
         if (before.shape, before.dtype) != (after.shape, after.dtype):
-            cure = f": new.astype({before.dtype})" if before.shape == after.shape else ""
             raise StateError(
-                f"ensemble.train: step changed {name} from {before.dtype}{list(before.shape)} to "
-                f"{after.dtype}{list(after.shape)}; a member keeps its shapes and dtypes{cure}"
+                f"{what} {name} from {before.dtype}{list(before.shape)} to {after.dtype}{list(after.shape)}; a member "
+                f"keeps its shapes and dtypes: x.astype({str(before.dtype)!r})"
             )
 
 
-def strong(x: Any) -> Any:
-    """Return the same values with strong dtypes: else a step would be compiled again for its own results."""
+def require_same_form(what: str, ours: Form, theirs: Form) -> None:
+    """Raise unless two members differ in their arrays only: those of one ensemble share all else.
 
-    def one(leaf: Any) -> Any:
-        return jax.lax.convert_element_type(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
+    Raises:
+        StateError: if they differ in what is fixed, such as an activation function or an optimiser's settings.
+    """
+    if ours.names != theirs.names:
+        odd = next(iter(sorted({*ours.names} ^ {*theirs.names})), "their order")
+        raise StateError(f"{what} is not like the others; they differ in {odd}")
+    if not _alike(ours, theirs, {}):
+        raise StateError(
+            f"{what} has other functions or settings than the others, and all members share these: an activation, an "
+            f"optimiser's rate. Make it by the same function, or keep what differs in an array of the member"
+        )
 
-    return jax.tree.map(one, x)
+
+def _alike(a: Any, b: Any, seen: dict[tuple[int, int], Any]) -> bool:
+    """Return whether two things are equal; functions are if their code and what it closes over are."""
+    if a is b or (id(a), id(b)) in seen:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (np.ndarray, jax.Array)):
+        return np.array_equal(a, b)
+    seen[id(a), id(b)] = a, b  # kept, so that their ids stay theirs
+    ours, theirs = _inside(a), _inside(b)
+    if ours is None or theirs is None:
+        return bool(a == b)
+    return len(ours) == len(theirs) and all(_alike(x, y, seen) for x, y in zip(ours, theirs, strict=True))
 
 
-def _outline(x: Any) -> str:
-    if isinstance(x, tuple):
-        return f"({', '.join(map(_outline, x))})"
-    if isinstance(x, jax.Array):
-        return f"{x.dtype}{list(x.shape)}"
-    return type(x).__name__
+def _inside(x: Any) -> Sequence[Any] | None:
+    """Return what a thing is made of; ``None`` where only ``==`` can tell."""
+    if isinstance(x, types.FunctionType):
+        return x.__code__, x.__defaults__, x.__kwdefaults__, *(cell.cell_contents for cell in x.__closure__ or ())
+    if isinstance(x, types.MethodType):
+        return x.__func__, x.__self__
+    if isinstance(x, functools.partial):
+        return x.func, x.args, x.keywords
+    if isinstance(x, jax.tree_util.PyTreeDef):
+        return x.node_data(), x.children()
+    if isinstance(x, (tuple, list)):
+        return x
+    if isinstance(x, dict):
+        return [*x], [*x.values()]
+    if isinstance(x, type):
+        return None
+    if dataclasses.is_dataclass(x):
+        return [getattr(x, field.name) for field in dataclasses.fields(x)]
+    return [*vars(x).values()] if hasattr(x, "__dict__") else None
+
+
+def _arrays(names: Sequence[str], leaves: Sequence[Any]) -> State:
+    """Return leaves by their names, strongly typed: else a step would be compiled again for its own results."""
+
+    def one(leaf: Any) -> jax.Array:
+        leaf = jnp.asarray(leaf)
+        return jax.random.key_data(leaf) if _impl(leaf) else jax.lax.convert_element_type(leaf, leaf.dtype)
+
+    return {name: one(leaf) for name, leaf in zip(names, leaves, strict=True)}
+
+
+def _impl(leaf: Any) -> Any:
+    """Return the implementation of random keys; ``None`` of other arrays."""
+    is_key = jnp.issubdtype(getattr(leaf, "dtype", float), jax.dtypes.prng_key)
+    return jax.random.key_impl(leaf) if is_key else None
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value") or "value"
+
+
+def _nnx() -> Any:
+    from flax import nnx
+
+    return nnx
