@@ -151,18 +151,10 @@ def test_a_promise_of_no_bytes_is_one() -> None:
 
 
 def test_a_program_on_one_device_is_told_from_one_that_sends_nothing(mesh) -> None:
-    """Where there are more devices, the arguments are to lie on them; where there is one, JAX is to have more."""
     one = axis_on(1, 16)
-    advice = r"is for one device, which sends nothing; lay .* over several of the 8 .*write px\.scatter\(x, px\.Axis"
+    advice = "is for one device, which sends nothing: lay its arguments over several"
     with pytest.raises(px.CommunicationError, match=rf"all_reduce=1 was promised, found 0\. .*{advice}"):
         assert_communication(lambda x: px.reduce_sum(x, one), values(16), all_reduce=1)
     with pytest.raises(px.CommunicationError) as raised:  # on eight devices, and none of them sends
         assert_communication(_shard(mesh, jnp.sin, P("d")), _rows(), all_reduce=1)
     assert "one device" not in str(raised.value)
-
-
-def test_where_there_is_one_device_it_is_said_how_to_have_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "devices", lambda: [object()])
-    advice = r"JAX has one.*simulate_devices\(8\).*XLA_FLAGS=--xla_force_host_platform_device_count=8"
-    with pytest.raises(px.CommunicationError, match=rf"is for one device, which sends nothing; {advice}"):
-        assert_communication(jnp.sin, values(16), all_reduce=1)

@@ -1,15 +1,13 @@
 """The modules of a model in a table: what each is given and returns, its parameters, and what it computes."""
 
 import collections
-import contextlib
 import contextvars
 import dataclasses
 import functools
 import inspect
 import math
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -179,31 +177,25 @@ def tabulate(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModuleTabl
         return results, pull([jnp.ones_like(x) for x in results])
 
     params, rest = _structs(taken.params), _structs(taken.rest)
-    with _noting() as calls:
-        program = jax.make_jaxpr(forward)(params, rest, given)
-    with _noting() as again:
-        again.update(calls)  # they keep their numbers
-        both = jax.make_jaxpr(differentiated)(params, rest, given) if jax.tree.leaves(params) else program
+    calls: dict[tuple[str, ...], _Call] = {}
+    program = _noting(calls, jax.make_jaxpr(forward), params, rest, given)
+    has_params = bool(jax.tree.leaves(params))
+    both = _noting({}, jax.make_jaxpr(differentiated), params, rest, given) if has_params else program
     if () not in calls:  # what no library has made
         result = jax.eval_shape(forward, params, rest, given)
         kind = getattr(getattr(model, "func", model), "__name__", type(model).__name__)
         calls = {(): _Call(kind, (*args, *kwargs.values()), result), **calls}
-        numbers = {path: number - 1 for number, path in enumerate(calls)}
-    else:
-        numbers = {path: number for number, path in enumerate(calls)}
-    counts = [_by_module(jax_api.without_dead(closed), numbers) for closed in (program, both)]
+    counts = [_by_module(jax_api.without_dead(closed), calls) for closed in (program, both)]
     paths = sorted(calls, key=lambda path: bool(path))  # the model itself is first
     return ModuleTable(tuple(_row(path, calls[path], taken.variables, counts) for path in paths))
 
 
-def _by_module(jaxpr: jax_api.Jaxpr, numbers: dict[tuple[str, ...], int]) -> collections.Counter[tuple[str, ...]]:
+def _by_module(jaxpr: jax_api.Jaxpr, paths: Iterable[tuple[str, ...]]) -> collections.Counter[tuple[str, ...]]:
     """Return what is computed in the calls of each module; for the model itself, all."""
     found: collections.Counter[tuple[str, ...]] = collections.Counter()
-    tags = {_tag(number): path for path, number in numbers.items() if path}
     for scope, flops in _flops.by_scope(jaxpr):
-        found[()] += flops
-        for name, path in tags.items():
-            if re.search(rf"\b{name}\b", scope):
+        for path in paths:
+            if not path or _scope(path) in scope:
                 found[path] += flops
     return found
 
@@ -277,20 +269,16 @@ def _taken(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Model:
 _noted: contextvars.ContextVar[dict[tuple[str, ...], _Call] | None] = contextvars.ContextVar("noted", default=None)
 
 
-@contextlib.contextmanager
-def _noting() -> Iterator[dict[tuple[str, ...], _Call]]:
-    """Note the calls of modules in this context, by their paths, in the order in which they begin."""
-    found: dict[tuple[str, ...], _Call] = {}
-    token = _noted.set(found)
-    try:
-        yield found
-    finally:
-        _noted.reset(token)
+def _noting(calls: dict[tuple[str, ...], _Call], fn: Callable[..., Any], *args: Any) -> Any:
+    """Call a function, and note the calls of modules by their paths, in the order in which they begin."""
+    context = contextvars.copy_context()
+    context.run(_noted.set, calls)
+    return context.run(fn, *args)
 
 
-def _tag(number: int) -> str:
-    """Return the name of the scope around the calls of the module that is the n-th to be called."""
-    return f"px_module_{number}_"
+def _scope(path: tuple[str, ...]) -> str:
+    """Return the name of the scope around the calls of a module."""
+    return f"<{'.'.join(path)}>"
 
 
 def _note(
@@ -302,7 +290,7 @@ def _note(
     noted = found.setdefault(path, _Call(kind, _structs((*args, *kwargs.values()))))
     noted.is_open = True
     try:
-        with jax.named_scope(_tag(list(found).index(path))):
+        with jax.named_scope(_scope(path)):
             result = call(*args, **kwargs)
     finally:
         noted.is_open = False
@@ -332,11 +320,6 @@ def _noting_class(cls: type, path: tuple[str, ...]) -> type:
     return type(cls)(cls.__name__, (cls,), body)
 
 
-def _watch(module: Any, path: tuple[str, ...]) -> None:
-    if callable(module):
-        object.__setattr__(module, "__class__", _noting_class(type(module), path))
-
-
 # --- libraries --------------------------------------------------------------------------------------------------------
 
 
@@ -354,7 +337,8 @@ def _of_nnx(model: Any, method: str) -> _Model:
         # Variables can be written in the trace that they are made in: so they are made here.
         copy = nnx.merge(graph, *jax.tree.map(lambda x: x, (params, rest)))
         for path, module in nnx.iter_modules(copy):
-            _watch(module, tuple(map(str, path)))
+            if callable(module):
+                object.__setattr__(module, "__class__", _noting_class(type(module), tuple(map(str, path))))
         return getattr(copy, method)(*args, **kwargs)
 
     return _Model(tuple(variables), params, rest, call)
@@ -402,7 +386,8 @@ def _of_tree(model: Any) -> _Model:
     def call(params: Any, rest: Any, args: Any, kwargs: Any) -> Any:
         copy = opened([y if x is None else x for x, y in zip(params, rest, strict=True)])
         for path, module in _equinox_modules(copy, ()):
-            _watch(module, path)
+            if callable(module):
+                object.__setattr__(module, "__class__", _noting_class(type(module), path))
         return copy(*args, **kwargs)
 
     return _Model(tuple(variables), params, rest, call)

@@ -11,7 +11,7 @@ from paraxis._axes import placing
 from paraxis._calls import check
 from paraxis._core import maps
 from paraxis.errors import CommunicationError, DeviceError
-from paraxis.reports import Communication, Report, explain
+from paraxis.reports import Communication, explain
 
 
 def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communication:
@@ -98,24 +98,14 @@ def assert_communication(
                 f"bytes in each turn{where}; assert it of the loop's body, or loop a known number of times"
             )
     if broken:
+        alone = (
+            ". It is for one device, which sends nothing: lay its arguments over several; simulate_devices(8) of "
+            "paraxis.testing, called before anything uses JAX, makes some"
+        )
         raise CommunicationError(
-            f"{_name(fn)}: {'; '.join(broken)}. The compiled program has: {found}{_why_none(report)}"
+            f"{_name(fn)}: {'; '.join(broken)}. The compiled program has: {found}{alone * (report.num_devices == 1)}"
         )
     return found
-
-
-def _why_none(report: Report) -> str:
-    """Return why a program for one device sends nothing, and how to have one for several; nothing of others."""
-    if report.num_devices > 1:
-        return ""
-    there = len(jax.devices())
-    advice = (
-        f"lay its arguments over several of the {there} that there are: write px.scatter(x, px.Axis('rows', {there}))"
-        if there > 1
-        else "JAX has one: call paraxis.testing.simulate_devices(8) before anything uses JAX, or start Python with "
-        "XLA_FLAGS=--xla_force_host_platform_device_count=8"
-    )
-    return f". It is for one device, which sends nothing; {advice}"
 
 
 def assert_same_everywhere(
