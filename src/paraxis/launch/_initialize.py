@@ -1,6 +1,7 @@
 """``initialize``: join the other processes of a run."""
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import jax
 from paraxis._host import processes
 from paraxis._jax import jax_api
 from paraxis.errors import ProcessError
+from paraxis.launch import _rank
 
 COORDINATOR = "PARAXIS_COORDINATOR"
 NUM_PROCESSES = "PARAXIS_NUM_PROCESSES"
@@ -48,14 +50,11 @@ _initialized: Processes | None = None
 def initialize(*, stuck_after: float = 0) -> Processes:
     """Join the other processes of a run, so that ``jax.devices()`` lists the devices of all of them.
 
-    Call it first, before anything runs on a device. It finds the other processes in the first of these ways that
-    applies:
-
-    * ``jax.distributed.initialize()`` was called before.
-    * The variables of ``paraxis launch`` are set. You can also set them by hand: ``PARAXIS_COORDINATOR``, which is the
-      ``host:port`` of process 0, ``PARAXIS_NUM_PROCESSES`` and ``PARAXIS_PROCESS``.
-    * JAX detects a cluster: SLURM, Open MPI, an indexed job of Kubernetes, a TPU.
-    * Otherwise the process is alone, and nothing is done.
+    Call it first, before anything runs on a device. It finds the other processes by ``jax.distributed.initialize()``,
+    if you have called that; by the variables of ``paraxis launch``, which you can also set by hand:
+    ``PARAXIS_COORDINATOR``, which is the ``host:port`` of process 0, ``PARAXIS_NUM_PROCESSES`` and ``PARAXIS_PROCESS``;
+    or by JAX's detection of clusters: SLURM, Open MPI, an indexed job of Kubernetes, a TPU. Otherwise the process is
+    alone, and nothing is done.
 
     After this call, an uncaught exception ends the process at once; JAX alone would wait up to five minutes for the
     other processes, which wait for this one. A second call returns the result of the first.
@@ -68,11 +67,9 @@ def initialize(*, stuck_after: float = 0) -> Processes:
         The number of this process, and the number of processes.
 
     Raises:
-        ProcessError: if JAX has already started its devices without the other processes, or the variables cannot be
-            read.
+        ProcessError: if JAX has already started its devices, or the variables cannot be read.
 
-    Communicates: with the coordinator, process 0, until all have joined. If one does not join within a minute, JAX ends
-    the others.
+    Communicates: with the coordinator, process 0. If one process does not join within a minute, JAX ends the others.
 
     Example:
         >>> import paraxis as px
@@ -82,12 +79,13 @@ def initialize(*, stuck_after: float = 0) -> Processes:
     global _initialized
     if _initialized is None:
         _initialized = _join()
+        if jax.distributed.is_initialized():
+            sys.excepthook = functools.partial(_end_after, sys.excepthook)
         processes.watch(stuck_after)
     return _initialized
 
 
 def _join() -> Processes:
-    attempt = 0
     if not jax.distributed.is_initialized():
         is_launched = PROCESS in os.environ and os.environ.get(LAUNCHER, f"{os.getppid()}") == f"{os.getppid()}"
         if not is_launched and not jax_api.detects_cluster():
@@ -98,30 +96,27 @@ def _join() -> Processes:
                 "right after the imports, before anything makes an array or calls jax.devices()"
             )
         if is_launched:
-            attempt = _join_launched()
-        else:
-            jax.distributed.initialize()
-    sys.excepthook = _exiting(sys.excepthook)
-    return Processes(jax.process_index(), jax.process_count(), attempt)
+            return _join_launched()
+        jax.distributed.initialize()
+    return Processes(jax.process_index(), jax.process_count())
 
 
-def _join_launched() -> int:
-    """Join the processes that the variables name. Return the number of earlier attempts."""
+def _join_launched() -> Processes:
+    """Join the processes that the environment variables name."""
     try:
-        coordinator = os.environ[COORDINATOR]
-        host, port = coordinator.rsplit(":", 1)
-        numbers = {"num_processes": int(os.environ[NUM_PROCESSES]), "process_id": int(os.environ[PROCESS])}
-        attempt, grace = int(os.environ.get(ATTEMPT, 0)), float(os.environ.get(GRACE, _SHUTDOWN_TIMEOUT))
-        int(port)
+        coordinator, grace = os.environ[COORDINATOR], float(os.environ.get(GRACE, _SHUTDOWN_TIMEOUT))
+        host, _ = coordinator.rsplit(":", 1)
+        numbers = int(os.environ[PROCESS]), int(os.environ[NUM_PROCESSES]), int(os.environ.get(ATTEMPT, 0))
     except (KeyError, ValueError) as error:
         raise ProcessError(
             f"px.initialize: cannot read the variables of several processes ({error}); write "
             f"{COORDINATOR}=host:5000 {NUM_PROCESSES}=2 {PROCESS}=0"
         ) from None
-    is_local = host in ("127.0.0.1", "localhost", "[::1]")
+    joined, is_local = Processes(*numbers), host == "127.0.0.1"
     jax.distributed.initialize(
         coordinator,
-        **numbers,
+        joined.num_processes,
+        joined.process,
         cluster_detection_method="deactivate",
         coordinator_bind_address=coordinator if is_local else None,
         initialization_timeout=_JOIN_TIMEOUT,
@@ -129,19 +124,13 @@ def _join_launched() -> int:
         shutdown_timeout_seconds=round(grace),
     )
     if is_local:
-        jax_api.collect_at(host.strip("[]"))
-    return attempt
+        jax_api.collect_at(host)
+    return joined
 
 
-def _exiting(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an excepthook that calls ``hook`` and then ends the process."""
-
-    def exit_after(*error: Any) -> None:
-        try:
-            hook(*error)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(1)
-
-    return exit_after
+def _end_after(hook: Callable[..., Any], *error: Any) -> None:
+    """Call an excepthook, then end the process."""
+    try:
+        hook(*error)
+    finally:
+        _rank.end(1)

@@ -21,6 +21,7 @@ from paraxis.errors import ProcessError
 from paraxis.launch import _rank
 from paraxis.launch._initialize import ATTEMPT, COORDINATOR, GRACE, LAUNCHER, NUM_PROCESSES, PROCESS
 
+_Ended = queue.SimpleQueue[tuple[int, int]]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -36,25 +37,22 @@ def launch(
 ) -> int:
     """Run a script in several processes on this machine, and wait until they end.
 
-    Each process (rank) finds its number in the environment, for :func:`paraxis.initialize`. This process prints the
-    ranks' output line by line, marked by rank. The first rank that exits with another status than 0 is named as the
-    cause, and the others are killed at once, with their child processes. If this process is killed, the ranks end
-    within a second.
+    Each process (rank) finds its number in the environment, for :func:`paraxis.initialize`. Their output is printed
+    line by line, marked by rank. The first rank that exits with another status than 0 is named as the cause, and the
+    others are killed at once, with their child processes. If this process is killed, the ranks end within a second.
 
-    SIGINT, SIGTERM and SIGHUP are passed on to the ranks as one SIGTERM, at which ``px.fit`` saves and exits, after the
-    same step in all ranks. A second signal kills the ranks, and so does the end of ``grace`` seconds.
+    SIGINT, SIGTERM and SIGHUP are passed on as one SIGTERM, at which ``px.fit`` saves and exits, after the same step in
+    all ranks. A second signal kills the ranks, and so does the end of ``grace`` seconds.
 
     Args:
         script: a Python file, or a directory with ``__main__.py``.
         arguments: the script's arguments.
         num_processes: the number of ranks.
         module: whether ``script`` is the name of a module, as in ``python -m``.
-        devices: the number of devices of each rank: simulated ones on a CPU, else that many of the machine's GPUs, in
-            the order of the ranks; ``None``: the visible NVIDIA GPUs are divided evenly among the ranks, and the CPU is
-            one device, unless ``JAX_NUM_CPU_DEVICES`` or ``XLA_FLAGS`` says more.
+        devices: the number of devices of each rank: simulated ones on a CPU, else that many of the machine's GPUs;
+            ``None``: the visible NVIDIA GPUs are divided evenly among the ranks.
         restarts: how often all ranks are started again after a failure, to resume from the script's checkpoint.
-        grace: seconds in which a rank must save and exit after a signal, and in which the others must finish after one
-            has.
+        grace: seconds to save and exit after a signal, or to finish after another rank has.
 
     Returns:
         The exit status: 0 if that of every rank is 0, also after a signal; otherwise that of the rank that failed
@@ -74,35 +72,38 @@ def launch(
         [0] hello from 0
         0
     """
-    for name, value in {"num_processes": num_processes, "devices": 1 if devices is None else devices}.items():
-        check.count("launch", name, value, error=ProcessError)
+    check.count("launch", "num_processes", num_processes, error=ProcessError)
     if not module and not Path(script).exists():
         raise ProcessError(f"launch: there is no file {script}")
     command = [sys.executable, _rank.__file__, "module" if module else "script", script, *arguments]
-    gpus = _num_gpus(os.environ)
+    gpus = _num_gpus()
+    if devices is None and gpus % num_processes:
+        _say(f"{gpus} GPUs are no multiple of -n {num_processes}: some are idle, or missing")
     status = 0
     with _signals() as received:
         for attempt in range(restarts + 1):
             if attempt:
                 _say(f"starting all {num_processes} ranks again: restart {attempt} of {restarts}")
-            with _reserve_port() as port:
-                common = {COORDINATOR: f"127.0.0.1:{port}", ATTEMPT: f"{attempt}", GRACE: f"{grace}"}
-                places = (_environment(rank, num_processes, devices, gpus) for rank in range(num_processes))
-                status = _run(command, [os.environ | common | place for place in places], received, grace)
+            with socket.socket() as held:  # a free port, which JAX's coordinator shares: it sets SO_REUSEPORT, too
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                held.bind(("127.0.0.1", 0))
+                address = ":".join(map(str, held.getsockname()))
+                common = {COORDINATOR: address, ATTEMPT: f"{attempt}", GRACE: f"{grace}"}
+                own = (_variables(rank, num_processes, devices, gpus) for rank in range(num_processes))
+                status = _run(command, [os.environ | common | variables for variables in own], received, grace)
             if status == 0 or received:
                 break
     return status
 
 
-def _num_gpus(variables: Mapping[str, str]) -> int:
-    """Return the number of NVIDIA GPUs that a process may use, without starting JAX on them."""
-    if "CUDA_VISIBLE_DEVICES" in variables:
-        return len(variables["CUDA_VISIBLE_DEVICES"].replace(",", " ").split())
-    return len(glob.glob("/dev/nvidia[0-9]*"))
+def _num_gpus() -> int:
+    """Return the number of visible NVIDIA GPUs, without starting JAX on them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return len(glob.glob("/dev/nvidia[0-9]*") if visible is None else visible.replace(",", " ").split())
 
 
-def _environment(rank: int, num_processes: int, devices: int | None, gpus: int) -> dict[str, str]:
-    """Return the variables of a rank."""
+def _variables(rank: int, num_processes: int, devices: int | None, gpus: int) -> dict[str, str]:
+    """Return the environment variables of a rank."""
     found = {NUM_PROCESSES: f"{num_processes}", PROCESS: f"{rank}", LAUNCHER: f"{os.getpid()}"}
     found |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if devices is not None:
@@ -118,7 +119,7 @@ def _environment(rank: int, num_processes: int, devices: int | None, gpus: int) 
 
 def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]], received: list[int], grace: float) -> int:
     """Run the ranks until all have exited with 0, or one has failed, or their time is over. Return the status."""
-    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    ended: _Ended = queue.SimpleQueue()
     ranks: list[subprocess.Popen[str]] = []
     copies: list[threading.Thread] = []
     try:
@@ -127,7 +128,7 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]], rece
             mark = f"[{rank:>{len(str(len(environments) - 1))}}] "
             copies.append(_in_thread(_copy, ranks[rank].stdout, sys.stdout, mark))
             copies.append(_in_thread(_copy, ranks[rank].stderr, sys.stderr, mark))
-            _in_thread(lambda rank: (ranks[rank].wait(), ended.put(rank)), rank)
+            _in_thread(lambda rank: ended.put((rank, ranks[rank].wait())), rank)
         return _wait(ranks, ended, received, grace)
     finally:
         for process in ranks:
@@ -149,19 +150,18 @@ def _in_thread(function: Callable[..., Any], *arguments: Any) -> threading.Threa
     return thread
 
 
-def _wait(
-    ranks: Sequence[subprocess.Popen[str]], ended: queue.SimpleQueue[int], received: list[int], grace: float
-) -> int:
+def _wait(ranks: Sequence[subprocess.Popen[str]], ended: _Ended, received: list[int], grace: float) -> int:
     running, deadline, asked = set(range(len(ranks))), math.inf, False
     while running:
         with contextlib.suppress(queue.Empty):
-            rank = ended.get(timeout=0.1)
+            rank, status = ended.get(timeout=0.1)
             running.discard(rank)
-            if status := ranks[rank].returncode:
-                signalled = status < 0
-                how = f"was ended by {signal.Signals(-status).name}" if signalled else f"exited with status {status}"
-                _say(f"rank {rank} {how}; the others are ended")
-                return 128 - status if signalled else status
+            if status < 0:
+                _say(f"rank {rank} was ended by {signal.Signals(-status).name}; the others are ended")
+                return 128 - status
+            if status > 0:
+                _say(f"rank {rank} exited with status {status}; the others are ended")
+                return status
             deadline = min(deadline, time.monotonic() + grace)
         if received and not asked:
             asked, deadline = True, time.monotonic() + grace
@@ -184,7 +184,7 @@ def _copy(source: TextIO, target: TextIO, mark: str) -> None:
         for line in source:
             try:
                 with _lock:
-                    target.write(f"{mark}{line.removesuffix(os.linesep)}\n")
+                    target.write(mark + line.removesuffix("\n") + "\n")
                     target.flush()
             except OSError as error:
                 with open(os.devnull, "w") as nowhere:
@@ -210,15 +210,3 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _reserve_port() -> Iterator[int]:
-    """Hold a free port on loopback, so that no other process is given it.
-
-    JAX's coordinator listens with ``SO_REUSEPORT`` as well, and so may share the port.
-    """
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]

@@ -1,7 +1,7 @@
 """The program of each rank: it runs the user's script, and ends the process at once if the script fails.
 
-Python's own exit would wait for the other processes of the computation, and they for this one. This file is run by its
-path and imports the standard library only: a script may set variables that JAX reads when it is imported.
+At Python's own exit, JAX would wait for the other ranks, and they for this one. Imports the standard library only: a
+script may set variables that JAX reads when it is imported.
 """
 
 import os
@@ -23,22 +23,26 @@ def main(kind: str, target: str, *arguments: str) -> None:
         else:
             runpy.run_path(target, run_name="__main__")
     except SystemExit as request:
-        if request.code not in (None, 0):
-            if not isinstance(request.code, int):
-                sys.stderr.write(f"{request.code}\n")
-            _exit(request.code if isinstance(request.code, int) else 1)
+        status = request.code if isinstance(request.code, int) else int(request.code is not None)
+        if status and not isinstance(request.code, int):
+            sys.stderr.write(f"{request.code}\n")
+        if status:
+            end(status)
     except BaseException as error:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-        _exit(1)
+        end(1)
 
 
-def _exit(status: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+def end(status: int) -> None:
+    """End the process at once."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
 
 
 def _end_with(launcher: int) -> None:
