@@ -123,8 +123,12 @@ def compare(train: Arrays, num_steps: int) -> dict[str, Steps]:
 
 def train_and_test(train: Arrays, test: Arrays, num_epochs: int, checkpoint: str | None) -> px.train.Fitted:
     tests = px.loader(test, 200, shuffle=False)
-    averaged = px.eval_step(loss, ema=True)
-    evaluate = [px.Evaluate(px.eval_step(loss), tests), px.Evaluate(averaged, tests, name="averaged")]
+    evaluated = px.eval_step(loss)
+
+    def averaged(state: px.TrainState, batch: Arrays) -> dict[str, px.Mean]:
+        return evaluated(state.replace(params=state.ema), batch)
+
+    evaluate = [px.Evaluate(evaluated, tests), px.Evaluate(averaged, tests, name="averaged")]
     data = px.loader(train, BATCH, seed=0)
     fitted = px.fit(initial(), px.train_step(loss), data, epochs=num_epochs, evaluate=evaluate, checkpoint=checkpoint)
 

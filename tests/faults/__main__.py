@@ -28,9 +28,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
 
 
-def of_kills(fault: Kills, number: int, seed: int) -> tuple[Outcome, str]:
-    """What came of kills, and the digest of the state that the run comes to."""
-    words = [number, seed, fault.processes, fault.devices, *(["reproducible"] if fault.reproducible else [])]
+def of_kills(fault: Kills, number: int, seed: int) -> Outcome:
+    """What came of kills."""
+    words = [number, seed, fault.processes, fault.devices]
     with tempfile.TemporaryDirectory(prefix="paraxis-faults-") as folder:
         command = [sys.executable, "-m", "tests.train._fit_killer", folder, *map(str, words)]
         patience = _PATIENCE * (number + 2)
@@ -39,11 +39,11 @@ def of_kills(fault: Kills, number: int, seed: int) -> tuple[Outcome, str]:
         )
     if done.returncode:
         print(done.stderr[-3000:], file=sys.stderr)
-        return Outcome(number, number), ""
+        return Outcome(number, number)
     report = json.loads(done.stdout.splitlines()[-1])
     if report["wrong"]:
         print(f"{fault.name}: {report}", file=sys.stderr)
-    return Outcome(report["kills"], len(report["wrong"])), report["state"]
+    return Outcome(report["kills"], len(report["wrong"]))
 
 
 def of_cases(fault: Cases) -> Outcome:
@@ -81,20 +81,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=faults.PAGE, help="where the table is written")
     options = parser.parse_args(arguments)
     found = faults.read(options.page.read_text(encoding="utf-8"))
-    states: set[str] = set()  # of the layouts that are to have the same bits
     is_well = True
     numbers = dict(zip(faults.KILLS, faults.shares(options.kills, faults.KILLS), strict=True))
     for fault in (*faults.KILLS, *faults.CASES):
         if options.only not in fault.name:
             continue
-        if isinstance(fault, Kills):
-            outcome, state = of_kills(fault, numbers[fault], options.seed)
-            if fault.reproducible:
-                states.add(state)
-                if len(states) > 1:
-                    outcome = Outcome(outcome.tried, outcome.tried)
-        else:
-            outcome = of_cases(fault)
+        outcome = of_kills(fault, numbers[fault], options.seed) if isinstance(fault, Kills) else of_cases(fault)
         found[fault.name] = outcome
         is_well &= not outcome.wrong
         print(f"{outcome.tried:4}  {outcome.in_words():12}  {fault.name}", flush=True)

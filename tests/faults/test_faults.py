@@ -30,7 +30,7 @@ def test_each_fault_names_tests_that_are_there() -> None:
             assert all(any(word in name for name in names) for word in words.split(" or ")), (fault.name, words)
 
 
-@pytest.mark.parametrize(("number", "expected"), [(200, [60, 40, 24, 26, 24, 26]), (1, [1] * 6)])
+@pytest.mark.parametrize(("number", "expected"), [(200, [100, 50, 50]), (1, [1] * 3)])
 def test_kills_are_shared_out(number: int, expected: list[int]) -> None:
     assert sum(fault.share for fault in faults.KILLS) == 100
     assert faults.shares(number, faults.KILLS) == expected

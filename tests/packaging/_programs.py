@@ -98,8 +98,8 @@ TRAIN = """
     data = px.loader({"x": x, "y": x.sum(1, keepdims=True)}, 16, seed=0)
     for epochs in (1, 2):  # the second goes on from the first
         state = px.TrainState.create(nnx.Linear(3, 1, rngs=nnx.Rngs(0)), optax.adam(0.1))
-        px.fit(state, px.train_step(loss), data, epochs=epochs, progress=True, plot="curves.png", log="log.jsonl",
-               checkpoint=px.Checkpoints("kept", every=2), tensorboard="board")
+        px.fit(state, px.train_step(loss), data, epochs=epochs, log="log.jsonl", tensorboard="board",
+               checkpoint=px.Checkpoints("kept", every=2)).history.plot("curves.png")
     assert all(Path(name).exists() for name in ("curves.png", "log.jsonl", "kept", "board"))
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from orbax.checkpoint import v1 as ocp
+import tensorstore
 
 import paraxis as px
 
@@ -65,43 +65,23 @@ def on_call_with(is_it: Callable[..., bool], original: Callable[..., Any]) -> Ca
     return call
 
 
-class Written:
-    """What Orbax returns while it writes; here, the process dies when it waits for the end of that."""
-
-    def __init__(self, *_: Any) -> None:
-        self.result = die
+def is_manifest(self: Path, target: Any) -> bool:
+    return Path(target).name.endswith("crc32.json")
 
 
-def while_written(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args: Written(original(*args))
-
-
-def is_record(file: Path, mode: str = "r", *_: Any, **__: Any) -> bool:
-    return file.name == "paraxis.json" and "w" in mode
-
-
-def is_going(_: Path, target: Path) -> bool:
-    return target.name.startswith("removing-")
-
-
-def has_lost_its_name(directory: Any, *_: Any, **__: Any) -> bool:
-    return Path(directory).name.startswith("removing-") and Path(directory).exists()
+def is_going(directory: Any, *_: Any, **__: Any) -> bool:
+    """Whether a directory of an older checkpoint is removed."""
+    return Path(directory).name.isdecimal()
 
 
 def arm(point: str) -> None:
     """Have the process die in the next save."""
     if point == "while the arrays are written":
-        ocp.save_checkpointables_async = while_written(ocp.save_checkpointables_async)
-    elif point == "before the record is written":
-        Path.open = on_call_with(is_record, Path.open)
-    elif point == "before it has its name":
-        Path.rename = on_call(1, Path.rename)
-    elif point == "while it replaces another":
-        Path.rename = on_call(2, Path.rename)
-    elif point == "while another is removed":
-        Path.rename = on_call_with(is_going, Path.rename)
+        tensorstore.open = on_call(1, tensorstore.open)
+    elif point == "before the manifest is written":
+        Path.replace = on_call_with(is_manifest, Path.replace)
     elif point == "while the files of another are removed":
-        shutil.rmtree = on_call_with(has_lost_its_name, shutil.rmtree)
+        shutil.rmtree = on_call_with(is_going, shutil.rmtree)
 
 
 def main(path: str, point: str) -> None:
@@ -111,8 +91,6 @@ def main(path: str, point: str) -> None:
             checkpoints.wait()
             tell(step)
         arm(point)
-        if point == "while it replaces another":
-            checkpoints.save(NUM_SAVED, state(30))
         step = NUM_SAVED
         while True:
             step += 1

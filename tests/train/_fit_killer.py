@@ -1,6 +1,6 @@
 """Kills a run with SIGKILL at random times, starts it again, and says whether what came out is what would have.
 
-Called as ``python -m tests.train._fit_killer DIRECTORY NUM_KILLS SEED [PROCESSES DEVICES [reproducible]]``. Prints one
+Called as ``python -m tests.train._fit_killer DIRECTORY NUM_KILLS SEED [PROCESSES DEVICES]``. Prints one
 line of JSON. A run of one process is forked when everything is imported and before JAX has started anything: so it
 begins within 0.2 seconds. Several are started by ``paraxis launch``, and the launcher or one of them is killed.
 """
@@ -20,16 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import matplotlib.figure  # noqa: F401  imported once, for all runs
-import tensorboardX  # noqa: F401
+import tensorboardX  # noqa: F401  imported once, for all runs
 
 import paraxis as px
 from paraxis.train import Checkpoints, fit, loader  # noqa: F401  imported once, for all runs
 
-PARTS = ("state", "history", "log", "points", "picture", "steps", "best")
+PARTS = ("state", "history", "log", "points", "steps", "best")
 
 
-def run(directory: Path, reproducible: bool) -> None:
+def run(directory: Path) -> None:
     """The run: 24 steps, with everything on, saved after every third."""
     jax.config.update("jax_compilation_cache_dir", os.environ["TESTS_COMPILED"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -40,19 +39,17 @@ def run(directory: Path, reproducible: bool) -> None:
     from tests.train import _fits as fits  # it makes arrays
     from tests.train._points import points
 
-    options: Any = {"reproducible": "any device count"} if reproducible else {}
     checkpoints = px.Checkpoints(directory / "checkpoints", every=3, keep=2, best=("test/loss", "min"))
-    evaluated = px.eval_step(lambda p, batch: (batch["x"] @ p["w"] + p["b"] - batch["y"]) ** 2, **options)
+    evaluated = px.eval_step(lambda p, batch: (batch["x"] @ p["w"] + p["b"] - batch["y"]) ** 2)
     fitted = px.fit(
         fits.start(),
-        px.train_step(fits.loss, **options),
+        px.train_step(fits.loss),
         px.loader(fits.arrays(), fits.BATCH, seed=1),
         epochs=6,
         evaluate=px.Evaluate(evaluated, px.loader(fits.arrays(), fits.BATCH, shuffle=False), every=5),
         checkpoint=checkpoints,
         log=directory / "log.jsonl",
         tensorboard=directory / "board",
-        plot=directory / "curves.png",
         callbacks=lambda event: time.sleep(0.006),
         progress=False,
     )
@@ -63,7 +60,6 @@ def run(directory: Path, reproducible: bool) -> None:
         "history": json.dumps(dataclasses.asdict(fitted.history)),
         "log": fits.lines(directory / "log.jsonl"),
         "points": points(directory / "board"),
-        "picture": hashlib.sha256((directory / "curves.png").read_bytes()).hexdigest(),
         "steps": checkpoints.steps,
         "best": checkpoints.best,
     }
@@ -75,12 +71,12 @@ def run(directory: Path, reproducible: bool) -> None:
 class Forked:
     """A run in a child of this process."""
 
-    def __init__(self, directory: Path, reproducible: bool) -> None:
+    def __init__(self, directory: Path) -> None:
         self._pid, self._status = os.fork(), 0
         if self._pid:
             return
         try:
-            run(directory, reproducible)
+            run(directory)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -102,12 +98,12 @@ class Forked:
 class Launched:
     """A run in several processes."""
 
-    def __init__(self, directory: Path, reproducible: bool, processes: int, devices: int) -> None:
+    def __init__(self, directory: Path, processes: int, devices: int) -> None:
         self._pids = [directory / f"pid-{number}" for number in range(processes)]
         for file in self._pids:
             file.unlink(missing_ok=True)
         launch = ["-m", "paraxis", "launch", "-n", str(processes), "--devices", str(devices)]
-        ours = ["-m", "tests.train._fit_killer", "run", str(directory), *(["reproducible"] if reproducible else [])]
+        ours = ["-m", "tests.train._fit_killer", "run", str(directory)]
         with (directory / "output.txt").open("ab") as output:
             self._process = subprocess.Popen([sys.executable, *launch, *ours], stdout=output, stderr=output)
 
@@ -133,11 +129,11 @@ class Launched:
 Attempt = Forked | Launched
 
 
-def begun(directory: Path, processes: int, devices: int, reproducible: bool) -> Attempt:
+def begun(directory: Path, processes: int, devices: int) -> Attempt:
     directory.mkdir(exist_ok=True)
     if processes == 1:
-        return Forked(directory, reproducible)
-    return Launched(directory, reproducible, processes, devices)
+        return Forked(directory)
+    return Launched(directory, processes, devices)
 
 
 def finished(directory: Path, *layout: Any) -> Any:
@@ -201,13 +197,12 @@ def _names(directory: Path) -> list[str]:
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
     os.environ["PJRT_NPROC"] = "8"  # the bits are to be the same in all layouts
-    reproducible = sys.argv[-1] == "reproducible"
     if sys.argv[1] == "run":
-        run(Path(sys.argv[2]), reproducible)
+        run(Path(sys.argv[2]))
     else:
         numbers = [int(word) for word in sys.argv[2:] if word.isdecimal()]
         where, (kills, seed, processes, devices) = Path(sys.argv[1]), [*numbers, 1, 2][:4]
         os.environ["TESTS_COMPILED"] = str(where / "compiled")  # by the run that is not killed
         given = os.environ.get("XLA_FLAGS", "")  # by which tests are compiled faster
         os.environ["XLA_FLAGS"] = f"{given} --xla_force_host_platform_device_count={devices}"
-        print(json.dumps(main(where, kills, seed, processes, devices, reproducible)))  # noqa: T201
+        print(json.dumps(main(where, kills, seed, processes, devices)))  # noqa: T201

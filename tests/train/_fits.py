@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 import paraxis as px
-from paraxis.train import Batch
 from tests._support import axis_on
 
 ONE = axis_on(1, 1, "batch")  # one device: that is where bits are promised
@@ -74,7 +73,6 @@ def by_hand(found: Sequence[Any]) -> Iterator[tuple[Any, Any, float]]:
 
 @jax.jit
 def evaluate_step(state: px.TrainState, batch: Any) -> dict[str, px.Mean]:
-    batch = batch.rows() if isinstance(batch, Batch) else batch
     errors = (batch["x"] @ state.params["w"] + state.params["b"] - batch["y"]) ** 2
     return {"loss": px.Mean(jnp.sum(errors), jnp.float32(len(errors)))}
 

@@ -23,7 +23,7 @@ TARGET: dict[str, Any] = {
 }
 LINES = [
     r"  ['body']: float64 (5,) in the checkpoint, float32 (5,) in the target",
-    r"  ['head']['c']: float32 (3,) in the target, missing in the checkpoint",
+    r"  ['head']['c']: missing in the checkpoint, float32 (3,) in the target",
     r"  ['head']['w']: float32 (4, 3) in the checkpoint, float32 (4, 7) in the target",
     r"  ['n']: Python int in the checkpoint, Python float in the target",
     r"  ['head']['b']: float32 (3,) in the checkpoint, missing in the target",
@@ -32,13 +32,14 @@ LINES = [
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> px.Checkpoints:
-    found = px.Checkpoints(tmp_path, asynchronous=False)
+    found = px.Checkpoints(tmp_path)
     found.save(5, SAVED)
+    found.wait()
     return found
 
 
 def test_all_that_differs_is_listed(checkpoints: px.Checkpoints) -> None:
-    with pytest.raises(px.StateError, match=r"write restore\(target, partial=True\)") as caught:
+    with pytest.raises(px.StateError, match=r"restore\(target, partial=True\)") as caught:
         checkpoints.restore(TARGET)
     assert str(caught.value).splitlines()[1:-1] == LINES
     assert f"of step 5 in {checkpoints.path}" in str(caught.value)
@@ -55,11 +56,9 @@ def test_what_agrees_is_taken_and_the_rest_is_reported(checkpoints: px.Checkpoin
     assert [f"  {difference}" for difference in restored.differences] == LINES[:3]
     assert dataclasses.asdict(restored.differences[1]) == {
         "path": "['head']['c']",
-        "what": "missing",
         "saved": None,
         "wanted": "float32 (3,)",
     }
-    assert [difference.what for difference in restored.differences] == ["dtype", "missing", "shape"]
 
 
 def test_all_agrees(checkpoints: px.Checkpoints) -> None:
@@ -67,43 +66,21 @@ def test_all_agrees(checkpoints: px.Checkpoints) -> None:
     assert restored.differences == ()
 
 
-def test_where_nothing_agrees_both_are_listed(checkpoints: px.Checkpoints) -> None:
-    target = {"params": {"head": {"w": np.zeros((4, 3), "float32")}}, "list": [np.zeros(2)]}
-    with pytest.raises(
-        px.StateError, match=f"nothing in the checkpoint of step 5 in {checkpoints.path} agrees"
-    ) as caught:
-        checkpoints.restore(target, partial=True)
-    assert [line for line in str(caught.value).splitlines() if line.startswith("  ")] == [
-        "  ['body']: float64 (5,)",
-        "  ['head']['b']: float32 (3,)",
-        "  ['head']['w']: float32 (4, 3)",
-        "  ['n']: Python int",
-        "  ['list'][0]: float64 (2,)",
-        "  ['params']['head']['w']: float32 (4, 3)",
-    ]
-    assert "restore(state, partial=True)" in str(caught.value)
-    assert checkpoints.steps == (5,)
-
-
-def test_of_nothing_nothing_is_taken(checkpoints: px.Checkpoints) -> None:
-    assert checkpoints.restore({}, partial=True).tree == {}
-
-
 def test_a_leaf_without_a_value_cannot_be_kept(checkpoints: px.Checkpoints) -> None:
     target = {**SAVED, "new": jax.ShapeDtypeStruct((2,), jnp.float32)}
-    with pytest.raises(px.StateError, match=r"lacks \['new'\], and the target has no value .* give an array"):
+    with pytest.raises(px.StateError, match=r"\['new'\]: missing in the checkpoint"):
         checkpoints.restore(target, partial=True)
 
 
 def test_keys_of_another_kind_differ(tmp_path: Path) -> None:
-    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
+    checkpoints = px.Checkpoints(tmp_path)
     checkpoints.save(1, {"key": jax.random.key(0)})
     with pytest.raises(px.StateError, match=r"\['key'\]: key<fry> \(\) in the checkpoint, key<rbg> \(\) in the target"):
         checkpoints.restore({"key": jax.random.key(0, impl="rbg")})
 
 
 def test_a_long_list_ends(tmp_path: Path) -> None:
-    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
+    checkpoints = px.Checkpoints(tmp_path)
     checkpoints.save(1, {})
-    with pytest.raises(px.StateError, match=r"\[19\]: Python int in the target, .*\n  and 5 more\n"):
+    with pytest.raises(px.StateError, match=r"\[19\]: missing in .*\n  and 5 more\n"):
         checkpoints.restore(list(range(25)))

@@ -12,7 +12,6 @@ import optax
 import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from orbax.checkpoint import v1 as ocp
 
 import paraxis as px
 
@@ -36,7 +35,6 @@ def assert_same(actual: Any, expected: Any) -> None:
         where = jax.tree_util.keystr(path)
         assert type(a) is type(e), where
         assert getattr(a, "dtype", None) == getattr(e, "dtype", None), where
-        assert getattr(a, "weak_type", None) == getattr(e, "weak_type", None), where
         assert np.shape(a) == np.shape(e), where
         assert raw(a) == raw(e) if hasattr(e, "dtype") else a == e, where
 
@@ -60,7 +58,6 @@ def test_leaves_of_every_kind_come_back(tmp_path: Path) -> None:
         "numpy": {name: of_dtype(name) for name in NARROW + WIDE},
         "python": (True, 3, -(2**80), 0.1, float("inf"), 1 - 2j, "words"),
         "scalars": [jnp.float32(0.5), np.float64(0.1), np.array(7), np.bool_(True)],
-        "weak": [jnp.asarray(2.0), jnp.full((2,), 3), jnp.asarray(1j)],
         "keys": [jax.random.key(1), jax.random.split(jax.random.key(2), (2, 3)), jax.random.key(3, impl="rbg")],
         "empty": [jnp.zeros((0, 3)), np.zeros((2, 0), "int8"), jax.random.split(jax.random.key(0), 0)],
         "strange/na.me é": [{"": jnp.ones(2), "3": jnp.ones(1)}, {3: jnp.ones(3)}],
@@ -71,7 +68,7 @@ def test_leaves_of_every_kind_come_back(tmp_path: Path) -> None:
     restored = checkpoints.restore(tree)
     assert_same(restored.tree, tree)
     assert restored.notes == {"position": [1, None, {"a": 0.1}]}
-    assert (restored.step, restored.differences, restored.changed) == (7, (), ())
+    assert (restored.step, restored.differences) == (7, ())
 
 
 def test_wide_types_come_back_where_jax_has_them(tmp_path: Path) -> None:
@@ -80,8 +77,6 @@ def test_wide_types_come_back_where_jax_has_them(tmp_path: Path) -> None:
         with px.Checkpoints(tmp_path) as checkpoints:
             checkpoints.save(1, tree)
         assert_same(checkpoints.restore(tree).tree, tree)
-    with pytest.raises(px.StateError, match=r"\['complex128'\] has dtype complex128, .*jax_enable_x64"):
-        checkpoints.restore(tree)
 
 
 def test_a_module_and_its_optimiser_come_back(tmp_path: Path) -> None:
@@ -98,7 +93,7 @@ def test_a_module_and_its_optimiser_come_back(tmp_path: Path) -> None:
 
 
 def test_a_lone_leaf_and_no_leaf_come_back(tmp_path: Path) -> None:
-    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
+    checkpoints = px.Checkpoints(tmp_path)
     for step, tree in enumerate([jnp.arange(3), {}, 5]):
         checkpoints.save(step, tree)
         assert_same(checkpoints.restore(tree).tree, tree)
@@ -108,7 +103,7 @@ def test_a_lone_leaf_and_no_leaf_come_back(tmp_path: Path) -> None:
 def test_arrays_over_other_devices_come_back(tmp_path: Path, keys: bool) -> None:
     expected = jax.random.split(jax.random.key(4), 24) if keys else jnp.arange(48.0).reshape(24, 2)
     before: Any = expected
-    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
+    checkpoints = px.Checkpoints(tmp_path)
     for step, devices in enumerate([8, 1, 3, 8]):
         sharding = over(devices)
         tree = {"x": jax.device_put(before, sharding), "shared": jax.device_put(before, over(devices, P()))}
@@ -124,18 +119,11 @@ def test_arrays_over_other_devices_come_back(tmp_path: Path, keys: bool) -> None
 
 
 def test_arrays_bound_to_no_device_stay_so(tmp_path: Path) -> None:
-    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
+    checkpoints = px.Checkpoints(tmp_path)
     checkpoints.save(1, {"step": jax.device_put(jnp.int32(3), over(8, P()))})
     step = checkpoints.restore({"step": jnp.int32(0)}).tree["step"]
     assert not step.committed
     assert raw(step + jax.device_put(jnp.arange(8), over(8))) == raw(np.arange(3, 11, dtype="int32"))
-
-
-def test_a_sharding_that_does_not_divide_is_named(tmp_path: Path) -> None:
-    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
-    checkpoints.save(1, {"w": jnp.arange(10.0)})
-    with pytest.raises(px.StateError, match=r"\['w'\] has shape \(10,\), which cannot be laid out"):
-        checkpoints.restore({"w": jax.ShapeDtypeStruct((10,), jnp.float32, sharding=over(8))})
 
 
 def test_arrays_may_be_donated_or_changed_once_save_returns(tmp_path: Path) -> None:
@@ -149,29 +137,16 @@ def test_arrays_may_be_donated_or_changed_once_save_returns(tmp_path: Path) -> N
     restored = checkpoints.restore({"jax": on_device, "numpy": on_host}).tree
     assert raw(restored["jax"]) == raw(np.arange(1 << 20, dtype="int32"))
     assert raw(restored["numpy"]) == raw(np.arange(1 << 20))
-    on_device.delete()
-    with pytest.raises(px.StateError, match=r"\['x'\] is an array that was donated.*; save the state that the step"):
-        checkpoints.save(2, {"x": on_device})
 
 
 def test_a_step_is_replaced(tmp_path: Path) -> None:
-    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
+    checkpoints = px.Checkpoints(tmp_path)
     checkpoints.save(1, state(1), {"which": "old"})
     checkpoints.save(1, {"other": jnp.ones(3)}, {"which": "new"})
     restored = checkpoints.restore({"other": jnp.zeros(3)})
     assert restored.notes == {"which": "new"}
     assert_same(restored.tree, {"other": jnp.ones(3)})
-    assert sorted(os.listdir(tmp_path)) == [".paraxis", "1"]
-
-
-@pytest.mark.parametrize("name", ["with space", "a/b/../c", "ünï'code", "."])
-def test_unusual_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    with px.Checkpoints(name) as checkpoints:
-        checkpoints.save(1, state())
-    monkeypatch.chdir("/")
-    assert checkpoints.latest == 1
-    assert_same(px.Checkpoints(tmp_path / name).restore(state(2)).tree, state())
+    assert checkpoints.steps == (1,)
 
 
 def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,14 +154,6 @@ def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with px.Checkpoints("~/runs") as checkpoints:
         checkpoints.save(1, state())
     assert (tmp_path / "runs" / "1").is_dir()
-
-
-def test_what_is_noted_of_the_surroundings_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PJRT_NPROC", "7")
-    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
-    checkpoints.save(1, state())
-    monkeypatch.setenv("PJRT_NPROC", "5")
-    assert checkpoints.restore(state()).changed == ("number of XLA's CPU threads: 7 when it was saved, 5 now",)
 
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan")]
@@ -212,9 +179,10 @@ def test_numbers_that_are_not_finite_or_hardly_anything_come_back(tmp_path: Path
 
 
 def steps_after(tmp_path: Path, saved: list[int], losses: list[float] | None = None, **options: Any) -> tuple[int, ...]:
-    checkpoints = px.Checkpoints(tmp_path, asynchronous=False, **options)
+    checkpoints = px.Checkpoints(tmp_path, **options)
     for index, step in enumerate(saved):
         checkpoints.save(step, {"x": 1}, {"loss": losses[index]} if losses else None)
+    checkpoints.wait()
     return checkpoints.steps
 
 
@@ -234,69 +202,12 @@ def test_what_is_kept(tmp_path: Path, options: dict[str, Any], expected: tuple[i
     assert steps_after(tmp_path, [1, 2, 3, 4, 5, 6], losses, **options) == expected
 
 
-@pytest.mark.slow
-def test_small_arrays_are_written_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: dict[str, int] = {}
-    save = ocp.save_checkpointables_async
-
-    def counted(directory: str, given: dict[str, Any]) -> Any:
-        written.update({name: x.nbytes for arrays in given.values() for name, x in arrays.items()})
-        return save(directory, given)
-
-    monkeypatch.setattr(ocp, "save_checkpointables_async", counted)
-    tree = {f"layer {k}": {"w": jnp.asarray(np.full(k, k, "int32")), "b": np.float64(k)} for k in range(1, 100)}
-    tree["large"] = {"w": jax.random.normal(jax.random.key(0), (200, 200))}
-    with px.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, tree)
-    assert sorted(written.values()) == [99 * 8 + 4950 * 4, 160_000]
-    restored = checkpoints.restore(jax.tree.map(np.zeros_like, tree))
-    assert_same(jax.tree.map(np.asarray, restored.tree), jax.tree.map(np.asarray, tree))
-    part = checkpoints.restore({"layer 7": {"w": np.zeros(7, "int32")}}, partial=True)
-    np.testing.assert_array_equal(part.tree["layer 7"]["w"], np.full(7, 7))
-
-
-@jax.tree_util.register_pytree_with_keys_class
-class Named:
-    """A container whose keys are plain words."""
-
-    def __init__(self, small: Any, other: Any) -> None:
-        self.values = small, other
-
-    def tree_flatten_with_keys(self) -> tuple[Any, None]:
-        return tuple(zip(("small", "other"), self.values, strict=True)), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, values: Any) -> "Named":
-        return cls(*values)
-
-
-def test_a_leaf_may_be_called_as_the_small_ones_are(tmp_path: Path) -> None:
-    tree = Named(jax.random.normal(jax.random.key(0), (200, 200)), jnp.arange(3))
-    with px.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, tree)
-    assert_same(checkpoints.restore(tree).tree, tree)
-
-
-def test_small_arrays_go_to_the_devices_of_the_target(tmp_path: Path) -> None:
-    key = jax.random.split(jax.random.key(1), 8)
-    with px.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, {"x": jax.device_put(np.arange(8.0), over(2)), "key": key})
-    target = {"x": jax.ShapeDtypeStruct((8,), "float32", sharding=over(4)), "key": jax.device_put(key, over(8))}
-    restored = checkpoints.restore(target).tree
-    assert {name: x.sharding for name, x in restored.items()} == {name: x.sharding for name, x in target.items()}
-    np.testing.assert_array_equal(restored["x"], np.arange(8.0))
-    assert raw(restored["key"]) == raw(key)
-
-
-def test_what_was_just_saved_stays_though_others_have_higher_numbers(tmp_path: Path) -> None:
-    assert steps_after(tmp_path, [100, 200, 10], keep=1) == (10, 200)
-
-
 def test_the_best_one_is_named(tmp_path: Path) -> None:
-    checkpoints = px.Checkpoints(tmp_path, asynchronous=False, best=("accuracy", "max"))
+    checkpoints = px.Checkpoints(tmp_path, best=("accuracy", "max"))
     assert (checkpoints.best, checkpoints.latest) == (None, None)
     for step, accuracy in enumerate([0.5, 0.9, 0.9, 0.2]):
         checkpoints.save(step, {}, {"accuracy": accuracy})
+    checkpoints.wait()
     assert (checkpoints.best, checkpoints.latest) == (2, 3)
 
 
@@ -305,80 +216,70 @@ def test_when_one_is_due(tmp_path: Path) -> None:
     assert not px.Checkpoints(tmp_path).is_due(3)
 
 
-@pytest.mark.parametrize("options", [{"keep": 0}, {"every": 2.5}, {"keep_every": -1}, {"keep": True}])
-def test_options_that_are_no_counts(tmp_path: Path, options: dict[str, Any]) -> None:
-    (name,) = options
-    with pytest.raises(px.DataError, match=f"{name} must be an integer of at least 1, .* write {name}=3"):
-        px.Checkpoints(tmp_path, **options)
-
-
-@pytest.mark.parametrize("best", ["loss", ("loss", "least"), ("loss",)])
-def test_best_of_what(tmp_path: Path, best: Any) -> None:
-    with pytest.raises(px.DataError, match=r"best must be .* write best=\('loss', 'min'\)"):
-        px.Checkpoints(tmp_path, best=best)
-
-
-@pytest.mark.parametrize(
-    ("notes", "message"),
-    [
-        ({"loss": np.float32(1)}, r"notes must be JSON values: .*float32.* write numbers as float\(loss\)"),
-        ([1], r"notes must be a dict"),
-        ({}, r"needs a number in notes\['loss'\]"),
-    ],
-)
-def test_notes_that_cannot_be_kept(tmp_path: Path, notes: Any, message: str) -> None:
-    with pytest.raises(px.DataError, match=message):
-        px.Checkpoints(tmp_path, best=("loss", "min")).save(1, state(), notes)
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("leaf", "message"),
-    [
-        (np.array(["x"]), r"\['a'\]\[1\] has dtype <U1, which cannot be saved"),
-        (np.array([None]), r"has dtype object, which cannot be saved"),
-        (np.zeros(1, [("x", "f4")]), "which cannot be saved"),
-        (np.array(1, "datetime64[s]"), "which cannot be saved"),
-        (object(), r"\['a'\]\[1\] is a object, which cannot be saved; write arrays"),
-        (jax.ShapeDtypeStruct((2,), "float32"), "has no value; save the state that"),
-    ],
-)
-def test_leaves_that_cannot_be_saved(tmp_path: Path, leaf: Any, message: str) -> None:
-    with pytest.raises(px.StateError, match=message):
-        px.Checkpoints(tmp_path).save(1, {"a": [1, leaf]})
-
-
-def test_save_and_restore_are_not_for_the_inside_of_jit(tmp_path: Path) -> None:
-    checkpoints = px.Checkpoints(tmp_path)
-    with pytest.raises(px.StateError, match=r"\['x'\] is traced by JAX; call save outside jit"):
-        jax.jit(lambda x: checkpoints.save(1, {"x": x}))(1.0)
-
-
-@pytest.mark.parametrize("step", [-1, 1.5, "3", True])
-def test_steps_that_are_no_numbers(tmp_path: Path, step: Any) -> None:
-    with pytest.raises(px.DataError, match=r"step must be an integer of at least 0.*write save\(int\(state.step\)"):
-        px.Checkpoints(tmp_path).save(step, {})
-
-
 def test_steps_as_arrays(tmp_path: Path) -> None:
     with px.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(jnp.int32(3), {})  # pyright: ignore[reportArgumentType]
     assert checkpoints.steps == (3,)
 
 
-def test_nothing_to_restore(tmp_path: Path) -> None:
-    with pytest.raises(
-        px.CheckpointError, match=r"there is no checkpoint in .*look before whether checkpoints.latest is None"
-    ):
-        px.Checkpoints(tmp_path / "new").restore({})
+@pytest.mark.parametrize(
+    ("use", "kind", "message"),
+    [
+        (lambda path: px.Checkpoints(path, keep=0), px.DataError, "keep must be an integer of at least 1"),
+        (lambda path: px.Checkpoints(path, best=("loss", "least")), px.DataError, "best must be like"),
+        (lambda path: px.Checkpoints(path).save(1, {}, {"loss": np.float32(1)}), px.DataError, "JSON values"),
+        (lambda path: px.Checkpoints(path, best=("loss", "min")).save(1, {}), px.DataError, "needs a number"),
+        (
+            lambda path: px.Checkpoints(path).save(1, {"a": np.array(["x"])}),
+            px.StateError,
+            r"\['a'\] is an array of <U1",
+        ),
+        (lambda path: px.Checkpoints(path).save(1, {"a": object()}), px.StateError, r"\['a'\] is object, which cannot"),
+        (lambda path: px.Checkpoints(path / "new").restore({}), px.CheckpointError, "there is no checkpoint in"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(use: Any, kind: type[Exception], message: str, tmp_path: Path) -> None:
+    with pytest.raises(kind, match=message):
+        use(tmp_path)
     assert os.listdir(tmp_path) == []
-    checkpoints = px.Checkpoints(tmp_path, asynchronous=False)
-    checkpoints.save(3, {})
-    with pytest.raises(px.CheckpointError, match=r"no checkpoint of step 4 in .*; there are \(3,\); write restore"):
-        checkpoints.restore({}, 4)
 
 
-def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("mine")
-    with pytest.raises(px.CheckpointError, match=r"runs is there and is not a directory; give another place"):
-        px.Checkpoints(tmp_path / "runs")
+def test_a_step_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with px.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, {"x": 1})
+    with pytest.raises(px.CheckpointError, match=r"no step 4 in .*, but \(3,\)"):
+        checkpoints.restore({"x": 0}, 4)
+
+
+def test_checkpoints_of_an_older_version_are_refused(tmp_path: Path) -> None:
+    (tmp_path / ".paraxis").mkdir()
+    with pytest.raises(px.CheckpointError, match=r"checkpoints of Paraxis 0\.2"):
+        px.Checkpoints(tmp_path)
+
+
+def test_a_directory_of_somebody_s_own_is_no_checkpoint(tmp_path: Path) -> None:
+    with px.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, {"x": 1})
+    (tmp_path / "2024").mkdir()
+    (tmp_path / "2024" / "mine").write_text("mine")
+    assert checkpoints.steps == (3,)
+    assert px.Checkpoints(tmp_path).restore({"x": 0}).tree == {"x": 1}
+    with pytest.raises(px.CheckpointError, match="2024 is no checkpoint"):
+        checkpoints.save(4, {"x": 1})
+
+
+def test_saving_compiles_nothing(tmp_path: Path) -> None:
+    """Nor does it compute on the devices: what it took of the main thread before was 6.3 s for 30 shapes."""
+    tree = {str(size): jnp.arange(float(size)) for size in range(1, 31)}
+    jax.block_until_ready(tree)
+    compiled: list[str] = []
+
+    def note(event: str, duration: float, **_: Any) -> None:
+        if "compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    with px.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, tree)
+    jax.monitoring.clear_event_listeners()
+    assert compiled == []

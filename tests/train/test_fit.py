@@ -82,15 +82,6 @@ def test_a_run_goes_on_from_the_steps_that_its_state_has_done() -> None:
     assert px.fit(rest.state, step, data(), steps=9, progress=False).state is rest.state
 
 
-def test_the_state_that_a_run_begins_with_stays_as_it_is_unless_it_is_given_away() -> None:
-    state = start()
-    before = bits(state)
-    px.fit(state, step, data(), steps=2, progress=False)
-    assert bits(state) == before
-    px.fit(state, step, data(), steps=2, progress=False, donate=True)
-    assert state.params["w"].is_deleted()
-
-
 class Fetched:
     """A metric that notes when it is fetched."""
 
@@ -117,32 +108,6 @@ def test_metrics_are_fetched_when_later_steps_are_under_way_and_few_wait() -> No
     assert [number for kind, number in order if kind == "fetched"] == list(range(50))
 
 
-def test_on_a_gpu_the_numbers_of_a_step_come_together_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several dtypes, places and kinds, in their order; an array that comes alone is sent ahead as well."""
-    there = jax.device_put(jnp.float32(2), jax.devices()[1])
-
-    def own_step(state: jax.Array, batch: jax.Array) -> Any:
-        x = state + batch
-        mean = px.Mean(x.sum(), jnp.int32(3), x.mean())
-        half, turned = x.max().astype(jnp.bfloat16), x.sum() + 2j
-        metrics = {"loss": mean, "half": half, "few": x[0] > 1, "all": (x > 1).all(), "d": turned, "c": 2 * turned}
-        return x, metrics | {"b": there, "a": 0.1}
-
-    def found() -> Any:
-        own = px.Evaluate(lambda state, batch: own_step(state, batch)[1], [jnp.arange(3.0)], name="own")
-        numbers = [jnp.arange(3.0) * k for k in range(3)]
-        history = px.fit(jnp.ones(3), own_step, numbers, epochs=2, evaluate=own, progress=False).history
-        return [(record, list(record.metrics)) for record in (*history.steps, *history.evaluations)]
-
-    expected, moved = found(), []
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(type(jnp.ones(())), "copy_to_host_async", lambda x: moved.append((x.dtype.name, x.shape)))
-    assert found() == expected
-    alone = ["bfloat16", "complex64", "complex64", "float32", "int32"]
-    ahead = [*((dtype, ()) for dtype in alone), ("bool", (2,)), ("float32", (2,))]
-    assert sorted(moved) == sorted(8 * ahead)  # six steps, two evaluations
-
-
 def test_a_step_of_one_s_own_needs_no_train_state() -> None:
     fitted = px.fit({"w": 0.0}, lambda state, batch: ({"w": state["w"] + batch}, state["w"]), [1.0, 2.0], epochs=2)
     assert fitted.state == {"w": 6.0}
@@ -167,7 +132,7 @@ def test_an_evaluation_is_the_mean_over_all_rows_on_its_schedule_and_at_the_end(
         found, values = fitted.history.curve(name)
         assert found.tolist() == steps
         np.testing.assert_allclose(values, [expected(k) for k in steps], rtol=1e-5)
-    with pytest.raises(px.errors.DataError, match=r"got 'tset/loss'; there are 'loss', .*'test/loss'.*; write one"):
+    with pytest.raises(px.errors.DataError, match=r"one of 'grad_norm', 'loss', .*got 'tset/loss'"):
         fitted.history.curve("tset/loss")
 
 
@@ -449,17 +414,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 }
 
 
-def _after_steps(number: int) -> px.TrainState:
-    return start().replace(step=jnp.int32(number))
-
-
-@pytest.mark.parametrize("case", ERRORS)
-def test_what_cannot_be_done_is_said_with_the_line_to_write(case: str, capfd: pytest.CaptureFixture[str]) -> None:
-    call, kind, words = ERRORS[case]
-    with pytest.raises(kind, match=words):
-        call()
-
-
 def test_an_error_of_the_step_leaves_the_state_as_it_was() -> None:
     state = start()
     before = bits(state)
@@ -526,3 +480,59 @@ def test_an_nnx_module_is_trained_as_by_hand() -> None:
         kernel = kernel - 0.1 * 2 * (batch["x"].T @ wrong_by / len(wrong_by))[:, None]
         bias = bias - 0.1 * 2 * wrong_by.mean()
     np.testing.assert_allclose(fitted.state.model().kernel[...], kernel, rtol=1e-4, atol=1e-6)
+
+
+def _after_steps(number: int) -> px.TrainState:
+    return start().replace(step=jnp.int32(number))
+
+
+def test_the_state_that_a_run_begins_with_stays_as_it_is() -> None:
+    state = start()
+    before = bits(state)
+    px.fit(state, step, data(), steps=2, progress=False)
+    assert bits(state) == before
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "neither": (lambda: wrongly(0, _ok, [0]), px.DataError, "either epochs or steps, got neither"),
+    "no epochs": (lambda: wrongly(0, _ok, [0], epochs=0), px.DataError, "epochs must be an integer of at least 1"),
+    "generator": (lambda: wrongly(0, _ok, _generator(), steps=1), px.DataError, "does not give batches anew"),
+    "one batch": (lambda: wrongly(0, _ok, {"x": 1}, steps=1), px.DataError, r"data is a dict, .*px.loader"),
+    "arrays": (lambda: wrongly(0, _ok, (np.ones(6), np.ones(6)), steps=1), px.DataError, r"one tuple.*px.loader"),
+    "a scalar": (lambda: px.fit(start(), lambda s, b: jnp.ones(()), data(), steps=1), px.StateError, "train_step"),
+    "evaluation": (lambda: wrongly(start(), px.eval_step(loss), data(), steps=1), px.StateError, "evaluation step"),
+    "no batches": (lambda: wrongly(0, _ok, list, steps=1), px.DataError, "data has no batches in epoch 1"),
+    "rows": (lambda: wrongly(0, lambda s, b: (s, np.ones(3)), [0], steps=1), px.ShapeError, "'loss' is an array"),
+    "two names": (
+        lambda: wrongly(0, _ok, [0], steps=1, evaluate=[evaluation(_ok, [0]), evaluation(_ok, [1])]),
+        px.DataError,
+        "two evaluations are called 'test'",
+    ),
+    "a step": (lambda: evaluation(step, [0]), px.DataError, "step is a training step"),
+    "misspelt": (lambda: wrongly(0, _ok, [0], steps=1, callbacks=Misspelt()), px.DataError, "on_epochs"),
+    "callback": (lambda: wrongly(0, _ok, [0], steps=9, callbacks=Broken()), KeyError, "Broken.on_step, after step 2"),
+    "in a step": (lambda: wrongly(0, _raising, [0, 1], steps=9), ZeroDivisionError, r"raised by step 3 \(number 1 of"),
+    "in data": (lambda: wrongly(0, _ok, _breaking, steps=9), OSError, "raised by data, when the batch of step 4"),
+    "in an evaluation": (
+        lambda: wrongly(0, _ok, [0], steps=1, evaluate=evaluation(lambda s, b: 1 / 0, [0], name="dev")),
+        ZeroDivisionError,
+        "raised by evaluation 'dev', after step 1",
+    ),
+    "unknown length": (
+        lambda: wrongly(_after_steps(3), step, lambda: iter([0]), steps=5),
+        px.DataError,
+        "it is not known with which one a state after 3 steps continues",
+    ),
+    "not ok": (
+        lambda: wrongly(start().replace(ok=jnp.array(False)), step, data(), steps=1),
+        px.StateError,
+        "this state met a loss or a gradient that was not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_what_cannot_be_done_is_refused_and_errors_say_where_they_come_from(case: str) -> None:
+    call, kind, words = ERRORS[case]
+    with pytest.raises(kind, match=words):
+        call()

@@ -28,17 +28,11 @@ NUM_KILLS = int(os.environ.get("PARAXIS_TEST_KILLS", "2"))
 
 
 @pytest.mark.parametrize(
-    ("processes", "devices", "words"),
-    [
-        pytest.param(processes, devices, words, marks=[] if (processes, words) == (1, ()) else pytest.mark.slow)
-        for processes, devices in [(1, 2), (2, 1), (2, 2)]
-        for words in [(), ("reproducible",)]
-    ],
+    ("processes", "devices"),
+    [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(2, 2, marks=pytest.mark.slow)],
 )
-def test_killed_at_any_time_it_comes_to_what_it_would_have(
-    processes: int, devices: int, words: tuple[str, ...], tmp_path: Path
-) -> None:
-    with started("_fit_killer", tmp_path, NUM_KILLS, 0, processes, devices, *words) as process:
+def test_killed_at_any_time_it_comes_to_what_it_would_have(processes: int, devices: int, tmp_path: Path) -> None:
+    with started("_fit_killer", tmp_path, NUM_KILLS, 0, processes, devices) as process:
         out, error = process.communicate(timeout=300 * (NUM_KILLS + 2))
     assert process.returncode == 0, error
     report = json.loads(out.splitlines()[-1])

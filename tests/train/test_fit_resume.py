@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import paraxis as px
 from paraxis.train import Fitted
-from tests.train._fits import ONE, arrays, batches, bits, data, evaluate_step, lines, optimizer, start, step
+from tests.train._fits import ONE, arrays, batches, bits, data, evaluate_step, lines, start, step
 
 
 class Steps(NamedTuple):
@@ -86,33 +87,6 @@ def test_batches_that_are_no_loader_s_go_on_where_they_were(kind: str, tmp_path:
     assert found.history == expected.history
 
 
-def changed_when(path: Path) -> dict[Path, int]:
-    return {entry: entry.stat().st_mtime_ns for entry in path.iterdir() if entry.suffix != ".lock"}
-
-
-@pytest.mark.parametrize("progress", [None, False])
-def test_a_run_that_was_over_is_over(
-    progress: bool | None, tmp_path: Path, unbroken: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run(tmp_path)
-    before = changed_when(tmp_path / "checkpoints")
-    assert_same(run(tmp_path, progress=progress), tmp_path, unbroken)
-    assert changed_when(tmp_path / "checkpoints") == before
-    said = capfd.readouterr().err
-    assert f"px.fit: resumes from {tmp_path}/checkpoints/12; nothing left to do: step 12 of 12 was reached bef" in said
-    assert said.endswith("for more, raise steps=\n")
-
-
-@pytest.mark.parametrize("progress", [None, False])
-def test_a_state_that_has_done_its_steps_is_said_to(progress: bool | None, capfd: pytest.CaptureFixture[str]) -> None:
-    state = start().replace(step=jnp.array(12, jnp.int32))
-    found = px.fit(state, step, data(), epochs=3, progress=progress)
-    assert bits(found.state) == bits(state)
-    words = "px.fit: nothing left to do: step 12 of 12 was reached before; for more, raise epochs=, or start again: "
-    line = f"{words}state.replace(step=jnp.zeros((), jnp.int32))"
-    assert capfd.readouterr().err.splitlines() == [line]
-
-
 def test_more_epochs_go_on_where_fewer_ended(tmp_path: Path) -> None:
     def of(name: str, epochs: int) -> Fitted:
         log = tmp_path / name / "log.jsonl"
@@ -148,52 +122,6 @@ def test_other_data_are_refused_and_nothing_is_touched(other: Any, words: str, t
     ):
         run(tmp_path, other())
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-def test_another_model_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
-    run(tmp_path)
-    other = start().replace(params={"w": jnp.zeros(4), "b": jnp.zeros(())})
-    log = (tmp_path / "log.jsonl").read_bytes()
-    with pytest.raises(
-        px.StateError, match=r"params\['w'\]: float32 \(3,\) in the checkpoint, float32 \(4,\)"
-    ) as caught:
-        px.fit(other, step, data(), steps=12, checkpoint=tmp_path / "checkpoints", log=tmp_path / "log.jsonl")
-    assert (tmp_path / "log.jsonl").read_bytes() == log
-    (note,) = caught.value.__notes__
-    assert f"px.fit(…, checkpoint='{tmp_path}/checkpoints-2')" in note
-    place = f"px.Checkpoints('{tmp_path}/checkpoints')"
-    line = f"state = {place}.restore(state, partial=True).tree.replace(step=state.step, opt_state=state.opt_state)"
-    assert note.endswith(f"To start there with the leaves that agree, and with a new optimiser, first write: {line}")
-
-
-@pytest.mark.slow
-def test_another_model_begins_as_advised_with_what_agrees_and_is_trained(tmp_path: Path) -> None:
-    part = px.fit(start(), step, data(), epochs=3, checkpoint=tmp_path, progress=False)
-    state = px.TrainState.create({**start().params, "c": jnp.ones(2)}, optimizer(), key=jax.random.key(7), ema=0.5)
-    with pytest.raises(px.StateError, match=r"\.params\['c'\]") as caught:
-        px.fit(state, step, data(), epochs=3, checkpoint=tmp_path, progress=False)
-    (note,) = caught.value.__notes__
-    last = "state = state.replace(ema=jax.tree.map(jnp.copy, state.params))"
-    how = "start it from the restored parameters"
-    assert note.endswith(f"opt_state=state.opt_state); and if the checkpoint has no average, {how}: {last}")
-    restored = px.Checkpoints(tmp_path).restore(state, partial=True)
-    state = restored.tree.replace(step=state.step, opt_state=state.opt_state)
-    assert {".ema['w']", ".ema['b']", ".ema['c']"} <= {difference.path for difference in restored.differences}
-    state = state.replace(ema=jax.tree.map(jnp.copy, state.params))
-    found = px.fit(state, step, data(), epochs=3, checkpoint=tmp_path / "2", progress=False, donate=True).state
-    anew = px.TrainState.create({**part.state.params, "c": jnp.ones(2)}, optimizer(), key=jax.random.key(7), ema=0.5)
-    assert bits(found) == bits(px.fit(anew, step, data(), epochs=3, progress=False).state)
-    assert int(found.step) == 12
-    assert bits(found.params["w"]) != bits(part.state.params["w"])
-
-
-@pytest.mark.parametrize(("kind", "end"), [(dict, ".tree"), (Steps, ".tree; and set its step back to 0")])
-def test_a_state_of_another_kind_is_advised_as_well(kind: Any, end: str, tmp_path: Path) -> None:
-    px.Checkpoints(tmp_path, asynchronous=False).save(1, {"w": 1.0})
-    state = kind(step=0)
-    with pytest.raises(px.StateError) as caught:
-        px.fit(state, lambda state, batch: (state, {}), [0], steps=1, checkpoint=tmp_path, progress=False)
-    assert caught.value.__notes__[0].endswith(f"restore(state, partial=True){end}")
 
 
 def test_a_checkpoint_that_was_saved_by_hand_is_gone_on_from(tmp_path: Path) -> None:
@@ -428,3 +356,83 @@ def test_a_run_that_is_ended_early_by_what_is_evaluated_then_is_ended_after_a_si
         evaluated(tmp_path / "stopped", Later(signal_at), stop_early=stop_early)
     again = evaluated(tmp_path / "stopped", Later(), stop_early=stop_early)
     assert_same(again, tmp_path / "stopped", (first, lines(tmp_path / "unbroken/log.jsonl")))
+
+
+def test_another_model_is_refused_with_what_differs_and_nothing_is_touched(tmp_path: Path) -> None:
+    run(tmp_path)
+    other = start().replace(params={"w": jnp.zeros(4), "b": jnp.zeros(())})
+    log = (tmp_path / "log.jsonl").read_bytes()
+    with pytest.raises(px.StateError, match=r"params\['w'\]: float32 \(3,\) in the checkpoint") as caught:
+        px.fit(other, step, data(), steps=12, checkpoint=tmp_path / "checkpoints", log=tmp_path / "log.jsonl")
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+    assert f"checkpoint='{tmp_path}/checkpoints-2'" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_run_that_was_over_is_over(
+    progress: bool, tmp_path: Path, unbroken: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path)
+    assert_same(run(tmp_path, progress=progress), tmp_path, unbroken)
+    assert "nothing left to do: step 12 of 12 was reached before" in capfd.readouterr().err
+
+
+TOKEN = "hf_SECRET_that_is_in_no_checkpoint"
+"""Read by a transform, as the tokens of downloads are."""
+
+
+def with_a_token(batch: Any) -> Any:
+    return batch if TOKEN else {}
+
+
+def test_no_text_of_a_global_is_in_a_checkpoint(tmp_path: Path) -> None:
+    password = "in a closure"
+
+    def guarded(params: Any, batch: Any) -> Any:
+        assert password
+        assert TOKEN
+        return (batch["x"] @ params["w"] - batch["y"]) ** 2
+
+    source = px.loader(arrays(), 16, transform=with_a_token)
+    px.fit(start(), px.train_step(guarded), source, steps=3, checkpoint=tmp_path, progress=False)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 3
+    for path in files:
+        assert TOKEN.encode() not in path.read_bytes(), path
+        assert password.encode() not in path.read_bytes(), path
+
+
+def squared(params: Any, batch: Any) -> Any:
+    return (batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2
+
+
+def halved(params: Any, batch: Any) -> Any:
+    return squared(params, batch) / 2
+
+
+def scaled(factor: float) -> Any:
+    constant = jnp.full(3, factor)
+    return lambda params, batch: (batch["x"] @ (constant * params["w"]) + params["b"] - batch["y"]) ** 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_told"),
+    [
+        (lambda: (squared, {}, start()), lambda: (squared, {}, start()), False),
+        (lambda: (squared, {}, start()), lambda: (halved, {}, start()), True),
+        (lambda: (squared, {}, start()), lambda: (squared, {"clip": 1.0}, start()), True),
+        (lambda: (scaled(1.0), {}, start()), lambda: (scaled(2.0), {}, start()), True),
+        (
+            lambda: (squared, {}, px.TrainState.create(start().params, optax.adam(0.1), key=jax.random.key(7))),
+            lambda: (squared, {}, px.TrainState.create(start().params, optax.adam(0.2), key=jax.random.key(7))),
+            True,
+        ),
+    ],
+)
+def test_a_step_that_is_another_program_is_told(
+    before: Any, after: Any, is_told: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for make, steps in ((before, 5), (after, 9)):
+        loss, options, state = make()
+        px.fit(state, px.train_step(loss, axis=ONE, **options), data(), steps=steps, checkpoint=tmp_path)
+    assert capfd.readouterr().err.count("the training step is another program") == is_told

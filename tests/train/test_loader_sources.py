@@ -15,8 +15,7 @@ import paraxis as px
 
 def numbers(batch: Any) -> list[int]:
     """The real rows of a batch whose tree is one array, or has one named ``number``."""
-    leaf = batch.tree["number"] if isinstance(batch.tree, dict) else batch.tree
-    return np.asarray(leaf)[: batch.num_rows].tolist()
+    return np.asarray(batch["number"] if isinstance(batch, dict) else batch).tolist()
 
 
 class Tensor:
@@ -94,10 +93,9 @@ def test_a_dataset_of_tensors_gives_its_rows(kind: type[TensorDataset]) -> None:
     dataset = kind(10)
     data = px.loader(dataset, 4)
     for k, batch in enumerate(data.epoch(0)):
-        x, row = batch.tree
-        size = batch.num_rows
-        assert np.asarray(row)[:size].tolist() == data.rows(k).tolist()
-        np.testing.assert_array_equal(np.asarray(x)[:size], dataset.x[data.rows(k)])
+        x, row = batch
+        assert np.asarray(row).tolist() == data.rows(k).tolist()
+        np.testing.assert_array_equal(x, dataset.x[data.rows(k)])
 
 
 def test_tensors_in_a_tree_are_arrays() -> None:
@@ -145,7 +143,7 @@ def test_a_source_may_use_its_memory_again() -> None:
             buffer[:] = k
             yield buffer
 
-    assert [float(batch.tree.mean()) for batch in px.loader(batches, read_ahead=3).epoch(0)] == [0, 1, 2]
+    assert [float(batch.mean()) for batch in px.loader(batches, read_ahead=3).epoch(0)] == [0, 1, 2]
 
 
 SOURCE_OF_8: Any = grain.sources.RangeDataSource(0, 8, 1)
@@ -163,11 +161,11 @@ def test_a_grain_source_gives_its_rows() -> None:
 def test_a_grain_dataset_has_the_same_rows_and_other_random_numbers_in_each_epoch() -> None:
     dataset = grain_rows().random_map(lambda x, rng: {"number": x, "noise": rng.normal()})
     data = px.loader(dataset, 10)
-    first, second = (next(data.batches(epoch)).tree for epoch in (0, 1))
+    first, second = (next(data.batches(epoch)) for epoch in (0, 1))
     assert sorted(np.asarray(first["number"])[:10]) == sorted(np.asarray(second["number"])[:10]) == list(range(10))
     noise = [dict(zip(t["number"].tolist(), t["noise"].tolist(), strict=True)) for t in (first, second)]
     assert all(noise[0][row] != noise[1][row] for row in range(10))
-    assert next(data.batches(1)).tree["noise"].tolist() == second["noise"].tolist()
+    assert next(data.batches(1))["noise"].tolist() == second["noise"].tolist()
 
 
 def test_a_grain_dataset_that_shuffles_itself_keeps_its_order() -> None:
@@ -229,7 +227,7 @@ def test_a_transform_sees_all_rows_of_a_batch_at_once() -> None:
             return {"number": row, "text": "x" * row}
 
     for batch in px.loader(Texts(), 4, transform=encode).epoch(0):
-        assert batch.tree["length"].tolist() == batch.tree["number"].tolist()
+        assert batch["length"].tolist() == batch["number"].tolist()
 
 
 def noisy(batch: np.ndarray, random: Any) -> dict[str, np.ndarray]:
@@ -241,7 +239,7 @@ def test_what_a_transform_draws_for_a_row_depends_on_the_seed_the_epoch_and_the_
     def drawn(size: int, epoch: int, seed: int = 0) -> dict[int, float]:
         found = {}
         for batch in px.loader(np.arange(10), size, seed=seed, transform=noisy).epoch(epoch):
-            found |= dict(zip(numbers(batch), batch.tree["noise"].tolist(), strict=False))
+            found |= dict(zip(numbers(batch), batch["noise"].tolist(), strict=False))
         return found
 
     assert drawn(batch_size, 1) == drawn(3, 1)
@@ -259,7 +257,7 @@ def test_rows_are_what_a_transform_makes_even_if_it_gives_the_same_memory_each_t
     data = px.loader(np.arange(128), 64, transform=same, read_ahead=2)
     found = [(batch, data.rows(k)) for k, batch in enumerate(data.epoch(0))]
     for batch, rows in found:
-        np.testing.assert_array_equal(np.asarray(batch.tree)[:, 0], rows)
+        np.testing.assert_array_equal(np.asarray(batch)[:, 0], rows)
 
 
 def test_rows_may_have_another_byte_order() -> None:
@@ -269,3 +267,64 @@ def test_rows_may_have_another_byte_order() -> None:
     for rows in (x, x.astype("int16")):
         _, metrics = step(px.TrainState.create({"w": jnp.ones(())}, optax.sgd(0.1)), rows)
         assert float(metrics["loss"]) == 45
+
+
+def mixed_up(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Mixup: each row with another one of its batch."""
+    return batch | {"x": (batch["x"] + batch["x"][::-1]) / 2}
+
+
+@pytest.mark.parametrize("read_ahead", [0, 2])
+def test_in_one_process_a_transform_may_mix_the_rows_of_a_batch(read_ahead: int) -> None:
+    x = np.random.default_rng(0).normal(size=(23, 3)).astype("float32")
+    data = px.loader({"x": x, "number": np.arange(23)}, 8, transform=mixed_up, read_ahead=read_ahead)
+    for number, batch in enumerate(data.epoch(0)):
+        rows = x[data.rows(number)]
+        np.testing.assert_array_equal(batch["x"], (rows + rows[::-1]) / 2)
+
+
+def one_row_less(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: x[1:] for name, x in batch.items()}
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (lambda: px.loader("rows.npy", 4), px.DataError, "source is a str"),
+        (lambda: px.loader(iter([1, 2])), px.DataError, "does not give batches anew"),
+        (lambda: px.loader({"x": np.ones(6), "y": np.ones(5)}, 4), px.ShapeError, "start with the same rows"),
+        (lambda: px.loader({"x": np.ones(6), "y": 3}, 4), px.DataError, r"source\['y'\] is a int, not an array"),
+        (lambda: px.loader(np.ones(6)), px.DataError, "batch_size must be an integer"),
+        (lambda: px.loader(np.ones(6), 7, drop_last=True), px.DataError, "there is no batch"),
+        (lambda: px.loader(DataLoader(TensorDataset(6), 2), 4), px.DataError, "source gives batches"),
+        (lambda: px.loader(np.ones(6), 4, seed=-1), px.DataError, "seed must be an integer"),
+        (lambda: iter(px.loader(np.ones(6), 4)), px.DataError, "data.epoch"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(make: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "kind", "message"),
+    [
+        ({"x": np.full(6, 2**40)}, {"batch_size": 6}, px.DataError, "holds 1099511627776"),
+        ({"x": np.array(["a"] * 6)}, {"batch_size": 6}, px.DataError, "not of numbers"),
+        ({"x": np.ones(6)}, {"batch_size": 6, "transform": one_row_less}, px.ShapeError, "must start with the 6 rows"),
+        (
+            {"x": np.ones(6)},
+            {"batch_size": 6, "transform": lambda batch: None},
+            px.DataError,
+            "transform returned None",
+        ),
+        (lambda: [np.ones(2), {"x": np.ones(2), "y": np.ones(3)}], {}, px.ShapeError, "batch number 2 of epoch 1"),
+        (list, {}, px.DataError, "the source has 0 batches in epoch 1"),
+    ],
+)
+def test_what_is_no_batch_is_refused_with_its_number(
+    source: Any, options: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    found = px.loader(source, **options).batches()
+    with pytest.raises(kind, match=message):
+        [next(found) for _ in range(3)]

@@ -53,21 +53,6 @@ def test_small_and_indivisible_parameters_stay_whole() -> None:
     assert on_one_device(state.opt_state) == on_one_device(state.params)
 
 
-@pytest.mark.parametrize(
-    ("rule", "kind", "message"),
-    [
-        ("all", px.StateError, "shard must be None, 'params', or a rule .* got 'all'"),
-        (lambda name, x: 2, px.AxisError, "the rule splits b, which has 1 dimensions, along dimension 2"),
-        (lambda name, x: 0, px.ShapeError, r"the rule splits w, which has shape \(4, 16\)"),
-        (lambda name, x: PartitionSpec("model"), px.AxisError, "for b; it must give None"),
-    ],
-)
-def test_rules_that_cannot_be_followed_are_refused(rule: Any, kind: type[Exception], message: str) -> None:
-    state = px.TrainState.create(plain_params(), ADAM)
-    with pytest.raises(kind, match=message):
-        px.train_step(plain_loss, axis=axis(8), shard=rule)(state, rows(8))
-
-
 def test_on_one_device_parameters_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     first = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda: first)

@@ -103,14 +103,6 @@ def test_the_memory_of_a_state_is_used_again_if_it_may_be(donate: bool) -> None:
     step(after, rows(6))
 
 
-def test_a_batch_laid_out_elsewhere_is_laid_out_again() -> None:
-    (laid_out,) = px.loader(rows(13), 13, axis=px.Axis("rows", 13), shuffle=False).epoch(0)
-    assert {len(x.sharding.device_set) for x in jax.tree.leaves(laid_out.tree)} == {8}
-    found = px.eval_step(plain_loss, axis=axis(3))(px.TrainState.create(plain_params(), ADAM), laid_out)
-    expected = np.mean(np.asarray(plain_loss(plain_params(), rows(13))))
-    np.testing.assert_allclose(float(found["loss"]), expected, rtol=1e-5)
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
 def test_a_mesh_that_is_set_is_used(kind: Any) -> None:

@@ -4,6 +4,7 @@ import collections
 import concurrent.futures
 import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -14,17 +15,18 @@ _END: Any = object()
 def ahead(calls: Iterable[Callable[[], _T]], threads: int, waiting: int) -> Generator[_T, None, None]:
     """Yield what calls return, in their order; threads make them, at most so many ahead of what was yielded last."""
     made: collections.deque[concurrent.futures.Future[_T]] = collections.deque()
-    with concurrent.futures.ThreadPoolExecutor(threads, "paraxis-read") as pool:
-        try:
-            for call in calls:
-                made.append(pool.submit(call))
-                if len(made) > waiting:
-                    yield made.popleft().result()
-            while made:
+    is_finalizing = sys.is_finalizing  # an iterator may be dropped when modules have lost their names
+    pool = concurrent.futures.ThreadPoolExecutor(threads, "paraxis-read")
+    try:
+        for call in calls:
+            made.append(pool.submit(call))
+            if len(made) > waiting:
                 yield made.popleft().result()
-        finally:
-            for future in made:
-                future.cancel()
+        while made:
+            yield made.popleft().result()
+    finally:
+        if not is_finalizing():  # then the interpreter has ended the threads
+            pool.shutdown(cancel_futures=True)
 
 
 def items_ahead(items: Iterator[_T], waiting: int) -> Generator[_T, None, None]:

@@ -2,24 +2,20 @@
 
 import typing
 
-from paraxis._calls import arguments
-from paraxis.train._batches import Batch
-from paraxis.train.data._loader import Loader, loader
-from paraxis.train.runs._evaluate import Evaluate
-from paraxis.train.runs._events import Event
-from paraxis.train.runs._fit import Fitted, fit
-from paraxis.train.runs._history import History, Record
-from paraxis.train.runs._stopping import StopEarly, TrainingStopped
-from paraxis.train.steps._eval_step import eval_step
-from paraxis.train.steps._mean import Mean
-from paraxis.train.steps._state import TrainState
-from paraxis.train.steps._step import train_step
+from paraxis.train._callbacks import Event
+from paraxis.train._early_stopping import StopEarly, TrainingStopped
+from paraxis.train._evaluate import Evaluate
+from paraxis.train._fit import Fitted, fit
+from paraxis.train._history import History, Record
+from paraxis.train._loader import Loader, loader
+from paraxis.train._mean import Mean
+from paraxis.train._state import TrainState
+from paraxis.train._step import eval_step, train_step
 
 if typing.TYPE_CHECKING:
-    from paraxis.train.checkpoints._checkpoints import Checkpoints, Restored
+    from paraxis.train._checkpoints import Checkpoints, Restored
 
 __all__ = [
-    "Batch",
     "Checkpoints",
     "Evaluate",
     "Event",
@@ -44,7 +40,7 @@ if not typing.TYPE_CHECKING:  # to type checkers, a name that is not imported ab
     def __getattr__(name):
         """Checkpoints are loaded when they are first used: Orbax takes a second or two."""
         if name not in ("Checkpoints", "Restored"):
-            raise arguments.no_attribute("px.train", name, __all__)
-        from paraxis.train.checkpoints import _checkpoints
+            raise AttributeError(f"module 'paraxis.train' has no attribute {name!r}")
+        from paraxis.train import _checkpoints
 
         return getattr(_checkpoints, name)

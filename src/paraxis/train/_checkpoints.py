@@ -1,0 +1,450 @@
+"""A run's checkpoints in a directory: Orbax writes them; checksums, the lock and differences are ours."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import math
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Generic, Literal, Self, TypeVar
+
+import jax
+
+from paraxis._calls import check
+from paraxis._calls.extras import needed
+from paraxis._host import processes
+from paraxis.errors import CheckpointError, DataError, StateError
+from paraxis.train import _leaves, _manifest
+from paraxis.train._leaves import Difference, Record
+
+with needed("px.Checkpoints", "train"):
+    from orbax.checkpoint import v1
+
+ocp: Any = v1  # its types are narrower than what it takes
+
+_Tree = TypeVar("_Tree")
+_RECORD, _LOCK = "paraxis", "paraxis.lock"
+_COMPLETE = "_CHECKPOINT_METADATA"  # Orbax's, in each checkpoint
+_PATIENCE, _PAUSE = 5.0, 0.1  # seconds; a killed process gives up its files some time after it is gone
+_LOG = logging.getLogger("paraxis")
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored(Generic[_Tree]):
+    """The result of ``Checkpoints.restore``.
+
+    Attributes:
+        tree: a tree with the target's structure and sharding.
+        notes: the notes that were saved with it.
+        step: the step of the checkpoint that was used.
+        differences: with ``partial=True``, the leaves that were not taken from the checkpoint, and the checkpoint's
+            leaves that the target does not have; otherwise empty.
+    """
+
+    tree: _Tree
+    notes: dict[str, Any]
+    step: int
+    differences: tuple[Difference, ...]
+
+
+class Checkpoints:
+    """A directory of checkpoints, each of any pytree of arrays, random keys and Python numbers.
+
+    Orbax writes them, in the background: a checkpoint is complete or absent, so a killed process, a crash or a full
+    disk does not affect earlier checkpoints. A manifest beside each has the CRC-32 of its files. A damaged checkpoint
+    is renamed, and the one before is used. Nothing is pickled.
+
+    One run at a time may save to a directory: it holds a lock from its first save until its ``with`` or its process
+    ends, or the object is gone. Any number of processes may read. The directory is Orbax's: keep nothing else in it.
+
+    Args:
+        path: path of the directory; it is created when something is saved. May be relative, and may begin with ``~``.
+        every: number of steps between checkpoints, for ``is_due``; ``None``: none is due.
+        keep: how many of the last checkpoints to keep; ``None``: all.
+        keep_every: also keep the checkpoints of steps that are multiples of this number.
+        best: ``("loss", "min")`` or ``("accuracy", "max")``: also keep the checkpoint whose notes have the best value.
+
+    Raises:
+        DataError: if an argument is malformed.
+        CheckpointError: if ``path`` is not a directory, or has checkpoints of Paraxis 0.2.
+
+    Example:
+        >>> import tempfile
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> state = {"w": jnp.arange(3.0), "epoch": 1}
+        >>> with px.Checkpoints(tempfile.mkdtemp(), keep=2) as checkpoints:
+        ...     for step in (10, 20, 30):
+        ...         checkpoints.save(step, state, {"loss": 1 / step})
+        >>> checkpoints.steps
+        (20, 30)
+        >>> restored = checkpoints.restore(state)
+        >>> restored.step, restored.notes, restored.tree["w"]
+        (30, {'loss': 0.03333333333333333}, Array([0., 1., 2.], dtype=float32))
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        every: int | None = None,
+        keep: int | None = 3,
+        keep_every: int | None = None,
+        best: tuple[str, Literal["min", "max"]] | None = None,
+    ) -> None:
+        check.path("Checkpoints", "path", path, DataError)
+        for name, value in {"every": every, "keep": keep, "keep_every": keep_every}.items():
+            if value is not None:
+                check.count("Checkpoints", name, value, write=f"{name}=3", error=DataError)
+        if best is not None and (len(best) != 2 or best[1] not in ("min", "max")):
+            raise DataError(f"Checkpoints: best must be like ('loss', 'min') or ('accuracy', 'max'), got {best!r}")
+        self.path = Path(os.path.abspath(Path(path).expanduser()))
+        self.every = every
+        self.best_by = None if best is None else best[0]
+        self._sign = -1 if best is not None and best[1] == "min" else 1
+        self._policy = _preservation(keep, keep_every, self._value if best is not None else None)
+        self._saver: Any = None
+        self._unlock: weakref.finalize | None = None  # lets other runs save here
+        self._writing: _Writing | None = None
+        if self.path.exists() and not self.path.is_dir():
+            raise CheckpointError(f"Checkpoints: {self.path} is not a directory; give another place")
+        if (self.path / ".paraxis").is_dir():
+            raise CheckpointError(
+                f"Checkpoints: {self.path} has checkpoints of Paraxis 0.2, which this version does not read; finish "
+                f"that run with 0.2, or write px.Checkpoints('{self.path}-2')"
+            )
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps of the complete checkpoints, in order; one that is still being written is not among them."""
+        return tuple(sorted(int(path.name) for path in _numbered(self.path) if (path / _COMPLETE).exists()))
+
+    @property
+    def latest(self) -> int | None:
+        """The last of the steps."""
+        return max(self.steps, default=None)
+
+    @property
+    def best(self) -> int | None:
+        """The step whose notes have the best value, according to ``best=``; of two equal ones, the later."""
+        if self.best_by is None:
+            return None
+        values = {step: self._value(self._read(step).notes) for step in self.steps}
+        return max((s for s in values if values[s] > -math.inf), key=lambda s: (values[s], s), default=None)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a checkpoint is due after this many steps, according to ``every=``."""
+        return self.every is not None and step > 0 and step % self.every == 0
+
+    def save(self, step: int, tree: Any, notes: Mapping[str, Any] | None = None) -> None:
+        """Save a tree as the checkpoint of a step; an older checkpoint of that step is removed first.
+
+        When ``save`` returns, the arrays have been copied: you may change or donate them. At most one checkpoint is
+        being written at a time; ``save`` waits for the one before.
+
+        Args:
+            step: number of the step, at least 0.
+            tree: JAX and NumPy arrays, random keys and Python numbers in any containers. With several processes,
+                arrays over the devices of all processes, and other values that are the same in all.
+            notes: JSON values, such as the position in the data; ``restore`` returns them.
+
+        Raises:
+            StateError: if a leaf cannot be saved; or if this is one of several processes that did not join the others.
+            DataError: if the notes are not JSON values, or lack the number that ``best=`` names.
+            CheckpointError: if this checkpoint, or the one before, could not be written, or another run saves here.
+
+        Communicates: barriers of JAX's coordination service. Each process copies the parts that it writes to its host.
+        """
+        processes.require_joined("px.Checkpoints")
+        step = check.count("Checkpoints.save", "step", step, least=0, write="int(state.step)", error=DataError)
+        try:
+            noted: dict[str, Any] = json.loads(json.dumps({} if notes is None else dict(notes)))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(f"Checkpoints.save: notes must be JSON values: {error}; write float(loss)") from error
+        if self.best_by is not None and not isinstance(noted.get(self.best_by), (int, float)):
+            raise DataError(
+                f"Checkpoints.save: best= needs a number in the notes; write save(step, tree, {{{self.best_by!r}: …}})"
+            )
+        arrays, record = _leaves.split(_leaves.by_path(tree), noted)
+        self.wait()
+        self.claim()
+        metrics = None if self.best_by is None else {self.best_by: noted[self.best_by]}
+        with self._failing(step):
+            if self._saver is None:
+                self._saver = ocp.training.Checkpointer(
+                    self.path,
+                    preservation_policy=self._policy,
+                    save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+                    cleanup_tmp_directories=True,
+                )
+            response = self._saver.save_async(
+                step,
+                arrays,
+                metrics=metrics,
+                custom_metadata={_RECORD: dataclasses.asdict(record)},
+                force=True,
+                overwrite=step in self.steps,
+            )
+        self._writing = _Writing(step, response, self.path / str(step))
+
+    def wait(self) -> None:
+        """Wait until the last saved checkpoint is written.
+
+        Raises:
+            CheckpointError: if it could not be written. Earlier checkpoints are there as before.
+        """
+        if self._writing is None:
+            return
+        self._writing.thread.join()
+        writing, self._writing = self._writing, None
+        if writing.error is not None:
+            with self._failing(writing.step):
+                raise writing.error
+
+    def restore(self, target: _Tree, step: int | None = None, *, partial: bool = False) -> Restored[_Tree]:
+        """Return the tree of the last checkpoint, or of that of a given step.
+
+        A damaged checkpoint is renamed, with a warning, and the one before is used. If you give ``step``, damage is an
+        error, and nothing is renamed.
+
+        Args:
+            target: a tree of the same structure: of arrays, which are not changed, or of ``jax.ShapeDtypeStruct``. The
+                restored arrays get the target's sharding, on any number of devices. A leaf may be a JAX array in one
+                and a NumPy array in the other.
+            step: one of ``steps``.
+            partial: whether to take only the leaves that agree in path, shape and dtype, and the target's for the rest.
+
+        Raises:
+            StateError: if the checkpoint and the target differ in the paths, shapes or dtypes of their leaves; the
+                message lists how. With ``partial``, if no leaf agrees.
+            CheckpointError: if there is no checkpoint, or all are damaged; with several processes, in the first one.
+            ProcessError: likewise, in the others.
+
+        Communicates: all-gathers of 400 bytes, of which checkpoint the first process has chosen.
+        """
+        self.wait()
+        with processes.together("Checkpoints.restore"):
+            chosen = self._choose(step) if processes.is_first() else 0
+        chosen = int(processes.reports(str(chosen))[0])
+        record, leaves = self._read(chosen), _leaves.by_path(target)
+        differences = _leaves.compare(record.kinds, _leaves.kinds(leaves))
+        own = {difference.path for difference in differences} & leaves.keys()
+        is_empty = any(isinstance(leaves[path], jax.ShapeDtypeStruct) for path in own)
+        if differences and (not partial or is_empty or len(own) == len(leaves)):
+            raise StateError(
+                f"Checkpoints.restore: the checkpoint of step {chosen} in {self.path} and the target differ:\n"
+                f"{_leaves.listed(differences)}\ngive a target like what was saved; restore(target, partial=True) "
+                "takes the leaves that agree, and keeps the target's own arrays for the rest"
+            )
+        taken = {path: leaf for path, leaf in leaves.items() if path not in own}
+        wanted = {p: _leaves.abstract(leaf) for p, leaf in taken.items() if _leaves.is_loaded(record, p, leaf)}
+        loaded = self._load(chosen, wanted) if wanted else {}
+        merged = [_leaves.merge(record, loaded, path, leaf) if path in taken else leaf for path, leaf in leaves.items()]
+        return Restored(jax.tree.unflatten(jax.tree.structure(target), merged), record.notes, chosen, differences)
+
+    def claim(self) -> None:
+        """Make the directory and hold its lock, in the first process; ``save`` does so too.
+
+        Raises:
+            CheckpointError: if another run holds it, or the directory cannot be written to.
+        """
+        if self._unlock is not None or not processes.is_first():
+            return
+        for path in _numbered(self.path):
+            if not (path / _COMPLETE).exists():  # Orbax would remove it as one of its own
+                raise CheckpointError(
+                    f"Checkpoints: {path} is no checkpoint; give px.Checkpoints a directory of its own"
+                )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._unlock = weakref.finalize(self, os.close, _locked(self.path / _LOCK))
+        except OSError as error:
+            raise CheckpointError(
+                f"Checkpoints: {self.path} cannot be written to: {error}; write px.Checkpoints('{self.path}-2')"
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Wait, and let other runs save here. What could not be written is an error, unless there is another."""
+        try:
+            self.wait()
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            error.add_note(str(failure))
+        finally:
+            self._close()
+            if self._unlock is not None:
+                self._unlock()
+                self._unlock = None
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({str(self.path)!r}, steps={self.steps})"
+
+    def _choose(self, step: int | None) -> int:
+        """Return the step to restore; rename damaged ones on the way."""
+        damaged: dict[int, str] = {}
+        for candidate in reversed(self.steps) if step is None else (step,):
+            if candidate not in self.steps:
+                raise CheckpointError(f"Checkpoints.restore: there is no step {step} in {self.path}, but {self.steps}")
+            reason = _manifest.damage(self.path / str(candidate))
+            if reason is None:
+                return candidate
+            damaged[candidate] = reason
+            if step is None:
+                aside = _free(self.path / f"damaged-{candidate}")
+                (self.path / str(candidate)).rename(aside)
+                self._close()
+                warnings.warn(
+                    f"the checkpoint of step {candidate} in {self.path} is damaged: {reason}; it is now {aside}, and "
+                    "the one before it is used",
+                    stacklevel=3,
+                )
+        found = "".join(f"\n  {number}: {reason}" for number, reason in damaged.items())
+        raise CheckpointError(
+            f"Checkpoints.restore: every checkpoint in {self.path} is damaged:{found}"
+            if damaged
+            else f"Checkpoints.restore: there is no checkpoint in {self.path}; ask checkpoints.latest before"
+        )
+
+    def _read(self, step: int) -> Record:
+        try:
+            return Record(**(ocp.metadata(self.path / str(step)).custom_metadata or {})[_RECORD])
+        except Exception as error:
+            raise CheckpointError(
+                f"Checkpoints: the record of step {step} in {self.path} cannot be read: {error!r}; give another step: "
+                f"restore(target, step=…), of {self.steps}"
+            ) from error
+
+    def _load(self, step: int, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        context = ocp.Context()
+        context.pytree.loading.partial_load = True
+        with context:
+            return ocp.load(self.path / str(step), dict(wanted), checkpointable_name="state")
+
+    def _value(self, notes: Mapping[str, Any]) -> float:
+        """Return how good notes are; a missing number and NaN are worst."""
+        value = self._sign * notes.get(self.best_by or "", math.nan)
+        return -math.inf if math.isnan(value) else value
+
+    @contextlib.contextmanager
+    def _failing(self, step: int) -> Any:
+        """Raise a failure to write as a CheckpointError, and begin anew with the next save."""
+        try:
+            yield
+        except Exception as error:
+            self._close()
+            raise CheckpointError(
+                f"Checkpoints.save: the checkpoint of step {step} could not be written to {self.path}: {_root(error)}; "
+                f"those of steps {self.steps} are there as before"
+            ) from error
+
+    def _close(self) -> None:
+        saver, self._saver = self._saver, None
+        if saver is not None:
+            with contextlib.suppress(Exception):  # of a save that failed, told by wait
+                saver.close()
+
+
+class _Writing:
+    """A checkpoint that is being written; the first process writes the manifest when Orbax is done."""
+
+    def __init__(self, step: int, response: Any, directory: Path) -> None:
+        self.step = step
+        self.error: Exception | None = None
+        self._response = response
+        self._directory = directory
+        self.thread = threading.Thread(target=self._finish, name=f"paraxis-checkpoint-{step}")
+        _unfinished.add(self)
+        _wait_at_exit()
+        self.thread.start()
+
+    def _finish(self) -> None:
+        try:
+            self._response.result()
+            if processes.is_first():
+                _manifest.write(self._directory)
+        except Exception as error:
+            self.error = error
+
+
+_unfinished: "weakref.WeakSet[_Writing]" = weakref.WeakSet()
+
+
+@functools.cache
+def _wait_at_exit() -> None:
+    """Have the interpreter wait for checkpoints before it ends: afterwards, Orbax can start no more threads.
+
+    There is no public hook before concurrent.futures refuses new work.
+    """
+    with contextlib.suppress(AttributeError):
+        threading._register_atexit(_finish_all)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _finish_all() -> None:
+    for writing in list(_unfinished):
+        writing.thread.join()
+        if writing.error is not None:
+            _LOG.error("the checkpoint of step %d could not be written: %s", writing.step, writing.error)
+
+
+def _preservation(keep: int | None, keep_every: int | None, value: Any) -> Any:
+    policies = ocp.training.preservation_policies
+    if keep is None:
+        return policies.PreserveAll()
+    found: list[Any] = [policies.LatestN(keep)]
+    if keep_every is not None:
+        found.append(policies.EveryNSteps(keep_every))
+    if value is not None:
+        found.append(policies.BestN(get_metric_fn=value, n=1))
+    return policies.AnyPreservationPolicy(found)
+
+
+def _numbered(path: Path) -> list[Path]:
+    return [entry for entry in path.iterdir() if entry.name.isdecimal()] if path.is_dir() else []
+
+
+def _locked(path: Path) -> int:
+    """Return the handle of a locked file. Another run may give the lock up within seconds.
+
+    Raises:
+        BlockingIOError: if it does not.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        return handle
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(handle)
+                raise BlockingIOError("another run, or another px.Checkpoints, saves there") from None
+            time.sleep(_PAUSE)
+        except OSError:  # a file system without locks
+            return handle
+        else:
+            return handle
+
+
+def _free(path: Path) -> Path:
+    """Return a name that nothing has yet."""
+    names = [path, *(path.with_name(f"{path.name}-{k}") for k in range(2, 1000))]
+    return next(name for name in names if not name.exists())
+
+
+def _root(error: BaseException) -> str:
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"

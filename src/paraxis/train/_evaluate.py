@@ -1,0 +1,107 @@
+"""Evaluations of a run: a step that changes nothing, over all of some data."""
+
+import collections
+import contextlib
+from typing import Any, Literal, overload
+
+from paraxis._calls import check
+from paraxis._host import processes
+from paraxis.errors import DataError
+from paraxis.train._data import Data
+from paraxis.train._history import Sums, added, fetched, means_of, send, sums_of
+from paraxis.train._step import TrainStep
+
+AHEAD = 4
+"""Batches that the host may be ahead of the devices: their metrics are fetched when so many more are under way."""
+
+
+class Evaluate:
+    """An evaluation of a run on a whole data set, the same each time, with exact averages for any batch size.
+
+    Args:
+        step: ``step(state, batch)`` returns a dict of metrics, as ``px.eval_step`` makes it.
+        data: as for :func:`fit`; of a loader, its first epoch. For several data sets, use several evaluations.
+        every: ``"epoch"``: after each epoch; or a number of steps. Each evaluation also runs at the end.
+        name: prefix of the names of its metrics, as in ``"test/loss"``.
+
+    Raises:
+        DataError: if an argument is malformed.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> evaluate = px.eval_step(lambda params, batch: (batch["x"] @ params["w"]) ** 2)
+        >>> px.Evaluate(evaluate, px.loader({"x": jnp.ones((10, 3))}, 4), every=100).name
+        'test'
+    """
+
+    def __init__(self, step: Any, data: Any, every: int | Literal["epoch"] = "epoch", name: str = "test") -> None:
+        if isinstance(step, TrainStep):
+            raise DataError("px.Evaluate: step is a training step; write px.Evaluate(px.eval_step(loss), data)")
+        check.function("px.Evaluate", "step", step, "px.Evaluate(px.eval_step(loss), data)")
+        if not isinstance(name, str) or not name or "/" in name:
+            raise DataError(f"px.Evaluate: name must be a word without '/', got {check.described(name)}")
+        if every != "epoch":
+            check.count("px.Evaluate", "every", every, write="every=100, or every='epoch'", error=DataError)
+        self.name = name
+        self._every = every
+        self._step = step
+        self._data = Data("px.Evaluate: data", data)
+
+    def is_due(self, step: int, ends_epoch: bool) -> bool:
+        """Return whether it is time, after so many steps."""
+        return ends_epoch if isinstance(self._every, str) else step % self._every == 0
+
+    @overload
+    def __call__(self, state: Any) -> dict[str, float]: ...
+
+    @overload
+    def __call__(self, state: Any, stop: processes.StopSignal) -> dict[str, float] | None: ...
+
+    def __call__(self, state: Any, stop: processes.StopSignal | None = None) -> dict[str, float] | None:
+        """Return the averages over all data, by names that begin with its own.
+
+        Args:
+            state: is left as it is.
+            stop: asked before each batch. If it says so, the evaluation is given up: ``None``.
+
+        Raises:
+            DataError: if there are no batches, or no metrics.
+
+        Communicates: what the step does; waits for the devices at the end.
+        """
+        sums: Sums = {}
+        pending: collections.deque[Any] = collections.deque()
+        count = 0
+        with contextlib.closing(self._data.epoch()) as batches:
+            for batch in batches:
+                if stop is not None and stop.asked():
+                    return None
+                pending.append(send(self._step(state, batch)))
+                if len(pending) > AHEAD:
+                    sums = added(sums, sums_of(fetched(pending.popleft())))
+                processes.note_progress()
+                count += 1
+        for metrics in pending:
+            sums = added(sums, sums_of(fetched(metrics)))
+        if not sums:
+            raise DataError(f"px.fit: evaluation {self.name!r} has {'no metrics' if count else 'no batches'}")
+        return {f"{self.name}/{name}": value for name, value in means_of(sums).items()}
+
+
+def evaluations_of(evaluate: Any) -> tuple[Evaluate, ...]:
+    """Return one evaluation, several, or none.
+
+    Raises:
+        DataError: if something else is among them, or two have one name.
+    """
+    found = () if evaluate is None else tuple(evaluate) if isinstance(evaluate, (list, tuple)) else (evaluate,)
+    if not all(isinstance(one, Evaluate) for one in found):
+        raise DataError(
+            f"px.fit: evaluate must be a px.Evaluate, or a list of them, got {evaluate!r}; write "
+            "evaluate=px.Evaluate(px.eval_step(loss), test_data)"
+        )
+    names = [one.name for one in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"px.fit: two evaluations are called {twice!r}; write px.Evaluate(…, name='{twice}2')")
+    return found

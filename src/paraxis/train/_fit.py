@@ -1,0 +1,286 @@
+"""``fit``: a run from a state, a step and data to its last step, whatever comes in between."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import jax
+
+from paraxis import _html as html
+from paraxis._calls import check
+from paraxis._host import processes
+from paraxis.errors import DataError, StateError
+from paraxis.train import _resume
+from paraxis.train._callbacks import Callbacks
+from paraxis.train._data import Data
+from paraxis.train._display import Display, print_line
+from paraxis.train._early_stopping import StopEarly, TrainingStopped
+from paraxis.train._evaluate import evaluations_of
+from paraxis.train._history import History, Record
+from paraxis.train._logs import Log, TensorBoard
+from paraxis.train._loop import Loop, Plan, Reporter
+from paraxis.train._state import TrainState, require_arrays
+from paraxis.train._step import EvalStep
+
+if TYPE_CHECKING:  # it loads Orbax
+    from paraxis.train._checkpoints import Checkpoints
+
+
+_State = TypeVar("_State")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted(Generic[_State]):
+    """The result of :func:`fit`.
+
+    Attributes:
+        state: the state after the last step.
+        history: averages of steps, epochs and evaluations.
+        stopped: why the run ended before its last step; ``None`` if it did not.
+        best: the record with the best value of the metric of ``stop_early``, if that was given.
+    """
+
+    state: _State
+    history: History
+    stopped: str | None
+    best: Record | None
+
+    def _repr_html_(self) -> str:
+        """Return the state, why the run ended, and its history, for notebooks."""
+        best = self.best and f"step {self.best.step}: " + ", ".join(
+            f"{k} {v:.4g}" for k, v in self.best.metrics.items()
+        )
+        told = {"state": repr(self.state), "stopped": self.stopped, "best": best}
+        return html.titled("Fitted", html.facts(told), self.history._repr_html_())
+
+
+def fit(
+    state: _State,
+    step: Callable[[Any, Any], Any],
+    data: Any,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    evaluate: Any = None,
+    checkpoint: "Checkpoints | str | os.PathLike[str] | None" = None,
+    callbacks: Any = (),
+    log: str | os.PathLike[str] | None = None,
+    tensorboard: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    stop_early: StopEarly | None = None,
+) -> Fitted[_State]:
+    """Train step by step on batches of data, up to a number of epochs or steps.
+
+    The devices do not wait for the host: the metrics of a step are fetched when four later steps have been started.
+    Only what needs the state (an evaluation, a checkpoint, a callback after an epoch) waits for it.
+
+    With ``checkpoint``, a run that was killed at any point resumes when the same command is started again, and ends
+    with the same bits as without the kill: state, history, log and TensorBoard points (except for the times in them).
+    If the step is another program than the one that was saved, by a digest of its jaxpr, a line says so.
+
+    A full disk does not end a run: if the log or a checkpoint cannot be written, there is a warning, and the state is
+    returned. With several processes, however, a process that cannot write its part of a checkpoint ends the run; the
+    checkpoint before stays.
+
+    Ctrl-C and SIGTERM end the run after the current step: it is saved, a line says so, and :class:`TrainingStopped`
+    ends the program with exit status 0, unless you catch it. A second Ctrl-C raises ``KeyboardInterrupt`` at once.
+
+    Args:
+        state: the initial state: a :class:`TrainState`, or whatever else ``step`` takes. It does not change. The run
+            begins with the batch whose number is ``state.step``; if there is a checkpoint, it resumes from that
+            instead.
+        step: ``step(state, batch)`` → the new state and a dict of metrics, as :func:`train_step` makes it.
+        data: a loader; or an iterable of batches that can be iterated again, such as a list; or a function that
+            returns an iterable of the batches of an epoch, ``data(epoch)`` or ``data()``.
+        epochs: total number of epochs, including those before a resume. Give either this or ``steps``.
+        steps: total number of steps, likewise.
+        evaluate: a :class:`Evaluate`, or a list of them: they run on their schedules, and at the end.
+        checkpoint: a :class:`Checkpoints`, or the path of one, which is then saved after each epoch. The end of the
+            run is always saved.
+        callbacks: a function, called with each :class:`Event`; or an object with some of the methods ``on_start``,
+            ``on_step``, ``on_epoch``, ``on_evaluate``, ``on_checkpoint`` and ``on_end``, called with events of that
+            kind; or a list of these. With several processes, each process calls its own.
+        log: path of a file of JSON lines: one at the start, one for each step, epoch and evaluation. An older log is
+            replaced; any other file is refused. When a run resumes, its log is cut at that step.
+        tensorboard: path of a directory of event files; needs tensorboardX.
+        progress: whether to show a live area in a notebook, a live line on a terminal, elsewhere an occasional line.
+            Without it there is a line if no steps are left, or if a signal ends the run. The first process writes it,
+            to standard error.
+        stop_early: a rule for ending the run before its last step.
+
+    Returns:
+        A :class:`Fitted`: the last state, and the history, whose curves ``fitted.history.plot("curves.png")`` draws.
+
+    Raises:
+        DataError: if an argument is malformed; if the data are not those of the checkpoint; if the metric named by
+            ``best=`` of the checkpoint or by ``stop_early`` does not exist; or if the file at ``log`` is not a log.
+        StateError: if ``step`` is not a step, but for example a loss function; if the checkpoint is of another state;
+            if an earlier step has consumed the arrays of ``state``; or if ``paraxis launch`` started this process with
+            others, and it did not join them.
+        OSError: if ``log`` or ``tensorboard`` cannot be written to.
+        DataError: with several processes, if arrays in ``data`` are not the same in all, as far as a digest tells.
+        ProcessError: in the other processes, if the first cannot write to one of the paths.
+        NonFiniteError: if a loss or a gradient is not finite. The message names the step, the batch, its rows, and the
+            rows whose own values are not finite. The batch is saved beside the checkpoint, or else beside the log.
+            ``error.state`` is the state of the step before, which is saved. With several processes, all raise the
+            error; each names its own rows, and saves them in its own file.
+        TrainingStopped: after a signal; it has the state and the history.
+        CheckpointError: if ``checkpoint`` cannot be written to when the run begins, or with several processes later.
+        ModuleNotFoundError: if an argument needs a package that is missing.
+        Exception: anything that the step, the data, an evaluation or a callback raises, with a note that names the
+            step.
+
+    Communicates: only what the step, evaluations and checkpoints do; and with several processes, 800 bytes from each
+    at the beginning.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, paraxis as px
+        >>> state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+        >>> step = px.train_step(lambda params, batch: (batch["x"] @ params["w"] - batch["y"]) ** 2)
+        >>> data = px.loader({"x": jnp.ones((100, 3)), "y": jnp.ones(100)}, 32, seed=0)
+        >>> fitted = px.fit(state, step, data, epochs=5, progress=False)
+        >>> int(fitted.state.step), len(fitted.history.epochs)
+        (20, 5)
+        >>> fitted.history.epochs[-1].metrics["loss"] < 1e-6
+        True
+    """
+    processes.require_joined("px.fit")
+    _check(state, step, stop_early)
+    found = Data("px.fit: data", data)
+    plan = _plan(epochs, steps, evaluate, checkpoint, log)
+    names = [one.name for one in plan.evaluations]
+    listeners = Callbacks(callbacks)
+    if plan.checkpoints is not None:
+        _resume.check_best(plan.checkpoints, names)
+    processes.require_same("px.fit", found.arrays(), "give each process the same data: px.fit divides them")
+    first = processes.is_first()
+    with contextlib.ExitStack() as stack:
+        if plan.checkpoints is not None:
+            stack.enter_context(plan.checkpoints).claim()
+        start = _resume.begin(state, found, plan.checkpoints, stop_early, names)
+        before = start.next.number
+        total = steps if steps is not None or found.length is None else found.length * (epochs or 0)
+        display = Display(before, total, epochs, shown=progress and first)
+        stack.callback(display.close)
+        reporters: list[Reporter] = [display]
+        with processes.together("px.fit"):
+            if first and tensorboard is not None:
+                board = TensorBoard(Path(tensorboard).expanduser(), before)
+                reporters.append(stack.enter_context(contextlib.closing(board)))
+            if first and log is not None:
+                lines = Log(Path(log).expanduser(), before, _facts(state, found, epochs, steps))
+                reporters.append(stack.enter_context(contextlib.closing(lines)))
+        if plan.checkpoints is not None and plan.checkpoints.best_by is not None:
+            reporters.append(_resume.BestBy(plan.checkpoints.best_by))
+        say = display.say if progress else print_line
+        loop = Loop(step, found, plan, start, reporters, listeners, say)
+        said = start.said
+        if loop.has_nothing_left:
+            said = (*said, _nothing_left(before, total, is_early=loop.watch.reason is not None))
+        if said and first and (progress or loop.has_nothing_left):
+            say(f"px.fit: {'; '.join(said)}")
+        with _watched(), processes.StopSignal() as stop:
+            signal = loop.run(stop)
+        if loop.watch.reason is not None:
+            display.say(f"px.fit: ended after step {loop.num_steps}: {loop.watch.reason}")
+    history = loop.recorder.history()
+    if signal is not None:
+        if first:
+            print_line(_farewell(signal, loop.num_steps, plan.checkpoints, is_saved=loop.is_saved))
+        raise TrainingStopped(loop.state, history, is_saved=loop.is_saved or plan.checkpoints is None)
+    return Fitted(loop.state, history, loop.watch.reason, loop.watch.best)
+
+
+def _check(state: Any, step: Any, stop_early: Any) -> None:
+    check.function("px.fit", "step", step, "px.fit(state, px.train_step(loss), data)")
+    if isinstance(step, EvalStep):
+        raise StateError(
+            "px.fit: step is an evaluation step, which changes no state; write px.fit(state, px.train_step(loss), "
+            "data, evaluate=px.Evaluate(px.eval_step(loss), test_data))"
+        )
+    if stop_early is not None and not isinstance(stop_early, StopEarly):
+        raise DataError(f"px.fit: stop_early must be a px.train.StopEarly, got {check.described(stop_early)}")
+    if not isinstance(state, TrainState):
+        return
+    require_arrays("px.fit", state)
+    if not bool(state.ok):
+        raise StateError(
+            "px.fit: this state met a loss or a gradient that was not finite, so steps do not change it; continue from "
+            "the error's state, or write state.replace(ok=jnp.array(True))"
+        )
+
+
+def _plan(epochs: Any, steps: Any, evaluate: Any, checkpoint: Any, log: Any) -> Plan:
+    if (epochs is None) == (steps is None):
+        given = "neither" if epochs is None else "both"
+        raise DataError(f"px.fit: give either epochs or steps, got {given}; write epochs=10")
+    for name, value in {"epochs": epochs, "steps": steps}.items():
+        if value is not None:
+            check.count("px.fit", name, value, write=f"{name}=10", error=DataError)
+    checkpoints = None if checkpoint is None else _checkpoints(checkpoint)
+    beside = checkpoints.path if checkpoints is not None else None if log is None else Path(log).expanduser().parent
+    return Plan(epochs, steps, evaluations_of(evaluate), checkpoints, beside)
+
+
+def _checkpoints(checkpoint: Any) -> "Checkpoints":
+    from paraxis.train._checkpoints import Checkpoints
+
+    if isinstance(checkpoint, (str, os.PathLike)):
+        return Checkpoints(checkpoint)
+    if not isinstance(checkpoint, Checkpoints):
+        raise DataError(
+            f"px.fit: checkpoint must be a px.Checkpoints or a path, got {type(checkpoint).__name__}; write "
+            f"checkpoint=px.Checkpoints('runs/first', every=100)"
+        )
+    return checkpoint
+
+
+def _facts(state: Any, data: Data, epochs: int | None, steps: int | None) -> dict[str, Any]:
+    params = jax.tree.leaves(getattr(state, "params", state))
+    return {
+        **_resume.environment(),
+        "parameters": sum(int(x.size) for x in params if hasattr(x, "size")),
+        "batches of an epoch": data.length,
+        "epochs": epochs,
+        "steps": steps,
+        "data": data.describe(),
+    }
+
+
+def _nothing_left(start: int, total: int | None, *, is_early: bool) -> str:
+    """Tell who starts a run again that was over, or begins with a state that has done its steps."""
+    if is_early:
+        return "nothing left to do: it was ended before"
+    of = "" if total is None else f" of {total}"
+    return f"nothing left to do: step {start}{of} was reached before; for more, raise epochs= or steps="
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[None]:
+    """Let the watchdog, if there is one, wait for steps until the run is over."""
+    try:
+        yield
+    finally:
+        processes.end_progress()
+
+
+def _farewell(signal: str, step: int, checkpoints: "Checkpoints | None", *, is_saved: bool) -> str:
+    what = "Ctrl-C" if signal == "SIGINT" else signal
+    if checkpoints is not None and not is_saved:
+        return (
+            f"px.fit: {what}: stopped after step {step}, which could not be saved in {checkpoints.path}; the same "
+            f"command resumes from step {checkpoints.latest or 0}. The state is in the exception: except "
+            f"px.TrainingStopped as stopped: stopped.state"
+        )
+    if checkpoints is None:
+        return (
+            f"px.fit: {what}: stopped after step {step}; nothing is saved, since there is no checkpoint=. The state is "
+            f"in the exception: except px.TrainingStopped as stopped: stopped.state"
+        )
+    return (
+        f"px.fit: {what}: stopped after step {step}, saved in {checkpoints.path / str(step)}; the same command resumes "
+        f"from there"
+    )

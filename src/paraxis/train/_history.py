@@ -1,0 +1,292 @@
+"""The results of a run so far: averages that stay exact, bounded in memory, and the same after a resume."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from paraxis import _html as html
+from paraxis._calls import check
+from paraxis._calls.extras import needed
+from paraxis._host import files
+from paraxis.errors import DataError, ShapeError
+from paraxis.train._mean import Mean
+
+Sums = dict[str, tuple[float, float]]
+"""By metric: the sum of values times weights, and of weights, in float64."""
+
+MOST_POINTS = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """Averages over some steps, or over the data of an evaluation.
+
+    Attributes:
+        step: number of steps taken by then.
+        epoch: number of the epoch, from 0.
+        metrics: averages by name; names of an evaluation's metrics begin with its name, as in ``"test/loss"``.
+    """
+
+    step: int
+    epoch: int
+    metrics: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class History:
+    """The metrics of a run, in the order in which they came.
+
+    Attributes:
+        steps: at most 512 averages, each over ``stride`` steps, for a curve. Steps left over are not included.
+        stride: 1 at first, doubled each time that there are too many averages.
+        epochs: averages over each complete epoch.
+        evaluations: averages of each evaluation.
+
+    Example:
+        >>> from paraxis.train import History, Record
+        >>> steps = Record(1, 0, {"loss": 0.7}), Record(2, 0, {"loss": 0.5})
+        >>> epochs, tests = (Record(2, 0, {"loss": 0.6}),), (Record(2, 0, {"test/loss": 0.875}),)
+        >>> history = History(steps, stride=1, epochs=epochs, evaluations=tests)
+        >>> history.curve("loss")
+        (array([1, 2]), array([0.7, 0.5]))
+        >>> print(history)
+        step  epoch  loss  test/loss
+           2      1   0.6      0.875
+        >>> history
+        History(2 steps, 1 epochs, 1 evaluations)
+    """
+
+    steps: tuple[Record, ...]
+    stride: int
+    epochs: tuple[Record, ...]
+    evaluations: tuple[Record, ...]
+
+    def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the steps at which a metric is known, and its values, both ``(num_points,)``.
+
+        For ``"loss"``, the points are those of ``steps``; for ``"test/loss"``, the evaluations.
+
+        Raises:
+            DataError: if no step and no evaluation has this metric.
+        """
+        records = (*self.steps, *self.evaluations)
+        found = [(r.step, r.metrics[metric]) for r in records if metric in r.metrics]
+        if not found:
+            known = dict.fromkeys(name for r in records for name in r.metrics)
+            raise DataError(f"History.curve: metric must be one of {', '.join(map(repr, known))}, got {metric!r}")
+        return np.array([step for step, _ in found], np.int64), np.array([value for _, value in found], np.float64)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the curves to a file: a panel for each metric, of training and all evaluations together.
+
+        Args:
+            path: of an image, such as ``"curves.png"``; it is there whole or not at all.
+
+        Raises:
+            ModuleNotFoundError: if matplotlib is missing.
+        """
+        with needed("History.plot", "train"):
+            from matplotlib.figure import Figure
+        panels: dict[str, dict[str, str]] = {}
+        for record in (*self.steps[-1:], *self.epochs[-1:]):
+            for name in record.metrics:
+                panels.setdefault(name, {})["training"] = name
+        for record in self.evaluations:
+            for name in record.metrics:
+                label, _, title = name.partition("/")
+                panels.setdefault(title, {})[label] = name
+        columns = max(1, min(len(panels), 3))
+        figure = Figure(figsize=(4.5 * columns, 3.2 * -(-len(panels) // columns)), layout="constrained")
+        for number, (title, curves) in enumerate(panels.items(), 1):
+            axes = figure.add_subplot(-(-len(panels) // columns), columns, number, title=title, xlabel="step")
+            for label, metric in curves.items():
+                axes.plot(*self.curve(metric), label=label, marker="." if "/" in metric else None)
+            axes.legend()
+        with files.replaced(Path(path).expanduser()) as file:
+            figure.savefig(file, format=Path(path).suffix[1:] or "png", dpi=120)
+
+    def __repr__(self) -> str:
+        """Say how much there is."""
+        num_steps = max((r.step for r in (*self.steps, *self.epochs, *self.evaluations)), default=0)
+        return f"History({num_steps} steps, {len(self.epochs)} epochs, {len(self.evaluations)} evaluations)"
+
+    def __str__(self) -> str:
+        """Return a table: a line for each epoch with its evaluations, and for each evaluation at another step.
+
+        Without any of these, the last of ``steps``. Epochs are counted from 1, as steps are.
+        """
+        cells = self._cells()
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return "\n".join(
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the same table, and the curves of the losses, for notebooks."""
+        header, *rows = self._cells()
+        records = (*self.steps[-1:], *self.evaluations)
+        names = dict.fromkeys(name for r in records for name in _in_order(r.metrics) if _is_loss(name))
+        points = {name: self.curve(name) for name in names}
+        return html.card(
+            self, html.table(header, rows), html.curves({k: (x.tolist(), y.tolist()) for k, (x, y) in points.items()})
+        )
+
+    def _cells(self) -> list[list[str]]:
+        records = sorted((*self.epochs, *self.evaluations), key=lambda r: r.step) or self.steps[-1:]
+        lines: dict[int, dict[str, float]] = {}
+        for record in records:
+            lines.setdefault(record.step, {"step": record.step, "epoch": record.epoch + 1}).update(record.metrics)
+        names = list(dict.fromkeys(["step", "epoch", *(name for r in records for name in _in_order(r.metrics))]))
+        return [names, *([_cell(line.get(name)) for name in names] for line in lines.values())]
+
+
+def _in_order(metrics: Mapping[str, float]) -> list[str]:
+    """Return the loss first; then by name."""
+    return sorted(metrics, key=lambda name: (not _is_loss(name), name))
+
+
+def _is_loss(name: str) -> bool:
+    return name.rpartition("/")[2] == "loss"
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def send(metrics: Any) -> Any:
+    """Start the transfer of one batch's metrics to the host; nothing waits for it."""
+    for x in jax.tree.leaves(metrics):
+        if isinstance(x, jax.Array):
+            x.copy_to_host_async()
+    return metrics
+
+
+def fetched(metrics: Mapping[str, Any]) -> dict[str, Mean]:
+    """Return metrics of one batch as Python floats. What is no ``Mean`` counts once.
+
+    Raises:
+        ShapeError: naming one that is no number.
+
+    Communicates: waits for the devices.
+    """
+    return {name: _fetched(name, x) for name, x in metrics.items()}
+
+
+def sums_of(metrics: Mapping[str, Mean]) -> Sums:
+    """Return the sums of metrics that were fetched."""
+    # The mean itself has the rounding of one division; its product with the weight, in float64, has nearly none.
+    return {
+        name: (mean.total if mean.value is None else mean.value * mean.weight, mean.weight)
+        for name, mean in metrics.items()
+    }
+
+
+def means_of(sums: Sums) -> dict[str, float]:
+    """Return the averages; NaN of what has no weight."""
+    return {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
+
+
+def added(before: Sums, more: Sums) -> Sums:
+    """Add both."""
+    result = dict(before)
+    for name, (total, weight) in more.items():
+        if name in before:
+            old_total, old_weight = before[name]
+            total, weight = old_total + total, old_weight + weight
+        result[name] = total, weight
+    return result
+
+
+def _fetched(name: str, value: Any) -> Mean:
+    mean = value if isinstance(value, Mean) else Mean(value, 1.0)
+    try:
+        of_rows = None if mean.value is None else _number(mean.value)
+        return Mean(_number(mean.total), _number(mean.weight), of_rows)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(
+            f"px.fit: metric {name!r} is {check.described(value)}, not a number; let the step return a scalar, or "
+            "px.Mean(total, weight)"
+        ) from error
+
+
+def _number(value: Any) -> float:
+    # A third of what value.item() takes.
+    return np.asarray(value).item() if isinstance(value, jax.Array) else float(value)
+
+
+class Recorder:
+    """A history that grows step by step, and what has been added up of the epoch under way.
+
+    Args:
+        saved: what :meth:`saved` gave, to go on from there.
+    """
+
+    def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
+        nothing = {"running": {}, "window": {}, "in_window": 0, "points": [], "epochs": [], "evaluations": []}
+        saved = saved or nothing | {"stride": 1}
+        self._running = _from_json(saved["running"])
+        self._window, self._in_window = _from_json(saved["window"]), saved["in_window"]
+        self._points = [(step, epoch, _from_json(sums)) for step, epoch, sums in saved["points"]]
+        self._stride = saved["stride"]
+        self._epochs = [Record(*record) for record in saved["epochs"]]
+        self._evaluations = [Record(*record) for record in saved["evaluations"]]
+
+    def saved(self) -> dict[str, Any]:
+        """Return all of it, as JSON values. Floats come back bit for bit."""
+        return {
+            "running": self._running,
+            "window": self._window,
+            "in_window": self._in_window,
+            "points": self._points,
+            "stride": self._stride,
+            "epochs": [dataclasses.astuple(record) for record in self._epochs],
+            "evaluations": [dataclasses.astuple(record) for record in self._evaluations],
+        }
+
+    def history(self) -> History:
+        """Return the history so far."""
+        points = tuple(Record(step, epoch, means_of(sums)) for step, epoch, sums in self._points)
+        return History(points, self._stride, tuple(self._epochs), tuple(self._evaluations))
+
+    def add_step(self, step: int, epoch: int, sums: Sums) -> None:
+        """Add a step that was done."""
+        self._running = added(self._running, sums)
+        self._window = added(self._window, sums)
+        self._in_window += 1
+        if self._in_window == self._stride:
+            self._points.append((step, epoch, self._window))
+            self._window, self._in_window = {}, 0
+        if len(self._points) == MOST_POINTS:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [(step, epoch, added(first, second)) for (_, _, first), (step, epoch, second) in pairs]
+            self._stride *= 2
+
+    def end_epoch(self, step: int, epoch: int) -> Record:
+        """Return the averages of the epoch, which is over."""
+        record = Record(step, epoch, means_of(self._running))
+        self._epochs.append(record)
+        self._running = {}
+        return record
+
+    def add_evaluation(self, record: Record) -> None:
+        """Add an evaluation that was done."""
+        self._evaluations.append(record)
+
+    def latest(self, step: int) -> dict[str, float]:
+        """Metrics after a step: of training, averages over the epoch under way, or else the last; evaluations of it."""
+        found = dict(self._epochs[-1].metrics) if self._epochs else {}
+        found |= means_of(self._running)
+        for record in self._evaluations:
+            if record.step == step:
+                found |= record.metrics
+        return found
+
+
+def _from_json(sums: Mapping[str, Any]) -> Sums:
+    return {name: (total, weight) for name, (total, weight) in sums.items()}

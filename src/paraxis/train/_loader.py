@@ -1,0 +1,235 @@
+"""Batches out of a source: in an order that the seed decides, read ahead, and laid out over the devices."""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from paraxis._axes import placing
+from paraxis._axes.axis import Axis
+from paraxis._calls import check
+from paraxis._host import reading
+from paraxis._jax import dtypes
+from paraxis.errors import DataError
+from paraxis.train import _batches
+from paraxis.train._order import Order
+from paraxis.train._sources import Arrays, Batches, Dataset, Part, for_devices, naming, source_of
+from paraxis.train._transform import Transform
+
+
+def loader(
+    source: Any,
+    batch_size: int | None = None,
+    *,
+    axis: str | Axis = "batch",
+    shuffle: bool | None = None,
+    seed: int = 0,
+    drop_last: bool = False,
+    read_ahead: int = 2,
+    transform: Callable[..., Any] | None = None,
+) -> "Loader":
+    """Return batches of rows, shuffled with a seed, read ahead by a thread and distributed over the devices.
+
+    The rows of a batch depend only on the seed, the batch size and the number of the batch, not on the devices, the
+    processes or earlier reads. So to resume later, it is enough to save the number of batches taken. Each process reads
+    only the rows of its own devices.
+
+    The source is one of these:
+
+    * a tree of arrays ``(num_rows, ...)``: of NumPy, JAX or PyTorch, or in a file (``np.load(path, mmap_mode="r")``,
+      HDF5), of which only the rows of the batch are read;
+    * an object that returns one row, a tree, by its number: with ``__len__`` and ``__getitem__``, such as a PyTorch
+      ``Dataset``, a Grain data source or a Grain ``MapDataset``; if it has ``__getitems__``, that is called once per
+      batch instead;
+    * an iterable of batches that can be iterated again: a PyTorch or Grain ``DataLoader``, a Grain ``IterDataset``
+      that ends in ``batch(…)``. Its batches, of any size, and their order are kept: leave out ``batch_size``. Each
+      process iterates over all batches and takes its rows, so the order must be the same in all processes; to resume
+      at a later batch, earlier ones are read and dropped. If its dataset returns rows by number, pass the dataset
+      instead: ``px.loader(data_loader.dataset, 32)``;
+    * a function that returns such an iterable: ``source(epoch)``, or ``source()``. If the result of ``source(epoch)``
+      has a length, later epochs begin without reading earlier ones.
+
+    Args:
+        source: where the rows come from.
+        batch_size: rows of a batch, over all devices together. It need not be a multiple of anything.
+        axis: the axis of the rows: its name, or a ``px.Axis`` with a mesh, whose size does not matter.
+        shuffle: whether each epoch has its own random order. The default is yes, unless the source yields batches.
+        seed: seed of the order and of ``random``, at least 0.
+        drop_last: whether to skip the last rows of an epoch if they are fewer than ``batch_size``.
+        read_ahead: number of batches to prepare in advance; 0: none, and no thread.
+        transform: a function of the rows of a batch, from a tree of NumPy arrays ``(rows, ...)`` to a tree of such
+            arrays with as many rows. With several processes, each of which sees only its own rows, it must treat each
+            row independently of the others; the first rows are used to check this. It may have a parameter ``random``:
+            a sequence with a ``numpy.random.Generator`` for each row, keyed by (seed, epoch, row). The thread runs it.
+
+    Returns:
+        A :class:`Loader`. Its batches are trees like the rows: of arrays over the devices; or, of a batch whose rows
+        do not divide by the devices, on the host, where the step pads them.
+
+    Raises:
+        DataError: if the source cannot be read, or an argument does not fit it. While reading, errors name the batch
+            and, if possible, the row.
+        ShapeError: likewise, if leaves or rows do not fit together.
+
+    Communicates: sends each device its rows; nothing between devices or processes.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> data = px.loader({"x": np.ones((10, 3)), "y": np.arange(10)}, 4, seed=1)
+        >>> len(data), [len(batch["y"]) for batch in data.epoch(0)]
+        (3, [4, 4, 2])
+        >>> bool((np.sort(np.concatenate([data.rows(k) for k in range(3)])) == np.arange(10)).all())
+        True
+    """
+    found = source_of(source)
+    check.count("px.loader", "seed", seed, least=0, most=2**64 - 1, write="seed=0", error=DataError)
+    check.count("px.loader", "read_ahead", read_ahead, least=0, write="read_ahead=2", error=DataError)
+    if transform is not None:
+        check.function("px.loader", "transform", transform, "transform=lambda batch: batch | {'x': batch['x'] / 255}")
+    order = _order(found, batch_size, shuffle, drop_last, seed)
+    return Loader(found, order, _batches.axis_of("px.loader", axis), seed, read_ahead, transform)
+
+
+def _order(
+    source: Arrays | Dataset | Batches, batch_size: int | None, shuffle: bool | None, drop_last: bool, seed: int
+) -> Order | None:
+    """Return how the rows are put in batches; ``None``: the source does that."""
+    if isinstance(source, Batches):
+        if batch_size is not None or shuffle or drop_last:
+            raise DataError(
+                "px.loader: source gives batches, of its own size and in its own order; leave batch_size, shuffle and "
+                "drop_last out, or pass what gives its rows by number: px.loader(data_loader.dataset, 32)"
+            )
+        return None
+    size = check.count("px.loader", "batch_size", batch_size, write="px.loader(source, 32)", error=DataError)
+    if drop_last and size > source.num_rows:
+        raise DataError(
+            f"px.loader: with drop_last and batch_size {size} there is no batch, as source has {source.num_rows} rows"
+        )
+    return Order(source.num_rows, size, True if shuffle is None else bool(shuffle), bool(drop_last), seed)
+
+
+class Loader:
+    """Batches from a source, described by :func:`loader`. It holds no position, so many loops can share it."""
+
+    def __init__(
+        self,
+        source: Arrays | Dataset | Batches,
+        order: Order | None,
+        axis: Axis,
+        seed: int,
+        read_ahead: int,
+        transform: Callable[..., Any] | None,
+    ) -> None:
+        self._source = source
+        self._order = order
+        self._axis = axis
+        self._seed = seed
+        self._read_ahead = read_ahead
+        self._transform = Transform(transform, seed) if transform is not None else None
+
+    def __len__(self) -> int:
+        """Batches of an epoch.
+
+        Raises:
+            DataError: if the source gives batches and does not say how many.
+        """
+        if isinstance(self._source, Batches):
+            if self._source.num_batches is None:
+                raise DataError(
+                    "px.loader: the source does not say how many batches an epoch has; count steps instead of epochs"
+                )
+            return self._source.num_batches
+        assert self._order is not None
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Refused: it would be the same epoch each time."""
+        raise DataError(
+            "px.loader: say which batches are meant: `for batch in data.epoch(0)`, or `data.batches()`, which does not "
+            "end"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Loader({', '.join(f'{name}={value!r}' for name, value in self.describe().items() if name != 'leaves')})"
+        )
+
+    @property
+    def by_epoch(self) -> bool:
+        """Return whether an epoch's batches depend only on its number, not on how often the source was iterated."""
+        return not isinstance(self._source, Batches) or self._source.by_epoch
+
+    def batches(self, start: int = 0) -> Generator[Any, None, None]:
+        """Yield batches without end, epoch after epoch, from batch number ``start``, counted from the first epoch.
+
+        The thread ends with ``close()``, when the iterator is no longer used, and with the program.
+        """
+        return self._laid_out(self._parts(check.count("px.loader", "start", start, least=0, error=DataError)))
+
+    def epoch(self, number: int) -> Generator[Any, None, None]:
+        """Return the batches of one epoch; for a source of batches that has no epochs, those of its next pass."""
+        number = check.count("px.loader", "number", number, least=0, error=DataError)
+        if isinstance(self._source, Batches):
+            return self._laid_out(self._source.one_pass(number))
+        return self._laid_out(self._parts(number * len(self), (number + 1) * len(self)))
+
+    def rows(self, number: int) -> np.ndarray:
+        """Return the row numbers of a batch, int64 ``(num_rows,)``; batches are counted from the first epoch.
+
+        Raises:
+            DataError: if the source yields batches, whose row numbers are not known.
+        """
+        if self._order is None:
+            raise DataError("px.loader: the source gives batches, and does not tell which rows are in them")
+        return self._order.rows(check.count("px.loader", "number", number, least=0, error=DataError))
+
+    def describe(self) -> dict[str, Any]:
+        """Return a JSON description of the data, as far as it is known without reading them, and of their order.
+
+        Two loaders with equal descriptions have the same rows in the same batches, if the rows are the same.
+        """
+        order = {"order": "given", "seed": self._seed} if self._order is None else self._order.describe()
+        return {**order, **self._source.describe()}
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the arrays in memory that the rows are taken from, by their places in the source."""
+        leaves = jax.tree_util.tree_leaves_with_path(self._source.tree) if isinstance(self._source, Arrays) else []
+        return {jax.tree_util.keystr(path): x for path, x in leaves if isinstance(x, np.ndarray)}
+
+    def _parts(self, start: int, stop: int | None = None) -> Generator[Part, None, None]:
+        """Yield what is to be made, batch after batch, from number ``start`` on."""
+        source = self._source
+        if isinstance(source, Batches):
+            yield from source.passes(start)
+            return
+        for number in itertools.count(start) if stop is None else range(start, stop):
+            epoch, k = divmod(number, len(self))
+            rows = self.rows(number)
+            yield Part(epoch, k, rows, lambda at, rows=rows, epoch=epoch: source.read(rows[at], epoch))
+
+    def _laid_out(self, parts: Generator[Part, None, None]) -> Generator[Any, None, None]:
+        # A thread does not see the mesh, nor the width of numbers, that are in force where it is started.
+        made = self._made(parts, placing.settled(self._axis), dtypes.is_wide())
+        return reading.items_ahead(made, self._read_ahead) if self._read_ahead else made
+
+    def _made(self, parts: Generator[Part, None, None], axis: Axis, wide: bool) -> Generator[Any, None, None]:
+        with contextlib.closing(parts):
+            for part in parts:
+                with jax.enable_x64(wide), naming(part.epoch, part.number):
+                    placement = placing.on_auto(placing.place(axis).holding(len(part.ids)))
+                    batch = _batches.read(functools.partial(self._read, part), placement)
+                yield batch
+                del batch, part  # no more of them stays in memory than asked for
+
+    def _read(self, part: Part, positions: np.ndarray) -> Any:
+        """Return some of the rows of a batch, ready for devices."""
+        found = part.read(positions)
+        if self._transform is not None:
+            found = self._transform(found, part.epoch, part.ids[positions])
+        is_new = self._transform is None and not isinstance(self._source, Batches)
+        return for_devices(found, len(positions), copy=not is_new)

@@ -1,0 +1,193 @@
+"""``TrainState``: all that a training step changes, as one value."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._axes import arrays
+from paraxis._calls import check
+from paraxis._jax import jax_api
+from paraxis.errors import StateError
+from paraxis.train import _models
+from paraxis.train._models import Recipe
+
+_STATIC = {"static": True}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Everything that a training step changes, as an immutable pytree. Make one with :meth:`create`.
+
+    Attributes:
+        step: int32 ``()``, number of steps taken.
+        params: the parameters: for an NNX or Linen module, dicts nested like the module; for a model that is a pytree,
+            a pytree like it with ``None`` for all leaves but floating arrays.
+        opt_state: the optimiser's state.
+        mutable: other values that change: an NNX module's other variables (running statistics, random streams), a
+            Linen module's other collections, the value that a plain loss function returns; or ``None``. For a pytree,
+            its other arrays, which do not change.
+        key: the random key from which steps make theirs, ``fold_in(key, step)``; it does not change. Or ``None``.
+        ema: exponential moving average of the parameters, or ``None``.
+        extra: any values of yours to be saved with the state; steps do not change them.
+        ok: bool ``()``: False once a step has met a loss or a gradient that is not finite. That step and all later
+            ones have changed nothing else.
+        recipe: the static part: how to make the model, the optimiser, the decay of the average.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, paraxis as px
+        >>> state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1), extra={"epoch": jnp.array(0)})
+        >>> int(state.replace(extra={"epoch": jnp.array(1)}).extra["epoch"])
+        1
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    mutable: Any
+    key: Any
+    ema: Any
+    extra: Any
+    ok: jax.Array
+    recipe: Recipe = dataclasses.field(metadata=_STATIC)
+
+    @classmethod
+    def create(
+        cls,
+        model: Any,
+        optimizer: Any = None,
+        *,
+        key: Any = None,
+        sample: Any = None,
+        mutable: Any = None,
+        ema: float | None = None,
+        extra: Any = None,
+    ) -> "TrainState":
+        """Return a state at step 0. It has its own arrays, and does not change the model.
+
+        Args:
+            model: an NNX module; a Linen module; a callable pytree, such as an Equinox module, whose floating arrays
+                are trained, or a tree of such pytrees; or the parameters, a pytree of floating arrays.
+            optimizer: an optax optimiser.
+            key: one random key: for a Linen module, and for loss functions that take ``key``. An NNX
+                module has its own random streams.
+            sample: the arguments with which to initialise a Linen module: an array such as ``x[:1]``, a tuple of
+                arguments, or a dict of keyword arguments.
+            mutable: a pytree that a plain loss function takes as ``mutable`` and returns.
+            ema: decay of a moving average of the parameters, such as 0.999: ``ema = decay * ema + (1 - decay) *
+                params`` after each step. It starts as the parameters.
+            extra: any values of yours, a pytree of arrays.
+
+        Raises:
+            StateError: if there is nothing to train, ``optimizer`` is not an optimiser, ``key`` is not a key, a Linen
+                module comes without ``key`` or ``sample``, or parameters are not floating.
+
+        Communicates: nothing.
+
+        Example:
+            >>> import jax.numpy as jnp, optax, paraxis as px
+            >>> state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+            >>> int(state.step), state.params["w"].shape
+            (0, (3,))
+        """
+        if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
+            raise StateError(
+                f"TrainState.create: optimizer must be an optax optimiser, got {check.described(optimizer)}; write "
+                "px.TrainState.create(model, optax.adam(1e-3))"
+            )
+        if ema is not None:
+            check.number("TrainState.create", "ema", ema, least=0, most=1, write="ema=0.999", error=StateError)
+        key = _key(key)
+        form, params, rest = _models.split(model, key, sample)
+        if mutable is not None and rest is not None:
+            raise StateError(
+                f"TrainState.create: a {type(model).__name__} has mutable state of its own; leave mutable= out"
+            )
+        params = _models.copy(params)
+        return cls(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            opt_state=_models.copy(optimizer.init(params)),
+            mutable=_models.copy(mutable if rest is None else rest),
+            key=_models.copy(key),
+            ema=None if ema is None else _models.copy(params),
+            extra=_models.copy(extra),
+            ok=jnp.ones((), bool),
+            recipe=Recipe(form, optimizer, ema),
+        )
+
+    def model(self, *, ema: bool = False) -> Any:
+        """Return the model, with copies of the arrays.
+
+        It is an NNX module, a callable Linen module with its variables, a pytree like the one that the state was made
+        from, or the parameters. With several processes, each gets the whole model on one of its own devices.
+
+        Args:
+            ema: whether to use the averaged parameters.
+
+        Raises:
+            StateError: if there is no average, or a step has consumed the arrays.
+
+        Communicates: with several processes, gathers sharded parameters; all processes must then call it.
+
+        Example:
+            >>> import jax.numpy as jnp, optax, paraxis as px
+            >>> from flax import nnx
+            >>> state = px.TrainState.create(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), optax.sgd(0.1))
+            >>> state.model()(jnp.ones((5, 3))).shape
+            (5, 4)
+        """
+        if ema and self.ema is None:
+            raise StateError("TrainState.model: there is no average; write px.TrainState.create(…, ema=0.999)")
+        require_arrays("TrainState.model", self)
+        params, mutable = _models.copy(arrays.local((self.ema if ema else self.params, self.mutable)))
+        return self.recipe.form.make(params, mutable, None, "as made")[0]
+
+    def replace(self, **changes: Any) -> "TrainState":
+        """Return the same state with other values for some attributes."""
+        return dataclasses.replace(self, **changes)
+
+    def __repr__(self) -> str:
+        """Show what there is, without the values: ``TrainState(plain, step=3, params=97 float32, …, ok=True)``."""
+        trees = {name: getattr(self, name) for name in ("params", "opt_state", "mutable", "key", "ema", "extra")}
+        kept = [f"{name}={_counted(x)}" for name, x in trees.items() if jax.tree.leaves(x)]
+        parts = [self.recipe.form.kind, f"step={_shown(self.step)}", *kept, f"ok={_shown(self.ok)}"]
+        return f"TrainState({', '.join(parts)})"
+
+
+def require_arrays(what: str, state: TrainState) -> None:
+    """Refuse a state that a step has consumed.
+
+    Raises:
+        StateError: saying what to write.
+    """
+    if isinstance(state.step, jax.Array) and not isinstance(state.step, jax_api.Tracer) and state.step.is_deleted():
+        raise StateError(
+            f"{what}: the arrays of this state were donated to an earlier step; continue with the state that it "
+            "returned, state, metrics = step(state, batch), or keep all of them: px.train_step(loss, donate=False)"
+        )
+
+
+def _key(key: Any) -> Any:
+    """Return a key as ``jax.random.key`` makes them, of one or of what ``jax.random.PRNGKey`` makes; or ``None``."""
+    if key is None or (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
+        return key
+    return jax.random.wrap_key_data(jnp.asarray(key))
+
+
+def _counted(values: Any) -> str:
+    """Return how many numbers there are of each dtype."""
+    found: dict[str, int] = {}
+    for x in jax.tree.leaves(values):
+        kind = str(getattr(x, "dtype", type(x).__name__))
+        found[kind] = found.get(kind, 0) + getattr(x, "size", 1)
+    return " + ".join(f"{number:,} {kind}" for kind, number in found.items())
+
+
+def _shown(x: Any) -> str:
+    """Return a scalar, if it has a value that can be had."""
+    if isinstance(x, jax_api.Tracer) or getattr(x, "shape", ()):
+        return _counted(x)
+    return "donated" if isinstance(x, jax.Array) and x.is_deleted() else str(x)

@@ -1,0 +1,361 @@
+"""``train_step`` and ``eval_step``: a function for one device in, one ``jax.jit`` over all devices out."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._axes import arrays, placing, tree
+from paraxis._axes.axis import Axis
+from paraxis._calls import check
+from paraxis._jax import jax_api
+from paraxis.errors import ShapeError, StateError
+from paraxis.train import _batches, _sharding
+from paraxis.train._batches import Devices
+from paraxis.train._loss import LossFunction, Outcome
+from paraxis.train._mean import Mean
+from paraxis.train._state import TrainState, require_arrays
+from paraxis.train._update import Metrics, updated
+
+
+class _Step(abc.ABC):
+    """A function of a state and a batch, compiled by one ``jax.jit``, which tells states, sizes and devices apart."""
+
+    def __init__(
+        self, what: str, fn: Callable[..., Any], *, axis: Any, microbatches: Any, precision: Any, donate: bool
+    ) -> None:
+        check.one_of(what, "precision", precision, (None, "bfloat16"), StateError)
+        number = 1 if microbatches is None else microbatches
+        self._what = what
+        self._fn = LossFunction(what, fn)
+        self._axis = _batches.axis_of(what, axis)
+        self._microbatches = check.count(what, "microbatches", number, write="microbatches=4", error=StateError)
+        self._dtype = None if precision is None else jnp.dtype(precision)
+        self._jitted = jax.jit(self._body, static_argnums=(2, 3), donate_argnums=(0,) if donate else ())
+        self._last: tuple[Any, Devices] | None = None  # the mesh in force at the last call, and the devices then
+
+    def lower(self, state: TrainState, batch: Any) -> Any:
+        """Lower the step, like ``jax.jit(f).lower``, to see its cost and communication, without running it."""
+        return self._run(self._jitted.lower, *self._placed(state, batch))
+
+    def _trace(self, state: TrainState, batch: Any) -> Any:
+        return self._run(self._jitted.trace, *self._placed(state, batch))
+
+    @abc.abstractmethod
+    def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> Any: ...
+
+    @abc.abstractmethod
+    def _state_on(self, devices: Devices, state: TrainState) -> TrainState: ...
+
+    def _placed(self, state: TrainState, batch: Any) -> tuple[TrainState, Any, int, Devices]:
+        """Return the arguments of the compiled function, on the devices by the mesh in force."""
+        if not isinstance(state, TrainState) or isinstance(state.step, jax_api.Tracer):
+            raise StateError(
+                f"{self._what}: a step takes a px.TrainState outside of jax.jit, jax.grad and loops of JAX's, since it "
+                f"lays arrays over the devices and is compiled by itself; got {type(state).__name__}"
+            )
+        require_arrays(self._what, state)
+        context, last = jax.sharding.get_abstract_mesh(), self._last
+        if last is None or context != last[0]:
+            last = self._last = context, _batches.devices_of(self._axis)
+        padded, size = last[1].lay_out(self._what, batch, self._microbatches)
+        return self._state_on(last[1], state), padded, size, last[1]
+
+    def _run(self, function: Callable[..., Any], state: TrainState, padded: Any, size: int, devices: Devices) -> Any:
+        if devices.waits:
+            jax.block_until_ready((state.step, state.ok, padded))
+        if jax.sharding.get_abstract_mesh().empty:
+            return function(state, padded, size, devices)
+        with placing.without_context():
+            return function(state, padded, size, devices)
+
+    def _cast(self, params: Any) -> Any:
+        """Return the parameters in the precision of the step; their derivative is in their own."""
+        if self._dtype is None:
+            return params
+        return jax.tree.map(lambda x: x.astype(self._dtype) if x.dtype.itemsize > 2 else x, params)
+
+    def _key(self, state: TrainState) -> Any:
+        if "key" in self._fn.wants and state.key is None:
+            raise StateError(
+                f"{self._what}: {self._fn.name!r} takes a random key, but the state has none; write "
+                "px.TrainState.create(…, key=jax.random.key(0))"
+            )
+        return None if state.key is None else jax.random.fold_in(state.key, state.step)
+
+    def _scan(
+        self, part: Callable[[Any, int, Any, Any], tuple[Any, Any]], carried: Any, padded: Any, size: int, key: Any
+    ) -> tuple[Any, Any]:
+        """Run ``part(rows, size, key, carried)`` → carried on, sums, for each micro-batch; the sums are added.
+
+        Micro-batch ``c`` of ``C`` has the rows ``c``, ``c + C``, …: each device has its part of every one.
+        """
+        number = min(self._microbatches, size)
+        least, longer = divmod(size, number)  # the first ones have one row more
+
+        def one(rows: int, index: Any, carried: Any) -> tuple[Any, Any]:
+            own = None if key is None else jax.random.fold_in(key, index)
+            return part(_batches.microbatch(padded, index, number, rows), rows, own, carried)
+
+        def add(rows: int, both: Any, index: Any) -> tuple[Any, None]:
+            carried, more = one(rows, index, both[0])
+            return (carried, jax.tree.map(jnp.add, both[1], more)), None
+
+        shapes = jax.eval_shape(lambda c: one(least, 0, c)[1], carried)
+        both = carried, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        for first, last, rows in ((0, longer, least + 1), (longer, number, least)):
+            if last > first:
+                both, _ = jax.lax.scan(lambda b, i, rows=rows: add(rows, b, i), both, jnp.arange(first, last))
+        return both
+
+
+class TrainStep(_Step):
+    """A training step, made and described by :func:`train_step`."""
+
+    def __init__(self, fn: Callable[..., Any], *, clip: Any, guard: bool, shard: Any, **options: Any) -> None:
+        super().__init__("px.train_step", fn, **options)
+        if clip is not None:
+            check.number("px.train_step", "clip", clip, above=0, write="clip=1.0", error=StateError)
+        self._clip, self._guard = clip, guard
+        self._shard = _sharding.rule_of(shard)
+
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+        """Take one step.
+
+        Args:
+            state: the state; the step consumes it unless ``donate=False``.
+            batch: a tree of arrays ``(rows, ...)`` on the host or on devices, any number of rows; a 0-d array applies
+                to all rows. With several processes, each passes the whole batch, or what its loader yields.
+
+        Raises:
+            ShapeError: if the arrays of the batch differ in their rows, or the loss is not a mean over them.
+            DataError: if the batch has no rows.
+            StateError: if the state does not fit the loss function, or an earlier step has consumed it; or inside
+                ``jit``, ``grad`` or ``vmap``.
+        """
+        return self._run(self._jitted, *self._placed(state, batch))
+
+    def _state_on(self, devices: Devices, state: TrainState) -> TrainState:
+        if devices.whole is None or getattr(state.step, "sharding", None) == devices.whole:  # as a step returned it
+            return state
+        return arrays.send(state, _sharding.of_state(state, devices.placement, self._shard))
+
+    def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> tuple[TrainState, Metrics]:
+        key = self._key(state)
+        if min(self._microbatches, size) == 1:
+            rows = _batches.rows(padded, size)
+            gradient, found = self._gradient(state, state.mutable, rows, size, key, _mean_loss)
+        else:
+            gradient, found = self._in_microbatches(state, padded, size, key)
+        new, metrics = updated(state, gradient, found, self._clip, guard=self._guard)
+        if devices.whole is not None:
+            # Else the compiler may choose another place for what it returns, and the next step is compiled for that.
+            new = jax.lax.with_sharding_constraint(new, _sharding.of_state(new, devices.placement, self._shard))
+        return new, metrics
+
+    def _gradient(
+        self, state: TrainState, mutable: Any, rows: Any, size: int, key: Any, objective: Callable[[Mean], jax.Array]
+    ) -> tuple[Any, Outcome]:
+        """Return the gradient of the loss of some rows, and what the loss function gave."""
+
+        def loss(params: Any) -> tuple[jax.Array, Outcome]:
+            model, after = state.recipe.form.make(self._cast(params), mutable, key, "train")
+            found = self._fn.outcome(model, rows, size, key, mutable)
+            new = found.mutable if "mutable" in self._fn.wants else after()
+            return objective(found.loss), dataclasses.replace(found, mutable=_kept(new, mutable))
+
+        return jax.grad(loss, has_aux=True)(state.params)
+
+    def _in_microbatches(self, state: TrainState, padded: Any, size: int, key: Any) -> tuple[Any, Outcome]:
+        """Divide the sums of gradients and of weights once, so that the mean is that of the whole batch."""
+
+        def part(rows: Any, size: int, key: Any, mutable: Any) -> tuple[Any, Any]:
+            gradient, found = self._gradient(state, mutable, rows, size, key, lambda loss: loss.total)
+            return found.mutable, (gradient, _sums({"loss": found.loss}), _sums(found.metrics))
+
+        mutable, (gradient, loss, metrics) = self._scan(part, state.mutable, padded, size, key)
+        weight = jnp.where(loss["loss"].weight == 0, 1, loss["loss"].weight)
+        gradient = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradient)
+        return gradient, Outcome(loss["loss"], metrics, mutable)
+
+
+class EvalStep(_Step):
+    """A function that computes metrics of a batch, made and described by :func:`eval_step`."""
+
+    def __call__(self, state: TrainState, batch: Any) -> dict[str, Mean]:
+        """Return the metrics of a batch; the state does not change.
+
+        Raises:
+            ShapeError, DataError, StateError: as a training step does.
+        """
+        placed = self._placed(state, batch)
+        metrics = self._run(self._jitted, *placed)
+        if placed[-1].waits:
+            jax.block_until_ready(metrics)  # the next one, of the same state, would not wait for this one
+        return metrics
+
+    def _state_on(self, devices: Devices, state: TrainState) -> TrainState:
+        used = dataclasses.replace(state, opt_state=None, ema=None, extra=None)
+        mesh = getattr(devices.whole, "mesh", None)
+        if mesh is None or getattr(getattr(state.step, "sharding", None), "mesh", None) == mesh:
+            return used
+        return arrays.send(used, jax.tree.map(lambda _: devices.whole, used))
+
+    def _body(self, state: TrainState, padded: Any, size: int, devices: Devices) -> dict[str, Mean]:
+        key = self._key(state)
+
+        def metrics(rows: Any, size: int, key: Any) -> dict[str, Mean]:
+            model, _ = state.recipe.form.make(self._cast(state.params), state.mutable, key, "eval")
+            return self._fn.metrics(model, rows, size, key, state.mutable)
+
+        if min(self._microbatches, size) == 1:
+            return metrics(_batches.rows(padded, size), size, key)
+        return self._scan(lambda rows, n, key, _: (None, _sums(metrics(rows, n, key))), None, padded, size, key)[1]
+
+
+def train_step(
+    loss_fn: Callable[..., Any],
+    *,
+    axis: str | Axis = "batch",
+    microbatches: int | None = None,
+    precision: str | None = None,
+    clip: float | None = None,
+    guard: bool = True,
+    shard: Any = None,
+    donate: bool = True,
+) -> TrainStep:
+    """Make a training step from a loss function written for one device: ``state, metrics = step(state, batch)``.
+
+    The rows of each batch, any number of them, are split over the devices; the result is what one device would
+    compute. The loss is a function of all rows, which the compiler divides, so a BatchNorm or a loss over pairs of rows
+    sees the whole batch. The step is a ``jax.jit``: compiled once per number of rows, and what the loss reads from
+    outside is read when it is traced.
+
+    Args:
+        loss_fn: ``loss_fn(model, batch)``, with the model that the state was made from (an NNX module in ``train()``
+            mode; a Linen module bound to its variables, called as ``model(x, train=True)``; or the parameters) and the
+            real rows of the batch. It may also have parameters of these names: ``key``, the step's random key;
+            ``mutable``, for plain functions, which then return its new value last. It returns a loss, or a loss and a
+            dict of metrics. Each is a scalar, the mean over the batch's rows; or one value per row, which are averaged;
+            or a ``px.Mean``, if rows have different weights.
+        axis: a name, or a ``px.Axis`` for its ``mesh`` and ``over``; its size does not matter.
+        microbatches: number of parts into which each batch is cut; they run one after another, which bounds memory.
+            Of C micro-batches, number c has rows c, c + C, …; their gradients are added. A batch with fewer rows is cut
+            into as many parts as it has rows. A BatchNorm then sees a micro-batch.
+        precision: ``"bfloat16"`` computes with the parameters in bfloat16; their updates and the mean of the loss keep
+            their dtype. The batch stays as it is: cast its inputs in the loss, ``batch["x"].astype("bfloat16")``, or
+            JAX computes their products with the parameters in float32.
+        clip: gradients with a larger global norm are scaled to this norm.
+        guard: whether a step whose loss or gradient is not finite must change nothing. ``False`` saves a pass over the
+            gradient; a state may then be full of NaN.
+        shard: with ``"params"``, each device stores a part of the parameters, their average and the optimiser's state,
+            along the largest dimension that the number of devices divides. Or a function ``shard(name, array)`` that
+            returns ``None`` (whole), a dimension, or a PartitionSpec.
+        donate: whether the new state reuses the old one's memory.
+
+    Returns:
+        ``step(state, batch)`` → the new state and a dict of :class:`Mean`: ``"loss"``, the metrics, and
+        ``"grad_norm"``, before clipping (not with ``guard=False``, unless ``clip`` is given).
+        ``step.lower(state, batch)`` shows the program.
+
+        With its guard, a step whose loss or gradient is not finite changes nothing but ``state.ok``, which becomes
+        False; every later step changes nothing and returns NaN. So you may read losses late and still have the state
+        of the last good step.
+
+    Raises:
+        StateError: if the loss function has an unknown parameter, or an argument is malformed.
+
+    The step's random key is ``fold_in(state.key, state.step)``; an NNX module's own streams continue from step to
+    step. Neither depends on the devices.
+
+    Communicates: one all-reduce the size of the parameters, for each micro-batch if there are several, and whatever
+    the model computes over the batch. Sharded parameters are gathered when they are used. If a loss picks a value of
+    each row by an integer label, and the rows do not divide by the devices, one all-gather of the labels.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, paraxis as px
+        >>> state = px.TrainState.create({"w": jnp.zeros(3)}, optax.sgd(0.1))
+        >>> step = px.train_step(lambda params, batch: (batch["x"] @ params["w"] - batch["y"]) ** 2)
+        >>> state, metrics = step(state, {"x": jnp.ones((10, 3)), "y": jnp.ones(10)})
+        >>> float(metrics["loss"])
+        1.0
+    """
+    return TrainStep(
+        loss_fn,
+        axis=axis,
+        microbatches=microbatches,
+        precision=precision,
+        clip=clip,
+        guard=guard,
+        shard=shard,
+        donate=donate,
+    )
+
+
+def eval_step(
+    fn: Callable[..., Any],
+    *,
+    axis: str | Axis = "batch",
+    microbatches: int | None = None,
+    precision: str | None = None,
+) -> EvalStep:
+    """Make a function that computes metrics of a batch on all devices: ``metrics = evaluate(state, batch)``.
+
+    For averaged parameters, write ``evaluate(state.replace(params=state.ema), batch)``.
+
+    Args:
+        fn: ``fn(model, batch)``, with the model that the state was made from (an NNX module in ``eval()`` mode; a Linen
+            module, called as ``model(x, train=False)``; or the parameters) and the real rows of the batch. It may take
+            ``key`` and ``mutable`` as a loss function does. It returns a dict of metrics, or what a loss function
+            returns. Its changes to the model are discarded.
+        axis: as for :func:`train_step`.
+        microbatches: likewise.
+        precision: likewise.
+
+    Returns:
+        ``evaluate(state, batch)`` → a dict of :class:`Mean`. To combine several batches, add their means:
+        ``a["loss"] + b["loss"]``.
+
+    Raises:
+        StateError: as :func:`train_step` does.
+
+    Communicates: one all-reduce of the metrics, 8 bytes each, and whatever the model computes over the batch.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, paraxis as px
+        >>> state = px.TrainState.create({"w": jnp.ones(3)}, optax.sgd(0.1))
+        >>> evaluate = px.eval_step(lambda params, batch: {"positive": batch["x"] @ params["w"] > 0})
+        >>> float(evaluate(state, {"x": jnp.ones((10, 3))})["positive"])
+        1.0
+    """
+    return EvalStep("px.eval_step", fn, axis=axis, microbatches=microbatches, precision=precision, donate=False)
+
+
+def _mean_loss(loss: Mean) -> jax.Array:
+    """Return the loss itself; zero if nothing counts, so that the gradient is zero too."""
+    return loss.total / jnp.where(loss.weight == 0, 1, loss.weight) if loss.value is None else loss.value
+
+
+def _sums(metrics: dict[str, Mean]) -> dict[str, Mean]:
+    return {name: Mean(mean.total, mean.weight) for name, mean in metrics.items()}
+
+
+def _kept(new: Any, old: Any) -> Any:
+    """Return the new mutable state, in the dtypes of the old one; it must have its structure and shapes."""
+    if jax.tree.structure(new) != jax.tree.structure(old):
+        raise StateError(
+            f"px.train_step: the mutable state changed its structure, from {jax.tree.structure(old)} to "
+            f"{jax.tree.structure(new)}; make all of it when the state is made"
+        )
+
+    def one(path: Any, x: Any, before: jax.Array) -> jax.Array:
+        if jnp.shape(x) != before.shape:
+            raise ShapeError(
+                f"px.train_step: {tree.name('mutable', path)} changed its shape from {before.shape} to {jnp.shape(x)}"
+            )
+        return x if x.dtype == before.dtype else jnp.asarray(x, before.dtype)
+
+    return jax.tree_util.tree_map_with_path(one, new, old)

@@ -1,0 +1,104 @@
+"""From a gradient to the next state: clipping, the optimiser, the average, the guard."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paraxis._calls.extras import needed
+from paraxis.errors import StateError
+from paraxis.train._loss import Outcome
+from paraxis.train._mean import Mean
+from paraxis.train._state import TrainState
+
+Metrics = dict[str, Mean]
+
+
+def updated(
+    state: TrainState, gradient: Any, found: Outcome, clip: float | None, *, guard: bool
+) -> tuple[TrainState, Metrics]:
+    """Return the state after a step, and its metrics.
+
+    Args:
+        state: the one before.
+        gradient: of the mean loss.
+        found: what the loss function gave.
+        clip: gradients of a larger norm are scaled to this one.
+        guard: leave the state as it is if loss or gradient are not finite.
+
+    Raises:
+        StateError: if a metric of the loss function is called like one of the step's.
+    """
+    taken = sorted({"loss", "grad_norm"} & set(found.metrics))
+    if taken:
+        raise StateError(f"px.train_step: metric {taken[0]!r} has a name that the step uses; give yours another")
+    metrics = {"loss": found.loss, **found.metrics}
+    if clip is None and not guard:
+        return _optimized(gradient, found, state), metrics
+    with needed("px.train_step", "train"):
+        import optax
+    norm = optax.tree.norm(gradient)
+    metrics["grad_norm"] = Mean(norm, jnp.ones_like(norm))
+    if clip is not None:
+        gradient = jax.tree.map(lambda g: jax.lax.select(norm < clip, g, (g / norm.astype(g.dtype)) * clip), gradient)
+    update = functools.partial(_optimized, gradient, found)
+    if not guard:
+        return update(state), metrics
+    metrics["loss"] = _with_mean(found.loss)
+    metrics = {name: _unless_stopped(state.ok, mean) for name, mean in metrics.items()}
+    ok = jnp.isfinite(metrics["loss"].total) & jnp.isfinite(metrics["grad_norm"].total)
+    return _guarded(ok, state, update), metrics
+
+
+def _with_mean(loss: Mean) -> Mean:
+    """NaN for a total of nothing, or of less: it has no mean."""
+    return dataclasses.replace(loss, total=jnp.where((loss.weight > 0) | (loss.total == 0), loss.total, jnp.nan))
+
+
+def _optimized(gradient: Any, found: Outcome, state: TrainState) -> TrainState:
+    with needed("px.train_step", "train"):
+        import optax
+
+    optimizer, decay, loss = state.recipe.optimizer, state.recipe.ema_decay, found.loss
+    value = loss.total / jnp.where(loss.weight == 0, 1, loss.weight) if loss.value is None else loss.value
+    options = {"value": value} if _takes_value(optimizer.update) else {}
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params, **options)
+    params = optax.apply_updates(state.params, updates)
+    ema = state.ema if decay is None else optax.incremental_update(params, state.ema, 1 - decay)
+    return dataclasses.replace(
+        state, step=state.step + 1, params=params, opt_state=opt_state, mutable=found.mutable, ema=ema
+    )
+
+
+def _takes_value(update: Callable[..., Any]) -> bool:
+    """Return whether an optimiser takes the loss, as Polyak's step or ``reduce_on_plateau`` do; others refuse it."""
+    parameters = inspect.signature(update).parameters.values()
+    return any(p.name == "value" or p.kind == p.VAR_KEYWORD for p in parameters)
+
+
+def _guarded(ok: jax.Array, state: TrainState, update: Callable[[TrainState], TrainState]) -> TrainState:
+    """Return the state after an update; or the one before, which is then marked.
+
+    On CPU by a branch around the update, which then writes over the old state: chosen element by element afterwards,
+    both would be there at once, and be read and written once more. Elsewhere the choice is made element by element, as
+    it is fused with the update there, and a branch would make the host wait for the gradient.
+    """
+    changed = dataclasses.replace(state, key=None, extra=None, ok=None)
+
+    def by_branch(before: TrainState) -> TrainState:
+        return jax.lax.cond(ok, update, lambda same: same, before)
+
+    def by_element(before: TrainState) -> TrainState:
+        return jax.tree.map(functools.partial(jnp.where, ok), update(before), before)
+
+    after = jax.lax.platform_dependent(changed, cpu=by_branch, default=by_element)
+    return dataclasses.replace(after, key=state.key, extra=state.extra, ok=ok)
+
+
+def _unless_stopped(ok: jax.Array, mean: Mean) -> Mean:
+    value = None if mean.value is None else jnp.where(ok, mean.value, jnp.nan)
+    return Mean(jnp.where(ok, mean.total, jnp.nan), mean.weight, value)

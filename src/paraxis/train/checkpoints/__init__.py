@@ -1,1 +1,0 @@
-"""Trees of arrays in a directory: written behind a run's back, checked leaf by leaf, kept by a policy."""

@@ -1,1 +1,0 @@
-"""A run of steps from its beginning to its end: evaluated, saved, shown, stopped, resumed."""

@@ -1,1 +1,0 @@
-"""From a loss function to steps on all devices: the state, its models, gradients, the update."""
