@@ -69,7 +69,7 @@ CASES = (
     Cases(
         "a full disk while a checkpoint is written",
         "a warning or error names it; earlier checkpoints stay",
-        (("tests/train/test_checkpoint_failures.py", "")),
+        (("tests/train/test_checkpoint_failures.py", ""),),
     ),
     Cases(
         "a full disk while a run writes its log and checkpoints",

@@ -103,10 +103,7 @@ with px.Checkpoints(sys.argv[1]) as checkpoints:
 """
 
 
-def test_another_run_may_read_and_not_save_until_the_first_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("paraxis.train._checkpoints._PATIENCE", 0.2)
+def test_another_run_may_read_and_not_save_until_the_first_is_over(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "XLA_FLAGS": ""}
     command = [sys.executable, "-c", OTHER, str(tmp_path)]
     with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
