@@ -150,6 +150,40 @@ def experts(x, w):
     return jax.shard_map(body, mesh=FLAT, in_specs=(P("d"), P("d")), out_specs=P("d"), check_vma=False)(x, w)
 
 
+HEADS, MODEL = 4, 16
+
+
+def gpt_block(w, x):
+    """Tensor-parallel: heads and hidden units lie along "model", and each half ends in one sum over it."""
+    split = (*x.shape[:2], HEADS, MODEL // HEADS)
+    q, k, v = ((x @ w[name]).reshape(split) for name in "qkv")
+    mask = jnp.tril(jnp.ones((x.shape[1],) * 2, bool))
+    scores = jnp.where(mask, jnp.einsum("bihd,bjhd->bhij", q, k), -jnp.inf)
+    x = x + jnp.einsum("bhij,bjhd->bihd", jax.nn.softmax(scores), v).reshape(x.shape) @ w["out"]
+    return x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+
+
+COLUMNS, LINES = lies(TENSOR, None, "model"), lies(TENSOR, "model", None)
+BLOCK = {name: struct(MODEL, MODEL, lies=COLUMNS) for name in "qkv"} | {
+    "out": struct(MODEL, MODEL, lies=LINES),
+    "up": struct(MODEL, 4 * MODEL, lies=COLUMNS),
+    "down": struct(4 * MODEL, MODEL, lies=LINES),
+}
+CLIENTS = px.Axis("clients", 8)
+
+
+def diloco(w, x):
+    """Rounds of inner steps: ``x`` is of (rounds, clients, steps, rows, columns)."""
+
+    def client(w, x):
+        return jax.lax.scan(lambda w, x: (w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w), None), w, x)[0]
+
+    def outer(w, x):
+        return px.reduce_mean(px.map_fn(client, (px.broadcast(w, CLIENTS), x), CLIENTS), CLIENTS), None
+
+    return jax.lax.scan(outer, w, x)[0]
+
+
 HANDED_ON = ("collective_permute", 2 * WIDTH * 4, BATCHES + STAGES - 1, ("stage",))
 PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = {
     "data-parallel steps in a loop": (
@@ -197,6 +231,12 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], list[tuple[Any, ...]]]] = {
         (struct(8 * 16, 4), struct(8, 4, 4)),
         [("all_to_all", 16 * 4 * 4, 1, ("d",))] * 2,
     ),
+    "GPT block": (
+        gpt_block,
+        (BLOCK, struct(2, 6, MODEL, lies=lies(TENSOR, "data"))),
+        [("all_reduce", 6 * MODEL * 4, 1, ("model",))] * 2,
+    ),
+    "DiLoCo": (diloco, (struct(8), struct(5, 8, 3, 2, 8)), [("all_reduce", 8 * 4, 5, ("clients",))]),
     "nested axes": (
         nested,
         (struct(2, 4, 5),),
