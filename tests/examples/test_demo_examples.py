@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from sklearn.linear_model import LogisticRegression
 
 import paraxis as px
-from paraxis.testing import assert_communication
 from tests._support import assert_close
 
 pytestmark = pytest.mark.slow
@@ -65,36 +64,6 @@ def by_hand(module: ModuleType, params: Any, images: Any, labels: Any, order: An
 def test_a_round_is_the_mean_of_the_clients_models(fedavg: ModuleType, devices: int) -> None:
     inputs = a_round(fedavg)
     assert_close(fedavg.make_round(clients(devices))(*inputs), by_hand(fedavg, *inputs))
-
-
-def test_only_the_model_and_the_loss_are_communicated(fedavg: ModuleType) -> None:
-    params, *rows = a_round(fedavg)
-    size = sum(leaf.size for leaf in params.values()) + 1
-    everything = (params, *px.scatter(tuple(rows), clients(5)))
-    kinds = {"all_gather": 0, "reduce_scatter": 0, "all_to_all": 0, "collective_permute": 0, "collective_broadcast": 0}
-    assert_communication(fedavg.make_round(clients(5)), *everything, all_reduce=1, max_bytes=4 * size, **kinds)
-
-
-@pytest.mark.parametrize("num_clients", [2, 3, 7, 30])
-def test_clients_have_different_digits_of_few_labels(fedavg: ModuleType, num_clients: int) -> None:
-    numbers = np.arange(100)  # the image of number i is i, its label i mod 10
-    digits = fedavg.Labelled(numbers.astype(np.float32).reshape(-1, 1, 1, 1), (numbers % 10).astype(np.int32))
-    split = fedavg.split_by_label(digits, num_clients)
-    run = 100 // (2 * num_clients)
-    own = split.images.reshape(num_clients, -1).astype(int)
-    assert split.labels.shape == own.shape == (num_clients, 2 * run)
-    assert len(np.unique(own)) == own.size
-    np.testing.assert_array_equal(split.labels, own % 10)
-    assert max(len(np.unique(labels)) for labels in split.labels) <= 2 * (1 + -(-(run - 1) // 10))
-
-
-def test_a_round_takes_different_clients_and_no_digit_twice(fedavg: ModuleType) -> None:
-    labels = np.tile(np.arange(20, dtype=np.int32)[:, None], 40)
-    images, chosen, order = fedavg.sample(fedavg.Labelled(labels[..., None, None, None] * 1.0, labels), 1)
-    assert len({*chosen[:, 0]}) == len(chosen) == 16
-    np.testing.assert_array_equal(images[..., 0, 0, 0], chosen)
-    np.testing.assert_array_equal(np.sort(order.reshape(16, -1), axis=1), np.tile(np.arange(40), (16, 1)))
-    assert not np.array_equal(order, fedavg.sample(fedavg.Labelled(labels, labels), 2)[2])
 
 
 @pytest.mark.parametrize("devices", [1, 3])

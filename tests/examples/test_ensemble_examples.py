@@ -28,33 +28,6 @@ def loaded(module: ModuleType) -> Any:
     return module.load_mnist()
 
 
-# --- the digits ------------------------------------------------------------------------------------------------------
-
-
-def test_held_out_digits_of_mnist_are_not_trained_on(digits: Any) -> None:
-    train, test = digits
-    assert (train.images.shape, test.images.shape) == ((4000, 28, 28, 1), (1000, 28, 28, 1))
-    assert (train.images.min(), train.images.max()) == (0, 1)
-    assert set(train.labels) == set(test.labels) == set(range(10))
-    trained = {image.tobytes() for image in train.images}
-    assert not trained & {image.tobytes() for image in test.images}
-
-
-def test_shifted_digits_are_the_same_digits_turned_and_noised(example: Example, digits: Any) -> None:
-    module, test = example("_mnist"), digits[1].first(50)
-    quarter = module.rotated(test, 90)
-    np.testing.assert_allclose(quarter.images, np.rot90(test.images, axes=(1, 2)), atol=1e-5)
-    noisy = module.noised(test, 0.5)
-    for shifted in (quarter, noisy, module.rotated(test, 30)):
-        np.testing.assert_array_equal(shifted.labels, test.labels)
-        assert shifted.images.min() >= 0
-        assert shifted.images.max() <= 1
-    # Of noise around zero, half is cut off: the rest of a half-normal's deviation.
-    black = noisy.images[test.images == 0]
-    assert np.mean(black == 0) == pytest.approx(0.5, abs=0.01)
-    np.testing.assert_array_equal(noisy.images, module.noised(test, 0.5).images)
-
-
 # --- the page's CNN --------------------------------------------------------------------------------------------------
 
 
@@ -88,22 +61,6 @@ def test_members_are_the_same_whatever_their_number_and_the_devices(example: Exa
     for (size, _), (params, probs) in found.items():
         assert_close(params, jax.tree.map(lambda *xs: np.stack(xs), *expected[:size]), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(probs, each[:size].mean(0), rtol=1e-3, atol=1e-5)
-
-
-def test_linen_and_nnx_ensembles_train_and_print_their_tables(
-    example: Example, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = example("ensemble_mnist").main(["--quick", "--members", "3"])
-    printed = capsys.readouterr().out
-    assert "Ensemble(3 members" in printed
-    for kind in ("linen", "nnx"):
-        ((_, train_loss, train_accuracy, test_loss, test_accuracy, _),) = found[kind]
-        # Guessing has log 10 = 2.303 and a tenth.
-        assert train_loss < 2.303
-        assert test_loss < 2.25
-        assert min(train_accuracy, test_accuracy) > 0.15
-    largest = [x - y for x, y in zip(*(jax.tree.leaves(found["members"][7, n][0]) for n in (2, 8)), strict=True)]
-    assert max(float(np.abs(x).max()) for x in largest) < 1e-5
 
 
 # --- uncertainty -----------------------------------------------------------------------------------------------------
@@ -142,19 +99,6 @@ def _mlp(params: Any, images: np.ndarray) -> jax.Array:
 # --- sweep, bagging, regression --------------------------------------------------------------------------------------
 
 
-def test_rates_that_diverge_are_named_and_left_out(example: Example) -> None:
-    module = example("ensemble_sweep")
-    found = module.sweep(5)
-    failed = np.flatnonzero(~found["finite"])
-    assert len(failed) > 0
-    assert set(failed) <= set(found["failed"])
-    assert not np.isfinite(found["errors"][failed]).any()
-    assert np.isfinite(found["errors"][found["finite"]]).all()
-    assert str(found["failed"][-1]) in found["warnings"][-1]
-    # The error of an average is no more than the members' on average: squares are convex.
-    assert found["average"] <= found["errors"][found["finite"]].mean()
-
-
 def test_a_swept_member_is_descent_with_its_rate(example: Example) -> None:
     module = example("ensemble_sweep")
     (x, y), _ = module.patients()
@@ -168,24 +112,3 @@ def test_a_swept_member_is_descent_with_its_rate(example: Example) -> None:
     gradient = jax.grad(loss)(start)
     for rate, member in zip((0.01, 0.1), ens, strict=True):
         assert_close(member, jax.tree.map(lambda p, g, rate=rate: p - rate * g, start, gradient))
-
-
-def test_the_bagged_average_is_better_than_its_members(example: Example) -> None:
-    found = example("ensemble_sweep").bagging(10, 10)
-    assert found["the average"] < found["a member"] < 1
-    # Two estimates of one thing, from 342 and from 100 patients.
-    assert found["out of bag"] == pytest.approx(found["the average"], abs=0.15)
-
-
-def test_the_mixture_is_less_wrong_beyond_the_data(example: Example) -> None:
-    found = example("ensemble_sweep").regression(60, None)
-    assert found["outside"][1] < found["outside"][0]
-    assert found["inside"][1] < found["outside"][1]
-
-
-def test_the_normal_likelihood_against_its_density(example: Example) -> None:
-    from scipy.stats import norm
-
-    y, mean, variance = np.array([0.5, -1.0]), np.array([0.0, 1.0]), np.array([2.0, 0.3])
-    got = example("ensemble_sweep").normal_nll(mean, variance, y)
-    np.testing.assert_allclose(got, -norm.logpdf(y, mean, np.sqrt(variance)), rtol=1e-5)

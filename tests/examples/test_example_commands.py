@@ -61,11 +61,3 @@ def _to_three_digits(line: str) -> str:
     """Measured times are left out, and other numbers rounded, since compilers differ in the last digits."""
     text = re.sub(r"\d+\.\d{5} (plain|compiled)", r"\1", line)
     return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2g}", text)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(COLUMNS))
-def test_help(name, run_example):
-    printed = run_example(name, "--help")
-    assert all(option in printed for option in ("--devices N", "--quick", "--plot PATH"))
-    assert len(printed) > 400

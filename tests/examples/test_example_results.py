@@ -29,32 +29,6 @@ def descent(loss, model, rate, num_steps):
     return model
 
 
-# --- the setting -----------------------------------------------------------------------------------------------------
-
-
-def test_digits_by_label_are_few_labels_each(setting):
-    data = setting.digits(24, by_label=True)
-    assert data.x.shape == (24, 58, 64)
-    assert max(len(np.unique(labels)) for labels in data.y) <= 4
-    assert min(len(np.unique(labels)) for labels in setting.digits(24, by_label=False).y) >= 8
-
-
-def test_held_out_digits_are_not_trained_on(setting):
-    data = setting.digits(8, by_label=True)
-    trained = {row.tobytes() for row in data.x.reshape(-1, 64)}
-    assert not trained & {row.tobytes() for row in data.test_x}
-
-
-def test_the_classifier_against_numpy(setting, model):
-    data = setting.digits(8, by_label=False)
-    w = jax.tree.map(np.asarray, model)
-    scores = np.maximum(data.test_x @ w["w1"] + w["b1"], 0) @ w["w2"] + w["b2"]
-    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    expected = -np.log(shares[np.arange(360), data.test_y]).mean()
-    np.testing.assert_allclose(setting.cross_entropy(model, data.test_x, data.test_y), expected, rtol=1e-5)
-    assert setting.accuracy(model, data) == pytest.approx((scores.argmax(1) == data.test_y).mean())
-
-
 # --- distributed SGD -------------------------------------------------------------------------------------------------
 
 
@@ -71,16 +45,6 @@ def test_distributed_sgd_is_full_batch_gradient_descent(example):
 
 
 # --- FedAvg ----------------------------------------------------------------------------------------------------------
-
-
-def test_fedavg_with_one_local_step_is_gradient_descent(example, setting, model):
-    module = example("fedavg")
-    data = setting.digits(module.CLIENTS, by_label=True)
-    flat_x, flat_y = data.x.reshape(-1, 64), data.y.reshape(-1)
-    got = model
-    for _ in range(3):
-        got = module.make_round(1, 0.1)(got, data.x, data.y)
-    assert_close(got, descent(lambda m: setting.cross_entropy(m, flat_x, flat_y), model, 0.1, 3))
 
 
 def test_fedavg_is_the_average_of_clients_trained_one_by_one(example, setting, model):
@@ -112,22 +76,6 @@ def test_clients_that_stay_away_might_as_well_not_exist(example, setting, model)
     got = module.partial_round(model, spoilt, data.y, mask)
     updates = jax.vmap(module.local_update, in_axes=(None, 0, 0))(model, data.x[mask], data.y[mask])
     assert_close(got, jax.tree.map(lambda p, u: p + u.mean(0), model, updates))
-
-
-def test_nobody_takes_part(example, setting, model):
-    module = example("fedavg_partial")
-    data = setting.digits(module.CLIENTS, by_label=True)
-    nobody = np.zeros(module.CLIENTS, bool)
-    assert_close(module.partial_round(model, data.x * np.nan, data.y, nobody), model, rtol=0, atol=0)
-
-
-def test_cohorts_are_of_able_clients(example):
-    module = example("fedavg_partial")
-    able = np.arange(module.CLIENTS) % 2 == 0
-    for seed in range(5):
-        mask = module.cohort(np.random.default_rng(seed), able, 4)
-        assert mask.sum() == 4
-        assert not (mask & ~able).any()
 
 
 # --- cohorts of clients of different size ----------------------------------------------------------------------------
@@ -174,18 +122,6 @@ def test_a_cohort_that_is_padded_gives_what_its_clients_give_one_by_one(example,
 # --- federated automatic differentiation -----------------------------------------------------------------------------
 
 
-def test_synthetic_data_follow_the_recipe(example):
-    module = example("federated_autodiff")
-    x, y = module.synthetic(1.0, 1.0, rows=2000)
-    assert x.shape == (module.CLIENTS, 2000, 60)
-    assert (y >= 0).all()
-    assert (y < 10).all()
-    within = np.mean([client.var(0) for client in x], axis=0)
-    np.testing.assert_allclose(within, np.arange(1, 61) ** -1.2, rtol=0.05)
-    spread = [np.var(module.synthetic(0.0, beta, rows=5)[0].mean((1, 2))) for beta in (0.0, 4.0)]
-    assert spread[1] > 10 * spread[0]
-
-
 def test_the_hypergradient_is_the_slope_of_the_loss(example):
     """In float64, without Paraxis: two rounds by plain ``vmap``, and central differences in the rate."""
     module = example("federated_autodiff")
@@ -214,16 +150,6 @@ def test_the_hypergradient_is_the_slope_of_the_loss(example):
     np.testing.assert_allclose(got, expected, rtol=1e-3)
 
 
-def test_a_tuned_round_takes_its_step_with_the_tuned_rate(example):
-    module = example("federated_autodiff")
-    x, y = module.synthetic(1.0, 1.0)
-    state, losses = module.train(0.1, 5, tuned=True, x=x, y=y)
-    still, fixed = module.train(0.1, 5, tuned=False, x=x, y=y)
-    np.testing.assert_allclose(still.log_rate, np.log(0.1), rtol=1e-6)
-    assert state.log_rate > still.log_rate
-    assert losses[-1] < fixed[-1]
-
-
 # --- DiLoCo ----------------------------------------------------------------------------------------------------------
 
 
@@ -234,21 +160,6 @@ def adamw_alone(setting, model, moments, x, y):
         updates, moments = adamw.update(gradient, moments, model)
         model = optax.apply_updates(model, updates)
     return model, moments
-
-
-def test_diloco_with_one_step_and_no_outer_momentum_averages_adamw_steps(example, setting, model):
-    module = example("diloco")
-    x, y = module.batches(setting.digits(module.WORKERS, by_label=False), 2)
-    plain = optax.sgd(1.0)
-    state, expected = module.start(model, plain), model
-    moments = [optax.adamw(3e-3).init(model)] * module.WORKERS
-    for i in range(2):
-        state = module.diloco_round(state, x[:, i : i + 1], y[:, i : i + 1], outer=plain)
-        pairs = [adamw_alone(setting, expected, moments[k], x[k, i : i + 1], y[k, i : i + 1]) for k in range(len(x))]
-        moments = [pair[1] for pair in pairs]
-        expected = jax.tree.map(lambda *ws: jnp.mean(jnp.stack(ws), 0), *(pair[0] for pair in pairs))
-    # AdamW's first steps divide a gradient by its own size, which multiplies rounding where it is nearly zero.
-    assert_close(state.model, expected, rtol=1e-3, atol=2e-5)
 
 
 def test_diloco_takes_a_nesterov_step_along_the_average_move(example, setting, model):
@@ -264,16 +175,6 @@ def test_diloco_takes_a_nesterov_step_along_the_average_move(example, setting, m
         velocity = jax.tree.map(lambda v, g: 0.9 * v + g, velocity, move)
         expected = jax.tree.map(lambda p, g, v: p - 0.7 * (g + 0.9 * v), expected, move, velocity)
     assert_close(state.model, expected, rtol=1e-3, atol=5e-5)
-
-
-def test_synchronous_adamw_is_adamw_on_the_whole_batch(example, setting, model):
-    module = example("diloco")
-    data = setting.digits(module.WORKERS, by_label=False)
-    x, y = module.batches(data, 2)
-    got, _ = module.run_synchronously(model, x, y, data)
-    whole_x, whole_y = (np.moveaxis(a, 1, 0).reshape(2, -1, *a.shape[3:]) for a in (x, y))
-    expected, _ = adamw_alone(setting, model, optax.adamw(3e-3).init(model), whole_x, whole_y)
-    assert_close(got, expected, rtol=1e-3, atol=2e-5)
 
 
 def test_a_diloco_round_communicates_the_model_once_whatever_its_length(example, setting, model):

@@ -27,18 +27,3 @@ def test_the_model_is_that_of_all_rows_and_the_file_is_made_once(example, tmp_pa
     module.main(["--quick", "--folder", str(tmp_path)])
     assert found["path"].stat().st_mtime_ns == made.st_mtime_ns
     assert "is there already" in capsys.readouterr().out
-
-
-def test_a_file_that_is_not_complete_is_not_there(example, tmp_path, monkeypatch):
-    module = example("large_csv")
-
-    def full(part):
-        if part == 1:
-            raise OSError("No space left on device")
-        return rows(part)
-
-    rows = module.rows
-    monkeypatch.setattr(module, "rows", full)
-    with pytest.raises(OSError, match="No space left"):
-        module.made(tmp_path / "some.csv", 3e7)
-    assert not os.listdir(tmp_path)

@@ -1,10 +1,9 @@
-"""Logistic regression on all devices and on one, against scikit-learn."""
+"""Linear models on all devices and on one, and of a table with text and gaps, against scikit-learn."""
 
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
@@ -35,15 +34,6 @@ def mean_loss(coef: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
     return float(log_loss(y, scores / scores.sum(1, keepdims=True)))
 
 
-def test_the_data_are_those_of_the_notebook(example: Example) -> None:
-    x, y = example("sharded_logreg").classification(500)
-    assert (x.shape, x.dtype, y.dtype) == ((500, 784), np.float32, np.int32)
-    assert np.bincount(y).min() > 30
-    assert len(np.bincount(y)) == 10
-    # Of the columns beside the 50 that tell classes apart, some are made of these, and the others are noise.
-    assert np.linalg.matrix_rank(x - x.mean(0)) < 500
-
-
 @pytest.mark.parametrize("devices", [1, 3, 8])
 def test_the_loop_ends_at_scikit_learns_solution(example: Example, devices: int) -> None:
     module = example("sharded_logreg")
@@ -68,66 +58,34 @@ def test_a_step_is_compiled_once_and_communicates_one_gradient(example: Example)
     assert one.communicated.total_count == 0
 
 
-def test_steps_down_end_where_the_error_is_small(example: Example) -> None:
-    module = example("sharded_logreg")
-    run = module.Run(np.ones(4), np.ones(4), np.array([1, 1e-3, 1e-6, 1e-4]), *[None] * 3, 1)
-    assert run.num_down == 3
-    assert run._replace(errors=np.ones(4)).num_down is None
-
-
-def test_digits_are_fitted_as_well_as_by_scikit_learn(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
-    module = example("sharded_logreg")
-    fits = module.compare_on_digits()
-    printed = capsys.readouterr().out
-    (x, y), (test_x, test_y) = module.digits()
-    assert (x.shape, test_x.shape, x.dtype) == ((1437, 64), (360, 64), np.float64)
-    assert not {row.tobytes() for row in x} & {row.tobytes() for row in test_x}
-
-    expected = by_sklearn(x, y, C=1.0, solver="newton-cholesky", tol=1e-12)
-    for name, atol in {
-        "Paraxis on 8 devices": 1e-9,
-        "Paraxis on 1 device": 1e-9,
-        "Paraxis on 8 devices, float32": 1e-4,
-    }.items():
-        np.testing.assert_allclose(fits[name].coef, expected, rtol=0, atol=atol)
-        assert int(fits[name].passes) <= 2 * fits[name].num_iterations + 10  # some at the start, and to confirm
-        assert name in printed
-    accuracy = np.mean((test_x @ expected).argmax(1) == test_y)
-    assert printed.count(f"{accuracy:.4g}") >= 5
-
-    least = mean_loss(expected, x, y) + np.sum(expected**2) / (2 * len(y))
-    assert module.objective(expected, module.Labelled(x, y)) == pytest.approx(least, rel=1e-12)
-
-
-def test_both_are_run_compared_and_drawn(example: Example, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
-    module, picture = example("sharded_logreg"), tmp_path / "plot.png"
-    found = module.main(["--rows", "4000", "--iterations", "4", "--plot", str(picture)])
-    printed = capsys.readouterr().out
-    runs = found["runs"]
-    assert sorted(runs) == [1, jax.device_count()]
-    for run in runs.values():
-        assert np.log(10) > run.values[0] > run.values[-1]  # guessing has log 10
-    ratio = np.mean(runs[1].seconds[1:] / runs[8].seconds[1:])
-    assert f"average step-time ratio, 1 device to 8: {ratio:.2f}" in printed
-    assert "share one CPU" in printed
-    assert "2 all_reduce (31,372 bytes)" in printed
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_plots_show_error_and_time_of_each_step(example: Example) -> None:
-    module = example("sharded_logreg")
-    errors, seconds = np.geomspace(1, 1e-4, 5), np.array([9, 1, 2, 3, 4])
-    run = module.Run(seconds, errors, errors, *[None] * 3, 1)
-    left, right = module.draw({8: run, 1: run}, "title").axes
-    assert [text.get_text() for text in left.get_legend().get_texts()] == ["8 devices", "1 device"]
-    for axes, shown in ((left, errors), (right, 1000 * seconds[1:])):  # the first step compiles
-        assert len(axes.lines) == 2
-        for line in axes.lines:
-            np.testing.assert_allclose(line.get_ydata(), shown)
-            assert line.get_xdata()[-1] == 5
-    assert left.get_yscale() == "log"
-
-
-def test_one_step_has_no_average(example: Example) -> None:
-    with pytest.raises(SystemExit, match=r"--iterations must be at least 2"):
-        example("sharded_logreg").main(["--iterations", "1"])
+def test_a_table_with_text_and_gaps_is_fitted_as_by_scikit_learn(example: Example) -> None:
+    module = example("fit_table")
+    found = module.main(["--quick"])
+    table = module.patients()
+    y = table["sick"].to_numpy()
+    train = module.train_test_split(np.arange(len(y)), test_size=0.2, random_state=0)[0]
+    income = table["income"].to_numpy()
+    numbers = [
+        table["age"].to_numpy(),
+        table["visits"].to_numpy(),
+        np.where(np.isnan(income), np.nanmean(income[train]), income),
+    ]
+    scaled = [(x - x[train].mean()) / x[train].std() for x in numbers]
+    text = [
+        table[name].to_numpy() == level
+        for name, level in (("smoker", "yes"), ("smoker", "no"), ("city", "Bern"), ("city", "Basel"))
+    ]
+    theirs = LogisticRegression(C=found["model"].C, solver="newton-cholesky", tol=1e-10).fit(
+        np.transpose([*scaled, *text])[train], y[train]
+    )
+    names = [
+        "number__age",
+        "number__visits",
+        "number__income",
+        "text__smoker_yes",
+        "text__smoker_no",
+        "text__city_Bern",
+        "text__city_Basel",
+    ]
+    np.testing.assert_allclose([found["coefficients"][name] for name in names], theirs.coef_[0], atol=1e-4)
+    assert found["scores"]["the model"] > found["scores"]["no column"] + 0.2

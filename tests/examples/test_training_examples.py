@@ -1,6 +1,5 @@
 """The examples of training, against plain loops of Flax and optax, NumPy and scikit-learn."""
 
-import collections
 import os
 import signal
 import subprocess
@@ -34,15 +33,6 @@ def assert_same_bits(got: Any, expected: Any) -> None:
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
-
-
-def test_held_out_rows_are_not_trained_on_nor_used_to_scale(example: Example) -> None:
-    train, held_out = example("tabular_pipeline").load()
-    assert (train["x"].shape, held_out["x"].shape) == ((399, 30), (170, 30))
-    np.testing.assert_allclose(train["x"].mean(0), 0, atol=1e-5)
-    np.testing.assert_allclose(train["x"].std(0), 1, atol=1e-5)
-    assert np.abs(held_out["x"].mean(0)).max() > 1e-3
-    assert not {row.tobytes() for row in train["x"]} & {row.tobytes() for row in held_out["x"]}
 
 
 def test_with_any_part_replaced_by_plain_flax_the_state_is_the_same_bit_by_bit(example: Example) -> None:
@@ -79,14 +69,6 @@ def test_the_pipeline_goes_on_from_its_checkpoint_and_scores_what_scikit_learn_d
     assert last["held-out/loss"] == pytest.approx(log_loss(held_out["y"], predicted), rel=1e-4)
     assert last["held-out/accuracy"] > 0.9
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_same_model_in_nnx_learns_as_well(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
-    module = example("tabular_pipeline")
-    module.print_model(True, 30)
-    assert "90,301" in capsys.readouterr().out  # 30·300 + 300 + 2·300 + 300·200 + 200 + 200·100 + 100 + 100 + 1
-    fitted = module.train(module.load(), 2, is_nnx=True)
-    assert fitted.history.evaluations[-1].metrics["held-out/accuracy"] > 0.9
 
 
 # --- digits ----------------------------------------------------------------------------------------------------------
@@ -131,57 +113,7 @@ def test_steps_on_all_devices_are_those_of_a_loop_of_optax(example: Example) -> 
     assert one.total_count == 0
 
 
-def test_the_average_of_the_parameters_is_tested_beside_them(example: Example) -> None:
-    module = example("mnist_cnn")
-    found = module.main(["--quick", "--epochs", "1"])
-    (_, test), state = found["data"], found["fitted"].state
-    metrics: dict[str, float] = {}
-    for record in found["fitted"].history.evaluations:
-        metrics |= record.metrics
-    for name, ema in (("test", False), ("averaged", True)):
-        model = state.model(ema=ema)
-        model.eval()
-        right = np.asarray(model(jnp.asarray(test["images"]))).argmax(1) == test["labels"]
-        assert metrics[f"{name}/accuracy"] == pytest.approx(right.mean(), abs=0.006)  # one tie
-    assert metrics["test/loss"] < np.log(10)
-
-
 # --- text ------------------------------------------------------------------------------------------------------------
-
-
-def test_bits_by_counting_are_those_of_counting(example: Example) -> None:
-    module = example("transformer_fsdp")
-    train, test = (np.frombuffer(text, np.uint8) for text in (b"the cat sat on the mat, the end", b"the hat"))
-    assert module.bits_by_counting(train, test, 1) == pytest.approx(_bits(bytes(train), bytes(test), 1))
-    assert module.bits_by_counting(train, test, 3) == pytest.approx(_bits(bytes(train), bytes(test), 3))
-
-
-def _bits(train: bytes, test: bytes, order: int) -> float:
-    together = collections.Counter(train[i : i + order] for i in range(len(train) - order + 1))
-    bits = []
-    for i in range(len(test) - order + 1):
-        seen = test[i : i + order]
-        before = sum(count for text, count in together.items() if text[:-1] == seen[:-1])
-        bits.append(-np.log2((together[seen] + 0.1) / (before + 12.8)))
-    return float(np.mean(bits))
-
-
-def test_each_character_is_predicted_once_from_those_before(example: Example) -> None:
-    module = example("transformer_fsdp")
-    found = module.windows(np.arange(12, dtype=np.uint8), 4)
-    assert found.tolist() == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8]]
-    train, test = module.load()
-    assert max(train.max(), test.max()) < 128
-    assert len(train) > 300_000
-
-    model = module.Transformer(8, 32, 1, nnx.Rngs(0))
-    model.eval()
-    codes = np.arange(8)[None] + 60
-    changed = codes.copy()
-    changed[0, 5:] = 1
-    before, after = (np.asarray(model(jnp.asarray(x)))[0] for x in (codes, changed))
-    np.testing.assert_allclose(after[:5], before[:5], rtol=1e-5, atol=1e-6)
-    assert np.abs(after[5:] - before[5:]).max() > 1e-3
 
 
 def test_split_parameters_take_an_eighth_and_give_the_same_losses(
@@ -206,24 +138,6 @@ def test_split_parameters_take_an_eighth_and_give_the_same_losses(
     bits = list(found["bits"].values())
     assert bits[0] > bits[1]  # a pair says more than a character
     assert bits[-1] < bits[3] < 7.1  # the transformer learns; all characters alike are 7 bits
-
-
-def test_on_one_device_there_is_nothing_to_split(example: Example) -> None:
-    module = example("transformer_fsdp")
-    text, size = module.load()[0][:5_000], module.Size(8, 32, 1)
-    axis = px.Axis("batch", 1, mesh=jax.sharding.Mesh(np.array(jax.devices()[:1]), ("batch",)))
-    split, whole = (module.some_steps(text, size, 2, axis=axis, **options) for options in ({"shard": "params"}, {}))
-    assert split.losses.tolist() == whole.losses.tolist()
-    assert split.communicated.total_count == 0
-
-
-def test_what_is_written_begins_as_told_and_is_the_same_each_time(example: Example) -> None:
-    module = example("transformer_fsdp")
-    model = module.initial(module.Size(8, 32, 1)).model()
-    texts = [module.write(model, "def ", 12, 8) for _ in range(2)]
-    assert texts[0] == texts[1]
-    assert texts[0].startswith("def ")
-    assert len(texts[0]) == 16
 
 
 # --- as commands -----------------------------------------------------------------------------------------------------
