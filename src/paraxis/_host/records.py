@@ -9,8 +9,6 @@ Whatever the bytes are, the outcome is a value of that form, or one error: ``Wro
 """
 
 import json
-import math
-import os
 import re
 import reprlib
 import zlib
@@ -41,18 +39,6 @@ def anything(value: Any, where: str) -> None:
     """Accept any JSON value."""
 
 
-def flag(value: Any, where: str) -> None:
-    """Accept true and false."""
-    if not isinstance(value, bool):
-        raise _wrong(value, where, "true or false")
-
-
-def nothing(value: Any, where: str) -> None:
-    """Accept null."""
-    if value is not None:
-        raise _wrong(value, where, "null")
-
-
 def integer(least: int | None = None, most: int | None = _LARGEST_INTEGER) -> Check:
     """Accept integers within bounds; ``None``: there is no bound."""
 
@@ -66,33 +52,12 @@ def integer(least: int | None = None, most: int | None = _LARGEST_INTEGER) -> Ch
     return check
 
 
-def number(*, finite: bool = True) -> Check:
-    """Accept integers and fractions; NaN and infinities only if they are asked for."""
-
-    def check(value: Any, where: str) -> None:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or (finite and isinstance(value, float) and not math.isfinite(value)):
-            raise _wrong(value, where, "a finite number" if finite else "a number")
-
-    return check
-
-
 def text(pattern: str | None = None) -> Check:
     """Accept texts, all of which match a pattern, if there is one."""
 
     def check(value: Any, where: str) -> None:
         if not isinstance(value, str) or (pattern is not None and re.fullmatch(pattern, value) is None):
             raise _wrong(value, where, "a text" if pattern is None else f"a text like {pattern}")
-
-    return check
-
-
-def one_of(*values: str) -> Check:
-    """Accept some texts."""
-
-    def check(value: Any, where: str) -> None:
-        if not isinstance(value, str) or value not in values:
-            raise _wrong(value, where, f"one of {', '.join(values)}")
 
     return check
 
@@ -152,21 +117,6 @@ def fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None =
     return check
 
 
-def either(*checks: Check) -> Check:
-    """Accept what one of the checks accepts."""
-
-    def check(value: Any, where: str) -> None:
-        reasons = []
-        for check_one in checks:
-            try:
-                return check_one(value, where)
-            except Wrong as error:
-                reasons.append(str(error))
-        raise Wrong("; or ".join(reasons))
-
-    return check
-
-
 def _wrong(value: Any, where: str, expected: str) -> Wrong:
     return Wrong(f"{where or 'the record'} is {reprlib.repr(value)}, not {expected}")
 
@@ -198,19 +148,11 @@ def wrapped(version: int, record: Mapping[str, Any]) -> bytes:
     return json.dumps({"format": version, "crc32": zlib.crc32(text.encode()), "record": text}).encode()
 
 
-def write_file(path: Path, version: int, record: Mapping[str, Any]) -> None:
-    """Write a record so; it is on the disk when this returns."""
-    with path.open("wb") as file:
-        file.write(wrapped(version, record))
-        file.flush()
-        os.fsync(file.fileno())
-
-
 _WRAPPED = fields({"format": integer(1), "crc32": integer(0, 2**32 - 1), "record": text()})
 
 
 def read_file(path: Path, version: int, check: Check, *, former: Mapping[int, Check] | None = None) -> Any:
-    """Return a record as :func:`write_file` wrote it, in this format or a former one. Links are not followed.
+    """Return a record as :func:`wrapped` made it, in this format or a former one. Links are not followed.
 
     Raises:
         Wrong: if it is not what was written.
