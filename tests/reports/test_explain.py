@@ -587,6 +587,14 @@ def test_each_line_of_a_mapped_function_has_its_own_work() -> None:
     assert found == {line_with("first"): (2 * 2 * 64,) * 2, line_with("second"): (2 * 2 * 64,) * 2}
 
 
+def test_what_a_mapped_function_computes_in_vain_is_no_work() -> None:
+    def gradient(x):
+        return jax.grad(lambda w: (x @ w).sum())(jnp.ones((4, 2)))  # nothing needs the product itself
+
+    work = px.explain(lambda x: px.map_fn(gradient, x, ROWS))(struct(16, 5, 4)).work
+    assert (work.flops, work.share) == (2 * 2 * 5 * 4 * 2,) * 2
+
+
 def test_nothing_is_run_and_calls_of_python_are_named() -> None:
     called: list[Any] = []
 

@@ -168,7 +168,8 @@ def _scoped(
         name, params = eqn.primitive.name, eqn.params
         if name == "px_map":  # the others of its parameters say how this one is run
             size = params["how"].placement.num_padded if padded else params["size"]
-            yield from _scoped(params["body"].jaxpr, times * size, is_bounded, within, padded, chosen)
+            body = jax_api.without_dead(params["body"])
+            yield from _scoped(body, times * size, is_bounded, within, padded, chosen)
             continue
         inner = times
         if name == "scan":

@@ -54,6 +54,7 @@ def behind(frames: Sequence[tuple[str, int, str]]) -> tuple[Line | None, str | N
     # JAX lowers equal reductions once: the frames of the first one stand before those of each.
     last = max((number for number, frame in enumerate(frames) if (frame[0], frame[2]) == _REDUCES), default=0)
     inside = list(itertools.takewhile(lambda frame: not frame[0].startswith(_REPORTS), frames[last:]))
+    verb: str | None = None
     for wanted in ("user", "library"):
         verb = None
         for file, number, function in inside:
@@ -63,7 +64,7 @@ def behind(frames: Sequence[tuple[str, int, str]]) -> tuple[Line | None, str | N
             name = function.partition(".<locals>")[0]
             if side == "ours" and not name.startswith("_"):
                 verb = f"px.{name}"
-    return None, None
+    return None, verb
 
 
 @functools.lru_cache(maxsize=4096)
