@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -226,7 +226,7 @@ def test_steps_as_arrays(tmp_path: Path) -> None:
     ("use", "kind", "message"),
     [
         (lambda path: px.Checkpoints(path, keep=0), px.DataError, "keep must be an integer of at least 1"),
-        (lambda path: px.Checkpoints(path, best=("loss", "least")), px.DataError, "best must be like"),
+        (lambda path: px.Checkpoints(path, best=cast("Any", ("loss", "least"))), px.DataError, "best must be like"),
         (lambda path: px.Checkpoints(path).save(1, {}, {"loss": np.float32(1)}), px.DataError, "JSON values"),
         (lambda path: px.Checkpoints(path, best=("loss", "min")).save(1, {}), px.DataError, "needs a number"),
         (
@@ -274,7 +274,7 @@ def test_saving_compiles_nothing(tmp_path: Path) -> None:
     jax.block_until_ready(tree)
     compiled: list[str] = []
 
-    def note(event: str, duration: float, **_: Any) -> None:
+    def note(event: str, duration_secs: float, **_: Any) -> None:
         if "compile" in event:
             compiled.append(event)
 

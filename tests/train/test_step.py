@@ -67,7 +67,7 @@ def test_a_linen_module_is_trained_as_one_that_is_bound(devices: int) -> None:
     def of(params: Any) -> Any:
         given = {"params": params, "batch_stats": variables["batch_stats"]}
         bound = net.bind(given, rngs={"params": jax.random.fold_in(key, 0)}, mutable=["batch_stats"])
-        y = bound(batch["x"], train=True)
+        y = bound(jnp.asarray(batch["x"]), train=True)
         return jnp.mean((y - batch["y"]) ** 2), {"batch_stats": bound.variables["batch_stats"]}
 
     (value, written), gradient = jax.jit(jax.value_and_grad(of, has_aux=True))(variables["params"])

@@ -122,3 +122,31 @@ def test_evaluations_of_one_state_are_not_in_flight_together() -> None:
     evaluate = px.eval_step(lambda params, batch: jnp.sum(batch @ params["w"] @ params["w"] @ params["w"], 1))
     for _ in range(2):  # compiled by the second time: the call returns at once
         assert evaluate(state, work)["loss"].total.is_ready()
+
+
+def test_a_batch_on_the_host_may_be_changed_once_a_step_returns() -> None:
+    batch = {"x": np.ones((1 << 16, FEATURES), "float32"), "y": np.ones(1 << 16, "float32")}
+    step = px.train_step(plain_loss, axis=axis(8), donate=False)
+    state = px.TrainState.create(plain_params(), ADAM)
+    _, expected = step(state, jax.tree.map(np.copy, batch))
+    _, metrics = step(state, batch)
+    for x in batch.values():
+        x[:] = np.nan
+    assert float(metrics["loss"]) == float(expected["loss"])
+
+
+def test_a_step_is_compiled_once_per_number_of_rows_wherever_the_state_lay() -> None:
+    step = px.train_step(plain_loss, axis=axis(8), shard="params")
+    state = px.TrainState.create(plain_params(width=1024), ADAM, ema=0.9, key=jax.random.key(0))
+    compiled: list[str] = []
+
+    def note(event: str, duration_secs: float, **_: object) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    state, _ = step(state, rows(16))
+    jax.monitoring.register_event_duration_secs_listener(note)
+    for _ in range(3):
+        state, _ = step(state, rows(16))
+    jax.monitoring.clear_event_listeners()
+    assert compiled == []
