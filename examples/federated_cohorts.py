@@ -3,8 +3,8 @@
 The clients' numbers of digits are log-normal, and most of a client's digits have two labels. `px.Groups` holds them as
 they are. A cohort depends on the seed and the round alone; it is padded to a few lengths, with a mask.
 
-A round is one program for the mesh and for every engine. With ``--engine stream`` it runs in turns, with ``pool`` in
-other processes, with ``ray`` on a cluster: the curves are the same to rounding. SCAFFOLD keeps a vector for each client
+A round is one program for the mesh and for a stream. With ``--engine stream`` it runs in chunks, with ``pool`` in other
+processes, with ``ray`` on a cluster: the curves are the same to rounding. SCAFFOLD keeps a vector for each client
 on the host; those of the cohort go into the round as rows, and their successors come back as rows.
 
 FedAvg (McMahan et al., 2017) takes the weighted mean of the clients' models. FedAdam (Reddi et al., 2021) gives the
@@ -12,7 +12,9 @@ mean change to Adam, as a gradient. SCAFFOLD (Karimireddy et al., 2020, option I
 difference between what all clients and this one would do.
 """
 
+import multiprocessing
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import _setting
@@ -50,8 +52,8 @@ def clients() -> Clients:
 
 def loss(model: Any, data: Any) -> jax.Array:
     """The mean over a client's real rows."""
-    scores = jax.nn.log_softmax(_setting.logits(model, data.x))
-    each = -jnp.take_along_axis(scores, data.y[:, None], 1)[:, 0]
+    scores = jax.nn.log_softmax(_setting.logits(model, data["x"]))
+    each = -jnp.take_along_axis(scores, data["y"][:, None], 1)[:, 0]
     return jnp.sum(jnp.where(data.mask, each, 0.0)) / data.count
 
 
@@ -93,8 +95,10 @@ def runner(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return what makes a function to be called with cohorts out of a program."""
     if name == "mesh":
         return lambda fn: lambda *args: jax.jit(fn)(*(x.arrays() if isinstance(x, px.Groups) else x for x in args))
-    engine = {"stream": px.Stream, "pool": px.Pool, "ray": px.Ray}[name](at_once=3)
-    return engine.jit
+    if name == "pool":  # its processes end with this one
+        executor = ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+        return px.Stream(at_once=3, map=executor.map).jit
+    return px.Stream(at_once=3, map=px.ray_map() if name == "ray" else None).jit
 
 
 def with_server(optimizer: optax.GradientTransformation) -> Callable[..., list[float]]:
@@ -120,7 +124,7 @@ def scaffold(data: Clients, rounds: int, run: Callable[..., Any]) -> list[float]
     own = jax.tree.map(lambda p: np.zeros((CLIENTS, *p.shape), np.float32), model)
     for number in range(rounds):
         cohort = data.groups.sample(COHORT, seed=(0, number))
-        chosen = np.asarray(cohort.ids)
+        chosen = cohort.numbers
         model, change, new = step(model, server, cohort, jax.tree.map(lambda c, i=chosen: c[i], own))
         server = jax.tree.map(lambda c, d: c + d * COHORT / CLIENTS, server, change)
         for whole, rows in zip(jax.tree.leaves(own), jax.tree.leaves(new), strict=True):

@@ -60,15 +60,14 @@ def written(rows: Rows, folder: Path) -> px.Table:
 
 
 def fit(table: px.Table, folder: Path | None, *, stop: bool = False) -> px.solve.LogisticRegression:
-    def show(progress: px.engines.Progress) -> None:
+    def show(progress: px.streaming.Progress) -> None:
         if stop and progress.pass_number == STOP_AT:
             raise Stopped
         if progress.done == progress.elements and progress.pass_number % 10 == 1:
             print(f"  {progress}", flush=True)
 
     at_once = -(-AT_ONCE // jax.device_count())
-    saving = {} if folder is None else {"folder": folder, "save_every": 0}
-    engine = px.Stream(at_once=at_once, verbose=show, **saving)
+    engine = px.Stream(at_once=at_once, verbose=show, folder=folder)
     return px.solve.LogisticRegression(**OPTIONS).fit(table, engine=engine)
 
 

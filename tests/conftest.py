@@ -8,9 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -51,25 +49,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 # A shell starts what runs in its background with SIGINT ignored, and Python then leaves it so.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(scope="module")
-def pool(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Two processes that wait for the tests of a module; its ``AT_ONCE`` is how many elements they run at once."""
-    import paraxis as px
-
-    with px.Pool(at_once=request.module.AT_ONCE, workers=2) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def ray(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Start a Ray cluster on this machine for the tests of a module, with its ``AT_ONCE``."""
-    ray = pytest.importorskip("ray")
-    import paraxis as px
-
-    yield px.Ray(at_once=request.module.AT_ONCE)
-    ray.shutdown()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,8 +1,8 @@
 """Paraxis puts an axis of a JAX program on as many devices as there are.
 
 The root has the axis, programs, verbs, collectives, and the names with which most uses of a front end begin. All others
-are in their rooms, each of which is loaded when it is first used: ``px.engines``, ``px.ensembles``, ``px.errors``,
-``px.launch``, ``px.reports``, ``px.solve``, ``px.testing``, ``px.train``, ``px.transforms``.
+are in their rooms, each of which is loaded when it is first used: ``px.ensembles``, ``px.errors``, ``px.launch``,
+``px.reports``, ``px.solve``, ``px.streaming``, ``px.testing``, ``px.train``, ``px.transforms``.
 """
 
 import importlib
@@ -42,21 +42,21 @@ from paraxis.mapreduce import pmap, program
 
 if typing.TYPE_CHECKING:
     from paraxis import (
-        engines as engines,
         ensembles as ensembles,
         errors as errors,
         launch as launch,
         reports as reports,
         solve as solve,
+        streaming as streaming,
         testing as testing,
         train as train,
         transforms as transforms,
     )
     from paraxis._tables import Table
-    from paraxis.engines import Groups, Pool, Ray, Stream
     from paraxis.ensembles import Ensemble, ensemble, load_ensemble
     from paraxis.launch import initialize
     from paraxis.reports import compare, explain, show, tabulate
+    from paraxis.streaming import Groups, Stream, ray_map
     from paraxis.train import (
         Checkpoints,
         Evaluate,
@@ -94,8 +94,6 @@ __all__ = [
     "Optimizer",
     "Parallel",
     "ParaxisError",
-    "Pool",
-    "Ray",
     "Stream",
     "Table",
     "TrainState",
@@ -124,6 +122,7 @@ __all__ = [
     "pmin",
     "program",
     "psum",
+    "ray_map",
     "reduce_all",
     "reduce_any",
     "reduce_max",
@@ -142,12 +141,12 @@ __all__ = [
 _jax_api.when_devices_are_asked_for(_threads.settle)  # before JAX starts them
 
 # What needs a framework besides JAX, or is large, is loaded when it is first used.
-_ROOMS = ("engines", "ensembles", "errors", "launch", "reports", "solve", "testing", "train", "transforms")
+_ROOMS = ("ensembles", "errors", "launch", "reports", "solve", "streaming", "testing", "train", "transforms")
 _ROOM_OF = {
-    **dict.fromkeys(("Groups", "Pool", "Ray", "Stream"), "engines"),
     **dict.fromkeys(("Ensemble", "ensemble", "load_ensemble"), "ensembles"),
     "Table": "_tables",
     "initialize": "launch",
+    **dict.fromkeys(("Groups", "Stream", "ray_map"), "streaming"),
     **dict.fromkeys(("compare", "explain", "show", "tabulate"), "reports"),
     **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "TrainState", "TrainingStopped"), "train"),
     **dict.fromkeys(("eval_step", "fit", "loader", "train_step"), "train"),

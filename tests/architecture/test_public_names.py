@@ -10,12 +10,12 @@ import traceback
 from pathlib import Path
 
 import paraxis
-import paraxis.engines
 import paraxis.ensembles
 import paraxis.errors
 import paraxis.launch
 import paraxis.reports
 import paraxis.solve
+import paraxis.streaming
 import paraxis.testing
 import paraxis.train
 import paraxis.transforms
@@ -23,12 +23,12 @@ import paraxis.transforms
 API_PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "api").glob("*.md"))
 MODULES = [
     paraxis,
-    paraxis.engines,
     paraxis.ensembles,
     paraxis.errors,
     paraxis.launch,
     paraxis.reports,
     paraxis.solve,
+    paraxis.streaming,
     paraxis.solve.objective,
     paraxis.solve.prox,
     paraxis.testing,

@@ -13,6 +13,7 @@ import paraxis.errors
 import paraxis.launch
 import paraxis.reports
 import paraxis.solve
+import paraxis.streaming
 import paraxis.testing
 import paraxis.train
 import paraxis.transforms
@@ -24,12 +25,12 @@ FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = [
     paraxis,
-    paraxis.engines,
     paraxis.ensembles,
     paraxis.errors,
     paraxis.launch,
     paraxis.reports,
     paraxis.solve,
+    paraxis.streaming,
     paraxis.solve.objective,
     paraxis.solve.prox,
     paraxis.testing,

@@ -55,7 +55,8 @@ POOL = """
     def total(w, x):
         return px.reduce_sum(px.map_fn(lambda w, x: w @ x, (px.broadcast(w, axis), x), axis), axis)
 
-    gradient = ENGINE.run(jax.grad(total), jnp.ones(3), px.Groups.of_arrays(x))
+    stream = px.Stream(at_once=5, map=MAP)
+    gradient = stream.run(jax.grad(total), jnp.ones(3), px.Groups.of_arrays(x))
     assert np.allclose(gradient, x.sum(0))
 """
 
@@ -125,8 +126,8 @@ PROGRAMS = {
     for name, program in {
         "bare": BARE,
         "nnx": NNX,
-        "pool": POOL.replace("ENGINE", "px.Pool(at_once=5, workers=1)"),
-        "ray": POOL.replace("ENGINE", "px.Ray(at_once=5)"),
+        "pool": POOL.replace("MAP", "map"),
+        "ray": POOL.replace("MAP", "px.ray_map()"),
         "solve": SOLVE,
         "tables": TABLES,
         "train": TRAIN,

@@ -6,7 +6,8 @@ Both are context variables, so threads and async tasks never see each other's.
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from jax.sharding import AbstractMesh
 
@@ -49,12 +50,47 @@ def entered(scope: Scope) -> Iterator[None]:
         _scope.reset(token)
 
 
+@dataclasses.dataclass(frozen=True)
+class Chunked:
+    """A trace for some of an axis' elements in place of all.
+
+    ``axis`` returns an axis with as many elements as are traced for; ``rows``, of a tree of arrays that a verb takes
+    as elements' values, their rows.
+    """
+
+    axis: Callable[[Axis], Axis]
+    rows: Callable[[Any, Axis], Any]
+
+
+_chunked: contextvars.ContextVar[Chunked | None] = contextvars.ContextVar("paraxis_chunked", default=None)
+
+
+@contextlib.contextmanager
+def chunked(chunk: Chunked) -> Iterator[None]:
+    token = _chunked.set(chunk)
+    try:
+        yield
+    finally:
+        _chunked.reset(token)
+
+
+def rows(tree: Any, axis: Axis) -> Any:
+    """Return what a verb takes as elements' values: as it is, but in a trace for some of the elements."""
+    chunk = _chunked.get()
+    return tree if chunk is None else chunk.rows(tree, axis)
+
+
 def resolve(verb: str, axis: Axis | str | None) -> Axis:
     """Return the axis that a verb is to use.
 
     Raises:
         ScopeError: if that cannot be told.
     """
+    found, chunk = _resolved(verb, axis), _chunked.get()
+    return found if chunk is None else chunk.axis(found)
+
+
+def _resolved(verb: str, axis: Axis | str | None) -> Axis:
     if isinstance(axis, Axis):
         return axis
     declared = current().declared

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from paraxis._axes import scope
 from paraxis._axes.axis import Axis
 from paraxis._calls import check
 from paraxis.errors import DataError, ShapeError
@@ -25,10 +26,12 @@ def arrays(verb: str, argument: str, tree: Any, *, shapes: bool = False) -> Any:
             raise DataError(f"{verb}: {name(argument, path)} {reason}")
         try:
             return jnp.asarray(leaf)
+        except DataError:  # of groups or a table, which say what to write
+            raise
         except (TypeError, ValueError) as error:
             raise ShapeError(
-                f"{verb}: {name(argument, path)} is {check.described(leaf)}, which JAX cannot take as an array; close over it: "
-                f"px.map_fn(lambda x: fn(x, option), …)"
+                f"{verb}: {name(argument, path)} is {check.described(leaf)}, which JAX cannot take as an array; "
+                f"close over it: px.map_fn(lambda x: fn(x, option), …)"
             ) from error
 
     return jax.tree_util.tree_map_with_path(one, tree)
@@ -40,7 +43,7 @@ def placed(verb: str, argument: str, tree: Any, axis: Axis) -> Any:
     Raises:
         ShapeError: naming the first leaf that is not.
     """
-    tree = arrays(verb, argument, tree)
+    tree = scope.rows(arrays(verb, argument, tree), axis)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if leaf.ndim == 0 or leaf.shape[0] != axis.size:
             raise ShapeError(

@@ -21,16 +21,14 @@ class Table:
     """Rows with a target each, larger than memory, that are read in blocks when they are needed.
 
     Estimators and solvers take one in place of ``X`` and ``y``, and an engine that says how many rows to read at once:
-    ``px.solve.Ridge().fit(table, engine=px.Stream(memory="2GB"))``, or ``px.solve.rows(table, engine=…)``; with
-    ``px.Pool`` and ``px.Ray``, other processes read them. Rows are in the order of the files' names. Files must stay as
-    they are for as long as the table is used.
+    ``px.solve.Ridge().fit(table, engine=px.Stream(memory="2GB"))``, or ``px.solve.rows(table, engine=…)``.
+    Rows are in the order of the files' names. Files must stay as they are for as long as the table is used.
 
     Args:
         source: anything that has a length; ``columns``, the names of those to predict from; ``target``, the name of
             the other one; ``dtype``, that of ``X``; and ``blocks(size)``, which yields pairs of NumPy arrays ``X (size,
-            d)`` and ``y (size,)``, the same ones in the same order each time; only the last may be shorter. If it is
-            ``blocks(size, start=0)``, and can begin at any row, ``px.Pool`` and ``px.Ray`` have their processes read
-            it. If it has ``place(row)``, errors say so where a row is.
+            d)`` and ``y (size,)``, the same ones in the same order each time; only the last may be shorter. If it has
+            ``place(row)``, errors say so where a row is.
 
     Raises:
         DataError: if it lacks one of these, or rows.

@@ -124,8 +124,7 @@ def rows(
         class_weight: a factor of the weights for each class; ``"balanced"``: inversely proportional to the classes'
             weights. Classes without an entry have factor 1.
         axis: the axis of the rows; default ``px.Axis("rows", n)``, over all devices.
-        engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``; or
-            ``px.Pool(at_once=100_000)`` or ``px.Ray``, whose processes read them.
+        engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
 
     Returns:
         A tuple ``(X, y, weight)`` of arrays ``(num_padded, ...)``; of a table, ``X`` stands for rows on disk.

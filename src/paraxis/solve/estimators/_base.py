@@ -188,8 +188,7 @@ class LinearModel(BaseEstimator, abc.ABC):
                 :class:`px.Table`, of rows that stay on disk and are read about twice per iteration.
             y: targets, ``(n,)``; left out for a table.
             sample_weight: ``(n,)``, not negative, or a number; a row of weight zero does not count.
-            engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``; or
-                ``px.Pool(at_once=100_000)`` or ``px.Ray``, whose processes read them.
+            engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
 
         Raises:
             ValueError: if the data or an option cannot be used; the message says why.

@@ -17,7 +17,6 @@ _MERGE = {
     "sum": jnp.add,
     "max": jnp.maximum,
     "min": jnp.minimum,
-    "prod": jnp.multiply,
     "any": jnp.bitwise_or,
     "all": jnp.bitwise_and,
 }
@@ -31,17 +30,17 @@ class Totals:
     held: list[list[Any] | None] = dataclasses.field(default_factory=list)
 
     def add(self, part: Sequence[Any]) -> None:
-        """Take in the parts of the next chunk."""
+        """Add the parts of the next chunk."""
         self._add(list(part), 0)
 
     def join(self, others: Sequence[list[Any] | None]) -> None:
-        """Take in what the next chunks have come to: a power of two of them, and so many are in; or the last ones."""
+        """Merge the sums of the next ``2**i`` chunks, after a multiple of so many; or of the last ones."""
         for place, part in reversed(list(enumerate(others))):
             if part is not None:
                 self._add(part, place)
 
     def _add(self, carried: list[Any], place: int) -> None:
-        """Take in the parts of ``2**place`` chunks."""
+        """Add the parts of ``2**place`` chunks."""
         self.held += [None] * (place + 1 - len(self.held))
         while (other := self.held[place]) is not None:
             self.held[place] = None

@@ -1,0 +1,315 @@
+"""The elements of an axis streamed through one machine, in bounded memory."""
+
+import contextlib
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ParamSpec, Self, TypeVar
+
+import jax
+import numpy as np
+
+from paraxis._calls import check
+from paraxis._host.records import Described
+from paraxis.errors import DataError
+from paraxis.streaming._passes import Pass
+from paraxis.streaming._program import Call, Program, on_cpu_without_library_calls
+from paraxis.streaming._progress import Progress, shown
+from paraxis.streaming._resume import Saved, digest
+from paraxis.streaming._run import Run
+from paraxis.streaming._tasks import Map
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_COPIES = 6  # of rows of a table: being read, put together, waiting, on their way to the devices, being computed with
+_ENOUGH = 1 << 24
+"""Bytes of rows of a table that are read at once; more only takes longer. The memory of parts up to 32 MB is used
+again; that of larger ones is new each time, and its pages then cost more than reading (`bench_table.py`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """What :meth:`Stream.run` would do; see :meth:`Stream.passes`.
+
+    Attributes:
+        num_passes: how often each element is read.
+        elements: how many there are.
+        chunks: sizes of the chunks, each with the lengths to which the elements of each groups are padded.
+        kept: shapes of one element's values that are kept between passes.
+        padding: rows that are computed over rows that are real; 1.0 if all elements have the same shapes.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> total = lambda x: px.reduce_sum(x, px.Axis("clients", 10))
+        >>> px.Stream(at_once=10).passes(total, px.Groups.of_arrays(np.ones(10))).num_passes
+        1
+    """
+
+    num_passes: int
+    elements: int
+    chunks: list[tuple[int, tuple[int | None, ...]]]
+    kept: list[tuple[int, ...]]
+    padding: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Runs a program over more elements than memory holds: chunk by chunk, on all devices of this machine.
+
+    ``Stream(at_once=64).run(fn, *args)`` gives what ``fn(*args)`` gives, to rounding, where ``fn`` is a program, its
+    gradient, or any other function built from the verbs. It is traced for all elements and for a chunk, and cut at its
+    reductions; then the elements are read chunk by chunk, as often as reductions depend on each other: a loss and its
+    gradient take one pass, a loss of data that are normalised by their mean and deviation three. :meth:`passes` tells
+    beforehand. Sums are taken in a fixed tree: the same chunks give the same bits, whoever computes them.
+
+    Args:
+        at_once: elements in flight per device; with ``map``, in each task at once. Give this or ``memory``.
+        memory: bytes that a pass may take, on all devices together and for rows that are read ahead: an integer, or
+            text such as ``"2GB"``. As many elements are run at once as fit; for that, passes are compiled for two
+            sizes more. Values kept between passes, results with a row for each element, and what the process needs
+            anyway are not counted.
+        map: carries out the chunks elsewhere: a function with the signature of ``concurrent.futures.Executor.map``,
+            such as that of a process pool, of loky, Dask or mpi4py, or :func:`px.ray_map`. It gets compiled programs,
+            without any code of yours, and runs them on a CPU device each.
+        folder: where a run saves what it has done, so that the same call goes on after it was stopped, to the same
+            bits. It is made if it is not there, and goes when the run is done.
+        verbose: whether to show how far it is: below a notebook's cell, on a terminal's line, elsewhere a line every
+            half minute; or a function to call with the :class:`px.streaming.Progress` of each chunk.
+
+    Raises:
+        ValueError: if ``at_once`` or ``memory`` is no number of elements or bytes, or not one of them is given.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, paraxis as px
+        >>> @px.program(clients=1000)
+        ... def loss(w, x):
+        ...     return px.reduce_mean(px.map_fn(lambda w, x: jnp.sum((w - x) ** 2), (px.broadcast(w), x)))
+        >>> clients = px.Groups.of_arrays(np.ones((1000, 3), np.float32))
+        >>> px.Stream(at_once=16).run(jax.grad(loss), jnp.zeros(3), clients)
+        Array([-2., -2., -2.], dtype=float32)
+    """
+
+    at_once: int | None = None
+    _: dataclasses.KW_ONLY
+    memory: int | str | None = None
+    map: Map | None = None
+    folder: str | Path | None = None
+    verbose: bool | Callable[[Progress], Any] = False
+
+    def __post_init__(self) -> None:
+        if (self.at_once is None) == (self.memory is None):
+            raise ValueError(
+                f"Stream: give at_once or memory, and not both, got at_once={self.at_once!r}, memory={self.memory!r}; "
+                f"write px.Stream(at_once=64) or px.Stream(memory='2GB')"
+            )
+        if self.at_once is not None:
+            object.__setattr__(self, "at_once", check.count("Stream", "at_once", self.at_once))
+        else:
+            object.__setattr__(self, "memory", _bytes(self.memory))
+        if self.map is not None:
+            check.function("Stream", "map", self.map, "px.Stream(at_once=16, map=executor.map)")
+            if self.memory is not None:
+                raise ValueError("Stream: memory is of this process; with map, give at_once")
+        if self.folder is not None:
+            check.path("Stream", "folder", self.folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, fn: Callable[..., _R], *args: Any) -> _R:
+        """Return ``fn(*args)``, in which groups stand for arrays of all their elements.
+
+        Args:
+            fn: built from the verbs: a program, or its gradient, value and gradient, jvp, Hessian-vector product, and
+                so on. It is traced at each call.
+            *args: its arguments: :class:`px.Groups` for what is read chunk by chunk; everything else is shared.
+
+        Returns:
+            The function's result. What has a value per element is in NumPy arrays ``(size, ...)``.
+
+        Raises:
+            LoweringError: if elements meet elsewhere than in a reduction, or a result depends on rows that only pad
+                elements of different length; the message has the line.
+            CollectiveError: if a mapped function exchanges values.
+            AxisError: if it is not clear along which axis the elements are.
+            DataError, ShapeError: if an element cannot be read, or does not look like the others; they name it.
+            CheckpointError: if ``folder`` holds another run, or cannot be written.
+        """
+        check.function("Stream.run", "fn", fn, "px.Stream(at_once=64).run(jax.grad(loss), w, clients)")
+        call = Call("Stream.run", fn, args)
+        return self._result(call, self._program(call))
+
+    def jit(self, fn: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Return :meth:`run` of a function that is traced once for each type of arguments, as under ``jax.jit``.
+
+        Example:
+            >>> import jax, numpy as np, paraxis as px
+            >>> @px.program(clients=100)
+            ... def mean(x):
+            ...     return px.reduce_mean(x)
+            >>> streamed = px.Stream(at_once=8).jit(mean)
+            >>> streamed(px.Groups.of_arrays(np.arange(100.0)))
+            Array(49.5, dtype=float32)
+        """
+        check.function("Stream.jit", "fn", fn, "px.Stream(at_once=64).jit(jax.grad(loss))")
+        known: dict[Any, Program] = {}
+
+        @functools.wraps(fn)
+        def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if kwargs:
+                raise TypeError(f"Stream.jit: arguments must be given by position, got {', '.join(kwargs)} by name")
+            call = Call("Stream.jit", fn, args)
+            key = call.key
+            if key not in known:
+                known[key] = self._program(call)
+            return self._result(call, known[key])
+
+        return run
+
+    def passes(self, fn: Callable[..., Any], *args: Any) -> Schedule:
+        """Return what :meth:`run` would do: how many passes, in which chunks. Nothing is computed.
+
+        Example:
+            >>> import jax, numpy as np, paraxis as px
+            >>> @px.program(clients=100)
+            ... def spread(x):
+            ...     return px.reduce_mean((x - px.reduce_mean(x)) ** 2)
+            >>> px.Stream(at_once=8).passes(spread, px.Groups.of_arrays(np.ones(100))).num_passes
+            2
+        """
+        check.function("Stream.passes", "fn", fn, "px.Stream(at_once=64).passes(loss, w, clients)")
+        call = Call("Stream.passes", fn, args)
+        program = self._program(call)
+        chunks = call.chunks(program.size, self._count(call, program))
+        flat = program.trace(call, program.size, chunks[0].lengths)
+        kept = [
+            tuple(n for d, n in enumerate(flat.avals[v].shape) if d != program.plan.dims[v]) for v in program.plan.kept
+        ]
+        rows = padded = 0
+        for place, groups in enumerate(call.groups):
+            if groups.lengths is not None:
+                rows += int(groups.lengths.sum())
+                padded += sum(len(chunk.numbers) * (chunk.lengths[place] or 0) for chunk in chunks)
+        sizes = [(len(chunk.numbers), chunk.lengths) for chunk in chunks]
+        return Schedule(program.num_passes, program.size, sizes, kept, padded / rows if rows else 1.0)
+
+    def _program(self, call: Call) -> Program:
+        options = None if self.memory is None else on_cpu_without_library_calls()
+        return Program(call, alone=self.map is not None, options=options)
+
+    def _result(self, call: Call, program: Program) -> Any:
+        run = Run(call, program, self._count(call, program), self.map)
+        saved = None
+        if self.folder is not None:
+            saved = Saved("Stream", Path(self.folder), run.depends())
+        with shown(self.verbose) as show:
+            return run.result(saved, show)
+
+    def _count(self, call: Call, program: Program) -> int:
+        """Return the number of elements in a chunk."""
+        if self.at_once is not None:
+            return min(self.at_once * program.placement.num_devices, program.size)
+        if program.fits is None:
+            program.fits = self._fitting(call, program)
+        return program.fits
+
+    def _fitting(self, call: Call, program: Program) -> int:
+        """Return how many elements fit into memory: what a pass needs grows linearly with them."""
+        assert isinstance(self.memory, int)
+        devices = program.placement.num_devices
+        few, more = 2 * devices, 4 * devices
+        lengths = call.chunks(program.size, program.size)[0].lengths
+        passes: list[Pass] = [one for one in program.plan.passes if one is not None]
+        least, later = (max(program.bytes_of(call, one, n, lengths) for one in passes) for n in (few, more))
+        each = max(1, (later - least) // (more - few))
+        count = few + (self.memory - least) // each
+        if count < devices:
+            least -= each * (few - devices)
+            raise ValueError(
+                f"{call.who}: memory must be at least {least:,} bytes, which one element on each of {devices} devices "
+                f"takes, got {self.memory:,}; write px.Stream(memory={2 * least})"
+            )
+        return min(count // devices * devices, program.size)
+
+    # --- for solvers, which read a px.Table themselves -------------------------------------------------------------
+
+    def rows_at_once(self, *, row_bytes: int, kept_bytes: int, num_devices: int) -> int:
+        """Return how many rows of a :class:`px.Table` a solver reads at once; it asks, users need not.
+
+        Args:
+            row_bytes: of one row.
+            kept_bytes: that the solver keeps beside the rows that are read.
+            num_devices: over which they are laid.
+
+        Raises:
+            DataError: if ``memory`` is too little.
+            ValueError: if ``map`` is given: a solver reads its table in this process.
+        """
+        if self.map is not None:
+            raise ValueError("Stream: map is not for a px.Table, whose rows this process reads; leave it out")
+        if self.at_once is not None:
+            return self.at_once * num_devices
+        assert isinstance(self.memory, int)
+        found = (self.memory - kept_bytes) // (_COPIES * row_bytes)
+        if found < num_devices:
+            least = kept_bytes + _COPIES * row_bytes * num_devices
+            raise DataError(
+                f"Stream: memory must be at least {least:,} bytes for this table, of which {kept_bytes:,} are for "
+                f"values by row, got {self.memory:,}; write px.Stream(memory={2 * least})"
+            )
+        return max(num_devices, min(found, max(_ENOUGH, num_devices << 20) // row_bytes))
+
+    @contextlib.contextmanager
+    def rows_shown(self) -> Iterator[Callable[[int, int, int], None]]:
+        """Give what a solver tells of its passes: the rows that are done, the number of all, and that of the pass."""
+        with shown(self.verbose) as show:
+            yield lambda done, rows, number: show(Progress("rows", done, rows, number, None, None))
+
+    @contextlib.contextmanager
+    def rows_saved(self, described: Described) -> Iterator[Saved | None]:
+        """Give where a solver's run is saved, if there is a folder.
+
+        Args:
+            described: what the run depends on, by name.
+
+        Raises:
+            CheckpointError: if the folder holds another run, or cannot be used.
+        """
+        if self.folder is None:
+            yield None
+            return
+        depends = {"the version of JAX": jax.__version__}
+        for name, of in described.items():
+            if isinstance(of, Mapping):
+                depends |= {one: str(number) for one, number in of.items()}
+            else:
+                depends[name] = digest(*of)
+        saved = Saved("Stream", Path(self.folder), depends)
+        try:
+            yield saved
+        except BaseException:
+            saved.flush()
+            raise
+        saved.clear()
+
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def _bytes(memory: Any) -> int:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", memory.lower()) if isinstance(memory, str) else None
+    if found is not None and found[2] in _UNITS:
+        memory = int(float(found[1]) * _UNITS[found[2]])
+    if isinstance(memory, (bool, np.bool_)) or not isinstance(memory, int) or memory < 1:
+        raise ValueError(
+            f"Stream: memory must be a number of bytes, or text such as '2GB', got {check.described(memory)}; "
+            f"write px.Stream(memory='2GB')"
+        )
+    return memory

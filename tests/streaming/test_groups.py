@@ -1,0 +1,289 @@
+"""Elements that are read when they are needed: sources, elements of different length, cohorts, bad ones."""
+
+import gc
+import itertools
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+
+LENGTHS = [4, 1, 7, 2, 7, 3, 0, 5]
+rng = np.random.default_rng(0)
+CLIENTS = [
+    {
+        "x": rng.normal(size=(n, 3)).astype("float32"),
+        "y": rng.normal(size=n).astype("float32"),
+        "rate": np.float32(n + 1),
+    }
+    for n in LENGTHS
+]
+W = jnp.array([0.9, -0.4, 0.3])
+
+
+def client_loss(w, data):
+    """The mean over the rows that are real, times a number of the client's own."""
+    squares = jnp.where(data.mask, (data["x"] @ w - data["y"]) ** 2, 0.0)
+    return data["rate"] * squares.sum() / jnp.maximum(data.count, 1)
+
+
+@px.program(clients=len(CLIENTS))
+def ragged_loss(w, data):
+    return px.reduce_mean(px.map_fn(client_loss, (px.broadcast(w), data)))
+
+
+def by_hand(w: np.ndarray) -> float:
+    each = [c["rate"] * np.square(c["x"] @ w - c["y"]).sum() / max(len(c["y"]), 1) for c in CLIENTS]
+    return float(np.mean(each))
+
+
+def test_elements_of_different_length_count_what_is_real():
+    groups = px.Groups(CLIENTS, lengths=LENGTHS)
+    value, gradient = px.Stream(at_once=1).run(jax.value_and_grad(ragged_loss), W, groups)
+    np.testing.assert_allclose(value, by_hand(np.asarray(W)), rtol=1e-5)
+    step = 1e-3 * np.eye(3)
+    finite = [(by_hand(np.asarray(W) + d) - by_hand(np.asarray(W) - d)) / 2e-3 for d in step]
+    np.testing.assert_allclose(gradient, finite, rtol=1e-3)
+    np.testing.assert_allclose(ragged_loss(W, groups.arrays()), value, rtol=1e-5)
+
+
+def test_results_of_elements_of_different_length_are_in_the_order_of_the_elements():
+    clients = CLIENTS * 2
+    groups = px.Groups(clients, lengths=LENGTHS * 2)
+    axis = px.Axis("clients", len(clients))
+    sums = px.Stream(at_once=1).run(lambda d: px.map_fn(lambda d: jnp.where(d.mask, d["y"], 0).sum(), d, axis), groups)
+    np.testing.assert_allclose(sums, [c["y"].sum() for c in clients], rtol=1e-5, atol=1e-6)
+    with pytest.raises(px.LoweringError, match="elements of different length have different numbers"):
+        px.Stream(at_once=1).run(lambda d: px.map_fn(lambda d: d["y"], d, axis), groups)
+
+
+def test_values_of_different_length_cannot_be_put_together():
+    """Not even where one has length 1, which would be repeated."""
+    groups = px.Groups([{"x": np.ones(n, "float32")} for n in [1] * 8 + [3] * 8], lengths=[1] * 8 + [3] * 8)
+    with pytest.raises(
+        px.LoweringError, match=r"different length have different numbers are reduced .*test_groups\.py"
+    ):
+        px.Stream(at_once=1).run(lambda d: px.reduce_sum(d["x"], px.Axis("clients", 16)), groups)
+
+
+@pytest.mark.parametrize("by", [10, 1, -1, -2])
+@pytest.mark.parametrize("wrong", range(5))
+def test_an_element_with_other_rows_than_lengths_says_is_named(wrong, by):
+    """Whichever it is: the shortest, the longest, one between them."""
+    own = [3, 5, 2, 7, 4]
+    lengths = [n + by * (i == wrong) for i, n in enumerate(own)]
+    groups = px.Groups([{"x": np.ones((n, 3), "float32")} for n in own], lengths=lengths)
+    axis = px.Axis("clients", 5)
+    says = r"^Groups: element \d .*lengths says \d+"
+    with pytest.raises(px.ShapeError, match=says):
+        px.Stream(at_once=1).run(lambda x: px.reduce_sum(x.count, axis), groups)
+
+
+def test_a_run_over_elements_of_different_length_leaves_nothing_behind():
+    groups = px.Groups(CLIENTS * 2, lengths=LENGTHS * 2)
+    data = weakref.ref(groups)
+    axis = px.Axis("clients", 16)
+    px.Stream(at_once=1).run(lambda d: px.reduce_mean(d.count - px.reduce_mean(d.count, axis), axis), groups)
+    del groups
+    gc.collect()
+    assert data() is None
+
+
+def test_lengths_are_few_and_padding_is_little():
+    lengths = np.random.default_rng(0).lognormal(3.5, 0.8, 3400).astype(int) + 1
+    groups = px.Groups([{"x": np.zeros(n, np.float32)} for n in lengths], lengths=lengths)
+
+    @px.program(clients=3400)
+    def total(data):
+        return px.reduce_sum(px.map_fn(lambda d: jnp.where(d.mask, d["x"], 1.0).sum(), data))
+
+    said = px.Stream(at_once=8).passes(total, groups)  # chunks of 64 on 8 devices
+    assert len({lengths for _, lengths in said.chunks}) <= 12
+    assert 1 <= said.padding <= 1.25
+
+
+def test_the_lengths_chosen_are_the_best_there_are():
+    """Eight elements of each length are a chunk on eight devices: its length, or a greater one that is chosen."""
+    values = sorted(np.random.default_rng(3).choice(np.arange(1, 60), 14, replace=False).tolist())
+    lengths = np.repeat(values, 8)
+    groups = px.Groups([{"x": np.zeros(n)} for n in lengths], lengths=lengths)
+    axis = px.Axis("clients", len(lengths))
+    found = px.Stream(at_once=1).passes(lambda d: px.reduce_sum(d.mask.sum(1), axis), groups).chunks
+    choices = itertools.combinations(values[:-1], 11)
+    best = min(sum(min(c for c in (*chosen, values[-1]) if c >= n) for n in values) for chosen in choices)
+    assert sum(length or 0 for _, (length,) in found) == best
+
+
+def test_a_padded_element_has_its_arrays_its_mask_and_its_count():
+    """Arrays of the user's that are called mask and count as well."""
+    elements = [{**c, "mask": c["y"] > 0, "count": np.float32(i)} for i, c in enumerate(CLIENTS)]
+    padded = px.Groups(elements, lengths=LENGTHS).arrays()
+    assert padded["x"].shape == (8, 7, 3)
+    np.testing.assert_array_equal(padded.mask.sum(1), LENGTHS)
+    np.testing.assert_array_equal(padded.count, LENGTHS)
+    np.testing.assert_array_equal(padded["count"], range(8))
+    np.testing.assert_array_equal(padded["rate"], [n + 1 for n in LENGTHS])
+    assert (padded["x"][0, 4:] == CLIENTS[0]["x"][-1]).all()  # padding repeats a real row
+    with pytest.raises(AttributeError):
+        _ = padded.x
+
+
+# --- sources -----------------------------------------------------------------------------------------------------
+
+
+def test_a_memory_mapped_array_and_a_source_that_gives_many_at_once(tmp_path):
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(20, 3)).astype("float32")
+    np.save(tmp_path / "x.npy", x)
+    axis = px.Axis("rows", 20)
+    asked = []
+
+    class Many:
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, number):
+            return x[number]
+
+        def __getitems__(self, numbers):
+            asked.append(len(numbers))
+            return [x[number] for number in numbers]
+
+    for groups in (px.Groups.of_arrays(np.load(tmp_path / "x.npy", mmap_mode="r")), px.Groups(Many())):
+        result = px.Stream(at_once=1).run(lambda x: px.reduce_sum(x, axis), groups)
+        np.testing.assert_allclose(result, x.sum(0), rtol=1e-5)
+    assert asked == [8, 8, 4]
+
+
+def test_a_source_of_grain():
+    grain = pytest.importorskip("grain.python")
+    source = grain.MapDataset.source(list(range(10))).map(lambda i: {"x": np.full(2, i, np.float32)})
+    result = px.Stream(at_once=1).run(lambda d: px.reduce_sum(d["x"], px.Axis("rows", 10)), px.Groups(source))
+    np.testing.assert_allclose(result, [45.0, 45.0])
+
+
+# --- cohorts -----------------------------------------------------------------------------------------------------
+
+
+def test_a_cohort_is_drawn_by_its_seed_alone():
+    groups = px.Groups.of_arrays(np.arange(8))
+    draw = lambda *seed: [int(x) for x in groups.sample(3, seed=seed)]  # noqa: E731
+    assert draw(0, 5) == draw(0, 5)
+    assert len(set(draw(0, 5))) == 3
+    assert len({tuple(draw(0, r)) for r in range(4)}) > 1
+    assert sorted(int(x) for x in groups.sample(3, seed=1).sample(3, seed=0)) == sorted(draw(1))
+    assert [int(x) for x in px.Groups.of_arrays(np.arange(10)).sample(3, seed=(0, 1))] == [1, 5, 6]  # on any machine
+    with pytest.raises(ValueError, match=r"count must be at most 8.*got 9"):
+        groups.sample(9, seed=0)
+
+
+def test_cohorts_share_what_was_traced():
+    """All of a size are padded to the lengths that are best for the whole source."""
+    traces = []
+
+    @px.program(clients=3)
+    def loss(w, data):
+        traces.append(data["x"].shape)
+        return px.reduce_mean(px.map_fn(client_loss, (px.broadcast(w), data)))
+
+    groups, run = px.Groups(CLIENTS, lengths=LENGTHS), px.Stream(at_once=1).jit(loss)
+    for seed in range(6):
+        cohort = groups.sample(3, seed=seed)
+        expected = [c["rate"] * np.square(c["x"] @ np.asarray(W) - c["y"]).sum() / max(len(c["y"]), 1) for c in cohort]
+        np.testing.assert_allclose(run(W, cohort), np.mean(expected), rtol=1e-5)
+    assert len(set(traces)) == len(traces)
+
+
+# --- what is wrong is named ----------------------------------------------------------------------------------------
+
+
+class Broken:
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        if number in (2, 4):
+            raise OSError("no such sector")
+        return np.full(3, number, np.float32)
+
+
+def test_an_element_that_cannot_be_read_is_named():
+    with pytest.raises(px.DataError, match=r"element 2 cannot be read: OSError: no such sector"):
+        px.Stream(at_once=1).run(lambda x: px.reduce_sum(x, px.Axis("rows", 6)), px.Groups(Broken()))
+
+
+ROWS = {"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, np.float32)}
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"x": ROWS["x"], "t": ROWS["y"]},
+        {"x": ROWS["x"][:, :2], "y": ROWS["y"]},
+        {"x": ROWS["x"], "y": np.zeros(4, np.int32)},
+        {"x": ROWS["x"]},
+        None,
+    ],
+)
+def test_an_element_that_looks_otherwise_is_named(odd, ragged):
+    clients = [ROWS, ROWS, odd, {k: v[:2] for k, v in ROWS.items()}][: 3 + ragged]
+    with pytest.raises(px.ShapeError, match=r"element 2 is .*, but the first is \['x'\] float32\[4, 3\]"):
+        px.Groups(clients, lengths=[4, 4, 4, 2] if ragged else None).arrays()
+
+
+def test_elements_of_different_length_without_lengths_are_told_what_to_write():
+    odd = [np.zeros(3, np.float32)] * 4 + [np.zeros(2, np.float32)]
+    with pytest.raises(px.ShapeError, match=r"element 4 is float32\[2\], but the first is float32\[3\].*lengths="):
+        px.Stream(at_once=1).run(lambda x: px.reduce_sum(x, px.Axis("rows", 5)), px.Groups(odd))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: px.Groups([]), "source has no elements"),
+        (lambda: px.Groups({"x": 1}), "source must have a length and give elements by number, got"),
+        (lambda: px.Groups([1, 2], lengths=[1]), r"lengths must be 2 integers, 0 or more"),
+        (lambda: px.Groups([1, 2], lengths=[1, -1]), r"lengths must be 2 integers, 0 or more"),
+        (
+            lambda: px.Groups.of_arrays({"a": np.zeros(3), "b": np.zeros(2)}),
+            "tree must have arrays of equally many rows",
+        ),
+        (lambda: px.Groups(["a", "b"])[0], r"element 0 holds <U1 where numbers are needed"),
+        (lambda: px.Groups([{"x": 1.0, "label": "cat"}])[0], r"element 0\['label'\] holds <U3 .*np\.unique"),
+        (lambda: px.Groups([{"x": {1, 2}}])[0], r"element 0\['x'\] holds object"),
+        (lambda: px.Groups([{"x": np.array([2**40])}])[0], r"element 0\['x'\] holds 1099511627776"),
+    ],
+)
+def test_bad_groups(make, text):
+    with pytest.raises((px.DataError, ValueError), match=text):
+        make()
+
+
+def test_elements_may_have_another_byte_order():
+    """As files of some instruments have it."""
+    x = np.arange(24.0).reshape(8, 3)
+    there = px.Groups.of_arrays(x.astype(x.dtype.newbyteorder())), px.Groups([row.astype(">i2") for row in x])
+
+    @px.program(rows=8)
+    def squares(x):
+        return px.reduce_sum(px.map_fn(lambda x: jnp.sum(x**2), x))
+
+    for groups in there:
+        np.testing.assert_allclose(px.Stream(at_once=3).run(squares, groups), (x**2).sum())
+
+
+@pytest.mark.parametrize("change", [list.append, lambda source, _: source.pop()], ids=["grows", "shrinks"])
+def test_a_source_that_grows_is_read_as_it_was_and_one_that_shrinks_is_named(change):
+    source = [np.full(2, float(i)) for i in range(9)]
+    groups = px.Groups(source)
+    change(source, np.full(2, 100.0))
+    stream, axis = px.Stream(at_once=1), px.Axis("clients", 9)
+    if len(source) > 9:
+        np.testing.assert_allclose(stream.run(lambda x: px.reduce_sum(x, axis), groups), [36.0, 36.0])
+        return
+    with pytest.raises(px.DataError, match=r"element 8 cannot be read: IndexError: list index out of range"):
+        stream.run(lambda x: px.reduce_sum(x, axis), groups)

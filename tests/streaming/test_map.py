@@ -1,0 +1,125 @@
+"""Chunks that an executor carries out: a process pool, a Ray cluster. The bits are the same, whoever computes."""
+
+import concurrent.futures
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from tests._support import assert_close
+from tests.streaming._programs import AXIS, PROGRAMS, N, Ours, Plain, W, X, Y, one
+from tests.streaming._sources import Deadly, Rows
+
+CLIENTS = 200
+
+
+def executor(workers: int) -> concurrent.futures.ProcessPoolExecutor:
+    return concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Any]:
+    with executor(2) as found:
+        yield found.map
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    ray = pytest.importorskip("ray")
+    yield px.ray_map(num_cpus=1)
+    ray.shutdown()
+
+
+@px.program(clients=CLIENTS)
+def spread(w, x):
+    each = px.map_fn(lambda w, x: jnp.tanh(x * w).sum(), (px.broadcast(w), x))
+    return px.reduce_mean((each - px.reduce_mean(each)) ** 2) + px.reduce_max(each)
+
+
+FN = jax.value_and_grad(spread)
+
+
+def bits(found: Any) -> list[bytes]:
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves(found)]
+
+
+@pytest.mark.parametrize("name", ["mean", "extremes", "noisy", "normalised"])
+def test_a_pool_gives_what_all_rows_at_once_give(pool, name):
+    """The arrays are sent; on eight devices, five elements at once are no multiple of anything."""
+    program = PROGRAMS[name]
+    expected = jax.jit(jax.value_and_grad(lambda w: program(Plain, w, X, Y)))(W)
+    groups = [px.Groups.of_arrays(x) for x in (X, Y)]
+    fn = jax.value_and_grad(lambda w, x, y: program(Ours(), w, x, y))
+    assert_close(px.Stream(at_once=5, map=pool).run(fn, W, *groups), expected)
+
+
+def test_the_bits_do_not_depend_on_who_computes(pool):
+    """Read here, read there, in memory-mapped files; by one process, two, or this one."""
+    x = np.stack([*map(Rows(CLIENTS).__getitem__, range(CLIENTS))])
+    expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(Rows(CLIENTS))))
+    for source in (px.Groups(Rows(CLIENTS)), px.Groups.of_arrays(x), px.Groups([*x])):
+        assert bits(px.Stream(at_once=3, map=pool).run(FN, W, source)) == expected
+
+
+def test_rows_keys_and_other_widths(pool, tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    mapped = px.Groups.of_arrays(np.load(tmp_path / "x.npy", mmap_mode="r"))
+    stream, key = px.Stream(at_once=5, map=pool), jax.random.key(2)
+
+    def of(w, key, x):
+        draws = px.map_fn(lambda w, k, x: x.sum(0) @ w + jax.random.normal(k), (px.broadcast(w, AXIS), key, x), AXIS)
+        return draws, draws.astype("bfloat16"), draws > 0
+
+    given = jax.random.split(key, N)
+    expected = jax.vmap(lambda k, x: x.sum(0) @ W + jax.random.normal(k))(given, X)
+    draws, half, positive = stream.run(lambda w, key, x: of(w, jax.random.split(key, x.shape[0]), x), W, key, mapped)
+    assert_close(draws, expected)
+    np.testing.assert_array_equal(half, draws.astype("bfloat16"))
+    np.testing.assert_array_equal(positive, draws > 0)
+    with jax.enable_x64(True):
+        exact = np.random.default_rng(0).normal(size=N)
+        total = stream.run(lambda x: px.reduce_sum(jnp.exp(x), AXIS), px.Groups.of_arrays(exact))
+    np.testing.assert_allclose(total, np.exp(exact).sum(), rtol=1e-14)
+
+
+def test_a_pool_that_lost_a_process_is_resumed_to_the_same_bits(tmp_path):
+    expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(Rows(CLIENTS))))
+    groups = px.Groups(Deadly(CLIENTS, 150, tmp_path / "mark"))
+    with executor(1) as first, pytest.raises(BrokenProcessPool) as broken:
+        px.Stream(at_once=3, map=first.map, folder=tmp_path / "run").run(FN, W, groups)
+    assert "goes on from there" in broken.value.__notes__[-1]
+    seen = []
+    with executor(1) as second:
+        stream = px.Stream(at_once=3, map=second.map, folder=tmp_path / "run", verbose=seen.append)
+        assert bits(stream.run(FN, W, groups)) == expected
+    assert seen[0].done > 6  # what the first pool had done is not done again
+
+
+def test_a_cluster_runs_the_tasks_of_a_lost_worker_again(ray, tmp_path):
+    expected = bits(px.Stream(at_once=3, map=map).run(FN, W, px.Groups(Rows(CLIENTS))))
+    groups = px.Groups(Deadly(CLIENTS, 150, tmp_path / "mark"))
+    assert bits(px.Stream(at_once=3, map=ray).run(FN, W, groups)) == expected
+    assert (tmp_path / "mark").exists()
+
+
+def test_what_other_processes_cannot_give_is_refused():
+    def keys(x):
+        return px.map_fn(lambda x, k: jax.random.fold_in(k, 1), (x, px.keys(jax.random.key(0), AXIS)), AXIS)
+
+    with pytest.raises(px.LoweringError, match=r"random keys are .* returned, from .*test_map\.py:\d+"):
+        px.Stream(at_once=4, map=map).run(keys, px.Groups.of_arrays(X))
+
+
+def test_an_error_of_a_task_is_raised_here(pool):
+    def rows(x):
+        return px.reduce_sum(px.map_fn(lambda w, x: one(w, x, x[:, 0]), (px.broadcast(W, AXIS), x), AXIS), AXIS)
+
+    odd = [np.ones((5, 3), "float32")] * (N - 1) + [np.ones((4, 3), "float32")]
+    with pytest.raises(px.ShapeError, match="element 11 is"):
+        px.Stream(at_once=4, map=pool).run(rows, px.Groups(odd))

@@ -1,0 +1,210 @@
+"""No public face: no device here adds in an order of its own, so one test calls what compares with such sums.
+
+A mask that is forgotten is an error, whoever runs the chunks, and nothing else is. Bodies are put together
+from parts that use the mask and parts that do not. What each gives for rows without padding, by plain ``jnp``, is the
+oracle.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from paraxis.streaming import _padding
+from tests._support import assert_close
+
+LENGTHS = [9, 3, 5, 2, 9, 4, 1, 6, 3, 8, 7, 2]
+N = len(LENGTHS)
+AXIS = px.Axis("clients", N)
+rng = np.random.default_rng(0)
+CLIENTS = [
+    {
+        "x": rng.normal(size=(n, 3)).astype("float32"),
+        "y": rng.integers(0, 9, n),
+        "weights": rng.uniform(0.1, 1, n).astype("float32"),
+        "rate": np.float32(i + 1),
+    }
+    for i, n in enumerate(LENGTHS)
+]
+W = jnp.array([0.9, -0.4, 0.3])
+
+
+GROUPS = px.Groups(CLIENTS, lengths=LENGTHS)
+
+
+INNOCENT: dict[str, Callable[[Any, Any], Any]] = {
+    "a mean where": lambda w, d: jnp.mean(d["x"] @ w, where=d.mask),
+    "a sum of zeros": lambda w, d: jnp.sum(jnp.where(d.mask, jnp.tanh(d["x"] @ w), 0.0)) / d.count,
+    "a product with the mask": lambda w, d: ((d["x"] @ w) ** 2 * d.mask).sum(),
+    "weights": lambda w, d: jnp.where(d.mask, d["weights"] * (d["x"] @ w), 0).sum() / (d["weights"] * d.mask).sum(),
+    "a contraction": lambda w, d: d.mask.astype("float32") @ (d["x"] @ w),
+    "a maximum": lambda w, d: (d["x"] @ w).max(),
+    "the last row": lambda w, d: d["x"][-1] @ w,
+    "the last row by its number": lambda w, d: d["x"][d.count - 1] @ w,
+    "all labels known": lambda w, d: w.sum() * jnp.all(d["y"] < 9),
+    "integers": lambda w, d: w[0] * jnp.where(d.mask, d["y"], 0).sum(),
+    "noise": lambda w, d: jnp.where(d.mask, (d["x"] + jax.random.normal(jax.random.key(1), d["x"].shape)) @ w, 0).sum(),
+    "a key of its own": lambda w, d: w.sum() * jax.random.uniform(jax.random.fold_in(jax.random.key(0), d.count)),
+    "a loop over what is real": lambda w, d: (
+        w.sum() * jax.lax.fori_loop(0, d.count, lambda i, s: s + d["x"][i] @ jax.lax.stop_gradient(w), 0.0)
+    ),
+    "batches": lambda w, d: jax.lax.scan(
+        lambda w, i: (w - 0.1 * jnp.where(d.mask[i], d["x"][i] @ w, 0) * d["x"][i], None), w, jnp.arange(len(d["x"]))
+    )[0].sum(),
+    "a softmax": lambda w, d: d["y"] @ jax.nn.softmax(jnp.where(d.mask, d["x"] @ w, -jnp.inf)),
+    "a shift that cancels": lambda w, d: (
+        jnp.log(jnp.sum(jnp.where(d.mask, jnp.exp(d["x"] @ w - (m := (d["x"] @ w).mean())), 0)) + 1e-3 * jnp.exp(-m))
+        + m
+    ),
+    "its own": lambda w, d: d["rate"] * w.sum(),
+}
+GUILTY: dict[str, Callable[[Any, Any], Any]] = {
+    "a mean": lambda w, d: jnp.mean(d["x"] @ w),
+    "a sum": lambda w, d: jnp.sum(d["x"] @ w) / d.count,
+    "a variance": lambda w, d: jnp.var(jnp.where(d.mask, d["x"] @ w, (d["x"] @ w).mean())),
+    "a median": lambda w, d: jnp.median(d["x"] @ w),
+    "a product of matrices": lambda w, d: (d["x"].T @ d["x"] @ w).sum(),
+    "integers": lambda w, d: w[0] * d["y"].sum(),
+    "a scan": lambda w, d: jax.lax.scan(lambda h, x: (jnp.tanh(0.5 * h + x @ w), None), jnp.float32(0), d["x"])[0],
+    "normalised by all rows": lambda w, d: jnp.where(d.mask, (d["x"] - d["x"].mean(0)) @ w, 0).sum() * w[0],
+    "weights": lambda w, d: jnp.where(d.mask, d["weights"] * (d["x"] @ w), 0).sum() / d["weights"].sum(),
+}
+# What a body's value goes through before, and what it is reduced by.
+AROUND: dict[str, Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], Any]]] = {
+    "as it is": lambda body: body,
+    "in steps": lambda body: lambda w, d: body(w - 0.1 * jax.grad(body)(w, d), d),
+    "of many": lambda body: lambda w, d: jax.vmap(body, (0, None))(jnp.stack([w, 2 * w]), d).sum(),
+    "chosen": lambda body: lambda w, d: jax.lax.cond(d.count > 1, body, lambda w, d: w.sum(), w, d),
+}
+REDUCED: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
+    "mean": (lambda values, d: px.reduce_mean(values, AXIS), lambda values, n: values.mean()),
+    "weighted": (
+        lambda values, d: px.reduce_weighted_mean(values, d.count.astype("float32"), AXIS),
+        lambda values, n: (values * n).sum() / n.sum(),
+    ),
+    "spread": (
+        lambda values, d: px.reduce_mean((values - px.reduce_mean(values, AXIS)) ** 2, AXIS),
+        lambda values, n: values.var(),
+    ),
+    "largest": (lambda values, d: px.reduce_max(values, AXIS), lambda values, n: values.max()),
+    "each": (lambda values, d: values, lambda values, n: values),
+}
+PLAIN = [
+    jax.tree.map(jnp.asarray, px.streaming.Padded(c, np.ones(n, bool), np.int32(n)))
+    for c, n in zip(CLIENTS, LENGTHS, strict=True)
+]
+
+
+def program(body: Callable[[Any, Any], Any], reduced: str) -> Callable[[Any, Any], Any]:
+    return lambda w, d: REDUCED[reduced][0](px.map_fn(body, (px.broadcast(w, AXIS), d), AXIS), d)
+
+
+def plain(body: Callable[[Any, Any], Any], reduced: str) -> Callable[[Any], Any]:
+    """The same for elements that are not filled up."""
+    return lambda w: REDUCED[reduced][1](jnp.stack([body(w, d) for d in PLAIN]), jnp.asarray(LENGTHS, "float32"))
+
+
+def some(of: dict[str, Any], seed: int) -> list[Any]:
+    """Return ways to put bodies together: each body in one, and others of the night."""
+    picks = np.random.default_rng(seed)
+    names = [name for _ in range(4) for name in of]
+    cases = dict.fromkeys((name, str(picks.choice(list(AROUND))), str(picks.choice(list(REDUCED)))) for name in names)
+    ids = ", ".join
+    return [
+        pytest.param(case, id=ids(case), marks=pytest.mark.slow if at >= len(of) else ())
+        for at, case in enumerate(cases)
+    ]
+
+
+def derived(reduced: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The gradient as well, where there is one."""
+    return (lambda fn: fn) if reduced == "each" else jax.value_and_grad
+
+
+ACCUSED = r"test_padding\.py:\d+.*the result depends on rows that only pad the elements of d\..*d\.mask"
+
+
+@pytest.mark.parametrize("case", some(INNOCENT, 1))
+def test_what_uses_the_mask_is_never_accused(case):
+    name, around, reduced = case
+    body, derive = AROUND[around](INNOCENT[name]), derived(reduced)
+    actual = px.Stream(at_once=1).run(derive(program(body, reduced)), W, GROUPS)
+    assert_close(actual, derive(plain(body, reduced))(W), rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", some(GUILTY, 2))
+def test_what_counts_padding_is_an_error(case):
+    name, around, reduced = case
+    body, derive = AROUND[around](GUILTY[name]), derived(reduced)
+    with pytest.raises(px.LoweringError, match=ACCUSED):
+        px.Stream(at_once=1).run(derive(program(body, reduced)), W, GROUPS)
+
+
+@pytest.mark.parametrize("derive", [lambda fn: fn, jax.value_and_grad], ids=["value", "gradient"])
+def test_values_at_which_all_rows_give_the_same_hide_nothing(derive):
+    """A softmax loss with weights of zero, the usual start, is log(4) whatever the rows are."""
+
+    def loss(w, d):
+        logits = d["x"] @ w[:, None] * jnp.arange(4.0)
+        return -jnp.mean(jax.nn.log_softmax(logits)[:, 1])
+
+    step = px.Stream(at_once=1).jit(derive(program(loss, "mean")))
+    with pytest.raises(px.LoweringError, match=ACCUSED):
+        step(jnp.zeros(3), GROUPS)
+
+
+def test_chunks_that_are_run_elsewhere_are_looked_at_too():
+    stream = px.Stream(at_once=5, map=map)
+    fn = jax.value_and_grad(program(INNOCENT["a mean where"], "spread"))
+    expected = jax.value_and_grad(plain(INNOCENT["a mean where"], "spread"))(W)
+    assert_close(stream.run(fn, W, GROUPS), expected, rtol=1e-4)
+    with pytest.raises(px.LoweringError, match=ACCUSED):
+        stream.run(jax.grad(program(GUILTY["a mean"], "mean")), W, GROUPS)
+
+
+def test_groups_of_different_lengths_in_one_program():
+    """As a training and a validation part of each client."""
+    other = [{"z": np.full((n, 2), n, "float32")} for n in reversed(LENGTHS)]
+    held_out = px.Groups(other, lengths=LENGTHS[::-1])
+
+    def loss(w, d, e):
+        def one(w, d, e):
+            return jnp.mean(d["x"] @ w, where=d.mask) * jnp.mean(e["z"][:, 0], where=e.mask)
+
+        return px.reduce_mean(px.map_fn(one, (px.broadcast(w, AXIS), d, e), AXIS), AXIS)
+
+    def forgotten(w, d, e):
+        return px.reduce_mean(px.map_fn(lambda d, e: d.count * e["z"].sum(), (d, e), AXIS), AXIS)
+
+    expected = np.mean([(c["x"] @ np.asarray(W)).mean() * n for c, n in zip(CLIENTS, LENGTHS[::-1], strict=True)])
+    for at_once in (1, 2):
+        assert_close(px.Stream(at_once=at_once).run(loss, W, GROUPS, held_out), expected, rtol=1e-4)
+    varied = px.Groups([{"z": np.arange(2.0 * n).reshape(n, 2)} for n in LENGTHS[::-1]], lengths=LENGTHS[::-1])
+    with pytest.raises(px.LoweringError, match="only pad the elements of e"):
+        px.Stream(at_once=1).run(forgotten, W, GROUPS, varied)
+
+
+def test_rows_that_are_returned_may_hold_padding():
+    """One length for all: rows of each element are returned as they are, those of padding included."""
+    found = px.Stream(at_once=2).run(
+        lambda w, d: px.map_fn(lambda w, d: d["x"] @ w, (px.broadcast(w, AXIS), d), AXIS), W, GROUPS
+    )
+    for rows, client in zip(found, CLIENTS, strict=True):
+        assert_close(rows[: len(client["x"])], client["x"] @ np.asarray(W), rtol=1e-4)
+
+
+def test_what_differs_by_itself_is_not_taken_for_padding():
+    """A device that adds in an order of its own gives other last digits for the same rows."""
+    rows, noise = np.arange(24.0).reshape(2, 4, 3), iter(range(100))
+
+    def run(shared, given, of):
+        return [np.array([of(given[0]) + 1e-4 * next(noise)])]
+
+    lengths = [np.array([2, 2])]
+    assert _padding.counted(functools.partial(run, of=lambda x: x[:, :2].sum()), [], [rows], lengths, [0]) is None
+    assert _padding.counted(functools.partial(run, of=lambda x: x.sum()), [], [rows], lengths, [0]) == 0

@@ -1,0 +1,167 @@
+"""No public face: the seconds between two savings, of which a test has none.
+
+A run that saves what it has done goes on after it was stopped, to the same bits.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+
+N = 24
+AXIS = px.Axis("clients", N)
+X = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")
+W = jnp.array([0.9, -0.4, 0.3])
+
+
+def loss(w, x):
+    """Passes that depend on each other, rows that are kept, a maximum, keys, and rows as a result."""
+    for _ in range(2):
+        step = px.map_fn(lambda w, x: jnp.tanh(x * w), (px.broadcast(w, AXIS), x), AXIS)
+        w = w - 0.1 * px.reduce_mean(step, AXIS)
+    losses = px.map_fn(lambda w, x: jnp.sum(jnp.tanh(w * x) ** 2), (px.broadcast(w, AXIS), x), AXIS)
+    return px.reduce_max(losses, AXIS) + px.reduce_mean(losses, AXIS), (losses, px.keys(jax.random.key(0), AXIS))
+
+
+FN = jax.value_and_grad(loss, has_aux=True)
+
+
+class Stopped(Exception):  # noqa: N818  it is no error
+    pass
+
+
+def stopped_after(chunks: int, seen: list):
+    before = len(seen)
+
+    def watch(progress) -> None:
+        seen.append((progress.pass_number, progress.done))
+        if len(seen) > before + chunks:
+            raise Stopped
+
+    return watch
+
+
+def run(folder: Path | None, x=X, w=W, at_once=1, fn=FN, **options):
+    return px.Stream(at_once=at_once, folder=folder, **options).run(fn, w, px.Groups.of_arrays(x))
+
+
+def bits(result) -> list[bytes]:
+    keys = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
+    return [np.asarray(keys(leaf)).tobytes() for leaf in jax.tree.leaves(result)]
+
+
+@pytest.mark.parametrize("options", [{}, {"map": map}], ids=["here", "map"])
+def test_a_run_goes_on_from_where_it_was_stopped(tmp_path, options):
+    whole, seen, stops = [], [], 0
+    fn = jax.value_and_grad(lambda w, x: loss(w, x)[0]) if options else FN
+    expected = run(None, verbose=stopped_after(10**9, whole), fn=fn, **options)
+    while True:
+        try:
+            result = run(tmp_path / "run", verbose=stopped_after(4, seen), fn=fn, **options)
+            break
+        except Stopped:
+            stops += 1
+    assert bits(result) == bits(expected)
+    assert stops > 2
+    assert seen == whole  # no chunk is computed again
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupt_loses_nothing_and_leaves_no_thread(tmp_path):
+    def interrupted(progress) -> None:
+        if (progress.pass_number, progress.done) == (2, 16):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run(tmp_path / "run", verbose=interrupted)
+    assert "goes on from there" in stopped.value.__notes__[-1]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("paraxis")]
+    assert bits(run(tmp_path / "run")) == bits(run(None))
+
+
+def test_another_run_and_a_damaged_file_are_refused(tmp_path):
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", verbose=stopped_after(2, []))
+    (path,) = (tmp_path / "run").iterdir()
+    before = path.read_bytes()
+    others: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"w": 2 * W}, "an argument differs; give this one another folder"),
+        ({"x": 2 * X}, "groups differs"),
+        ({"at_once": 2}, "how elements are put into chunks.* differs"),
+        ({"fn": lambda w, x: loss(w, x)[0]}, "fn differs"),
+    )
+    for options, text in others:
+        with pytest.raises(px.CheckpointError, match=f"holds another run: {text}"):
+            run(tmp_path / "run", **options)
+    assert path.read_bytes() == before
+    path.write_bytes(before[: len(before) // 2])
+    with pytest.raises(px.CheckpointError, match=r"cannot be read: .*remove it to begin anew"):
+        run(tmp_path / "run")
+    damaged = bytearray(before)
+    damaged[before.index(b"a0.npy") + 200] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(px.CheckpointError, match="cannot be read"):
+        run(tmp_path / "run")
+
+
+def test_what_is_closed_over_is_part_of_a_run(tmp_path):
+    def scaled(by):
+        scale = np.full(3, by, "float32")
+        return lambda w, x: px.reduce_sum(px.map_fn(lambda x: (x * scale).sum(), x, AXIS), AXIS)
+
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", fn=scaled(1.0), verbose=stopped_after(1, []))
+    with pytest.raises(px.CheckpointError, match="holds another run: what fn closes over differs"):
+        run(tmp_path / "run", fn=scaled(2.0))
+
+
+SLOWLY = """
+import json, sys, time
+import jax, jax.numpy as jnp, numpy as np, paraxis as px
+from paraxis.streaming import _resume
+_resume._EVERY = 0.0
+
+class Slow:
+    def __len__(self):
+        return 60
+    def __getitem__(self, i):
+        time.sleep(0.05)
+        return np.float32(i) / 7
+
+@px.program(clients=60)
+def total(x):
+    return px.reduce_sum(jnp.sin(x)), px.reduce_sum((x - px.reduce_mean(x)) ** 2)
+
+seen = []
+found = px.Stream(at_once=2, folder=sys.argv[1], verbose=seen.append).run(total, px.Groups(Slow()))
+print(json.dumps([[float(y).hex() for y in found], len(seen)]))
+"""
+
+
+def test_a_run_that_was_killed_goes_on(tmp_path):
+    command = [sys.executable, "-c", SLOWLY]
+    env = {**os.environ, "XLA_FLAGS": ""}
+    whole = subprocess.run([*command, str(tmp_path / "whole")], capture_output=True, check=True, env=env)
+    process = subprocess.Popen([*command, str(tmp_path / "run")], env=env)
+    until = time.monotonic() + 60
+    while not (tmp_path / "run" / "paraxis-run.npz").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.5)
+    process.kill()
+    process.wait()
+    again = subprocess.run([*command, str(tmp_path / "run")], capture_output=True, check=True, env=env)
+    (expected, chunks), (found, left) = (json.loads(done.stdout) for done in (whole, again))
+    assert found == expected
+    assert left < chunks
