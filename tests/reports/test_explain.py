@@ -659,6 +659,12 @@ def test_errors_are_those_of_a_call() -> None:
         px.explain(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="dot_general requires contracting"):
         px.explain(lambda x: x @ x)(struct(3, 2))
+    held = jax.new_ref(jnp.zeros(3))
+    with pytest.raises(TypeError, match=r"reads a jax\.Ref or a traced value; make it an argument"):
+        px.explain(lambda x: held[...] + x)(1.0)
+    with pytest.raises(TypeError, match=r"reads a jax\.Ref or a traced value; make it an argument"):
+        jax.jit(lambda x: px.explain(lambda y: y + x)(1.0) and x)(1.0)
+    assert px.explain(lambda ref: ref[...].sum())(held).arguments[0].name == "ref"
 
 
 # --- shown -----------------------------------------------------------------------------------------------------------

@@ -63,6 +63,11 @@ def explain(fn: Callable[..., Any]) -> Callable[..., Report]:
         start = time.perf_counter()
         with jax_api.lines_kept():
             closed, lowered = _lowered(fn, args, kwargs)
+            if closed is not None and (
+                len(closed.in_avals) != len(jax.tree.leaves(lowered.args_info))
+                or any(isinstance(x, jax.Ref) for x in closed.consts)
+            ):
+                raise TypeError(f"explain: {_name(fn)} reads a jax.Ref or a traced value; make it an argument")
             middle = time.perf_counter()
             compiled = compiled_for_report(lowered)
         return _report(_name(fn), closed, lowered, compiled, (middle - start, time.perf_counter() - middle))
