@@ -6,13 +6,10 @@ survey of benchmark functions for global optimization problems", 2013. Written i
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-
-Rule = Literal["zoom", "backtracking", "hager-zhang"]
-RULES: tuple[Rule, ...] = ("zoom", "backtracking", "hager-zhang")
 
 
 class Classic(NamedTuple):

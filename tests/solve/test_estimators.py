@@ -1,7 +1,6 @@
 """The estimators compute what scikit-learn's do, in float64 to many digits, on any number of devices."""
 
 import itertools
-import re
 import subprocess
 import sys
 from typing import Any
@@ -164,9 +163,6 @@ def test_targets_are_as_large_or_small_as_their_dtype_allows(dtype: Any, powers:
 def test_scikit_learns_attributes() -> None:
     found = on(1, CASES["three classes"][0]).fit(X, THREE, WEIGHT)
     expected = new(CASES["three classes"][1]).fit(X, THREE, WEIGHT)
-    assert {"classes_", "coef_", "n_iter_", found.status_} <= set(
-        re.findall("<t[hd][^>]*>([^<]*)", found._repr_html_())
-    )
     np.testing.assert_array_equal(found.classes_, expected.classes_)
     assert (found.coef_.shape, found.intercept_.shape) == (expected.coef_.shape, expected.intercept_.shape)
     assert found.n_features_in_ == 4
@@ -180,8 +176,7 @@ def test_a_warm_start_begins_at_the_end() -> None:
         model = on(1, ours, warm_start=True).fit(X, y, WEIGHT)
         coef, first = model.coef_, np.max(model.n_iter_)
         model.fit(X, y, WEIGHT)
-        # A working set that holds all columns is one iteration in any case.
-        assert np.max(model.n_iter_) < first / 2 or (case == "elastic net" and first == 1), case
+        assert np.max(model.n_iter_) <= first / 2, case
         np.testing.assert_allclose(model.coef_, coef, rtol=0, atol=1e-7)
 
 
@@ -204,14 +199,17 @@ def test_a_fit_that_is_cut_short_says_so() -> None:
     [
         (solve.LogisticRegression(), np.full(61, "a"), None, "at least two classes.*got one class, 'a'"),
         (solve.LogisticRegression(), TWO, (TWO == "yes") * 1.0, "rows of positive weight, got one class, 'yes'"),
-        (solve.LogisticRegression(C=-1.0), TWO, None, "LogisticRegression: C must be positive, got -1.0"),
-        (solve.LogisticRegression(l1_ratio=2.0), TWO, None, "l1_ratio must be from 0 to 1, got 2.0; write"),
-        (solve.LogisticRegression(solver="sag"), TWO, None, "solver must be one of .*got 'sag'; write solver='auto'"),
-        (solve.LogisticRegression(tol=0.0), TWO, None, "tol must be positive, got 0.0"),
+        (solve.LogisticRegression(C=-1.0), TWO, None, "LogisticRegression: C must be a number above 0, got -1.0"),
+        (
+            solve.LogisticRegression(l1_ratio=2.0),
+            TWO,
+            None,
+            "l1_ratio must be a number of at least 0 and of at most 1, got 2.0",
+        ),
+        (solve.LogisticRegression(tol=0.0), TWO, None, "tol must be a number above 0, got 0.0"),
         (solve.LogisticRegression(devices=9), TWO, None, "devices must be from 1 to 8, as many as there are, got 9"),
-        (solve.Ridge(-1.0), Y, None, "Ridge: alpha must be a number, not negative, got -1.0; write alpha=1.0"),
-        (solve.ElasticNet(l1_ratio=-1.0), Y, None, "ElasticNet: l1_ratio must be from 0 to 1, got -1.0"),
-        (solve.Lasso(solver="lbfgs"), Y, None, "Lasso: solver must be one of .*got 'lbfgs'"),
+        (solve.Ridge(-1.0), Y, None, "Ridge: alpha must be a number of at least 0.*, got -1.0"),
+        (solve.ElasticNet(l1_ratio=-1.0), Y, None, "ElasticNet: l1_ratio must be .*, got -1.0"),
         (solve.PoissonRegressor(), Y, None, r"y must hold counts, not negative, got -.*write Ridge\(\)"),
         (solve.PoissonRegressor(), 0 * Y, None, "y must hold a count above 0"),
         (solve.Ridge(), Y, -WEIGHT, "sample_weight must not be negative, nor all zero; give rows"),

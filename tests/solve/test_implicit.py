@@ -201,13 +201,3 @@ def test_probabilities_have_a_derivative_where_the_hessian_is_singular(name: str
     expected = _differences(lambda t: chance(weight + t * move), 0.0)
     np.testing.assert_allclose(grad @ move, expected, rtol=1e-4, atol=1e-8)
     np.testing.assert_allclose(jax.jvp(chance, (weight,), (jnp.asarray(move),))[1], expected, rtol=1e-4, atol=1e-8)
-
-
-@pytest.mark.parametrize("solver", ["LBFGS", "NewtonCG", "GradientDescent", "ProximalGradient"])
-def test_a_value_that_a_finished_trace_has_left_in_the_objective_is_named(solver: str) -> None:
-    left: list[jax.Array] = []
-    jax.jit(lambda x: left.append(x))(jnp.arange(4.0))
-    target = left[0]
-    run = getattr(px.solve, solver)(fun=lambda w: jnp.sum((w - target) ** 2)).run
-    with pytest.raises(TypeError, match="is a value of a function that JAX has finished tracing"):
-        run(jnp.zeros(4))

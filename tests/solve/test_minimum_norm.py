@@ -8,7 +8,6 @@ import pytest
 
 import paraxis as px
 from paraxis.solve import objective
-from tests.solve._problems import in_float64
 
 ROWS, COLUMNS = 60, 12
 
@@ -55,14 +54,3 @@ def test_ridge_without_a_penalty_finds_the_smallest_solution() -> None:
         coef: Any = px.solve.Ridge(alpha=0.0).fit(x, y).coef_
         expected = _smallest(x - x.mean(0), y - y.mean())
         np.testing.assert_allclose(np.linalg.norm(coef), np.linalg.norm(expected), rtol=1e-3, err_msg=f"seed {seed}")
-
-
-@pytest.mark.slow
-@in_float64
-def test_newtons_method_finds_the_smallest_solution() -> None:
-    for seed in range(6):
-        x, y = _deficient(seed)
-        solver = px.solve.NewtonCG(objective.least_squares, tol=1e-9, precondition="gram")
-        params, state = solver.run(jnp.zeros(COLUMNS), (x, y))
-        expected, where = np.linalg.norm(_smallest(x, y)), f"seed {seed}: {state.reason}"
-        assert abs(np.linalg.norm(params) / expected - 1) < 1e-3, where

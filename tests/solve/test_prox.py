@@ -148,10 +148,3 @@ def test_errors_name_the_operator_and_what_to_write(name: str) -> None:
     call, message = ERRORS[name]
     with pytest.raises(px.ShapeError, match=message):
         call()
-
-
-def test_integers_are_refused_as_a_strength_would_be_rounded() -> None:
-    for operator in (prox.l1, prox.elastic_net, prox.group, prox.box, prox.non_negative, prox.simplex):
-        with pytest.raises(px.DataError, match=r"prox.\w+: x\['w'\] must be floats, got int32"):
-            operator({"w": jnp.array([3, -2])})
-    np.testing.assert_array_equal(prox.l1(jnp.array([3.0, -2.0]), np.int32(1)), [2.0, -1.0])

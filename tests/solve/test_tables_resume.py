@@ -203,5 +203,5 @@ def test_each_option_of_an_engine_works_for_a_table_or_is_refused_by_name(tmp_pa
     for use in (lambda it: px.solve.Ridge().fit(rows, engine=it), lambda it: model.predict(rows, engine=it)):
         with pytest.raises(ValueError, match=r"map is not for a px\.Table"):
             use(px.Stream(at_once=5, map=map))
-    with pytest.raises(ValueError, match=r"Ridge: .* nothing is saved, got engine\.folder=.*; write engine=px\.Stream"):
+    with pytest.raises(ValueError, match=r"Ridge: .* nothing is saved"):
         model.predict(rows, engine=engine(tmp_path / "run"))

@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import arrays, placing
+from paraxis._axes import arrays, layout, placing
 from paraxis._host import threads
 from paraxis.solve import _trees as trees
 from paraxis.solve._linear import Block, Linear
 from paraxis.solve._losses import Loss
-from paraxis.solve._on_disk import MAX_FEATURES, OnDisk, sample_of, tells_in_type
 from paraxis.solve._problem import Problem
+from paraxis.solve._streaming import MAX_FEATURES, TableRows, sample_of
 
 _FEWEST_ITERATIONS = 10
 _MOST_ITERATIONS = 100
@@ -45,11 +45,12 @@ class Inverse(NamedTuple):
 
 def _used(problem: Linear) -> range:
     """Return the numbers of the rows that are used. They do not depend on where the rows lie, nor on padding."""
-    return sample_of(_num_rows(problem), problem.design.shape[1])
-
-
-def _num_rows(problem: Linear) -> int:
-    return problem.design.shape[0] if problem.num_rows is None else problem.num_rows
+    num_rows, num_features = problem.design.shape
+    if isinstance(problem.design, TableRows):
+        return sample_of(problem.design.num_rows, num_features)
+    if problem.weight is None or arrays.is_traced(problem.weight):
+        return sample_of(num_rows, num_features)
+    return sample_of(num_rows, num_features, int(jnp.count_nonzero(problem.weight)))
 
 
 def matrix(problem: Linear, params: Any, block: int) -> tuple[jax.Array, jax.Array, Any]:
@@ -209,9 +210,10 @@ def asked_for(problem: Problem, params: Any, precondition: str | None) -> Any:
     """
     if precondition is None or not isinstance(problem, Linear):
         return None
-    if tells_in_type(problem.design) and _is_traced(problem, params):
+    is_table = isinstance(problem.design, TableRows)
+    if not is_table and layout.tells_in_type(problem.design) and _is_traced(problem, params):
         return None
-    if isinstance(problem.design, OnDisk) and problem.design.shape[1] > MAX_FEATURES:
+    if isinstance(problem.design, TableRows) and problem.design.shape[1] > MAX_FEATURES:
         if precondition == "gram":
             raise ValueError(
                 f"precondition='gram' takes a sample of the rows, which of a table with more than {MAX_FEATURES:,} "
@@ -232,7 +234,7 @@ def refresh_after(problem: Linear) -> int:
 
 def _cost(problem: Linear) -> float:
     """About what a matrix costs, in iterations: operations, of which large products run faster than narrow ones."""
-    n, d = _num_rows(problem), problem.design.shape[1]
+    n, d = problem.design.shape
     used = len(_used(problem))
     outputs = problem.targets.size // problem.design.shape[0] if not problem.loss.classes else _TYPICAL_CLASSES
     matrix = 1.33 * used * d**2 + 2.5 * d**3  # of the products two thirds, of the inverse what is not zero
@@ -245,8 +247,8 @@ def prepared(problem: Linear, params: Any) -> Any:
     Outside ``jit`` it is computed on one device, which does not make the others do the same work. Where rows are on
     disk and their curvature is the same everywhere, one pass over all of them saves many.
     """
-    if isinstance(problem.design, OnDisk) and problem.loss.flat and problem.targets.ndim == 1:
-        total = problem._of_blocks(_products, (), problem._shares(params))[1]
+    if isinstance(problem.design, TableRows) and problem.loss.flat and problem.targets.ndim == 1:
+        total = problem.read(_products, (), problem.shares(params))[1]
         with placing.without_context():
             total, l2 = arrays.unbound((total, problem.l2))
             found = _inverse(total, jnp.diagonal(total), None, l2, problem.intercept)
@@ -278,7 +280,7 @@ def _products(block: Block, _: Any, shares: jax.Array) -> Any:
 def _of_concrete(
     loss: Loss, intercept: bool, used: range, design: jax.Array, targets: Any, weight: Any, l2: Any, params: Any
 ) -> Inverse:
-    beside = targets if isinstance(design, OnDisk) else design
+    beside = targets if isinstance(design, TableRows) else design
     with placing.without_context():
         numbers = np.asarray(used)
         some, at = _some_of(design, numbers)
@@ -296,10 +298,10 @@ def _beside(found: Inverse, other: Any) -> Inverse:
 
 def _some_of(design: Any, numbers: np.ndarray) -> tuple[Any, np.ndarray]:
     """Return rows by their numbers, and where the other values of these are."""
-    if not isinstance(design, OnDisk):
+    if not isinstance(design, TableRows):
         return arrays.some_rows(design, numbers), numbers
-    some = design.source.some
-    return some if design.shift is None else some - np.asarray(design.shift), design.chunks.places(numbers)
+    some = design.some
+    return some if design.shift is None else some - np.asarray(design.shift), design.places(numbers)
 
 
 def _is_traced(problem: Linear, params: Any) -> bool:

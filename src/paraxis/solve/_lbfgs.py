@@ -2,30 +2,28 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from paraxis._axes import arrays
+from paraxis._calls import check
 from paraxis.solve import (
-    _checks as checks,
-    _functions as functions,
     _gram as gram,
+    _implicit as implicit,
     _memory as memories,
-    _progress as progress,
+    _run as runs,
+    _stopping as stopping,
     _trees as trees,
 )
-from paraxis.solve._linear import Linear
+from paraxis.solve._linear import Linear, LinearLine
 from paraxis.solve._memory import Memory
-from paraxis.solve._problem import Point, Problem
-from paraxis.solve._progress import Progress
-from paraxis.solve._search import RULES, Found, Options, Rule, search
-from paraxis.solve._solution import OptStep, Solve, differentiable, in_stages
-from paraxis.solve._solver import SmoothSolver
+from paraxis.solve._problem import Point
+from paraxis.solve._run import OptStep, Solver
+from paraxis.solve._search import Found, search
 from paraxis.solve._status import Status
+from paraxis.solve._stopping import Progress
 
 _LONGER = 8  # by this factor, each Gram matrix serves longer than the last
 _REFRESH = 50  # iterations after which predictions are computed anew
@@ -33,17 +31,7 @@ _SLOPE_OF_LINEAR, _SLOPE = 0.2, 0.9  # of the first slope, what a step may leave
 _LONGEST_FIRST = 2.0  # a step to be tried first
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "iter_num", "value", "grad", "stepsize", "error", "s_history", "y_history", "rho_history", "gamma", "num_pairs",
-        "aux", "failed_linesearch", "num_fun_eval", "num_grad_eval", "num_linesearch_iter", "status", "data_passes",
-        "progress", "cache", "preconditioner",
-    ],
-    meta_fields=[],
-)  # fmt: skip
-@dataclasses.dataclass(frozen=True)
-class LBFGSState:
+class LBFGSState(NamedTuple):
     """The state of an L-BFGS run. A pytree; names as in JAXopt.
 
     Args:
@@ -89,18 +77,14 @@ class LBFGSState:
     @property
     def reason(self) -> str:
         """The reason why the solver stopped, in words; for a single problem, not for a batch."""
-        return progress.words(self)
+        return Status(int(self.status)).words
 
     def __repr__(self) -> str:
-        return progress.shown(self)
-
-    def _repr_html_(self) -> str:
-        """Return what one looks for in it, for notebooks."""
-        return progress.shown_as_html(self)
+        return runs.shown(self)
 
 
 @dataclasses.dataclass(frozen=True)
-class LBFGS(SmoothSolver):
+class LBFGS(Solver):
     """Minimise a smooth function by L-BFGS, with the interface of JAXopt's solver.
 
     For a function of :mod:`paraxis.solve.objective`, the solver exploits the structure of linear models: an iteration
@@ -115,13 +99,8 @@ class LBFGS(SmoothSolver):
         maxiter: stop after this many iterations.
         tol: stop when the Euclidean norm of the gradient is at most this.
         stepsize: the step size, or a function of ``iter_num`` that returns it; 0 (the default) means a line search.
-        linesearch: ``"zoom"`` (strong Wolfe conditions), ``"backtracking"`` (sufficient decrease) or
-            ``"hager-zhang"`` (approximate Wolfe conditions, steps by slopes).
+        linesearch: ``"zoom"``, for strong Wolfe conditions; there is no other.
         history_size: number of steps to store.
-        maxls: give up a search after this many trials.
-        decrease_factor: sufficient decrease, as a fraction of the decrease that the slope predicts (c1).
-        curvature_factor: the fraction of the slope that may remain (c2); ``None``: 0.2 for linear models, else 0.9.
-        max_stepsize: largest step size.
         precondition: ``"auto"``, ``"gram"`` or ``None``: whether a linear model's Hessian starts as a Gram matrix.
             With a fixed ``stepsize``, ``"auto"`` makes none.
         verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
@@ -150,31 +129,19 @@ class LBFGS(SmoothSolver):
     maxiter: int = 500
     tol: float = 1e-5
     stepsize: float | Callable[[Any], Any] = 0.0
-    linesearch: Rule = "zoom"
+    linesearch: Literal["zoom"] = "zoom"
     history_size: int = 10
-    maxls: int = 30
-    decrease_factor: float = 1e-4
-    curvature_factor: float | None = None
-    max_stepsize: float = float("inf")
     precondition: Literal["auto", "gram"] | None = "auto"
-    verbose: bool | progress.Watch = False
+    verbose: bool | runs.Watch = False
 
     def __post_init__(self) -> None:
-        checks.function(self)
-        checks.one_of("LBFGS", "linesearch", self.linesearch, RULES)
-        checks.one_of("LBFGS", "precondition", self.precondition, ("auto", "gram", None))
-        checks.count(self, "maxiter", "history_size", "maxls")
-        checks.positive(self, "max_stepsize", "decrease_factor")
-        checks.not_negative(self, "tol", *(() if callable(self.stepsize) else ("stepsize",)))
-        if self.curvature_factor is not None:
-            checks.number(self, "curvature_factor")
-        left = _SLOPE_OF_LINEAR if self.curvature_factor is None else self.curvature_factor
-        if not 0 < self.decrease_factor < left < 1:
-            raise ValueError(
-                f"LBFGS: decrease_factor must be below curvature_factor and both between 0 and 1, got "
-                f"{self.decrease_factor!r} and {self.curvature_factor!r}; write decrease_factor=1e-4, "
-                f"curvature_factor=0.9"
-            )
+        check.function("LBFGS", "fun", self.fun)
+        check.one_of("LBFGS", "linesearch", self.linesearch, ("zoom",))
+        check.one_of("LBFGS", "precondition", self.precondition, ("auto", "gram", None))
+        for name in ("maxiter", "history_size"):
+            check.count("LBFGS", name, getattr(self, name))
+        for name in ("tol", *(() if callable(self.stepsize) else ("stepsize",))):
+            check.number("LBFGS", name, getattr(self, name), least=0)
 
     def init_state(self, init_params: Any, *args: Any, **kwargs: Any) -> LBFGSState:
         """Return the state before the first iteration, with value and gradient at ``init_params``.
@@ -183,8 +150,8 @@ class LBFGS(SmoothSolver):
             init_params: where to start.
             args, kwargs: further arguments of ``fun``.
         """
-        params = functions.beginning("LBFGS.init_state", self.fun, init_params, args, kwargs)
-        return self._started(params, (args, kwargs), self._prepared(params, args, kwargs))
+        params = runs.beginning("LBFGS.init_state", self.fun, init_params, args, kwargs)
+        return self._begun(params, (args, kwargs)).state
 
     def update(self, params: Any, state: LBFGSState, *args: Any, **kwargs: Any) -> OptStep:
         """Make one iteration.
@@ -195,71 +162,11 @@ class LBFGS(SmoothSolver):
 
         Returns:
             ``(params, state)``. If nothing better is found, ``params`` do not change.
-
-        Raises:
-            StateError: if ``state`` has other parts than that of ``init_state``, as one of an earlier version has.
         """
-        checks.step(self, params, state, LBFGSState, "grad")
-        return self._advanced_by_one(params, state, args, kwargs)
-
-    def _iteration(self, params: Any, state: LBFGSState, *args: Any, **kwargs: Any) -> OptStep:
-        problem = self._problem(params, args, kwargs)
-        passes = problem.passes
-        point = Point(params, state.value, state.grad, state.aux, state.cache)
-        refreshed = state.iter_num % _REFRESH == _REFRESH - 1
-        if problem.adds_up:
-            point = jax.lax.cond(refreshed, problem.refreshed, lambda same: same, point)
-        memory = _memory(state)
-        precondition = functools.partial(_preconditioned, state.preconditioner)
-        direction, gamma = memories.descent(memory, state.grad, precondition)
-        line = problem.line(point, direction)
-        found = self._searched(line, problem, state)
-        new = line.end(found.stepsize, found.trial)
-        step = trees.scaled(found.stepsize, direction)
-        new_memory = memories.push(memory._replace(gamma=gamma), step, trees.minus(new.grad, state.grad))
-        start_again = memories.forget(memory, self._first_scale(state.preconditioner, state.error))
-        memory = trees.choose(found.failed, start_again, new_memory)
-        error = trees.norm(new.grad)
-        advanced, status = progress.advance(
-            state.progress,
-            new,
-            error,
-            tol=self.tol,
-            iter_num=state.iter_num + 1,
-            maxiter=self.maxiter,
-            hopeless=found.failed & (state.num_pairs == 0),
-            slope=line.origin.slope,
-        )
-        num_evals = found.num_trials if passes.trial else jnp.ones((), jnp.int32)
-        read = passes.line + passes.end + passes.trial * found.num_trials + passes.refresh * refreshed
-        new_state = LBFGSState(
-            iter_num=state.iter_num + 1,
-            value=new.value,
-            grad=new.grad,
-            stepsize=found.stepsize,
-            error=error,
-            s_history=memory.s,
-            y_history=memory.y,
-            rho_history=memory.rho,
-            gamma=memory.gamma,
-            num_pairs=memory.num_pairs,
-            aux=new.aux,
-            failed_linesearch=found.failed,
-            num_fun_eval=state.num_fun_eval + found.num_trials,
-            num_grad_eval=state.num_grad_eval + num_evals,
-            num_linesearch_iter=state.num_linesearch_iter + found.num_trials,
-            status=status,
-            data_passes=state.data_passes + read,
-            progress=advanced,
-            cache=new.cache,
-            preconditioner=state.preconditioner,
-        )
-        if self.verbose:
-            progress.say(new_state, self.verbose)
-        return OptStep(new.params, new_state)
+        return self._updated(OptStep(params, state), (args, kwargs))
 
     def run(self, init_params: Any, *args: Any, **kwargs: Any) -> OptStep:
-        """Iterate until the gradient is small, as compiled programs; under ``jit``, as a part of one.
+        """Iterate until the gradient is small.
 
         The returned parameters can be differentiated with respect to ``args``, ``kwargs`` and values that ``fun``
         closes over, and ``jax.vmap`` can map over the run.
@@ -271,38 +178,29 @@ class LBFGS(SmoothSolver):
         Returns:
             ``(params, state)``; ``state.status`` says whether this is a solution.
         """
-        params = functions.beginning("LBFGS.run", self.fun, init_params, args, kwargs)
-        if functions.closes_over_traced(self.fun):
-            fun, args = functions.hoisted(self.fun, params, args, kwargs)
-            return dataclasses.replace(self, fun=fun).run(params, *args)
-        return arrays.on_auto_mesh(self._run, params, (args, kwargs), None)
+        params = runs.beginning("LBFGS.run", self.fun, init_params, args, kwargs)
+        solver, args, kwargs = runs.without_closure(self, "fun", (params, args, kwargs))
+        return solver._run(params, (args, kwargs))
 
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the gradient, which is zero at a solution."""
-        params = functions.floating("LBFGS.optimality_fun", "params", params)
-        return self._problem(params, args, kwargs).start(params).grad
+        return self._grad(runs.floating("LBFGS.optimality_fun", params), (args, kwargs))
 
-    @functools.cached_property
-    def _run(self) -> Solve:
-        return differentiable(self._solved, self.optimality_fun, self.verbose)
+    def _grad(self, params: Any, arguments: Any) -> Any:
+        return self._problem(params, arguments).start(params).grad
 
-    def _solved(self, params: Any, arguments: Any, prepared: None) -> OptStep:
-        """Return some iterations with the rows' curvatures at the start, and the others with those found by then."""
-        problem = self._problem(params, *arguments)
-        matrix = gram.asked_for(problem, params, self._precondition)
-        step = OptStep(params, self._started(params, arguments, matrix))
-        pauses = self._pauses(problem, matrix)
-        if arrays.is_traced((step, arguments)):  # then the program has one matrix more, not many
-            for pause in itertools.islice(pauses, 1):
-                step = self._iterated(step, arguments, pause)
-                running = step.state.status == Status.RUNNING
-                step = jax.lax.cond(running, lambda step: self._renewed(step, arguments), lambda step: step, step)
-            return self._iterated(step, arguments, self.maxiter)
-        return in_stages(self._iterated, self._renewed, step, arguments, pauses, self.maxiter)
+    def _tangent(self, params: Any, arguments: Any, moved: Any) -> Any:
+        return implicit.change(self._grad, params, arguments, moved)
 
-    def _pauses(self, problem: Problem, prepared: gram.Inverse | None) -> Iterator[int]:
+    def _prepared(self, params: Any, arguments: Any) -> gram.Inverse | None:
+        if self.stepsize and self.precondition == "auto":
+            return None  # a fixed step is one along the direction of L-BFGS as it is everywhere
+        return gram.asked_for(self._problem(params, arguments), params, self.precondition)
+
+    def _pauses(self, params: Any, arguments: Any, prepared: gram.Inverse | None) -> Iterator[int]:
         if prepared is None:
             return
+        problem = self._problem(params, arguments)
         assert isinstance(problem, Linear)
         pause = gram.refresh_after(problem)
         while pause < self.maxiter:
@@ -311,22 +209,28 @@ class LBFGS(SmoothSolver):
 
     def _renewed(self, step: OptStep, arguments: Any) -> OptStep:
         """With the Gram matrix that is right there, and no memory of how it was elsewhere."""
-        problem = self._problem(step.params, *arguments)
+        problem = self._problem(step.params, arguments)
         assert isinstance(problem, Linear)
         matrix = gram.prepared(problem, step.params)
         memory = memories.forget(_memory(step.state), self._first_scale(matrix, step.state.error))
-        changes = {"rho_history": memory.rho, "gamma": memory.gamma, "num_pairs": memory.num_pairs}
-        return OptStep(step.params, dataclasses.replace(step.state, preconditioner=matrix, **changes))
+        return OptStep(step.params, _with_memory(step.state, memory)._replace(preconditioner=matrix))
 
-    def _start(self, params: Any, arguments: Any, preconditioner: gram.Inverse | None) -> LBFGSState:
-        args, kwargs = arguments
-        problem = self._problem(params, args, kwargs)
+    def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
+        """Judged anew: predictions that were added up step by step carry the rounding of all steps."""
+        problem = self._problem(step.params, arguments)
+        if not problem.is_linear:
+            return step
+        point = problem.start(step.params)
+        return OptStep(step.params, self._judged(step, problem, point, trees.norm(point.grad)))
+
+    def _start(self, params: Any, arguments: Any, prepared: gram.Inverse | None) -> OptStep:
+        problem = self._problem(params, arguments)
         point = problem.start(params)
         error = trees.norm(point.grad)
-        memory = memories.empty(params, self.history_size, self._first_scale(preconditioner, error))
+        memory = memories.empty(params, self.history_size, self._first_scale(prepared, error))
         zero, count = jnp.zeros((), point.value.dtype), jnp.zeros((), jnp.int32)
-        begun, status = progress.begin(point, error, self.tol)
-        return LBFGSState(
+        begun, status = stopping.begin(point, error, self.tol)
+        state = LBFGSState(
             iter_num=count,
             value=point.value,
             grad=point.grad,
@@ -346,27 +250,82 @@ class LBFGS(SmoothSolver):
             data_passes=count + problem.passes.start,
             progress=begun,
             cache=point.cache,
-            preconditioner=preconditioner,
+            preconditioner=prepared,
         )
+        return OptStep(params, state)
 
-    def _searched(self, line: Any, problem: Problem, state: LBFGSState) -> Found:
-        dtype = state.value.dtype
+    def _iteration(self, step: OptStep, arguments: Any) -> OptStep:
+        params, state = step
+        problem = self._problem(params, arguments)
+        control = problem.control
+        point = Point(params, state.value, state.grad, state.aux, state.cache)
+        refreshed = state.iter_num % _REFRESH == _REFRESH - 1
+        if problem.is_linear:
+            point = control.cond(refreshed, problem.refreshed, lambda same: same, point)
+        direction, gamma = control.jit(_direction)(_memory(state), state.grad, state.preconditioner)
+        line = problem.line(point, direction, problem.ahead(direction))
+        found = control.jit(self._searched)(line, state.iter_num, state.stepsize)
+        new = problem.end(line, found.stepsize, found.trial)
+        passes = problem.passes
+        num_grads = found.num_trials if passes.trial else 1
+        read = passes.line + passes.end + passes.trial * found.num_trials + passes.refresh * refreshed
+        slope = line.origin.slope
+        state = control.jit(self._advanced)(state, found, new, direction, gamma, slope, num_grads, read)
+        return OptStep(new.params, state)
+
+    def _searched(self, line: Any, iter_num: jax.Array, last: jax.Array) -> Found:
         if self.stepsize:
-            given = self.stepsize(state.iter_num) if callable(self.stepsize) else self.stepsize
-            stepsize = jnp.asarray(given, dtype)
+            given = self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
+            stepsize = jnp.asarray(given, last.dtype)
             return Found(stepsize, line.at(stepsize), jnp.array(False), jnp.ones((), jnp.int32))
-        left = self.curvature_factor or (_SLOPE_OF_LINEAR if problem.tight else _SLOPE)
-        options = Options(self.linesearch, self.decrease_factor, left, self.maxls, self.max_stepsize)
+        if not isinstance(line, LinearLine):
+            return search(line, jnp.ones_like(last), _SLOPE)
         # The initial Hessian is right up to a factor, which is the same for some iterations: searches of a slope that
         # small end at steps like the last one.
-        is_alike = problem.tight and self.linesearch == "zoom"
-        first = jnp.clip(state.stepsize, 1, _LONGEST_FIRST) if is_alike else jnp.ones((), dtype)
-        return search(line, first, options)
+        return search(line, jnp.clip(last, 1, _LONGEST_FIRST), _SLOPE_OF_LINEAR)
 
-    @property
-    def _precondition(self) -> str | None:
-        """A fixed step is one along the direction of L-BFGS as it is everywhere."""
-        return None if self.stepsize and self.precondition == "auto" else self.precondition
+    def _advanced(
+        self,
+        state: LBFGSState,
+        found: Found,
+        new: Point,
+        direction: Any,
+        gamma: jax.Array,
+        slope: jax.Array,
+        num_grads: Any,
+        read: Any,
+    ) -> LBFGSState:
+        """Return the state after a step; if no step was found, without what is remembered."""
+        memory, step = _memory(state), trees.scaled(found.stepsize, direction)
+        remembering = memories.push(memory._replace(gamma=gamma), step, trees.minus(new.grad, state.grad))
+        forgetting = memories.forget(memory, self._first_scale(state.preconditioner, state.error))
+        error = trees.norm(new.grad)
+        progress, status = stopping.advance(
+            state.progress,
+            new,
+            error,
+            tol=self.tol,
+            iter_num=state.iter_num + 1,
+            maxiter=self.maxiter,
+            hopeless=found.failed & (state.num_pairs == 0),
+            slope=slope,
+        )
+        return _with_memory(state, trees.choose(found.failed, forgetting, remembering))._replace(
+            iter_num=state.iter_num + 1,
+            value=new.value,
+            grad=new.grad,
+            stepsize=found.stepsize,
+            error=error,
+            aux=new.aux,
+            failed_linesearch=found.failed,
+            num_fun_eval=state.num_fun_eval + found.num_trials,
+            num_grad_eval=state.num_grad_eval + num_grads,
+            num_linesearch_iter=state.num_linesearch_iter + found.num_trials,
+            status=status,
+            data_passes=state.data_passes + read,
+            progress=progress,
+            cache=new.cache,
+        )
 
     def _first_scale(self, preconditioner: gram.Inverse | None, error: jax.Array) -> jax.Array:
         """Return the scale of a first direction: no longer than 1, unless its length is right, or steps are given."""
@@ -375,8 +334,18 @@ class LBFGS(SmoothSolver):
         return 1 / jnp.maximum(error, 1)
 
 
+def _direction(memory: Memory, grad: Any, preconditioner: gram.Inverse | None) -> tuple[Any, jax.Array]:
+    return memories.descent(memory, grad, functools.partial(_preconditioned, preconditioner))
+
+
 def _memory(state: LBFGSState) -> Memory:
     return Memory(state.s_history, state.y_history, state.rho_history, state.gamma, state.num_pairs)
+
+
+def _with_memory(state: LBFGSState, memory: Memory) -> LBFGSState:
+    return state._replace(
+        s_history=memory.s, y_history=memory.y, rho_history=memory.rho, gamma=memory.gamma, num_pairs=memory.num_pairs
+    )
 
 
 def _preconditioned(preconditioner: gram.Inverse | None, both: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -4,8 +4,7 @@ Along a direction D, the predictions are ``Z + stepsize * (X @ D)``. With both p
 its rows have outputs, and X is read twice per step, for ``X @ D`` and for the gradient, however many steps are tried.
 LIBLINEAR does this for two classes on one machine (Fan et al. 2008); no solver in JAX did.
 
-All that reads rows is a function of one block of them (:class:`Block`), mapped over the blocks, and a sum: ``px_map``
-in the program. There is a block for each device that the rows lie over, and what is kept by row stays there.
+Rows may lie over any number of devices: the compiler divides the products, and adds the devices' parts of a gradient.
 """
 
 import dataclasses
@@ -17,16 +16,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paraxis._axes import arrays, layout, placing
-from paraxis._axes.placing import Placement
-from paraxis._core.programs import Traced
-from paraxis.solve import _blocks as in_blocks, _cut as cut, _on_disk as on_disk, _trees as trees
+from paraxis.solve import _trees as trees
+from paraxis.solve._control import COMPILED, PYTHON, Control
 from paraxis.solve._losses import Loss
-from paraxis.solve._on_disk import OnDisk
-from paraxis.solve._problem import Line, Passes, Point, Problem, Trial
+from paraxis.solve._problem import Passes, Point, Problem, Trial
+from paraxis.solve._streaming import TableRows
 
 _PIECE = 1 << 21  # bytes of rows
-_WIDE = 128  # columns
 
 
 class Cache(NamedTuple):
@@ -36,22 +32,16 @@ class Cache(NamedTuple):
     shares: Any  # each row's part of the mean, (n,); None: equal. Kept, since a sum of weights is an exchange
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """Some of the rows: what is computed of each block alone. ``share`` is a row's part of the mean without weights.
-
-    The compiler may divide them over so many devices: ``over``.
-    """
+class Block(NamedTuple):
+    """Rows in memory: all of them, or those of a chunk of a table, whose shares are then given."""
 
     loss: Loss
     intercept: bool
-    share: float
-    over: int
-    design: Any  # ``None`` for a function that does not read it
+    design: jax.Array
     targets: jax.Array
 
     def predictions(self, params: Any) -> jax.Array:
-        """Return the predictions, as those of :class:`Linear`."""
+        """``(d, k)`` coefficients → ``(k, n)``; ``(d,)`` → ``(n,)``. Linear in them. Reads the rows once."""
         coef, bias = params if self.intercept else (params, None)
         if coef.ndim == 1:
             z = jnp.einsum("d,nd->n", coef, self.design, precision=trees.EXACT)
@@ -63,65 +53,52 @@ class Block:
         z = jax.lax.optimization_barrier(z).T
         return z if bias is None else z + bias[:, None]
 
-    def mean(self, costs: jax.Array, shares: Any) -> jax.Array:
-        """Return the rows' part of the mean of costs ``(..., n)``."""
-        return jnp.sum((jnp.asarray(self.share, costs.dtype) if shares is None else shares) * costs, -1)
-
     def cost(self, z: jax.Array, shares: Any) -> jax.Array:
-        """Return the rows' part of the objective."""
-        return self.mean(self.loss.rows(z, self.targets), shares)
+        """Return the rows' part of the mean of the losses."""
+        return mean(self.loss.rows(z, self.targets), shares)
 
     def grad(self, z: jax.Array, shares: Any, params: Any) -> Any:
         """Their part of its gradient; ``params`` tell shapes only. Reads the rows once."""
         if self.loss.slope is None:
             return self.pulled(jax.grad(self.cost)(z, shares), params)
-        share = jnp.asarray(self.share, z.dtype) if shares is None else shares
+        share = 1 / z.shape[-1] if shares is None else shares
         return self.pulled(share * self.loss.slope(z, self.targets), params)
 
     def pulled(self, r: jax.Array, params: Any) -> Any:
         """Return the transpose of :meth:`predictions`, of ``r``, ``(n,)`` or ``(k, n)``."""
         coef = params[0] if self.intercept else params
-        pieces = _num_pieces(self.design, coef, self.over)
+        pieces = _num_pieces(self.design) if coef.ndim == 1 else 1
         if pieces == 1:
             return jax.linear_transpose(self.predictions, params)(r)[0]
         rows = self.design.reshape(pieces, -1, len(coef))
-        if coef.ndim == 1:
-            parts = jnp.einsum("pn,pnd->pd", r.reshape(pieces, -1), rows, precision=trees.EXACT)
-        else:
-            outputs_last = jax.lax.optimization_barrier(r.T.reshape(pieces, -1, len(r)))
-            parts = jnp.einsum("pnk,pnd->pkd", outputs_last, rows, precision=trees.EXACT)
-        pulled = layout.in_one_place(jnp.sum(parts, 0).T.astype(coef.dtype))  # columns may be over devices, too
+        parts = jnp.einsum("pn,pnd->pd", r.reshape(pieces, -1), rows, precision=trees.EXACT)
+        pulled = jnp.sum(parts, 0).astype(coef.dtype)
         return (pulled, jnp.sum(r, -1)) if self.intercept else pulled
 
 
-def _num_pieces(design: jax.Array, coef: jax.Array, over: int) -> int:
-    """Return into how many pieces rows are divided for a product that adds over them; their number is a multiple.
+def mean(costs: jax.Array, shares: Any) -> jax.Array:
+    """Return the weighted mean of costs ``(..., n)``; ``None``: all shares are equal."""
+    return jnp.sum(costs / costs.shape[-1] if shares is None else shares * costs, -1)
+
+
+def _num_pieces(design: jax.Array) -> int:
+    """Return into how many pieces rows are divided for a product of one vector that adds over them.
 
     XLA's CPU products of a vector with rows go through all of these for some columns at a time: of rows that stay in a
-    cache they take half the time. Those of several vectors, where results are few, run on one core; a batch, on two.
-
-    Where the compiler divides rows ``over`` devices, each has whole pieces: else it would exchange the rows.
+    cache they take half the time. Their number divides that of the rows, and is a multiple of that of the devices over
+    which these may lie: else they would be exchanged.
     """
     size = design.size * design.dtype.itemsize
-    if jax.default_backend() != "cpu" or size < 2 * _PIECE or (coef.ndim > 1 and len(coef) < _WIDE):
+    if jax.default_backend() != "cpu" or size < 2 * _PIECE:
         return 1
-    wanted = -(-size // _PIECE) if coef.ndim == 1 else 2
+    over = math.lcm(*(count for count in range(1, jax.device_count() + 1) if len(design) % count == 0))
+    wanted = -(-size // _PIECE)
     least = -(-wanted // over) * over
     return next((pieces for pieces in range(least, 4 * wanted + 1, over) if len(design) % pieces == 0), 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class _OfBlock:
-    """A function of a :class:`Block` as one of arrays."""
-
-    fn: Callable[[Block, Any, Any], tuple[Any, Any]]
-    loss: Loss
-    intercept: bool
-    share: float
-    over: int
-
-    def __call__(self, shared: Any, first: Any, last: Any) -> tuple[Any, Any]:
-        return self.fn(Block(self.loss, self.intercept, self.share, self.over, *first), shared, last)
+def _shares(weight: jax.Array) -> jax.Array:
+    return weight / jnp.sum(weight)
 
 
 def _cost(block: Block, params: Any, shares: Any) -> Any:
@@ -137,39 +114,55 @@ def _begun(block: Block, params: Any, shares: Any) -> Any:
     return z, (block.cost(z, shares), block.grad(z, shares, params))
 
 
-def _tried(block: Block, stepsize: jax.Array, rows: Any) -> Any:
-    z, dz, shares = rows
-    one = jnp.ones_like(stepsize)
-
-    def along(stepsize: jax.Array) -> jax.Array:
-        return block.loss.rows(z + stepsize * dz, block.targets)
-
-    (value, slope), (_, curvature) = jax.jvp(lambda a: jax.jvp(along, (a,), (one,)), (stepsize,), (one,))
-    return (), block.mean(jnp.stack([value, slope, curvature]), shares)  # one sum: one exchange
-
-
-def _moved(block: Block, given: Any, rows: Any) -> Any:
-    stepsize, params = given
-    z, dz, shares = rows
-    z = z + stepsize * dz
-    return z, block.grad(z, shares, params)
-
-
-def _bent(block: Block, direction: Any, rows: Any) -> Any:
+def _slopes(block: Block, params: Any, rows: Any) -> Any:
     z, shares = rows
-    dz = block.predictions(direction)
-    curved = jax.jvp(lambda z: jax.grad(block.cost)(z, shares), (z,), (dz,))[1]
-    return dz, block.pulled(curved, direction)
+    return (), block.grad(z, shares, params)
 
 
-def _zeros(block: Block, _: Any, z: jax.Array) -> Any:
-    return jnp.zeros_like(z), ()
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["point", "direction", "dz", "targets", "l2", "penalty", "slope"],
+    meta_fields=["loss"],
+)
+@dataclasses.dataclass(frozen=True)
+class LinearLine:
+    """A linear model along a line, without its rows; ``penalty`` has the products of coefficients and direction."""
+
+    loss: Loss
+    point: Point
+    direction: Any
+    dz: jax.Array
+    targets: jax.Array
+    l2: jax.Array
+    penalty: tuple[jax.Array, jax.Array, jax.Array]
+    slope: jax.Array
+
+    @property
+    def origin(self) -> Trial:
+        return Trial(self.point.value, self.slope, jnp.full_like(self.slope, jnp.nan), ())
+
+    def at(self, stepsize: jax.Array) -> Trial:
+        z, shares = self.point.cache
+        one = jnp.ones_like(stepsize)
+
+        def along(stepsize: jax.Array) -> jax.Array:
+            return self.loss.rows(z + stepsize * self.dz, self.targets)
+
+        (value, slope), (_, curvature) = jax.jvp(lambda a: jax.jvp(along, (a,), (one,)), (stepsize,), (one,))
+        value, slope, curvature = mean(jnp.stack([value, slope, curvature]), shares)  # one sum: one exchange
+        zero, half, whole = self.penalty
+        return Trial(
+            value + 0.5 * self.l2 * (zero + 2 * stepsize * half + stepsize**2 * whole),
+            slope + self.l2 * (half + stepsize * whole),
+            curvature + self.l2 * whole,
+            (),
+        )
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["design", "targets", "weight", "l2"],
-    meta_fields=["loss", "intercept", "blocks", "num_rows"],
+    meta_fields=["loss", "intercept"],
 )
 @dataclasses.dataclass(frozen=True)
 class Linear(Problem):
@@ -177,14 +170,12 @@ class Linear(Problem):
 
     Args:
         loss: the loss of a row.
-        design: the rows, ``(n, d)``, also on disk.
+        design: the rows, ``(n, d)``, also of a table.
         targets: ``(n,)``, or ``(n, k)`` for several outputs that are no classes.
         weight: ``(n,)``, or ``None`` for equal weights; the mean is over the sum of the weights. A row of weight zero
             does not count, as long as it is finite.
         l2: scalar.
         intercept: whether parameters are a pair of coefficients and intercept.
-        blocks: where the blocks of rows lie.
-        num_rows: how many are no padding, which is behind them; ``None``: all.
     """
 
     loss: Loss
@@ -193,126 +184,86 @@ class Linear(Problem):
     weight: jax.Array | None
     l2: Any
     intercept: bool
-    blocks: Placement = placing.AT_HAND
-    num_rows: int | None = None
-    tight = True
-    adds_up = True
+    is_linear = True
 
     @property
-    def beside(self) -> jax.Array:
-        """An array that lies where the rows do."""
-        return self.targets if isinstance(self.design, OnDisk) else self.design
+    def control(self) -> Control:
+        return PYTHON if isinstance(self.design, TableRows) else COMPILED
 
     @property
     def passes(self) -> Passes:
-        """Rows on disk are read once where others are read forwards and backwards."""
-        times = 1 if isinstance(self.design, OnDisk) else 2
-        return Passes(start=times, line=1, trial=0, end=1, product=times, refresh=1)
+        """Rows of a table are read once where others are read forwards and backwards."""
+        return Passes(start=1 if isinstance(self.design, TableRows) else 2, line=1, trial=0, end=1, refresh=1)
 
     def value(self, params: Any) -> jax.Array:
         """Return the objective, as a plain function that JAX can differentiate in whatever way."""
-        return self._of_blocks(_cost, params, self._shares(params))[1] + self._penalty(params)
+        return self.read(_cost, params, self.shares(params))[1] + self._penalty(params)
 
     def predictions(self, params: Any) -> jax.Array:
-        """``(d, k)`` coefficients → ``(k, n)``; ``(d,)`` → ``(n,)``. Linear in them. Reads the rows once."""
-        return self._of_blocks(_predicted, params, ())[0]
+        """Return the model's predictions, ``(n,)`` or ``(k, n)``. Reads the rows once."""
+        return self.read(_predicted, params, ())[0]
 
     def start(self, params: Any) -> Point:
-        shares = self._shares(params)
-        z, (cost, grad) = self._of_blocks(_begun, params, shares)
-        return Point(params, cost + self._penalty(params), self._with_penalty(grad, params), None, Cache(z, shares))
-
-    def line(self, point: Point, direction: Any, cached: Any = None) -> Line:
-        z, shares = point.cache
-        dz = self.predictions(direction) if cached is None else cached
-        l2 = jnp.asarray(0 if self.l2 is None else self.l2, z.dtype)
-        own, step = self._coef(point.params), self._coef(direction)
-        zero, half, whole = trees.dot(own, own), trees.dot(own, step), trees.dot(step, step)
-
-        def at(stepsize: jax.Array) -> Trial:
-            value, slope, curvature = self._of_blocks(_tried, stepsize, (z, dz, shares), reads=False)[1]
-            return Trial(
-                value + 0.5 * l2 * (zero + 2 * stepsize * half + stepsize**2 * whole),
-                slope + l2 * (half + stepsize * whole),
-                curvature + l2 * whole,
-                (),
-            )
-
-        def end(stepsize: jax.Array, trial: Trial) -> Point:
-            params = trees.along(point.params, stepsize, direction)
-            there, grad = self._of_blocks(_moved, (stepsize, params), (z, dz, shares))
-            return Point(params, trial.value, self._with_penalty(grad, params), None, Cache(there, shares))
-
-        unknown = jnp.full((), jnp.nan, z.dtype)
-        return Line(Trial(point.value, trees.dot(point.grad, direction), unknown, ()), at, end)
-
-    def ahead(self, direction: Any) -> Any:
-        return self.predictions(direction)
-
-    def products(self, point: Point) -> tuple[Callable[[Any], tuple[Any, Any]], Any]:
-        def product(direction: Any) -> tuple[Any, Any]:
-            dz, found = self._of_blocks(_bent, direction, tuple(point.cache))
-            return self._with_penalty(found, direction), dz
-
-        # Zeros that lie as the predictions do: else programs that take either are compiled for both.
-        return product, self._of_blocks(_zeros, (), point.cache.z, reads=False)[0]
+        shares = self.shares(params)
+        z, (cost, grad) = self.read(_begun, params, shares)
+        return Point(params, cost + self._penalty(params), self.with_penalty(grad, params), None, Cache(z, shares))
 
     def refreshed(self, point: Point) -> Point:
         """Return the same point with its predictions computed anew: steps added up leave rounding behind. One pass."""
         return point._replace(cache=point.cache._replace(z=self.predictions(point.params)))
 
-    def _shares(self, params: Any) -> jax.Array | None:
+    def ahead(self, direction: Any) -> jax.Array:
+        return self.predictions(direction)
+
+    def line(self, point: Point, direction: Any, ahead: Any) -> LinearLine:
+        l2 = jnp.asarray(0 if self.l2 is None else self.l2, ahead.dtype)
+        own, step = self.coef(point.params), self.coef(direction)
+        penalty = trees.dot(own, own), trees.dot(own, step), trees.dot(step, step)
+        slope = trees.dot(point.grad, direction)
+        return LinearLine(self.loss, point, direction, ahead, self.targets, l2, penalty, slope)
+
+    def end(self, line: LinearLine, stepsize: jax.Array, trial: Trial) -> Point:
+        params = trees.along(line.point.params, stepsize, line.direction)
+        z, shares = line.point.cache
+        z = z + stepsize * line.dz
+        grad = self.read(_slopes, params, (z, shares))[1]
+        return Point(params, trial.value, self.with_penalty(grad, params), None, Cache(z, shares))
+
+    def shares(self, params: Any) -> jax.Array | None:
         """Return each row's part of the mean; ``None``: the same for all."""
         if self.weight is None:
             return None
-        weight = self.weight.astype(jnp.result_type(self._coef(params), self.design))
-        total = self._of_blocks(lambda block, _, weight: ((), jnp.sum(weight)), (), weight, reads=False)[1]
-        return self._of_blocks(lambda block, total, weight: (weight / total, ()), total, weight, reads=False)[0]
+        dtype = jnp.result_type(self.coef(params), self.design.dtype)
+        return self.control.jit(_shares)(self.weight.astype(dtype))
 
-    def _of_blocks(
-        self, fn: Callable[[Block, Any, Any], Any], shared: Any, rows: Any, *, reads: bool = True
-    ) -> tuple[Any, Any]:
-        """``fn(block, shared, rows)`` → what is kept and what is summed, of each block: kept values ``(..., n)``, sums.
+    def read(self, fn: Callable[[Block, Any, Any], Any], shared: Any, rows: Any) -> tuple[Any, Any]:
+        """``fn(block, shared, rows)`` → what is kept by row, ``(..., n)``, and what is summed over the rows.
 
-        ``rows`` are ``(..., n)``. A function that does not read X says so; one that does is the same each time.
-        Communicates: one all-reduce the size of the sums.
+        ``rows`` are ``(..., n)``. The function is the same object each time: of a table, it is compiled once.
         """
-        run = _OfBlock(fn, self.loss, self.intercept, 1 / self.design.shape[0], self._over)
-        design = self.design if reads else None
-        if isinstance(design, OnDisk):
-            return on_disk.passed(run, design, self.targets, shared, rows)
-        if on_disk.tells_in_type(self.design):  # then the compiler divides the one block
-            return run(shared, (design, self.targets), rows)
-        return in_blocks.mapped(run, self.blocks, shared, (design, self.targets), rows)
+        if isinstance(self.design, TableRows):
+            return self.design.mapped(_of_chunk, (fn, self.loss, self.intercept), self.targets, shared, rows)
+        return fn(Block(self.loss, self.intercept, self.design, self.targets), shared, rows)
 
-    @property
-    def _over(self) -> int:
-        """The number of devices over which the compiler may divide a block of rows, or a multiple of all such."""
-        if isinstance(self.design, OnDisk) or self.blocks.mesh is not None:  # a block for each device
-            return 1
-        if on_disk.tells_in_type(self.design):
-            return jax.typeof(self.design).sharding.mesh.size
-        return math.lcm(*(count for count in range(1, jax.device_count() + 1) if len(self.targets) % count == 0))
-
-    def _coef(self, params: Any) -> jax.Array:
+    def coef(self, params: Any) -> jax.Array:
+        """Return the coefficients of parameters, without an intercept."""
         return params[0] if self.intercept else params
 
     def _penalty(self, params: Any) -> Any:
         if self.l2 is None:
             return 0
-        squares = jnp.sum(self._coef(params) ** 2)
+        squares = jnp.sum(self.coef(params) ** 2)
         return jnp.asarray(0.5 * self.l2, squares.dtype) * squares
 
-    def _with_penalty(self, grad: Any, params: Any) -> Any:
+    def with_penalty(self, grad: Any, params: Any) -> Any:
+        """Return a gradient of the losses with that of the penalty."""
         if self.l2 is None:
             return grad
-        coef = self._coef(grad) + jnp.asarray(self.l2, self._coef(grad).dtype) * self._coef(params)
+        coef = self.coef(grad) + jnp.asarray(self.l2, self.coef(grad).dtype) * self.coef(params)
         return (coef, grad[1]) if self.intercept else coef
 
 
-_value = Traced(Linear.value, cut.compiled)
-
-
-def value(problem: Linear, params: Any) -> jax.Array:
-    """Return the objective, compiled: outside a program, to lay rows out in blocks would copy them."""
-    return _value(*arrays.ready((problem, params)))
+def _of_chunk(
+    fn: Any, loss: Loss, intercept: bool, design: jax.Array, targets: jax.Array, shared: Any, rows: Any
+) -> Any:
+    return fn(Block(loss, intercept, design, targets), shared, rows)

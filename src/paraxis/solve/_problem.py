@@ -9,12 +9,13 @@ keeps its predictions instead, so that a trial does not read the data (:mod:`par
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from paraxis.solve import _trees as trees
+from paraxis.solve._control import COMPILED, Control
 
 
 class Point(NamedTuple):
@@ -36,59 +37,74 @@ class Trial(NamedTuple):
     kept: Any
 
 
-class Line(NamedTuple):
+class Line(Protocol):
     """The function along ``params + stepsize * direction``."""
 
-    origin: Trial  # at stepsize 0, known without looking
-    at: Callable[[jax.Array], Trial]
-    end: Callable[[jax.Array, Trial], Point]
+    @property
+    def origin(self) -> Trial:
+        """Return the trial at step size 0, known without looking."""
+        ...
+
+    def at(self, stepsize: jax.Array) -> Trial:
+        """Return the trial at a step size."""
+        ...
 
 
-@dataclasses.dataclass(frozen=True)
-class Passes:
+class Passes(NamedTuple):
     """The number of times something reads all the data."""
 
     start: int
     line: int
     trial: int
     end: int
-    product: int
     refresh: int
 
 
 class Problem(abc.ABC):
     """A function with its arguments given, to be minimised over ``params``."""
 
-    tight: bool  # whether a trial costs so little that a thorough search pays
-    adds_up: bool  # whether what a point keeps is added up from step to step
-
-    @property
-    @abc.abstractmethod
-    def passes(self) -> Passes:
-        """Return how often each question reads all the data."""
+    is_linear: bool  # trials are cheap, and what a point keeps is added up from step to step
+    passes: Passes
+    control: Control = COMPILED
 
     @abc.abstractmethod
     def start(self, params: Any) -> Point:
         """Return the point at these parameters."""
 
+    @abc.abstractmethod
     def refreshed(self, point: Point) -> Point:
         """Return the same point with what it adds up from step to step computed anew."""
-        return point
-
-    @abc.abstractmethod
-    def line(self, point: Point, direction: Any, cached: Any = None) -> Line:
-        """Return the line from a point; ``cached`` is what :meth:`products` or :meth:`ahead` gave for the direction."""
 
     @abc.abstractmethod
     def ahead(self, direction: Any) -> Any:
         """Return what a line along this direction uses instead of the data; linear in the direction."""
 
     @abc.abstractmethod
-    def products(self, point: Point) -> tuple[Callable[[Any], tuple[Any, Any]], Any]:
-        """Return the Hessian at a point, as a function: direction → product, and what a line along it can use.
+    def line(self, point: Point, direction: Any, ahead: Any) -> Any:
+        """Return the :class:`Line` from a point; ``ahead`` is that of the direction."""
 
-        The latter is linear in the direction; the second value is that of the direction zero.
-        """
+    @abc.abstractmethod
+    def end(self, line: Any, stepsize: jax.Array, trial: Trial) -> Point:
+        """Return the point at a step size, of which ``trial`` is the trial."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionLine:
+    """Any function along a line."""
+
+    value_and_grad: Callable[[Any], tuple[tuple[jax.Array, Any], Any]]
+    point: Point
+    direction: Any
+
+    @property
+    def origin(self) -> Trial:
+        slope = trees.dot(self.point.grad, self.direction)
+        return Trial(self.point.value, slope, jnp.full_like(slope, jnp.nan), (self.point.grad, self.point.aux))
+
+    def at(self, stepsize: jax.Array) -> Trial:
+        (value, aux), grad = self.value_and_grad(trees.along(self.point.params, stepsize, self.direction))
+        slope = trees.dot(grad, self.direction)
+        return Trial(value, slope, jnp.full_like(slope, jnp.nan), (grad, aux))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,36 +112,22 @@ class Function(Problem):
     """Any function: each trial computes value and gradient."""
 
     value_and_grad: Callable[[Any], tuple[tuple[jax.Array, Any], Any]]
-    tight = False
-    adds_up = False
-
-    @property
-    def passes(self) -> Passes:
-        return Passes(start=2, line=0, trial=2, end=0, product=2, refresh=0)
+    is_linear = False
+    passes = Passes(start=2, line=0, trial=2, end=0, refresh=0)
 
     def start(self, params: Any) -> Point:
         (value, aux), grad = self.value_and_grad(params)
         return Point(params, value, grad, aux, ())
 
-    def line(self, point: Point, direction: Any, cached: Any = None) -> Line:
-        unknown = jnp.full((), jnp.nan, point.value.dtype)
-        origin = Trial(point.value, trees.dot(point.grad, direction), unknown, (point.grad, point.aux))
-
-        def at(stepsize: jax.Array) -> Trial:
-            (value, aux), grad = self.value_and_grad(trees.along(point.params, stepsize, direction))
-            return Trial(value, trees.dot(grad, direction), unknown, (grad, aux))
-
-        def end(stepsize: jax.Array, trial: Trial) -> Point:
-            grad, aux = trial.kept
-            return Point(trees.along(point.params, stepsize, direction), trial.value, grad, aux, ())
-
-        return Line(origin, at, end)
+    def refreshed(self, point: Point) -> Point:
+        return point
 
     def ahead(self, direction: Any) -> Any:
         return ()
 
-    def products(self, point: Point) -> tuple[Callable[[Any], tuple[Any, Any]], Any]:
-        def product(direction: Any) -> tuple[Any, Any]:
-            return jax.jvp(lambda p: self.value_and_grad(p)[1], (point.params,), (direction,))[1], ()
+    def line(self, point: Point, direction: Any, ahead: Any) -> FunctionLine:
+        return FunctionLine(self.value_and_grad, point, direction)
 
-        return product, ()
+    def end(self, line: FunctionLine, stepsize: jax.Array, trial: Trial) -> Point:
+        grad, aux = trial.kept
+        return Point(trees.along(line.point.params, stepsize, line.direction), trial.value, grad, aux, ())

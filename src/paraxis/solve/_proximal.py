@@ -12,7 +12,6 @@ parabola, and is known to more digits (Becker, Candès and Grant, "Templates for
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,38 +19,25 @@ import jax
 import jax.numpy as jnp
 
 from paraxis._axes import arrays, layout
-from paraxis._calls import arguments
+from paraxis._calls import check
+from paraxis._jax import jax_api
 from paraxis.errors import ShapeError
-from paraxis.solve import (
-    _checks as checks,
-    _functions as functions,
-    _progress as progress,
-    _trees as trees,
-    prox as operators,
-)
-from paraxis.solve._problem import Line, Point, Problem
-from paraxis.solve._progress import Progress
+from paraxis.solve import _implicit as implicit, _run as runs, _stopping as stopping, _trees as trees, prox as operators
+from paraxis.solve._problem import Point, Problem, Trial
+from paraxis.solve._run import OptStep, Solver
 from paraxis.solve._search import noise
-from paraxis.solve._solution import OptStep, Solve, differentiable, through_prox
-from paraxis.solve._solver import Solver
 from paraxis.solve._status import Status
+from paraxis.solve._stopping import Progress
 from paraxis.solve.objective import LinearObjective
 
 _REFRESH = 50  # iterations after which predictions are computed anew
 _PATIENCE = 100  # iterations without progress that rounding may hide: the error of an accelerated method goes in waves
+_MAX_TRIALS = 30
+_SHORTER = 0.5  # the least factor by which a step that is too long is shortened at once
 _GROWTH = (4.0, 1.1)  # of a step: until the first that was too long, and from then on
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "iter_num", "value", "stepsize", "error", "aux", "velocity", "t", "grad", "failed_linesearch", "num_fun_eval",
-        "num_grad_eval", "num_linesearch_iter", "status", "data_passes", "progress", "velocity_value", "cache", "lag",
-    ],
-    meta_fields=[],
-)  # fmt: skip
-@dataclasses.dataclass(frozen=True)
-class ProximalGradientState:
+class ProximalGradientState(NamedTuple):
     """The state of a proximal gradient run. A pytree; names as in JAXopt.
 
     Args:
@@ -98,14 +84,10 @@ class ProximalGradientState:
     @property
     def reason(self) -> str:
         """The reason why the solver stopped, in words; for a single problem, not for a batch."""
-        return progress.words(self)
+        return Status(int(self.status)).words
 
     def __repr__(self) -> str:
-        return progress.shown(self)
-
-    def _repr_html_(self) -> str:
-        """Return what one looks for in it, for notebooks."""
-        return progress.shown_as_html(self)
+        return runs.shown(self)
 
 
 class _Step(NamedTuple):
@@ -141,8 +123,6 @@ class ProximalGradient(Solver):
         maxiter: stop after this many iterations.
         tol: stop when ``state.error`` is at most this.
         acceleration: whether to extrapolate; the extrapolation restarts whenever it leads uphill.
-        maxls: give up a search after this many trials.
-        decrease_factor: the smallest factor by which a step that is too long is shortened at once.
         verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Raises:
@@ -176,21 +156,14 @@ class ProximalGradient(Solver):
     maxiter: int = 500
     tol: float = 1e-5
     acceleration: bool = True
-    maxls: int = 30
-    decrease_factor: float = 0.5
-    verbose: bool | progress.Watch = False
+    verbose: bool | runs.Watch = False
 
     def __post_init__(self) -> None:
-        check_options("ProximalGradient", self)
-        if not callable(self.prox):
-            raise TypeError(
-                "ProximalGradient: prox must be a function (params, hyperparams_prox, scaling), got "
-                f"{arguments.described(self.prox)}; "
-                "write ProximalGradient(fun, px.solve.prox.l1)"
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return checks.options(self)
+        check.function("ProximalGradient", "fun", self.fun)
+        check.function("ProximalGradient", "prox", self.prox, "ProximalGradient(fun, px.solve.prox.l1)")
+        check.count("ProximalGradient", "maxiter", self.maxiter)
+        for name in ("tol", *(() if callable(self.stepsize) else ("stepsize",))):
+            check.number("ProximalGradient", name, getattr(self, name), least=0)
 
     def init_state(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Return the state before the first iteration, with value and gradient at ``init_params``.
@@ -204,7 +177,7 @@ class ProximalGradient(Solver):
             A :class:`ProximalGradientState`.
         """
         params, hyper = self._beginning("init_state", init_params, hyperparams_prox, args, kwargs)
-        return self._started(params, ((hyper, *args), kwargs), None)
+        return self._begun(params, ((hyper, *args), kwargs)).state
 
     def update(self, params: Any, state: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
         """Make one iteration.
@@ -215,25 +188,27 @@ class ProximalGradient(Solver):
 
         Returns:
             ``(params, state)``. If no step is found, ``params`` do not change.
-
-        Raises:
-            StateError: if ``state`` has other parts than that of ``init_state``, as one of an earlier version has.
         """
-        checks.step(self, params, state, ProximalGradientState, "velocity")
-        return self._advanced_by_one(params, state, (hyperparams_prox, *args), kwargs)
+        return self._updated(OptStep(params, state), ((hyperparams_prox, *args), kwargs))
 
-    def _iteration(self, params: Any, state: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
-        problem = self._problem(params, args, kwargs)
+    def _posed(self, params: Any, arguments: Any) -> Problem:
+        (_, *args), kwargs = arguments
+        return self._problem(params, (args, kwargs))
+
+    def _iteration(self, step: OptStep, arguments: Any) -> OptStep:
+        params, state = step
+        hyper = arguments[0][0]
+        problem = self._posed(params, arguments)
         point = Point(state.velocity, state.velocity_value, state.grad, state.aux, state.cache)
-        refreshed = (state.iter_num % _REFRESH == _REFRESH - 1) & problem.adds_up
+        refreshed = (state.iter_num % _REFRESH == _REFRESH - 1) & problem.is_linear
         lag, ahead_of_lag = trees.minus(state.velocity, params), state.lag
-        if problem.adds_up:
-            point, ahead_of_lag = jax.lax.cond(
+        if problem.is_linear:
+            point, ahead_of_lag = problem.control.cond(
                 refreshed,
                 lambda: (problem.refreshed(point), problem.ahead(lag)),
                 lambda: (point, state.lag),
             )
-        step = self._stepped(problem, point, state, hyperparams_prox)
+        step = self._stepped(problem, point, state, hyper)
         # A step that fails leads back to the parameters: the next one starts there.
         stay = ~step.accepted
         direction = trees.choose(stay, trees.scaled(-1, lag), step.direction)
@@ -244,10 +219,10 @@ class ProximalGradient(Solver):
         new_lag = trees.scaled(weight, trees.along(ahead_of_lag, 1, ahead))
         line = problem.line(point, trees.along(direction, weight, change), jax.tree.map(jnp.add, ahead, new_lag))
         one = jnp.ones_like(t)
-        new = line.end(one, line.at(one))
+        new = problem.end(line, one, line.at(one))
         params = trees.choose(stay, params, step.params)
         passes = problem.passes
-        error = jnp.where(stay, state.error, self._error(point, step.direction, step.stepsize, hyperparams_prox))
+        error = jnp.where(stay, state.error, self._error(point, step.direction, step.stepsize, hyper))
         value = jnp.where(stay, state.value, step.value)
         advanced, status = self._advanced(state, step, value, error, new, jnp.all(weight == 0))
         by_value = passes.trial // 2
@@ -276,12 +251,10 @@ class ProximalGradient(Solver):
             cache=new.cache,
             lag=new_lag,
         )
-        if self.verbose:
-            progress.say(new_state, self.verbose)
         return OptStep(params, new_state)
 
     def run(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
-        """Iterate until the error is small, in one compiled program.
+        """Iterate until the error is small.
 
         The returned parameters can be differentiated with respect to ``hyperparams_prox``, ``args``, ``kwargs`` and
         values that ``fun`` and ``prox`` close over, and ``jax.vmap`` can map over the run.
@@ -295,61 +268,55 @@ class ProximalGradient(Solver):
             ``(params, state)``; ``state.status`` says whether this is a solution.
         """
         params, hyper = self._beginning("run", init_params, hyperparams_prox, args, kwargs)
-        if functions.closes_over_traced(self.prox):
-            pure, (_, _, closed) = functions.hoisted(self.prox, params, (hyper, jnp.ones((), _dtype(params))), {})
-
-            def prox(x: Any, hyper: Any, scaling: Any) -> Any:
-                return pure(x, (hyper[0], scaling), {}, hyper[1])
-
-            return dataclasses.replace(self, prox=prox).run(params, (hyper, closed), *args, **kwargs)
-        if functions.closes_over_traced(self.fun):
-            fun, args = functions.hoisted(self.fun, params, args, kwargs)
-            return dataclasses.replace(self, fun=fun).run(params, hyper, *args)
-        return arrays.on_auto_mesh(self._run, params, ((hyper, *args), kwargs), None)
+        solver, hyper = self._with_open_prox(params, hyper)
+        solver, args, kwargs = runs.without_closure(solver, "fun", (params, args, kwargs))
+        return solver._run(params, ((hyper, *args), kwargs))
 
     def optimality_fun(self, params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Return a residual that is zero at a solution: ``params - prox(params - gradient)``."""
-        params = functions.floating("ProximalGradient.optimality_fun", "params", params)
-        grad = self._problem(params, args, kwargs).start(params).grad
+        params = runs.floating("ProximalGradient.optimality_fun", params)
+        return self._residual(params, ((hyperparams_prox, *args), kwargs))
+
+    def _residual(self, params: Any, arguments: Any) -> Any:
+        grad = self._posed(params, arguments).start(params).grad
+        moved = self._moved(trees.minus(params, grad), arguments[0][0], jnp.ones((), _dtype(params)))
+        return trees.minus(params, moved)
+
+    def _tangent(self, params: Any, arguments: Any, moved: Any) -> Any:
+        right = implicit.right_side(self._residual, params, arguments, moved)
         one = jnp.ones((), _dtype(params))
-        return trees.minus(params, self._moved(trees.minus(params, grad), hyperparams_prox, one))
-
-    @property
-    def _reads_arguments_only(self) -> bool:
-        ours = getattr(operators, getattr(self.prox, "__name__", ""), None) is self.prox
-        return ours and super()._reads_arguments_only
-
-    @functools.cached_property
-    def _run(self) -> Solve:
-        return differentiable(self._solved, self.optimality_fun, self.verbose, inverse=self._inverse)
+        grad, hessian = jax.linearize(lambda p: self._posed(p, arguments).start(p).grad, params)
+        _, prox = jax.linearize(lambda p: self._moved(p, arguments[0][0], one), trees.minus(params, grad))
+        return implicit.through_prox(prox, hessian, right)
 
     def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
         """Judged by the gradient at the parameters computed anew; if it is no solution, begun again from there."""
-        (hyper, *args), kwargs = arguments
         params, state = step
-        problem = self._problem(params, args, kwargs)
-        if not problem.adds_up:
+        problem, hyper = self._posed(params, arguments), arguments[0][0]
+        if not problem.is_linear:
             return step
         point = problem.start(params)
-        stepsize = state.stepsize
-        moved = self._moved(trees.along(params, -stepsize, point.grad), hyper, stepsize)
-        error = self._error(point, trees.minus(moved, params), stepsize, hyper)
-        found = progress.judged_anew(state, problem, point, error, tol=self.tol, maxiter=self.maxiter)
-        found = dataclasses.replace(
-            found,
-            velocity=params,
-            t=jnp.ones_like(state.t),
-            velocity_value=point.value,
-            lag=problem.products(point)[1],
+        moved = self._moved(trees.along(params, -state.stepsize, point.grad), hyper, state.stepsize)
+        error = self._error(point, trees.minus(moved, params), state.stepsize, hyper)
+        lag = jax.tree.map(jnp.zeros_like, state.lag)
+        found = self._judged(step, problem, point, error)
+        return OptStep(
+            params,
+            found._replace(velocity=params, t=jnp.ones_like(state.t), velocity_value=point.value, lag=lag),
         )
-        return OptStep(params, found)
 
-    def _inverse(self, params: Any, arguments: Any, right: Any) -> Any:
-        (hyper, *args), kwargs = arguments
-        one = jnp.ones((), _dtype(params))
-        grad, hessian = jax.linearize(lambda p: self._problem(p, args, kwargs).start(p).grad, params)
-        _, moved = jax.linearize(lambda p: self._moved(p, hyper, one), trees.minus(params, grad))
-        return through_prox(moved, hessian, right)
+    def _with_open_prox(self, params: Any, hyper: Any) -> tuple["ProximalGradient", Any]:
+        """Return a solver whose ``prox`` has traced values that it closes over among its hyperparameters; and these."""
+        if not jax_api.is_tracing():
+            return self, hyper
+        pure, closed = jax.closure_convert(self.prox, params, hyper, jnp.ones((), _dtype(params)))
+        if not closed:
+            return self, hyper
+
+        def opened(x: Any, hyper: Any, scaling: Any) -> Any:
+            return pure(x, hyper[0], scaling, *hyper[1])
+
+        return dataclasses.replace(self, prox=opened), (hyper, closed)
 
     def _moved(self, x: Any, hyperparams_prox: Any, stepsize: jax.Array) -> Any:
         """``prox``, in the dtypes of ``x``."""
@@ -357,14 +324,10 @@ class ProximalGradient(Solver):
 
     def _beginning(self, what: str, init_params: Any, hyper: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         who = f"ProximalGradient.{what}"
-        params = functions.beginning(who, self.fun, init_params, args, kwargs)
-        arguments.arrays(who, "hyperparams_prox", hyper)
-        if self.prox is operators.none and hyper is not None:
-            write = "px.solve.ProximalGradient(fun, prox=px.solve.prox.l1)"
-            arguments.of_no_use(who, "hyperparams_prox", hyper, "prox", write)
+        params = runs.beginning(who, self.fun, init_params, args, kwargs)
         hyper = jax.tree.map(jnp.asarray, hyper)
         if isinstance(self.fun, LinearObjective):
-            beside = self.fun.problem(params, *args, **kwargs).beside
+            beside = self.fun.problem(params, *args, **kwargs).targets
             hyper = jax.tree.map(lambda x: x if arrays.is_traced(x) else layout.typed_beside(x, beside), hyper)
         moved = jax.eval_shape(self.prox, params, hyper, jnp.ones((), _dtype(params)))
         shapes = [jax.tree.map(jnp.shape, tree) for tree in (params, moved)]
@@ -376,14 +339,13 @@ class ProximalGradient(Solver):
         operators.require_sensible(who, self.prox, params, hyper)
         return params, hyper
 
-    def _start(self, params: Any, arguments: Any, preconditioner: None) -> ProximalGradientState:
-        (_, *args), kwargs = arguments
-        problem = self._problem(params, args, kwargs)
+    def _start(self, params: Any, arguments: Any, prepared: None) -> OptStep:
+        problem = self._posed(params, arguments)
         point = problem.start(params)
         one, count = jnp.ones((), point.value.dtype), jnp.zeros((), jnp.int32)
         unknown = jnp.full((), jnp.inf, point.value.dtype)
-        begun, status = progress.begin(point, unknown, self.tol)
-        return ProximalGradientState(
+        begun, status = stopping.begin(point, unknown, self.tol)
+        state = ProximalGradientState(
             iter_num=count,
             value=point.value,
             stepsize=one * (self._given_stepsize(count) if self.stepsize else 1),
@@ -401,8 +363,9 @@ class ProximalGradient(Solver):
             progress=begun,
             velocity_value=point.value,
             cache=point.cache,
-            lag=problem.products(point)[1],
+            lag=jnp.zeros_like(point.cache.z) if problem.is_linear else (),
         )
+        return OptStep(params, state)
 
     def _stepped(self, problem: Problem, point: Point, state: ProximalGradientState, hyper: Any) -> _Step:
         """Return the step to take, which is not accepted if there is none."""
@@ -417,7 +380,7 @@ class ProximalGradient(Solver):
             ahead = problem.ahead(direction)
             line = problem.line(point, direction, ahead)
             square = trees.dot(direction, direction)
-            value, bend, aux, by_slope = _bend(line, square / stepsize, problem.tight)
+            value, bend, aux, by_slope = _bend(problem, line, square / stepsize)
             rounding = jnp.where(by_slope, 8 * jnp.finfo(bend.dtype).eps * jnp.abs(line.origin.slope), noise(value) / 8)
             solved = jnp.sqrt(square) <= self.tol * stepsize  # then its bend may be rounding, and need not be known
             short_enough = solved | (bend <= square / stepsize + rounding)
@@ -425,8 +388,8 @@ class ProximalGradient(Solver):
             first = before.num_trials == 0
             allowed = jnp.where(bend > 0, square / jnp.where(bend > 0, bend, 1), jnp.inf)
             grown = jnp.where(first, jnp.clip(allowed, stepsize, growth * stepsize), stepsize)
-            shorter = jnp.clip(allowed, self.decrease_factor * stepsize, 0.95 * stepsize)
-            shorter = jnp.where(jnp.isfinite(bend), shorter, self.decrease_factor * stepsize)
+            shorter = jnp.clip(allowed, _SHORTER * stepsize, 0.95 * stepsize)
+            shorter = jnp.where(jnp.isfinite(bend), shorter, _SHORTER * stepsize)
             if self.stepsize:
                 accepted = jnp.isfinite(square)
                 grown = jnp.asarray(self._given_stepsize(state.iter_num + 1), stepsize.dtype)
@@ -441,7 +404,11 @@ class ProximalGradient(Solver):
                       jnp.array(False), zero, zero)  # fmt: skip
         if self.stepsize:
             return tried(begin)
-        return jax.lax.while_loop(lambda step: known & ~step.accepted & (step.num_trials < self.maxls), tried, begin)
+
+        def go_on(step: _Step) -> jax.Array:
+            return known & ~step.accepted & (step.num_trials < _MAX_TRIALS)
+
+        return problem.control.while_loop(go_on, tried, begin)
 
     def _given_stepsize(self, iter_num: jax.Array) -> Any:
         return self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
@@ -485,29 +452,11 @@ class ProximalGradient(Solver):
         status = jnp.where(step.accepted & (error <= self.tol), Status.CONVERGED, status)
         status = jnp.where(finite | ~at_rest, status, Status.NOT_FINITE).astype(jnp.int32)
         best = jnp.fmin(before.best_value, value), jnp.fmin(before.best_error, error)
-        return Progress(*best, num_stalled.astype(jnp.int32), before.first_value), status
+        found = before._replace(best_value=best[0], best_error=best[1], num_stalled=num_stalled.astype(jnp.int32))
+        return found, status
 
 
-def check_options(who: str, solver: Any) -> None:
-    """Check the options that this solver and gradient descent share.
-
-    Raises:
-        ValueError: naming the one that is wrong.
-    """
-    checks.function(solver, "acceleration")
-    checks.count(solver, "maxiter", "maxls")
-    checks.positive(solver, "decrease_factor")
-    checks.not_negative(solver, "tol")
-    if not solver.decrease_factor < 1:
-        raise ValueError(f"{who}: decrease_factor must be below 1, got {solver.decrease_factor!r}; write 0.5")
-    if callable(solver.stepsize):
-        return
-    checks.number(solver, "stepsize")
-    if not solver.stepsize >= 0:
-        raise ValueError(f"{who}: stepsize must not be negative, got {solver.stepsize!r}; write 0.0 to search for it")
-
-
-def _bend(line: Line, scale: jax.Array, tight: bool) -> tuple[jax.Array, jax.Array, Any, jax.Array]:
+def _bend(problem: Problem, line: Any, scale: jax.Array) -> tuple[jax.Array, jax.Array, Any, jax.Array]:
     """Return a line's last value, the second derivative that its bend stands for, ``aux``, and whether by slopes.
 
     ``scale`` is what the bend is compared with.
@@ -516,18 +465,22 @@ def _bend(line: Line, scale: jax.Array, tight: bool) -> tuple[jax.Array, jax.Arr
 
     def by_value() -> Any:
         trial = line.at(one)
-        return trial.value, 2 * (trial.value - origin.value - origin.slope), line.end(one, trial).aux
+        return trial.value, 2 * (trial.value - origin.value - origin.slope), _aux(problem, trial)
 
     def by_slope() -> Any:
         trial = line.at(one)
-        return trial.value, trial.slope - origin.slope, line.end(one, trial).aux
+        return trial.value, trial.slope - origin.slope, _aux(problem, trial)
 
     rounding = 0.5 * scale <= noise(origin.value)
-    if tight:  # what both need is one exchange between devices, and no reading of the data
+    if problem.is_linear:  # what both need is one exchange between devices, and no reading of the data
         value, bend, aux = trees.choose(rounding, by_slope(), by_value())
     else:
         value, bend, aux = jax.lax.cond(rounding, by_slope, by_value)
     return value, bend, aux, rounding
+
+
+def _aux(problem: Problem, trial: Trial) -> Any:
+    return None if problem.is_linear else trial.kept[1]
 
 
 def _root(product: jax.Array) -> jax.Array:

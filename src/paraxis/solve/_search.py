@@ -1,15 +1,14 @@
-"""The step along a direction: one search on a line, three rules.
+"""The step along a direction: a search on a line for the strong Wolfe conditions, as by zoom, with Newton's trials.
 
-All three keep a bracket. Its lower end is better than where the search began and goes further down; its upper end is
-worse, or goes up. Between the two lies a step that every rule accepts (Moré and Thuente 1994), and each trial makes
-the bracket smaller or ends the search. The rules differ in what they accept and where they look next.
+It keeps a bracket. Its lower end is better than where the search began and goes further down; its upper end is worse,
+or goes up. Between the two lies a step that will do (Moré and Thuente 1994), and each trial makes the bracket smaller
+or ends the search.
 
 Near a minimum the difference of two values is rounding. What is as good as rounding can tell is therefore judged by
 its slope alone (the approximate Wolfe test of Hager and Zhang 2005).
 """
 
-import dataclasses
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,24 +16,12 @@ import jax.numpy as jnp
 from paraxis.solve import _trees as trees
 from paraxis.solve._problem import Line, Trial
 
-Rule = Literal["zoom", "backtracking", "hager-zhang"]
-RULES = ("zoom", "backtracking", "hager-zhang")
-
+_DECREASE = 1e-4  # of what the first slope promises: c1 of the Wolfe conditions
+_MAX_TRIALS = 30
 _GROWTH = (1.5, 5.0)  # how much further to look while nothing bounds the step
 _MARGIN = 0.1  # of a bracket's width is left at its ends
 _TRIALS_OF_NOISE = 8  # where even the whole of what a step promises is rounding, no more trials than this
 _NOISE = 32  # roundings of the value that count as none
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The conditions by which a line search accepts a step or gives up."""
-
-    rule: Rule
-    decrease: float  # of what the first slope promises: the Wolfe conditions' c1
-    slope: float  # of the first slope that may be left: c2
-    max_trials: int
-    max_stepsize: float
 
 
 class Found(NamedTuple):
@@ -68,13 +55,11 @@ def noise(value: jax.Array) -> jax.Array:
     return _NOISE * jnp.finfo(value.dtype).eps * jnp.abs(value)
 
 
-def search(line: Line, first: jax.Array, options: Options) -> Found:
-    """Search for a step, ``first`` being tried first."""
+def search(line: Line, first: jax.Array, slope_left: float) -> Found:
+    """Search for a step, ``first`` being tried first; of the first slope, it may leave a part (c2)."""
     origin = line.origin
     dtype = origin.value.dtype
-
-    few = min(_TRIALS_OF_NOISE, options.max_trials)
-    most = jnp.where(jnp.abs(origin.slope) * first < noise(origin.value), few, options.max_trials)
+    most = jnp.where(jnp.abs(origin.slope) * first < noise(origin.value), _TRIALS_OF_NOISE, _MAX_TRIALS)
 
     def go_on(state: _Bracket) -> jax.Array:
         return ~state.accepted & (state.num_trials < most)
@@ -83,61 +68,47 @@ def search(line: Line, first: jax.Array, options: Options) -> Found:
         trial = line.at(state.stepsize)
         finite = jnp.isfinite(trial.value)  # what is not has no slope that one could follow
         here = _End(state.stepsize, trial.value, jnp.where(finite, trial.slope, jnp.nan))
-        lower, accepted = _judge(options, origin, here)
+        lower = _is_lower(origin, here)
+        accepted = lower & (jnp.abs(here.slope) <= -slope_left * origin.slope)
         goes_up = ~lower | (here.slope > 0)
         low = trees.choose(goes_up, state.low, here)
         high = trees.choose(goes_up, here, state.high)
-        following = _next(options, low, high, trial, state.num_trials, noise(origin.value))
+        following = _next(low, high, trial, state.num_trials, noise(origin.value))
         return _Bracket(
-            jnp.where(accepted, state.stepsize, jnp.minimum(following, options.max_stepsize)).astype(dtype),
+            jnp.where(accepted, state.stepsize, following).astype(dtype),
             trees.choose(accepted, here, low),
             high,
             trees.choose(accepted | ~goes_up, trial, state.kept),
-            accepted | (~goes_up & (state.stepsize >= options.max_stepsize)),
+            accepted,
             state.num_trials + 1,
         )
 
-    zero = jnp.zeros((), dtype)
-    begin = _End(zero, origin.value, origin.slope)
-    nowhere = _End(jnp.full((), jnp.inf, dtype), jnp.full((), jnp.inf, dtype), jnp.full((), jnp.inf, dtype))
-    first = jnp.minimum(jnp.asarray(first, dtype), options.max_stepsize).astype(dtype)
-    bracket = _Bracket(first, begin, nowhere, origin, jnp.array(False), jnp.zeros((), jnp.int32))
+    zero, infinite = jnp.zeros((), dtype), jnp.full((), jnp.inf, dtype)
+    begin, nowhere = _End(zero, origin.value, origin.slope), _End(infinite, infinite, infinite)
+    bracket = _Bracket(jnp.asarray(first, dtype), begin, nowhere, origin, jnp.array(False), jnp.zeros((), jnp.int32))
     last = jax.lax.while_loop(go_on, body, bracket)
     failed = ~last.accepted & ~(last.low.value < origin.value)
     stepsize = jnp.where(failed, zero, last.low.stepsize)
     return Found(stepsize, trees.choose(failed, origin, last.kept), failed, last.num_trials)
 
 
-def _judge(options: Options, origin: Trial, here: _End) -> tuple[jax.Array, jax.Array]:
-    """Return whether a trial is lower than the origin, as far as rounding lets one tell, and whether it will do."""
-    finite = jnp.isfinite(here.value) & jnp.isfinite(here.slope)
+def _is_lower(origin: Trial, here: _End) -> jax.Array:
+    """Return whether a trial is lower than the origin, as far as rounding lets one tell."""
     # The difference is exact where it is small; adding the right side to the value would round it away.
     change = here.value - origin.value
-    decreased = change <= options.decrease * here.stepsize * origin.slope
+    decreased = change <= _DECREASE * here.stepsize * origin.slope
     level = jnp.abs(change) <= noise(origin.value)
-    flat_above = here.slope >= options.slope * origin.slope
-    if options.rule == "zoom":
-        lower = finite & (decreased | level)
-        return lower, lower & flat_above & (here.slope <= -options.slope * origin.slope)
-    not_higher = finite & (change <= noise(origin.value))
-    # What is merely not higher must have gone some of the way: else the shortest step would do for any slope.
-    approximate = here.slope <= (2 * options.decrease - 1) * origin.slope
-    enough = not_higher & (decreased | (approximate & flat_above))
-    return not_higher, enough & flat_above if options.rule == "hager-zhang" else enough
+    return jnp.isfinite(here.value) & jnp.isfinite(here.slope) & (decreased | level)
 
 
-def _next(options: Options, low: _End, high: _End, trial: Trial, count: jax.Array, rounding: jax.Array) -> jax.Array:
+def _next(low: _End, high: _End, trial: Trial, count: jax.Array, rounding: jax.Array) -> jax.Array:
     """Return where to look next."""
     width = high.stepsize - low.stepsize
     middle = low.stepsize + 0.5 * width
-    if options.rule == "backtracking":
-        return jnp.where(jnp.isfinite(middle), middle, 2 * low.stepsize)
     at = jnp.where(low.stepsize == 0, high.stepsize, low.stepsize)  # the end that the last trial moved, or near it
     newton = _newton(low, high, trial)
     secant = low.stepsize - low.slope * width / (high.slope - low.slope)
-    by_values = options.rule == "zoom"
-    smooth = _cubic(low, high) if by_values else secant
-    inside = jnp.where(jnp.abs(high.value - low.value) > rounding, smooth, secant)
+    inside = jnp.where(jnp.abs(high.value - low.value) > rounding, _cubic(low, high), secant)
     inside = jnp.where(jnp.isfinite(newton), newton, inside)
     margin = _MARGIN * width
     usable = jnp.isfinite(inside) & (count % 3 != 2)

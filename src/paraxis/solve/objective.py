@@ -4,9 +4,8 @@ Each is a plain function, with JAXopt's arguments where it has the same, and can
 one. A solver that is given one sees the linear model in it, and reads the data less often for it.
 
 ``data`` is ``(X, y)`` or ``(X, y, weight)``: rows ``(n, d)``; targets ``(n,)``; weights ``(n,)``, over whose sum the
-mean is taken, so that a row of weight zero does not count. The rows may lie on any devices in any way;
-:func:`paraxis.solve.rows` spreads any number of them, in blocks over which an objective is mapped. Rows of which it is
-not known where they lie are one block, which the compiler divides.
+mean is taken, so that a row of weight zero does not count. The rows may lie on any devices in any way, and the compiler
+divides the work; :func:`paraxis.solve.rows` spreads any number of them.
 """
 
 import dataclasses
@@ -18,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._axes import arrays
-from paraxis._calls import arguments
+from paraxis._calls import check
 from paraxis._tables import Table
 from paraxis.errors import DataError, ShapeError
-from paraxis.solve import _linear as linear, _losses as losses
+from paraxis.solve import _losses as losses
 from paraxis.solve._linear import Linear
 from paraxis.solve._losses import Loss
-from paraxis.solve._on_disk import OnDisk
-from paraxis.solve._rows import Rows, blocks_of, number_of, require_sum
+from paraxis.solve._rows import Rows, require_sum
+from paraxis.solve._streaming import TableRows
 
 __all__ = [
     "LinearObjective",
@@ -73,36 +72,28 @@ class LinearObjective:
 
         Communicates, if rows lie on several devices: one all-reduce of a scalar, and one of the sum of the weights.
         """
-        return linear.value(self.problem(params, *args, **kwargs), params)
+        return self.problem(params, *args, **kwargs).value(params)
 
     def problem(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
         """Return the problem that these arguments pose. ``params`` tell shapes only."""
-        names = ("l2reg", "data") if self.l2 else ("data",)
-        named = dict(zip(names, args, strict=False)) | kwargs
-        usage = "l2reg, data" if self.l2 else "data"
-        if set(named) != set(names) or len(args) + len(kwargs) != len(names):
-            received = f"{1 + len(args)} arguments" + (f" and {sorted(kwargs)}" if kwargs else "")
-            raise TypeError(f"{self} takes (params, {usage}), got {received}")
-        data = named["data"]
+        l2, data = self._given(*args, **kwargs)
         if isinstance(data, Table):
             raise TypeError(f"{self}: data is a table; write px.solve.rows(table, engine=px.Stream(memory='2GB'))")
         if not isinstance(data, tuple | list) or len(data) not in (2, 3) or any(x is None for x in data[:2]):
-            raise TypeError(f"{self}: data must be (X, y) or (X, y, weight), got {type(data).__name__}")
-        arguments.arrays(str(self), "params", params)
-        given: list[Any] = [
-            x if isinstance(x, OnDisk) else arguments.array(str(self), f"data[{at}]", x)
-            for at, x in enumerate(data)
-            if x is not None
-        ]
-        given = [jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in given]
-        design, targets, *weights = given
-        weight = weights[0] if weights else None
+            raise TypeError(f"{self}: data must be (X, y) or (X, y, weight), got {check.described(data)}")
+        design, targets, weight = (x if isinstance(x, TableRows | None) else jnp.asarray(x) for x in (*data, None)[:3])
         self._check(params, design, targets, weight, _added(data))
-        blocks = blocks_of(data, design)
-        l2 = named.get("l2reg")
-        if self.l2 and not (np.shape(arguments.array(str(self), "l2reg", l2)) == () and _is_real(l2)):
-            raise ShapeError(f"{self}: l2reg must be a number, got {arguments.described(l2)}; write 0.1")
-        return Linear(self.loss, design, targets, weight, l2, self.intercept, blocks, number_of(data, design))
+        if self.l2 and np.shape(l2) != ():
+            raise ShapeError(f"{self}: l2reg must be a number, got {check.described(l2)}; write 0.1")
+        return Linear(self.loss, design, targets, weight, l2, self.intercept)
+
+    def _given(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Return ``l2reg`` and ``data`` of a call."""
+        names = ("l2reg", "data") if self.l2 else ("data",)
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if set(given) != set(names) or len(args) + len(kwargs) != len(names):
+            raise TypeError(f"{self} takes (params, {', '.join(names)})")
+        return given.get("l2reg"), given["data"]
 
     def check_targets(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
         """Return the problem after a look at the targets' values and the weights' sum, if they are at hand.
@@ -131,12 +122,9 @@ class LinearObjective:
 
     def init(self, num_features: int, num_outputs: int | None = None, dtype: Any = jnp.float32) -> Any:
         """Return zeros as parameters: ``(d,)``, or ``(d, k)`` for k outputs, with an intercept if there is one."""
-        shape = (arguments.count("LinearObjective.init", "num_features", num_features, least=0),)
+        shape = (check.count("LinearObjective.init", "num_features", num_features, least=0),)
         if num_outputs is not None:
-            shape += (arguments.count("LinearObjective.init", "num_outputs", num_outputs),)
-        if not isinstance(dtype, (type, np.dtype, str)) or not _is_floating(dtype):
-            got = arguments.described(dtype)
-            raise TypeError(f"LinearObjective.init: dtype must be a floating dtype, got {got}; write jnp.float32")
+            shape += (check.count("LinearObjective.init", "num_outputs", num_outputs),)
         coef = jnp.zeros(shape, dtype)
         return (coef, jnp.zeros(shape[1:], dtype)) if self.intercept else coef
 
@@ -148,14 +136,10 @@ class LinearObjective:
         if self.intercept and not (isinstance(params, tuple) and len(params) == 2):
             raise ShapeError(f"{self}: params must be a pair (coef, intercept); write fun.init({_shapes(design)})")
         coef: Any = params[0] if self.intercept else params
-        is_pair = isinstance(coef, tuple) and len(coef) == 2 and not all(map(np.isscalar, coef))
-        if is_pair and not self.intercept:
+        if isinstance(coef, tuple):
             raise ShapeError(f"{self}: params is a pair, and there is no intercept; write glm(…, intercept=True)")
-        if isinstance(coef, (list, tuple)):
-            name = "params[0]" if self.intercept else "params"
-            raise ShapeError(f"{self}: {name} {arguments.why_no_array(name, coef)}")
-        shape = jnp.shape(coef) if jax.tree.structure(coef).num_nodes == 1 else ()
-        if shape[:1] != design.shape[1:] or len(shape) not in (1, 2) or not _is_real(coef):
+        shape = jnp.shape(coef)
+        if shape[:1] != design.shape[1:] or len(shape) not in (1, 2):
             raise ShapeError(
                 f"{self}: for X (n, d), params must be coefficients (d,) or (d, k), got {design.shape}{added} and "
                 f"{shape}"
@@ -186,17 +170,6 @@ class LinearObjective:
     def __repr__(self) -> str:
         options = [name for name in ("intercept", "l2") if getattr(self, name)]
         return f"glm({', '.join([repr(self.loss.name), *(f'{name}=True' for name in options)])})"
-
-
-def _is_real(x: Any) -> bool:
-    return not jnp.issubdtype(jnp.result_type(x), jnp.complexfloating)
-
-
-def _is_floating(dtype: Any) -> bool:
-    try:
-        return jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
-    except (TypeError, ValueError):
-        return False
 
 
 def _shapes(design: Any) -> str:
@@ -234,9 +207,7 @@ def glm(loss: LossName, *, intercept: bool = False, l2: bool = False) -> LinearO
         >>> fun(fun.init(2), 0.1, (X, y))
         Array(1., dtype=float32)
     """
-    arguments.one_of("glm", "loss", loss, tuple(_LOSSES))
-    arguments.flag("glm", "intercept", intercept)
-    arguments.flag("glm", "l2", l2)
+    check.one_of("glm", "loss", loss, tuple(_LOSSES))
     return LinearObjective(_LOSSES[loss], intercept=intercept, l2=l2)
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paraxis._axes import arrays
-from paraxis._calls import arguments
+from paraxis._calls import check
 from paraxis.errors import DataError, ShapeError
 
 __all__ = ["Prox", "box", "elastic_net", "first", "group", "l1", "non_negative", "none", "simplex"]
@@ -199,7 +199,7 @@ def first(operator: Prox) -> Prox:
         >>> px.solve.prox.first(px.solve.prox.l1)((jnp.array([3.0, -0.5]), jnp.array(0.5)), 1.0)
         (Array([2., 0.], dtype=float32), Array(0.5, dtype=float32, weak_type=True))
     """
-    arguments.function("prox.first", "operator", operator, "prox.first(prox.l1)")
+    check.function("prox.first", "operator", operator, "prox.first(prox.l1)")
     return _First(operator)
 
 
@@ -220,58 +220,29 @@ def require_sensible(who: str, operator: Prox, x: Any, hyperparams: Any) -> None
     """Check the hyperparameters of an operator of this module, as far as their values are at hand.
 
     Raises:
+        TypeError: if there are none: a default strength of 1 makes most solutions zero.
         DataError: naming one that no penalty has, and no set that holds anything.
     """
     while isinstance(operator, _First):
         operator, x = operator.operator, x[0]
     if hyperparams is None:
+        if operator in (l1, elastic_net, group, box):
+            raise TypeError(f"{who}: prox.{operator.__name__} needs hyperparams_prox; write run(params, 0.1, …)")
+        return
+    leaves = jax.tree.leaves(hyperparams)
+    if arrays.is_traced(hyperparams):
         return
     if operator is box:
-        _require_bounds(who, x, hyperparams)
-    for known, accepts, expected, write in _SENSIBLE:
-        if operator is not known:
-            continue
-        for leaf in filter(_is_known, jax.tree.leaves(hyperparams)):
-            values = np.asarray(leaf)
-            wrong = ~accepts(values)
-            if wrong.any():
-                raise DataError(
-                    f"{who}: hyperparams_prox of prox.{known.__name__} must be {expected}, got "
-                    f"{values[wrong][0]:g}; write {write}"
-                )
-
-
-def _require_bounds(who: str, x: Any, bounds: Any) -> None:
-    # Like x both, since each may be a prefix of its own.
-    given = [jax.tree.map(_repeated, bound, x) for bound in bounds]
-    for lower, upper in zip(*map(jax.tree.leaves, given), strict=True):
-        if not _is_known((lower, upper)):
-            continue
-        lower, upper = np.broadcast_arrays(np.asarray(lower), np.asarray(upper))
-        wrong = ~(lower <= upper)
-        if wrong.any():
-            raise DataError(
-                f"{who}: hyperparams_prox of prox.box must be (lower, upper), no lower bound above its upper one, "
-                f"got lower {lower[wrong][0]:g} and upper {upper[wrong][0]:g}; write (-1.0, 1.0)"
-            )
-
-
-_SENSIBLE: list[tuple[Prox, Callable[[np.ndarray], np.ndarray], str, str]] = [
-    (l1, lambda strength: strength >= 0, "a strength that is not negative", "0.1"),
-    (group, lambda strength: strength >= 0, "a strength that is not negative", "0.1"),
-    (elastic_net, lambda strength: strength >= 0, "(l1, l2), neither negative", "(0.1, 0.1)"),
-    (simplex, lambda total: (total > 0) & (total < np.inf), "a sum that is positive and finite", "1.0"),
-]
+        # Like x both, since each may be a prefix of its own.
+        lower, upper = (jax.tree.leaves(jax.tree.map(_repeated, bound, x)) for bound in hyperparams)
+        if not all(np.all(np.asarray(low) <= np.asarray(high)) for low, high in zip(lower, upper, strict=True)):
+            raise DataError(f"{who}: hyperparams_prox of prox.box must be (lower, upper), got a lower bound above")
+    elif operator in (l1, group, elastic_net, simplex) and not all(np.all(np.asarray(leaf) >= 0) for leaf in leaves):
+        raise DataError(f"{who}: hyperparams_prox of prox.{operator.__name__} must not be negative, got {hyperparams}")
 
 
 def _repeated(number: Any, part: Any) -> Any:
     return jax.tree.map(lambda _: number, part)
-
-
-def _is_known(values: Any) -> bool:
-    return not arrays.is_traced(values) and all(
-        x.is_fully_addressable for x in jax.tree.leaves(values) if isinstance(x, jax.Array)
-    )
 
 
 def _at_least(x: jax.Array, bound: jax.Array, scaling: Any) -> jax.Array:
@@ -299,15 +270,14 @@ def _pair(who: str, names: str, hyperparams: Any) -> Any:
 def _by_leaf(who: str, operator: Callable[..., jax.Array], x: Any, hyper: Any, scaling: Any = 1.0) -> Any:
     """Return the operator on each leaf, with the part of ``hyper`` that stands above it."""
     who = f"prox.{who}"
-    for name, given in (("x", x), ("hyperparams", hyper), ("scaling", scaling)):
-        _require_numbers(who, name, given)
 
     def below(number: Any, part: Any) -> Any:
         def leaf(value: Any) -> jax.Array:
             value = jnp.asarray(value)
-            for name, factor in (("hyperparams", number), ("scaling", scaling)):
-                _require_fits(who, name, factor, value)
-            return operator(value, jnp.asarray(number, value.dtype), scaling).astype(value.dtype)
+            found = operator(value, jnp.asarray(number, value.dtype), scaling).astype(value.dtype)
+            if found.shape != value.shape:
+                raise ShapeError(f"{who}: hyperparams must broadcast against x {value.shape}, got {jnp.shape(number)}")
+            return found
 
         return jax.tree.map(leaf, part)
 
@@ -320,28 +290,3 @@ def _by_leaf(who: str, operator: Callable[..., jax.Array], x: Any, hyper: Any, s
             f"{jax.tree.structure(hyper)} for {jax.tree.structure(x)}; write {write}"
         ) from error
     return jax.tree.map(below, hyper, x)
-
-
-def _require_numbers(who: str, name: str, given: Any) -> None:
-    arguments.arrays(who, name, given)
-    if not jax.tree.leaves(given):
-        raise ShapeError(f"{who}: {name} must hold at least one array, got {given!r}")
-    for at, leaf in jax.tree_util.tree_leaves_with_path(given):
-        dtype = jnp.result_type(leaf)
-        expected = "floats" if name == "x" else "real numbers"
-        fits = jnp.issubdtype(dtype, jnp.floating) or (name != "x" and getattr(dtype, "kind", None) in ("b", "i", "u"))
-        if not fits:
-            raise DataError(
-                f"{who}: {name}{jax.tree_util.keystr(at)} must be {expected}, got {dtype}; write jnp.asarray(…, float)"
-            )
-
-
-def _require_fits(who: str, name: str, number: Any, x: jax.Array) -> None:
-    """Check that it broadcasts against the array, whose shape the result has."""
-    shape = np.shape(number) if jax.tree.structure(number).num_nodes == 1 else None
-    pairs = zip(reversed(shape or ()), reversed(x.shape), strict=False)
-    if shape is None or len(shape) > x.ndim or any(n not in (1, m) for n, m in pairs):
-        raise ShapeError(
-            f"{who}: {name} must be a number, or an array that broadcasts against x {x.shape}, got "
-            f"{arguments.described(number)}; write {name}=1.0"
-        )

@@ -6,8 +6,7 @@ with needed("paraxis.solve.estimators", "solve"):
     from paraxis.solve.estimators._base import Path
     from paraxis.solve.estimators._cross import CrossValidated, cross_validate_path
     from paraxis.solve.estimators._logistic import LogisticRegression
-    from paraxis.solve.estimators._regression import PoissonRegressor, Ridge
-    from paraxis.solve.estimators._sparse import ElasticNet, Lasso
+    from paraxis.solve.estimators._regression import ElasticNet, Lasso, PoissonRegressor, Ridge
 
 __all__ = [
     "CrossValidated",

@@ -1,26 +1,16 @@
-"""Cross-validation with the folds as an axis: all folds are solved in one program, on the same rows.
+"""Cross-validation: a fold is a set of weights, zero on the rows that it holds out, so X is laid out once for all."""
 
-A fold is a set of weights, zero on the rows that it holds out. So X lies on the devices once, whatever the number of
-folds; each iteration of all folds reads it together, and the exchanges of all folds are one.
-"""
-
-import copy
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-import jax
 import numpy as np
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
 
-from paraxis._calls import arguments
 from paraxis._tables import Table
 from paraxis.errors import DataError
-from paraxis.solve._solution import Interrupted, attended
-from paraxis.solve._status import Status
 from paraxis.solve.estimators import _fitting as fitting
-from paraxis.solve.estimators._base import LinearModel, Posed
-from paraxis.solve.estimators._fitting import Penalty, Solution
+from paraxis.solve.estimators._base import LinearModel
 
 _Model = TypeVar("_Model", bound=LinearModel)
 
@@ -44,7 +34,7 @@ class CrossValidated(NamedTuple, Generic[_Model]):
 def cross_validate_path(
     estimator: _Model, X: Any, y: Any, grid: Sequence[float], folds: Any = 5, *, sample_weight: Any = None
 ) -> CrossValidated[_Model]:
-    """Choose an estimator's strength by cross-validation, all folds at once.
+    """Choose an estimator's strength by cross-validation; the rows are laid out, and solvers compiled, once.
 
     Args:
         estimator: one of :mod:`paraxis.solve.estimators`; it is not changed.
@@ -61,12 +51,8 @@ def cross_validate_path(
         DataError: if a fold cannot be scored.
         ValueError: if the data, an option or a strength cannot be used; the message says why.
         TypeError: if it is a different kind of estimator.
-        Interrupted: after Ctrl-C. Its ``found`` has the scores of the strengths whose folds were all solved by then,
-            and the ``best`` of these; if there are none yet, the strength that was being solved. Its estimator is the
-            mean of the folds' models with that strength, whose loss is at most their average, or the one that was being
-            fitted to all rows.
 
-    Communicates: the same as one fit, with messages ``folds`` times as long.
+    Communicates: the same as the fits of all folds.
 
     Example:
         >>> import numpy as np, paraxis as px
@@ -77,52 +63,24 @@ def cross_validate_path(
     """
     model = _unfitted(estimator)
     if isinstance(X, Table):
-        raise TypeError(
-            "cross_validate_path: X must be an array, since folds need all rows in memory, got a px.Table; write "
-            "model.path(table, None, [0.1, 1, 10], engine=px.Stream(memory='2GB')) for a solution of each"
-        )
+        raise TypeError("cross_validate_path: X must be an array, since folds need all rows in memory, got a px.Table")
     strengths, order = model._from_strong("grid", grid)
-    X_all, targets, weight = model._checked(X, y, sample_weight)
-    posed = model._posed(targets, model._weighted(targets, weight), X_all.dtype)
-    splits = _splits(model, folds, X_all, targets)
-    for fold, (_, test) in enumerate(splits):
-        if not np.any(weight[test] > 0):
-            raise DataError(f"cross_validate_path: fold {fold} holds out no row of positive weight; write folds=5")
-    weights = np.stack([_held_out(model, targets, weight, train) for train, _ in splits])
-    totals = weights.sum(1, dtype=np.float64)
+    rows, targets, weight = model._checked(X, y, sample_weight)
+    posed = model._posed(targets, model._weighted(targets, weight), rows.dtype)
+    splitter: Any = check_cv(folds, targets, classifier=is_classifier(model))
+    splits = [*splitter.split(rows, targets)]
     scores = np.full((len(strengths), len(splits)), np.nan)
-    found: dict[int, Solution] = {}
-
-    def scored() -> CrossValidated[_Model]:
-        """Return the result so far, with the mean of the folds' models for an estimator."""
-        there = [i for i in sorted(found) if np.isfinite(scores[i]).all()]
-        best = there[int(scores[there].mean(1).argmax())] if there else [*found][-1]
-        fitted = copy.copy(model).set_params(**{model.strength_name: float(strengths[best])})
-        return CrossValidated(
-            strengths[there], scores[there], float(strengths[best]), fitted._taking(_mean(found[best]), posed, placed)
-        )
-
-    with fitting.surroundings(X_all.dtype, model.devices), attended():
-        placed = fitting.place_folds(X_all, posed.targets, weights, model.devices, centre=posed.centre)
-        start = model._zeros(posed, X_all.shape[1], X_all.dtype)
-        params = jax.tree.map(lambda x: np.repeat(x[None], len(splits), 0), start)
-        for index in order:
-            penalty = _penalties(model, float(strengths[index]), totals, posed)
-            try:
-                found[index], z = fitting.solve_folds(model._plan(posed), params, penalty, placed.data)
-            except Interrupted as stopped:
-                found[index] = fitting.solution_of(stopped)
-                stopped.found = scored()
-                stopped.estimator = stopped.found.estimator
-                raise
-            model._warn(found[index])
-            params = found[index].params
-            scores[index] = [
-                model._score(
-                    model._predicted(_original(z[fold][..., : len(X_all)], posed)[test]), targets[test], weight[test]
-                )
-                for fold, (_, test) in enumerate(splits)
-            ]
+    with fitting.surroundings(rows.dtype, model.devices):
+        whole = model._place(rows, posed)
+        for fold, (train, test) in enumerate(splits):
+            kept = np.zeros_like(weight)
+            np.add.at(kept, train, model._weighted(targets[train], weight[train]))
+            placed = whole.weighted(kept)
+            found = model._solved_path(strengths, order, posed, placed, kept.sum(dtype=np.float64))
+            model._warn(*found)
+            for index, one in enumerate(found):
+                model.coef_, model.intercept_ = model._described(one.params, posed, placed.means)
+                scores[index, fold] = model._scored(rows[test], targets[test], weight[test], None)
     if not np.all(np.isfinite(scores)):
         raise DataError(
             f"cross_validate_path: fold {int(np.argwhere(~np.isfinite(scores))[0, 1])} has no finite score; each fold "
@@ -130,19 +88,7 @@ def cross_validate_path(
         )
     best = float(strengths[scores.mean(1).argmax()])
     chosen = _unfitted(estimator).set_params(**{model.strength_name: best})
-    try:
-        return CrossValidated(strengths, scores, best, chosen.fit(X, y, sample_weight))
-    except Interrupted as stopped:
-        stopped.found = CrossValidated(strengths, scores, best, stopped.estimator)
-        raise
-
-
-def _mean(found: Solution) -> Solution:
-    """Return the mean over the folds."""
-    params = jax.tree.map(lambda x: x.mean(0), found.params)
-    return Solution(
-        params, found.iter_num.max(), np.asarray(Status.INTERRUPTED), found.error.max(), found.data_passes.max()
-    )
+    return CrossValidated(strengths, scores, best, chosen.fit(X, y, sample_weight))
 
 
 def _unfitted(estimator: _Model) -> _Model:
@@ -152,37 +98,3 @@ def _unfitted(estimator: _Model) -> _Model:
             "or use sklearn.model_selection.GridSearchCV for a pipeline"
         )
     return cast(_Model, clone(estimator))
-
-
-def _splits(model: LinearModel, folds: Any, X: np.ndarray, targets: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    try:
-        splitter: Any = check_cv(folds, targets, classifier=is_classifier(model))
-        splits = [(train, test) for train, test in splitter.split(X, targets)]
-        for fold in splits:
-            for rows in fold:
-                X[rows]  # they are numbers of rows, or a mask
-        if not splits:
-            raise DataError("there is none")
-        return splits
-    except Exception as error:
-        raise DataError(
-            f"cross_validate_path: folds must be a number from 2 to that of the rows, or a splitter of scikit-learn, "
-            f"got {arguments.described(folds)}: {error}"
-        ) from error
-
-
-def _held_out(model: LinearModel, targets: np.ndarray, weight: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Return a fold's weights: zero but on the rows that it is trained on, as often as the fold has them."""
-    kept = np.zeros_like(weight)
-    np.add.at(kept, train, model._weighted(targets[train], weight[train]))
-    return kept
-
-
-def _penalties(model: LinearModel, strength: float, totals: np.ndarray, posed: Posed) -> Penalty:
-    found = [model._penalty(strength, float(total), posed) for total in totals]
-    return Penalty(np.array([p.l1 for p in found]), np.array([p.l2 for p in found]))
-
-
-def _original(z: np.ndarray, posed: Posed) -> np.ndarray:
-    """Return a solver's predictions as those of the model."""
-    return posed.origin + posed.scale * z.T

@@ -1,7 +1,6 @@
 """Logistic regression: one output for two classes, a softmax for more."""
 
 from collections.abc import Mapping
-from types import NoneType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,12 +11,11 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from paraxis._calls import arguments
+from paraxis._calls import check
 from paraxis.errors import DataError
-from paraxis.solve import _checks as checks
-from paraxis.solve._progress import Watch
+from paraxis.solve._run import Watch
 from paraxis.solve.estimators._base import LinearModel, Posed
-from paraxis.solve.estimators._fitting import Penalty
+from paraxis.solve.estimators._quadratic import Penalty
 
 
 class LogisticRegression(ClassifierMixin, LinearModel):
@@ -37,7 +35,6 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         max_iter: stop after this many iterations, with a warning.
         warm_start: whether to start where the last fit ended.
         devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
-        solver: ``"auto"`` or ``"lbfgs"``; with ``l1_ratio`` more than 0 ``"proximal-gradient"``.
         verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Attributes:
@@ -71,7 +68,6 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         max_iter: int = 2000,
         warm_start: bool = False,
         devices: int | None = None,
-        solver: str = "auto",
         verbose: int | Watch = 0,
     ) -> None:
         self.C = C
@@ -82,7 +78,6 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         self.max_iter = max_iter
         self.warm_start = warm_start
         self.devices = devices
-        self.solver = solver
         self.verbose = verbose
 
     def decision_function(self, X: Any, *, engine: Any = None) -> np.ndarray:
@@ -123,26 +118,19 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         return -np.stack([np.logaddexp(0, z), np.logaddexp(0, -z)], 1) if z.ndim == 1 else log_softmax(z, axis=1)
 
     def _checked_options(self) -> None:
-        checks.positive(self, "C")
-        checks.share(self, "l1_ratio")
-        if not isinstance(self.class_weight, (Mapping, NoneType)):
-            checks.one_of(self._who, "class_weight", self.class_weight, ("balanced", None))
+        check.number(self._who, "C", self.C, above=0)
+        check.number(self._who, "l1_ratio", self.l1_ratio, least=0, most=1)
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
         self.classes_ = np.unique(y)
-        if y.dtype.kind == "f":
-            self._check_exact(max(self.classes_, key=abs), y.dtype)
-        return y
-
-    def _check_exact(self, largest: Any, dtype: Any) -> None:
-        """Check that a label is below the numbers of which a float is several integers."""
-        if abs(largest) >= 2.0 ** (np.finfo(dtype).nmant + 1):
+        if y.dtype.kind == "f" and abs(self.classes_).max() >= 2.0 ** (np.finfo(y.dtype).nmant + 1):
             raise DataError(
-                f"{self._who}: y holds labels such as {largest:.0f} as {dtype}, which does not tell all integers of "
-                f"that size apart; give integers, np.asarray(y, np.int64), or text"
+                f"{self._who}: y holds labels such as {abs(self.classes_).max():.0f} as {y.dtype}, which does not tell "
+                f"all integers of that size apart; give integers, np.asarray(y, np.int64), or text"
             )
+        return y
 
     def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
         there = np.unique(y[weight > 0])
@@ -154,28 +142,14 @@ class LogisticRegression(ClassifierMixin, LinearModel):
         if self.class_weight is None:
             return weight
         with np.errstate(divide="ignore"):
-            factors = self._class_factors(y, weight)
-        if self.class_weight == "balanced":
-            factors = np.where(np.isfinite(factors), factors, 0)  # of a class whose rows have the weight 0
-        if (
-            np.any(factors < 0)
-            or not np.all(np.isfinite(factors))
-            or np.sum(np.isin(self.classes_, there) & (factors > 0)) < 2
-        ):
+            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y, sample_weight=weight)
+        factors = np.where(np.isfinite(factors), factors, 0)  # of a class whose rows have the weight 0
+        if np.any(factors < 0) or np.sum(np.isin(self.classes_, there) & (factors > 0)) < 2:
             raise DataError(
-                f"{self._who}: class_weight must be finite, not negative, and positive for two classes at least, got "
+                f"{self._who}: class_weight must not be negative, and positive for two classes at least, got "
                 f"{self.class_weight!r}; write class_weight='balanced'"
             )
         return (weight * factors[np.searchsorted(self.classes_, y)]).astype(weight.dtype)
-
-    def _class_factors(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        try:
-            return compute_class_weight(self.class_weight, classes=self.classes_, y=y, sample_weight=weight)
-        except Exception as error:
-            raise DataError(
-                f"{self._who}: class_weight must be 'balanced' or numbers by class, {self.classes_.tolist()}, got "
-                f"{arguments.described(self.class_weight)}: {error}"
-            ) from error
 
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
         number = np.searchsorted(self.classes_, y).astype(np.int32)

@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.metrics import d2_tweedie_score, r2_score
-from sklearn.utils.validation import column_or_1d
+from sklearn.utils.validation import check_array, column_or_1d
 
+from paraxis._calls import check
 from paraxis.errors import DataError
-from paraxis.solve import _checks as checks
-from paraxis.solve._progress import Watch
-from paraxis.solve.estimators._base import LinearModel, Posed, as_numbers
-from paraxis.solve.estimators._fitting import Penalty
+from paraxis.solve._run import Watch
+from paraxis.solve.estimators._base import LinearModel, Posed
+from paraxis.solve.estimators._quadratic import Penalty
 
 
 class Regression(RegressorMixin, LinearModel, abc.ABC):
@@ -45,12 +45,10 @@ class Regression(RegressorMixin, LinearModel, abc.ABC):
         return self._scored(X, y, sample_weight, engine)
 
     def _checked_options(self) -> None:
-        checks.number(self, "alpha")
-        if not 0 <= self.alpha < np.inf:
-            raise ValueError(f"{self._who}: alpha must be a number, not negative, got {self.alpha!r}; write alpha=1.0")
+        check.number(self._who, "alpha", self.alpha, least=0, most=float(np.finfo(float).max))
 
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
-        return as_numbers(column_or_1d(y, warn=True))
+        return _numbers(column_or_1d(y, warn=True))
 
 
 class LeastSquares(Regression, abc.ABC):
@@ -75,7 +73,7 @@ class LeastSquares(Regression, abc.ABC):
         return z
 
     def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
-        return float(r2_score(as_numbers(y), predicted, sample_weight=weight))
+        return float(r2_score(_numbers(y), predicted, sample_weight=weight))
 
 
 class Ridge(LeastSquares):
@@ -91,7 +89,6 @@ class Ridge(LeastSquares):
         max_iter: stop after this many iterations, with a warning.
         warm_start: whether to start where the last fit ended.
         devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
-        solver: ``"auto"`` or ``"lbfgs"``.
         verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Attributes:
@@ -117,7 +114,6 @@ class Ridge(LeastSquares):
         max_iter: int = 2000,
         warm_start: bool = False,
         devices: int | None = None,
-        solver: str = "auto",
         verbose: int | Watch = 0,
     ) -> None:
         self.alpha = alpha
@@ -126,7 +122,6 @@ class Ridge(LeastSquares):
         self.max_iter = max_iter
         self.warm_start = warm_start
         self.devices = devices
-        self.solver = solver
         self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
@@ -137,7 +132,7 @@ class Ridge(LeastSquares):
     def _checked_targets(self, y: np.ndarray) -> np.ndarray:
         several = y.ndim == 2 and y.shape[1] > 1
         checked = super()._checked_targets(y[:, 0] if y.ndim == 2 else y)
-        return as_numbers(y) if several else checked
+        return _numbers(y) if several else checked
 
     def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
         return Penalty(0.0, strength / (total * (posed.num_outputs or 1)))  # the loss is a mean over the outputs, too
@@ -155,7 +150,6 @@ class PoissonRegressor(Regression):
         max_iter: stop after this many iterations, with a warning.
         warm_start: whether to start where the last fit ended.
         devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
-        solver: ``"auto"`` or ``"lbfgs"``.
         verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
 
     Attributes:
@@ -181,7 +175,6 @@ class PoissonRegressor(Regression):
         max_iter: int = 2000,
         warm_start: bool = False,
         devices: int | None = None,
-        solver: str = "auto",
         verbose: int | Watch = 0,
     ) -> None:
         self.alpha = alpha
@@ -190,7 +183,6 @@ class PoissonRegressor(Regression):
         self.max_iter = max_iter
         self.warm_start = warm_start
         self.devices = devices
-        self.solver = solver
         self.verbose = verbose
 
     def predict(self, X: Any, *, engine: Any = None) -> np.ndarray:
@@ -240,4 +232,127 @@ class PoissonRegressor(Regression):
         return np.exp(z)
 
     def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
-        return float(d2_tweedie_score(as_numbers(y), predicted, sample_weight=weight, power=1))
+        return float(d2_tweedie_score(_numbers(y), predicted, sample_weight=weight, power=1))
+
+
+class ElasticNet(LeastSquares):
+    """Fit least squares with L1 and L2 penalties, with scikit-learn's objective, names and attributes, on all devices.
+
+    It minimises ``mean(residual²) / 2 + alpha * (l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2)`` with a weighted
+    mean. The intercept is not penalised.
+
+    Args:
+        alpha: the penalty's strength, not negative.
+        l1_ratio: from 0 to 1.
+        fit_intercept: whether there is an intercept.
+        tol: stop when the duality gap, relative to the targets' variance, is at most this, or when rounding allows no
+            more; of more than 4,096 columns, when the norm of a proximal step is, for targets of variance 1.
+        max_iter: stop after this many iterations, with a warning.
+        warm_start: whether to start where the last fit ended.
+        devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
+        verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
+
+    Attributes:
+        coef_: ``(d,)``.
+        intercept_: a number.
+        n_iter_: iterations.
+        status_: why the solver stopped, in words.
+        data_passes_: how often all rows were read.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.array([[-1.0, 1.0], [1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]])
+        >>> px.solve.ElasticNet(alpha=1.0, l1_ratio=0.5).fit(X, 3 * X[:, 0]).coef_.round(6) + 0
+        array([1.666667, 0.      ])
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        l1_ratio: float = 0.5,
+        fit_intercept: bool = True,
+        tol: float = 1e-12,
+        max_iter: int = 10_000,
+        warm_start: bool = False,
+        devices: int | None = None,
+        verbose: int | Watch = 0,
+    ) -> None:
+        self.alpha = alpha
+        self.l1_ratio = l1_ratio
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.devices = devices
+        self.verbose = verbose
+
+    def _checked_options(self) -> None:
+        super()._checked_options()
+        check.number(self._who, "l1_ratio", self.l1_ratio, least=0, most=1)
+
+    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
+        # On targets divided by their scale, the mean of squares is less by its square, and |coef|₁ by the scale.
+        return Penalty(strength * self.l1_ratio / posed.scale, strength * (1 - self.l1_ratio))
+
+    def _has_l1(self) -> bool:
+        return self.l1_ratio > 0
+
+
+class Lasso(LeastSquares):
+    """Fit least squares with an L1 penalty, with scikit-learn's objective, names and attributes, on all devices.
+
+    It minimises ``mean(residual²) / 2 + alpha * |coef|₁`` with a weighted mean. The intercept is not penalised.
+
+    Args:
+        alpha: the penalty's strength, not negative.
+        fit_intercept: whether there is an intercept.
+        tol: stop when the duality gap, relative to the targets' variance, is at most this, or when rounding allows no
+            more; of more than 4,096 columns, when the norm of a proximal step is, for targets of variance 1.
+        max_iter: stop after this many iterations, with a warning.
+        warm_start: whether to start where the last fit ended.
+        devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
+        verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
+
+    Attributes:
+        coef_: ``(d,)``.
+        intercept_: a number.
+        n_iter_: iterations.
+        status_: why the solver stopped, in words.
+        data_passes_: how often all rows were read.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.array([[-1.0, 1.0], [1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]])
+        >>> px.solve.Lasso(alpha=1.0).fit(X, 3 * X[:, 0]).coef_.round(6) + 0
+        array([2., 0.])
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        fit_intercept: bool = True,
+        tol: float = 1e-12,
+        max_iter: int = 10_000,
+        warm_start: bool = False,
+        devices: int | None = None,
+        verbose: int | Watch = 0,
+    ) -> None:
+        self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.devices = devices
+        self.verbose = verbose
+
+    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
+        return Penalty(strength / posed.scale, 0.0)  # targets are divided by their scale; see ElasticNet
+
+    def _has_l1(self) -> bool:
+        return True
+
+
+def _numbers(y: Any) -> np.ndarray:
+    return check_array(y, ensure_2d=False, dtype="numeric", input_name="y")

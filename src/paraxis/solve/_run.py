@@ -1,0 +1,439 @@
+"""A run: one compiled function that iterates, and a loop in Python around it; and what all solvers have in common.
+
+The compiled function makes iterations up to a number, as many at once as take a moment. Between two calls, Python may
+be interrupted, tell of the iteration, or save the run. Inside ``jit``, ``vmap`` and ``grad``, the same function makes
+all iterations, and Python takes no part.
+"""
+
+import abc
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._axes import arrays, layout
+from paraxis._calls import check
+from paraxis._jax import jax_api
+from paraxis.errors import ShapeError
+from paraxis.solve import _stopping as stopping
+from paraxis.solve._control import COMPILED, PYTHON
+from paraxis.solve._problem import Function, Problem
+from paraxis.solve._status import Status
+from paraxis.solve._streaming import Journal, TableRows
+from paraxis.solve.objective import LinearObjective
+
+_PART = 0.5  # seconds that Ctrl-C waits, about; and at least an iteration
+
+
+class OptStep(NamedTuple):
+    """Parameters and a solver's state: after one more iteration from ``update``, at the end from ``run``."""
+
+    params: Any
+    state: Any
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised when Ctrl-C has ended a run after an iteration; it holds the result so far.
+
+    Attributes:
+        params: the parameters after the last iteration.
+        state: the solver's state, whose ``status`` is ``INTERRUPTED`` unless the run was over.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> solver = px.solve.LBFGS(lambda p: jnp.sum((p - 1) ** 2))
+        >>> try:
+        ...     params, state = solver.run(jnp.zeros(3))
+        ... except px.solve.Interrupted as stopped:
+        ...     params, state = stopped.params, stopped.state
+        >>> state.reason
+        'the error is as small as tol asks'
+    """
+
+    __module__ = "paraxis.solve"  # as a traceback names it
+
+    def __init__(self, params: Any, state: Any) -> None:
+        super().__init__("the run was interrupted; the exception has its params and state so far")
+        self.params = params
+        self.state = state
+
+
+class Iteration(NamedTuple):
+    """One iteration, in Python numbers, as passed to the function that you give as ``verbose``.
+
+    Args:
+        iter_num: iterations so far, this one included.
+        value: the objective; for a proximal solver, its smooth part.
+        error: the error that is compared with ``tol``.
+        stepsize: the step size.
+        data_passes: how often all data were read so far.
+
+    Example:
+        >>> import jax.numpy as jnp, paraxis as px
+        >>> seen = []
+        >>> solver = px.solve.LBFGS(lambda p: jnp.sum((p - 1) ** 2), verbose=seen.append)
+        >>> _ = solver.run(jnp.zeros(2))
+        >>> [(one.iter_num, one.value) for one in seen][-1]
+        (2, 0.0)
+    """
+
+    iter_num: int
+    value: float
+    error: float
+    stepsize: float
+    data_passes: int
+
+
+Watch = Callable[[Iteration], Any]
+
+
+def tell(verbose: Any, iter_num: Any, value: Any, error: Any, stepsize: Any, data_passes: Any) -> None:
+    """Print a line about an iteration; or call the function that is to know of it."""
+    seen = Iteration(int(iter_num), float(value), float(error), float(stepsize), int(data_passes))
+    if callable(verbose):
+        verbose(seen)
+        return
+    print(  # noqa: T201
+        f"iteration {seen.iter_num}: value {seen.value:.8g}, error {seen.error:.3g}, step {seen.stepsize:.3g}, "
+        f"{seen.data_passes} passes over the data",
+        flush=True,
+    )
+
+
+def shown(state: Any) -> str:
+    """Return a state on one line: what one looks for in it, not all its arrays."""
+    name, status = type(state).__name__, state.status
+    if arrays.is_traced(status) or jnp.ndim(status):
+        return f"{name}(… {jnp.shape(status)})"
+    return (
+        f"{name}({Status(int(status)).name}, iter_num={int(state.iter_num)}, value={float(state.value):.8g}, "
+        f"error={float(state.error):.3g}, stepsize={float(state.stepsize):.3g}, "
+        f"data_passes={int(state.data_passes)}, …)"
+    )
+
+
+class Solver(abc.ABC):
+    """The fields of a solver are its options; ``arguments`` are those of a run but the first, ``(args, kwargs)``."""
+
+    fun: Callable[..., Any]
+    value_and_grad: bool
+    has_aux: bool
+    maxiter: int
+    tol: float
+    verbose: bool | Watch
+
+    @abc.abstractmethod
+    def _start(self, params: Any, arguments: Any, prepared: Any) -> OptStep:
+        """Return the parameters, and the state before the first iteration."""
+
+    @abc.abstractmethod
+    def _iteration(self, step: OptStep, arguments: Any) -> OptStep:
+        """Make one iteration."""
+
+    @abc.abstractmethod
+    def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
+        """Return a step at which a run of a linear model may end, judged anew."""
+
+    @abc.abstractmethod
+    def _tangent(self, params: Any, arguments: Any, moved: Any) -> Any:
+        """Return the tangent of a solution by those of the arguments."""
+
+    def _prepared(self, params: Any, arguments: Any) -> Any:
+        """Return what is computed once, before the first iteration."""
+        return None
+
+    def _pauses(self, params: Any, arguments: Any, prepared: Any) -> Iterable[int]:
+        """After how many iterations what is prepared is to be renewed."""
+        return ()
+
+    def _renewed(self, step: OptStep, arguments: Any) -> OptStep:
+        """Return the same place, with what is prepared as it is right there."""
+        return step
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_compiled")}
+
+    def _begun(self, params: Any, arguments: Any) -> OptStep:
+        """Return where a run begins."""
+        prepared = self._prepared(params, arguments)
+        if _is_traced((params, arguments)):
+            return self._start(params, arguments, prepared)
+        start = self._start if tables_in(arguments) else self._compiled_start
+        params, state = start(params, arguments, prepared)
+        # Later parameters lie where the state does: with others, iterations would be compiled once more.
+        return OptStep(jax.tree.map(lambda x: arrays.whole_beside(x, state.error), params), state)
+
+    def _updated(self, step: OptStep, arguments: Any) -> OptStep:
+        """Return one more iteration, which is told."""
+        is_traced = _is_traced((step, arguments))
+        new = (self._iteration if is_traced or tables_in(arguments) else self._compiled_iteration)(step, arguments)
+        if self.verbose:
+            self._tell(new.state, is_traced)
+        return new
+
+    def _run(self, params: Any, arguments: Any) -> OptStep:
+        """Return where a run ends; its parameters can be differentiated by the arguments."""
+        # Where nothing is traced, nobody differentiates: what JAX does to find that out takes as long as a small fit.
+        run = _solution if _is_traced((params, arguments)) else _solved
+        return arrays.on_auto_mesh(functools.partial(run, self), params, arguments)
+
+    @functools.cached_property
+    def _compiled_start(self) -> Callable[..., OptStep]:
+        return jax.jit(self._start)
+
+    @functools.cached_property
+    def _compiled_iteration(self) -> Callable[..., OptStep]:
+        return jax.jit(self._iteration)
+
+    @functools.cached_property
+    def _compiled_steps(self) -> Callable[..., OptStep]:
+        return jax.jit(self._steps)
+
+    @functools.cached_property
+    def _compiled_tangent(self) -> Callable[..., Any]:
+        return jax.jit(self._tangent)
+
+    def _steps(self, step: OptStep, arguments: Any, until: Any, *, tells: bool = False) -> OptStep:
+        """Iterate until the solver stops, or has made so many iterations in all.
+
+        Where it would stop, its place is judged anew; if it is no solution, the run goes on.
+        """
+        control = PYTHON if tables_in(arguments) else COMPILED
+
+        def go_on(step: OptStep) -> jax.Array:
+            return (step.state.status == Status.RUNNING) & (step.state.iter_num < until)
+
+        def iterate(step: OptStep) -> OptStep:
+            new = self._iteration(step, arguments)
+            if tells:
+                self._tell(new.state, True)
+            return new
+
+        def iterate_and_confirm(step: OptStep) -> OptStep:
+            step = control.while_loop(go_on, iterate, step)
+            status = step.state.status
+            ended = (status != Status.RUNNING) & (status != Status.NOT_FINITE)
+            return control.cond(ended, lambda step: self._confirmed(step, arguments), lambda step: step, step)
+
+        return control.while_loop(go_on, iterate_and_confirm, step)
+
+    def _tell(self, state: Any, is_traced: bool) -> None:
+        numbers = state.iter_num, state.value, state.error, state.stepsize, state.data_passes
+        if is_traced:
+            jax.debug.callback(functools.partial(tell, self.verbose), *numbers)
+        else:
+            tell(self.verbose, *numbers)
+
+    def _problem(self, params: Any, arguments: Any) -> Problem:
+        """Return the problem that the function poses with its arguments."""
+        args, kwargs = arguments
+        if isinstance(self.fun, LinearObjective):
+            return self.fun.problem(params, *args, **kwargs)
+
+        def evaluate(params: Any) -> tuple[tuple[jax.Array, Any], Any]:
+            evaluated = self.fun if self.value_and_grad else jax.value_and_grad(self.fun, has_aux=self.has_aux)
+            found, grad = evaluated(params, *args, **kwargs)
+            value, aux = found if self.has_aux else (found, None)
+            # The parameters' dtypes are the solver's, whatever the data's are.
+            value = jnp.asarray(value, jnp.result_type(*jax.tree.leaves(params)))
+            return (value, aux), jax.tree.map(lambda p, g: jnp.asarray(g, p.dtype), params, grad)
+
+        return Function(evaluate)
+
+    def _judged(self, step: OptStep, problem: Problem, point: Any, error: Any) -> Any:
+        return stopping.judged_anew(step.state, problem, point, error, tol=self.tol, maxiter=self.maxiter)
+
+
+def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs: Any) -> Any:
+    """Return the initial parameters as arrays, without weak types, on the data's mesh if their types say it.
+
+    Raises:
+        ShapeError: if there are none, or one is not of real numbers.
+        DataError: if a linear model's targets make no sense, or JAX would cut integers.
+    """
+    if getattr(type(params), "_fields", None) == OptStep._fields:  # also JAXopt's
+        params = params.params
+    params = floating(who, params)
+    check.no_cut(who, "args", args)
+    check.no_cut(who, "kwargs", kwargs)
+    if not isinstance(fun, LinearObjective):
+        return params
+    problem = fun.check_targets(params, *args, **kwargs)
+    dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(params)}
+    if len(dtypes) > 1 or jnp.result_type(*dtypes, problem.design.dtype) not in dtypes:
+        raise ShapeError(
+            f"{who}: init_params are {', '.join(sorted(d.name for d in dtypes))}, and X is {problem.design.dtype}: "
+            f"their dtypes must have the same width; write fun.init(…, dtype=X.dtype), or X.astype(…)"
+        )
+    return jax.tree.map(lambda x: layout.typed_beside(x, problem.targets), params)
+
+
+def floating(who: str, params: Any) -> Any:
+    """Parameters as arrays, without weak types.
+
+    Raises:
+        ShapeError: if there are none, or one is not of real numbers.
+    """
+    params = jax.tree.map(jnp.asarray, params)
+    dtypes = {x.dtype for x in jax.tree.leaves(params)}
+    if not dtypes or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        raise ShapeError(f"{who}: params must be arrays of floats, at least one, got {dtypes or params}")
+    return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), params)
+
+
+def without_closure(solver: Any, field: str, operands: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    """Return a solver whose function has values that it closes over as arguments; and its arguments, with these.
+
+    Only values that JAX is tracing, by which a solution can be differentiated, are moved so.
+    """
+    fun = getattr(solver, field)
+    params, args, kwargs = operands
+    if isinstance(fun, LinearObjective) or not jax_api.is_tracing():
+        return solver, args, kwargs
+    pure, closed = jax.closure_convert(lambda p, args, kwargs: fun(p, *args, **kwargs), params, args, kwargs)
+    if not closed:
+        return solver, args, kwargs
+
+    def opened(params: Any, args: Any, kwargs: Any, closed: Any) -> Any:
+        return pure(params, args, kwargs, *closed)
+
+    return dataclasses.replace(solver, **{field: opened}), (args, kwargs, closed), {}
+
+
+def tables_in(arguments: Any) -> list[TableRows]:
+    """Return the tables among the arguments of a run."""
+    return [x for x in jax.tree.leaves(arguments) if isinstance(x, TableRows)]
+
+
+def _is_traced(operands: Any) -> bool:
+    return jax_api.is_tracing() or arrays.is_traced(operands)
+
+
+def _is_running(step: OptStep) -> bool:
+    return int(step.state.status) == Status.RUNNING
+
+
+# One function for all solvers: a derivative that closes over the function it is of, JAX would never let go.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _solution(solver: Solver, params: Any, arguments: Any) -> OptStep:
+    return _solved(solver, params, arguments)
+
+
+@_solution.defjvp
+def _derivative(solver: Solver, primals: Any, tangents: Any) -> Any:
+    step = _solution(solver, *primals)
+    moved = solver._compiled_tangent(arrays.ready(step.params), primals[1], tangents[1])
+    return step, OptStep(moved, jax.tree.map(_no_tangent, step.state))
+
+
+def _no_tangent(x: jax.Array) -> Any:
+    return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _solved(solver: Solver, params: Any, arguments: Any) -> OptStep:
+    if not _is_traced((params, arguments)):
+        return _solved_by_host(solver, params, arguments)
+    step, tells = solver._begun(params, arguments), bool(solver.verbose)
+    prepared = getattr(step.state, "preconditioner", None)
+    for pause in [*solver._pauses(params, arguments, prepared)][:1]:  # the program has one matrix more, not many
+        step = solver._steps(step, arguments, pause, tells=tells)
+        is_running = step.state.status == Status.RUNNING
+        step = jax.lax.cond(is_running, lambda step: solver._renewed(step, arguments), lambda step: step, step)
+    return solver._steps(step, arguments, solver.maxiter, tells=tells)
+
+
+def _solved_by_host(solver: Solver, params: Any, arguments: Any) -> OptStep:
+    tables = tables_in(arguments)
+    steps = solver._steps if tables else solver._compiled_steps
+    with contextlib.ExitStack() as stack:
+        for table in tables:
+            stack.enter_context(table.shown())
+        step = arrays.ready(solver._begun(params, arguments))
+        limits = [*solver._pauses(params, arguments, getattr(step.state, "preconditioner", None)), solver.maxiter]
+        saved = stack.enter_context(_saved_run(solver, step, arguments)) if tables else None
+        if saved is not None:
+            step = saved.restored(step)
+        at_once = solver.maxiter if jax.process_count() > 1 else 1
+        try:
+            for stage in range(0 if saved is None else saved.stage, len(limits)):
+                while _is_running(step) and int(step.state.iter_num) < limits[stage]:
+                    before, began = int(step.state.iter_num), time.perf_counter()
+                    until = min(limits[stage], before + (1 if tables or solver.verbose else at_once))
+                    step = jax.block_until_ready(steps(step, arguments, np.int32(until)))
+                    each = (time.perf_counter() - began) / max(1, int(step.state.iter_num) - before)
+                    at_once = max(1, int(_PART / each)) if jax.process_count() == 1 else at_once
+                    if solver.verbose:
+                        solver._tell(step.state, False)
+                    if saved is not None:
+                        saved.save(step)
+                if not _is_running(step) or stage + 1 == len(limits):
+                    break
+                step = solver._renewed(step, arguments)
+                if saved is not None:
+                    saved.stage = stage + 1
+        except KeyboardInterrupt as error:
+            if saved is not None:
+                saved.save(step, now=True)
+            status = jnp.where(step.state.status == Status.RUNNING, Status.INTERRUPTED, step.state.status)
+            state = step.state._replace(status=status.astype(jnp.int32))
+            raise Interrupted(step.params, state) from error
+        return step
+
+
+class _Saved:
+    """A run over a table as it is saved: after iterations, all that goes from one to the next.
+
+    Attributes:
+        stage: how often what is prepared was renewed.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.stage = 0
+
+    def restored(self, step: OptStep) -> OptStep:
+        """Return where an earlier run was, in place of where this one begins."""
+        found = self._journal.state()
+        if found is None:
+            return step
+        (self.stage,), leaves = found
+        own, structure = jax.tree.flatten(step)
+        laid = [
+            jax.device_put(x, y.sharding if y.committed else None) if isinstance(y, jax.Array) else x
+            for x, y in zip(leaves, own, strict=True)
+        ]
+        return jax.tree.unflatten(structure, laid)
+
+    def save(self, step: OptStep, *, now: bool = False) -> None:
+        self._journal.save_state([self.stage], jax.tree.leaves(step), now=now)
+
+
+@contextlib.contextmanager
+def _saved_run(solver: Any, start: OptStep, arguments: Any) -> Iterator[_Saved | None]:
+    """Give where a run over a table is saved, if it is to be; when it is done, nothing is left there.
+
+    The run's start was computed from all rows, and so tells them.
+    """
+    (table, *_), others = tables_in(arguments), [x for x in jax.tree.leaves(arguments) if not isinstance(x, TableRows)]
+    if getattr(table.engine, "folder", None) is None:
+        yield None
+        return
+    options = {name: value for name, value in solver.__getstate__().items() if name != "verbose"}
+    values = list(map(jnp.asarray, others))
+    of_rows = [x.ndim > 0 and table.num_rows <= max(x.shape) for x in values]
+    shift = [] if table.shift is None else [jnp.asarray(table.shift)]
+    described = {
+        "chunks": table.described(),
+        "options of the solver": [f"{type(solver).__name__}({options})"],
+        "targets and weights": [x for x, is_of in zip(values, of_rows, strict=True) if is_of],
+        "arguments": [x for x, is_of in zip(values, of_rows, strict=True) if not is_of],
+        "rows": [str(table.table.columns), *shift, *map(jnp.asarray, jax.tree.leaves(start))],
+    }
+    with table.engine.rows_saved(described) as journal:
+        yield None if journal is None else _Saved(journal)

@@ -1,0 +1,102 @@
+"""When a run stops: solved, out of patience, out of digits, or broken."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from paraxis.solve import _trees as trees
+from paraxis.solve._problem import Point, Problem
+from paraxis.solve._search import noise
+from paraxis.solve._status import Status
+
+_PATIENCE = 10  # iterations without progress, or a quarter of all if that is more, before rounding is blamed
+_PROMISE = 100  # times what rounding hides: a slope that promises so much, and does not keep it, is wrong
+_CONFIRMATIONS = 3  # of a solution, that may fail
+
+
+class Progress(NamedTuple):
+    """The best so far, by which it is told that rounding allows no more."""
+
+    best_value: jax.Array
+    best_error: jax.Array
+    num_stalled: jax.Array
+    first_value: jax.Array
+    num_refuted: jax.Array  # solutions that were none when predictions were computed anew
+
+
+def begin(point: Point, error: jax.Array, tol: float) -> tuple[Progress, jax.Array]:
+    """Before the first iteration, and the status."""
+    status = jnp.where(error <= tol, Status.CONVERGED, Status.RUNNING)
+    finite = jnp.isfinite(point.value) & trees.all_finite(point.grad)
+    status = jnp.where(finite, status, Status.NOT_FINITE).astype(jnp.int32)
+    zero = jnp.zeros((), jnp.int32)
+    return Progress(point.value, error, zero, point.value, zero), status
+
+
+def judged_anew(state: Any, problem: Problem, point: Point, error: jax.Array, *, tol: float, maxiter: int) -> Any:
+    """Return a state at a point that was computed anew, with its status by the error there.
+
+    If a solution is none after all, the run goes on; if that does not help, rounding allows none. Where no step helped
+    any more, the status says so still, unless this is a solution.
+    """
+    before = state.status
+    begun, status = begin(point, error, tol)
+    status = jnp.where((status == Status.RUNNING) & (state.iter_num >= maxiter), Status.ITERATION_LIMIT, status)
+    unsolved = (status == Status.RUNNING) | (status == Status.ITERATION_LIMIT)
+    refuted = (before == Status.CONVERGED) & (status == Status.RUNNING)
+    status = jnp.where(refuted & (state.progress.num_refuted >= _CONFIRMATIONS), Status.PRECISION, status)
+    is_stuck = (before == Status.PRECISION) | (before == Status.LINE_SEARCH_FAILED)
+    status = jnp.where(is_stuck & unsolved, before, status).astype(jnp.int32)
+    kept = {"first_value": state.progress.first_value, "num_refuted": state.progress.num_refuted + refuted}
+    return state._replace(
+        value=point.value,
+        grad=point.grad,
+        error=error,
+        cache=point.cache,
+        status=status,
+        progress=begun._replace(**kept),
+        data_passes=state.data_passes + problem.passes.start,
+    )
+
+
+def advance(
+    progress: Progress,
+    point: Point,
+    error: jax.Array,
+    *,
+    tol: float,
+    iter_num: jax.Array,
+    maxiter: int,
+    hopeless: jax.Array,
+    slope: jax.Array,
+) -> tuple[Progress, jax.Array]:
+    """After an iteration, and the status.
+
+    Args:
+        progress: before it.
+        point: after it.
+        error: what ``tol`` is compared with, after it.
+        tol: the error of a solution.
+        iter_num: iterations, this one included.
+        maxiter: how many are allowed.
+        hopeless: whether no step was found, and there is no other direction to try.
+        slope: along its direction.
+    """
+    lower = point.value < progress.best_value - noise(progress.best_value) / 8
+    flatter = error < 0.9 * progress.best_error
+    num_stalled = jnp.where(lower | flatter, 0, progress.num_stalled + 1)
+    patience = jnp.maximum(_PATIENCE, iter_num // 4)
+    # Where terms cancel, rounding is that of the terms, which the value at the start tells better than a value of 0.
+    rounding = jnp.maximum(noise(point.value), noise(progress.first_value))
+    promised = jnp.abs(slope) > _PROMISE * rounding
+    stuck = jnp.where(promised, Status.LINE_SEARCH_FAILED, Status.PRECISION)
+    status = jnp.where(iter_num >= maxiter, Status.ITERATION_LIMIT, Status.RUNNING)
+    status = jnp.where(hopeless | (num_stalled >= patience), stuck, status)
+    status = jnp.where(error <= tol, Status.CONVERGED, status)
+    finite = jnp.isfinite(point.value) & jnp.isfinite(error)
+    status = jnp.where(finite, status, Status.NOT_FINITE).astype(jnp.int32)
+    # Only what counts as progress is the new best: many small steps must add up.
+    best_value = jnp.where(lower, point.value, progress.best_value)
+    best_error = jnp.where(flatter, error, progress.best_error)
+    return progress._replace(best_value=best_value, best_error=best_error, num_stalled=num_stalled), status

@@ -1,0 +1,316 @@
+"""Rows of a table: read a chunk at a time, in passes that Python makes, with one compiled function for each chunk.
+
+Only ``X`` stays on disk. What has a few numbers for each row (targets, weights, predictions) lies on the devices in
+whole, so a line search reads nothing. The rows of a chunk are laid over all devices; a device has its rows of all
+chunks, one after the other. That is the order of all arrays by row.
+"""
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paraxis._axes import arrays, layout, placing
+from paraxis._axes.axis import Axis
+from paraxis._axes.placing import Placement
+from paraxis._calls import check
+from paraxis._host import memory, reading
+from paraxis._host.records import Described
+from paraxis._tables import Table
+from paraxis.errors import AxisError, DataError, DeviceError
+
+_T = TypeVar("_T")
+
+_AHEAD = 1  # chunks that wait, read
+_TOGETHER = 16  # of so many rows, large blocks are multiples: so each begins where a CPU may use it without a copy
+_BETWEEN_TRIMS = 8  # chunks: trimming takes about a third of what a small chunk does
+_KEPT = 8  # numbers by row that a solver holds beside X: targets, weights, predictions, steps of these
+_ROWS_PER_FEATURE = 8
+
+MAX_FEATURES = 4096
+"""Columns up to which a matrix ``(d, d)`` is made: it is on every device, and factored in ``(d, d, d)`` operations."""
+
+
+class Engine(Protocol):
+    """An engine as it is asked here, such as ``px.Stream``."""
+
+    def rows_at_once(self, *, row_bytes: int, kept_bytes: int, num_devices: int) -> int:
+        """Return how many rows of a table are read at once, of so many bytes each, beside what is kept."""
+        ...
+
+    def rows_shown(self) -> contextlib.AbstractContextManager[Callable[[int, int, int], None]]:
+        """Give what is called with the rows that are done, the number of all, and that of the pass."""
+        ...
+
+    def rows_saved(self, described: Described) -> contextlib.AbstractContextManager["Journal | None"]:
+        """Give where a run is saved that depends on these texts and arrays, if it is."""
+        ...
+
+
+class Journal(Protocol):
+    """The place where a run is saved."""
+
+    def state(self) -> tuple[list[int], list[Any]] | None:
+        """Return what was saved last."""
+        ...
+
+    def save_state(self, numbers: Sequence[int], arrays: Sequence[Any], *, now: bool = False) -> None:
+        """Save the run's whole state, if it is time."""
+        ...
+
+
+def blocks_of(who: str, table: Table, engine: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield a table's rows and targets once, in blocks on the host, as many at once as the engine says.
+
+    Raises:
+        TypeError: if the engine does not say.
+        ValueError: if it is to save what is not saved.
+    """
+    _require_engine(who, engine)
+    if getattr(engine, "folder", None) is not None:
+        raise ValueError(f"{who}: nothing is saved of a single pass; write engine=px.Stream(memory='2GB')")
+    if not len(table):
+        yield np.zeros(table.shape, table.dtype), np.zeros(0)
+        return
+    size = engine.rows_at_once(row_bytes=table.dtype.itemsize * table.shape[1], kept_bytes=0, num_devices=1)
+    done = 0
+    with engine.rows_shown() as show:
+        for X, y in table.blocks(size):
+            yield X, y
+            done += len(X)
+            show(done, len(table), 1)
+
+
+def _require_engine(who: str, engine: Any) -> None:
+    if isinstance(engine, type) or not hasattr(engine, "rows_at_once"):
+        raise TypeError(
+            f"{who}: a table is read in parts, and engine must say how large, got {check.described(engine)}; write "
+            f"engine=px.Stream(memory='2GB')"
+        )
+
+
+def sample_of(num_rows: int, num_features: int, num_counted: int | None = None) -> range:
+    """Return the numbers of rows that tell a Gram matrix, by how many rows count: padding changes them not."""
+    counted = num_rows if num_counted is None else num_counted
+    return range(0, num_rows, max(1, counted // (_ROWS_PER_FEATURE * num_features)))
+
+
+class TableRows:
+    """A table's rows as an objective takes them for ``X``, ``(num_padded, d)``; made by :func:`paraxis.solve.rows`.
+
+    The table is read once when this is made, for what does not stay on disk.
+
+    Attributes:
+        shape, dtype: those of ``X`` on the devices, with padding; float32 unless JAX has float64.
+        table, engine: what is read, and what says how.
+        num_rows: how many rows are real; padding is behind them.
+        y: targets ``(n,)``, in the order of the table.
+        means: of the columns, ``(d,)``.
+        shift: what is subtracted from each column, ``(d,)``; or ``None``.
+        some: a sample of the rows, ``(num, d)``: those of :func:`sample_of`, if there are not too many columns.
+
+    Raises:
+        DataError: if the table has no rows, or one that cannot be used.
+    """
+
+    ndim = 2
+
+    def __init__(self, who: str, table: Table, engine: Any, axis: Axis | None) -> None:
+        _require_engine(who, engine)
+        self.table, self.engine, self.shift = table, engine, None
+        self.num_rows, num_features = table.shape
+        if not self.num_rows:
+            raise DataError(f"{who}: the table must have at least one row, got {table!r}")
+        self.dtype = np.dtype(jax.dtypes.canonicalize_dtype(table.dtype))
+        self._sampled = sample_of(self.num_rows if num_features <= MAX_FEATURES else 0, num_features)
+        size = self.dtype.itemsize
+        self.blocks = _blocks_over(who, Axis("rows", self.num_rows) if axis is None else axis)
+        kept = size * (_KEPT * self.num_rows + len(self._sampled) * num_features)
+        most = engine.rows_at_once(row_bytes=size * num_features, kept_bytes=kept, num_devices=self.blocks.size)
+        count = -(-self.num_rows // min(most, self.num_rows))
+        length = -(-self.num_rows // (count * self.blocks.size))
+        length += -length % _TOGETHER if length >= 64 * _TOGETHER else 0
+        self.length, self.at_once = length, length * self.blocks.size
+        self.count = -(-self.num_rows // self.at_once)
+        self.shape = self.count * self.at_once, num_features
+        self._passes = [0]  # of this and its copies
+        self._show: Callable[[int, int, int], None] | None = None
+        self._survey()
+
+    @property
+    def num_passes(self) -> int:
+        """How often the table was read so far."""
+        return self._passes[0]
+
+    def shifted(self, shift: np.ndarray | None) -> "TableRows":
+        """Return the same rows with so much subtracted from each column."""
+        found = copy.copy(self)
+        found.shift = shift
+        return found
+
+    def _survey(self) -> None:
+        targets, some = [], []
+        sums, start = np.zeros(self.shape[1]), 0
+        for X, y in self._shown(self._counted(checked=True)):
+            sums += np.ones(len(X), X.dtype) @ X
+            step = self._sampled.step
+            some.append(X[-start % step :: step].copy() if self._sampled else X[:0])
+            targets.append(y.copy())
+            start += len(X)
+        self.y = self.table._as_targets(np.concatenate(targets))
+        self.means = (sums / self.num_rows).astype(self.dtype)
+        self.some = np.concatenate(some).astype(self.dtype, copy=False)
+
+    def mapped(self, fn: Callable[..., Any], static: tuple[Any, ...], targets: Any, shared: Any, rows: Any) -> Any:
+        """Read all rows once: ``fn(*static, X, targets, shared, rows)`` of each chunk, kept by row, and summed.
+
+        Args:
+            fn: returns what is kept by row, ``(..., n)``, and what is summed. It is compiled once for the same
+                function and static values.
+            static: known when it is compiled.
+            targets, rows: by row, ``(n, ...)`` and ``(..., n)``, in the order of the devices.
+            shared: the same for all rows.
+        """
+        shift, shared = arrays.everywhere((self.shift, shared), self.blocks)
+        X = jax.ShapeDtypeStruct((self.at_once, self.shape[1]), self.dtype)
+        own = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.at_once, *x.shape[1:]), x.dtype), targets)
+        of_rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((*x.shape[:-1], self.at_once), x.dtype), rows)
+        kept, sums = jax.eval_shape(functools.partial(fn, *static), X, own, shared, of_rows)
+        found = jax.tree.map(lambda x: self._zeros((*x.shape[:-1], self.shape[0]), x.dtype), kept)
+        totals = arrays.everywhere(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), sums), self.blocks)
+        carry, before = (found, totals, jax.tree.map(jnp.zeros_like, totals)), None
+        for number, chunk in enumerate(self._read()):
+            given = arrays.ready((np.int32(number), chunk, shift, shared, targets, rows))
+            *carry, done = _chunk(fn, static, self.blocks.size, *given, *carry)
+            jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
+            before = done
+            if number % _BETWEEN_TRIMS == 0:
+                memory.give_back()
+        return arrays.ready((carry[0], carry[1]))
+
+    def _zeros(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        mesh = placing.concrete_mesh(self.blocks)
+        if mesh is None:
+            return jnp.zeros(shape, dtype)
+        spec = jax.sharding.PartitionSpec(*(None,) * (len(shape) - 1), self.blocks.mesh_axes)
+        return jnp.zeros(shape, dtype, device=jax.sharding.NamedSharding(mesh, spec))
+
+    def _read(self) -> Iterator[jax.Array]:
+        """Yield the chunks on the devices, all of the same number of rows."""
+        wide = self.dtype == np.float64
+
+        def laid() -> Iterator[jax.Array]:
+            for given, _ in self._counted(checked=False):
+                X = given.astype(self.dtype, copy=False)
+                with jax.enable_x64(wide):  # which holds for a thread
+                    found = arrays.in_blocks(layout.repeat_last(X, self.at_once), self.blocks)
+                yield found
+
+        return self._shown(laid())
+
+    def _shown(self, chunks: Iterator[_T]) -> Iterator[_T]:
+        """Yield the chunks of a pass, read ahead; tell of each that was used."""
+        with self.shown() as show, contextlib.closing(reading.items_ahead(chunks, _AHEAD)) as ahead:
+            for number, chunk in enumerate(ahead, 1):
+                yield chunk
+                show(min(number * self.at_once, self.num_rows), self.num_rows, self.num_passes)
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[Callable[[int, int, int], None]]:
+        """Within, all passes are shown in one place."""
+        if self._show is not None:
+            yield self._show
+            return
+        with self.engine.rows_shown() as show:
+            self._show = show
+            try:
+                yield show
+            finally:
+                self._show = None
+
+    def _counted(self, *, checked: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        self._passes[0] += 1
+        count = 0
+        for X, y in self.table._blocks(self.at_once, checked=checked):
+            count += len(X)
+            yield X, y
+        if count != self.num_rows:
+            raise DataError(
+                f"Table: {self.table!r} gave {count:,} rows, and had {self.num_rows:,} when it was made; the rows must "
+                f"stay the same for as long as it is used"
+            )
+
+    def laid(self, x: np.ndarray, *, is_weight: bool = False) -> jax.Array:
+        """Return values by row ``(n, ...)``, padded, on the devices in their order; weights with zeros."""
+        padded = (layout.padded_weights if is_weight else layout.repeat_last)(x, self.shape[0])
+        parts = padded.reshape(self.count, self.blocks.size, self.length, *x.shape[1:]).swapaxes(0, 1)
+        return arrays.in_blocks(np.ascontiguousarray(parts).reshape(padded.shape), self.blocks)
+
+    def places(self, numbers: np.ndarray) -> np.ndarray:
+        """Return where rows are in the order of the devices."""
+        chunk, rest = np.divmod(numbers, self.at_once)
+        block, within = np.divmod(rest, self.length)
+        return (block * self.count + chunk) * self.length + within
+
+    def described(self) -> dict[str, int]:
+        """Return the numbers that a saved run depends on."""
+        return {
+            "the number of rows": self.num_rows,
+            "the number of devices": self.blocks.size,
+            "at_once, per device": self.length,
+        }
+
+    def __repr__(self) -> str:
+        return f"<rows of {self.table!r}: {self.dtype} {self.shape}>"
+
+
+def _blocks_over(who: str, axis: Axis) -> Placement:
+    placement = placing.place(axis)
+    if placing.spans_processes(placement):
+        raise DeviceError(f"{who}: a table is read by one process; write it without px.initialize()")
+    if placement.is_explicit:
+        raise AxisError(f"{who}: a table's rows are laid over Auto mesh axes; leave out jax.set_mesh(…)")
+    return placing.blocks(placement)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(9, 10, 11))
+def _chunk(
+    fn: Callable[..., Any],
+    static: tuple[Any, ...],
+    devices: int,
+    number: Any,
+    X: jax.Array,
+    shift: Any,
+    shared: Any,
+    targets: Any,
+    rows: Any,
+    kept: Any,
+    sums: Any,
+    lost: Any,
+) -> Any:
+    """Return what is kept, and the sums, with one more chunk in them; ``lost`` is what rounding took from these."""
+
+    def own(x: jax.Array, dim: int) -> jax.Array:
+        dim %= x.ndim
+        length = len(X) // devices
+        parts = x.reshape(*x.shape[:dim], devices, -1, length, *x.shape[dim + 1 :])
+        part = jax.lax.dynamic_index_in_dim(parts, number, dim + 1, keepdims=False)
+        return part.reshape(*x.shape[:dim], len(X), *x.shape[dim + 1 :])
+
+    def put(whole: jax.Array, x: jax.Array) -> jax.Array:
+        parts = whole.reshape(*whole.shape[:-1], devices, -1, len(X) // devices)
+        part = x.reshape(*x.shape[:-1], devices, 1, len(X) // devices)
+        return jax.lax.dynamic_update_slice_in_dim(parts, part, number, parts.ndim - 2).reshape(whole.shape)
+
+    X = X if shift is None else X - shift
+    targets, rows = jax.tree.map(lambda x: own(x, 0), targets), jax.tree.map(lambda x: own(x, -1), rows)
+    found, parts = fn(*static, X, targets, shared, rows)
+    rest = jax.tree.map(jnp.subtract, parts, lost)  # Kahan's summation
+    new = jax.tree.map(jnp.add, sums, rest)
+    lost = jax.tree.map(lambda one, total, x: (one - total) - x, new, sums, rest)
+    return jax.tree.map(put, kept, found), new, lost, number + 1

@@ -1,0 +1,270 @@
+"""Penalised linear models of one Hessian ``(d, d)``: few passes over the rows, whatever the columns are like.
+
+At a point, one pass gives the gradient and the Hessian of the loss, which is the Gram matrix weighted by curvatures.
+With them the objective is a parabola and the penalty. Without L1 its minimum is a linear solve; with L1 it is least
+squares on a factor of the Hessian, which scikit-learn's coordinate descent solves. An intercept is not penalised; for
+each step of the coefficients there is a best one of it, which is put in (the Schur complement). The next pass tells
+where that leads. Of squared losses, whose Hessian is the same everywhere, it only corrects rounding. (Lee, Sun and
+Saunders, "Proximal Newton-type methods", 2014; Yuan, Ho and Lin, "An improved GLMNET", 2012.)
+"""
+
+import functools
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import enet_path
+
+from paraxis._axes import arrays
+from paraxis.solve import _trees as trees
+from paraxis.solve._linear import Block, Linear
+from paraxis.solve._run import Watch, tell
+from paraxis.solve._status import Status
+from paraxis.solve._streaming import TableRows
+from paraxis.solve.objective import LinearObjective
+
+_TRIALS = 30  # steps, each half of the one before
+_DECREASE = 1e-4  # of what the parabola's slope promises
+_EXACT = 1e-4  # by how much the parabola may be above its minimum, in squares of the error
+_SWEEPS = 5_000  # of coordinate descent
+_PATIENCE = 3  # iterations without progress before rounding is blamed
+_NOISE = 32  # roundings of a value that count as none
+
+
+class Solution(NamedTuple):
+    """The end of a solver's run."""
+
+    params: Any
+    iter_num: int
+    status: int
+    error: float
+    data_passes: int
+
+
+class Penalty(NamedTuple):
+    """Strengths beside a mean of losses."""
+
+    l1: float
+    l2: float
+
+
+class _Hessian(NamedTuple):
+    """The Hessian of the loss in coefficients, ``(d, d)``, beside the intercept's, ``(d,)``, and of that, a number."""
+
+    gram: np.ndarray
+    beside: np.ndarray
+    of_intercept: float
+
+
+class _Place(NamedTuple):
+    """Coefficients ``(d,)`` or ``(d, k)`` and an intercept; the mean loss there and its slopes."""
+
+    coef: np.ndarray
+    intercept: np.ndarray
+    value: float
+    grad: np.ndarray
+    slope: np.ndarray
+
+
+class Quadratic:
+    """A linear model's mean loss on some rows, to be minimised with penalties.
+
+    Args:
+        objective: without an L2 penalty; with several outputs, of squared residuals.
+        data: rows.
+    """
+
+    def __init__(self, objective: LinearObjective, data: Any) -> None:
+        self._objective, self._data = objective, data
+        self._constant: _Hessian | None = None  # the Hessian of a squared loss, which has one only
+
+    def solve(self, init: Any, penalty: Penalty, *, tol: float, max_iter: int, verbose: bool | Watch) -> Solution:
+        """Minimise from ``init``, a pair if there is an intercept.
+
+        The error is the duality gap of squared losses with L1; else the norm of a proximal step of size 1, which
+        without L1 is that of the gradient.
+        """
+        dtype = jax.tree.leaves(init)[0].dtype
+        coef, intercept = init if self._objective.intercept else (init, np.zeros(init.shape[1:]))
+        place, hessian = self._at(np.asarray(coef, float), np.asarray(intercept, float))
+        num_passes, iter_num, num_stalled, stepsize = 1, 0, 0, 1.0
+        error = self._error(place, penalty)
+        best = place, error
+        while True:
+            status = self._status(place, error, iter_num, num_stalled, tol=tol, max_iter=max_iter)
+            if status != Status.RUNNING:
+                break
+            step = _minimum(hessian, place, penalty, max(tol if self._is_flat else 0.0, _EXACT * error**2)) - place.coef
+            beside = -(place.slope + hessian.beside @ step) / hessian.of_intercept * self._objective.intercept
+            before = _whole(place, penalty)
+            slope = np.vdot(place.grad, step) + np.vdot(place.slope, beside) + _whole(place, penalty, step) - before
+            noise, stepsize = _NOISE * np.finfo(dtype).eps * abs(before), 1.0
+            for _ in range(_TRIALS):
+                new, hessian = self._at(place.coef + stepsize * step, place.intercept + stepsize * beside)
+                num_passes += 1
+                if _whole(new, penalty) <= before + _DECREASE * stepsize * slope + noise:
+                    break
+                stepsize /= 2
+            place, error, iter_num = new, self._error(new, penalty), iter_num + 1
+            num_stalled = 0 if error < 0.9 * best[1] or _whole(place, penalty) < before - noise / 8 else num_stalled + 1
+            best = (place, error) if error < best[1] else best
+            if verbose:
+                tell(verbose, iter_num, place.value, error, stepsize, self._count(num_passes))
+        place, error = best if status != Status.NOT_FINITE else (place, error)
+        coef, intercept = place.coef.astype(dtype), place.intercept.astype(dtype)
+        params = (coef, intercept) if self._objective.intercept else coef
+        return Solution(params, iter_num, int(status), error, self._count(num_passes))
+
+    @property
+    def _is_flat(self) -> bool:
+        return self._objective.loss.flat
+
+    def _count(self, num_passes: int) -> int:
+        """Return how often all rows were read: those in memory for predictions, and once more for sums."""
+        return num_passes if isinstance(self._data.X, TableRows) else 2 * num_passes
+
+    def _at(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[_Place, _Hessian]:
+        """Return the place at these parameters, and the Hessian there: one pass over the rows."""
+        dtype = self._data.X.dtype
+        params = (coef.astype(dtype), intercept.astype(dtype)) if self._objective.intercept else coef.astype(dtype)
+        problem = self._objective.problem(params, self._data)
+        needs_hessian = self._constant is None
+        read = _read if isinstance(self._data.X, TableRows) else _compiled
+        with jax.enable_x64(dtype == np.float64):
+            value, grad, slope, found = jax.tree.map(
+                lambda x: arrays.on_host(x).astype(float), read(problem, params, needs_hessian)
+            )
+        hessian = _Hessian(*found) if needs_hessian else self._constant
+        assert hessian is not None
+        if self._is_flat:
+            self._constant = hessian
+        return _Place(*_split(params, self._objective.intercept), float(value), grad, slope), hessian
+
+    def _error(self, place: _Place, penalty: Penalty) -> float:
+        grad = place.grad + penalty.l2 * place.coef
+        if penalty.l1 and self._is_flat:
+            smooth = place.value + penalty.l2 / 2 * np.vdot(place.coef, place.coef)
+            return _duality_gap(place.coef, grad, smooth, penalty.l1)
+        moved = place.coef - grad
+        moved = moved - np.clip(moved, -penalty.l1, penalty.l1)
+        return float(np.hypot(np.linalg.norm(moved - place.coef), np.linalg.norm(place.slope)))
+
+    def _status(
+        self, place: _Place, error: float, iter_num: int, num_stalled: int, *, tol: float, max_iter: int
+    ) -> Status:
+        if not (np.isfinite(place.value) and np.isfinite(error)):
+            return Status.NOT_FINITE
+        if error <= tol:
+            return Status.CONVERGED
+        if num_stalled >= _PATIENCE:
+            return Status.PRECISION
+        return Status.ITERATION_LIMIT if iter_num >= max_iter else Status.RUNNING
+
+
+def _split(params: Any, intercept: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return parameters as they were given to the devices, in double precision."""
+    coef, beside = params if intercept else (params, np.zeros(params.shape[1:]))
+    return np.asarray(coef, float), np.asarray(beside, float)
+
+
+def _whole(place: _Place, penalty: Penalty, step: Any = 0.0) -> float:
+    """Return the objective with its penalty; the latter after a step."""
+    coef = place.coef + step
+    return place.value + penalty.l1 * float(np.abs(coef).sum()) + penalty.l2 / 2 * float(np.vdot(coef, coef))
+
+
+def _duality_gap(coef: np.ndarray, grad: np.ndarray, value: float, l1: float) -> float:
+    """Return how far the penalised objective may at most be above its minimum.
+
+    ``value`` is half the mean square of the residual, ``sqrt(l2) * coef`` being counted as residuals, and ``grad`` its
+    gradient. The residual, made so short that no column's product with it exceeds ``l1``, is a point of the dual.
+    """
+    shorter = min(1.0, l1 / max(float(np.abs(grad).max()), np.finfo(float).tiny))
+    return (1 - shorter) ** 2 * value + float(np.maximum(l1 * np.abs(coef) + shorter * coef * grad, 0).sum())
+
+
+def _minimum(hessian: _Hessian, place: _Place, penalty: Penalty, enough: float) -> np.ndarray:
+    """Return the coefficients that minimise the parabola at a place and the penalty, up to ``enough`` with L1."""
+    share = hessian.beside / hessian.of_intercept
+    gram = hessian.gram - np.outer(share, hessian.beside)
+    target = gram @ place.coef - (place.grad - np.multiply.outer(share, place.slope))
+    if not penalty.l1:
+        return _solved(gram + penalty.l2 * np.eye(len(gram)), target)
+    factor, y = _factored(gram, target)
+    strength = (penalty.l1 + penalty.l2) / len(factor)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # where that leads, the next pass tells
+        _, found, *_ = enet_path(
+            np.asfortranarray(factor),
+            y,
+            l1_ratio=penalty.l1 / (penalty.l1 + penalty.l2),
+            alphas=[strength],
+            coef_init=place.coef.copy(),
+            tol=enough / max(float(y @ y), np.finfo(float).tiny),
+            max_iter=_SWEEPS,
+            precompute=False,
+        )
+    return found[:, 0]
+
+
+def _factored(gram: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return R with ``R.T @ R`` the matrix, and y with ``R.T @ y`` the target."""
+    try:
+        lower = np.linalg.cholesky(gram)
+        return lower.T, scipy.linalg.solve_triangular(lower, target, lower=True)
+    except np.linalg.LinAlgError:  # columns depend on each other
+        roots, vectors = _spectrum(gram)
+        return roots[:, None] * vectors.T, (vectors.T @ target) / roots
+
+
+def _solved(gram: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Return the smallest solution of ``gram @ x = target``."""
+    scale = np.diagonal(gram).copy()
+    scale = 1 / np.sqrt(np.where(scale > 0, scale, 1))
+    try:
+        lower = np.linalg.cholesky(gram * scale[:, None] * scale)
+        if np.diagonal(lower).min() > np.sqrt(8 * len(gram) * np.finfo(float).eps):
+            scaled = scipy.linalg.cho_solve((lower, True), target * scale.reshape(-1, *(1,) * (target.ndim - 1)))
+            return scaled * scale.reshape(-1, *(1,) * (target.ndim - 1))
+    except np.linalg.LinAlgError:
+        pass
+    roots, vectors = _spectrum(gram)
+    return vectors @ ((vectors.T @ target) / (roots**2).reshape(-1, *(1,) * (target.ndim - 1)))
+
+
+def _spectrum(gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the roots of the eigenvalues that rounding does not hide, and their vectors."""
+    values, vectors = np.linalg.eigh(gram)
+    seen = values > len(gram) * np.finfo(float).eps * max(values[-1], np.finfo(float).tiny)
+    return np.sqrt(values[seen]), vectors[:, seen]
+
+
+def _read(problem: Linear, params: Any, with_hessian: bool) -> Any:
+    fn = _with_hessian if with_hessian else _without
+    return problem.read(fn, params, problem.shares(params))[1]
+
+
+_compiled = functools.partial(jax.jit, static_argnums=2)(_read)
+
+
+def _without(block: Block, params: Any, shares: Any) -> Any:
+    z = block.predictions(params)
+    grad = block.grad(z, shares, params)
+    coef, slope = grad if block.intercept else (grad, jnp.zeros(grad.shape[1:], grad.dtype))
+    return (), (block.cost(z, shares), coef, slope, ())
+
+
+def _with_hessian(block: Block, params: Any, shares: Any) -> Any:
+    """Return the rows' part of the loss, its gradient, and its Hessian."""
+    z = block.predictions(params)
+    # Where a row is predicted with certainty, its curvature vanishes, and would take no step at all.
+    curvature = jnp.maximum(block.loss.curvature(z, block.targets), jnp.sqrt(jnp.finfo(z.dtype).eps))
+    weight, x = curvature * shares, block.design
+    gram = jnp.matmul(trees.of_columns(x * weight[:, None]), x, precision=trees.EXACT)
+    beside = jnp.einsum("n,nd->d", weight, x, precision=trees.EXACT)
+    value, coef, slope, _ = _without(block, params, shares)[1]
+    return (), (value, coef, slope, (gram, beside, jnp.sum(weight)))
