@@ -330,11 +330,6 @@ def spans_all_processes(placement: Placement) -> bool:
     return mesh is not None and len({device.process_index for device in mesh.devices.flat}) == jax.process_count() > 1
 
 
-def can_be_dispatched(placement: Placement) -> bool:
-    """Return whether this process can call an executable for each element on the element's device."""
-    return is_spread_alone(placement) and not spans_processes(placement)
-
-
 def devices(placement: Placement) -> list[Any]:
     """Return the devices in the order of their blocks, for an axis that has its mesh to itself."""
     mesh = concrete_mesh(placement)

@@ -11,8 +11,8 @@ from paraxis._calls import check
 from paraxis.errors import DataError, ShapeError
 
 
-def arrays(verb: str, argument: str, tree: Any, *, shapes: bool = False) -> Any:
-    """Return the same tree with every leaf an array (Python numbers keep their weak type), or a shape if these may be.
+def arrays(verb: str, argument: str, tree: Any) -> Any:
+    """Return the same tree with every leaf an array (Python numbers keep their weak type).
 
     Raises:
         ShapeError: if a leaf is not a number or an array.
@@ -20,7 +20,7 @@ def arrays(verb: str, argument: str, tree: Any, *, shapes: bool = False) -> Any:
     """
 
     def one(path: Any, leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) or (shapes and isinstance(leaf, jax.ShapeDtypeStruct)):
+        if isinstance(leaf, jax.Array):
             return leaf
         if (reason := check.why_cut(leaf)) is not None:
             raise DataError(f"{verb}: {name(argument, path)} {reason}")

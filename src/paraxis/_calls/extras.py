@@ -1,9 +1,7 @@
-"""Errors for packages that an extra brings and that are missing, with the line that installs them here."""
+"""Errors for packages that an extra brings and that are missing, with the line that installs them."""
 
 import contextlib
-import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
 
 @contextlib.contextmanager
@@ -31,12 +29,4 @@ def missing(what: str, extra: str, error: ModuleNotFoundError) -> str | None:
     package = (error.name or "").partition(".")[0]
     if package in ("", "paraxis"):
         return None
-    return f"{what} needs {package}, which is not installed; write {_line(extra)}"
-
-
-def _line(extra: str) -> str:
-    """Return the command: with the clone's path if this is one, as a clone need not be installed."""
-    found = Path(__file__).resolve().parents[2]
-    if found.name == "src" and (found.parent / "pyproject.toml").is_file():
-        return f"pip install -e {shlex.quote(f'{found.parent}[{extra}]')}"
-    return f"pip install 'paraxis[{extra}]'"
+    return f"{what} needs {package}, which is not installed; write pip install 'paraxis[{extra}]'"

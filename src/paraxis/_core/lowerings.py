@@ -15,14 +15,13 @@ kept for its derivative. Elements that exchange values are always vectorised, si
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from paraxis._axes import layout, placing, scope
 from paraxis._axes.placing import Placement
-from paraxis._calls import check as check_options
 from paraxis._core import collectives
 from paraxis._jax import cost, jax_api, summing
 from paraxis._jax.jax_api import ClosedJaxpr
@@ -31,10 +30,6 @@ from paraxis.errors import LoweringError
 Lowering = Literal["auto", "vmap", "unroll"]
 
 _UNROLL_AT_MOST = 16  # elements per device; beyond it compile time outgrows what unrolling saves
-
-
-def check(verb: str, lowering: str) -> None:
-    check_options.one_of(verb, "lowering", lowering, get_args(Lowering), LoweringError)
 
 
 @dataclasses.dataclass(frozen=True)

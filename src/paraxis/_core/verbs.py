@@ -1,7 +1,7 @@
 """The verbs that place, map and fetch values. Reductions are in ``reductions.py``."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, get_args, overload
 
 import jax
 import numpy as np
@@ -10,9 +10,10 @@ from paraxis._axes import arrays, layout, placing, scope, tree
 from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
 from paraxis._calls import check, pytrees
-from paraxis._core import lowerings, maps, origins, primitives
+from paraxis._core import maps, origins, primitives
 from paraxis._core.lowerings import Lowering
 from paraxis._jax import jax_api
+from paraxis.errors import LoweringError
 
 _Tree = TypeVar("_Tree")
 _R = TypeVar("_R")
@@ -94,7 +95,7 @@ def map_fn(fn: Callable[..., _R], args: Any, axis: Axis | str | None = None, *, 
         Array([0., 2., 4.], dtype=float32)
     """
     check.function("map_fn", "fn", fn, "px.map_fn(lambda x: …, args, axis)")
-    lowerings.check("map_fn", lowering)
+    check.one_of("map_fn", "lowering", lowering, get_args(Lowering), LoweringError)
     return pytrees.opened(map_sealed(pytrees.of_opened(fn), pytrees.sealed(args), axis, lowering=lowering))
 
 

@@ -1,7 +1,4 @@
-"""Dtypes and kinds of random keys by their names, as files have them."""
-
-import functools
-from typing import Any
+"""Dtypes by their names, as files have them."""
 
 import jax
 import jax.numpy as jnp
@@ -31,18 +28,3 @@ def named(name: str) -> np.dtype:
     if dtype is None or dtype.name != name or not (dtype == np.bool_ or jnp.issubdtype(dtype, np.number)):
         raise ValueError(f"there is no dtype of numbers called {name[:40]!r}")
     return dtype
-
-
-@functools.lru_cache(maxsize=64)
-def of_keys(impl: str) -> tuple[Any, tuple[int, ...], np.dtype]:
-    """Return the dtype of a kind of random keys; of the data of one key, the shape and the dtype.
-
-    Raises:
-        ValueError: if there is no such kind.
-    """
-    try:
-        key = jax.eval_shape(functools.partial(jax.random.key, impl=impl), 0)
-    except ValueError:
-        raise ValueError(f"there is no kind of random keys called {impl[:40]!r}") from None
-    data = jax.eval_shape(jax.random.key_data, key)
-    return key.dtype, data.shape, np.dtype(data.dtype)
