@@ -79,8 +79,10 @@ def round_of(params: Any, data: Any) -> Any:
     """
 
     def local(params: Any, data: Any) -> Any:
-        short = max(BATCH - data.x.shape[0], 0)
-        rows = jax.tree.map(lambda x: jnp.pad(x, [(0, short), *[(0, 0)] * (x.ndim - 1)]), (data.x, data.y, data.mask))
+        short = max(BATCH - data["x"].shape[0], 0)
+        rows = jax.tree.map(
+            lambda x: jnp.pad(x, [(0, short), *[(0, 0)] * (x.ndim - 1)]), (data["x"], data["y"], data.mask)
+        )
         last = rows[0].shape[0] - BATCH
 
         def step(number: Any, params: Any) -> Any:

@@ -156,7 +156,7 @@ def local_epoch(p: Any, x: Any, y: Any, mask: Any) -> Any:
 
 @px.program(clients=COHORT)
 def round_of(p: Any, data: Any) -> Any:
-    new = px.map_fn(lambda p, d: local_epoch(p, d.x, d.y, d.mask), (px.broadcast(p), data))
+    new = px.map_fn(lambda p, d: local_epoch(p, d["x"], d["y"], d.mask), (px.broadcast(p), data))
     return px.reduce_weighted_mean(new, data.count.astype(jnp.float32))
 
 
