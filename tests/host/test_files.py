@@ -130,14 +130,3 @@ def test_a_link_stays_and_what_it_leads_to_is_written(ens: px.Ensemble, tmp_path
         one.save(tmp_path / "link")
         assert holds(tmp_path / "there" / "file", one)
     assert (tmp_path / "link").is_symlink()
-
-
-def test_what_is_no_ordinary_file_is_not_replaced(ens: px.Ensemble, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
-    for name in ("pipe", "folder"):
-        mode = (tmp_path / name).stat().st_mode
-        with pytest.raises(FileExistsError, match=f"it is there and is not an ordinary file.*{name}"):
-            ens.save(tmp_path / name)
-        assert (tmp_path / name).stat().st_mode == mode
-    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]

@@ -1,4 +1,4 @@
-"""No public face: Ctrl-C that waits until it is asked for."""
+"""No public face: Ctrl-C that waits until memory that was given away is replaced."""
 
 import signal
 import threading
@@ -8,56 +8,28 @@ import pytest
 from paraxis._host import interrupts
 
 
-def test_one_is_noted_and_told_to_who_asks() -> None:
-    with interrupts.asked_for() as asked:
-        assert not asked()
-        signal.raise_signal(signal.SIGINT)
-        assert asked()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_second_one_takes_effect_at_once_and_one_that_nobody_asked_for_at_the_end() -> None:
+def test_one_takes_effect_at_the_end() -> None:
     reached = []
 
-    def interrupted(times: int) -> None:
-        with interrupts.asked_for():
-            for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
-                reached.append(times)
+    def interrupted() -> None:
+        with interrupts.deferred():
+            signal.raise_signal(signal.SIGINT)
+            reached.append(True)
 
-    for times in (1, 2):
-        with pytest.raises(KeyboardInterrupt):
-            interrupted(times)
-        assert reached.count(times) == 1
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_within_another_one_the_same_is_asked_for() -> None:
-    with interrupts.asked_for() as outer:
-        signal.raise_signal(signal.SIGINT)
-        with interrupts.asked_for() as inner:
-            assert inner()
-        assert outer()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert reached == [True]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_another_handler_and_another_thread_are_left_alone() -> None:
+def test_in_another_thread_nothing_changes() -> None:
     found = []
 
-    def handler(number: int, frame: object) -> None:
-        found.append(number)
+    def look() -> None:
+        with interrupts.deferred():
+            found.append(signal.getsignal(signal.SIGINT))
 
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        assert not interrupts.can_be_asked_for()
-        with interrupts.asked_for() as asked:
-            signal.raise_signal(signal.SIGINT)
-            assert not asked()
-        assert signal.getsignal(signal.SIGINT) is handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert found == [signal.SIGINT]
-    thread = threading.Thread(target=lambda: found.append(interrupts.can_be_asked_for()))
+    thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    assert found[-1] is False
+    assert found == [signal.default_int_handler]

@@ -3,8 +3,6 @@
 A lone process is first, and waits for nobody.
 """
 
-import time
-
 import numpy as np
 import pytest
 
@@ -17,16 +15,6 @@ def test_a_lone_process_is_first_and_waits_for_nobody() -> None:
     processes.barrier("nobody")
     assert processes.reports("") == {}
     assert processes.reports("no room") == {0: "no room"}
-
-
-def test_progress_is_when_it_was_last_noted() -> None:
-    begun = time.monotonic()
-    processes.note_progress()
-    last = processes.last_progress()
-    assert last is not None
-    assert begun <= last <= time.monotonic()
-    processes.end_progress()
-    assert processes.last_progress() is None
 
 
 def test_what_processes_tell_each_other_before_they_communicate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,18 +22,11 @@ def of_array(x: Any) -> str:
     size = np.asarray(x[:1]).nbytes
     is_whole = size * shape[0] <= _WHOLE
     # Row by row: each kind of array, in memory, on a device or in a file, can be asked so.
-    rows = some(shape[0], 0, _ROWS)
+    rows = np.unique(np.linspace(0, shape[0] - 1, _ROWS).round().astype(int)).tolist()
     content = np.asarray(x) if is_whole else np.stack([np.asarray(x[row]) for row in rows])
     of = "" if is_whole else f" of {len(rows)} of its {shape[0]:,} rows"
     little = content.astype(content.dtype.newbyteorder("<"), copy=False)
     return f"{kind}, digest {of_bytes(np.ascontiguousarray(little).tobytes())}{of}"
-
-
-def some(number: int, at_most: int, otherwise: int) -> list[int]:
-    """Return all numbers below a small one; below a large one so many, evenly spaced, the first and last included."""
-    if number <= at_most:
-        return list(range(number))
-    return sorted({round(i * (number - 1) / (otherwise - 1)) for i in range(otherwise)})
 
 
 def of_bytes(content: bytes) -> str:

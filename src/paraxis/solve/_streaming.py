@@ -8,7 +8,7 @@ chunks, one after the other. That is the order of all arrays by row.
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -20,7 +20,6 @@ from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
 from paraxis._calls import check
 from paraxis._host import memory, reading
-from paraxis._host.records import Described
 from paraxis._tables import Table
 from paraxis.errors import AxisError, DataError, DeviceError
 
@@ -47,7 +46,7 @@ class Engine(Protocol):
         """Give what is called with the rows that are done, the number of all, and that of the pass."""
         ...
 
-    def rows_saved(self, described: Described) -> contextlib.AbstractContextManager["Journal | None"]:
+    def rows_saved(self, described: Mapping[str, Any]) -> contextlib.AbstractContextManager["Journal | None"]:
         """Give where a run is saved that depends on these texts and arrays, if it is."""
         ...
 

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from paraxis._calls import check
-from paraxis._host.records import Described
 from paraxis.errors import DataError
 from paraxis.streaming._passes import Pass
 from paraxis.streaming._program import Call, Program, on_cpu_without_library_calls
@@ -272,7 +271,7 @@ class Stream:
             yield lambda done, rows, number: show(Progress("rows", done, rows, number, None, None))
 
     @contextlib.contextmanager
-    def rows_saved(self, described: Described) -> Iterator[Saved | None]:
+    def rows_saved(self, described: Mapping[str, Any]) -> Iterator[Saved | None]:
         """Give where a solver's run is saved, if there is a folder.
 
         Args:
