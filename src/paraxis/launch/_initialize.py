@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -20,8 +18,6 @@ PROCESS = "PARAXIS_PROCESS"
 ATTEMPT = "PARAXIS_ATTEMPT"
 GRACE = "PARAXIS_GRACE"
 LAUNCHER = "PARAXIS_LAUNCHER"
-
-_JOIN_TIMEOUT, _HEARTBEAT_TIMEOUT, _SHUTDOWN_TIMEOUT = 60, 30, 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +76,7 @@ def initialize(*, stuck_after: float = 0) -> Processes:
     if _initialized is None:
         _initialized = _join()
         if jax.distributed.is_initialized():
-            sys.excepthook = functools.partial(_end_after, sys.excepthook)
+            sys.excepthook = functools.partial(_rank.end_after, sys.excepthook)
         processes.watch(stuck_after)
     return _initialized
 
@@ -92,8 +88,8 @@ def _join() -> Processes:
             return Processes(0, 1)
         if jax_api.has_started():
             raise ProcessError(
-                "px.initialize: JAX has already started its devices, without those of the other processes; call it "
-                "right after the imports, before anything makes an array or calls jax.devices()"
+                "px.initialize: JAX has already started, without the devices of the other processes; call it right "
+                "after the imports, before anything makes an array or calls jax.devices()"
             )
         if is_launched:
             return _join_launched()
@@ -104,7 +100,7 @@ def _join() -> Processes:
 def _join_launched() -> Processes:
     """Join the processes that the environment variables name."""
     try:
-        coordinator, grace = os.environ[COORDINATOR], float(os.environ.get(GRACE, _SHUTDOWN_TIMEOUT))
+        coordinator, grace = os.environ[COORDINATOR], float(os.environ.get(GRACE, 300))
         host, _ = coordinator.rsplit(":", 1)
         numbers = int(os.environ[PROCESS]), int(os.environ[NUM_PROCESSES]), int(os.environ.get(ATTEMPT, 0))
     except (KeyError, ValueError) as error:
@@ -119,18 +115,10 @@ def _join_launched() -> Processes:
         joined.process,
         cluster_detection_method="deactivate",
         coordinator_bind_address=coordinator if is_local else None,
-        initialization_timeout=_JOIN_TIMEOUT,
-        heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT,
-        shutdown_timeout_seconds=round(grace),
+        initialization_timeout=60,
+        heartbeat_timeout_seconds=30,
+        shutdown_timeout_seconds=max(1, round(grace)),
     )
     if is_local:
         jax_api.collect_at(host)
     return joined
-
-
-def _end_after(hook: Callable[..., Any], *error: Any) -> None:
-    """Call an excepthook, then end the process."""
-    try:
-        hook(*error)
-    finally:
-        _rank.end(1)

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TextIO
 
 from paraxis._calls import check
@@ -22,7 +21,6 @@ from paraxis.launch import _rank
 from paraxis.launch._initialize import ATTEMPT, COORDINATOR, GRACE, LAUNCHER, NUM_PROCESSES, PROCESS
 
 _Ended = queue.SimpleQueue[tuple[int, int]]
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def launch(
@@ -55,13 +53,10 @@ def launch(
         grace: seconds to save and exit after a signal, or to finish after another rank has.
 
     Returns:
-        The exit status: 0 if that of every rank is 0, also after a signal; otherwise that of the rank that failed
-        first, or 128 + the signal that ended it.
+        The exit status: 0 if that of every rank is; else that of the rank that failed first, or 128 + its signal.
 
     Raises:
         ProcessError: if there is no such file, or a number cannot be.
-
-    Communicates: nothing itself; see :func:`paraxis.initialize`.
 
     Example:
         >>> import pathlib, tempfile
@@ -73,7 +68,7 @@ def launch(
         0
     """
     check.count("launch", "num_processes", num_processes, error=ProcessError)
-    if not module and not Path(script).exists():
+    if not module and not os.path.exists(script):
         raise ProcessError(f"launch: there is no file {script}")
     command = [sys.executable, _rank.__file__, "module" if module else "script", script, *arguments]
     gpus = _num_gpus()
@@ -156,12 +151,10 @@ def _wait(ranks: Sequence[subprocess.Popen[str]], ended: _Ended, received: list[
         with contextlib.suppress(queue.Empty):
             rank, status = ended.get(timeout=0.1)
             running.discard(rank)
-            if status < 0:
-                _say(f"rank {rank} was ended by {signal.Signals(-status).name}; the others are ended")
-                return 128 - status
-            if status > 0:
-                _say(f"rank {rank} exited with status {status}; the others are ended")
-                return status
+            if status:
+                how = f"status {status}" if status > 0 else signal.Signals(-status).name
+                _say(f"rank {rank} ended with {how}; the others are killed")
+                return status if status > 0 else 128 - status
             deadline = min(deadline, time.monotonic() + grace)
         if received and not asked:
             asked, deadline = True, time.monotonic() + grace
@@ -196,14 +189,14 @@ def _copy(source: TextIO, target: TextIO, mark: str) -> None:
 def _say(message: str) -> None:
     with _lock, contextlib.suppress(OSError):
         sys.stderr.write(f"paraxis launch: {message}\n")
-        sys.stderr.flush()
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
     """Collect the signals that arrive; not those that are ignored, as under ``nohup``."""
     received: list[int] = []
-    taken = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    taken = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in taken}
     try:
         yield received

@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 
 def main(kind: str, target: str, *arguments: str) -> None:
@@ -23,16 +25,23 @@ def main(kind: str, target: str, *arguments: str) -> None:
         else:
             runpy.run_path(target, run_name="__main__")
     except SystemExit as request:
-        status = request.code if isinstance(request.code, int) else int(request.code is not None)
-        if status and not isinstance(request.code, int):
+        if not isinstance(request.code, int | None):
             sys.stderr.write(f"{request.code}\n")
-        if status:
-            end(status)
+            end(1)
+        elif request.code:
+            end(request.code)
     except BaseException as error:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
             trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        end_after(sys.excepthook, type(error), error.with_traceback(trace), trace)
+
+
+def end_after(hook: Callable[..., Any], *error: Any) -> None:
+    """Call an excepthook, then end the process."""
+    try:
+        hook(*error)
+    finally:
         end(1)
 
 
