@@ -111,15 +111,6 @@ def _mentions(entry: Any, names: tuple[str, ...]) -> bool:
     return entry in names or (isinstance(entry, tuple) and any(e in names for e in entry))
 
 
-def in_one_place(x: jax.Array) -> jax.Array:
-    """On an Explicit mesh: the same rows, all on each device, with a type that says so."""
-    first, *rest = jax_api.sharding_spec(jax.typeof(x))
-    if first is None:
-        return x
-    mesh = jax.typeof(x).sharding.mesh if isinstance(x, jax_api.Tracer) else named_sharding(x).mesh
-    return jax.reshard(x, NamedSharding(mesh, P(None, *rest)))
-
-
 def device_index(placement: Placement) -> jax.Array | int:
     """Inside ``run_per_device``: the number of this device's block."""
     return jax.lax.axis_index(placement.crossed_axes) if placement.crossed_axes else 0

@@ -206,12 +206,6 @@ def blocks(placement: Placement) -> Placement:
     return Placement(axis, mesh, placement.mesh_axes)
 
 
-def can_be_entered(placement: Placement) -> bool:
-    """Return whether a map can lie there here and now: not inside another map, nor where another mesh is in force."""
-    context = jax.sharding.get_abstract_mesh()
-    return not scope.current().mapped and (context.empty or abstract_mesh(placement) in (None, context))
-
-
 def as_here(placement: Placement) -> Placement:
     """Return the same placement where the mesh that it is on has been entered: some of its axes are taken."""
     context = jax.sharding.get_abstract_mesh()

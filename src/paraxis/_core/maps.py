@@ -125,31 +125,6 @@ def traced(
     return body, how
 
 
-def map_and_sum(
-    fn: Callable[[Any, Any], tuple[Any, Any]], shared: Any, placed: Any, placement: Placement
-) -> tuple[Any, Any]:
-    """Return a map of which some results are kept and the others summed over the elements, by one primitive.
-
-    Args:
-        fn: ``(shared, placed)`` of one element → what is kept of it, and what is summed.
-        shared: tree of arrays, one value for all elements.
-        placed: tree of arrays ``(size, ...)``.
-        placement: where the elements lie.
-
-    Returns:
-        What is kept, ``(size, ...)``, and the sums.
-
-    Communicates: one all-reduce the size of the sums. The derivative: one the size of what is shared.
-    """
-    leaves, structure = jax.tree.flatten((shared, placed))
-    sides = [True] * len(jax.tree.leaves(shared))
-    sides += [False] * (len(leaves) - len(sides))
-    body, how = traced(fn, structure, leaves, sides, placement)
-    num_kept = body.structure.children()[0].num_leaves
-    summed = [index >= num_kept for index in range(body.structure.num_leaves)]
-    return jax.tree.unflatten(body.structure, bind(body, leaves, sides, how, summed))
-
-
 def structs(operands: Sequence[Any], shared: Sequence[bool]) -> list[jax.ShapeDtypeStruct]:
     """Return what one element sees of its operands."""
     return [jax_api.typed_struct(x) if s else jax_api.element_struct(x) for x, s in zip(operands, shared, strict=True)]

@@ -94,27 +94,6 @@ def computed_once(x: jax.Array) -> jax.Array:
     return _once_p.bind(x)
 
 
-def define_outside(
-    name: str, avals: Callable[..., Sequence[Any]], evaluated: Callable[..., Sequence[Any]], refused: Callable[[], Any]
-) -> Primitive:
-    """Return a primitive with any number of operands and results, which Python carries out, and no device.
-
-    ``refused`` raises: it is called where the primitive is lowered, differentiated or batched.
-    """
-    primitive = Primitive(name)
-    primitive.multiple_results = True
-    primitive.def_abstract_eval(avals)
-    primitive.def_impl(evaluated)
-
-    def rule(*_: Any, **__: Any) -> Any:
-        return refused()
-
-    mlir.register_lowering(primitive, rule)
-    ad.primitive_jvps[primitive] = rule
-    batching.primitive_batchers[primitive] = rule
-    return primitive
-
-
 def define_map(
     name: str,
     avals: Callable[..., tuple[Sequence[Any], set[Any]]],
