@@ -111,7 +111,6 @@ def test_the_same_as_a_python_loop_over_single_members(model: str, size: int, de
     assert history.metrics == {}
     assert history.best_epoch is None
     assert (history.stopped == -1).all()
-    assert history.failed == ()
 
 
 @pytest.mark.slow
@@ -143,23 +142,6 @@ def test_rows_give_each_member_its_own_share(model: str) -> None:
     np.testing.assert_allclose(history.outputs, losses, rtol=1e-4)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("model", ["mlp", "conv"])
-def test_weights_are_cut_like_the_rows(model: str, own: bool) -> None:
-    make, apply = MODELS[model]
-    step, weights = sgd(apply), np.asarray(values(3, NUM_ROWS, seed=7))
-    ens = px.ensemble(make, 3, 0, mesh=on(2))
-
-    def pick(index: int, epoch: int) -> list[Any]:
-        return [(X[at], Y[at], weights[index if own else 0][at]) for at in batches(5, epoch)]
-
-    expected, _ = by_hand(step, singles(ens), range(1), 5, pick)
-    ens.fit(step, (X, Y), batch_size=BATCH, key=5, weights=weights if own else weights[0])
-    for member, alone in zip(ens, expected, strict=True):
-        assert_close(host(member), alone)
-
-
 @pytest.mark.slow
 def test_a_sweep_over_learning_rates_is_an_ensemble() -> None:
     step, rates = sgd(apply_mlp), jnp.array([0.01, 0.03, 0.1, 0.3, 0.0])
@@ -172,22 +154,6 @@ def test_a_sweep_over_learning_rates_is_an_ensemble() -> None:
     for member, alone in zip(ens, expected, strict=True):
         assert_close(host(member), alone)
     assert_close(host(ens[4]), before[4], rtol=0, atol=0)  # a rate of zero
-
-
-@pytest.mark.slow
-def test_weights_rows_and_rates_come_in_the_order_of_the_docstring() -> None:
-    step, rates, weights = sgd(apply_mlp), jnp.array([0.1, 0.2]), np.asarray(values(NUM_ROWS, seed=3))
-    ens = px.ensemble(make_mlp, 2, 0, mesh=on(2))
-    shares = ens.bootstrap_rows(2, NUM_ROWS)
-
-    def pick(index: int, epoch: int) -> list[Any]:
-        mine = [shares[index][at] for at in batches(1, epoch)]
-        return [(X[at], Y[at], weights[at], rates[index]) for at in mine]
-
-    expected, _ = by_hand(step, singles(ens), range(1), 1, pick)
-    ens.fit(step, (X, Y), batch_size=BATCH, key=1, weights=weights, rows=shares, per_member=(rates,))
-    for member, alone in zip(ens, expected, strict=True):
-        assert_close(host(member), alone)
 
 
 @pytest.mark.slow
@@ -280,19 +246,6 @@ def test_own_rows_are_seen_as_often_as_they_were_drawn(own_order: bool) -> None:
         np.testing.assert_array_equal(np.sort(seen.ravel()), np.sort(share))
 
 
-def test_bootstrap_rows_are_drawn_with_replacement_by_key_and_number() -> None:
-    ens, fewer = (px.ensemble(lambda key: jax.random.normal(key), size, 0) for size in (7, 3))
-    rows = ens.bootstrap_rows(1, 4000)
-    assert rows.shape == (7, 4000)
-    assert rows.min() >= 0
-    assert rows.max() < 4000
-    np.testing.assert_array_equal(fewer.bootstrap_rows(jax.random.key(1), 4000), rows[:3])
-    assert (ens.bootstrap_rows(2, 4000) != rows).any()
-    shares = [len(np.unique(row)) / 4000 for row in rows]
-    assert len({tuple(row) for row in rows}) == 7
-    np.testing.assert_allclose(shares, 1 - np.exp(-1), atol=0.03)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "conv"])
 def test_more_epochs_and_calls_compile_nothing_more(model: str) -> None:
@@ -348,16 +301,6 @@ def test_shares_of_rows_are_shuffled_anew_in_each_epoch() -> None:
     history = ens.fit(lambda s, x: (s, x * jnp.arange(1.0, 3)), (np.arange(16.0),), batch_size=2, key=4, rows=rows)
     expected = np.stack([(row[order].reshape(4, 2) * [1.0, 2.0]).mean(0) for row in rows])
     np.testing.assert_allclose(history.outputs[0], expected, rtol=1e-6)
-
-
-def test_one_value_that_is_not_finite_is_a_failure() -> None:
-    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return w, jnp.stack([w, jnp.where(w == 1, jnp.nan, w)])
-
-    ens = px.ensemble(lambda key, w: w, 3, 0, jnp.arange(3.0))
-    with pytest.warns(RuntimeWarning, match=r"members \[1\] gave"):
-        history = ens.fit(step, (np.zeros(4),), batch_size=2, key=0)
-    assert history.failed == (1,)
 
 
 @pytest.mark.parametrize("convolve", [False, True])

@@ -349,11 +349,15 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[px.Ensemble], Any]]] = 
     ),
     "another structure": (px.StateError, "step must return the new member", lambda ens: ens.train(lambda w: [w, w])),
     "another shape": (px.StateError, r"to float32\[1\]", lambda ens: ens.train(lambda w: w[:1])),
-    "rows of three": (px.ShapeError, r"args\[0\] has shape \(3,\)", lambda ens: ens.train(step, X[:3, 0], in_axes=0)),
+    "rows of three": (px.ShapeError, r"has shape \(3,\)", lambda ens: ens.train(step, X[:3, 0], in_axes=0)),
     "an axis of one": (px.ShapeError, r"in_axes must be one of 0, None", lambda ens: ens.train(step, X, in_axes=1)),
     "too few entries": (px.ShapeError, "in_axes=.* does not fit", lambda ens: ens.train(step, X, Y, in_axes=(0,))),
     "one number per row": (px.ShapeError, "one number for each row", lambda ens: ens.predict(X)),
-    "no member left": (px.ShapeError, "not all False", lambda ens: ens.predict(X, where=np.zeros(SIZE, bool))),
+    "another mask": (
+        px.ShapeError,
+        "where must be one boolean",
+        lambda ens: ens.predict(X, where=np.arange(SIZE), average="mean"),
+    ),
     "an average": (ValueError, "average must be one of", lambda ens: ens.predict(X, average="logits")),  # pyright: ignore
     "no mixture": (px.ShapeError, r"\(mean, variance\)", lambda ens: ens.predict(X, average="mixture")),
 }

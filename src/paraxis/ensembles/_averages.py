@@ -1,7 +1,6 @@
 """Averages over members: what is taken of each, and how it is combined."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +11,10 @@ from paraxis._core.verbs import broadcast, map_fn
 from paraxis.errors import ShapeError
 
 Average = Literal["softmax", "sigmoid", "mean", "moments", "mixture"]
+NAMES: tuple[str, ...] = get_args(Average)
 
 
-def of_each(average: Average, prediction: Any, inputs: tuple[Any, ...]) -> Any:
+def of_each(average: str, prediction: Any, inputs: tuple[Any, ...]) -> Any:
     """Return what is averaged of one member's prediction, at least float32."""
     if average == "mixture" and not (isinstance(prediction, tuple) and len(prediction) == 2):
         raise ShapeError(
@@ -22,14 +22,13 @@ def of_each(average: Average, prediction: Any, inputs: tuple[Any, ...]) -> Any:
             f"{type(prediction).__name__}; write apply=lambda model, x: (mean, variance), or average='moments'"
         )
     rows = jnp.shape(next(iter(jax.tree.leaves(inputs)), 0))
-    taken: dict[str, Callable[[jax.Array], jax.Array]] = {
-        "softmax": lambda x: _softmax(x, rows),
-        "sigmoid": lambda x: jax.nn.sigmoid(_wide(x)),
-    }
-    return jax.tree.map(taken.get(average, _wide), prediction)
+    if average == "softmax":
+        return jax.tree.map(lambda x: _softmax(x, rows), prediction)
+    wide = jax.tree.map(_wide, prediction)
+    return jax.tree.map(jax.nn.sigmoid, wide) if average == "sigmoid" else wide
 
 
-def combined(average: Average, rows: Any, axis: Axis, where: Any) -> Any:
+def combined(average: str, rows: Any, axis: Axis, where: Any) -> Any:
     """Combine what :func:`of_each` took, ``(size, ...)``.
 
     Communicates: one all-reduce the size of the result; for ``"moments"`` and ``"mixture"`` one for each part.

@@ -4,10 +4,9 @@ import dataclasses
 import functools
 import inspect
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,30 +48,26 @@ def ensemble(
 
     A member is what ``make`` returns: parameters, a Linen ``TrainState``, an NNX module, a callable pytree such as an
     Equinox module, or a tuple such as ``(net, opt)`` or ``(params, opt_state)``, whose first part is the model.
-    Functions of a member, such as a training step, take its parts as their first arguments. The key of a member
-    depends only on ``key`` and the member's index, so the member does not depend on the devices or on the number of
-    members.
+    Functions of a member, such as a training step, take its parts as their first arguments. The key of a member depends
+    only on ``key`` and the member's index, so neither devices nor the number of members change it.
 
     Args:
         make: ``make(key, *args)`` → a member.
         size: number of members, at least 1.
-        key: one key, or an integer as seed. Keys of hardware generators (``rbg``) are refused: many at once draw other
-            numbers than each alone, so members would depend on the devices.
+        key: one key, or an integer as seed. Of hardware generators (``rbg``), many keys at once draw other numbers than
+            each alone, so they are refused.
         *args: further arguments of ``make``, arrays ``(size, ...)`` with one row per member, such as learning rates.
         apply: ``apply(model, *inputs)`` → the model's output. By default, an NNX module is called in ``eval()`` mode,
             a train state's ``apply_fn`` is applied to its ``params``, and a callable pytree is called. Layers of
             Equinox are in inference mode, and take one row: ``apply=lambda model, x: jax.vmap(model)(x)``.
-        mesh: the mesh to lay the members over; default: all devices, or the mesh in force, as for :class:`Axis`.
-        over: axis or axes of the mesh; default: the one called ``name``.
-        at_once: the largest number of members per device in flight. It bounds the memory of their computations.
+        mesh, over, at_once: where the members lie, and how many per device are in flight, as for :class:`Axis`.
         lowering: how a device runs its members, as in :func:`map_fn`.
         donate: whether a step may overwrite the old state, which saves as much memory as the state takes.
         name: what the members are called, in the plural: the name of the axis, for collectives between members.
 
     Raises:
         StateError: if ``make`` returns no member, or ignores its key, so that all members would be the same.
-        AxisError: if the axis is malformed.
-        ShapeError: if ``key`` or ``args`` are malformed.
+        AxisError, ShapeError: if the axis, ``key`` or ``args`` are malformed.
 
     Communicates: nothing.
 
@@ -94,7 +89,8 @@ def ensemble(
 
     with placing.without_context():
         placement = placing.place(axis)
-        made = jax.jit(lambda keys, args: _padded(map_fn(one, (keys, *args), axis, lowering="vmap"), placement))
+        make_all = lambda keys, args: _padded(map_fn(one, (keys, *args), axis, lowering="vmap"), placement)  # noqa: E731
+        made = jax.jit(make_all, out_shardings=arrays.block_sharding(placement))
         traced = made.trace(keys, args)
         read = [*traced.jaxpr.jaxpr.outvars, *(v for eqn in traced.jaxpr.jaxpr.eqns for v in eqn.invars)]
         if axis.size > 1 and not args and not any(v is traced.jaxpr.jaxpr.invars[0] for v in read):
@@ -106,6 +102,7 @@ def ensemble(
     return Ensemble(forms[0], state, placement, apply, lowering, donate)
 
 
+@dataclasses.dataclass(repr=False, eq=False)
 class Ensemble:
     """Members on the devices, made by :func:`ensemble` or :func:`load_ensemble`.
 
@@ -114,32 +111,21 @@ class Ensemble:
 
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px
-        >>> def step(w, x, y):
-        ...     loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
-        ...     return w - 0.1 * gradient, loss
         >>> ens = px.ensemble(lambda key: jax.random.normal(key, (2,)), 5, 0, apply=lambda w, x: x @ w)
-        >>> x = jax.random.normal(jax.random.key(1), (20, 2))
-        >>> for _ in range(50):
-        ...     losses = ens.train(step, x, x @ jnp.array([1.0, 2.0]))
-        >>> losses.shape, bool(losses.max() < 1e-3)
-        ((5,), True)
-        >>> mean, variance = ens.predict(x, average="moments")
-        >>> ens[0].shape, len(ens.drop(1, 3))
-        ((2,), 3)
+        >>> loss = lambda w, x: jnp.mean((x @ (w - 1)) ** 2)
+        >>> losses = ens.train(lambda w, x: (w - 0.1 * jax.grad(loss)(w, x), loss(w, x)), jnp.eye(2))
+        >>> mean, variance = ens.predict(jnp.eye(2), average="moments")
+        >>> losses.shape, mean.shape, ens[0].shape, len(ens.drop(1, 3))
+        ((5,), (2,), (2,), 3)
     """
 
-    def __init__(
-        self, form: Form, members: State, placement: Placement, apply: Apply | None, lowering: Lowering, donate: bool
-    ) -> None:
-        self._form = form
-        self._members = members  # (num_padded, ...), in blocks over the devices; padding rows hold anything
-        self._placement = placement
-        self._apply = apply
-        self._lowering: Lowering = lowering
-        self._donate = donate
-        self._mesh = placing.concrete_mesh(placement) if placement.mesh_axes else None
-        self._spans = placing.spans_processes(placement)
-        self._programs: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+    _form: Form
+    _members: State  # (num_padded, ...), in blocks over the devices; padding rows hold anything
+    _placement: Placement
+    _apply: Apply | None
+    _lowering: Lowering
+    _donate: bool
+    _programs: Any = dataclasses.field(default_factory=weakref.WeakKeyDictionary, init=False)
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -173,18 +159,13 @@ class Ensemble:
         return (self[index] for index in range(len(self)))
 
     def drop(self, *indices: Any) -> "Ensemble":
-        """Return an ensemble without the members of these indices, or those of a mask; the others keep their order.
-
-        This ensemble does not change.
-        """
+        """Return an ensemble without the members of these indices or masks; this one does not change."""
         everyone = np.arange(len(self))
         gone = [number for index in indices for number in np.atleast_1d(everyone[np.asarray(index)])]
         return self[np.setdiff1d(everyone, gone)]
 
     def add(self, *members: Any) -> "Ensemble":
-        """Return an ensemble with further members at the end, each as ``make`` returns it.
-
-        This ensemble does not change.
+        """Return an ensemble with further members at the end, each as ``make`` returns it; this one does not change.
 
         Raises:
             StateError: if a new member has other variables, shapes or dtypes, or other functions and settings, such as
@@ -205,26 +186,25 @@ class Ensemble:
         """Take one step with each member.
 
         Args:
-            step: a step of one member. For pytrees, ``step(*parts, *args)`` returns the new member, or
-                ``(member, out)``; a member that is a tuple is passed as its parts and returned as a tuple. For modules,
-                ``step(*modules, *args)`` changes them in place and returns ``out``. As by ``jax.jit``, it is traced
-                once for each function and shapes, and values from outside are those of that time; so define it once.
-                It may use collectives with the axis's name.
+            step: for pytrees, ``step(*parts, *args)`` returns the new member, or ``(member, out)``; a member that is a
+                tuple is passed as its parts and returned as a tuple. For modules, ``step(*modules, *args)`` changes
+                them in place and returns ``out``. As by ``jax.jit``, it is traced once for each function and shapes, so
+                define it once. It may use collectives with the axis's name.
             *args: pytrees of arrays; by default the same for all members, such as a batch.
-            in_axes: 0 for arguments that have a row per member, ``(size, ...)``: batches, weights, learning rates,
-                keys. One value for all arguments, or a tuple with a value (or a tree) for each.
+            in_axes: 0 for arguments with a row per member, ``(size, ...)``: batches, rates, keys. One value for all
+                arguments, or a tuple with a value (or a tree) for each.
 
         Returns:
-            ``out`` with leaves ``(size, ...)``. To find members that are no longer finite, use :meth:`finite`.
+            ``out`` with leaves ``(size, ...)``.
 
         Raises:
-            StateError: if the step does not return a member like the one that it was given.
-            ShapeError: if the arguments are malformed. In both cases the members are unchanged.
+            StateError, ShapeError: if the step does not return a member like the one that it was given, or an argument
+                is malformed; the members are unchanged.
 
         Communicates: nothing. If the members do not divide evenly, or lie over several processes, ``out`` is gathered.
         """
         with placing.without_context():
-            return self._cut(self._advance(*self._prepared("train", step, _trained, args, in_axes)))
+            return self._cut(self._advance(*self._prepared("train", step, Form.step, args, in_axes)))
 
     def lower(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
         """Return the program of :meth:`train` for these arguments, as ``jax.jit(f).lower`` does, without running it."""
@@ -232,7 +212,7 @@ class Ensemble:
 
     def _trace_train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
         with placing.without_context():
-            program, args = self._prepared("train", step, _trained, args, in_axes)
+            program, args = self._prepared("train", step, Form.step, args, in_axes)
             return program.trace(self._members, args)
 
     def fit(
@@ -245,7 +225,6 @@ class Ensemble:
         epochs: int = 1,
         first_epoch: int = 0,
         rows: Any = None,
-        weights: Any = None,
         per_member: tuple[Any, ...] = (),
         own_order: bool = False,
         evaluate: Callable[..., Mapping[str, Any]] | None = None,
@@ -256,9 +235,9 @@ class Ensemble:
         """Train all members for some epochs, on data that is sent to the devices once.
 
         Each epoch shuffles the rows with the key and the epoch's number, cuts them into batches (rows left over are
-        skipped) and calls the step on each batch: ``step(*parts, *batch, [weights], *per_member)``, as in
-        :meth:`train`. A whole epoch is one program, with the loop on the devices; but on CPU, where such a loop runs
-        on one thread, not if the step has a convolution or much work.
+        skipped) and calls the step on each batch: ``step(*parts, *batch, *per_member)``, as in
+        :meth:`train`. A whole epoch is one program, but on CPU, where a loop on the devices runs on one thread, if the
+        step has a convolution or much work. If it is interrupted, members are as after the last complete step.
 
         Args:
             step: as in :meth:`train`.
@@ -267,14 +246,12 @@ class Ensemble:
             key: one key, or an integer as seed, for the order of the rows.
             epochs: total number of epochs, including those before ``first_epoch``.
             first_epoch: number of the first epoch. With the same key, a call continues where another ended.
-            rows: row numbers ``(size, m)``: each member sees only these, with repetitions. For bagging:
-                ``rows=ens.bootstrap_rows(key, num_rows)``.
-            weights: weights of the rows, ``(num_rows,)``, or ``(size, num_rows)`` with weights for each member; a
-                batch of weights comes after the data.
+            rows: row numbers ``(size, m)`` of each member. For bagging:
+                ``np.random.default_rng(0).integers(0, num_rows, (size, num_rows))``.
             per_member: further arguments of the step, pytrees of arrays ``(size, ...)``, such as learning rates.
             own_order: whether each member visits its rows in its own order.
-            evaluate: ``evaluate(model, *held_out)`` → a dict of numbers, such as ``{"loss": …, "accuracy": …}``; called
-                after each epoch, in ``eval()`` mode.
+            evaluate: ``evaluate(model, *held_out)`` → a dict of numbers, such as ``{"loss": …}``, after each epoch, in
+                ``eval()`` mode.
             held_out: further arguments of ``evaluate``; sent to the devices once.
             stop_early: a rule, ``px.train.StopEarly("accuracy", patience=3, mode="max")``, with a metric of
                 ``evaluate``. It stops each member by itself, and in the end every member has its best state.
@@ -284,84 +261,59 @@ class Ensemble:
             A :class:`History`.
 
         Raises:
-            ShapeError: if an argument is malformed; the message names it.
-            StateError: as in :meth:`train`.
+            ShapeError, StateError: if an argument is malformed, or as in :meth:`train`.
 
-        If the call is interrupted, the members are as they were after the last complete step.
-
-        Warns:
-            RuntimeWarning: if results of members are not finite; the message has their indices.
-
-        Communicates: as :meth:`train`, once per epoch.
+        Communicates: as :meth:`train`.
         """
         size, key = len(self), _key("ensemble.fit", key)
         rows = None if rows is None else np.asarray(rows)
-        num_rows = _epochs.num_rows(size, data, batch_size, rows, weights)
+        num_rows = _epochs.num_rows(size, data, batch_size, rows)
         check.count("ensemble.fit", "first_epoch", first_epoch, least=0, error=ShapeError)
         check.count("ensemble.fit", "epochs", epochs, least=first_epoch + 1, error=ShapeError)
-        if stop_early is not None and (evaluate is None or not hasattr(stop_early, "patience")):
+        if stop_early is not None and not (evaluate and hasattr(stop_early, "patience")):
             raise ShapeError(
-                "ensemble.fit: stop_early must be a rule for a metric of evaluate; write evaluate=lambda model, x, y: "
-                "{'loss': …}, held_out=(x, y), stop_early=px.train.StopEarly('loss', patience=3)"
+                "ensemble.fit: stop_early must be a rule for a metric of evaluate; write evaluate=lambda model, x: "
+                "{'loss': …}, held_out=(x,), stop_early=px.train.StopEarly('loss', patience=3)"
             )
         check.no_cut("ensemble.fit", "data", data)
         data, held_out = arrays.everywhere(jax.tree.map(jnp.asarray, (data, held_out)), self._placement)
-        own = size if own_order else None
-        own_weights = 0 if np.ndim(weights) == 2 else None
-        axes = (None, own_weights, 0, 0 if own_order or rows is not None else None, 0)
-        stopping = _epochs.Stopping(stop_early, size, first_epoch)
-        outputs, metrics, failed = [], [], np.zeros(size, bool)
-        best: Any = None
+        axes = (None, 0, None if rows is None and not own_order else 0, 0)
+        active, least = np.ones(size, bool), np.full(size, np.inf)
+        best_epoch, stopped = np.full(size, -1), np.full(size, -1)
+        best: State | None = None
         scanned: bool | None = None
-        with placing.without_context():
-            for number in range(first_epoch, epochs):
-                order = _epochs.order(key, np.int32(number), num_rows, batch_size, own, rows)
-                given = (data, weights, per_member, order, None if stop_early is None else stopping.active)
-                if scanned is None:
-                    scanned = self._pays_to_scan(step, given, axes)
-                if scanned:
-                    out = self._advance(*self._prepared("epoch", step, _epochs.whole, given, axes))
-                else:
-                    each = [(*given, np.int32(at)) for at in range(order.shape[-2])]
-                    outs = [self._advance(*self._prepared("one", step, _epochs.one, x, (*axes, None))) for x in each]
-                    out = jax.tree.map(lambda *y: jnp.mean(jnp.stack(y), 0), *outs)
+        outputs, metrics = [], []
+        for number in range(first_epoch, epochs):
+            order = _epochs.order(key, np.int32(number), num_rows, batch_size, size if own_order else None, rows)
+            given = (data, per_member, order, None if stop_early is None else active)
+            scanned = self._pays_to_scan(step, given, axes) if scanned is None else scanned
+            steps = [order] if scanned else np.split(np.asarray(order), order.shape[-2], -2)
+            with placing.without_context():
+                each = ((*given[:2], one, given[3]) for one in steps)
+                outs = [self._advance(*self._prepared("epoch", step, _epochs.steps, x, axes)) for x in each]
+                out = outs[0] if scanned else jax.tree.map(lambda *y: jnp.mean(jnp.stack(y), 0), *outs)
                 outputs.append(jax.tree.map(lambda y: arrays.on_host(y)[:size], out))
-                metrics.append({} if evaluate is None else self._evaluated(evaluate, held_out))
-                if stop_early is not None:
-                    improved = stopping.see(number, metrics[-1])
-                    best = self._better(improved, self._members if best is None else best)
-                new = _epochs.not_finite(outputs[-1], metrics[-1], size) & ~failed
-                failed |= new
-                if new.any():
-                    gone = [*map(int, np.flatnonzero(new))]
-                    warnings.warn(
-                        f"ensemble.fit: in epoch {number + 1}, members {gone} gave results that are not finite. Leave "
-                        f"them out of the average, ens.predict(x, where=ens.finite()), or drop them: ens.drop({gone})",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
-                if progress is not None:
-                    progress(Epoch(number, epochs, outputs[-1], metrics[-1], stopping.active))
-                if not stopping.active.any():
-                    break
-        if best is not None:
-            self._members = best
+            metrics.append({} if evaluate is None else self._evaluated(evaluate, held_out))
+            if stop_early is not None:
+                value = _epochs.watched(stop_early, metrics[-1])
+                improved = active & (value < least - stop_early.min_change)  # never so for NaN
+                padded = np.pad(improved, (0, self._placement.num_padded - size))
+                best = _chosen(padded, self._members, best or self._members)
+                least, best_epoch = np.where(improved, value, least), np.where(improved, number, best_epoch)
+                stop = active & (number - np.maximum(best_epoch, first_epoch - 1) >= stop_early.patience)
+                stopped, active = np.where(stop, number, stopped), active & ~stop
+            if progress is not None:
+                progress(Epoch(number, epochs, outputs[-1], metrics[-1], active))
+            if not active.any():
+                break
+        self._members = best or self._members
         return History(
             jax.tree.map(lambda *xs: np.stack(xs), *outputs),
             jax.tree.map(lambda *xs: np.stack(xs), *metrics),
-            None if stop_early is None else stopping.best_epoch,
-            stopping.stopped,
-            tuple(map(int, np.flatnonzero(failed))),
+            None if stop_early is None else best_epoch,
+            stopped,
             bool(scanned),
         )
-
-    def bootstrap_rows(self, key: Any, num_rows: int) -> np.ndarray:
-        """Return, for each member, as many row numbers as there are rows, drawn with replacement: ``(size, num_rows)``.
-
-        A member's row numbers depend on the key and the member's index (bagging; Breiman 1996).
-        """
-        keys = random.keys(_key("ensemble.bootstrap_rows", key), self.axis)
-        return np.asarray(jax.vmap(lambda key: jax.random.randint(key, (num_rows,), 0, num_rows))(keys))
 
     def predict(
         self,
@@ -385,58 +337,44 @@ class Ensemble:
                   normal distributions (Lakshminarayanan et al. 2017, arXiv 1612.01474).
             where: booleans ``(size,)``; members with ``False`` are left out, even if their outputs are NaN:
                 ``where=ens.finite()``.
-            apply: as in :func:`ensemble`, for this call.
-            in_axes: as in :meth:`train`.
+            apply, in_axes: as in :func:`ensemble` and :meth:`train`, for this call.
 
         Under ``jit`` and ``grad``, the members are those at the time when the function was traced. If they should
-        change, pass them as an argument: ``jax.jit(f)(ens.stacked(), x)``, and map over ``ens.axis``.
+        change, pass them as an argument, ``jax.jit(f)(ens.stacked(), x)``, and map over ``ens.axis``.
 
         Returns:
-            The average, the same on all devices: ``(...)``, at least float32; two of them for ``"moments"`` and
-            ``"mixture"``.
+            The average, ``(...)``, at least float32; two of them for ``"moments"`` and ``"mixture"``.
 
         Raises:
-            ShapeError: if arguments are malformed, or ``where`` leaves out all members.
-            StateError: if it is not known how to apply the model.
+            ShapeError, StateError: if arguments are malformed, or it is not known how to apply the model.
 
-        Communicates: one all-reduce the size of the result; two for ``"moments"`` and ``"mixture"``, one after the
-        other.
+        Communicates: one all-reduce the size of the result; two, one after the other, for two results.
         """
-        check.one_of("ensemble.predict", "average", average, ("softmax", "sigmoid", "mean", "moments", "mixture"))
-        mask = None if where is None else np.asarray(where)
-        if mask is not None and (mask.shape != (len(self),) or mask.dtype != bool or not mask.any()):
-            raise ShapeError(
-                f"ensemble.predict: where must be booleans ({len(self)},), one per member and not all False, got "
-                f"{check.described(mask)}; write where=ens.finite()"
-            )
-
-        def of_each(form: Form, fn: Apply, state: State, inputs: tuple[Any, ...]) -> Any:
-            return _averages.of_each(average, form.apply(fn, state, inputs), inputs)
-
+        check.one_of("ensemble.predict", "average", average, _averages.NAMES)
         with placing.without_context():
-            program, args = self._prepared(average, apply or self._apply, of_each, inputs, in_axes)
+            program, args = self._prepared(average, apply or self._apply, Form.apply, inputs, in_axes)
             if jax.default_backend() == "cpu":  # a device would hold the thread that others need to come to it
                 jax.block_until_ready((self._members, args))
-            return program(self._members, args, mask)
+            return program(self._members, args, where)
 
     def members(self, *inputs: Any, apply: Apply | None = None, in_axes: Any = None) -> Any:
         """Return every member's prediction, as the model returns it: leaves ``(size, ...)``. See :meth:`predict`.
 
-        Communicates: nothing if the sizes divide and all devices are this process's; else the predictions are
-        gathered.
+        Communicates: nothing if the sizes divide and all devices are this process's; else they are gathered.
         """
         with placing.without_context():
-            program, args = self._prepared("members", apply or self._apply, _applied, inputs, in_axes)
+            program, args = self._prepared("members", apply or self._apply, Form.apply, inputs, in_axes)
             return self._cut(program(self._members, args))
 
     def finite(self) -> np.ndarray:
         """Return which members are finite: booleans ``(size,)``, ``False`` for a member with any NaN or infinity.
 
-        ``np.flatnonzero(~ens.finite())`` has the indices of the others; ``ens.predict(x, where=ens.finite())`` leaves
-        them out of one prediction, and ``ens.drop(*indices)`` returns an ensemble without them.
+        ``ens.predict(x, where=ens.finite())`` leaves the others out, ``ens.drop(~ens.finite())`` drops them.
         """
+        floats = [x for x in self._members.values() if jnp.issubdtype(x.dtype, jnp.inexact)]
         with placing.without_context():
-            return arrays.on_host(_finite(self._members))[: len(self)]
+            found = [arrays.on_host(jnp.isfinite(x).reshape(len(x), -1).all(1))[: len(self)] for x in floats]
+        return np.logical_and.reduce([np.ones(len(self), bool), *found])
 
     def save(self, path: Any) -> None:
         """Write all members to a file, a NumPy ``.npz`` with an array ``(size, ...)`` for each of a member's.
@@ -445,24 +383,23 @@ class Ensemble:
         it. :func:`load_ensemble` reads it, on any devices.
         """
         check.path("ensemble.save", "path", path)
-        with placing.without_context():
-            members = arrays.whole(self._rows(np.arange(len(self))))
+        members = self._rows(np.arange(len(self)))
         processes.by_first("ensemble.save", lambda: _files.write(path, members))
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
     def _prepared(
-        self, kind: str, fn: Callable[..., Any] | None, one: "_One", args: tuple[Any, ...], in_axes: Any
+        self, kind: str, fn: Callable[..., Any] | None, one: Callable[..., Any], args: tuple[Any, ...], in_axes: Any
     ) -> tuple[Any, tuple[Any, ...]]:
         """Return the program of ``one(form, fn, state, args)`` for all members, and arguments that it takes.
 
         ``kind`` says what is done with the results. As by ``jax.jit``, a program is kept while its function lives.
         """
         fn = _members.called if fn is None else fn
-        check.function(f"ensemble.{kind}", "its function", fn)
+        check.function(f"ensemble.{kind}", "the function of a member", fn)
+        check.no_cut(f"ensemble.{kind}", "args", args)
         leaves, structure = jax.tree.flatten(args)
-        own = (False,) * len(leaves) if in_axes is None else self._own(args, in_axes)
-        check.no_cut("ensemble", "args", args)
+        own = (False,) * len(leaves) if in_axes is None else _own(in_axes, args)
         if self._spans or any(self._is_elsewhere(x) for x in leaves):
             settled = [arrays.settle(jnp.asarray(x), self._placement, rows=o) for x, o in zip(leaves, own, strict=True)]
             args = jax.tree.unflatten(structure, settled)
@@ -476,50 +413,33 @@ class Ensemble:
             programs[key] = self._compiled(kind, held, one, own)
         return programs[key], args
 
-    def _compiled(self, kind: str, held: Callable[[], Any], one: "_One", own: tuple[bool, ...]) -> Any:
+    def _compiled(self, kind: str, held: Callable[[], Any], one: Callable[..., Any], own: tuple[bool, ...]) -> Any:
         """Return the jitted function; it does not keep the ensemble, nor the user's function, which is ``held``."""
-        form, placement, lowering = self._form, self._placement, self._lowering
+        form, placement, lowering, average = self._form, self._placement, self._lowering, kind in _averages.NAMES
 
-        def run(members: State, args: tuple[Any, ...], where: Any = None) -> Any:
-            leaves, structure = jax.tree.flatten(args)
-            mine = [x for x, is_own in zip(leaves, own, strict=True) if is_own]
-            shared = broadcast([x for x, is_own in zip(leaves, own, strict=True) if not is_own], placement.axis)
+        def element(state: State, args: tuple[Any, ...]) -> Any:
+            result = one(form, held(), state, args)
+            return _averages.of_each(kind, result, args) if average else result
 
-            def element(state: State, mine: list[Any], shared: list[Any]) -> Any:
-                rows, values = iter(mine), iter(shared)
-                args = jax.tree.unflatten(structure, [next(rows if is_own else values) for is_own in own])
-                return one(form, held(), state, args)
+        def run(members: State, given: tuple[Any, ...], where: Any = None) -> Any:
+            leaves, structure = jax.tree.flatten(given)
+            leaves = [x if is_own else broadcast(x, placement.axis) for x, is_own in zip(leaves, own, strict=True)]
+            args = _unpadded(members, placement), jax.tree.unflatten(structure, leaves)
+            rows = map_fn(element, args, placement.axis, lowering=lowering)
+            return _averages.combined(kind, rows, placement.axis, where) if average else _padded(rows, placement)
 
-            given = jax.tree.map(lambda x: layout.unpad(x, placement), members), mine, shared
-            rows = map_fn(element, given, placement.axis, lowering=lowering)
-            if kind in get_args(Average):
-                return _averages.combined(cast(Average, kind), rows, placement.axis, where)
-            return _padded(rows, placement)
+        target = None if average else arrays.block_sharding(placement)
+        return jax.jit(
+            run, out_shardings=target, donate_argnums=0 if self._donate and kind in ("train", "epoch") else ()
+        )
 
-        return jax.jit(run, donate_argnums=0 if self._donate and kind in ("train", "epoch", "one") else ())
+    @functools.cached_property
+    def _spans(self) -> bool:
+        return placing.spans_processes(self._placement)
 
-    def _own(self, args: tuple[Any, ...], in_axes: Any) -> tuple[bool, ...]:
-        """Return which leaves of the arguments have a row for each member.
-
-        Raises:
-            ShapeError: if ``in_axes`` is malformed, or such a leaf has another number of rows.
-        """
-        axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
-        flags = jax.tree.map(_is_own, axes, is_leaf=lambda x: x is None)
-        try:
-            own = tuple(jax.tree.leaves(jax.tree.broadcast(flags, args)))
-        except ValueError as error:
-            raise ShapeError(
-                f"ensemble: in_axes={in_axes!r} does not fit {len(args)} arguments, write an entry for each: {error}"
-            ) from None
-        for (path, leaf), is_own in zip(jax.tree_util.tree_leaves_with_path(args), own, strict=True):
-            if is_own and np.shape(leaf)[:1] != (len(self),):
-                raise ShapeError(
-                    f"ensemble: args{jax.tree_util.keystr(path)} has shape {np.shape(leaf)}, but in_axes=0 says that "
-                    f"each of the {len(self)} {self.axis.name} has its own, ({len(self)}, ...); for one value for all, "
-                    f"write in_axes=None"
-                )
-        return own
+    @functools.cached_property
+    def _mesh(self) -> Any:
+        return placing.concrete_mesh(self._placement) if self._placement.mesh_axes else None
 
     def _is_elsewhere(self, x: Any) -> bool:
         """Return whether an array is bound to another mesh."""
@@ -532,8 +452,8 @@ class Ensemble:
             members, out = program(self._members, args)
             if isinstance(next(iter(members.values())), jax_api.Tracer):
                 raise StateError(
-                    "ensemble.train: the members are changed, so it cannot be called in a function that JAX is "
-                    "tracing; there, map the step over ens.stacked(): px.map_fn(step, (ens.stacked(), …), ens.axis)"
+                    "ensemble.train: it changes the members, so it cannot be called in a function that JAX is tracing; "
+                    "there, map the step: px.map_fn(step, (ens.stacked(), …), ens.axis)"
                 )
             self._members = members
         return out
@@ -542,8 +462,10 @@ class Ensemble:
         """Return whether a loop on the devices is quicker than a call for each step."""
         if jax.default_backend() != "cpu":
             return True
-        program, args = self._prepared("one", step, _epochs.one, (*given, np.int32(0)), (*axes, None))
-        jaxpr = program.trace(self._members, args).jaxpr.jaxpr
+        given = (*given[:2], np.asarray(given[2])[..., :1, :], given[3])
+        with placing.without_context():
+            program, args = self._prepared("epoch", step, _epochs.steps, given, axes)
+            jaxpr = program.trace(self._members, args).jaxpr.jaxpr
         return not cost.convolves(jaxpr) and cost.flops(jaxpr) <= _epochs.SMALL
 
     def _evaluated(self, evaluate: Callable[..., Any], held_out: tuple[Any, ...]) -> dict[str, np.ndarray]:
@@ -551,13 +473,9 @@ class Ensemble:
         if not isinstance(found, dict) or any(np.shape(x) != (len(self),) for x in found.values()):
             raise ShapeError(
                 f"ensemble.fit: evaluate must give a dict of numbers for a member, got "
-                f"{jax.tree.map(lambda x: np.shape(x)[1:], found)}; write evaluate=lambda model, x, y: "
-                f"{{'loss': loss(model, x, y).mean()}}"
+                f"{jax.tree.map(lambda x: np.shape(x)[1:], found)}; write evaluate=lambda model, x: {{'loss': …}}"
             )
         return {name: np.asarray(x) for name, x in found.items()}
-
-    def _better(self, improved: np.ndarray, best: State) -> State:
-        return _chosen(np.pad(improved, (0, self._placement.num_padded - len(self))), self._members, best)
 
     def _cut(self, rows: Any) -> Any:
         """Cut rows ``(num_padded, ...)`` to ``(size, ...)``; of several processes, each can read all of them."""
@@ -566,9 +484,10 @@ class Ensemble:
         return arrays.whole(rows) if self._spans else rows
 
     def _rows(self, chosen: np.ndarray) -> State:
-        """Return some members' arrays, whole on each device."""
+        """Return some members' arrays, ``(...)`` or with a row for each."""
         with placing.without_context():
-            return _taken(arrays.ready(self._members), chosen, self._placement)
+            rows = self._cut(arrays.ready(self._members))
+            return {name: layout.gathered(x, self.axis)[chosen] for name, x in rows.items()}
 
     def _like(self, rows: State) -> "Ensemble":
         """Return an ensemble of the same form with other members, ``(size, ...)``."""
@@ -577,33 +496,19 @@ class Ensemble:
             raise ShapeError("ensemble: no member would be left; give at least one index")
         with placing.without_context():
             placement = placing.place(dataclasses.replace(self.axis, size=size))
-            members = arrays.laid_out(rows, placement)
-        return Ensemble(self._form, members, placement, self._apply, self._lowering, self._donate)
+            return dataclasses.replace(self, _members=arrays.laid_out(rows, placement), _placement=placement)
 
 
-def load_ensemble(
-    make: Callable[[jax.Array], Any],
-    path: Any,
-    *,
-    apply: Apply | None = None,
-    mesh: Any = None,
-    over: str | tuple[str, ...] | None = None,
-    at_once: int | None = None,
-    lowering: Lowering = "auto",
-    donate: bool = True,
-    name: str = "members",
-) -> Ensemble:
+def load_ensemble(make: Callable[[jax.Array], Any], path: Any, **options: Any) -> Ensemble:
     """Read the members that ``ens.save`` wrote, onto the present devices.
 
     Args:
         make: ``make(key)`` → a member like those in the file. It is traced, not run.
         path: the file.
-        apply, mesh, over, at_once, lowering, donate, name: as in :func:`ensemble`.
+        **options: ``apply`` and all after it, as in :func:`ensemble`.
 
     Raises:
-        DataError: if the file is damaged.
-        StateError: if it holds members of another kind; the message names what differs.
-        FileNotFoundError: if there is no such file.
+        DataError, StateError: if the file is damaged, or holds members of another kind.
 
     Communicates: nothing.
 
@@ -616,7 +521,6 @@ def load_ensemble(
         >>> len(ens)
         3
     """
-    _check_make(make)
     check.path("load_ensemble", "path", path)
     forms: list[Form] = []
 
@@ -627,22 +531,7 @@ def load_ensemble(
 
     rows = _files.read(path, jax.eval_shape(one, jax.random.key(0)))
     size = len(next(iter(rows.values())))
-    axis = placing.settled(Axis(name, size, mesh=mesh, over=over, at_once=at_once))
-    with placing.without_context():
-        placement = placing.place(axis)
-        return Ensemble(forms[0], arrays.laid_out(rows, placement), placement, apply, lowering, donate)
-
-
-_One = Callable[[Form, Any, State, Any], Any]
-"""What is mapped: of the members' form, the user's function, one member's state and the arguments."""
-
-
-def _trained(form: Form, step: Any, state: State, args: Any) -> tuple[State, Any]:
-    return form.step(step, state, args)
-
-
-def _applied(form: Form, apply: Any, state: State, inputs: Any) -> Any:
-    return form.apply(apply, state, inputs)
+    return ensemble(lambda _, state: forms[0].member(state), size, 0, rows, **options)
 
 
 def _check_make(make: Any) -> None:
@@ -653,7 +542,7 @@ def _check_make(make: Any) -> None:
         what, name = ("class", make.__name__) if isinstance(make, type) else ("model", type(make).__name__)
         raise StateError(
             f"ensemble: make must be a function that is given a key and returns a member, got the {what} {name}; write "
-            f"px.ensemble(lambda key: {name}(nnx.Rngs(key)), 5, 0), or with what else makes it of a key"
+            f"px.ensemble(lambda key: {name}(…), 5, 0), with a key for what it draws"
         )
 
 
@@ -662,28 +551,30 @@ def _key(who: str, key: Any) -> jax.Array:
         return jax.random.key(check.count(who, "key", key, least=0, write="key=0"), impl="threefry2x32")
     if "rbg" in str(jax.random.key_impl(key)):
         raise ShapeError(
-            f"{who}: key is of the hardware generator {jax.random.key_impl(key)}, with which members would depend on "
-            f"the devices; write jax.random.key(0, impl='threefry2x32')"
+            f"{who}: with a key of the hardware generator rbg, members would depend on the devices; write "
+            f"jax.random.key(0, impl='threefry2x32')"
         )
     return jnp.asarray(key)
 
 
-def _is_own(entry: Any) -> bool:
-    check.one_of("ensemble", "in_axes", entry, (0, None), ShapeError)
-    return entry is not None
+def _own(in_axes: Any, args: tuple[Any, ...]) -> tuple[bool, ...]:
+    """Return which leaves of the arguments have a row for each member."""
+
+    def flag(entry: Any) -> bool:
+        check.one_of("ensemble", "in_axes", entry, (0, None), ShapeError)
+        return entry is not None
+
+    axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+    flags = jax.tree.map(flag, axes, is_leaf=lambda x: x is None)
+    try:
+        return tuple(jax.tree.leaves(jax.tree.broadcast(flags, args)))
+    except ValueError as error:
+        raise ShapeError(f"ensemble: in_axes={in_axes!r} does not fit {len(args)} arguments: {error}") from None
 
 
 def _padded(rows: Any, placement: Placement) -> Any:
-    """``(size, ...)`` → ``(num_padded, ...)`` in blocks over the devices; nothing is sent."""
-    target = arrays.block_sharding(placement)
-
-    def one(x: jax.Array) -> jax.Array:
-        x = layout.pad(x, placement, safe=False)
-        if target is None:
-            return x
-        return layout.constrain(x, placement) if placement.is_explicit else jax.lax.with_sharding_constraint(x, target)
-
-    return jax.tree.map(one, rows)
+    """``(size, ...)`` → ``(num_padded, ...)``; nothing is sent."""
+    return jax.tree.map(lambda x: layout.pad(x, placement, safe=False), rows)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -691,21 +582,6 @@ def _unpadded(rows: Any, placement: Placement) -> Any:
     return jax.tree.map(lambda x: layout.unpad(x, placement), rows)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _taken(members: State, chosen: jax.Array, placement: Placement) -> State:
-    rows = _unpadded(members, placement)
-    return jax.tree.map(lambda x: layout.gathered(x, placement.axis)[chosen], rows)
-
-
 @jax.jit
 def _chosen(improved: jax.Array, new: State, old: State) -> State:
     return jax.tree.map(lambda a, b: jnp.where(improved.reshape(-1, *(1,) * (a.ndim - 1)), a, b), new, old)
-
-
-@jax.jit
-def _finite(members: State) -> jax.Array:
-    rows = [x.reshape(len(x), -1) for x in members.values()]
-    return jnp.stack(
-        [jnp.isfinite(x).all(1) for x in rows if jnp.issubdtype(x.dtype, jnp.inexact)]
-        or [rows[0][:, 0] == rows[0][:, 0]]
-    ).all(0)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from paraxis._host import files
@@ -16,11 +15,11 @@ from paraxis.errors import DataError, StateError
 def write(path: Any, members: Mapping[str, Any]) -> None:
     """Write arrays by their names. An old file stays until the new one is whole."""
     with files.replaced(Path(path)) as file:
-        entries: Any = {_entry(name): _plain(np.asarray(x)) for name, x in members.items()}
+        entries: Any = {f"members/{name}": np.asarray(x).view(_stored(x.dtype)) for name, x in members.items()}
         np.savez(file, **entries)
 
 
-def read(path: Any, like: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+def read(path: Any, like: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, np.ndarray]:
     """Return arrays ``(size, ...)`` by name, each ``(...)`` as expected. The archive has a CRC-32 for each.
 
     Raises:
@@ -29,33 +28,19 @@ def read(path: Any, like: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.A
     """
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, TypeError) as error:
+            found = {name.removeprefix("members/"): archive[name] for name in archive.files}
+    except (ValueError, EOFError, KeyError, NotImplementedError, TypeError, zipfile.BadZipFile) as error:
         raise DataError(f"load_ensemble: {path} is damaged, or no file of an ensemble ({error})") from error
-    if odd := sorted({*map(_entry, like)} ^ {*found}):
-        raise StateError(
-            f"load_ensemble: the members in {path} are not like one that make gives; they differ in {odd[0]}"
-        )
-    return {name: _like(path, name, found[_entry(name)], struct) for name, struct in like.items()}
-
-
-def _like(path: Any, name: str, x: np.ndarray, struct: jax.ShapeDtypeStruct) -> jax.Array:
-    if x.dtype == _stored(struct.dtype):
-        x = x.view(struct.dtype)
-    if x.shape[1:] != struct.shape or x.dtype != struct.dtype or not x.shape:
-        raise StateError(
-            f"load_ensemble: {name} in {path} is {x.dtype}{list(x.shape[1:])}, but make gives "
-            f"{struct.dtype}{list(struct.shape)}"
-        )
-    return jnp.asarray(x)
-
-
-def _entry(name: str) -> str:
-    return f"members/{name}"
-
-
-def _plain(x: np.ndarray) -> np.ndarray:
-    return x.view(_stored(x.dtype))
+    if odd := sorted({*like} ^ {*found}):
+        raise StateError(f"load_ensemble: members in {path} are not like one that make gives; they differ in {odd[0]}")
+    for name, struct in like.items():
+        x = found[name]
+        if (x.shape[1:], x.dtype) != (struct.shape, _stored(struct.dtype)) or not x.shape:
+            raise StateError(
+                f"load_ensemble: {name} in {path} is {x.dtype}{list(x.shape[1:])}, but make gives "
+                f"{struct.dtype}{list(struct.shape)}"
+            )
+    return {name: found[name].view(struct.dtype) for name, struct in like.items()}
 
 
 def _stored(dtype: Any) -> np.dtype:

@@ -24,22 +24,23 @@ class Form:
     Attributes:
         structure: of the sealed pytree, or of the ``nnx.State``.
         names: of its leaves.
-        keys: of each leaf that holds random keys their implementation, of the others ``None``.
+        impls: for each leaf with random keys, their implementation.
         graphdef: of NNX modules; ``None`` for pytrees.
-        is_tuple: whether ``make`` returned a tuple of parts, or a single one.
+        is_tuple: whether ``make`` returned a tuple of parts.
     """
 
     structure: Any
     names: tuple[str, ...]
-    keys: tuple[Any, ...]
+    impls: tuple[Any, ...]
     graphdef: Any
     is_tuple: bool
 
     def parts(self, state: State) -> tuple[Any, ...]:
         """Return a member's parts, of which the first is the model."""
+        arrays = [state[name] for name in self.names]
         leaves = [
-            state[name] if impl is None else jax.random.wrap_key_data(state[name], impl=impl)
-            for name, impl in zip(self.names, self.keys, strict=True)
+            x if impl is None else jax.random.wrap_key_data(x, impl=impl)
+            for x, impl in zip(arrays, self.impls, strict=True)
         ]
         tree = jax.tree.unflatten(self.structure, leaves)
         return pytrees.opened(tree) if self.graphdef is None else _nnx().merge(self.graphdef, tree)
@@ -50,11 +51,7 @@ class Form:
         return parts if self.is_tuple else parts[0]
 
     def step(self, step: Callable[..., Any], state: State, args: Sequence[Any]) -> tuple[State, Any]:
-        """Return the state after a step, and what else the step returned.
-
-        Raises:
-            StateError: if the member is not like the one before: another structure, shape or dtype.
-        """
+        """Return the state after a step, and what else the step returned."""
         parts = self.parts(state)
         out = step(*parts, *args)
         if self.graphdef is None:
@@ -70,6 +67,19 @@ class Form:
         require_alike("ensemble.train: step changed", state, new)
         return new, out
 
+    def _returned(self, result: Any) -> tuple[Any, Any]:
+        """Return the tree of the new member and the further result: of ``member``, or ``(member, out)``."""
+        pair = [result] if isinstance(result, tuple) and len(result) == 2 else []
+        for member, out in [(result, None), *pair]:
+            tree = pytrees.sealed(member if self.is_tuple else (member,))
+            if jax.tree.structure(tree) == self.structure:
+                return tree, out
+        raise StateError(
+            f"ensemble.train: step must return the new member, with the structure and settings of the old one, or a "
+            f"pair of it and a further result; it returned {jax.tree.structure(pytrees.sealed(result))}. Write return "
+            f"{'(params, opt_state)' if self.is_tuple else 'params'}, loss"
+        )
+
     def apply(self, apply: Callable[..., Any], state: State, inputs: Sequence[Any]) -> Any:
         """Return what the model gives for inputs, in evaluation mode; what it writes to itself is dropped."""
         model = self.parts(state)[0]
@@ -79,27 +89,9 @@ class Form:
             model.eval()
         return apply(model, *inputs)
 
-    def _returned(self, result: Any) -> tuple[Any, Any]:
-        """Return the tree of the new member and the further result: of ``member``, or ``(member, out)``."""
-        pair = [result] if isinstance(result, tuple) and len(result) == 2 else []
-        for member, out in [(result, None), *pair]:
-            tree = pytrees.sealed(member if self.is_tuple else (member,))
-            if jax.tree.structure(tree) == self.structure:
-                return tree, out
-        new = "(params, opt_state)" if self.is_tuple else "params"
-        raise StateError(
-            f"ensemble.train: step must return the new member, with the structure and settings of the old one, or a "
-            f"pair of it and a further result; it returned {jax.tree.structure(pytrees.sealed(result))}. Write return "
-            f"{new}, loss"
-        )
-
 
 def called(model: Any, *inputs: Any) -> Any:
-    """Return what a model gives that says itself how it is applied.
-
-    Raises:
-        StateError: if it does not.
-    """
+    """Return what a model gives that says itself how it is applied."""
     if hasattr(model, "apply_fn") and hasattr(model, "params"):
         return model.apply_fn({"params": model.params}, *inputs)
     if callable(model):
@@ -111,19 +103,14 @@ def called(model: Any, *inputs: Any) -> Any:
 
 
 def split(made: Any) -> tuple[Form, State]:
-    """Return the form of what ``make`` returned, and its arrays.
-
-    Raises:
-        StateError: if it has none, or has others beside NNX modules, which a step could not change in place.
-    """
+    """Return the form of what ``make`` returned, and its arrays."""
     is_tuple = type(made) is tuple
     parts = made if is_tuple else (made,)
     modules = [pytrees.is_nnx(part) for part in parts]
     if any(modules) and not all(modules):
-        odd = type(parts[modules.index(False)]).__name__
         raise StateError(
-            f"ensemble: make returned modules and a {odd}, which a step could not change in place; keep it in a "
-            f"variable, nnx.Variable(x)"
+            f"ensemble: make returned modules and a {type(parts[modules.index(False)]).__name__}, which a step could "
+            f"not change in place; keep it in a variable, nnx.Variable(x)"
         )
     graphdef, tree = _nnx().split(parts, graph=True) if any(modules) else (None, pytrees.sealed(parts))
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -132,17 +119,14 @@ def split(made: Any) -> tuple[Form, State]:
             f"ensemble: make returned a {type(made).__name__} without arrays; it must return the parameters, a train "
             f"state or a module: lambda key: model.init(key, x)['params']"
         )
-    names = tuple(_name(path if is_tuple else path[1:]) for path, _ in found)
+    keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    names = tuple(keystr(path if is_tuple else path[1:]).removesuffix(".value") or "value" for path, _ in found)
     leaves = [leaf for _, leaf in found]
     return Form(structure, names, tuple(map(_impl, leaves)), graphdef, is_tuple), _arrays(names, leaves)
 
 
 def require_alike(what: str, old: State, new: State) -> None:
-    """Raise unless a member's new arrays fit where the old ones were.
-
-    Raises:
-        StateError: naming the first that does not.
-    """
+    """Raise unless a member's new arrays fit where the old ones were."""
     for name, before in old.items():
         after = new[name]
         if (before.shape, before.dtype) != (after.shape, after.dtype):
@@ -153,14 +137,9 @@ def require_alike(what: str, old: State, new: State) -> None:
 
 
 def require_same_form(what: str, ours: Form, theirs: Form) -> None:
-    """Raise unless two members differ in their arrays only: those of one ensemble share all else.
-
-    Raises:
-        StateError: if they differ in what is fixed, such as an activation function or an optimiser's settings.
-    """
-    if ours.names != theirs.names:
-        odd = next(iter(sorted({*ours.names} ^ {*theirs.names})), "their order")
-        raise StateError(f"{what} is not like the others; they differ in {odd}")
+    """Raise unless two members differ in their arrays only: those of one ensemble share all else."""
+    if odd := sorted({*ours.names} ^ {*theirs.names}):
+        raise StateError(f"{what} is not like the others; they differ in {odd[0]}")
     if not _alike(ours, theirs, {}):
         raise StateError(
             f"{what} has other functions or settings than the others, and all members share these: an activation, an "
@@ -185,20 +164,21 @@ def _alike(a: Any, b: Any, seen: dict[tuple[int, int], Any]) -> bool:
 
 def _inside(x: Any) -> Sequence[Any] | None:
     """Return what a thing is made of; ``None`` where only ``==`` can tell."""
-    if isinstance(x, types.FunctionType):
-        return x.__code__, x.__defaults__, x.__kwdefaults__, *(cell.cell_contents for cell in x.__closure__ or ())
-    if isinstance(x, types.MethodType):
-        return x.__func__, x.__self__
-    if isinstance(x, functools.partial):
-        return x.func, x.args, x.keywords
-    if isinstance(x, jax.tree_util.PyTreeDef):
-        return x.node_data(), x.children()
-    if isinstance(x, (tuple, list)):
-        return x
-    if isinstance(x, dict):
-        return [*x], [*x.values()]
-    if isinstance(x, type):
-        return None
+    match x:
+        case types.FunctionType():
+            return x.__code__, x.__defaults__, x.__kwdefaults__, *(cell.cell_contents for cell in x.__closure__ or ())
+        case types.MethodType():
+            return x.__func__, x.__self__
+        case functools.partial():
+            return x.func, x.args, x.keywords
+        case jax.tree_util.PyTreeDef():
+            return x.node_data(), x.children()
+        case tuple() | list():
+            return x
+        case dict():
+            return [*x], [*x.values()]
+        case type():
+            return None
     if dataclasses.is_dataclass(x):
         return [getattr(x, field.name) for field in dataclasses.fields(x)]
     return [*vars(x).values()] if hasattr(x, "__dict__") else None
@@ -206,22 +186,14 @@ def _inside(x: Any) -> Sequence[Any] | None:
 
 def _arrays(names: Sequence[str], leaves: Sequence[Any]) -> State:
     """Return leaves by their names, strongly typed: else a step would be compiled again for its own results."""
-
-    def one(leaf: Any) -> jax.Array:
-        leaf = jnp.asarray(leaf)
-        return jax.random.key_data(leaf) if _impl(leaf) else jax.lax.convert_element_type(leaf, leaf.dtype)
-
-    return {name: one(leaf) for name, leaf in zip(names, leaves, strict=True)}
+    arrays = [jax.random.key_data(x) if _impl(x) else jnp.asarray(x) for x in leaves]
+    return {name: jax.lax.convert_element_type(x, x.dtype) for name, x in zip(names, arrays, strict=True)}
 
 
 def _impl(leaf: Any) -> Any:
     """Return the implementation of random keys; ``None`` of other arrays."""
     is_key = jnp.issubdtype(getattr(leaf, "dtype", float), jax.dtypes.prng_key)
     return jax.random.key_impl(leaf) if is_key else None
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value") or "value"
 
 
 def _nnx() -> Any:
