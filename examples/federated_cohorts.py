@@ -125,7 +125,8 @@ def scaffold(data: Clients, rounds: int, run: Callable[..., Any]) -> list[float]
     for number in range(rounds):
         cohort = data.groups.sample(COHORT, seed=(0, number))
         chosen = cohort.numbers
-        model, change, new = step(model, server, cohort, jax.tree.map(lambda c, i=chosen: c[i], own))
+        vectors = px.Groups.of_arrays(jax.tree.map(lambda c, i=chosen: c[i], own))
+        model, change, new = step(model, server, cohort, vectors)
         server = jax.tree.map(lambda c, d: c + d * COHORT / CLIENTS, server, change)
         for whole, rows in zip(jax.tree.leaves(own), jax.tree.leaves(new), strict=True):
             whole[chosen] = rows

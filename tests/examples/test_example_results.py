@@ -115,7 +115,7 @@ def test_a_cohort_that_is_padded_gives_what_its_clients_give_one_by_one(example,
     assert_close(jax.tree.map(np.asarray, module.mean_change(model, padded)), expected, rtol=1e-4)
     zeros = jax.tree.map(jnp.zeros_like, model)
     own = jax.tree.map(lambda p: np.zeros((len(cohort), *p.shape), "float32"), model)
-    _, _, new = px.Stream(at_once=1).run(module.scaffold_round, model, zeros, cohort, own)
+    _, _, new = px.Stream(at_once=1).run(module.scaffold_round, model, zeros, cohort, px.Groups.of_arrays(own))
     assert_close(new, jax.tree.map(lambda *each: np.stack(each), *vectors), rtol=1e-3, atol=1e-5)
 
 
