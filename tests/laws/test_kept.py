@@ -104,22 +104,6 @@ def num_programs() -> int:
     return len(jax.devices()[0].client.live_executables())
 
 
-def test_a_step_keeps_programs_for_the_optimisers_used_last() -> None:
-    """Each new one is compiled for, as it may do anything. JAX keeps what tells it from others, and no programs."""
-    step = px.train_step(lambda w, batch: jnp.mean((batch["x"] @ w - batch["y"]) ** 2))
-    evaluate = px.eval_step(lambda w, batch: {"loss": jnp.mean((batch["x"] @ w - batch["y"]) ** 2)})
-
-    def use(number: int) -> int:
-        for _ in range(number):
-            state, _ = step(px.TrainState.create(jnp.zeros(3), optax.sgd(0.1)), {"x": X, "y": Y})
-            evaluate(state, {"x": X, "y": Y})
-        return num_programs()
-
-    first, more = use(1), use(8)
-    assert first < more
-    assert use(6) <= more
-
-
 @pytest.mark.slow
 def test_a_gradient_of_a_solution_is_that_of_its_own_function() -> None:
     """Programs that do the same may have other derivatives: a rule of the user's is not found by structure."""

@@ -283,13 +283,13 @@ def test_a_pytree_that_cannot_be_called_is_refused() -> None:
     plain = Data(values(3), jnp.ones(()))  # pyright: ignore[reportArgumentType]
     nothing = eqx.nn.Lambda(jnp.tanh)
     calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
-        (px.StateError, r"model\.kind is a str, .* give its class a method __call__", lambda: _created(data)),
+        (px.StateError, r"model\.kind is <U4", lambda: _created(data)),
         (px.ShapeError, r"x\.kind is 'tanh', which JAX cannot take", lambda: px.broadcast(data, axis)),
         (px.StateError, r"NNX modules or pytrees that can be called", lambda: px.Jit(lambda data: data.w, data)),
         (px.StateError, r"f must be a function or a module, got Data", lambda: px.Jit(data)),  # pyright: ignore
         (
             px.StateError,
-            r"has no floating arrays; there is nothing to train",
+            r"the model has no arrays to train",
             lambda: _created(nothing),
         ),
         (
