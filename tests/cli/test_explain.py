@@ -107,7 +107,6 @@ WRONG = {
     "{}:total --shapes 3x4": "--shapes: 3x4 is no array; write '--shapes float32[64,10] int32[]'",
     "{}:total --shapes float32[3] --arguments split": BOTH,
     "{}:total --devices 1 --devices 2 --json": "--html and --json are of one report; write --devices once",
-    "{}:total --shapes float32[3] --html /dev/null/x.html": "--html /dev/null/x.html: Not a directory",
     "{}:total --shapes float32[3] --html r.png": (
         "--html r.png: save: path must end in .html, got 'r.png'; write 'r.html'"
     ),
