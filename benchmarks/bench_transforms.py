@@ -70,7 +70,7 @@ def train_calls(repeats: int) -> harness.Tables:
         return ((net(x) - y) ** 2).mean()
 
     def ours(net: Deep, opt: px.Optimizer, x: jax.Array, y: jax.Array) -> jax.Array:
-        value, gradients = px.value_and_grad(loss)(net, x, y)
+        value, gradients = nnx.value_and_grad(loss)(net, x, y)
         opt(1e-3, gradients)
         return value
 
@@ -111,14 +111,14 @@ def per_example(repeats: int) -> harness.Tables:
     x, y = jax.random.normal(keys[1], (256, 784)), jax.random.randint(keys[2], (256,), 0, 10)
 
     def one(net: Holder, x: jax.Array, y: jax.Array) -> Any:
-        return px.grad(lambda net: net(x[None], y[None]))(net)
+        return nnx.grad(lambda net: net(x[None], y[None]))(net)
 
     def one_by_hand(params: Any, x: jax.Array, y: jax.Array) -> Any:
         return jax.grad(mlp_loss)(params, x[None], y[None])
 
     by_hand = jax.jit(jax.vmap(one_by_hand, in_axes=(None, 0, 0)))
     rivals: dict[str, Callable[[], Any]] = {
-        "px.Jit(px.Vectorize(px.grad(loss), net))": partial(px.Jit(px.Vectorize(one, net)), x, y),
+        "px.Jit(px.Vectorize(nnx.grad(loss), net))": partial(px.Jit(px.Vectorize(one, net)), x, y),
         "jax.jit(jax.vmap(jax.grad(loss)))": partial(by_hand, params, x, y),
     }
     return {"per-example gradients, MLP, 256 rows, ms": _rows(rivals, repeats, calls=3, unit=1e3)}

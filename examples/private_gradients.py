@@ -46,12 +46,12 @@ def loss(net: nnx.Sequential, x: jax.Array, label: jax.Array) -> jax.Array:
 
 def length(gradient: Any) -> jax.Array:
     """The Euclidean norm of all numbers of a gradient together."""
-    return jnp.sqrt(sum(jnp.sum(g**2) for g in gradient))
+    return jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient)))
 
 
 def clipped_gradient(net: nnx.Sequential, x: jax.Array, label: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
     """One digit's gradient, scaled down to the norm ``CLIP`` if it is longer; its norm before and after."""
-    gradient = px.grad(loss)(net, x, label)
+    gradient = nnx.grad(loss)(net, x, label)
     norm = length(gradient)
     gradient = jax.tree.map(lambda g: g * jnp.minimum(1.0, CLIP / norm), gradient)
     return gradient, norm, length(gradient)

@@ -74,9 +74,6 @@ if typing.TYPE_CHECKING:
         Optimizer,
         Parallel,
         Vectorize,
-        freeze,
-        grad,
-        value_and_grad,
         variables,
     )
 
@@ -108,9 +105,7 @@ __all__ = [
     "eval_step",
     "explain",
     "fit",
-    "freeze",
     "gather",
-    "grad",
     "initialize",
     "keys",
     "load_ensemble",
@@ -134,7 +129,6 @@ __all__ = [
     "show",
     "tabulate",
     "train_step",
-    "value_and_grad",
     "variables",
 ]
 
@@ -151,7 +145,7 @@ _ROOM_OF = {
     **dict.fromkeys(("Checkpoints", "Evaluate", "Mean", "TrainState", "TrainingStopped"), "train"),
     **dict.fromkeys(("eval_step", "fit", "loader", "train_step"), "train"),
     **dict.fromkeys(("GradValues", "Jit", "Optimizer", "Parallel", "Vectorize"), "transforms"),
-    **dict.fromkeys(("freeze", "grad", "value_and_grad", "variables"), "transforms"),
+    "variables": "transforms",
 }
 
 

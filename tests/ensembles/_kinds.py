@@ -115,7 +115,7 @@ def make_px(key: jax.Array) -> tuple[Regular, px.Optimizer]:
 
 
 def step_px(net: Regular, opt: px.Optimizer, x: jax.Array, y: jax.Array) -> jax.Array:
-    loss, gradient = px.value_and_grad(lambda net: loss_of(net(x), y))(net)
+    loss, gradient = nnx.value_and_grad(lambda net: loss_of(net(x), y))(net)
     opt(0.1, gradient)
     return loss
 

@@ -161,11 +161,11 @@ def test_transforms_take_models_bound_and_when_called(make: Callable[..., Any]) 
     model, x, y = make(jax.random.key(0)), values(16, 3), values(16, 2, seed=1)
     assert_close(px.Jit(model)(x[0]), model(x[0]))
     assert_close(px.Parallel(px.Vectorize(model))(x), rows_of(model, x))
-    value, gradient = px.value_and_grad(mean_loss)(model, x, y)
+    value, gradient = eqx.filter_value_and_grad(mean_loss)(model, x, y)
     same((value, gradient), eqx.filter_value_and_grad(mean_loss)(model, x, y))
 
     def step(model: Any, opt_state: Any, x: jax.Array, y: jax.Array) -> Any:
-        loss, gradient = px.pmean(px.value_and_grad(mean_loss)(model, x, y), "device")
+        loss, gradient = px.pmean(eqx.filter_value_and_grad(mean_loss)(model, x, y), "device")
         updates, opt_state = OPTIMIZER.update(gradient, opt_state)
         return eqx.apply_updates(model, updates), opt_state, loss
 

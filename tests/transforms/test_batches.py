@@ -97,8 +97,6 @@ def test_static_arguments() -> None:
     with pytest.raises(TypeError, match="dot_general"):
         axes("net", x, 1)
     assert_close(host(px.Parallel(lambda x, flag: x.T if flag else x, static_argnums=1, batch_axis=1)(x.T, True)), x)
-    with pytest.raises(px.StateError, match=r"static argument args\[0\] is a list, which has no hash; pass a number"):
-        px.Parallel(body, net, static_argnums=0)(["net"], x)
 
 
 def test_a_body_without_arguments() -> None:
@@ -112,36 +110,6 @@ def test_a_body_without_arguments() -> None:
     px.Parallel(decay, net)(rate=jnp.asarray(2.0))
     for v, old in zip(px.variables(net), px.variables(before), strict=True):
         assert_close(np.asarray(v[...]), np.asarray(old[...]) / 2)
-
-
-def test_malformed_batches_say_what_to_write() -> None:
-    x = values(8, 3)
-    add = lambda x, y: x  # noqa: E731
-    with pytest.raises(px.ShapeError, match=r"disagree \(args\[0\]: 8, args\[1\]\['a'\]: 6\).*batch_axis=\(0, None\)"):
-        px.Parallel(add)(x, {"a": values(6)})
-    with pytest.raises(px.ShapeError, match=r"args\[1\] has shape \(8,\) and no axis 1 to split; write None for it"):
-        px.Parallel(add, batch_axis=(0, 1))(x, values(8))
-    with pytest.raises(px.ShapeError, match=r"has 1 entries for 2 arguments; write one for each: batch_axis=\(0, 0\)"):
-        px.Parallel(add, batch_axis=(0,))(x, x)
-    with pytest.raises(px.ShapeError, match=r"does not fit the arguments; write one entry per argument"):
-        px.Parallel(add, batch_axis=(0, {"b": 0}))(x, {"a": x})
-    with pytest.raises(px.ShapeError, match=r"the batch has no rows; give at least one"):
-        px.Parallel(mlp())(x[:0])
-    with pytest.raises(px.ShapeError, match=r"x was given by keyword.*Give it by position.*batch_axis=None"):
-        px.Parallel(mlp())(x=x)
-    assert_close(host(px.Parallel(mlp(), batch_axis=None, reduce="same")(x=x)), mlp()(x))
-
-
-def test_numbers_in_lists_are_no_rows() -> None:
-    x = values(8, 3)
-    with pytest.raises(
-        px.ShapeError, match=r"args\[0\] is a list of \d+ (numbers|lists), not an array.*; write np\.asarray\(args"
-    ):
-        px.Parallel(mlp())(x.tolist())
-    with pytest.raises(px.ShapeError, match=r"args\[1\]\['y'\] is a list of \d+ (numbers|lists)"):
-        px.Parallel(lambda x, batch: x - jnp.array(batch["y"]))(x, {"y": x.tolist()})
-    scaled = px.Parallel(lambda x, factors: x * factors[0] + factors[1])(x, [2.0, 3.0])
-    assert_close(host(scaled), 2 * np.asarray(x) + 3)
 
 
 # --- rows that do not divide -----------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """What people write every day is neither refused nor wrong."""
 
-import dataclasses
-import types
 from typing import Any
 
 import jax
@@ -15,8 +13,6 @@ from tests._support import assert_close, values
 from tests.transforms._models import MLP
 
 pytestmark = pytest.mark.newest
-
-GLOBAL_NET = nnx.Linear(3, 3, rngs=nnx.Rngs(5))
 
 
 @pytest.mark.sampled(1)
@@ -64,68 +60,10 @@ class Trainer:
     def scale(self) -> float:
         return 2.0
 
-    def report(self, x: jax.Array) -> jax.Array:
-        return self.net(x) + GLOBAL_NET(x).sum()
-
 
 def test_an_object_may_wrap_its_own_method() -> None:
     trainer, x = Trainer(), values(2, 3)
     assert_close(trainer.step(x), 2 * trainer.net(x))
-
-
-class Leaky(nnx.Module):
-    """Uses a module that is not its own."""
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return GLOBAL_NET(x)
-
-
-def test_a_module_that_reaches_another_one_is_refused_as_a_function_is() -> None:
-    with pytest.raises(px.StateError, match=r"uses 'GLOBAL_NET', a Linear, from outside"):
-        px.Jit(Leaky())(values(2, 3))
-
-
-class Difficult:
-    """Raises wherever one looks."""
-
-    __slots__ = ("held",)
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(name)
-
-    def __repr__(self) -> str:
-        raise RuntimeError("repr")
-
-    def log(self, x: Any) -> None: ...
-
-
-def _lazy(name: str) -> Any:
-    raise ImportError(name)
-
-
-def test_objects_that_raise_when_looked_at_do_not_break_the_wrapping() -> None:
-    difficult, lazy = Difficult(), types.ModuleType("lazy")
-    lazy.__getattr__ = _lazy  # pyright: ignore[reportAttributeAccessIssue]
-    held = {difficult: 1, "lazy": lazy}
-
-    def body(x: jax.Array, plot: bool = False) -> jax.Array:
-        if plot:
-            difficult.log(held)
-            lazy.plot(x)
-        return x + 1
-
-    assert_close(px.Jit(body)(jnp.ones(2)), jnp.full(2, 2.0))
-
-
-def test_large_data_is_not_searched_for_modules() -> None:
-    @dataclasses.dataclass
-    class Sample:
-        tokens: list[int]
-
-    corpus = [Sample(list(range(50))) for _ in range(5000)]
-    table = [[float(i) for i in range(200)] for _ in range(500)]
-    fn = px.Jit(lambda x: x * len(corpus) * len(table))
-    assert_close(fn(jnp.ones(1)), jnp.full(1, 2500000.0))
 
 
 def test_keyword_arrays_that_are_bound_to_a_device_are_sent_too() -> None:

@@ -92,7 +92,7 @@ def test_training_and_failures_in_every_mode() -> None:
     opt, kernel = px.Optimizer(net, optax.sgd, momentum=0.9), net.layer.kernel[...]
 
     def train(net: Counter, opt: px.Optimizer, x: jax.Array) -> None:
-        opt(0.5, px.grad(lambda net: net(x).sum())(net))
+        opt(0.5, px.GradValues(lambda net: net(x).sum(), net)()[0])
 
     px.Jit(train, net, opt)(x)
     assert_close(net.layer.kernel[...], kernel - 0.5 * jnp.broadcast_to(x.sum(0)[:, None], (3, 4)))
@@ -263,9 +263,7 @@ def _is_variable(x: Any) -> bool:
         ("raw", jnp.asarray(1), jnp.asarray(1.0)),
         ("raw", jnp.asarray(0.0), jnp.asarray(-0.0)),
         ("factor", 2, 2.0),
-        ("factor", 0.0, -0.0),
         ("factor", 1, True),
-        ("pair", (2,), (2.0,)),
         ("listed", [2], [2.0]),
     ],
     ids=str,
@@ -382,13 +380,6 @@ def test_what_is_no_value_of_a_variable_cannot_be_changed_inside(what: str) -> N
     assert_close(fast(x, change=None), expected)
 
 
-def test_metadata_changed_inside_is_refused_by_name() -> None:
-    net = MLP(nnx.Rngs(0))
-    with pytest.raises(px.StateError, match=r"Jit: .*first.*bias.*before the call"):
-        px.Jit(lambda net: net.first.bias.set_metadata(mark=1), net)()
-    assert not net.first.bias.has_metadata("mark")
-
-
 @pytest.mark.parametrize("wrap", [jax.jit, jax.vmap, jax.grad], ids=["jit", "vmap", "grad"])
 def test_writing_under_a_plain_transformation_is_refused_and_leaks_nothing(wrap: Any) -> None:
     net, x = Counter(nnx.Rngs(0)), values(3)
@@ -403,14 +394,3 @@ def test_writing_under_a_plain_transformation_is_refused_and_leaks_nothing(wrap:
 def _writes(net: Counter, x: jax.Array) -> jax.Array:
     net.layer.bias[...] = jnp.full(4, 1.0) * x[0]
     return net(x).sum()
-
-
-def test_a_program_that_calls_back_is_awaited_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, x, awaited = Counter(nnx.Rngs(0)), values(2, 3), list[Any]()
-    back, plain = px.Jit(_failing, net), px.Jit(net)
-    monkeypatch.setattr(jax, "block_until_ready", awaited.append)
-    plain(x)
-    assert not awaited
-    for n in (1, 2):
-        back(x, False)
-        assert len(awaited) == n

@@ -100,17 +100,6 @@ def test_each_static_value_is_traced_once() -> None:
     assert seen == ["a", "b"]
 
 
-def test_static_arguments_need_a_hash() -> None:
-    net, x = Scaler(), values(3)
-    fn = px.Jit(_static, net, static_argnames=("kind", "power"))
-    with pytest.raises(px.StateError, match=r"Jit: static argument args\[1\] is a list, which has no hash; pass a "):
-        fn(x, ["plus"])
-    with pytest.raises(px.StateError, match=r"static argument power is a dict, which has no hash.*static_argnums"):
-        fn(x, "plus", power={})
-    with pytest.raises(px.StateError, match=r"static_argnums must be positions from 0.*write static_argnums=\(0,\)"):
-        px.Jit(_static, net, static_argnums=-1)
-
-
 def test_what_is_no_function_or_no_module_is_refused() -> None:
     with pytest.raises(px.StateError, match=r"Jit: f must be a function or a module, got int; write px\.Jit\(net\)"):
         px.Jit(3)  # pyright: ignore[reportArgumentType]
@@ -236,7 +225,7 @@ def test_an_optimizer_of_ours_steps_as_optax_does_by_hand() -> None:
     opt, rule = px.Optimizer(net, optax.sgd, momentum=0.9), optax.sgd(0.1, momentum=0.9)
 
     def train(net: MLP, opt: px.Optimizer, lr: float) -> jax.Array:
-        value, gradients = px.value_and_grad(lambda net: ((net(x) - y) ** 2).mean())(net)
+        value, gradients = nnx.value_and_grad(lambda net: ((net(x) - y) ** 2).mean())(net)
         opt(lr, gradients)
         return value
 
@@ -282,7 +271,7 @@ def test_two_threads_tracing_at_once_do_not_mix() -> None:
             net, x = Counter(nnx.Rngs(seed)), values(2, 3, seed=seed)
             inner = px.Jit(net)
 
-            def outer(net: Counter, x: jax.Array) -> jax.Array:
+            def outer(net: Counter, inner: Any, x: jax.Array) -> jax.Array:
                 meet.wait()
                 y = inner(x)
                 meet.wait()
@@ -291,7 +280,7 @@ def test_two_threads_tracing_at_once_do_not_mix() -> None:
             net.layer.bias[...] = values(4, seed=seed)
             bias, kernel = np.asarray(net.layer.bias[...]), np.asarray(net.layer.kernel[...])
             y = np.asarray(x) @ kernel + bias
-            fast = px.Jit(outer, net)
+            fast = px.Jit(outer, net, inner)
             for n in range(1, 6):
                 assert_close(fast(x), jnp.asarray(y + y * bias.sum()))
                 assert net.calls.get_value() == 2 * n
@@ -305,3 +294,19 @@ def test_two_threads_tracing_at_once_do_not_mix() -> None:
     for thread in threads:
         thread.join()
     assert not failed
+
+
+def test_what_is_read_beside_the_arguments_is_read_when_traced() -> None:
+    config, traces = {"rate": 2.0, "step": 0}, list[int]()
+
+    def scaled(net: Scaler, x: jax.Array) -> jax.Array:
+        traces.append(0)
+        return net(x) * config["rate"]
+
+    fast, x = px.Jit(scaled, Scaler()), values(3)
+    for step in range(4):
+        config["step"] = step
+        fast(x)
+    assert len(traces) == 1
+    config["rate"] = 3.0
+    assert_close(fast(x), Scaler()(x) * 2.0)

@@ -26,9 +26,6 @@ WRAPS: dict[str, Callable[[Any, Net], Callable[[Any], Any]]] = {
     "Vectorize": lambda f, net: px.Vectorize(f, net, batch_axis=(0,)),
     "Parallel": lambda f, net: px.Parallel(f, net),
     "GradValues": lambda f, net: px.GradValues(lambda net, x: (net(x).sum(), f(net, x)), net),
-    "value_and_grad": lambda f, net: (
-        lambda x: px.value_and_grad(lambda net, x: (net(x).sum(), f(net, x)), has_aux=True)(net, x)
-    ),
     "Jit of Jit": lambda f, net: px.Jit(px.Jit(f, net)),
 }
 

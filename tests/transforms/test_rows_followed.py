@@ -13,7 +13,6 @@ import pytest
 from jax import lax
 
 from paraxis._jax import rowwise
-from paraxis.transforms import _row_count
 
 N, M, K = 5, 6, 3  # rows, features, classes
 UNSEEN = 10**9 + 7  # a number of rows that no value is shaped by: only those that come from the rows have them
@@ -113,8 +112,3 @@ def test_a_mixed_argument_stays_mixed_and_alone() -> None:
     closed = jax.make_jaxpr(jax.jit(lambda x, y: (x + y, y * 2.0)))(X, X)
     mixed = rowwise.Mixed("elsewhere")
     assert rowwise.results(closed, [mixed, 0], count=UNSEEN) == [mixed, 0]
-
-
-def test_odd_counts_divide_no_dimension() -> None:
-    assert _row_count.odd_counts([(22, 3), (), (39, 17)]) == (19, 23)
-    assert _row_count.odd_counts([tuple(range(1, 150))]) == (151, 157)

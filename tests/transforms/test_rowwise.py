@@ -365,28 +365,6 @@ def test_a_value_shaped_by_the_number_of_rows_has_rows(fn: Callable[..., Any], e
     _require(expected, fn, (X,), (0,))
 
 
-@pytest.mark.parametrize(
-    ("fn", "use"),
-    [
-        (lambda x: x / len(x), "div uses"),
-        (lambda x: (x, len(x)), "the result uses"),
-        (lambda x: x * np.log(len(x)), "mul uses"),
-        (lambda x: lax.fori_loop(0, len(x), lambda i, y: y + 1, x), "uses the number of rows"),
-        (lambda x: x + 1 if len(x) % 2 == 0 or len(x) < 12 else x, "add uses"),
-        (lambda x: x * jnp.arange(len(x) + 1)[-1], "uses the number of rows"),
-        (lambda x: x * jnp.ones(len(x) // 2 + 1).sum(), "uses the number of rows"),
-        (lambda x: x / 11 + 13, None),
-        (lambda x: x.var(-1), None),
-        (lambda x: jax.nn.softmax(jnp.where(x > 0, x, -jnp.inf), -1), None),
-        (lambda x: jax.nn.gelu(x @ W), None),
-        (lambda x: jax.nn.standardize(x), None),
-    ],
-)
-def test_the_use_of_the_number_of_rows_itself_is_seen(fn: Callable[..., Any], use: str | None) -> None:
-    why = _refused(fn, (X,), (0,), tuple)
-    assert why is None if use is None else why is not None and use in why
-
-
 def test_the_sizes_of_other_things_are_not_taken_for_the_number_of_rows() -> None:
     """Whatever numbers of rows it is looked at with, none of these is one of them."""
     sizes = [n for n in range(1, 150) if all(n % k for k in range(2, n))]

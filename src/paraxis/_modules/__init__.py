@@ -1,1 +1,1 @@
-"""The common part of front ends that take Flax NNX modules: modules taken apart, named, noticed where not given."""
+"""The common part of front ends that take Flax NNX modules: modules split, merged and named."""

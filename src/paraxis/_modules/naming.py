@@ -5,7 +5,7 @@ from typing import Any
 
 from flax import nnx
 
-from paraxis._modules.graphs import Path
+from paraxis._modules.graphs import Holder, Path
 
 
 def names_in(modules: Sequence[Any], paths: Sequence[Path]) -> list[str]:
@@ -21,10 +21,11 @@ def names_in(modules: Sequence[Any], paths: Sequence[Path]) -> list[str]:
 
 
 def _rooted(modules: Any, path: Path) -> tuple[str, Any, Path]:
-    """Return the module that a path leads to first, through the tuples around it."""
+    """Return the module that a path leads to first, through the tuples and wrapped functions around it."""
     place, node = "", modules
-    while isinstance(node, tuple) and path:
-        place, node, path = f"{place}[{path[0]}]", node[int(path[0])], path[1:]
+    while isinstance(node, (tuple, Holder)) and path:
+        within = node.modules if isinstance(node, Holder) else node
+        place, node, path = f"{place}[{path[0]}]", within[int(path[0])], path[1:]
     return place, node, path
 
 

@@ -3,8 +3,7 @@
 from paraxis._calls.extras import needed
 
 with needed("paraxis.transforms", "nnx"):
-    from paraxis.transforms._freeze import freeze
-    from paraxis.transforms._gradients import GradValues, grad, value_and_grad
+    from paraxis.transforms._gradients import GradValues
     from paraxis.transforms._jit import Jit
     from paraxis.transforms._optimizer import Optimizer
     from paraxis.transforms._parallel import Parallel
@@ -19,8 +18,5 @@ __all__ = [
     "Parallel",
     "Variables",
     "Vectorize",
-    "freeze",
-    "grad",
-    "value_and_grad",
     "variables",
 ]

@@ -1,14 +1,13 @@
-"""Modules bound to a wrapped function: taken apart once, looked at again at each call, taken apart anew if changed.
+"""Modules bound to a wrapped function: split once, split again when an attribute was replaced, written back.
 
-A call costs one comparison by identity per attribute, made in C, and the reading of each variable. What it finds:
-``eval()`` and ``train()``, replaced variables, submodules, containers and arrays, attributes added and deleted. What
-it cannot find is a change within an attribute that NNX takes for static, such as a user's own mutable object.
+A call compares attributes by identity, in C, and reads each variable. So it sees ``eval()`` and ``train()``, replaced
+variables, submodules and arrays, and attributes added and deleted. It cannot see a change within an attribute that NNX
+takes for static, such as a mutable object of the user's.
 """
 
 import itertools
 import operator
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,184 +16,168 @@ from flax.nnx import Variable
 
 from paraxis._calls import pytrees
 from paraxis._jax import jax_api
-from paraxis._modules import graphs, naming, reads
+from paraxis._modules import graphs, naming
 from paraxis.errors import StateError
-from paraxis.transforms import _frames, _metrics, _randomness
-
-_KEPT = 4  # structures whose marks are kept: train and eval, and a few more
+from paraxis.transforms import _randomness
 
 
-_EQUAL_IS_SAME = (str, type(None), type, types.FunctionType, graphs.Bookkeeping)
-"""Types that may be compared by equality, which is quicker. A variable is equal to another of the same value, 1 to
-True, 0.0 to -0.0; so all the rest is compared by identity."""
+class Structure:
+    """The graph of bound modules with its names and random streams; what every copy of the modules has alike."""
+
+    def __init__(self, modules: tuple[Any, ...], graph: graphs.Graph) -> None:
+        self.graph = graph
+        self.names = naming.names_in(modules, graph.paths)
+        self.streams = _randomness.streams(modules, graph)
+
+    def emptied(self) -> "Structure":
+        """Return the same without values, to be kept."""
+        new = object.__new__(Structure)
+        new.graph, new.names, new.streams = graphs.emptied(self.graph), self.names, self.streams
+        return new
 
 
-class Binding:
-    """Modules with one structure. ``compiled``: what a transform made for it, if it has."""
+class Binding(Structure):
+    """Bound modules as they were split. ``program``: what was compiled for this structure."""
 
-    @reads.unnoticed()
+    program: Any = None
+
     def __init__(self, modules: tuple[Any, ...], transform: str) -> None:
-        self.graph = graphs.take_apart(modules)
-        self.names = naming.names_in(modules, self.graph.paths)
-        self.streams = _randomness.streams(modules, self.graph)
-        self.metrics = _metrics.found(modules, self.graph)
-        self.compiled: Any = None
-        self._transform = transform
+        super().__init__(modules, graphs.take_apart(modules))
         nodes = [node for _, node in graphs.nodes(modules)]
         self._dicts = [n if isinstance(n, dict) else vars(n) for n in nodes if isinstance(n, (dict, nnx.Pytree))]
         self._lists = [node for node in nodes if isinstance(node, list)]
-        self._containers = graphs.containers(modules)
-        self._dicts_then = [dict(d) for d in self._dicts]
-        self._metadata = graphs.metadata(self.graph.variables)
-        self._metadata_then = [dict(metadata) for metadata in self._metadata]
-        self._lists_then = [tuple(items) for items in self._lists]
-        self._containers_then = [graphs.parts(x) for x in self._containers]
-        watched = [(d, [k for k, x in d.items() if not isinstance(x, _EQUAL_IS_SAME)]) for d in self._dicts]
-        self._watched = [d for d, keys in watched if keys]
-        self._look = [operator.itemgetter(*keys, keys[0]) for _, keys in watched if keys]  # two at least give a tuple
-        self._seen_then = list(self._seen())
-        self.key = (
-            self.graph.definition,
-            self.graph.paths,
-            tuple(_exact_numbers([*self._dicts, *self._lists, *self._containers_then])),
-        )
+        self._others = [n for n in nodes if not isinstance(n, (nnx.Pytree, Variable, list, tuple, dict))]
+        self._keys, self._then = self._attributes()
+        self.key = (self.graph.definition, self.graph.paths, tuple(map(type, self._then)))
         for variable, name in zip(self.graph.variables, self.names, strict=True):
-            if graphs.is_reference(variable):
+            if variable.hijax or variable.ref:
                 raise StateError(
                     f"{transform}: variable {name} holds a mutable array (ref=True or hijax=True), which does not pass "
                     f"through gradients and devices; make it a plain one: nnx.Param(value)"
                 )
 
     def is_fresh(self) -> bool:
-        """Return whether the modules are what they were when they were taken apart. All comparisons run in C."""
-        try:
-            return (
-                all(map(operator.is_, self._seen(), self._seen_then))
-                and (self._dicts == self._dicts_then or self._only_bookkeeping_changed())
-                and (not self._lists or all(map(_same, self._lists, self._lists_then)))
-                and self._metadata == self._metadata_then
-                and (not self._containers or all(map(_same_parts, self._containers, self._containers_then)))
-            )
-        except KeyError:  # an attribute is gone
-            return False
+        """Return whether the modules still have the attributes that they had when they were split."""
+        keys, now = self._attributes()
+        return keys == self._keys and len(now) == len(self._then) and all(map(operator.is_, now, self._then))
 
-    def _seen(self) -> Iterator[Any]:
-        return itertools.chain.from_iterable(map(_apply, self._look, self._watched))
+    def _attributes(self) -> tuple[list[Any], list[Any]]:
+        join = itertools.chain.from_iterable
+        others = join(map(_parts, self._others)) if self._others else ()
+        return [*join(self._dicts)], [*join(map(dict.values, self._dicts)), *join(self._lists), *others]
 
-    def _only_bookkeeping_changed(self) -> bool:
-        """NNX's own transforms give each module a new trace state."""
-        for now, then in zip(self._dicts, self._dicts_then, strict=True):
-            if now != then and now != then | {graphs.TRACE_STATE: now.get(graphs.TRACE_STATE)}:
-                return False
-        self._dicts_then = [dict(d) for d in self._dicts]
-        return True
+    def values(self) -> list[Any]:
+        """Return what the variables hold."""
+        return [v.get_raw_value() for v in self.graph.variables]
 
-    def variables(self) -> Sequence[Variable[Any]]:
-        """Return the variables to read and write here."""
-        return _frames.resolved(self.graph.variables, self.names, self._transform)
+    def write(self, new: Mapping[int, Any], transform: str) -> None:
+        """Write values back by their number, all or none.
+
+        Raises:
+            StateError: if they belong to a trace that the variables are not part of.
+        """
+        if any(isinstance(x, jax_api.Tracer) for x in jax.tree.leaves(list(new.values()))):
+            for index in new:
+                if not graphs.is_writable(self.graph.variables[index]):
+                    raise StateError(
+                        f"{transform}: variable {self.names[index]} would be written inside a function that JAX is "
+                        f"transforming and that it is not an argument of. Transform that with px.Jit, px.Vectorize or "
+                        f"px.GradValues, and give it the module: px.Jit(f, net)"
+                    )
+        graphs.write(self.graph.variables, new)
 
 
-class Bound:
-    """The modules of one wrapped function.
+def _parts(container: Any) -> list[Any]:
+    """Return what a pytree that NNX does not know holds now, and what is static in it."""
+    children, static = jax.tree_util.default_registry.flatten_one_level(container)
+    return [*children, *(static if isinstance(static, tuple) else (static,))]
+
+
+def run(
+    transform: str,
+    fn: Callable[..., Any],
+    structure: Structure,
+    state: tuple[Sequence[Any], Sequence[Any]],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    prepare: Callable[[Any], None] = lambda modules: None,
+) -> tuple[Any, dict[int, Any]]:
+    """Call a function with modules that hold the values at hand.
 
     Args:
-        modules: NNX modules and what holds them; and pytrees that can be called, which in ``self.modules`` are sealed.
-        transform: who asks, for errors.
+        transform: for errors.
+        fn: what to call: with the modules first.
+        structure: of its modules.
+        state: values of their variables, and of arrays beside these.
+        args: further arguments, sealed.
+        kwargs: likewise.
+        prepare: sets attributes of the modules of this run.
+
+    Returns:
+        What it returned, sealed, and the new values of the variables that it wrote, by their number.
+
+    Raises:
+        StateError: if it changed anything but values of variables, was given a module among its arguments, or returned
+            a part of those that it was given.
     """
-
-    def __init__(self, modules: tuple[Any, ...], transform: str) -> None:
-        self.given = modules
-        self._pytrees = [(x, _parts(x)) for x in pytrees.found_in(modules)]
-        self.modules = tuple(map(pytrees.sealed, modules))
-        self._transform = transform
-        self._compiled: dict[Any, Any] = {}
-        self._bindings: list[Binding] = []
-        self.current()
-
-    def current(self) -> Binding:
-        """Return the binding for the structure that the modules have now."""
-        if self._pytrees:
-            self._look_again()
-        for place, binding in enumerate(self._bindings):
-            if binding.is_fresh():
-                if place:
-                    self._bindings = [binding, *(b for b in self._bindings if b is not binding)]
-                return binding
-        return self._bind()
-
-    def _look_again(self) -> None:
-        """Take pytrees apart anew whose parts are others now: their class may allow it."""
-        now = [(x, _parts(x)) for x, _ in self._pytrees]
-        pairs = zip(self._pytrees, now, strict=True)
-        if any(not _same(old, new) or then != rest for (_, (old, then)), (_, (new, rest)) in pairs):
-            self._pytrees, self._bindings = now, []
-            self.modules = tuple(map(pytrees.sealed, self.given))
-            if any(isinstance(x, tuple) for x in self.given):  # a wrapped function's, which it reads by itself
-                self._compiled.clear()
-
-    def _bind(self) -> Binding:
-        binding = Binding(self.modules, self._transform)
-        # Others with the same variables only, so that replaced ones are not kept alive.
-        same = [b for b in self._bindings if _same(b.graph.variables, binding.graph.variables)]
-        self._bindings = [binding, *same][:_KEPT]
-        return binding
-
-    def compiled(self, binding: Binding, compile: Callable[[], Any]) -> Any:  # noqa: A002
-        """Return what ``compile`` makes for a structure, once for each."""
-        if binding.compiled is None:
-            try:
-                if binding.key not in self._compiled:
-                    self._compiled[binding.key] = compile()
-                binding.compiled = self._compiled[binding.key]
-            except TypeError:  # a static attribute that cannot be hashed: nothing to remember it by
-                binding.compiled = compile()
-        return binding.compiled
+    refuse_modules(transform, args, kwargs)
+    values, arrays = jax.tree.map(lambda x: x, state)  # containers of our own: a variable may hold a dict
+    modules = structure.graph.put_together(values, arrays)
+    prepare(modules)
+    before = graphs.take_apart(modules)
+    attributes = [(path, n, dict(vars(n))) for path, n in graphs.nodes(modules) if isinstance(n, nnx.Pytree)]
+    args, kwargs = pytrees.opened((tuple(args), dict(kwargs)))
+    returned = fn(*modules, *args, **kwargs)
+    _refuse_own(transform, returned, modules)
+    after = graphs.take_apart(modules)
+    same = after.definition == before.definition and after.paths == before.paths
+    if not (same and _is((*after.variables, *after.arrays), (*before.variables, *before.arrays))):
+        raise StateError(_changed(transform, attributes))
+    now = [v.get_raw_value() for v in before.variables]
+    new = {i: x for i, x in enumerate(now) if not _is(jax.tree.leaves(x), jax.tree.leaves(values[i]))}
+    return pytrees.sealed(returned), new
 
 
-def _parts(pytree: Any) -> tuple[list[Any], Any]:
-    return jax.tree.flatten(pytree)
+def refuse_modules(transform: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a module given when calling: it is split like any pytree, and writes to it would be lost."""
+    for name, x in [*((f"args[{i}]", x) for i, x in enumerate(args)), *kwargs.items()]:
+        if graphs.holds_modules(x):
+            raise StateError(
+                f"{transform}: {name} is or holds a module; what is written to it would be lost. Bind modules when "
+                f"wrapping, and leave them out when calling: px.{transform}(f, net)(x)"
+            )
 
 
-_apply: Any = operator.call
-
-
-def _exact_numbers(x: Any) -> Iterator[str]:
-    """Return the numbers in attributes and containers, told apart where ``==`` does not: 1, 1.0, True; 0.0, -0.0."""
-    if isinstance(x, (bool, int, float, complex)):
-        yield repr(x)
-    elif isinstance(x, (tuple, list, dict)):
-        for item in x.values() if isinstance(x, dict) else x:
-            yield from _exact_numbers(item)
-
-
-def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def _is(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
-def _same_parts(container: Any, then: tuple[Any, ...]) -> bool:
-    *children, fixed = graphs.parts(container)
-    return _same(children, then[:-1]) and (fixed is then[-1] or fixed == then[-1])
+def _refuse_own(transform: str, returned: Any, modules: Any) -> None:
+    """Refuse results that are parts of the modules: they would be copies, apart from the modules outside."""
+    leaves = jax.tree.leaves(returned, is_leaf=lambda x: graphs.is_module(x) or isinstance(x, nnx.State))
+    found = {id(x) for x in leaves if graphs.is_module(x)}
+    for path, node in graphs.nodes(modules) if found else ():
+        if id(node) in found:
+            what = ".".join([type(modules[path[0]]).__name__, *map(str, path[1:])])
+            raise StateError(
+                f"{transform}: the function returned {what}, a part of what it was given; that would be a copy, apart "
+                f"from the one outside. Use that one, to which writes are carried, or return values: variable[...], "
+                f"nnx.state(module)"
+            )
 
 
-def write_all(binding: Binding, variables: Sequence[Variable[Any]], new: dict[int, Any], transform: str) -> None:
-    """Write values back, all or none.
-
-    Raises:
-        StateError: if they belong to a trace that the variables are not part of.
-    """
-    if new and _is_traced(new):
-        for index in new:
-            if not graphs.is_writable(variables[index]):
-                raise StateError(
-                    f"{transform}: variable {binding.names[index]} would be written inside a function that JAX is "
-                    f"transforming and that it is not an argument of. Transform that with px.Jit, px.Vectorize or "
-                    f"px.grad, and give it the module: px.Jit(f, net), px.grad(f, argnums=1)(net, x)"
-                )
-    graphs.write(variables, new)
-
-
-def _is_traced(new: dict[int, Any]) -> bool:
-    kinds = set(map(type, new.values()))
-    if all(issubclass(kind, jax.Array) and not issubclass(kind, jax_api.Tracer) for kind in kinds):
-        return False
-    return any(isinstance(leaf, jax_api.Tracer) for leaf in jax.tree.leaves(list(new.values())))
+def _changed(transform: str, before: Sequence[tuple[Any, Any, dict[str, Any]]]) -> str:
+    """Return which attribute a function set, and where to set it."""
+    what = "changed the structure or the metadata of its modules"
+    for path, node, old in before:
+        new = vars(node)
+        changed = [k for k in (*old, *new) if not k.startswith("_pytree__") and old.get(k, old) is not new.get(k, new)]
+        if changed:
+            where = f"({type(node).__name__})" if len(path) < 2 else ".".join(map(str, path[1:]))
+            what = f"set attribute {changed[0]!r} of {where}"
+            break
+    return (
+        f"{transform}: the function {what}; only values of variables are written back. Add and replace attributes, "
+        f"call eval() or train(), set metadata, outside, before the call; keep values that change in an nnx.Variable: "
+        f"self.count = nnx.Variable(jnp.array(0)), self.count[...] += 1; return what is not state"
+    )

@@ -3,41 +3,24 @@
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Generic, TypeVar
 
 import jax
-from flax.nnx import Variable
 
 from paraxis._axes import arrays, placing
 from paraxis._axes.axis import Axis
-from paraxis._calls import arguments
 from paraxis._jax import jax_api
-from paraxis._modules import graphs
 from paraxis.errors import AxisError
-from paraxis.transforms import _batches, _results, _sync
-from paraxis.transforms._binding import Binding
-from paraxis.transforms._compiled import Compiled, CompiledOptions, State
-from paraxis.transforms._shares import Call, Plan
-from paraxis.transforms._wrapped import Of1, Of2, Of3
+from paraxis.transforms import _batches, _reduce
+from paraxis.transforms._binding import Binding, Structure
+from paraxis.transforms._compiled import Compiled, State
+from paraxis.transforms._shares import Call, Options
+from paraxis.transforms._wrapped import Body
 
-_P = ParamSpec("_P")
 _R = TypeVar("_R", covariant=True)
 
 
-class _Options(CompiledOptions, total=False):
-    """Options, for type checkers."""
-
-    reduce: Any
-    batch_axis: _batches.Axes
-    axis_name: str
-    sync: Mapping[Any, _sync.Rule | None] | None
-    sync_batch_norm: bool
-    check: bool
-    mesh: Any
-    over: str | tuple[str, ...] | None
-
-
-class Parallel(Compiled[_P, _R], Generic[_P, _R]):
+class Parallel(Compiled[_R], Generic[_R]):
     """Split a batch over the devices, and run a compiled function of modules on each share.
 
     The axis is *mapped*: an element is a device's share of the rows, and sees the others only through collectives.
@@ -63,11 +46,11 @@ class Parallel(Compiled[_P, _R], Generic[_P, _R]):
         sync: for a variable type (or a variable's name), how to combine the devices' values: ``"mean"``, ``"sum"``,
             ``"max"``, ``"min"``, ``"first"``, ``"stack"``, or a function of all of them, ``(devices, ...)``.
             Integers and booleans keep their dtype. A variable's own rule, ``nnx.Variable(x, sync="sum")``, takes
-            precedence. ``nnx.BatchStat``: the mean. Metrics of Flax are merged. Each device starts from the whole old
+            precedence. ``nnx.BatchStat``: the mean. Each device starts from the whole old
             value: a ``"sum"`` of running totals counts it once per device, and ``"stack"`` adds an axis at each call.
-        sync_batch_norm: whether BatchNorm layers, however they are reached, use the statistics of the whole batch, as
-            on one device, instead of those of each device's share. A layer of yours that takes statistics itself, such
-            as ``x.mean(0)``, is not changed; a warning names it. Write ``px.pmean(x.mean(0), "device")`` there.
+        sync_batch_norm: whether the modules' ``nnx.BatchNorm`` layers that name no axis use the statistics of the whole
+            batch, as on one device, instead of those of each device's share. A layer of yours that takes statistics
+            itself, such as ``x.mean(0)``, is not changed; write ``px.pmean(x.mean(0), "device")`` there.
         check: whether to require that values written without a rule are the same on all devices, and that padding of a
             batch that does not divide changes no result. Write ``False`` for functions that the checks misjudge.
         donate: as in :class:`Jit`.
@@ -99,86 +82,72 @@ class Parallel(Compiled[_P, _R], Generic[_P, _R]):
         True
     """
 
-    @overload
-    def __init__(self, f: Callable[_P, _R], /, **options: Unpack[_Options]) -> None: ...
-    @overload
-    def __init__(self, f: Of1[_P, _R], m0: Any, /, **options: Unpack[_Options]) -> None: ...
-    @overload
-    def __init__(self, f: Of2[_P, _R], m0: Any, m1: Any, /, **options: Unpack[_Options]) -> None: ...
-    @overload
-    def __init__(self, f: Of3[_P, _R], m0: Any, m1: Any, m2: Any, /, **options: Unpack[_Options]) -> None: ...
-    @overload
-    def __init__(self: "Parallel[..., Any]", f: Any, /, *modules: Any, **options: Unpack[_Options]) -> None: ...
-    @arguments.named()
+    _target: Any = None
+    _placed: Sequence[Any] = ()
+
     def __init__(
         self,
-        f: Callable[..., Any],
+        f: Callable[..., _R],
         *modules: Any,
         reduce: Any = "concat",
         batch_axis: _batches.Axes = 0,
         axis_name: str = "device",
         static_argnums: int | Sequence[int] = (),
         static_argnames: str | Sequence[str] = (),
-        sync: Mapping[Any, _sync.Rule | None] | None = None,
+        sync: _reduce.Sync | None = None,
         sync_batch_norm: bool = False,
         check: bool = True,
         donate: bool = False,
         mesh: Any = None,
         over: str | tuple[str, ...] | None = None,
     ) -> None:
-        arguments.flag("Parallel", "sync_batch_norm", sync_batch_norm)
-        arguments.flag("Parallel", "check", check)
-        arguments.text("Parallel", "axis_name", axis_name, "axis_name='device'")
         super().__init__(f, modules, static_argnums, static_argnames, donate)
-        _results.check("Parallel", reduce)
-        _batches.check("Parallel", batch_axis, self, self._statics.positions)
-        rules = _sync.checked("Parallel", sync, self._bound.current().names)
-        self._plan = Plan(
-            body=self._body,
-            statics=self._statics,
+        _reduce.check_kinds("Parallel", reduce)
+        self._body.options = Options(
             reduce=reduce,
             batch_axis=batch_axis,
-            sync=rules,
+            sync=_reduce.check_sync("Parallel", sync, self.binding().names),
             sync_batch_norm=sync_batch_norm,
             check=check,
             place=Axis(axis_name, 1, mesh=mesh, over=over),
         )
-        self._target: Any = None
-        self._in_place: list[Any] = []
 
-    def _run(self, binding: Binding, state: State, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return Call(self._plan, binding, args, kwargs).run(state)
+    @staticmethod
+    def _run(
+        body: Body, structure: Structure, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[int, Any], Any]:
+        return Call(body, structure, args, kwargs).run(state)
 
-    def _place(
-        self, values: list[Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[dict[int, Any], Sequence[Any], dict[str, Any]]:
+    def _ready(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Bring to all devices what is not there yet: otherwise it would be sent at every call."""
+        binding, program, values, args, kwargs = super()._ready(args, kwargs)
         placement = self._placement()
         target = arrays.sharding(placement, rows=False)
         if target is None:
-            return {}, args, kwargs
+            return binding, program, values, args, kwargs
         arrays.ready(values)  # a loop of steps, each begun before the last one is done, could deadlock on CPU
-        send = functools.partial(_sent, placement=placement)
-        fixed = self._statics.positions
-        args = [arg if p in fixed else jax.tree.map(send, arg) for p, arg in enumerate(args)]
-        kwargs = {n: x if n in self._statics.names else jax.tree.map(send, x) for n, x in kwargs.items()}
-        unmoved = len(values) == len(self._in_place) and all(map(operator.is_, values, self._in_place))
-        if unmoved and target == self._target:
-            return {}, args, kwargs
-        self._target, self._in_place = target, []  # until the call has succeeded
-        settled = [arrays.settle(value, placement, rows=False) for value in values]
-        return {i: new for i, new in enumerate(settled) if new is not values[i]}, args, kwargs
+        static, send = self._body.static, functools.partial(_sent, placement=placement)
+        args = [x if p in static.positions else jax.tree.map(send, x) for p, x in enumerate(args)]
+        kwargs = {n: x if n in static.names else jax.tree.map(send, x) for n, x in kwargs.items()}
+        is_placed = len(values) == len(self._placed) and all(map(operator.is_, values, self._placed))
+        if target != self._target or not is_placed:
+            self._target, self._placed = target, []  # until the call has succeeded
+            values = [arrays.settle(x, placement, rows=False) for x in values]
+        return binding, program, values, args, kwargs
 
-    def _finished(self, variables: Sequence[Variable[Any]], result: Any) -> Any:
-        self._in_place = [graphs.value(v) for v in variables]
+    def _finished(self, binding: Binding, values: Sequence[Any], new: dict[int, Any], result: Any) -> Any:
+        if self._target is not None and not self._placed:
+            # They stay there, unless this is a part of another program, whose values only it may use.
+            new = {i: x for i, x in enumerate(values) if not isinstance(x, jax_api.Tracer)} | new
+        result = super()._finished(binding, values, new, result)
+        self._placed = binding.values()
         if self._target is None:
             return result
-        result = arrays.ready(result)  # calls of the same values would not wait for each other
-        return result if self._target.is_fully_addressable else arrays.whole(result)
+        return arrays.whole(arrays.ready(result))  # calls of the same values would not wait for each other
 
     def _placement(self) -> placing.Placement:
         try:
-            return placing.place(self._plan.place)
+            return placing.place(self._body.options.place)
         except AxisError as error:
             raise AxisError(
                 f"Parallel: {error}. For Parallel: px.Parallel(f, net, over=…) with the name of a mesh axis"

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from paraxis._modules import graphs
 from paraxis.errors import StateError
@@ -24,7 +25,9 @@ class Stream:
 
 def streams(modules: Any, graph: graphs.Graph) -> list[Stream]:
     number = {id(v): i for i, v in enumerate(graph.variables)}
-    found = [Stream(number[id(s.key)], number[id(s.count)]) for _, s in graphs.random_streams(modules)]
+    found = [
+        Stream(number[id(s.key)], number[id(s.count)]) for _, s in graphs.nodes(modules) if isinstance(s, nnx.RngStream)
+    ]
     known = {stream.key for stream in found}
     return [*found, *(Stream(i, None) for i, v in enumerate(graph.variables) if i not in known and graphs.is_key(v))]
 

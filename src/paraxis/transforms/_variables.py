@@ -1,6 +1,5 @@
 """Ordered collections of what a module learns: its variables, and gradients of them."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ import jax
 import numpy as np
 from flax.nnx import Variable
 
-from paraxis._calls import arguments, integers
+from paraxis._calls import check
 from paraxis._modules import graphs, naming
 from paraxis.errors import StateError
 from paraxis.transforms._wrapped import Wrapped
@@ -27,16 +26,7 @@ class _Collection:
         return len(self._items)
 
     def __getitem__(self, key: str | int) -> Any:
-        number = integers.at_least(-len(self._items), key)
-        if number is not None and number < len(self._items):
-            return list(self._items.values())[number]
-        if not isinstance(key, str) or key not in self._items:
-            error = StateError if integers.at_least(-math.inf, key) is None else IndexError
-            raise error(
-                f"no variable is called {arguments.described(key)}; there are {', '.join(self._items) or 'none'}; "
-                f"write one of these, or a key below {len(self._items)}"
-            )
-        return self._items[key]
+        return self._items[key] if isinstance(key, str) else list(self._items.values())[key]
 
     def __contains__(self, key: object) -> bool:
         return key in self._items
@@ -111,7 +101,7 @@ class Gradients(_Collection):
         >>> import jax, jax.numpy as jnp, paraxis as px
         >>> from flax import nnx
         >>> net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-        >>> gradients = px.grad(lambda net, x: net(x).sum())(net, jnp.ones((2, 3)))
+        >>> gradients, _ = px.GradValues(lambda net, x: net(x).sum(), net)(jnp.ones((2, 3)))
         >>> halved = jax.tree.map(lambda g: g / 2, gradients)
         >>> print(halved["(Linear).bias"], halved)
         [1. 1. 1. 1.] (Linear).bias    4 (4,)
@@ -130,7 +120,6 @@ class Gradients(_Collection):
         return cls(dict(zip(names, children, strict=True)))
 
 
-@arguments.named()
 def variables(module: Any) -> Variables:
     """Return the variables of a module or wrapped function, in a fixed order, with names that follow its attributes.
 
@@ -172,18 +161,22 @@ def variables(module: Any) -> Variables:
     return Variables(dict(zip(naming.names_in(modules, graph.paths), graph.variables, strict=True)))
 
 
-def chooser(argument: str, wrt: Choice) -> Callable[[str, Variable[Any]], bool]:
-    """Return the test that says whether a variable is one of those that are meant."""
+def chooser(argument: str, wrt: Any) -> Callable[[str, Variable[Any]], bool]:
+    """Return the test that says whether a variable is one of those that are meant; ``None`` means none."""
+    if wrt is None:
+        return lambda name, v: False
     if isinstance(wrt, Variables):
         ids = {id(v) for v in wrt}
         return lambda name, v: id(v) in ids
+    if isinstance(wrt, frozenset):
+        return lambda name, v: name in wrt
     if isinstance(wrt, type) or (isinstance(wrt, tuple) and all(isinstance(t, type) for t in wrt)):
         return lambda name, v: isinstance(v, wrt)
     if callable(wrt):
-        return wrt
+        return lambda name, v: bool(wrt(name, v))
     raise StateError(
         f"{argument}: wrt must be a variable type, a tuple of them, a function of name and variable, or a px.variables "
-        f"collection, got {arguments.described(wrt)}; write wrt=nnx.Param"
+        f"collection, got {check.described(wrt)}; write wrt=nnx.Param"
     )
 
 

@@ -1,32 +1,24 @@
 """``Vectorize``: the function of one row, run on all rows of a batch."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from paraxis._calls import arguments, pytrees
+from paraxis._calls import check, pytrees
 from paraxis._jax import varying
 from paraxis._modules import graphs
 from paraxis.errors import ShapeError, StateError
-from paraxis.transforms import _batches, _body, _randomness, _sync
-from paraxis.transforms._binding import Binding, write_all
-from paraxis.transforms._wrapped import Of1, Of2, Of3, Wrapped
+from paraxis.transforms import _batches, _randomness, _reduce
+from paraxis.transforms._binding import refuse_modules, run
+from paraxis.transforms._wrapped import Wrapped
 
-_P = ParamSpec("_P")
 _R = TypeVar("_R", covariant=True)
 
 
-class _Options(TypedDict, total=False):
-    """Options, for type checkers."""
-
-    batch_axis: _batches.Axes
-    sync: Mapping[Any, _sync.Rule | None] | None
-
-
-class Vectorize(Wrapped[_P, _R], Generic[_P, _R]):
+class Vectorize(Wrapped[_R], Generic[_R]):
     """Apply a function of one row to a batch: ``jax.vmap`` with modules' variables and randomness threaded through.
 
     All rows see the same variables. Each row has its own random streams, made from its index; the modules' streams
@@ -63,60 +55,46 @@ class Vectorize(Wrapped[_P, _R], Generic[_P, _R]):
         5
     """
 
-    @overload
-    def __init__(self, f: Callable[_P, _R], /, **options: Unpack[_Options]) -> None: ...
-    @overload
-    def __init__(self, f: Of1[_P, _R], m0: Any, /, **options: Unpack[_Options]) -> None: ...
-    @overload
-    def __init__(self, f: Of2[_P, _R], m0: Any, m1: Any, /, **options: Unpack[_Options]) -> None: ...
-    @overload
-    def __init__(self, f: Of3[_P, _R], m0: Any, m1: Any, m2: Any, /, **options: Unpack[_Options]) -> None: ...
-    @overload
-    def __init__(self: "Vectorize[..., Any]", f: Any, /, *modules: Any, **options: Unpack[_Options]) -> None: ...
-    @arguments.named()
     def __init__(
         self,
-        f: Callable[..., Any],
+        f: Callable[..., _R],
         *modules: Any,
         batch_axis: _batches.Axes = 0,
-        sync: Mapping[Any, _sync.Rule | None] | None = None,
+        sync: _reduce.Sync | None = None,
     ) -> None:
         super().__init__(f, modules)
-        _batches.check("Vectorize", batch_axis, self, ())
-        self._batch_axis = batch_axis
-        self._sync = _sync.checked("Vectorize", sync, self._bound.current().names)
+        self._body.options = batch_axis, _reduce.check_sync("Vectorize", sync, self.binding().names)
 
-    @arguments.named()
     def __call__(self, *args: Any, **kwargs: Any) -> _R:
         """Return ``f(*modules, *row, **kwargs)`` for every row."""
-        arguments.no_cut("Vectorize", "args", args)
-        arguments.no_cut("Vectorize", "kwargs", kwargs)
+        check.no_cut("Vectorize", "args", (args, kwargs))
         given, named = pytrees.sealed((args, kwargs))
-        _body.refuse_modules("Vectorize", given, named)
-        batch = _batches.split("Vectorize", self._batch_axis, given)
-        _batches.refuse_keys("Vectorize", self._batch_axis, given, named)
+        refuse_modules("Vectorize", given, named)
+        batch_axis, sync = self._body.options
+        batch = _batches.split("Vectorize", batch_axis, given, named)
         if batch.size is None:
             raise ShapeError(
-                f"Vectorize: no argument has a batch axis (batch_axis={self._batch_axis!r}), so the number of rows is "
+                f"Vectorize: no argument has a batch axis (batch_axis={batch_axis!r}), so the number of rows is "
                 f"unknown; write batch_axis=0 for what is a batch"
             )
-        binding = self._bound.current()
-        variables = binding.variables()
-        values, arrays = graphs.state(variables, binding.graph)
+        binding = self.binding()
+        values, arrays = binding.values(), binding.graph.arrays
         keys = _randomness.element_keys(values, binding.streams, batch.size)
         differs: list[bool] = []
         drawn: list[_randomness.Stream] = []
 
         def row(index: jax.Array, keys: list[jax.Array], rows: list[Any]) -> Any:
             state = (_randomness.with_keys(values, binding.streams, keys), arrays)
-            result, new = _body.run(self._body, binding, state, batch.put_together(rows, batch.whole), named)
+            result, new = run("Vectorize", self._body.fn, binding, state, batch.put_together(rows, batch.whole), named)
             drawn[:] = _randomness.drawn_from("Vectorize", binding.streams, new, binding.names)
             return result, varying.watched(new, index, differs.extend)
 
         over = jax.vmap(row, in_axes=(0, 0, list(batch.axes)), axis_size=batch.size)
         result, new = over(jnp.arange(batch.size), keys, batch.rows)
-        for number, differ in zip(_owners(new), differs, strict=True):
-            if differ and self._rule(binding, number) is None:
+        owners = [i for i, value in sorted(new.items()) for _ in jax.tree.leaves(value)]
+        rules = {i: _reduce.rule_of(binding, i, sync) for i in new}
+        for number, differ in zip(owners, differs, strict=True):
+            if differ and rules[number] is None:
                 variable = binding.graph.variables[number]
                 cure = (
                     "Return what the metric is updated with, and update it once, outside: metric.update(values=f(x))"
@@ -128,19 +106,11 @@ class Vectorize(Wrapped[_P, _R], Generic[_P, _R]):
                     f"Vectorize: rows leave variable {binding.names[number]} with different values. {cure}"
                 )
         kept = {
-            i: jax.tree.map(lambda x, i=i: _sync.combined(self._rule(binding, i) or "first", x, _fold), stacked)
+            i: jax.tree.map(lambda x, i=i: _reduce.combined(rules[i] or "first", x, _fold), stacked)
             for i, stacked in new.items()
         }
-        write_all(binding, variables, kept | _randomness.advanced(values, drawn), "Vectorize")
+        binding.write(kept | _randomness.advanced(values, drawn), "Vectorize")
         return pytrees.opened(result)
-
-    def _rule(self, binding: Binding, number: int) -> _sync.Rule | None:
-        return _sync.rule_of("Vectorize", binding.names[number], binding.graph.variables[number], self._sync)
-
-
-def _owners(new: dict[int, Any]) -> list[int]:
-    """Return the number of the variable that each leaf belongs to."""
-    return [i for i, value in sorted(new.items()) for _ in jax.tree.leaves(value)]
 
 
 def _fold(kind: str, x: jax.Array) -> jax.Array:

@@ -66,9 +66,6 @@ assert_type(px.Parallel(error, net, reduce="mean")(x, x), jax.Array)
 assert_type(px.Vectorize(error, net, batch_axis=(0, None))(x, x), jax.Array)
 assert_type(px.Jit(net)(host), jax.Array)  # NumPy's arrays are taken too
 assert_type(px.GradValues(error, net)(x, x)[1], jax.Array)
-value, _ = px.value_and_grad(error)(net, x, x)
-assert_type(value, jax.Array)
-assert_type(px.grad(of_one)(x[0], x[0]), jax.Array)
 
 
 # --- training and ensembles -----------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ net = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
 px.Jit(error, net, donat=True)  # wrong
 px.Parallel(error, net, reduce="mean")(x, x).shap  # wrong
 px.Vectorize(error, net, batch_axes=0)  # wrong
-px.value_and_grad(error, hasaux=True)  # wrong
+px.GradValues(error, net, wrtt=None)  # wrong
 
 state = px.TrainState.create(net, optax.adam(1e-3), emma=0.9)  # wrong
 px.train_step(lambda model, batch: model(batch), guards=False)  # wrong

@@ -1,0 +1,165 @@
+"""A module that a compiled function takes from outside is refused when it is wrapped; copies of wrapped functions."""
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+import paraxis as px
+from tests._support import assert_close, values
+from tests.transforms._models import MLP, Counter, arrays_in, assert_untouched
+
+NET: Any = nnx.Linear(3, 4, rngs=nnx.Rngs(5))
+X = values(8, 3)
+WRAPPERS = [px.Jit, px.Parallel]
+
+
+def uses_global(x: jax.Array) -> jax.Array:
+    return NET(x)
+
+
+def inner_function(x: jax.Array) -> jax.Array:
+    return jax.vmap(lambda row: NET(row))(x)
+
+
+def reads_sizes(x: jax.Array) -> jax.Array:
+    return x @ jnp.ones(NET.kernel.shape, NET.kernel.dtype)
+
+
+class Trainer:
+    """Names an attribute and a parameter as a global is named."""
+
+    def __init__(self) -> None:
+        self.NET = NET
+        self.step = px.Jit(self.train, self.NET)
+
+    def train(self, NET: Any, x: jax.Array) -> jax.Array:
+        assert self.NET is not NET
+        return NET(x)
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_a_module_from_outside_is_refused_with_the_line_to_write(wrap: Any) -> None:
+    net: Any = MLP(nnx.Rngs(0))
+    gradient = px.GradValues(lambda net, x: net(x).sum(), net)
+    opt = px.Optimizer(net, optax.sgd)
+    cases = {
+        "net": (lambda x: net(x), lambda x: net.first(x), lambda x: x + net.first.bias[...]),
+        "gradient": (lambda x: gradient(x), lambda net, x: gradient(x)),
+        "opt": (lambda x: opt(0.1, [x] * 4),),
+        "NET": (uses_global, inner_function),
+    }
+    for name, functions in cases.items():
+        for fn in functions:
+            with pytest.raises(
+                px.StateError, match=rf"uses '{name}', .*px\.{wrap.__name__}\(lambda net, …: …, {name}\)"
+            ):
+                wrap(fn, *([net] if fn.__code__.co_argcount == 2 else []))
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_sizes_other_names_and_given_modules_are_no_modules_from_outside(wrap: Any) -> None:
+    assert wrap(reads_sizes)(X).shape == (8, 4)
+    assert_close(Trainer().step(X), NET(X))
+    assert_close(px.Vectorize(lambda x: NET(x))(X), NET(X))
+    assert_close(px.GradValues(lambda x: NET(x).sum(), argnums=0)(X)[0], jnp.ones((8, 4)) @ NET.kernel[...].T)
+
+
+def test_a_wrapped_function_that_is_reached_through_an_object_is_refused_when_called() -> None:
+    class Holder:
+        net = Counter(nnx.Rngs(0))
+        fast = px.Jit(net)
+
+        def step(self, net: Any, x: jax.Array) -> jax.Array:
+            return self.fast(x).sum()
+
+    holder = Holder()
+    before = arrays_in(holder.net)
+    for wrap in (px.Jit, px.Parallel, px.GradValues):
+        with pytest.raises(px.StateError, match=r"is used inside a function of .*Give it as an argument"):
+            wrap(holder.step, MLP(nnx.Rngs(0)))(X)
+    assert_untouched(before, holder.net)
+
+
+def call(net: Counter, x: jax.Array) -> jax.Array:
+    return net(x)
+
+
+def loss(net: Counter, x: jax.Array, scale: float = 1.0) -> jax.Array:
+    return net(x).sum() * scale
+
+
+def test_copies_have_modules_of_their_own_and_shallow_ones_share() -> None:
+    net = Counter(nnx.Rngs(0))
+    for fn in (px.Jit(call, net), px.Jit(px.Jit(net)), px.Vectorize(net), px.GradValues(loss, net)):
+        for copied in (copy.deepcopy(fn), pickle.loads(pickle.dumps(fn)), nnx.clone(fn)):
+            calls = int(net.calls[...])
+            assert_close(jax.tree.leaves(copied(X)), jax.tree.leaves(fn(X)))
+            assert int(net.calls[...]) == calls + 1
+        shallow = copy.copy(fn)
+        shallow(X)
+        assert int(net.calls[...]) == calls + 2
+
+
+def test_modules_that_belong_together_are_copied_together() -> None:
+    net: Any = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    step = px.Jit(lambda opt, net: opt(0.1, [jnp.ones(4), jnp.ones((3, 4))]), px.Optimizer(net, optax.sgd), net)
+    copied = copy.deepcopy(step)
+    copied()
+    opt_copied, net_copied = copied.modules
+    assert opt_copied.module is net_copied
+    assert_close(net_copied.bias[...], net.bias[...] - 0.1)
+
+
+@pytest.mark.parametrize("wrap", [px.Jit, px.Parallel, px.Vectorize, px.GradValues])
+def test_the_signature_is_that_of_the_function_without_its_modules(wrap: Any) -> None:
+    net = Counter(nnx.Rngs(0))
+    assert list(inspect.signature(wrap(loss, net)).parameters) == ["x", "scale"]
+    for of_net in (wrap(net), wrap(net.__call__), wrap(wrap(net))):
+        assert list(inspect.signature(of_net).parameters) == ["x"]
+
+
+LATE: dict[str, Any] = {
+    "Jit": lambda net: px.Jit(call)(net, X),
+    "by keyword": lambda net: px.Jit(lambda x, net: net(x))(X, net=net),
+    "in a container": lambda net: px.Jit(lambda held, x: held["net"][0](x))({"net": [net]}, X),
+    "Parallel": lambda net: px.Parallel(call)(net, X),
+    "Vectorize": lambda net: px.Vectorize(call, batch_axis=(None, 0))(net, X),
+    "GradValues": lambda net: px.GradValues(loss, argnums=1)(net, X),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_a_module_given_when_calling_is_refused_and_is_left_as_it_was(case: str) -> None:
+    net = Counter(nnx.Rngs(0))
+    before = arrays_in(net)
+    with pytest.raises(px.StateError, match=r"is or holds a module.*would be lost.*\(f, net\)"):
+        LATE[case](net)
+    assert_untouched(before, net)
+
+
+def test_a_function_that_jax_has_compiled_is_refused_if_it_is_to_have_modules() -> None:
+    with pytest.raises(px.StateError, match=r"compiled by jax\.jit already.*px\.Jit\(call\.__wrapped__, net\)"):
+        px.Jit(jax.jit(call), Counter(nnx.Rngs(0)))
+    assert_close(px.Jit(jax.jit(lambda x: x * 2))(X), X * 2)
+
+
+def noisy(net: Any, x: jax.Array, key: Any) -> jax.Array:
+    return x + jax.random.normal(jnp.ravel(key)[0])
+
+
+@pytest.mark.parametrize("wrap", [px.Vectorize, px.Parallel], ids=["rows", "devices"])
+def test_one_key_for_all_is_refused_unless_batch_axis_says_so(wrap: Any) -> None:
+    net, key, zeros = MLP(nnx.Rngs(0)), jax.random.key(5), jnp.zeros(8)
+    for give in (lambda f: f(zeros, key), lambda f: f(zeros, key=key)):
+        with pytest.raises(px.ShapeError, match=r"is one random key.*jax\.random\.split\(key, rows\)"):
+            give(wrap(noisy, net))
+    assert_close(
+        jax.device_get(wrap(noisy, net, batch_axis=(0, None))(zeros, key)), jnp.full(8, jax.random.normal(key))
+    )
