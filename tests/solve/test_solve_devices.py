@@ -206,7 +206,7 @@ def test_a_step_has_two_all_reduces_and_gathers_nothing(name: str, weighted: boo
 @pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
-    ("name", "precondition"), itertools.product(("softmax with intercept", "poisson"), ("auto", None))
+    ("name", "precondition"), [*itertools.product(("softmax with intercept", "poisson"), ("auto", None))]
 )
 def test_the_rows_are_read_twice_per_iteration(name: str, precondition: Any) -> None:
     start, x, y = _data(name, 37, "float32")

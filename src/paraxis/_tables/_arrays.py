@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from paraxis._host import mapped
 from paraxis._tables import _files as files
 from paraxis.errors import DataError, ShapeError
 
@@ -42,18 +41,9 @@ class Arrays:
     def __len__(self) -> int:
         return sum(len(X) for X, _ in self._pairs)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def blocks(self, size: int) -> files.Parts:
         self._require_unchanged()
-        pairs = [(mapped.by_file(X), mapped.by_file(y)) for X, y in self._pairs]
-        return {**self.__dict__, "_pairs": pairs}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        pairs = [(mapped.opened(X), mapped.opened(y)) for X, y in state["_pairs"]]
-        self.__dict__.update(state, _pairs=pairs)
-
-    def blocks(self, size: int, start: int = 0) -> files.Parts:
-        self._require_unchanged()
-        for at in range(start, len(self), size):
+        for at in range(0, len(self), size):
             yield self._block(at, min(at + size, len(self)))
         self._require_unchanged()
 
@@ -114,11 +104,9 @@ def npy(folder: Path, dtype: Any) -> Arrays:
     """Return pairs of files of a folder, ``X*.npy`` and ``y*.npy``, mapped into memory."""
     designs, targets = (sorted(folder.glob(f"{name}*.npy")) for name in ("X", "y"))
     if not designs or len(designs) != len(targets):
-        saved = "np.save('rows/X-0.npy', X), np.save('rows/y-0.npy', y)"
-        is_other = files.kind_at(folder) in ("csv", "parquet") and not designs and not targets
         raise DataError(
             f"{_WHO}: folder must have as many files X*.npy as y*.npy, at least one, got {len(designs)} and "
-            f"{len(targets)} in {str(folder)!r}; write {files.table_of(folder) if is_other else saved}"
+            f"{len(targets)} in {str(folder)!r}"
         )
     parts = [path.name[1:] for path in designs], [path.name[1:] for path in targets]
     if {*parts[0]} & {*parts[1]} and parts[0] != parts[1]:  # where none is the same, their order tells

@@ -2,93 +2,21 @@
 
 import contextlib
 import dataclasses
-import json
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from paraxis._calls import arguments
-from paraxis._calls.extras import needed
 from paraxis.errors import DataError
 
 _ALIGNED = 64
 """Bytes: where a device's block begins at a multiple of them, it is used where it is."""
 
-_PANDAS_INDEX = re.compile(r"|__index_level_\d+__|Unnamed: 0")
-
-_NUMBER = re.compile(r"\s*[+-]?[\d.,]*\d[.,]?([eE][+-]?\d+)?\s*")
 _TILE = 1 << 20  # bytes of rows that are filled column by column, and stay in a cache meanwhile
 
-
-class Described(NamedTuple):
-    """The files of a folder, as known before their rows are read.
-
-    Args:
-        files: in order.
-        columns: the names of those to predict from.
-        kinds: the Arrow types of these, and of the target, in each file.
-    """
-
-    files: list["Unchanged"]
-    columns: list[str]
-    kinds: list[dict[str, Any]]
-
-
-def described(
-    who: str,
-    folder: Path,
-    suffix: str,
-    target: str,
-    columns: Sequence[str] | None,
-    schema: Callable[[Path], Any],
-) -> Described:
-    """Look at the files of a folder, or at the one file that it is; ``schema`` gives a file's columns and types.
-
-    Columns into which pandas wrote the names of rows are left out, unless they are asked for.
-
-    Raises:
-        DataError: if there are none, a file has other columns than the first, or columns hold no numbers.
-    """
-    paths = found(who, folder, suffix)
-    files = [Unchanged.of(who, path) for path in paths]
-    asked = None if columns is None else {*columns, target}
-    kinds: list[dict[str, Any]] = []
-    names_rows: set[str] | None = None
-    for path in paths:
-        with named(who, path):
-            own = schema(path)
-            _ = own.names  # Arrow decodes them now
-        if names_rows is None:  # what the first file notes holds for all
-            names_rows = {*row_names(own.names, own.metadata or {})} - {target}
-        names = [name for name in own.names if (name not in names_rows if asked is None else name in asked)]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            headless = suffix == ".csv" and no_header(twice, len(own.names))
-            write = headless or "give each column a name of its own"
-            raise DataError(f"{who}: {str(path)!r} has {told(twice)} twice; {write}")
-        kinds.append({name: own.field(name).type for name in names})
-        for argument, wanted in (("target", [target]), ("columns", list(columns or ()))):
-            absent = [name for name in wanted if name not in kinds[-1]]
-            if absent:
-                near = [name for name in (arguments.nearest(one, own.names) for one in absent) if name is not None]
-                headless = suffix == ".csv" and no_header(own.names, len(own.names))
-                hint = f"; did you mean {told(near)}?" if near else f"; {headless}" if headless else ""
-                raise DataError(
-                    f"{who}: {argument} must be among the columns of {str(path)!r}, {told(own.names)}; got "
-                    f"{told(absent)}{hint}"
-                )
-        _require_same(who, paths[0], list(kinds[0]), path, names)
-    chosen = [name for name in (columns or kinds[0]) if name != target]
-    if not chosen:
-        index = f" and an index of pandas, {told(sorted(names_rows))}" if names_rows else ""
-        write = f"write columns={sorted(names_rows)}" if names_rows else "give some to predict from"
-        raise DataError(f"{who}: {str(paths[0])!r} has no column besides the target {target!r}{index}; {write}")
-    _require_numbers(who, {name: kind for own in kinds for name, kind in own.items() if not is_number(kind)}, chosen)
-    return Described(files, chosen, kinds)
+Parts = Iterator[tuple[np.ndarray, np.ndarray]]
 
 
 def found(who: str, folder: Path, suffix: str) -> list[Path]:
@@ -97,91 +25,11 @@ def found(who: str, folder: Path, suffix: str) -> list[Path]:
     Raises:
         DataError: if there are none.
     """
-    kind = kind_at(folder) if folder.exists() else None
-    is_other = folder.is_file() and kind not in (None, suffix[1:])
-    paths = [] if is_other else [folder] if folder.is_file() else sorted(_ending_in(folder, suffix))
+    paths = [folder] if folder.is_file() else sorted(folder.iterdir()) if folder.is_dir() else []
+    paths = [path for path in paths if path.name.lower().endswith(suffix)]
     if not paths:
-        got = "which is another" if is_other else "which has none" if folder.is_dir() else "which is not there"
-        write = table_of(folder) if kind else f"px.{who}('rows/', …)"
-        raise DataError(f"{who}: folder must have {suffix} files, or be one, got {str(folder)!r}, {got}; write {write}")
+        raise DataError(f"{who}: folder must have {suffix} files, or be one, got {str(folder)!r}, which has none")
     return paths
-
-
-def _ending_in(folder: Path, suffix: str) -> list[Path]:
-    return [path for path in folder.iterdir() if path.name.lower().endswith(suffix)] if folder.is_dir() else []
-
-
-def row_names(names: Sequence[str], metadata: Mapping[bytes, bytes]) -> list[str]:
-    """Return the columns into which pandas wrote an index, by their names, or by what it noted in a file's metadata.
-
-    They name rows and say nothing of them; of sorted rows, they tell the target. An index that only counts rows is in
-    no column of a Parquet file, and in one without a name of a CSV file.
-    """
-    try:
-        noted = list(json.loads(metadata.get(b"pandas", b"{}"))["index_columns"])
-    except (ValueError, KeyError, TypeError):
-        noted = []
-    return [name for name in names if _PANDAS_INDEX.fullmatch(name) or name in noted]
-
-
-def _require_same(who: str, first: Path, names: list[str], path: Path, own: list[str]) -> None:
-    lacks, has = [n for n in names if n not in own], [n for n in own if n not in names]
-    if lacks or has:
-        differ = [f"lacks {told(lacks)}"] * bool(lacks) + [f"has {told(has)} besides"] * bool(has)
-        raise DataError(
-            f"{who}: {str(path)!r} {' and '.join(differ)}, compared with {str(first)!r}; give all files the same "
-            f"columns, or choose those that all have: columns=[…]"
-        )
-
-
-def _require_numbers(who: str, kinds: dict[str, Any], chosen: Sequence[str]) -> None:
-    wrong = [name for name in chosen if name in kinds]
-    if wrong:
-        shown = ", ".join(f"{name!r} ({kinds[name]})" for name in wrong[:6]) + ", …" * (len(wrong) > 6)
-        left = [name for name in chosen if name not in kinds]
-        without = f"leave them out, columns=[{told(left)}], or " if left else ""
-        raise DataError(
-            f"{who}: columns must hold numbers, got {shown}; {without}write them into the files as numbers: a column "
-            f"of 0 and 1 for each value"
-        )
-
-
-def table_of(source: Any) -> str:
-    """Return the call that makes a table of the files at a path, as far as that is one and their suffixes tell."""
-    place = Path(source) if isinstance(source, (str, Path)) else Path("rows")
-    kind = kind_at(place) or "parquet"
-    asked = "" if kind == "npy" else ", target='y'"
-    return f"px.Table.{kind}({str(place)!r}{asked})"
-
-
-def kind_at(place: Path) -> str | None:
-    """Return the kind of the files at a path of which there is a table, if it can be looked at."""
-    try:
-        suffixes = {path.suffix.lower() for path in (place.iterdir() if place.is_dir() else [place])}
-    except (OSError, ValueError):  # of a text that is no path, too
-        return None
-    return next((kind for kind in ("parquet", "csv", "npy") if f".{kind}" in suffixes), None)
-
-
-def no_header(names: Sequence[str], num_columns: int) -> str:
-    """Return what to write if the names of columns, or some of them, read as numbers, most of them; else nothing."""
-    if 2 * sum(_NUMBER.fullmatch(name) is not None for name in names) <= len(names):
-        return ""
-    header = ",".join([*(f"x{number}" for number in range(1, min(num_columns, 6))), *["…"] * (num_columns > 6), "y"])
-    return f"its first line reads as numbers: if the names of the columns are missing, write them before it, {header}"
-
-
-def told(names: Sequence[str]) -> str:
-    """Return some names for a message, not all of very many."""
-    return ", ".join(map(repr, names[:6])) + ", …" * (len(names) > 6)
-
-
-def is_number(kind: Any) -> bool:
-    """Return whether an Arrow type is one of numbers."""
-    with needed("px.Table", "tables"):
-        import pyarrow.types as types
-
-    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)
 
 
 @contextlib.contextmanager
@@ -235,12 +83,21 @@ class Unchanged:
             )
 
 
+def place(files: Sequence[Unchanged], sizes: Sequence[int], row: int) -> str:
+    """Return where a row of all is, for messages."""
+    for file, size in zip(files, sizes, strict=False):
+        if row < size:
+            return f"{str(file.path)!r}, row {row}"
+        row -= size
+    return f"row {row}"
+
+
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Return memory that begins where devices may use it without a copy, on CPU."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    found = np.empty(size + _ALIGNED, np.uint8)
-    start = -found.ctypes.data % _ALIGNED
-    return found[start : start + size].view(dtype).reshape(shape)
+    memory = np.empty(size + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def as_rows(columns: Sequence[np.ndarray], dtype: np.dtype[Any]) -> np.ndarray:
@@ -253,9 +110,6 @@ def as_rows(columns: Sequence[np.ndarray], dtype: np.dtype[Any]) -> np.ndarray:
         for at, column in enumerate(columns):
             tile[:, at] = column[start : start + step]
     return rows
-
-
-Parts = Iterator[tuple[np.ndarray, np.ndarray]]
 
 
 def in_blocks(parts: Parts, size: int) -> Parts:
@@ -280,12 +134,3 @@ def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.
         return parts[0]
     X = empty((sum(len(X) for X, _ in parts), parts[0][0].shape[1]), parts[0][0].dtype)
     return np.concatenate([X for X, _ in parts], out=X), np.concatenate([y for _, y in parts])
-
-
-def place(files: Sequence[Unchanged], sizes: Sequence[int], row: int) -> str:
-    """Return where a row of all is, for messages."""
-    for file, size in zip(files, sizes, strict=False):
-        if row < size:
-            return f"{str(file.path)!r}, row {row}"
-        row -= size
-    return f"row {row}"

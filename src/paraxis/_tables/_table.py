@@ -1,20 +1,14 @@
 """The common part of all tables: their shape, and their rows in blocks that are checked."""
 
-import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paraxis._calls import arguments
+from paraxis._calls import check
 from paraxis._tables._arrays import Arrays, npy
-from paraxis._tables._csv import Csv
-from paraxis._tables._files import Parts, in_blocks, table_of
-from paraxis._tables._parquet import Parquet
 from paraxis.errors import DataError, ShapeError
-
-_OTHERS = {"path": "folder", "usecols": "columns", "label": "target", "y": "target"}  # of pandas and others
 
 
 class Table:
@@ -50,8 +44,8 @@ class Table:
         absent = [name for name in ("__len__", "columns", "target", "dtype", "blocks") if not hasattr(source, name)]
         if absent:
             raise DataError(
-                f"Table: source must have {', '.join(absent)}, got {arguments.described(source)}; write "
-                f"{table_of(source)}, or px.Table.of_arrays(X, y)"
+                f"Table: source must have {', '.join(absent)}, got {check.described(source)}; write "
+                f"px.Table.parquet('rows', target='y'), or px.Table.of_arrays(X, y)"
             )
         self._source = source
 
@@ -73,7 +67,9 @@ class Table:
                 numbers; the message names file and columns.
             ModuleNotFoundError: if pyarrow is missing; the extra ``fit`` brings it.
         """
-        return cls(Parquet(*_asked("Table.parquet", folder, target, columns, dtype)))
+        from paraxis._tables._arrow import Parquet
+
+        return cls(Parquet(Path(folder), target, columns, _dtype("Table.parquet", dtype)))
 
     @classmethod
     def csv(
@@ -102,12 +98,9 @@ class Table:
             DataError: as for :meth:`parquet`.
             ModuleNotFoundError: if pyarrow is missing; the extra ``fit`` brings it.
         """
-        asked = _asked("Table.csv", folder, target, columns, dtype)
-        for name, mark, usual in (("delimiter", delimiter, ";"), ("decimal", decimal, ",")):
-            if not isinstance(mark, str) or len(mark) != 1:
-                got, write = arguments.described(mark), f"px.Table.csv('rows', target='y', {name}={usual!r})"
-                raise ValueError(f"Table.csv: {name} must be a single character, got {got}; write {write}")
-        return cls(Csv(*asked, delimiter, decimal))
+        from paraxis._tables._arrow import Csv
+
+        return cls(Csv(Path(folder), target, columns, _dtype("Table.csv", dtype), delimiter, decimal))
 
     @classmethod
     def npy(cls, folder: str | Path, *, dtype: Any = None) -> "Table":
@@ -122,7 +115,6 @@ class Table:
             DataError: if there are no such files, or one cannot be read.
             ShapeError: if their shapes do not fit together.
         """
-        arguments.path("Table.npy", "folder", folder, DataError, write="px.Table.npy('rows')")
         return cls(npy(Path(folder), _dtype("Table.npy", dtype)))
 
     @classmethod
@@ -135,14 +127,10 @@ class Table:
             (5, 3)
         """
         who = "Table.of_arrays"
-        try:
-            targets = np.asarray(y)
-        except Exception:  # whatever it is, it is no array
-            targets = np.zeros(())
+        targets = np.asarray(y)
         if targets.ndim != 1 or targets.dtype.kind not in "biufUO":
-            got = arguments.described(y)
-            raise ShapeError(f"{who}: y must be numbers or text (n,), one per row, got {got}; write np.asarray(y)")
-        return cls(Arrays(who, [(arguments.host_array(who, "X", X), targets)], _dtype(who, dtype)))
+            raise ShapeError(f"{who}: y must be numbers or text (n,), one per row, got {check.described(targets)}")
+        return cls(Arrays(who, [(np.asanyarray(X), targets)], _dtype(who, dtype)))
 
     def __len__(self) -> int:
         return len(self._source)
@@ -167,16 +155,13 @@ class Table:
         """The dtype of the columns to predict from, as they are read."""
         return np.dtype(self._source.dtype)
 
-    def blocks(self, size: int, start: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the rows in order as pairs ``X (size, d)`` and ``y (size,)``; only the last may be shorter.
 
         Memory is bounded by the block, and by what the file's format makes a reader hold.
 
         Args:
             size: rows of a block.
-            start: the first row. Of files and memory-mapped arrays, those before are not read, but for the group of
-                rows of a Parquet file, or the 4 MB of a CSV file, in which it begins. To find these, the rows of CSV
-                files are counted once.
 
         Raises:
             DataError: if a number is missing, NaN or infinite, a file cannot be read, or changed since the table was
@@ -187,23 +172,12 @@ class Table:
             >>> [len(y) for X, y in px.Table.of_arrays(np.ones((5, 3)), np.ones(5)).blocks(2)]
             [2, 2, 1]
         """
-        write = "table.blocks(100_000, start=500_000)"
-        size = arguments.count("Table.blocks", "size", size, write=write)
-        return self._blocks(size, start=arguments.count("Table.blocks", "start", start, least=0, write=write))
+        return self._blocks(check.count("Table.blocks", "size", size))
 
-    @property
-    def _begins_anywhere(self) -> bool:
-        """The source can begin at any row, without those before."""
-        return "start" in inspect.signature(self._source.blocks).parameters
-
-    def _blocks(self, size: int, *, start: int = 0, checked: bool = True) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _blocks(self, size: int, *, checked: bool = True) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the same; if not ``checked``, values were looked at in an earlier pass."""
-        before = size
-        begins = {"start": start} if self._begins_anywhere else {}
-        given = self._source.blocks(size, **begins)
-        if start and not begins:
-            given = in_blocks(_after(given, start), size)
-        for X, y in given:
+        before, start = size, 0
+        for X, y in self._source.blocks(size):
             X, y = np.asarray(X, self.dtype), np.asarray(y)
             if X.ndim != 2 or X.shape[1] != len(self.columns) or y.shape != X.shape[:1]:
                 raise ShapeError(
@@ -262,37 +236,14 @@ class Table:
         return self.__array__()
 
     def __repr__(self) -> str:
-        rows = "" if isinstance(self._source, Csv) else f"{len(self):,} rows, "
+        rows = (
+            "" if getattr(self._source, "as_targets", None) else f"{len(self):,} rows, "
+        )  # to count them takes a pass
         return f"<Table: {rows}{len(self.columns):,} columns and the target {self.target!r}, {self.dtype}>"
 
 
-def _after(parts: Parts, start: int) -> Parts:
-    """Yield the rows of parts from a row on."""
-    for X, y in parts:
-        if start < len(X):
-            yield X[start:], y[start:]
-        start = max(0, start - len(X))
-
-
-def _asked(who: str, folder: Any, target: Any, columns: Any, dtype: Any) -> tuple[Path, str, Any, Any]:
-    write = f"px.{who}('rows', target='y')"
-    arguments.path(who, "folder", folder, DataError, write=write)
-    arguments.text(who, "target", target, write)
-    if columns is not None:
-        columns = arguments.names(who, "columns", columns)
-        own = [name for name in dict.fromkeys(columns) if name != target]
-        if len(own) < len(columns):
-            write = f"columns={own}" if own else "columns=['x']"
-            raise DataError(
-                f"{who}: columns must be those to predict from, each once and not the target {target!r}, got "
-                f"{arguments.described(list(columns))}; write {write}, or leave it out for all others"
-            )
-    return Path(folder), target, columns, _dtype(who, dtype)
-
-
 def _dtype(who: str, dtype: Any) -> Any:
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__" if isinstance(dtype, type) else "name", "")
-    if dtype is not None and not (isinstance(dtype, (str, type, np.dtype)) and name in ("float32", "float64")):
-        got = arguments.described(dtype)
-        raise TypeError(f"{who}: dtype must be float32 or float64, got {got}; write dtype='float32'")
-    return None if dtype is None else np.dtype(name)
+    if dtype is None:
+        return None
+    check.one_of(who, "dtype", np.dtype(dtype).name, ("float32", "float64"))
+    return np.dtype(dtype)
