@@ -302,9 +302,8 @@ def test_a_pytree_that_cannot_be_called_is_refused() -> None:
         with pytest.raises(kind, match=f"(?i){text}"):
             call()
     step = px.train_step(lambda model, batch: model(batch))
-    with pytest.raises(TypeError, match="'Data' object is not callable") as caught:
+    with pytest.raises(TypeError, match="'Data' object is not callable"):
         step(_created(plain), values(3))
-    assert "given as its model what the state was made from: the Data" in "".join(caught.value.__notes__)
 
 
 def _created(model: Any) -> px.TrainState:

@@ -72,7 +72,7 @@ def test_an_error_in_one_after_a_checkpoint_ends_all_and_is_shown(tmp_path: Path
     (tmp_path / "raises").touch()
     with running(tmp_path, *OPTIONS, SCRIPT, str(tmp_path)) as run:
         assert run.end() != 0
-    assert re.search(r"rank 1 .*LookupError: an error of the user's own", run.error, re.DOTALL), run.error
+    assert "LookupError: an error of the user's own" in run.error
     assert px.Checkpoints(tmp_path / "checkpoints").latest == 70
 
 
