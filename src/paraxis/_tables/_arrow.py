@@ -175,6 +175,8 @@ class Csv(_Arrow):
     def _survey(self) -> tuple[list[int], bool]:
         """Return the numbers of rows of the files, and whether targets are text."""
         if self._surveyed is None:
+            for file in self._files:
+                _require_closed_quotes(self.who, file.path)
             sizes, are_whole, are_codes = [0] * len(self._files), True, False
             for number, batch in self._read([{self.target: pa.string()}] * len(self._files)):
                 labels = batch.column(0)
@@ -204,6 +206,14 @@ class Csv(_Arrow):
         """Return targets as integers, if all are, and floats tell them apart: what a file shows as 1 is no 1.0."""
         is_whole = y.dtype.kind == "f" and np.all(np.trunc(y) == y) and np.all(np.abs(y) < 2**53)
         return y.astype(np.int64) if is_whole else y
+
+
+def _require_closed_quotes(who: str, path: Path) -> None:
+    """Check that quotes are in pairs: Arrow leaves out all rows after one that stays open."""
+    with path.open("rb") as file:
+        count = sum(part.count(b'"') for part in iter(lambda: file.read(_BYTES), b""))
+    if count % 2:
+        raise DataError(f'{who}: {str(path)!r} has {count:,} quotes, of which one is open; write one in a value as ""')
 
 
 def _is_number(field: Any) -> bool:

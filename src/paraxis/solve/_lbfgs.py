@@ -254,8 +254,8 @@ class LBFGS(Solver):
         )
         return OptStep(params, state)
 
-    def _iteration(self, step: OptStep, arguments: Any) -> OptStep:
-        params, state = step
+    def _iteration(self, before: OptStep, arguments: Any) -> OptStep:
+        params, state = before
         problem = self._problem(params, arguments)
         control = problem.control
         point = Point(params, state.value, state.grad, state.aux, state.cache)

@@ -64,8 +64,16 @@ class Problem(abc.ABC):
     """A function with its arguments given, to be minimised over ``params``."""
 
     is_linear: bool  # trials are cheap, and what a point keeps is added up from step to step
-    passes: Passes
-    control: Control = COMPILED
+
+    @property
+    @abc.abstractmethod
+    def passes(self) -> Passes:
+        """Return how often each question reads all the data."""
+
+    @property
+    def control(self) -> Control:
+        """Return what runs loops around this problem."""
+        return COMPILED
 
     @abc.abstractmethod
     def start(self, params: Any) -> Point:
@@ -113,7 +121,10 @@ class Function(Problem):
 
     value_and_grad: Callable[[Any], tuple[tuple[jax.Array, Any], Any]]
     is_linear = False
-    passes = Passes(start=2, line=0, trial=2, end=0, refresh=0)
+
+    @property
+    def passes(self) -> Passes:
+        return Passes(start=2, line=0, trial=2, end=0, refresh=0)
 
     def start(self, params: Any) -> Point:
         (value, aux), grad = self.value_and_grad(params)

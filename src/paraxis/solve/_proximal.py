@@ -195,8 +195,8 @@ class ProximalGradient(Solver):
         (_, *args), kwargs = arguments
         return self._problem(params, (args, kwargs))
 
-    def _iteration(self, step: OptStep, arguments: Any) -> OptStep:
-        params, state = step
+    def _iteration(self, before: OptStep, arguments: Any) -> OptStep:
+        params, state = before
         hyper = arguments[0][0]
         problem = self._posed(params, arguments)
         point = Point(state.velocity, state.velocity_value, state.grad, state.aux, state.cache)

@@ -133,7 +133,7 @@ class Solver(abc.ABC):
         """Return the parameters, and the state before the first iteration."""
 
     @abc.abstractmethod
-    def _iteration(self, step: OptStep, arguments: Any) -> OptStep:
+    def _iteration(self, before: OptStep, arguments: Any) -> OptStep:
         """Make one iteration."""
 
     @abc.abstractmethod

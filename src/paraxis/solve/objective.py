@@ -81,7 +81,8 @@ class LinearObjective:
             raise TypeError(f"{self}: data is a table; write px.solve.rows(table, engine=px.Stream(memory='2GB'))")
         if not isinstance(data, tuple | list) or len(data) not in (2, 3) or any(x is None for x in data[:2]):
             raise TypeError(f"{self}: data must be (X, y) or (X, y, weight), got {check.described(data)}")
-        design, targets, weight = (x if isinstance(x, TableRows | None) else jnp.asarray(x) for x in (*data, None)[:3])
+        given: list[Any] = [x if isinstance(x, TableRows | None) else jnp.asarray(x) for x in data]
+        design, targets, weight = given if len(given) == 3 else (*given, None)
         self._check(params, design, targets, weight, _added(data))
         if self.l2 and np.shape(l2) != ():
             raise ShapeError(f"{self}: l2reg must be a number, got {check.described(l2)}; write 0.1")

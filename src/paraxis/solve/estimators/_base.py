@@ -251,7 +251,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         if grid.ndim != 1 or not len(grid):
             raise ValueError(f"{self._who}: {argument} must be numbers (num,), got {check.described(strengths)}")
         for strength in grid.tolist():
-            bounds = {"least": 0, "most": _LARGEST} if self.strong_is_large else {"above": 0}
+            bounds: dict[str, Any] = {"least": 0, "most": _LARGEST} if self.strong_is_large else {"above": 0}
             check.number(self._who, f"{self.strength_name} in {argument}", strength, **bounds)
         order = np.argsort(grid, kind="stable")
         return grid, [int(i) for i in (order[::-1] if self.strong_is_large else order)]
@@ -275,7 +275,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         else:
             self._require_no(engine)
             self._is_of_table = False
-            rows, given = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
+            found: Any = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
+            rows, given = found
         targets = self._checked_targets(given)
         if sample_weight is None:
             return rows, targets, np.ones(len(targets), rows.dtype)
@@ -294,7 +295,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         return weight
 
     def _plan(self, posed: Posed, placed: Placed) -> Plan:
-        data, options = placed.data, (posed.loss, bool(self.fit_intercept), float(self.tol), int(self.max_iter))
+        data = placed.data
+        options: Any = posed.loss, bool(self.fit_intercept), float(self.tol), int(self.max_iter)
         num_rows, num_features = data.X.shape
         is_small = num_features <= MAX_FEATURES and (num_features <= max(num_rows, _FEW))
         is_saved = isinstance(data.X, TableRows) and getattr(data.X.engine, "folder", None) is not None

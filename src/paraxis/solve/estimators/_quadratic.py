@@ -91,7 +91,7 @@ class Quadratic:
         dtype = jax.tree.leaves(init)[0].dtype
         coef, intercept = init if self._objective.intercept else (init, np.zeros(init.shape[1:]))
         place, hessian = self._at(np.asarray(coef, float), np.asarray(intercept, float))
-        num_passes, iter_num, num_stalled, stepsize = 1, 0, 0, 1.0
+        num_passes, iter_num, num_stalled, stepsize, new = 1, 0, 0, 1.0, place
         error = self._error(place, penalty)
         best = place, error
         while True:
@@ -102,13 +102,13 @@ class Quadratic:
             beside = -(place.slope + hessian.beside @ step) / hessian.of_intercept * self._objective.intercept
             before = _whole(place, penalty)
             slope = np.vdot(place.grad, step) + np.vdot(place.slope, beside) + _whole(place, penalty, step) - before
-            noise, stepsize = _NOISE * np.finfo(dtype).eps * abs(before), 1.0
-            for _ in range(_TRIALS):
+            noise = _NOISE * np.finfo(dtype).eps * abs(before)
+            for trial in range(_TRIALS):
+                stepsize = 0.5**trial
                 new, hessian = self._at(place.coef + stepsize * step, place.intercept + stepsize * beside)
                 num_passes += 1
                 if _whole(new, penalty) <= before + _DECREASE * stepsize * slope + noise:
                     break
-                stepsize /= 2
             place, error, iter_num = new, self._error(new, penalty), iter_num + 1
             num_stalled = 0 if error < 0.9 * best[1] or _whole(place, penalty) < before - noise / 8 else num_stalled + 1
             best = (place, error) if error < best[1] else best
@@ -198,7 +198,8 @@ def _minimum(hessian: _Hessian, place: _Place, penalty: Penalty, enough: float) 
     strength = (penalty.l1 + penalty.l2) / len(factor)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # where that leads, the next pass tells
-        _, found, *_ = enet_path(
+        solve: Any = enet_path  # whose stubs know texts only
+        _, found, *_ = solve(
             np.asfortranarray(factor),
             y,
             l1_ratio=penalty.l1 / (penalty.l1 + penalty.l2),
