@@ -114,18 +114,6 @@ def test_the_same_as_a_python_loop_over_single_members(model: str, size: int, de
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"lowering": "unroll"}, {"at_once": 1}])
-def test_how_members_run_does_not_matter(options: dict[str, Any]) -> None:
-    step = sgd(apply_mlp)
-    ens = px.ensemble(make_mlp, 5, 3, mesh=on(2), **options)
-    expected, losses = by_hand(step, singles(ens), range(2), 4, plain(4))
-    history = ens.fit(step, (X, Y), batch_size=BATCH, epochs=2, key=jax.random.key(4))
-    for member, alone in zip(ens, expected, strict=True):
-        assert_close(host(member), alone)
-    np.testing.assert_allclose(history.outputs, losses, rtol=1e-4)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "conv"])
 def test_rows_give_each_member_its_own_share(model: str) -> None:
     make, apply = MODELS[model]
@@ -215,17 +203,6 @@ def seen_by(ens: px.Ensemble, **options: Any) -> np.ndarray:
     return np.asarray(ens.stacked()["rows"])
 
 
-def test_what_is_left_over_sits_out() -> None:
-    ens, left = px.ensemble(make_diary, 3, 0, mesh=on(2)), set()
-    for epoch in range(4):
-        seen = seen_by(ens, key=0, first_epoch=epoch)
-        for rows in seen:
-            np.testing.assert_array_equal(rows, batches(0, epoch))
-        assert len(np.unique(seen)) == NUM_STEPS * BATCH
-        left |= set(range(NUM_ROWS)) - set(seen.ravel().tolist())
-    assert len(left) > 2  # in another epoch other rows do
-
-
 def test_an_own_order_depends_on_key_epoch_and_number_only() -> None:
     ens, fewer = (px.ensemble(make_diary, size, 0, mesh=on(devices)) for size, devices in [(7, 2), (3, 8)])
     here = seen_by(ens, key=0, own_order=True)
@@ -235,62 +212,6 @@ def test_an_own_order_depends_on_key_epoch_and_number_only() -> None:
     for other in ({"key": 1}, {"key": 0, "first_epoch": 1}):
         assert (seen_by(ens, own_order=True, **other) != here).any((1, 2)).all()
     np.testing.assert_array_equal(seen_by(ens, key=0, own_order=True), here)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("own_order", [True, False])
-def test_own_rows_are_seen_as_often_as_they_were_drawn(own_order: bool) -> None:
-    shares = np.random.default_rng(0).integers(0, NUM_ROWS, (3, NUM_STEPS * BATCH))
-    ens = px.ensemble(make_diary, 3, 0, mesh=on(2))
-    for seen, share in zip(seen_by(ens, key=0, rows=shares, own_order=own_order), shares, strict=True):
-        np.testing.assert_array_equal(np.sort(seen.ravel()), np.sort(share))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["mlp", "conv"])
-def test_more_epochs_and_calls_compile_nothing_more(model: str) -> None:
-    make, apply = MODELS[model]
-    traced, inner = [], sgd(apply)
-
-    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
-        traced.append(x.shape)
-        return inner(params, x, y)
-
-    ens = px.ensemble(make, 3, 0, mesh=on(2))
-    ens.fit(step, (X, Y), batch_size=BATCH, key=0)
-    so_far = len(traced)
-    ens.fit(step, (X, Y), batch_size=BATCH, key=1, epochs=5, first_epoch=3)
-    assert len(traced) == so_far
-
-
-@pytest.mark.slow
-def test_results_that_are_no_floats_are_averaged_alike_however_epochs_run() -> None:
-    def scanned(w: jax.Array, x: jax.Array) -> Any:
-        return w + 1, {"integer": jnp.sum(x > 3), "boolean": x[0] > 3, "float": x.mean()}
-
-    def stepped(w: jax.Array, x: jax.Array) -> Any:
-        return w + jnp.convolve(x, x)[0], scanned(w, x)[1]
-
-    histories = [
-        px.ensemble(jax.random.normal, 2, 0, mesh=on(2)).fit(step, (np.arange(8.0),), batch_size=4, key=0)
-        for step in (scanned, stepped)
-    ]
-    assert [history.scanned for history in histories] == [True, False]
-    here, there = (history.outputs for history in histories)
-    assert {name: x.tolist() for name, x in here.items()} == {name: x.tolist() for name, x in there.items()}
-    assert here["integer"].tolist() == [[2.0, 2.0]]
-    assert {name: x.dtype for name, x in here.items()} == {name: x.dtype for name, x in there.items()}
-
-
-@pytest.mark.slow
-def test_a_step_that_breaks_the_member_leaves_all_members_as_they_were() -> None:
-    ens = px.ensemble(make_mlp, 3, 0, mesh=on(2))
-    before = host(ens.stacked())
-    with pytest.raises(px.StateError, match=r"step changed first from float32\[3, 6\] to bfloat16\[3, 6\].*astype"):
-        ens.fit(lambda p, x, y: p | {"first": p["first"].astype("bfloat16")}, (X, Y), batch_size=BATCH, key=0)
-    with pytest.raises(px.StateError, match="step must return the new member"):
-        ens.fit(lambda p, x, y: jnp.mean(x), (X, Y), batch_size=BATCH, key=0)
-    assert_close(host(ens.stacked()), before, rtol=0, atol=0)
 
 
 def test_shares_of_rows_are_shuffled_anew_in_each_epoch() -> None:

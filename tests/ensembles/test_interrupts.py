@@ -36,23 +36,6 @@ def test_an_interrupt_waits_for_the_end_of_the_block(ens: px.Ensemble, after: Af
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_without_an_interrupt_nothing_happens_and_errors_come_through(ens: px.Ensemble, after: After) -> None:
-    other = px.ensemble(lambda key: key, 2, 0)
-    todo = [lambda: other.train(lambda key: key)]
-    after.append(lambda: todo.pop()() if todo else None)  # one in another
-    ens.train(double)
-    assert not todo
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-    def fail() -> None:
-        raise ValueError("the user's own")
-
-    after[:] = [fail]
-    with pytest.raises(ValueError, match="the user's own"):
-        ens.train(double)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def test_the_users_own_handler_is_called_and_put_back(ens: px.Ensemble, after: After) -> None:
     calls: list[int] = []
     during: list[list[int]] = []
@@ -71,19 +54,6 @@ def test_the_users_own_handler_is_called_and_put_back(ens: px.Ensemble, after: A
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_an_interrupt_that_ends_the_process_still_does(
-    ens: px.Ensemble, after: After, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raised: list[int] = []
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    after += [interrupt, lambda: monkeypatch.setattr(signal, "raise_signal", raised.append)]
-    try:
-        ens.train(double)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert raised == [signal.SIGINT]
 
 
 def test_other_threads_are_not_held_up(ens: px.Ensemble, after: After) -> None:

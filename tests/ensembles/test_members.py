@@ -12,7 +12,7 @@ from flax import nnx
 
 import paraxis as px
 from tests._support import assert_close, values
-from tests.ensembles._kinds import NNX, Regular, X, Y, loss_of, make_linen, make_nnx, mesh_of, step_linen
+from tests.ensembles._kinds import NNX, Regular, X, Y, make_nnx, mesh_of
 
 SIZE = 5
 W = values(SIZE, 3, 2, seed=2)
@@ -170,36 +170,6 @@ def test_a_picked_module_is_called_and_trained_as_any_other() -> None:
     assert not np.allclose(kernels[0], first[0].first.kernel[...])
     added = ens.add(first)
     np.testing.assert_allclose(added[2][0].first.kernel[...], first[0].first.kernel[...])
-
-
-@pytest.mark.slow
-def test_a_picked_train_state_is_trained_as_any_other() -> None:
-    ens = px.ensemble(make_linen, 2, 0, mesh=mesh_of(2))
-    ens.train(step_linen, X, Y)
-    state = ens[1]
-    np.testing.assert_allclose(state.apply_fn({"params": state.params}, X), ens.members(X)[1], rtol=1e-4, atol=1e-5)
-    state, loss = jax.jit(step_linen)(state, X, Y)
-    np.testing.assert_allclose(ens.train(step_linen, X, Y)[1], loss, rtol=1e-4)
-    assert_close(ens[1].params, state.params)
-    assert int(state.step) == int(ens[1].step) == 2
-
-
-@pytest.mark.slow
-def test_a_part_of_an_ensemble_goes_on_training_by_itself() -> None:
-    tx = optax.sgd(0.1, momentum=0.9)
-
-    def step(params: Any, opt: Any, x: jax.Array, y: jax.Array) -> Any:
-        loss, gradient = jax.value_and_grad(lambda w: loss_of(x @ w, y))(params)
-        updates, opt = tx.update(gradient, opt)
-        return (optax.apply_updates(params, updates), opt), loss
-
-    weights = values(4, 3, 4)
-    ens = px.ensemble(lambda key, w: (w, tx.init(w)), 4, 0, weights, mesh=mesh_of(2))
-    ens.train(step, X, Y)
-    part = ens[1:]
-    for _ in range(2):
-        np.testing.assert_allclose(part.train(step, X, Y), ens.train(step, X, Y)[1:], rtol=1e-5)
-    assert_close(part.stacked(), jax.tree.map(lambda leaf: leaf[1:], ens.stacked()))
 
 
 def make_net(activation: Any, rate: float = 1e-2) -> Any:

@@ -124,11 +124,6 @@ def test_members_gives_every_ones_prediction_as_it_is() -> None:
     check(tree["a"], LOGITS)
 
 
-def test_a_tree_of_predictions_is_averaged_leaf_by_leaf() -> None:
-    got = linear().predict(X, apply=lambda w, x: {"a": x @ w, "b": (2 * (x @ w)[:1],)})
-    check(got, {"a": softmax(LOGITS).mean(0), "b": (softmax(2 * LOGITS[:, :1]).mean(0),)})
-
-
 def test_each_member_may_have_its_own_inputs() -> None:
     own = values(SIZE, 6, 3, seed=5)
     expected = np.einsum("mnd,mdc->mnc", np.asarray(own, np.float64), np.asarray(W, np.float64))
@@ -145,13 +140,6 @@ def test_low_precision_is_averaged_in_float32() -> None:
     assert got.dtype == "float32"
     rounded = np.asarray(jnp.einsum("nd,mdc->mnc", X, W).astype("bfloat16"), np.float64)
     np.testing.assert_allclose(got, rounded.mean(0), atol=0.02)
-
-
-def test_predictions_see_the_members_as_trained_last() -> None:
-    ens = linear()
-    ens.predict(X)
-    ens.train(lambda w: 2 * w)
-    check(ens.predict(X), softmax(2 * LOGITS).mean(0))
 
 
 @pytest.mark.slow
@@ -185,10 +173,3 @@ def test_what_a_model_writes_to_itself_in_a_prediction_is_dropped() -> None:
     ens = px.ensemble(lambda key, i: Counted(), 2, 0, jnp.arange(2), mesh=mesh_of(2))
     ens.predict(X)
     assert [float(net.calls[...]) for net in ens] == [0.0, 0.0]
-
-
-def test_a_softmax_of_half_precision_is_taken_and_averaged_in_single() -> None:
-    logits = (4 * jax.random.normal(jax.random.key(0), (5, 6, 3))).astype("bfloat16")
-    ens = px.ensemble(lambda key, z: z, 5, 0, logits, apply=lambda z, x: z)
-    expected = softmax(np.asarray(logits, np.float64)).mean(0)
-    np.testing.assert_allclose(ens.predict(np.zeros(1)), expected, atol=1e-6)

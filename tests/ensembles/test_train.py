@@ -1,7 +1,6 @@
 """``ens.train``: one member's step for all members, with what they share and what is each one's own."""
 
 import gc
-import signal
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +9,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 
 import paraxis as px
 from tests._support import assert_close, values
 from tests.ensembles._kinds import mesh_of
-from tests.ensembles._programs import After
 
 SIZE = 5
 X, Y = values(6, 2), values(6, seed=1)
@@ -103,12 +99,6 @@ def test_each_member_has_its_own_key(old: bool) -> None:
     assert len({draw.tobytes() for draw in map(np.asarray, draws)}) == SIZE
 
 
-def test_a_step_without_arguments_and_results() -> None:
-    ens = linear()
-    assert ens.train(lambda w: 2 * w) is None
-    assert_close(ens.stacked(), 2 * W)
-
-
 def test_the_new_state_alone_may_be_returned() -> None:
     """The document's ``state = update(state, grads)``, for a single part and for a tuple."""
     ens = linear()
@@ -121,45 +111,6 @@ def test_the_new_state_alone_may_be_returned() -> None:
     assert_close(pair.train(lambda w, n: ((w, n), n)), jnp.ones(SIZE, "int32"))
 
 
-@pytest.mark.slow
-def test_a_sweep_over_learning_rates_with_inject_hyperparams() -> None:
-    rates = jnp.array([0.0, 0.01, 0.03, 0.1, 0.3])
-    adam: Any = optax.inject_hyperparams(optax.adam)
-
-    def make(key: jax.Array, lr: jax.Array, w: jax.Array) -> Any:
-        return w, adam(learning_rate=lr).init(w)
-
-    def sweep(w: jax.Array, opt: Any) -> Any:
-        loss, gradient = jax.value_and_grad(mse)(w, X, Y)
-        updates, opt = adam(learning_rate=0.0).update(gradient, opt, w)
-        return (optax.apply_updates(w, updates), opt), loss
-
-    ens = px.ensemble(make, SIZE, 0, rates, W, mesh=mesh_of(2))
-    losses = [ens.train(sweep) for _ in range(3)]
-    for index, rate in enumerate(np.asarray(rates)):
-        w, plain = W[index], optax.adam(rate)
-        state, expected = plain.init(w), []
-        for _ in range(3):
-            expected.append(mse(w, X, Y))
-            updates, state = plain.update(jax.grad(mse)(w, X, Y), state, w)
-            w: Any = optax.apply_updates(w, updates)
-        np.testing.assert_allclose([loss[index] for loss in losses], expected, rtol=1e-5)
-        np.testing.assert_allclose(ens[index][0], w, rtol=1e-4)
-
-
-def test_a_schedule_goes_on_from_step_to_step() -> None:
-    tx = optax.sgd(optax.piecewise_constant_schedule(0.1, {2: 0.5}))
-
-    def scheduled(w: jax.Array, opt: Any) -> Any:
-        updates, opt = tx.update(jnp.ones(2), opt, w)
-        return optax.apply_updates(w, updates), opt
-
-    ens = px.ensemble(lambda key, w: (w, tx.init(w)), SIZE, 0, W, mesh=mesh_of(2))
-    for total in (0.1, 0.2, 0.25, 0.3):
-        ens.train(scheduled)
-        assert_close(ens.stacked()[0], W - total)
-
-
 @pytest.mark.parametrize("lowering", ["auto", "vmap"])
 def test_members_may_speak_to_each_other_by_the_axiss_name(lowering: Any) -> None:
     def pulled(w: jax.Array) -> Any:
@@ -168,12 +119,6 @@ def test_members_may_speak_to_each_other_by_the_axiss_name(lowering: Any) -> Non
     ens = linear(lowering=lowering)
     out = ens.train(pulled)
     check(ens, out, (0.5 * (W + W.mean(0)), (jnp.arange(SIZE, dtype="int32"), jnp.full(SIZE, SIZE))))
-
-
-def test_the_axis_is_called_as_asked() -> None:
-    ens = px.ensemble(lambda key, w: w, SIZE, 0, W, name="models", mesh=mesh_of(2, "models"))
-    ens.train(lambda w: w - px.pmean(w, "models"))
-    assert_close(ens.stacked(), W - W.mean(0))
 
 
 @pytest.mark.sampled(3)
@@ -214,42 +159,6 @@ def test_a_step_is_traced_for_the_first_call_only(lowering: Any) -> None:
     for rate in (0.2, 0.3):
         ens.train(counted, X + rate, Y, rate)
     assert len(traced) == first == 1
-
-
-def test_another_shape_is_another_program() -> None:
-    ens = linear()
-    out = [ens.train(step, X[:n], Y[:n]) for n in (6, 3, 6)]
-    w, expected = W, []
-    for n in (6, 3, 6):
-        w, loss = looped(lambda w, n=n: step(w, X[:n], Y[:n]), w)
-        expected.append(loss)
-    check(ens, out, (w, expected))
-
-
-def test_modules_are_changed_in_place_and_may_be_sown_into() -> None:
-    def make(key: jax.Array, w: jax.Array) -> nnx.Linear:
-        net = nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(key))
-        net.kernel[...] = w[:, None]
-        return net
-
-    ens = px.ensemble(make, SIZE, 0, W, mesh=mesh_of(2))
-    out = ens.train(lambda net, factor: net.kernel.set_value(net.kernel[...] * factor), 3.0)
-    assert out is None
-    np.testing.assert_allclose(np.stack([net.kernel[...] for net in ens])[..., 0], 3 * W, rtol=1e-6)
-
-
-@pytest.mark.parametrize("lowering", ["vmap"])
-def test_an_interrupt_during_a_step_takes_effect_when_the_members_are_whole(lowering: Any, after: After) -> None:
-    """It comes when the old state has been given away and the new one is not kept yet."""
-    ens = linear(lowering=lowering)
-    ens.train(step, X, Y)
-    after.append(lambda: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        ens.train(step, X, Y)
-    after.clear()
-    twice = looped(lambda w: step(step(w, X, Y)[0], X, Y)[0], W)
-    assert_close(ens.stacked(), jnp.asarray(twice))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_function_and_what_it_closes_over_are_let_go() -> None:

@@ -19,7 +19,7 @@ def of_each(average: str, prediction: Any, inputs: tuple[Any, ...]) -> Any:
     if average == "mixture" and not (isinstance(prediction, tuple) and len(prediction) == 2):
         raise ShapeError(
             f"ensemble.predict: average='mixture' needs models that give (mean, variance), but the model gives a "
-            f"{type(prediction).__name__}; write apply=lambda model, x: (mean, variance), or average='moments'"
+            f"{type(prediction).__name__}; write average='moments'"
         )
     rows = jnp.shape(next(iter(jax.tree.leaves(inputs)), 0))
     if average == "softmax":

@@ -27,16 +27,13 @@ from paraxis.ensembles._epochs import Epoch, History
 from paraxis.ensembles._members import Form, State
 from paraxis.errors import ShapeError, StateError
 
-Apply = Callable[..., Any]
-"""``apply(model, *inputs)``: what a model gives for its inputs."""
-
 
 def ensemble(
     make: Callable[..., Any],
     size: int,
     key: Any,
     *args: Any,
-    apply: Apply | None = None,
+    apply: Callable[..., Any] | None = None,
     mesh: Any = None,
     over: str | tuple[str, ...] | None = None,
     at_once: int | None = None,
@@ -122,12 +119,10 @@ class Ensemble:
     _form: Form
     _members: State  # (num_padded, ...), in blocks over the devices; padding rows hold anything
     _placement: Placement
-    _apply: Apply | None
+    _apply: Callable[..., Any] | None
     _lowering: Lowering
     _donate: bool
     _programs: Any = dataclasses.field(default_factory=weakref.WeakKeyDictionary, init=False)
-
-    # --- what it is ---------------------------------------------------------------------------------------------------
 
     @property
     def axis(self) -> Axis:
@@ -179,8 +174,6 @@ class Ensemble:
             _members.require_alike(f"ensemble.add: members[{number}] would change", one, state)
             rows = {name: jnp.concatenate([rows[name], arrays.unbound(state[name])[None]]) for name in rows}
         return self._like(rows)
-
-    # --- what it does -------------------------------------------------------------------------------------------------
 
     def train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
         """Take one step with each member.
@@ -271,10 +264,7 @@ class Ensemble:
         check.count("ensemble.fit", "first_epoch", first_epoch, least=0, error=ShapeError)
         check.count("ensemble.fit", "epochs", epochs, least=first_epoch + 1, error=ShapeError)
         if stop_early is not None and not (evaluate and hasattr(stop_early, "patience")):
-            raise ShapeError(
-                "ensemble.fit: stop_early must be a rule for a metric of evaluate; write evaluate=lambda model, x: "
-                "{'loss': …}, held_out=(x,), stop_early=px.train.StopEarly('loss', patience=3)"
-            )
+            raise ShapeError("ensemble.fit: stop_early is a rule for a metric of evaluate: px.train.StopEarly('loss')")
         check.no_cut("ensemble.fit", "data", data)
         data, held_out = arrays.everywhere(jax.tree.map(jnp.asarray, (data, held_out)), self._placement)
         axes = (None, 0, None if rows is None and not own_order else 0, 0)
@@ -307,34 +297,20 @@ class Ensemble:
             if not active.any():
                 break
         self._members = best or self._members
-        return History(
-            jax.tree.map(lambda *xs: np.stack(xs), *outputs),
-            jax.tree.map(lambda *xs: np.stack(xs), *metrics),
-            None if stop_early is None else best_epoch,
-            stopped,
-            bool(scanned),
-        )
+        out, found = (jax.tree.map(lambda *xs: np.stack(xs), *epochs) for epochs in (outputs, metrics))
+        return History(out, found, None if stop_early is None else best_epoch, stopped, bool(scanned))
 
     def predict(
-        self,
-        *inputs: Any,
-        average: Average = "softmax",
-        where: Any = None,
-        apply: Apply | None = None,
-        in_axes: Any = None,
+        self, *inputs: Any, average: Average = "softmax", where: Any = None, apply: Any = None, in_axes: Any = None
     ) -> Any:
         """Average the members' predictions on the devices; only the average leaves them.
 
         Args:
             *inputs: the model's inputs, the same for all members.
-            average: what to average.
-
-                * ``"softmax"``: models return logits ``(..., classes)``; average their probabilities;
-                * ``"sigmoid"``: models return logits; average their probabilities, entry by entry;
-                * ``"mean"``: average the models' outputs;
-                * ``"moments"``: return the mean of the outputs, and their variance between members (``ddof=0``);
-                * ``"mixture"``: models return ``(mean, variance)``; return mean and variance of the mixture of these
-                  normal distributions (Lakshminarayanan et al. 2017, arXiv 1612.01474).
+            average: what to average: ``"softmax"``, probabilities of logits ``(..., classes)``; ``"sigmoid"``, those
+                of logits entry by entry; ``"mean"``, outputs; ``"moments"``, outputs, with their variance between
+                members (``ddof=0``); ``"mixture"``, of models that return ``(mean, variance)``: mean and variance of
+                the mixture of these normal distributions (Lakshminarayanan et al. 2017, arXiv 1612.01474).
             where: booleans ``(size,)``; members with ``False`` are left out, even if their outputs are NaN:
                 ``where=ens.finite()``.
             apply, in_axes: as in :func:`ensemble` and :meth:`train`, for this call.
@@ -357,7 +333,7 @@ class Ensemble:
                 jax.block_until_ready((self._members, args))
             return program(self._members, args, where)
 
-    def members(self, *inputs: Any, apply: Apply | None = None, in_axes: Any = None) -> Any:
+    def members(self, *inputs: Any, apply: Any = None, in_axes: Any = None) -> Any:
         """Return every member's prediction, as the model returns it: leaves ``(size, ...)``. See :meth:`predict`.
 
         Communicates: nothing if the sizes divide and all devices are this process's; else they are gathered.
@@ -385,8 +361,6 @@ class Ensemble:
         check.path("ensemble.save", "path", path)
         members = self._rows(np.arange(len(self)))
         processes.by_first("ensemble.save", lambda: _files.write(path, members))
-
-    # --- how ----------------------------------------------------------------------------------------------------------
 
     def _prepared(
         self, kind: str, fn: Callable[..., Any] | None, one: Callable[..., Any], args: tuple[Any, ...], in_axes: Any
@@ -437,14 +411,10 @@ class Ensemble:
     def _spans(self) -> bool:
         return placing.spans_processes(self._placement)
 
-    @functools.cached_property
-    def _mesh(self) -> Any:
-        return placing.concrete_mesh(self._placement) if self._placement.mesh_axes else None
-
     def _is_elsewhere(self, x: Any) -> bool:
         """Return whether an array is bound to another mesh."""
         concrete = isinstance(x, jax.Array) and not isinstance(x, jax_api.Tracer)
-        return concrete and x.committed and getattr(x.sharding, "mesh", None) != self._mesh
+        return concrete and x.committed and getattr(x.sharding, "mesh", None) != self._placement.mesh
 
     def _advance(self, program: Any, args: tuple[Any, ...]) -> Any:
         """Run a program that returns ``(members, out)``; keep the one, return the other."""
