@@ -161,12 +161,13 @@ def test_an_optimiser_that_keeps_the_rate_in_its_state_is_refused(factory: Any) 
 
 
 def test_gradients_of_nnx_are_those_of_their_variables_whatever_the_number_of_layers() -> None:
-    net = nnx.Sequential(*[nnx.Linear(2, 2, rngs=nnx.Rngs(i)) for i in range(12)])
+    layers: Any = [nnx.Linear(2, 2, rngs=nnx.Rngs(i)) for i in range(12)]
+    net = nnx.Sequential(*layers)
     opt = px.Optimizer(net, optax.sgd)
-    before = [layer.kernel[...] for layer in net.layers]
+    before = [layer.kernel[...] for layer in layers]
     gradients = nnx.grad(lambda net: sum((i + 1) * layer.kernel[...].sum() for i, layer in enumerate(net.layers)))(net)
     opt(0.5, gradients)
-    for i, (layer, old) in enumerate(zip(net.layers, before, strict=True)):
+    for i, (layer, old) in enumerate(zip(layers, before, strict=True)):
         np.testing.assert_allclose(layer.kernel[...], old - 0.5 * (i + 1), rtol=1e-5)
 
 

@@ -233,7 +233,9 @@ def ready(tree: Any) -> Any:
     come with: with work in flight and more devices than cores, all wait for ever.
     """
     if jax.default_backend() == "cpu":
-        jax.block_until_ready([jax_api.behind(x) for x in jax.tree.leaves(tree)])
+        jax.block_until_ready(
+            [jax_api.behind(x) if isinstance(x, jax_api.Tracer) else x for x in jax.tree.leaves(tree)]
+        )
     return tree
 
 

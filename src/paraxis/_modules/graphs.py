@@ -83,10 +83,12 @@ def is_writable(variable: Variable[Any]) -> bool:
 
 def nodes(modules: Any) -> Iterator[tuple[Path, Any]]:
     """Return each node of the graph with its first path: modules, containers, variables, other pytrees."""
-    return ((path, node) for path, node in nnx.iter_graph(modules, graph=True) if _is_node(node))
+    return ((path, node) for path, node in nnx.iter_graph(modules, graph=True) if _is_node(node, *path[-1:]))
 
 
-def _is_node(x: Any) -> bool:
+def _is_node(x: Any, name: Any = "") -> bool:
+    if str(name).startswith("_pytree__"):  # NNX's notes
+        return False
     if isinstance(x, (nnx.Pytree, Variable, list, tuple, dict)):
         return True
     return x is not None and not jax.tree_util.all_leaves([x])

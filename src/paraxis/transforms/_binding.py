@@ -76,7 +76,7 @@ class Binding(Structure):
         Raises:
             StateError: if they belong to a trace that the variables are not part of.
         """
-        if any(isinstance(x, jax_api.Tracer) for x in jax.tree.leaves(list(new.values()))):
+        if any(issubclass(kind, jax_api.Tracer) for kind in set(map(type, jax.tree.leaves(list(new.values()))))):
             for index in new:
                 if not graphs.is_writable(self.graph.variables[index]):
                     raise StateError(
