@@ -111,18 +111,6 @@ def of_opened(fn: Callable[..., Any]) -> Callable[..., Any]:
     return functools.update_wrapper(run, fn, updated=())
 
 
-def changed(before: Any, after: Any) -> str | None:
-    """Return where sealed trees that are alike otherwise differ in what is fixed, and how; ``None``: they do not."""
-    flat = [jax.tree_util.tree_flatten_with_path(x, is_leaf=_is_fixed) for x in (before, after)]
-    if flat[0][1] != flat[1][1]:
-        return None
-    for (path, was), (_, now) in zip(flat[0][0], flat[1][0], strict=True):
-        if _is_fixed(was) and was != now:
-            got = repr(now.value) if _is_fixed(now) else f"an array {now.dtype}{list(now.shape)}"
-            return f"{jax.tree_util.keystr(path)} was {was.value!r} and is {got}"
-    return None
-
-
 # --- what is trained -------------------------------------------------------------------------------------------------
 
 

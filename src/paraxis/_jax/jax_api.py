@@ -35,10 +35,6 @@ from jax.extend.core import (
     jaxpr_as_fun as jaxpr_as_fun,
 )
 from jax.interpreters import ad, batching, mlir, partial_eval
-from jaxlib import (
-    _jax,  # pyright: ignore[reportAttributeAccessIssue]  # by which network a second client's devices talk
-    xla_client,  # makes that client: devices besides those that JAX has started with
-)
 
 _INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (jax.__file__, Path(__file__).parent))
 """The folders of code that is not the user's."""
@@ -377,11 +373,6 @@ def scope_of(eqn: JaxprEqn) -> str:
     return str(eqn.source_info.name_stack)
 
 
-def is_transposed(eqn: JaxprEqn) -> bool:
-    """Return whether an operation is of the backward pass of a derivative."""
-    return "transpose(" in scope_of(eqn)
-
-
 def exported(fn: Callable[..., Any], structs: Sequence[Any]) -> bytes:
     """Return a function for arguments of these types as bytes, which any process with CPU devices can run."""
     return bytes(jax.export.export(jax.jit(fn), platforms=["cpu"])(*structs).serialize())
@@ -610,17 +601,3 @@ def has_started() -> bool:
 def when_devices_are_asked_for(call: Callable[[], None]) -> None:
     """Call something now, and whenever ``jax_num_cpu_devices`` is set, which JAX takes until it has started."""
     xla_bridge.num_cpu_devices._add_hooks(lambda _: call(), None)
-
-
-_ONE_PROCESS = 2048
-"""The most CPU devices of one process, as XLA numbers them; those with higher numbers are another's, it says."""
-
-
-def simulated_cpus(number: int) -> list[Any]:
-    """Return CPU devices besides those that JAX has started with, to compile programs for and not to run them."""
-    options: dict[str, Any] = {}
-    if number > _ONE_PROCESS:  # then XLA wants to know by which network they would talk; nobody is called
-        client = _jax.get_distributed_runtime_client("127.0.0.1:1", 0)
-        network = getattr(_jax, "make_gloo_tcp_collectives", None) or _jax.collectives.make_gloo_tcp_collectives
-        options = {"collectives": network(distributed_client=client, hostname="127.0.0.1")}
-    return xla_client.make_cpu_client(asynchronous=True, num_devices=number, **options).devices()
