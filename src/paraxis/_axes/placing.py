@@ -324,15 +324,6 @@ def spans_all_processes(placement: Placement) -> bool:
     return mesh is not None and len({device.process_index for device in mesh.devices.flat}) == jax.process_count() > 1
 
 
-def devices(placement: Placement) -> list[Any]:
-    """Return the devices in the order of their blocks, for an axis that has its mesh to itself."""
-    mesh = concrete_mesh(placement)
-    if placement.mesh is None or mesh is None:
-        return [jax.local_devices()[0]]
-    order = [mesh.axis_names.index(name) for name in placement.mesh_axes]
-    return list(mesh.devices.transpose(order).flat)
-
-
 def mesh_in_force() -> Mesh | None:
     """Return the mesh that ``jax.set_mesh`` set, with its devices; ``None`` if there is none or they are unknown."""
     try:
