@@ -135,8 +135,8 @@ def test_the_ranks_go_on_where_their_output_cannot_be_written(redirection: str, 
 
 # What one rank does at step 10, which one, the launch's exit status, and how its end is named.
 FAILURES = {
-    "raises": ("raise", 1, 1, "rank 1 ended with status 1;"),
     "is-killed": ("SIGKILL", 1, 137, "rank 1 ended with SIGKILL;"),
+    "raises": ("raise", 1, 1, "rank 1 ended with status 1;"),
     "first-is-killed": ("SIGKILL", 0, 137, "rank 0 ended with SIGKILL;"),
     "crashes": ("SIGSEGV", 1, 139, "rank 1 ended with SIGSEGV;"),
     "leaves-with-3": ("exit3", 1, 3, "rank 1 ended with status 3;"),
