@@ -216,12 +216,6 @@ def test_when_one_is_due(tmp_path: Path) -> None:
     assert not px.Checkpoints(tmp_path).is_due(3)
 
 
-def test_steps_as_arrays(tmp_path: Path) -> None:
-    with px.Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(jnp.int32(3), {})  # pyright: ignore[reportArgumentType]
-    assert checkpoints.steps == (3,)
-
-
 @pytest.mark.parametrize(
     ("use", "kind", "message"),
     [

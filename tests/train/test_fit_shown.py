@@ -137,28 +137,6 @@ def test_nothing_is_shown_if_that_is_asked_for(capfd: pytest.CaptureFixture[str]
     assert (captured.out, captured.err) == ("", "")
 
 
-class Clock:
-    """In the place of ``time.monotonic``. It is also a loss, with which it goes on when it is fetched to be shown."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.count = 0
-
-    def __call__(self) -> float:
-        return self.count * self.seconds
-
-    def __float__(self) -> float:
-        self.count += 1
-        return 0.5
-
-    def step(self, state: Steps, batch: Any) -> tuple[Steps, dict[str, Any]]:
-        return Steps(state.step + 1), {"loss": self}
-
-
-class BrokenOffError(Exception):
-    pass
-
-
 def test_curves_are_drawn_to_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     history = px.fit(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen, nnx
+from flax import nnx
 
 import paraxis as px
 from tests.train._models import LinenNet, Net, assert_same_bits, loss, plain_loss, plain_params, rows
@@ -30,24 +30,6 @@ def test_a_linen_module_comes_back_with_its_variables() -> None:
     state = px.TrainState.create(net, SGD, key=jax.random.key(1), sample={"x": x, "train": False})
     variables = net.init(jax.random.key(1), x)
     assert_same_bits(state.model()(x), net.apply(variables, x))
-
-
-class Coder(linen.Module):
-    features: int = 3
-    activation: Any = jax.nn.relu
-
-    def setup(self) -> None:
-        self.inner = linen.Dense(self.features)
-
-    def encode(self, x: Any) -> Any:
-        return self.activation(self.inner(x))
-
-    def __call__(self, x: Any) -> Any:
-        return self.encode(x).sum(-1)
-
-
-def coder_state() -> px.TrainState:
-    return px.TrainState.create(Coder(), SGD, key=jax.random.key(1), sample=rows(3)["x"])
 
 
 def test_states_of_equal_modules_have_one_structure() -> None:

@@ -196,12 +196,22 @@ def adversarial() -> Any:
     return optax.contrib.sam(optax.sgd(0.1), optax.chain(optax.contrib.normalize(), optax.sgd(0.05)), sync_period=2)
 
 
+def clipped_adversarial() -> Any:
+    return optax.chain(optax.clip_by_global_norm(1.0), adversarial())
+
+
 @pytest.mark.parametrize(
-    "make", [adversarial, optax.polyak_sgd, lambda: optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau())]
+    "make",
+    [
+        adversarial,
+        clipped_adversarial,
+        optax.polyak_sgd,
+        lambda: optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()),
+    ],
 )
 def test_an_optimiser_is_given_the_loss_if_it_takes_it(make: Any) -> None:
     batches, optimizer = [rows(6, seed) for seed in range(4)], make()
-    takes_loss = make is not adversarial
+    takes_loss = make not in (adversarial, clipped_adversarial)
     params = jax.tree.map(jnp.asarray, plain_params())
     opt_state = optimizer.init(params)
     for batch in batches:

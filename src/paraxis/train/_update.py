@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -65,19 +64,16 @@ def _optimized(gradient: Any, found: Outcome, state: TrainState) -> TrainState:
 
     optimizer, decay, loss = state.recipe.optimizer, state.recipe.ema_decay, found.loss
     value = loss.total / jnp.where(loss.weight == 0, 1, loss.weight) if loss.value is None else loss.value
-    options = {"value": value} if _takes_value(optimizer.update) else {}
-    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params, **options)
+    try:  # with the loss, which Polyak's step and reduce_on_plateau need
+        with_loss = optax.with_extra_args_support(optimizer).update
+        updates, opt_state = with_loss(gradient, state.opt_state, state.params, value=value)
+    except TypeError:  # SAM, or a chain with it, takes none
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     ema = state.ema if decay is None else optax.incremental_update(params, state.ema, 1 - decay)
     return dataclasses.replace(
         state, step=state.step + 1, params=params, opt_state=opt_state, mutable=found.mutable, ema=ema
     )
-
-
-def _takes_value(update: Callable[..., Any]) -> bool:
-    """Return whether an optimiser takes the loss, as Polyak's step or ``reduce_on_plateau`` do; others refuse it."""
-    parameters = inspect.signature(update).parameters.values()
-    return any(p.name == "value" or p.kind == p.VAR_KEYWORD for p in parameters)
 
 
 def _guarded(ok: jax.Array, state: TrainState, update: Callable[[TrainState], TrainState]) -> TrainState:
