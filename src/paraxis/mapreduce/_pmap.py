@@ -105,7 +105,7 @@ def pmap(
     def lower(*args: Any, **kwargs: Any) -> Any:
         return trace(*args, **kwargs).lower()
 
-    vars(call).update(lower=lower, _trace=trace)
+    vars(call).update(lower=lower, trace=trace)
     return call
 
 

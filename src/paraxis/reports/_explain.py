@@ -104,7 +104,7 @@ def _lowered(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     """Return the jaxpr of a function, or ``None`` if nobody has it, and what is to be compiled."""
     fn, args, kwargs = _unbound(fn, args, kwargs)
     own = getattr(getattr(fn, "__self__", None), f"_trace_{getattr(fn, '__name__', '')}", None)  # of an ensemble
-    trace = own or getattr(fn, "trace", None) or getattr(fn, "_trace", None)
+    trace = own or getattr(fn, "trace", None)
     if trace is not None:
         traced = trace(*args, **kwargs)
         traced = getattr(traced, "traced", traced)  # as NNX has it

@@ -107,7 +107,7 @@ def program_of(step: Any, state: Any, batch: Any) -> str | None:
 
     It holds no text of the user's. ``None``: of a step that is not compiled as a whole.
     """
-    trace = getattr(step, "_trace", None) or getattr(step, "trace", None)
+    trace = getattr(step, "trace", None)
     if trace is None:
         return None
     jaxpr = trace(state, batch).jaxpr

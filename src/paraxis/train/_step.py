@@ -41,7 +41,8 @@ class _Step(abc.ABC):
         """Lower the step, like ``jax.jit(f).lower``, to see its cost and communication, without running it."""
         return self._run(self._jitted.lower, *self._placed(state, batch))
 
-    def _trace(self, state: TrainState, batch: Any) -> Any:
+    def trace(self, state: TrainState, batch: Any) -> Any:
+        """Trace the step, like ``jax.jit(f).trace``, without running it."""
         return self._run(self._jitted.trace, *self._placed(state, batch))
 
     @abc.abstractmethod

@@ -49,9 +49,10 @@ class Compiled(Wrapped[_R], Generic[_R]):
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Return the program for these arguments, as ``jax.jit(f).lower`` gives it; nothing is run or written."""
-        return self._trace(*args, **kwargs).lower()
+        return self.trace(*args, **kwargs).lower()
 
-    def _trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the trace for these arguments, as ``jax.jit(f).trace`` gives it; nothing is run or written."""
         binding, program, values, args, kwargs = self._ready(args, kwargs)
         return program.trace(values, binding.graph.arrays, *args, **kwargs)
 
