@@ -136,6 +136,25 @@ def test_what_is_compared_with_a_maximum_is_the_value_of_which_it_was_taken():
     assert float(count) == 1.0
 
 
+def test_a_chunk_does_what_all_elements_do_however_few_it_has():
+    """Of few elements, a device runs convolutions one after the other, and sums what they give afterwards."""
+    axis, x = px.Axis("clients", 100), rng.normal(size=(100, 2, 6, 6, 1)).astype("float32")
+    params = {"kernel": rng.normal(size=(3, 3, 1, 2)).astype("f"), "w": rng.normal(size=(72, 3)).astype("f")}
+
+    def gradient(p: Any, x: Any) -> Any:
+        def loss(p: Any) -> Any:
+            h = jax.lax.conv_general_dilated(x, p["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            return jnp.mean(jnp.tanh(jnp.tanh(h).reshape(2, -1) @ p["w"]) ** 2)
+
+        return jax.grad(loss)(p)
+
+    def mean_gradient(p: Any, x: Any) -> Any:
+        return px.reduce_mean(px.map_fn(gradient, (px.broadcast(p, axis), x), axis), axis)
+
+    expected = jax.tree.map(lambda g: g.mean(0), jax.vmap(gradient, (None, 0))(params, x))
+    assert_close(px.Stream(at_once=1).run(mean_gradient, params, px.Groups.of_arrays(x)), expected, rtol=1e-4)
+
+
 def test_a_sum_of_all_is_not_that_of_a_chunk_where_its_map_is_run_again():
     """A map gives a sum, and what its derivative needs; a later pass needs the sum of all, and runs the map again."""
 

@@ -74,6 +74,10 @@ def chunked(chunk: Chunked) -> Iterator[None]:
         _chunked.reset(token)
 
 
+def is_chunked() -> bool:
+    return _chunked.get() is not None
+
+
 def rows(tree: Any, axis: Axis) -> Any:
     """Return what a verb takes as elements' values: as it is, but in a trace for some of the elements."""
     chunk = _chunked.get()

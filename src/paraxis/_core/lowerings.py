@@ -193,8 +193,10 @@ def sums_preferred(body: ClosedJaxpr, placement: Placement, lowering: Lowering, 
         return False
     if placement.num_chunks > 1:
         return True
-    if collectives.mentions(body.jaxpr, placement.axis) or _choose_for(body, placement, lowering) != "vmap":
+    if collectives.mentions(body.jaxpr, placement.axis):
         return False
+    if not scope.is_chunked() and _choose_for(body, placement, lowering) != "vmap":
+        return False  # where chunks are traced, all of them must do the same, however few elements they have
     return summing.split(body, [not is_shared for is_shared in shared]) is not None
 
 

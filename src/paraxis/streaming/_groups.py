@@ -168,6 +168,10 @@ class Groups:
             self._first_by_width[wide] = self._element(int(self._numbers[0]))
         return self._first_by_width[wide]
 
+    @property
+    def _num_leaves(self) -> int:
+        return len(jax.tree.leaves(self._first)) + 2 * (self._all_lengths is not None)  # mask and count
+
     def _is_padded(self, leaf: int) -> bool:
         """Return whether a leaf of the elements has padding: mask and count, the last two, have none."""
         return self._all_lengths is not None and leaf < len(self._is_long) and self._is_long[leaf]

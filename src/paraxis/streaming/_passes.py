@@ -8,13 +8,12 @@ attain the maximum, and the derivative would be zero. So is what has effects.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 
-from paraxis._core import collectives, maps, programs
+from paraxis._core import collectives, maps
 from paraxis._jax import jax_api, rowwise
 from paraxis._jax.jax_api import Literal
 from paraxis.errors import CollectiveError, LoweringError
@@ -27,9 +26,9 @@ _SAME_ROWS = frozenset((jax_api.ONCE, rows_p.name, "select_n", "convert_element_
 """Operations whose results have the last bits of an operand."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Pass:
-    """A pass over the chunks.
+    """A pass over the chunks; or what is computed once before one, of which all is shared.
 
     Attributes:
         operations: by their number in the trace, in order.
@@ -38,50 +37,29 @@ class Pass:
         kinds: how the parts are put together.
     """
 
-    level: int
     operations: list[int]
     shared: list[int]
     rows: list[int]
     results: list[int]
     kinds: list[str]
 
-    def run(self, flat: Flat, *args: Any) -> list[Any]:
-        """Compute the pass by a trace for as many elements as ``args``, shared values and rows, have."""
-        values = dict(zip((*self.shared, *self.rows), args, strict=True))
-        _evaluate(flat, self.operations, values)
-        return [values[v] for v in self.results]
+    def program(self, flat: Flat) -> tuple[Callable[..., list[Any]], list[jax.ShapeDtypeStruct]]:
+        """Return it as a function of shared values and rows, as many as a trace is for, and their shapes."""
 
-
-def _evaluate(flat: Flat, operations: Sequence[int], values: dict[int, Any]) -> None:
-    """Add to values what operations make of them; what is among them already is as an earlier pass has computed it."""
-    for number in operations:
-        operation = flat.operations[number]
-        found: Sequence[Any] = [v.val if isinstance(v, Literal) else values[v] for v in operation.inputs]
-        if operation.eqn.primitive is not rows_p:
-            found = jax_api.bind(operation.eqn, operation.eqn.params, found)
-        for v, y in zip(operation.outputs, found, strict=True):
-            values.setdefault(v, y)
-
-
-@dataclasses.dataclass(frozen=True)
-class Between:
-    """What is computed once before a pass: shared values, and arrays of all elements that no argument has."""
-
-    operations: list[int]
-    inputs: list[int]
-    outputs: list[int]
-
-    def compiled(self, flat: Flat) -> Callable[..., list[Any]]:
         def run(*args: Any) -> list[Any]:
-            values = dict(zip(self.inputs, args, strict=True))
-            _evaluate(flat, self.operations, values)
-            return [values[v] for v in self.outputs]
+            values = dict(zip(given, args, strict=True))
+            for number in self.operations:
+                operation = flat.operations[number]
+                found: Sequence[Any] = [v.val if isinstance(v, Literal) else values[v] for v in operation.inputs]
+                if operation.eqn.primitive is not rows_p:
+                    found = jax_api.bind(operation.eqn, operation.eqn.params, found)
+                for v, y in zip(operation.outputs, found, strict=True):
+                    values.setdefault(v, y)  # what the pass is given is as an earlier one has computed it
+            return [values[v] for v in self.results]
 
-        return programs.by_structure(jax_api.trace(run, [structure(flat.avals[v]) for v in self.inputs], {})[0])
-
-
-def structure(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+        given = [*self.shared, *self.rows]
+        avals = [flat.avals[v] for v in given]
+        return run, [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in avals]
 
 
 class Plan:
@@ -90,6 +68,7 @@ class Plan:
     Attributes:
         dims: for each value, the dimension of its elements; ``None``: it is shared.
         sources: values of elements that are read from an array or from groups.
+        made: the number of the operation that makes a value.
         kept: values of elements that a later pass is given.
         passes, between: pass ``k``, if there is anything to compute, comes after what is computed before it.
 
@@ -108,15 +87,15 @@ class Plan:
         self._folds: dict[int, str] = {}
         self._once: set[int] = set()  # operations that are done between passes
         self._shared_of_rows: set[int] = set()  # such as the counter of a loop over rows
-        self._made: dict[int, int] = {}
+        self.made: dict[int, int] = {}
         for number, operation in enumerate(flat.operations):
             level = max((self._level[v] for v in operation.values), default=0)
-            self._made.update(dict.fromkeys(operation.outputs, number))
+            self.made.update(dict.fromkeys(operation.outputs, number))
             self._place(number, operation)
             self._level.update((v, level + (v in self._folds)) for v in operation.outputs)
         results = [v for v in flat.results if not isinstance(v, Literal)]
         for v in self._shared_of_rows.intersection(results):
-            meet(who, flat.operations[self._made[v]], "it gives a value of all elements beside one of each")
+            meet(who, flat.operations[self.made[v]], "it gives a value of all elements beside one of each")
         self._live = self._needed_for(results)
         self.kept: set[int] = set()
         self.passes = self._planned()
@@ -128,7 +107,7 @@ class Plan:
 
     def line(self, value: int) -> str:
         """Return the line of the user's that computes a value."""
-        return self._flat.operations[self._made[value]].line
+        return self._flat.operations[self.made[value]].line
 
     # --- one operation ---------------------------------------------------------------------------------------------
 
@@ -203,12 +182,12 @@ class Plan:
             v = wanted.pop()
             if v not in found:
                 found.add(v)
-                wanted += self._flat.operations[self._made[v]].values if v in self._made else []
+                wanted += self._flat.operations[self.made[v]].values if v in self.made else []
         return found
 
     def _planned(self) -> list[Pass | None]:
         operations = self._flat.operations
-        extremes = [operations[self._made[v]] for v, kind in self._folds.items() if kind in ("max", "min")]
+        extremes = [operations[self.made[v]] for v, kind in self._folds.items() if kind in ("max", "min")]
         candidates = {root for operation in extremes for v in operation.values for root in self._roots(v)}
         acting = [x for x in operations if jax_api.has_effects(x.eqn)]
         candidates.update(v for x in acting for v in x.outputs if self.dims[v] is not None)
@@ -230,7 +209,7 @@ class Plan:
         """Return the values of elements whose last bits a value has."""
         if self.dims[value] is None or value in self.sources:
             return []
-        operation = self._flat.operations[self._made[value]]
+        operation = self._flat.operations[self.made[value]]
         if operation.name not in _SAME_ROWS:
             return [value]
         return [root for v in operation.values for root in self._roots(v)]
@@ -244,18 +223,18 @@ class Plan:
             if v in seen:
                 continue
             seen.add(v)
-            is_whole = v in self.sources or v not in self._made or self._made[v] in self._once
+            is_whole = v in self.sources or v not in self.made or self.made[v] in self._once
             if is_whole or (v in self._folds and v not in targets) or (v in candidates and self._level[v] < level):
                 given[v] = None
             else:
-                done.add(self._made[v])
-                wanted += operations[self._made[v]].values
+                done.add(self.made[v])
+                wanted += operations[self.made[v]].values
         order = sorted(given)
         shared = [v for v in order if self.dims[v] is None]
         kinds = [self._folds[v] for v in folds]
-        return Pass(level, sorted(done), shared, [v for v in order if v not in shared], [*folds, *rows], kinds)
+        return Pass(sorted(done), shared, [v for v in order if v not in shared], [*folds, *rows], kinds)
 
-    def _before(self, level: int) -> Between | None:
+    def _before(self, level: int) -> Pass | None:
         """Return what is computed between pass ``level - 1`` and pass ``level``."""
         operations = self._flat.operations
         numbers = [
@@ -271,10 +250,4 @@ class Plan:
         inside = set(numbers)
         used = {v for n, x in enumerate(operations) if n not in inside for v in x.values}
         used.update(v for v in self._flat.results if not isinstance(v, Literal))
-        return Between(numbers, [*inputs], [v for v in sorted(own) if v in used])
-
-
-def chunk_program(one: Pass, flat: Flat) -> tuple[Callable[..., list[Any]], list[jax.ShapeDtypeStruct]]:
-    """Return a pass on a chunk as a function of shared values and rows, and their shapes."""
-    structs = [structure(flat.avals[v]) for v in (*one.shared, *one.rows)]
-    return functools.partial(one.run, flat), structs
+        return Pass(numbers, [*inputs], [], [v for v in sorted(own) if v in used], [])

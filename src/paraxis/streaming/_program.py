@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from paraxis._jax import dtypes, jax_api, structure
 from paraxis.errors import LoweringError, ShapeError
 from paraxis.streaming import _trace
 from paraxis.streaming._groups import Groups
-from paraxis.streaming._passes import Pass, Plan, chunk_program
+from paraxis.streaming._passes import Pass, Plan
 from paraxis.streaming._trace import Flat
 
 Lengths = tuple[int | None, ...]
@@ -65,8 +65,7 @@ class Call:
         found: list[Any] = []
         for leaf in self.leaves:
             if isinstance(leaf, Groups):
-                count = len(jax.tree.leaves(leaf._structs(1, None if leaf.lengths is None else 1)))
-                found += [(leaf, number) for number in range(count)]
+                found += [(leaf, number) for number in range(leaf._num_leaves)]
             elif _is_array(leaf):
                 found.append(leaf)
         return found
@@ -159,7 +158,7 @@ class Program:
         self._options = options
         self._traces: dict[tuple[int, Lengths], Flat] = {}
         self._compiled: dict[Any, Callable[..., Any]] = {}
-        self.checked: set[int] = set()
+        self.checked: set[Pass] = set()
         self.fits: int | None = None
         lengths = call.chunks(call.size, call.size)[0].lengths if call.size else ()
         try:
@@ -199,7 +198,9 @@ class Program:
                 _trace.require_same_operations(self.who, first, flat, size, size)
             else:
                 whole, part = self.trace(call, self.size, lengths), self._part(call, size, lengths)
-                _trace.require_shapes(self.who, whole, part, self.plan.dims, self.size, size)
+                dims = _trace.elements_dims(self.who, whole, part, self.size, size)
+                for v in (v for v, pair in enumerate(zip(dims, self.plan.dims, strict=True)) if pair[0] != pair[1]):
+                    _trace.meet(self.who, whole.operations[self.plan.made[v]], f"of {size} it makes other shapes")
                 flat = _trace.with_literals(self.who, part, whole)
             self._traces[key] = flat
         return self._traces[key]
@@ -220,9 +221,9 @@ class Program:
 
     def compiled(self, call: Call, one: Pass, chunk_size: int, lengths: Lengths) -> Callable[..., list[Any]]:
         """Return a pass on a chunk: ``(*shared, *rows)`` → parts of reductions, rows."""
-        key = one.level, chunk_size, lengths
+        key = id(one), chunk_size, lengths
         if key not in self._compiled:
-            fn, structs = chunk_program(one, self.trace(call, chunk_size, lengths))
+            fn, structs = one.program(self.trace(call, chunk_size, lengths))
             closed = jax_api.trace(fn, structs, {})[0]
             closed = jax_api.pruned(closed, closed.jaxpr.outvars)
             if self._options is None:
@@ -236,15 +237,12 @@ class Program:
         block = self.plan.between[level]
         if block is None:
             return
-        key = "between", level, lengths
-        if key not in self._compiled:
-            self._compiled[key] = block.compiled(self.trace(call, self.size, lengths))
-        found = self._compiled[key](*(values[v] for v in block.inputs))
-        values.update(zip(block.outputs, found, strict=True))
+        found = self.compiled(call, block, self.size, lengths)(*(values[v] for v in block.shared))
+        values.update(zip(block.results, found, strict=True))
 
     def bytes_of(self, call: Call, one: Pass, count: int, lengths: Lengths) -> int:
         """Return the bytes that a pass on so many elements takes on all devices, and those of rows read ahead."""
-        fn, structs = chunk_program(one, self.trace(call, count, lengths))
+        fn, structs = one.program(self.trace(call, count, lengths))
         used = jax.jit(fn, compiler_options=self._options).lower(*structs).compile().memory_analysis()
         assert used is not None
         each = used.temp_size_in_bytes + used.output_size_in_bytes + used.argument_size_in_bytes
@@ -262,7 +260,3 @@ def on_cpu_without_library_calls() -> dict[str, Any]:
     On CPU, XLA puts matrix products and what is between them into calls of a library, whose memory it does not count.
     """
     return {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else {}
-
-
-def passes_of(plan: Plan) -> Iterator[Pass]:
-    return (one for one in plan.passes if one is not None)

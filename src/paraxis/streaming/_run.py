@@ -19,7 +19,7 @@ from paraxis.errors import LoweringError
 from paraxis.streaming import _tasks
 from paraxis.streaming._groups import Groups
 from paraxis.streaming._padding import can_differ, counted
-from paraxis.streaming._passes import Pass, chunk_program
+from paraxis.streaming._passes import Pass
 from paraxis.streaming._program import READERS, Call, Chunk, Lengths, Program
 from paraxis.streaming._progress import Progress, Show
 from paraxis.streaming._resume import Saved, digest, text_of
@@ -41,12 +41,10 @@ class Run:
         self.chunks = call.chunks(program.size, count)
         self.lengths = list(dict.fromkeys(chunk.lengths for chunk in self.chunks))
         self._flat = {lengths: program.trace(call, program.size, lengths) for lengths in self.lengths}
-        self._groups: dict[int, tuple[Groups, int]] = {}
-        given = call.values()
-        self._groups.update((v, x) for v, x in enumerate(given) if isinstance(x, tuple))
-        arrays_of = {v: x for v, x in enumerate(given) if not isinstance(x, tuple)}
+        given = dict(enumerate(call.values()))
+        self._groups: dict[int, tuple[Groups, int]] = {v: x for v, x in given.items() if isinstance(x, tuple)}
         self._values: dict[Lengths, dict[int, Any]] = {
-            lengths: {**arrays_of, **flat.constants} for lengths, flat in self._flat.items()
+            lengths: {**given, **flat.constants} for lengths, flat in self._flat.items()
         }
         self._kept: dict[int, list[Any]] = {}
         self._totals: list[list[Any]] = []
@@ -231,7 +229,7 @@ class Run:
         kinds = {(len(chunk.numbers), chunk.lengths) for chunk in self.chunks}
         programs = {}
         for size, lengths in kinds:
-            fn, structs = chunk_program(one, self.program.trace(self.call, size, lengths))
+            fn, structs = one.program(self.program.trace(self.call, size, lengths))
             programs[size, lengths] = _tasks.exported(fn, structs, lambda at: self.plan.line(one.results[at]))
         sources = [(x, n) for n, x in enumerate(self.call.groups) if _tasks.can_be_sent(x)]
         places = {id(groups): at for at, (groups, _) in enumerate(sources)}
@@ -257,9 +255,9 @@ class Run:
         own = [groups.lengths for groups in self.call.groups]
         padded = [v in self._groups and self._groups[v][0]._is_padded(self._groups[v][1]) for v in one.rows]
         flat = self._flat[self.lengths[0]]
-        if one.level in self.program.checked or not any(padded):
+        if one in self.program.checked or not any(padded):
             return
-        self.program.checked.add(one.level)
+        self.program.checked.add(one)
         if any(jax_api.has_effects(flat.operations[n].eqn) for n in one.operations):
             return
         at = self._most_padded(own)

@@ -211,37 +211,23 @@ def elements_dims(who: str, whole: Flat, part: Flat, size: int, count: int) -> l
     require_same_operations(who, whole, part, size, count)
     for number, (a, b) in enumerate(zip(whole.avals, part.avals, strict=True)):
         differ = [d for d, sizes in enumerate(zip(a.shape, b.shape, strict=False)) if sizes[0] != sizes[1]]
-        one = len(differ) == 1 and (a.shape[differ[0]], b.shape[differ[0]]) == (size, count)
-        if a.ndim != b.ndim or not (one or not differ):
-            meet(who, made[number], f"its result is {list(a.shape)}")
+        if a.ndim != b.ndim or any((a.shape[d], b.shape[d]) != (size, count) for d in differ) or len(differ) > 1:
+            meet(who, made[number], f"of {size} of them it makes {list(a.shape)}, and of {count} {list(b.shape)}")
         dims.append(differ[0] if differ else None)
     return dims
 
 
 def require_same_operations(who: str, whole: Flat, part: Flat, size: int, count: int) -> None:
     """Refuse a program that does other operations for another number of elements."""
-    same = len(whole.operations) == len(part.operations) and len(whole.avals) == len(part.avals)
     for a, b in zip(whole.operations, part.operations, strict=False):
-        kinds = [[None if isinstance(v, Literal) else v for v in x.inputs] for x in (a, b)]
-        if not same or a.name != b.name or kinds[0] != kinds[1]:
-            if a.name == b.name and kinds[0] == kinds[1]:
-                continue
+        inputs = [[None if isinstance(v, Literal) else v for v in x.inputs] for x in (a, b)]
+        if a.name != b.name or inputs[0] != inputs[1]:
             raise LoweringError(
                 f"{who}: fn does {a.name} at {a.line} for {size} elements, but {b.name} at {b.line} for {count}; "
                 f"what it does must not depend on their number" + (", so give at_once=2 or more" if count == 1 else "")
             )
-    if not same:
+    if len(whole.operations) != len(part.operations) or len(whole.avals) != len(part.avals):
         raise LoweringError(f"{who}: fn does more operations for {size} elements than for {count}, or fewer")
-
-
-def require_shapes(who: str, whole: Flat, part: Flat, dims: Sequence[int | None], size: int, count: int) -> None:
-    """Refuse a trace for another number of elements whose shapes are not the expected ones."""
-    require_same_operations(who, whole, part, size, count)
-    made = {v: operation for operation in whole.operations for v in operation.outputs}
-    for number, (a, b, dim) in enumerate(zip(whole.avals, part.avals, dims, strict=True)):
-        expected = a.shape if dim is None else (*a.shape[:dim], count, *a.shape[dim + 1 :])
-        if b.shape != expected:
-            meet(who, made[number], f"of {count} elements it makes {list(b.shape)} in place of {list(expected)}")
 
 
 def meet(who: str, operation: Operation, why: str) -> NoReturn:
@@ -278,14 +264,15 @@ def _literals(whole: Sequence[Any], part: Sequence[Any]) -> list[Any]:
 
 def _merged(who: str, at: Operation, part: Any, whole: Any, name: str | None) -> Any:
     """Return a parameter of an operation on a chunk, with the literals of the one on all elements."""
-    if isinstance(whole, ClosedJaxpr):
+    if isinstance(whole, ClosedJaxpr):  # which Jaxpr is, too, from JAX 0.12 on
+        merged = _merged_jaxpr(who, at, part.jaxpr, whole.jaxpr)
         consts = [x if np.shape(x) == np.shape(y) else y for x, y in zip(whole.consts, part.consts, strict=True)]
-        return ClosedJaxpr(_merged(who, at, part.jaxpr, whole.jaxpr, None), consts)
+        return ClosedJaxpr(merged, consts)
     if isinstance(whole, Jaxpr):
         return _merged_jaxpr(who, at, part, whole)
     if isinstance(whole, dict):
         return {key: _merged(who, at, part[key], value, key) for key, value in whole.items()}
-    if isinstance(whole, (tuple, list)) and len(whole) == len(part):
+    if (type(whole) in (tuple, list) or hasattr(whole, "_fields")) and len(whole) == len(part):
         items = [_merged(who, at, b, a, name) for a, b in zip(whole, part, strict=True)]
         return type(whole)(*items) if hasattr(whole, "_fields") else type(whole)(items)
     if isinstance(whole, (bool, int, float, complex, str)) and str(whole) != str(part) and name not in _SIZES:
