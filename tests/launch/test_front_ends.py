@@ -196,8 +196,8 @@ fewer = slice(200 + here.process)
 refused(px.DataError, "rows: X is another one in process", px.solve.Ridge().fit, X[fewer], z[fewer])
 state = px.TrainState.create({"w": jnp.zeros(7)}, optax.sgd(0.1))
 train = px.train_step(lambda params, batch: (batch["x"] @ params["w"] - batch["z"]) ** 2)
-for data in (px.loader({"x": X, "z": z + apart}, 40), [{"x": X[:40], "z": (z + apart)[:40]}]):
-    refused(px.DataError, "'z'] is another one in process", px.fit, state, train, data, epochs=1, progress=False)
+data = px.loader({"x": X, "z": z + apart}, 40)
+refused(px.DataError, "'z'] is another one in process", px.fit, state, train, data, epochs=1, progress=False)
 assert px.fit(state, train, px.loader({"x": X, "z": z}, 40), epochs=1, progress=False).state.step == 6
 assert px.solve.rows(X, y).num_rows == 203  # they are in step with each other still
 """
