@@ -254,13 +254,6 @@ def test_padding_that_would_change_the_answer_is_refused(name: str) -> None:
     px.Parallel(body, make(), reduce=reduce, check=False)(values(10, 3))
 
 
-def test_a_mean_without_the_check_is_over_the_padded_shares() -> None:
-    x = values(10, 3)
-    padded = np.concatenate([np.asarray(x), np.repeat(np.asarray(x)[-1:], 6, 0)]).reshape(8, 2, 3)
-    got = px.Parallel(lambda x: x.mean(0), reduce="mean", check=False)(x)
-    assert_close(np.asarray(got), padded.mean((0, 1)))
-
-
 def test_results_that_are_not_rows_are_not_cut() -> None:
     x = values(10, 3)
     got = px.Parallel(lambda x: (x, x.mean(0), x.sum()), check=False)(x)

@@ -47,32 +47,6 @@ def test_one_row_per_device_that_loses_its_dimension_is_refused(rows: int) -> No
             px.Parallel(body, one)(values(rows, 3))
 
 
-class Trainer:
-    """Wraps its own method, gives its own module, and has another method that is not called."""
-
-    def __init__(self) -> None:
-        self.net = MLP(nnx.Rngs(0))
-        self.step = px.Jit(self._step, self.net)
-
-    def _step(self, net: MLP, x: jax.Array) -> jax.Array:
-        return net(x) * self.scale()
-
-    def scale(self) -> float:
-        return 2.0
-
-
-def test_an_object_may_wrap_its_own_method() -> None:
-    trainer, x = Trainer(), values(2, 3)
-    assert_close(trainer.step(x), 2 * trainer.net(x))
-
-
-def test_keyword_arrays_that_are_bound_to_a_device_are_sent_too() -> None:
-    net, x = MLP(nnx.Rngs(0)), values(8, 3)
-    weight = jax.device_put(jnp.full(4, 3.0), jax.devices()[1])
-    got = px.Parallel(lambda net, x, weight: net(x) * weight, net)(x, weight=weight)
-    assert_close(np.asarray(got), 3 * np.asarray(net(x)), rtol=1e-4)
-
-
 def test_static_arguments_are_left_as_they_are() -> None:
     traces: list[int] = []
 

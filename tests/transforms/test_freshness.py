@@ -14,7 +14,7 @@ from flax import nnx
 
 import paraxis as px
 from tests._support import assert_close, values
-from tests.transforms._models import MLP, Counter, Noisy, Tied, arrays_in, assert_untouched
+from tests.transforms._models import MLP, Counter, Noisy, arrays_in, assert_untouched
 
 MODES: dict[str, Callable[[], Any]] = {
     "as flax has it": contextlib.nullcontext,
@@ -103,18 +103,6 @@ def test_training_and_failures_in_every_mode() -> None:
     with pytest.raises(ValueError, match="after a write"):
         px.Jit(_failing, net, static_argnames="at")(x, jnp.asarray(False), at="after a write")
     assert_untouched(before, net)
-
-
-def test_a_shared_layer_is_one_where_flax_has_graphs_and_where_it_has_trees() -> None:
-    for enter in MODES.values():
-        net, x = Tied(nnx.Rngs(0)), values(2, 3)
-        with enter():
-            fast, traces = counted(net)
-            for _ in range(2):
-                net.encode.bias.set_value(net.encode.bias.get_value() + 1.0)
-                assert_close(fast(x), net(x))
-        assert len(px.variables(net)) == 2
-        assert len(traces) == 1
 
 
 @jax.tree_util.register_dataclass
@@ -284,15 +272,6 @@ def test_what_is_equal_but_computes_otherwise_is_seen(attribute: str, old: Any, 
     assert_close(fast(), jax.tree.map(jnp.asarray, net()))
     setattr(net, attribute, nnx.data(new) if attribute == "listed" else new)
     assert_close(fast(), jax.tree.map(jnp.asarray, net()))
-
-
-def test_an_array_that_is_gone_may_be_replaced() -> None:
-    net, x = Holder(nnx.Rngs(0)), values(2, 1)
-    fast, _ = counted(net)
-    fast(x)
-    old, net.raw = net.raw, nnx.data(jnp.full(1, 4.0))
-    old.delete()
-    assert_close(fast(x), net(x))
 
 
 def _failing(net: Counter, x: jax.Array, fails: jax.Array, *, at: str = "") -> jax.Array:

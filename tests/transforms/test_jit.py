@@ -1,13 +1,11 @@
 """``px.Jit`` computes what the function computes, writes back what it wrote, and otherwise leaves all as it was."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
@@ -85,19 +83,6 @@ def test_static_arguments_of_modules_and_methods_and_pytree_functions() -> None:
     assert_close(px.Jit(net.scaled, static_argnums=1)(x, by=2.0), 2 * plain)
     assert_close(px.Jit(px.Jit(net.scaled, static_argnames="by"), static_argnames="by")(x, 2.0), 2 * plain)
     assert_close(px.Jit(lambda x, n: x * len(range(n)), static_argnums=1)(x, n=4), x * 4)
-
-
-def test_each_static_value_is_traced_once() -> None:
-    seen: list[str] = []
-
-    def fn(net: Scaler, x: jax.Array, kind: str) -> jax.Array:
-        seen.append(kind)
-        return net(x)
-
-    fast = px.Jit(fn, Scaler(), static_argnums=1)
-    for kind in ("a", "b", "a", "b", "a"):
-        fast(values(3), kind)
-    assert seen == ["a", "b"]
 
 
 def test_what_is_no_function_or_no_module_is_refused() -> None:
@@ -194,73 +179,6 @@ def test_a_dict_changed_in_place_is_written_or_left_as_it_was() -> None:
     assert_untouched(before, net)
     fast(fail=False)
     assert_close(net.tree.get_value()["a"], values(2) + 1.0)
-
-
-def _train(net: MLP, opt: nnx.Optimizer[MLP], x: jax.Array, y: jax.Array) -> jax.Array:
-    loss, grads = nnx.value_and_grad(lambda net: ((net(x) - y) ** 2).mean(), graph=True, graph_updates=True)(net)
-    opt.update(net, grads)
-    return loss
-
-
-def _trained(wrap: Callable[[Any, Any], Callable[..., Any]], steps: int = 4) -> Any:
-    net = MLP(nnx.Rngs(3))
-    opt = nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param)
-    step, x, y = wrap(net, opt), values(6, 3), values(6, 4, seed=1)
-    losses = [step(x, y) for _ in range(steps)]
-    return losses, arrays_in(net, opt)
-
-
-@pytest.mark.slow
-def test_a_training_step_is_that_of_nnx_jit_with_and_without_donation() -> None:
-    rival = nnx.jit(_train, graph=True, graph_updates=True)
-    expected = _trained(lambda net, opt: lambda x, y: rival(net, opt, x, y))
-    assert_close(_trained(lambda net, opt: px.Jit(_train, net, opt)), expected, rtol=1e-6, atol=1e-6)
-    assert_close(_trained(lambda net, opt: px.Jit(_train, net, opt, donate=True)), expected, rtol=1e-6, atol=1e-6)
-
-
-def test_an_optimizer_of_ours_steps_as_optax_does_by_hand() -> None:
-    net, x, y = MLP(nnx.Rngs(3)), values(6, 3), values(6, 4, seed=1)
-    definition, state = nnx.split(net, graph=True)
-    loss = lambda state: ((nnx.merge(definition, state)(x) - y) ** 2).mean()  # noqa: E731
-    opt, rule = px.Optimizer(net, optax.sgd, momentum=0.9), optax.sgd(0.1, momentum=0.9)
-
-    def train(net: MLP, opt: px.Optimizer, lr: float) -> jax.Array:
-        value, gradients = nnx.value_and_grad(lambda net: ((net(x) - y) ** 2).mean())(net)
-        opt(lr, gradients)
-        return value
-
-    fast, carried = px.Jit(train, net, opt), rule.init(state)
-    for _ in range(3):
-        value, gradients = jax.jit(jax.value_and_grad(loss))(state)
-        updates, carried = rule.update(gradients, carried, state)
-        state = optax.apply_updates(state, updates)
-        assert_close(fast(0.1), value, rtol=1e-6, atol=1e-6)
-    assert_close(arrays_in(net), jax.tree.leaves(state), rtol=1e-6, atol=1e-6)
-
-
-def test_donated_variables_that_are_not_written_stay_usable() -> None:
-    here, there, x = Counter(nnx.Rngs(0)), Counter(nnx.Rngs(0)), values(2, 3)
-    fast = px.Jit(here, donate=True)
-    for _ in range(4):
-        assert_close(fast(x), there(x))
-        assert_close(arrays_in(here), arrays_in(there))
-    assert_close(here(x), there(x))
-
-
-def test_arrays_beside_variables_are_not_donated() -> None:
-    class Masked(nnx.Module):
-        def __init__(self) -> None:
-            self.scale, self.mask = nnx.Param(values(3)), nnx.data(jnp.arange(3.0))
-
-        def __call__(self, x: jax.Array) -> jax.Array:
-            self.scale[...] = self.scale[...] + 1.0
-            return self.scale[...] * self.mask * x
-
-    here, there, x = Masked(), Masked(), values(3)
-    fast = px.Jit(here, donate=True)
-    for _ in range(3):
-        assert_close(fast(x), there(x))
-    assert_close(here.mask, jnp.arange(3.0))
 
 
 def test_two_threads_tracing_at_once_do_not_mix() -> None:

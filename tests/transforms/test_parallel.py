@@ -12,9 +12,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import paraxis as px
 from tests._support import assert_close, at_night, values
-from tests.transforms._models import MLP, Counter, Tied
+from tests.transforms._models import MLP, Tied
 
-DEVICES = [1, 2, 3, 8]
 SOME_DEVICES = [1, 8, *at_night([2, 3], 2)]
 
 
@@ -109,30 +108,6 @@ def test_each_reduction_on_an_explicit_mesh(kind: str) -> None:
         assert_close(np.asarray(px.Parallel(lambda x: x, reduce=reduce, mesh=mesh)(x)), expected)
 
 
-def test_reductions_per_output() -> None:
-    net, x = mlp(), values(16, 3)
-    shares = np.asarray(net(x)).reshape(8, 2, 4)
-
-    def body(net: MLP, x: jax.Array) -> Any:
-        return {"rows": net(x), "more": (net(x).mean(), [net(x), None, 3.0])}
-
-    got = px.Parallel(body, net, reduce={"rows": "concat", "more": ("sum", "stack")})(x)
-    assert_close(np.asarray(got["rows"]), np.asarray(net(x)))
-    assert_close(np.asarray(got["more"][0]), shares.mean((1, 2)).sum())
-    assert_close(np.asarray(got["more"][1][0]), shares)
-    assert got["more"][1][1] is None
-    assert_close(np.asarray(got["more"][1][2]), np.full(8, 3.0))
-    rows, largest = px.Parallel(lambda net, x: (net(x), net(x)), net, reduce=("concat", lambda y: y.max((0, 1))))(x)
-    assert_close((np.asarray(rows), np.asarray(largest)), (np.asarray(net(x)), shares.max((0, 1))))
-
-
-def test_scalars_are_one_per_device() -> None:
-    x = values(24, 3)
-    for devices in DEVICES:
-        got = px.Parallel(lambda net, x: net(x).mean(), mlp(), mesh=mesh_of(devices))(x)
-        assert_close(np.asarray(got), np.asarray(mlp()(x)).reshape(devices, -1).mean(1))
-
-
 def test_the_same_is_checked_before_anything_runs() -> None:
     net, x = mlp(), values(16, 3)
     got = px.Parallel(lambda net, x: px.pmean(net(x).mean(), "device"), net, reduce="same")(x)
@@ -195,15 +170,6 @@ def test_one_module_on_one_mesh_after_another() -> None:
     assert_close(np.asarray(net(x)), expected)
 
 
-@pytest.mark.parametrize("first", KINDS, ids=str)
-@pytest.mark.parametrize("then", KINDS, ids=str)
-def test_one_module_on_meshes_of_several_kinds(first: AxisType, then: AxisType) -> None:
-    net, x = mlp(), values(24, 3)
-    expected = np.asarray(net(x))
-    for mesh in (mesh_of(8, kind=first), mesh_of(8, kind=then), grid("device", "model", kind=first)):
-        assert_close(np.asarray(px.Parallel(net, mesh=mesh)(x)), expected)
-
-
 def test_arguments_that_lie_elsewhere() -> None:
     x = values(24, 3)
     expected = np.asarray(mlp()(x))
@@ -221,15 +187,6 @@ def test_arguments_that_lie_on_an_explicit_mesh() -> None:
         assert_close(np.asarray(px.Parallel(mlp(), mesh=mesh_of(devices))(x)), np.asarray(mlp()(values(24, 3))))
 
 
-@pytest.mark.parametrize("device", [0, 7])
-def test_variables_that_lie_on_one_device(device: int) -> None:
-    net, x = mlp(), values(24, 3)
-    for v in px.variables(net):
-        v.set_value(jax.device_put(v[...], jax.devices()[device]))
-    got = px.Parallel(net, mesh=mesh_of(3))(jax.device_put(x, jax.devices()[5]))
-    assert_close(np.asarray(got), np.asarray(mlp()(x)))
-
-
 def test_variables_are_sent_to_all_devices_once() -> None:
     net = mlp()
     net.last.kernel.set_value(jax.device_put(net.last.kernel[...], jax.devices()[3]))
@@ -244,23 +201,6 @@ def test_variables_are_sent_to_all_devices_once() -> None:
     assert_close(np.asarray(y), np.asarray(mlp()(values(16, 3))))
     net.last.kernel.set_value(jnp.zeros((8, 4)))
     assert not np.asarray(fast(x)).any()
-
-
-def test_it_is_traced_once_per_shape() -> None:
-    shapes = []
-
-    def body(net: Counter, x: jax.Array) -> jax.Array:
-        shapes.append(x.shape)
-        return net(x)
-
-    net = Counter(nnx.Rngs(0))
-    fast = px.Parallel(body, net)
-    for rows in (16, 16, 24, 16, 24):
-        fast(values(rows, 3))
-    net.layer.kernel[...] = jnp.ones((3, 4))
-    assert_close(host(fast(np.asarray(values(16, 3)))), net.layer(values(16, 3)))
-    assert shapes == [(2, 3), (3, 3)]
-    assert int(net.calls[...]) == 6
 
 
 def test_its_name_is_that_of_the_function_and_it_can_be_lowered() -> None:

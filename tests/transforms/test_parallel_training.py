@@ -109,25 +109,6 @@ def test_the_step_in_the_words_of_nnx_and_lax(devices: int) -> None:
     assert int(opt.step[...]) == 5
 
 
-@pytest.mark.slow
-def test_a_schedule_does_not_compile_again() -> None:
-    count = []
-
-    def step(net: MLP, opt: px.Optimizer, x: jax.Array, y: jax.Array, lr: float) -> jax.Array:
-        count.append(1)
-        return train(net, opt, x, y, lr)
-
-    net = mlp()
-    fast = px.Parallel(step, net, px.Optimizer(net, optax.sgd), reduce="first")
-    params = weights(mlp())
-    for lr in (0.1, 0.05, 0.2):
-        fast(X, Y, lr)
-        gradients = jax.grad(plain_loss)(params, X, Y)
-        params = jax.tree.map(lambda p, g, lr=lr: p - lr * g, params, gradients)
-    assert_close(weights(net), params, rtol=0, atol=1e-6)
-    assert len(count) == 1
-
-
 def test_a_forgotten_mean_is_an_error_before_anything_runs() -> None:
     ran: list[int] = []
 
@@ -148,16 +129,6 @@ def test_a_forgotten_mean_is_an_error_before_anything_runs() -> None:
     px.Parallel(step, net, opt, reduce="first", check=False)(X, Y, 0.1)
     jax.effects_barrier()
     assert ran != []
-
-
-def test_the_error_names_the_axis_and_the_type_at_hand() -> None:
-    class Mask(nnx.Variable[Any]):
-        pass
-
-    net = nnx.Dict(mask=Mask(jnp.zeros(3)))
-    body = lambda net, x: net.mask.set_value(x[0])  # noqa: E731
-    with pytest.raises(px.StateError, match=r"\.mask could be.*px\.pmean\(g, 'd'\).*sync=\{.*Mask: 'mean'\}"):
-        px.Parallel(body, net, axis_name="d")(X)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -220,22 +191,6 @@ def test_gradients_taken_outside_are_not_scaled(devices: int) -> None:
     assert_close(np.asarray(jax.grad(lambda x: ((rows(x) - Y) ** 2).mean())(X)), np.asarray(of_x), rtol=0, atol=1e-6)
     gradients, _ = px.GradValues(lambda rows, x: ((rows(x) - Y) ** 2).mean(), rows)(X)
     assert_close(np.asarray(gradients[0]), np.asarray(of_params["first", "bias"]), rtol=0, atol=1e-6)
-
-
-def test_memory_that_is_given_away() -> None:
-    net = mlp()
-    opt = px.Optimizer(net, optax.sgd, momentum=0.9)
-    step = px.Parallel(train, net, opt, reduce="first", donate=True)
-    losses = [float(step(X, Y, 0.1))]
-    old = net.first.kernel[...]
-    losses += [float(step(X, Y, 0.1)) for _ in range(4)]
-    assert old.is_deleted()
-    expected, expected_losses = trained_by_hand(optax.sgd(0.1, momentum=0.9), 5)
-    assert_close(np.array(losses), np.array(expected_losses), rtol=1e-6)
-    assert_close(weights(net), expected, rtol=0, atol=1e-6)
-    kept = px.Parallel(net, donate=True)  # what is only read must live on
-    for _ in range(2):
-        assert_close(np.asarray(kept(X)), np.asarray(plain(expected, X)), rtol=1e-5)
 
 
 @pytest.mark.sampled(1)

@@ -324,21 +324,6 @@ def _by_row(changes: Sequence[np.ndarray]) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    ("fn", "reason"),
-    [
-        pytest.param(lambda x: x.sum(0) * 2.0, "reduce_sum over the rows", id="operation"),
-        pytest.param(jax.jit(lambda x: x[::-1]), "rev over the rows", id="in a call"),
-        pytest.param(lambda x: jnp.fft.rfft(x).real, "fft, which is not known to keep rows apart", id="no rule"),
-        pytest.param(_until_small, "reduce_max over the rows", id="condition"),
-        pytest.param(lambda x: _running(x[:, :1])[0], "scan over the rows", id="loop"),
-    ],
-)
-def test_a_reason_names_the_first_operation(fn: Callable[[jax.Array], jax.Array], reason: str) -> None:
-    why = _refused(fn, [SQUARE @ SQUARE.T], [0], lambda results: results[0])
-    assert why == f"result is not one value per row: {reason}"
-
-
 def test_a_mixed_argument_of_a_call_stays_mixed_and_alone() -> None:
     def fn(x: jax.Array) -> Any:
         return jax.jit(lambda x, y: (x + y, y * 2.0))(x[::-1], x)

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.core import Tracer
 from jax.sharding import AxisType, Mesh
 
 import paraxis as px
 from tests._support import assert_close, at_night, values
-from tests.transforms._models import MLP, Counter, Noisy, Normed
+from tests.transforms._models import Counter, Noisy, Normed
 
 DEVICES = [1, 2, 3, 8]
 SOME_DEVICES = [1, 8, *at_night([2, 3], 2)]
@@ -149,33 +148,6 @@ def test_integers_keep_their_dtype_and_are_exact(dtype: str) -> None:
         assert got.tolist() == value.astype(dtype).tolist(), rule
 
 
-FAR = {"int8": [-128, 127], "int32": [-(2**31), 2**31 - 1], "uint32": [0, 2**32 - 1]}
-
-
-@pytest.mark.parametrize("dtype", FAR)
-def test_the_mean_of_integers_that_lie_far_apart(dtype: str) -> None:
-    ends = np.array(FAR[dtype], dtype)
-    store = Store(v=nnx.Variable(jnp.zeros(2, dtype), sync="mean"))
-    px.Parallel(lambda store, row: store.v.set_value(row[0]), store)(np.tile(np.stack([ends, ends[::-1]]), (4, 1)))
-    middle = int(np.floor(ends.astype("int64").mean() + 0.5))
-    assert (store["v"].dtype, store["v"].tolist()) == (dtype, [middle] * 2)
-
-
-def test_booleans_stay_booleans() -> None:
-    rows = np.array([[1, 0, 1, 0]] * 4 + [[1, 0, 0, 0]] * 3 + [[1, 0, 0, 1]], bool)
-    expected = {"mean": rows.mean(0) > 0.5, "sum": rows.any(0), "max": rows.any(0), "min": rows.all(0)}
-    store = Store(**{rule: nnx.Variable(jnp.zeros(4, bool), sync=rule) for rule in expected})
-
-    def write(store: Store, rows: jax.Array) -> None:
-        for v in px.variables(store):
-            v.set_value(rows[0])
-
-    px.Parallel(write, store)(rows)
-    for rule, value in expected.items():
-        assert store[rule].dtype == bool
-        assert store[rule].tolist() == value.tolist(), rule
-
-
 def test_a_variable_that_holds_a_tree() -> None:
     store = Store(v=nnx.Variable({"a": jnp.zeros(2), "n": jnp.asarray(3)}, sync="mean"))
 
@@ -275,69 +247,6 @@ def test_streams_that_are_not_drawn_from_stay() -> None:
     drawn = px.Parallel(lambda rngs: rngs.noise.normal((2,)), rngs)()
     assert len(set(np.asarray(drawn).tolist())) == 16
     assert (int(rngs.noise.count[...]), int(rngs.params.count[...])) == (1, 0)
-
-
-@pytest.mark.slow
-def test_an_exception_leaves_every_variable_as_it_was() -> None:
-    net, noise = Counter(nnx.Rngs(0)), nnx.Rngs(1)
-    fails: list[bool] = [False]
-
-    def called_back() -> Any:
-        if fails[0]:
-            raise ValueError("in a callback")
-        return np.float32(0)
-
-    def body(net: Counter, noise: nnx.Rngs, x: jax.Array, how: str) -> Any:
-        y = net(x) + noise.normal((*x.shape[:1], 4))
-        net.layer.kernel[...] = net.layer.kernel[...] * 2
-        if how == "raise":
-            raise ValueError("the user's own")
-        if how == "diverge":
-            net.layer.kernel[...] = net.layer.kernel[...] + y[0]
-        if how == "shapes":
-            return y @ jnp.ones((5, 5))
-        if how == "running":
-            y = y + jax.pure_callback(called_back, jax.ShapeDtypeStruct((), "float32"))
-        return y
-
-    fast = px.Parallel(body, net, noise, static_argnums=1)
-    fast(values(8, 3), "fine")
-    before = [(v[...], np.asarray(v[...]) if not isinstance(v, nnx.RngKey) else None) for v in _all(net, noise)]
-    causes: list[tuple[str, Any, str]] = [
-        ("raise", ValueError, "the user's own"),
-        ("diverge", px.StateError, r"layer\(Linear\)\.kernel could be left.*px\.pmean"),
-        ("shapes", TypeError, "dot_general"),
-        ("running", jax.errors.JaxRuntimeError, "in a callback"),
-    ]
-    for how, kind, message in causes:
-        fails[0] = True
-        with pytest.raises(kind, match=message):
-            fast(values(8, 3), how)
-        for v, (old, numbers) in zip(_all(net, noise), before, strict=True):
-            assert v[...] is old, how
-            assert numbers is None or np.array_equal(np.asarray(v[...]), numbers)
-    fails[0] = False
-    fast(values(16, 3), "running")  # compiled anew, so that JAX does not wait for the failed callback when it ends
-    assert (int(net.calls[...]), int(noise.default.count[...])) == (2, 2)
-
-
-def _all(*modules: Any) -> list[nnx.Variable[Any]]:
-    return list(px.variables(modules))
-
-
-def test_a_value_kept_outside_by_the_body_is_not_in_the_modules() -> None:
-    kept: list[Any] = []
-    net = MLP(nnx.Rngs(0))
-
-    def body(net: MLP, x: jax.Array) -> jax.Array:
-        kept.append(net.first.kernel[...])
-        net.first.kernel[...] = net.first.kernel[...] + 1
-        return net(x)
-
-    px.Parallel(body, net)(values(8, 3))
-    assert isinstance(kept[0], Tracer)
-    assert not any(isinstance(v[...], Tracer) for v in px.variables(net))
-    assert_close(np.asarray(net.first.kernel[...]), np.asarray(MLP(nnx.Rngs(0)).first.kernel[...]) + 1)
 
 
 def test_a_batch_norm_that_names_its_axis_keeps_it() -> None:

@@ -10,7 +10,7 @@ from flax import nnx
 
 import paraxis as px
 from tests._support import assert_close, values
-from tests.transforms._models import MLP, Counter, Noisy, Normed, Tied
+from tests.transforms._models import MLP, Counter, Normed, Tied
 
 
 def _net() -> nnx.Sequential:
@@ -89,14 +89,6 @@ def test_indexed_by_name_and_by_position() -> None:
         _ = found["bias"]
 
 
-def test_the_variables_themselves_are_in_it() -> None:
-    net, x = MLP(nnx.Rngs(0)), values(2, 3)
-    for v in px.variables(net):
-        v.set_value(jnp.zeros_like(v.get_value()))
-    px.variables(net)["(MLP).last(Linear).bias"].set_value(values(4))
-    assert_close(net(x), jnp.stack([values(4)] * 2))
-
-
 def test_subsets_by_type_by_test_and_by_collection() -> None:
     net = Normed(nnx.Rngs(0))
     found = px.variables(net)
@@ -142,23 +134,6 @@ def test_two_variables_of_one_name_do_not_add_up() -> None:
     assert len(px.variables(nnx.Dict(a=a, b=b))) == 8
     with pytest.raises(TypeError, match="unsupported operand"):
         _ = px.variables(a) + list(px.variables(b))  # pyright: ignore[reportOperatorIssue]
-
-
-def test_variables_of_all_kinds_are_measured() -> None:
-    class Assorted(nnx.Module):
-        def __init__(self) -> None:
-            self.count = nnx.Variable(jnp.asarray(0))
-            self.tree = nnx.Variable({"a": values(2), "b": values(3, 1)})
-            self.raw = nnx.data(values(7))
-
-    lines = [line.split(maxsplit=2) for line in str(px.variables(Assorted())).splitlines()]
-    assert lines == [
-        ["(Assorted).count", "1", "()"],
-        ["(Assorted).tree", "5", "[(2,), (3, 1)]"],
-        ["+Total(2)", "6"],
-    ]
-    streams = px.variables(Noisy(nnx.Rngs(0))).subset((nnx.RngKey, nnx.RngCount))
-    assert [v.get_value().shape for v in streams] == [(), ()]
 
 
 def test_what_has_no_variables_is_refused() -> None:

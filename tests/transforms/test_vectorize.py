@@ -109,10 +109,6 @@ def test_numbers_and_keywords_are_given_whole() -> None:
     np.testing.assert_allclose(out, 2 * X + 10, rtol=1e-6)
 
 
-def test_a_number_stays_a_python_number() -> None:
-    assert px.Vectorize(lambda x, n: x if n > 1 else -x, batch_axis=(0, None))(jnp.ones(3), 2).tolist() == [1, 1, 1]
-
-
 def test_per_example_gradients_are_those_of_a_loop() -> None:
     net = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     gradient = px.GradValues(lambda net, x, y: ((net(x) - y) ** 2).mean(), net)
