@@ -167,6 +167,6 @@ def within(v: Any, w: Any, x: Any, y: Any) -> Any:
 
 _ALL = (
     *(mean, weighted, masked, extremes, tied, largest_inside, normalised, between, picked, rounds, noisy, counted),
-    *(over_time, within),
+    within,
 )
 PROGRAMS: dict[str, Callable[..., Any]] = {fn.__name__: fn for fn in _ALL}

@@ -22,10 +22,10 @@ from jax.sharding import Mesh
 
 import paraxis as px
 from tests._support import assert_close
-from tests.streaming._programs import AXIS, PROGRAMS, N, Ours, Plain, W, X, Y, extremes, mean, one, rng
+from tests.streaming._programs import AXIS, PROGRAMS, N, Ours, Plain, W, X, Y, extremes, mean, one, over_time, rng
 
 MARKS: dict[str, Any] = dict.fromkeys(("extremes", "between"), pytest.mark.newest)
-MARKS |= dict.fromkeys(("weighted", "masked", "over_time"), pytest.mark.slow)
+MARKS |= dict.fromkeys(("weighted", "masked"), pytest.mark.slow)
 
 
 def streamed(fn: Callable[..., Any], at_once: int, *args: Any, **options: Any) -> Any:
@@ -167,6 +167,13 @@ def test_a_sum_of_all_is_not_that_of_a_chunk_where_its_map_is_run_again():
 
     got = px.Stream(at_once=1).run(jax.value_and_grad(jax.jit(far)), W, px.Groups.of_arrays(X))
     assert_close(got, jax.value_and_grad(plain)(W, X), rtol=1e-4)
+
+
+def test_a_loop_in_which_elements_do_not_meet_is_run_and_its_gradient_adds_up_in_each_turn():
+    expected = over_time(Plain, W, X, Y)
+    assert_close(streamed(lambda w, x, y: over_time(Ours(), w, x, y), 1, W), expected)
+    with pytest.raises(px.LoweringError, match=r"meet in scan, at .*\(over_time\): dot_general over the rows"):
+        streamed(jax.grad(lambda w, x, y: over_time(Ours(), w, x, y)), 1, W)
 
 
 def test_arrays_used_as_rows_are_cut_and_what_is_closed_over_as_well():
