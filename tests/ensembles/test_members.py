@@ -174,7 +174,7 @@ def test_a_picked_module_is_called_and_trained_as_any_other() -> None:
 
 def make_net(activation: Any, rate: float = 1e-2) -> Any:
     def make(key: jax.Array) -> Any:
-        net = nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(key)), activation)
+        net = nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(key)), jax.jit(activation))
         return net, nnx.Optimizer(net, optax.adam(rate), wrt=nnx.Param)
 
     return make
@@ -192,7 +192,7 @@ def make_module(activation: Any, rate: float = 1e-2) -> Any:
 def test_a_member_with_other_functions_is_not_added(make: Any) -> None:
     """All members share what is fixed: a net with tanh would compute relu."""
     ens, other = px.ensemble(make(jax.nn.relu), 2, 0), jax.random.key(9)
-    assert len(ens.add(make(jax.nn.relu)(other))) == 3  # made anew, of the same code
+    assert len(ens.add(ens[0], make(jax.nn.relu)(other))) == 4  # made anew, of the same code
     with pytest.raises(px.StateError, match=r"members\[0\] has other functions or settings"):
         ens.add(make(jnp.tanh)(other))
 

@@ -176,9 +176,11 @@ def _inside(x: Any) -> Sequence[Any] | None:
         case tuple() | list():
             return x
         case dict():
-            return [*x], [*x.values()]
+            return sorted(x.items(), key=lambda item: str(item[0]))
         case type():
             return None
+    if hasattr(x, "__wrapped__"):  # jitted, say
+        return [x.__wrapped__]
     if dataclasses.is_dataclass(x):
         return [getattr(x, field.name) for field in dataclasses.fields(x)]
     return [*vars(x).values()] if hasattr(x, "__dict__") else None
