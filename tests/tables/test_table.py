@@ -188,7 +188,7 @@ def test_a_folder_of_which_one_file_notes_an_index(tmp_path):
     pq.write_table(pa.table({"x": [1.0], "y": [0.0], "id": [5]}), tmp_path / "b.parquet")
     assert list(px.Table.parquet(tmp_path, target="y").columns) == ["x"]
     frame[["y"]].to_parquet(tmp_path / "alone.parquet")
-    with pytest.raises(px.DataError, match="has no column.* besides the target 'y'"):
+    with pytest.raises(px.DataError, match=r"has no column.* besides the target 'y'"):
         px.Table.parquet(tmp_path / "alone.parquet", target="y")
 
 
