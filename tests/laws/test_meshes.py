@@ -406,20 +406,3 @@ def test_a_callback_beside_axes_that_are_left_to_the_compiler_is_refused(kind: s
         with pytest.raises(px.LoweringError, match=r"'rows' calls back .* here 'b'; write .* over=\('a', 'b'\)\), or"):
             px.map_fn(body, x, px.Axis("rows", 8, over="a", mesh=mesh))
         assert_close(np.asarray(px.map_fn(body, x, px.Axis("rows", 8, mesh=mesh, over=("a", "b")))), 2 * x)
-
-
-@pytest.mark.parametrize("run", [px.map_fn, jax.jit(px.map_fn, static_argnums=(0, 2))], ids=["eager", "jit"])
-def test_a_mapped_function_sees_its_values_and_what_it_computes_with_one_type(kind: str, run: Any) -> None:
-    """Solvers and closure converters compare these types, and raise where a mesh makes them differ."""
-    seen: list[set[Any]] = []
-
-    def body(x: jax.Array) -> jax.Array:
-        y = jnp.sin(x)
-        seen.append({jax.typeof(v) for v in (x, y, jnp.zeros(3) + x)})
-        seen.append({jax.eval_shape(fn, v) for fn in (jnp.sin, lambda v: v) for v in (x, y)})
-        return y
-
-    mesh = mesh_of(kind, a=8)
-    run(body, np.asarray(values(10, 3)), px.Axis("rows", 10, mesh=mesh, over="a"))
-    run(body, np.asarray(values(16, 3)), px.Axis("rows", 16, mesh=mesh, over="a"))
-    assert [len(types) for types in seen] == [1] * 4

@@ -119,12 +119,8 @@ def traced(
             return fn(*jax.tree.unflatten(structure, xs))
 
     vars(one)["__wrapped__"] = fn  # JAX's errors then name the user's function, and not this one
-    given = structs(operands, shared)
-    is_typed = any(x.sharding is not None for x in given)
-    with placing.in_force(
-        inner.mesh if is_typed else None
-    ):  # else it shows in the types of what is computed
-        body = Body.of(one, given, shared, how)
+    with placing.in_force(inner.mesh):
+        body = Body.of(one, structs(operands, shared), shared, how)
     check_exchange(body, how)
     return body, how
 

@@ -315,6 +315,14 @@ CALLS = frozenset(("jit", "pjit", "call", "core_call", "closed_call", "remat", "
 """Operations that do what their body does, once."""
 
 
+def part(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], invars: Sequence[Any], outvars: Sequence[Any]) -> ClosedJaxpr:
+    """Return some of a jaxpr's equations as a jaxpr of its own."""
+    info = closed.jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    effects = frozenset().union(*(eqn.effects for eqn in eqns))
+    changed = {"constvars": [], "invars": list(invars), "outvars": list(outvars), "eqns": list(eqns)}
+    return ClosedJaxpr(closed.jaxpr.replace(**changed, effects=effects, debug_info=info), ())
+
+
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """Yield each jaxpr among an equation's parameters (bodies of loops, branches, calls)."""
     for value in eqn.params.values():
