@@ -6,14 +6,11 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
 import paraxis as px
-from paraxis.solve import LogisticRegression
 from paraxis.train import History, Record
 
 pytestmark = pytest.mark.newest
@@ -75,24 +72,10 @@ def fitted() -> px.train.Fitted:
     return px.train.Fitted(state, history(), HOSTILE, Record(4, 0, {HOSTILE: 0.5}))
 
 
-def minimum() -> Any:
-    return px.solve.LBFGS(lambda p: jnp.sum((p[HOSTILE] - 1) ** 2)).run({HOSTILE: jnp.zeros(3)})
-
-
-def classifier() -> LogisticRegression:
-    """As a fit leaves it; the form of one that was fitted is looked at in the tests of estimators."""
-    model = LogisticRegression(C=2.0)
-    model.classes_, model.coef_ = np.array([HOSTILE, "other"]), np.ones((1, 3))
-    model.status_ = "the error is as small as tol asks"
-    return model
-
-
 # A value, and what its form has to say besides its name.
 VALUES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "History": (lambda: history(f"{HOSTILE}/loss"), ["History(8 steps, 1 epochs, 2 evaluations)", "0.25", "nan"]),
     "Fitted": (fitted, ["params=3 float32", "step 4: ", "History(8 steps"]),
-    "OptStep": (minimum, ["(3,)", "LBFGSState: CONVERGED", "the error is as small as tol asks"]),
-    "LogisticRegression": (classifier, ["LogisticRegression(C=2.0)", "(1, 3)", "the error is as small as tol asks"]),
 }
 
 
@@ -112,7 +95,7 @@ def test_a_form_is_well_formed_and_says_what_it_is_of(name: str) -> None:
         assert text in seen.text, text
 
 
-@pytest.mark.parametrize("name", ["Ensemble", "History", "LogisticRegression"])
+@pytest.mark.parametrize("name", ["History"])
 def test_the_heading_is_the_repr(name: str) -> None:
     value = VALUES[name][0]()
     assert repr(value) in form(value).text
@@ -134,32 +117,6 @@ def test_curves_leave_out_what_is_not_finite() -> None:
     assert lines(1.0) == []
     assert lines(float("nan"), float("nan")) == []
     assert lines() == []
-
-
-def test_a_state_that_has_no_numbers_yet_has_a_form() -> None:
-    forms: list[str] = []
-
-    def run(x: Any) -> Any:
-        step = px.solve.LBFGS(lambda p: jnp.sum((p - 1) ** 2)).run(x)
-        forms.append(step._repr_html_())
-        return step
-
-    jax.eval_shape(run, jnp.zeros(3))
-    assert "LBFGSState(…" in read(forms[0]).text
-
-
-def test_an_estimator_that_is_not_fitted_says_so() -> None:
-    assert "not fitted" in form(LogisticRegression()).text
-
-
-def test_an_estimator_listens_to_how_scikit_learn_shows() -> None:
-    import sklearn
-
-    estimator = LogisticRegression()
-    both = estimator._repr_mimebundle_()
-    assert both == {"text/plain": repr(estimator), "text/html": estimator._repr_html_()}
-    with sklearn.config_context(display="text"):
-        assert estimator._repr_mimebundle_() == {"text/plain": repr(estimator)}
 
 
 def test_the_checker_finds_what_is_wrong() -> None:
