@@ -193,11 +193,9 @@ class TableRows:
         return arrays.ready((carry[0], carry[1]))
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        mesh = placing.concrete_mesh(self.blocks)
-        if mesh is None:
+        if placing.concrete_mesh(self.blocks) is None:
             return jnp.zeros(shape, dtype)
-        spec = jax.sharding.PartitionSpec(*(None,) * (len(shape) - 1), self.blocks.mesh_axes)
-        return jnp.zeros(shape, dtype, device=jax.sharding.NamedSharding(mesh, spec))
+        return jnp.zeros(shape, dtype, device=arrays.split_sharding(self.blocks, "rows", len(shape), len(shape) - 1))
 
     def _read(self) -> Iterator[jax.Array]:
         """Yield the chunks on the devices, all of the same number of rows."""
