@@ -145,7 +145,7 @@ def by_fedjax(clients: Sequence[Any]) -> dict[str, Round]:
         def one(params: Any, cohort: px.Groups) -> Any:
             fedjax.set_for_each_client_backend(backend)
             keys = map(jax.random.PRNGKey, range(COHORT))
-            given = [(str(i), data.get_client(str(i)), key) for i, key in zip(cohort.ids, keys, strict=True)]
+            given = [(str(i), data.get_client(str(i)), key) for i, key in zip(cohort.numbers, keys, strict=True)]
             return algorithm.apply(algorithm.init(params), given)[0].params
 
         return one

@@ -51,12 +51,9 @@ def step(state: State, batch: Any) -> tuple[State, dict[str, float]]:
     return State(state.step + 1), {"loss": 1.0 / (state.step + 1)}
 
 
-@pytest.mark.parametrize("progress", [None, True])
-def test_a_run_shows_one_area_that_changes(
-    kernel: Kernel, capfd: pytest.CaptureFixture[str], progress: bool | None
-) -> None:
+def test_a_run_shows_one_area_that_changes(kernel: Kernel, capfd: pytest.CaptureFixture[str]) -> None:
     test = px.Evaluate(lambda state, batch: {"<b>": 0.25}, [0])
-    px.fit(State(0), step, [np.zeros(4)] * 5, epochs=2, evaluate=test, progress=progress)
+    px.fit(State(0), step, [np.zeros(4)] * 5, epochs=2, evaluate=test)
     (forms,) = kernel.areas
     assert forms[0]["text/plain"].startswith("step 0 of 10")
     assert forms[-1]["text/plain"].startswith("step 10 of 10, epoch 2 of 2  loss 0.1")
