@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rows below": ({"rows": np.full((2, 6), -1)}, "rows must be numbers"),
     "a large batch": ({"batch_size": 9}, "batch_size must be at most 8, got 9"),
     "no epochs": ({"epochs": 2, "first_epoch": 2}, "epochs must be an integer of at least 3"),
-    "a rule without metrics": ({"stop_early": StopEarly("loss")}, "stop_early must be a rule for a metric of evaluate"),
+    "a rule without metrics": ({"stop_early": StopEarly("loss")}, "stop_early is a rule for a metric of evaluate"),
     "a metric that is not there": (
         {"stop_early": StopEarly("error"), "evaluate": lambda w: {"loss": w}},
         "stop_early watches 'error', but evaluate gives loss",

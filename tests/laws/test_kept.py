@@ -13,7 +13,6 @@ import pytest
 from flax import nnx
 
 import paraxis as px
-from tests._support import assert_close, compilations
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
 Y = X @ np.array([1.0, 2.0, 3.0], np.float32)
@@ -33,25 +32,6 @@ def cost(mark: Mark) -> Callable[..., jax.Array]:
 
 def lbfgs(mark: Mark) -> Any:
     return px.solve.LBFGS(cost(mark), tol=1e-5).run(jnp.zeros(3), (X, Y)).params
-
-
-def newton(mark: Mark) -> Any:
-    return px.solve.LBFGS(cost(mark), tol=1e-5).run(jnp.zeros(3), (X, Y)).params
-
-
-def proximal(mark: Mark) -> Any:
-    return px.solve.ProximalGradient(cost(mark), px.solve.prox.l1, tol=1e-5).run(jnp.zeros(3), 0.0, (X, Y)).params
-
-
-SOLVERS = [lbfgs, pytest.param(newton, marks=pytest.mark.slow), pytest.param(proximal, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("solved", SOLVERS)
-def test_a_new_solver_of_an_equal_function_compiles_nothing(solved: Callable[[Mark], Any]) -> None:
-    solved(Mark())
-    with compilations() as compiled:
-        assert_close(solved(Mark()), np.array([1.0, 2.0, 3.0]), atol=1e-3)
-    assert not compiled
 
 
 def of_solver(mark: Mark) -> None:

@@ -55,9 +55,8 @@ def test_a_run_shows_one_area_that_changes(kernel: Kernel, capfd: pytest.Capture
     test = px.Evaluate(lambda state, batch: {"<b>": 0.25}, [0])
     px.fit(State(0), step, [np.zeros(4)] * 5, epochs=2, evaluate=test)
     (forms,) = kernel.areas
-    assert forms[0]["text/plain"].startswith("step 0 of 10")
     assert forms[-1]["text/plain"].startswith("step 10 of 10, epoch 2 of 2  loss 0.1")
-    assert "step 5 of 10, epoch 1 of 2  test/<b> 0.25" in forms[-1]["text/plain"]
+    assert "step 5 of 10, epoch 1 of 2  loss 0.2  test/<b> 0.25" in forms[-1]["text/plain"]
     assert '<progress value="10" max="10">' in forms[-1]["text/html"]
     assert "test/&lt;b&gt; 0.25" in forms[-1]["text/html"]
     captured = capfd.readouterr()

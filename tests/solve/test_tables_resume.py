@@ -100,17 +100,16 @@ def sparse_logistic(watch: Any, where: px.Stream) -> px.solve.LogisticRegression
 
 
 @pytest.mark.parametrize("stopping", [stopped_after, interrupted_after], ids=["an exception", "Ctrl-C"])
-@pytest.mark.parametrize("fit", [lasso, sparse_logistic], ids=["working sets", "proximal Newton"])
+@pytest.mark.parametrize("fit", [lasso, sparse_logistic], ids=["lasso", "logistic"])
 def test_a_fit_with_an_l1_penalty_goes_on_from_where_it_was_stopped(tmp_path, fit, stopping):
     whole: list[int] = []
     expected = fit(lambda one: whole.append(one.iter_num), engine(None))
     seen: list[int] = []
-    with pytest.raises((Stopped, px.solve.Interrupted)):
+    with pytest.raises((Stopped, KeyboardInterrupt)):
         fit(stopping(1, seen), engine(tmp_path / "run"))
     assert (tmp_path / "run").exists()
     found = fit(lambda one: seen.append(one.iter_num), engine(tmp_path / "run"))
-    assert seen == whole
-    assert len(whole) > 1
+    assert seen == whole != []
     assert bits((found.coef_, found.intercept_)) == bits((expected.coef_, expected.intercept_))
     assert found.data_passes_ < expected.data_passes_
     assert not (tmp_path / "run").exists()
@@ -203,5 +202,5 @@ def test_each_option_of_an_engine_works_for_a_table_or_is_refused_by_name(tmp_pa
     for use in (lambda it: px.solve.Ridge().fit(rows, engine=it), lambda it: model.predict(rows, engine=it)):
         with pytest.raises(ValueError, match=r"map is not for a px\.Table"):
             use(px.Stream(at_once=5, map=map))
-    with pytest.raises(ValueError, match=r"Ridge: .* nothing is saved"):
+    with pytest.raises(ValueError, match=r"Ridge: nothing is saved"):
         model.predict(rows, engine=engine(tmp_path / "run"))

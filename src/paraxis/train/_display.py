@@ -35,9 +35,7 @@ class Display:
         self._shown = start
         self._metrics: Mapping[str, float] = {}
         self._begin = time.monotonic()
-        self._first: tuple[float, int] | None = (
-            None  # when the first step was done: it was compiled, and is not counted
-        )
+        self._first: tuple[float, int] | None = None  # when the first step, which compiles, was done
         self._is_live = self._area is not None or self._is_terminal
         self._interval = _REFRESH_SECONDS if self._is_live else _FIRST_LINE_SECONDS
         self._due = self._begin + self._interval

@@ -299,9 +299,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         options: Any = posed.loss, bool(self.fit_intercept), float(self.tol), int(self.max_iter)
         num_rows, num_features = data.X.shape
         is_small = num_features <= MAX_FEATURES and (num_features <= max(num_rows, _FEW))
-        is_saved = isinstance(data.X, TableRows) and getattr(data.X.engine, "folder", None) is not None
         has_one = posed.loss == "squared" or (self._has_l1() and posed.num_outputs is None)
-        if is_small and has_one and not is_saved:
+        if is_small and has_one:
             return Plan("quadratic", *options)
         method: Method = "proximal-gradient" if self._has_l1() else "lbfgs"
         return Plan(method, *options)

@@ -8,8 +8,10 @@ where that leads. Of squared losses, whose Hessian is the same everywhere, it on
 Saunders, "Proximal Newton-type methods", 2014; Yuan, Ho and Lin, "An improved GLMNET", 2012.)
 """
 
+import contextlib
 import functools
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +26,7 @@ from paraxis.solve import _trees as trees
 from paraxis.solve._linear import Block, Linear
 from paraxis.solve._run import Watch, tell
 from paraxis.solve._status import Status
-from paraxis.solve._streaming import TableRows
+from paraxis.solve._streaming import Journal, TableRows
 from paraxis.solve.objective import LinearObjective
 
 _TRIALS = 30  # steps, each half of the one before
@@ -91,33 +93,60 @@ class Quadratic:
         dtype = jax.tree.leaves(init)[0].dtype
         coef, intercept = init if self._objective.intercept else (init, np.zeros(init.shape[1:]))
         place, hessian = self._at(np.asarray(coef, float), np.asarray(intercept, float))
-        num_passes, iter_num, num_stalled, stepsize, new = 1, 0, 0, 1.0, place
         error = self._error(place, penalty)
-        best = place, error
-        while True:
-            status = self._status(place, error, iter_num, num_stalled, tol=tol, max_iter=max_iter)
-            if status != Status.RUNNING:
-                break
-            step = _minimum(hessian, place, penalty, max(tol if self._is_flat else 0.0, _EXACT * error**2)) - place.coef
-            beside = -(place.slope + hessian.beside @ step) / hessian.of_intercept * self._objective.intercept
-            before = _whole(place, penalty)
-            slope = np.vdot(place.grad, step) + np.vdot(place.slope, beside) + _whole(place, penalty, step) - before
-            noise = _NOISE * np.finfo(dtype).eps * abs(before)
-            for trial in range(_TRIALS):
-                stepsize = 0.5**trial
-                new, hessian = self._at(place.coef + stepsize * step, place.intercept + stepsize * beside)
-                num_passes += 1
-                if _whole(new, penalty) <= before + _DECREASE * stepsize * slope + noise:
+        best, counts = (place, error), (0, 1, 0)
+        with self._saved((penalty, place), f"Quadratic({tol}, {max_iter})") as journal:
+            found = None if journal is None else journal.state()
+            if found is not None:
+                counts, (place, hessian, error, best) = found[0], _like((place, hessian, error, best), found[1])
+            iter_num, num_passes, num_stalled = counts
+            while True:
+                status = self._status(place, error, iter_num, num_stalled, tol=tol, max_iter=max_iter)
+                if status != Status.RUNNING:
                     break
-            place, error, iter_num = new, self._error(new, penalty), iter_num + 1
-            num_stalled = 0 if error < 0.9 * best[1] or _whole(place, penalty) < before - noise / 8 else num_stalled + 1
-            best = (place, error) if error < best[1] else best
-            if verbose:
-                tell(verbose, iter_num, place.value, error, stepsize, self._count(num_passes))
+                least = max(tol if self._is_flat else 0.0, _EXACT * error**2)
+                step = _minimum(hessian, place, penalty, least) - place.coef
+                beside = -(place.slope + hessian.beside @ step) / hessian.of_intercept * self._objective.intercept
+                before, stepsize, new = _whole(place, penalty), 1.0, place
+                slope = np.vdot(place.grad, step) + np.vdot(place.slope, beside) + _whole(place, penalty, step) - before
+                noise = _NOISE * np.finfo(dtype).eps * abs(before)
+                for trial in range(_TRIALS):
+                    stepsize = 0.5**trial
+                    new, hessian = self._at(place.coef + stepsize * step, place.intercept + stepsize * beside)
+                    num_passes += 1
+                    if _whole(new, penalty) <= before + _DECREASE * stepsize * slope + noise:
+                        break
+                place, error, iter_num = new, self._error(new, penalty), iter_num + 1
+                is_better = error < 0.9 * best[1] or _whole(place, penalty) < before - noise / 8
+                num_stalled = 0 if is_better else num_stalled + 1
+                best = (place, error) if error < best[1] else best
+                if journal is not None:
+                    state = jax.tree.leaves((place, hessian, error, best))
+                    journal.save_state((iter_num, num_passes, num_stalled), state)
+                if verbose:
+                    tell(verbose, iter_num, place.value, error, stepsize, self._count(num_passes))
         place, error = best if status != Status.NOT_FINITE else (place, error)
         coef, intercept = place.coef.astype(dtype), place.intercept.astype(dtype)
         params = (coef, intercept) if self._objective.intercept else coef
         return Solution(params, iter_num, int(status), error, self._count(num_passes))
+
+    @contextlib.contextmanager
+    def _saved(self, start: Any, options: str) -> Iterator[Journal | None]:
+        """Give where a run over a table is saved, if it is to be. Its start was computed from all rows."""
+        X, y, weight = self._data
+        if not isinstance(X, TableRows) or getattr(X.engine, "folder", None) is None:
+            yield None
+            return
+        penalty, place = start
+        described = {
+            "chunks": X.described(),
+            "options of the solver": [options],
+            "targets and weights": [y, weight],
+            "arguments": [*penalty],
+            "rows": [str(X.table.columns), *([] if X.shift is None else [X.shift]), *place],
+        }
+        with X.engine.rows_saved(described) as journal:
+            yield journal
 
     @property
     def _is_flat(self) -> bool:
@@ -163,6 +192,14 @@ class Quadratic:
         if num_stalled >= _PATIENCE:
             return Status.PRECISION
         return Status.ITERATION_LIMIT if iter_num >= max_iter else Status.RUNNING
+
+
+def _like(state: Any, leaves: Any) -> Any:
+    """Return saved leaves in the structure of a state, numbers as floats."""
+    own, structure = jax.tree.flatten(state)
+    return jax.tree.unflatten(
+        structure, [float(x) if isinstance(y, float) else x for x, y in zip(leaves, own, strict=True)]
+    )
 
 
 def _split(params: Any, intercept: bool) -> tuple[np.ndarray, np.ndarray]:
