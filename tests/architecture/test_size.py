@@ -37,12 +37,12 @@ CEILINGS = {
     "solve": Size(5_295, 2_959, 26),
     "streaming": Size(2_518, 1_601, 12),
     "testing": Size(247, 97, 3),
-    "train": Size(4_817, 2_748, 27),
+    "train": Size(4_823, 2_752, 27),
     "transforms": Size(1_904, 1_036, 15),
     "the root": Size(413, 154, 4),
-    "all rooms": Size(27_556, 15_704, 171),
+    "all rooms": Size(27_562, 15_708, 171),
 }
-TESTS = 30_643
+TESTS = 30_644
 
 
 def size(paths: Iterable[Path]) -> Size:

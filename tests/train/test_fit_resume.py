@@ -422,6 +422,7 @@ def scaled(factor: float) -> Any:
         (lambda: (squared, {}, start()), lambda: (halved, {}, start()), True),
         (lambda: (squared, {}, start()), lambda: (squared, {"clip": 1.0}, start()), True),
         (lambda: (scaled(1.0), {}, start()), lambda: (scaled(2.0), {}, start()), True),
+        (lambda: (squared, {}, start()), lambda: (squared, {"axis": px.Axis("rows", 1)}, start()), False),
         (
             lambda: (squared, {}, px.TrainState.create(start().params, optax.adam(0.1), key=jax.random.key(7))),
             lambda: (squared, {}, px.TrainState.create(start().params, optax.adam(0.2), key=jax.random.key(7))),
@@ -434,5 +435,5 @@ def test_a_step_that_is_another_program_is_told(
 ) -> None:
     for make, steps in ((before, 5), (after, 9)):
         loss, options, state = make()
-        px.fit(state, px.train_step(loss, axis=ONE, **options), data(), steps=steps, checkpoint=tmp_path)
+        px.fit(state, px.train_step(loss, **{"axis": ONE, **options}), data(), steps=steps, checkpoint=tmp_path)
     assert capfd.readouterr().err.count("the training step is another program") == is_told

@@ -186,7 +186,7 @@ class Loop:
 
     def _note_program(self, batch: Any) -> None:
         """Note which program the step is for batches of this size; say so if it was another one when it was saved."""
-        size = _resume.size_of(num_rows(batch))
+        size = _resume.size_of(self._step, num_rows(batch))
         if size in self._checked:
             return
         self._checked.add(size)

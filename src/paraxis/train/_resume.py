@@ -97,9 +97,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def size_of(num_rows: int) -> str:
+def size_of(step: Any, num_rows: int) -> str:
     """Return what a step's program depends on besides the step: only programs of one size are compared."""
-    return f"{num_rows} rows, {jax.device_count()} devices, jax {jax.__version__}"
+    num_devices = getattr(step, "num_devices", jax.device_count())
+    return f"{num_rows} rows, {num_devices} devices, jax {jax.__version__}"
 
 
 def program_of(step: Any, state: Any, batch: Any) -> str | None:

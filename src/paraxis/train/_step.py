@@ -37,6 +37,11 @@ class _Step(abc.ABC):
         self._jitted = jax.jit(self._body, static_argnums=(2, 3), donate_argnums=(0,) if donate else ())
         self._last: tuple[Any, Devices] | None = None  # the mesh in force at the last call, and the devices then
 
+    @property
+    def num_devices(self) -> int:
+        """The number of devices that a batch's rows lie on."""
+        return _batches.devices_of(self._axis).placement.num_devices
+
     def lower(self, state: TrainState, batch: Any) -> Any:
         """Lower the step, like ``jax.jit(f).lower``, to see its cost and communication, without running it."""
         return self._run(self._jitted.lower, *self._placed(state, batch))
