@@ -27,7 +27,7 @@ def test_a_path_is_fits_one_by_one(case: str) -> None:
     assert all(isinstance(words, str) for words in path.status)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("case", "devices"),
     [("lasso", 2), ("balanced", 1), ("three classes", 2), ("ridge", 3), ("ridge, two targets", 1), ("counts", 1)],

@@ -50,7 +50,7 @@ def _used(problem: Linear) -> range:
         return sample_of(problem.design.num_rows, num_features)
     if problem.weight is None or arrays.is_traced(problem.weight):
         return sample_of(num_rows, num_features)
-    return sample_of(num_rows, num_features, int(jnp.count_nonzero(problem.weight)))
+    return sample_of(num_rows, num_features, int(np.count_nonzero(arrays.on_host(problem.weight))))
 
 
 def matrix(problem: Linear, params: Any, block: int) -> tuple[jax.Array, jax.Array, Any]:

@@ -283,7 +283,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         return rows, targets, self._checked_weight(sample_weight, len(targets), rows.dtype)
 
     def _checked_weight(self, sample_weight: Any, num_rows: int, dtype: Any) -> np.ndarray:
-        given = np.full(num_rows, sample_weight, dtype) if np.ndim(sample_weight) == 0 else sample_weight
+        given = np.asarray(sample_weight)
+        given = np.full(num_rows, given, dtype) if given.ndim == 0 else given
         weight = check_array(given, ensure_2d=False, dtype=dtype, input_name="sample_weight")
         if weight.shape != (num_rows,):
             raise DataError(f"{self._who}: sample_weight must be {(num_rows,)}, one per row of X, got {weight.shape}")

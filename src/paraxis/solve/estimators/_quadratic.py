@@ -94,18 +94,19 @@ class Quadratic:
         coef, intercept = init if self._objective.intercept else (init, np.zeros(init.shape[1:]))
         place, hessian = self._at(np.asarray(coef, float), np.asarray(intercept, float))
         error = self._error(place, penalty)
-        best, counts = (place, error), (0, 1, 0)
+        best, least, counts = (place, error), _whole(place, penalty), (0, 1, 0)
         with self._saved((penalty, place), f"Quadratic({tol}, {max_iter})") as journal:
             found = None if journal is None else journal.state()
             if found is not None:
-                counts, (place, hessian, error, best) = found[0], _like((place, hessian, error, best), found[1])
+                counts, own = found[0], (place, hessian, error, best, least)
+                place, hessian, error, best, least = _like(own, found[1])
             iter_num, num_passes, num_stalled = counts
             while True:
                 status = self._status(place, error, iter_num, num_stalled, tol=tol, max_iter=max_iter)
                 if status != Status.RUNNING:
                     break
-                least = max(tol if self._is_flat else 0.0, _EXACT * error**2)
-                step = _minimum(hessian, place, penalty, least) - place.coef
+                enough = max(tol if self._is_flat else 0.0, _EXACT * error**2)
+                step = _minimum(hessian, place, penalty, enough) - place.coef
                 beside = -(place.slope + hessian.beside @ step) / hessian.of_intercept * self._objective.intercept
                 before, stepsize, new = _whole(place, penalty), 1.0, place
                 slope = np.vdot(place.grad, step) + np.vdot(place.slope, beside) + _whole(place, penalty, step) - before
@@ -117,11 +118,11 @@ class Quadratic:
                     if _whole(new, penalty) <= before + _DECREASE * stepsize * slope + noise:
                         break
                 place, error, iter_num = new, self._error(new, penalty), iter_num + 1
-                is_better = error < 0.9 * best[1] or _whole(place, penalty) < before - noise / 8
+                is_better = error < 0.5 * best[1] or _whole(place, penalty) < least - noise / 8
                 num_stalled = 0 if is_better else num_stalled + 1
-                best = (place, error) if error < best[1] else best
+                best, least = (place, error) if error < best[1] else best, min(least, _whole(place, penalty))
                 if journal is not None:
-                    state = jax.tree.leaves((place, hessian, error, best))
+                    state = jax.tree.leaves((place, hessian, error, best, least))
                     journal.save_state((iter_num, num_passes, num_stalled), state)
                 if verbose:
                     tell(verbose, iter_num, place.value, error, stepsize, self._count(num_passes))
@@ -177,7 +178,8 @@ class Quadratic:
         grad = place.grad + penalty.l2 * place.coef
         if penalty.l1 and self._is_flat:
             smooth = place.value + penalty.l2 / 2 * np.vdot(place.coef, place.coef)
-            return _duality_gap(place.coef, grad, smooth, penalty.l1)
+            of_intercept = float(np.vdot(place.slope, place.slope)) / 2  # what its best value would save
+            return _duality_gap(place.coef, grad, smooth, penalty.l1) + of_intercept
         moved = place.coef - grad
         moved = moved - np.clip(moved, -penalty.l1, penalty.l1)
         return float(np.hypot(np.linalg.norm(moved - place.coef), np.linalg.norm(place.slope)))
