@@ -150,14 +150,14 @@ def parallel(devices: int, repeats: int) -> harness.Tables:
     opt = px.Optimizer(net, optax.sgd, momentum=0.9)
     loss = px.GradValues(lambda net, x, y: net(x, y), net)
 
-    def train(net: Holder, opt: px.Optimizer, x: jax.Array, y: jax.Array) -> Any:
+    def train(loss: Any, opt: px.Optimizer, x: jax.Array, y: jax.Array) -> Any:
         gradients, value = px.pmean(loss(x, y), "device")
         opt(0.1, gradients)
         return value
 
-    ours = px.Parallel(train, net, opt, reduce="first", mesh=mesh)
+    ours = px.Parallel(train, loss, opt, reduce="first", mesh=mesh)
     rivals: dict[str, Callable[[], Any]] = {
-        "px.Parallel(train, net, opt)(x, y)": partial(ours, x, y),
+        "px.Parallel(train, loss, opt)(x, y)": partial(ours, x, y),
         "jit(shard_map(train)) by hand": step_by_hand,
     }
     rows = _rows(rivals, repeats * 3, calls=1, unit=1e3)
