@@ -1,6 +1,7 @@
-"""Derivatives through branches and loops in which elements exchange values: the function's own, or refused.
+"""No public face: the check that refuses derivatives of branches which elements take apart, beside its law.
 
-Expected derivatives are differences of values of ``jax.vmap`` in float64; those of rules are what the rule says.
+The derivative of a map is the function's own, or an error. Expected ones are differences of values of ``jax.vmap`` in
+float64; those of rules are what the rule says.
 """
 
 from collections.abc import Callable
@@ -112,7 +113,7 @@ def test_a_loop_that_elements_leave_apart_has_its_forward_derivative() -> None:
         def turn(s: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             return s[0] + 1, jnp.sin(0.5 * s[1] + lax.pmean(s[1], NAME))
 
-        return lax.while_loop(lambda s: s[0] < lax.axis_index(NAME) % 3, turn, (0, x))[1]
+        return lax.while_loop(lambda s: s[0] < lax.axis_index(NAME) % 3, turn, (jnp.zeros((), int), x))[1]
 
     x = _inputs(5)
     steps = np.eye(x.size, dtype=np.float32).reshape(-1, *x.shape)
