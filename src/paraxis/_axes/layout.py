@@ -116,14 +116,21 @@ def device_index(placement: Placement) -> jax.Array | int:
     return jax.lax.axis_index(placement.crossed_axes) if placement.crossed_axes else 0
 
 
-def unless_idle(work: Callable[..., list[jax.Array]], placement: Placement, *operands: Any) -> list[jax.Array]:
-    """Inside ``run_per_device``: ``work(*operands)``; zeros, without any work, on a device that has no element."""
+def unless_idle(
+    work: Callable[..., list[jax.Array]], placement: Placement, *operands: Any, branch: bool
+) -> list[jax.Array]:
+    """Inside ``run_per_device``: ``work(*operands)``; zeros on a device that has no element.
+
+    With a ``branch`` such a device does no work; else it works on its padding, which is zeros.
+    """
 
     def rest(*operands: Any) -> list[jax.Array]:
         return [jnp.zeros(y.shape, y.dtype) for y in jax.eval_shape(work, *operands)]
 
     has_rows = device_index(placement) * placement.num_local < placement.size
-    return jax.lax.cond(has_rows, work, rest, *operands)
+    if branch:
+        return jax.lax.cond(has_rows, work, rest, *operands)
+    return [jnp.where(has_rows, y, jnp.zeros((), y.dtype)) for y in work(*operands)]
 
 
 def pad(x: jax.Array, placement: Placement, *, safe: bool = True) -> jax.Array:

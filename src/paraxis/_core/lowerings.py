@@ -243,6 +243,16 @@ def _choose_for(body: ClosedJaxpr, placement: Placement, lowering: Lowering) -> 
     return "unroll" if few and jax.default_backend() == "cpu" and cost.convolves(body.jaxpr) else "vmap"
 
 
+def slow_in_branches(body: jax_api.Jaxpr) -> bool:
+    """Return whether a body is better computed on zeros and dropped than left out by ``lax.cond``.
+
+    XLA's CPU compiler rewrites only the convolutions of the main computation into a form that it runs fast: in a
+    branch those of a gradient take 8 times as long. A loop may not end on zeros, and a callback sees them.
+    """
+    slow = jax.default_backend() == "cpu" and cost.convolves(body)
+    return slow and not (jax_api.holds(body, "while") or jax_api.calls_back(body))
+
+
 def _vectorised(single: Callable[..., list[Any]], rows: Sequence[jax.Array], count: int) -> list[jax.Array]:
     if count == 1:
         return [jnp.asarray(y)[None] for y in single(*(x[0] for x in rows))]

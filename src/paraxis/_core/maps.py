@@ -190,6 +190,7 @@ def computed(
         return lowerings.element(lambda *xs: replay.here(body, xs, names, _nested), placement, inner, avals)
 
     rests = placement.has_idle_device and _stays_within(body, how)
+    branch = not lowerings.slow_in_branches(body.jaxpr)
 
     def rows(*blocks: jax.Array) -> list[jax.Array]:
         leaves = [
@@ -204,7 +205,7 @@ def computed(
         return lowerings.run(element(body, avals), placement, how.lowering, leaves, shared, summed)
 
     def on_device(*blocks: jax.Array) -> list[jax.Array]:
-        results = layout.unless_idle(rows, placement, *blocks) if rests else rows(*blocks)
+        results = layout.unless_idle(rows, placement, *blocks, branch=branch) if rests else rows(*blocks)
         return [y[None] if is_summed else y for y, is_summed in zip(results, summed, strict=True)]
 
     laid_out = [
