@@ -13,6 +13,7 @@ ESTIMATORS = [
     solve.LogisticRegression(devices=1),
     solve.LogisticRegression(l1_ratio=0.5, devices=1),
     solve.Ridge(devices=1),
+    solve.LinearRegression(devices=1),
     solve.PoissonRegressor(devices=1),
     solve.Lasso(devices=1),
     solve.ElasticNet(devices=1),

@@ -1,23 +1,23 @@
 """Parquet and CSV files as a table, read by Arrow. What Arrow does in silence with a table's columns is refused."""
 
-import abc
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from paraxis._calls.extras import needed
 from paraxis._tables import _files as files
+from paraxis._tables._files import File
 from paraxis.errors import DataError
 
 with needed("px.Table", "tables"):
     import pyarrow as pa
     import pyarrow.compute
     import pyarrow.csv
-    import pyarrow.parquet
+    import pyarrow.dataset
 
 _compute: Any = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
 
@@ -28,196 +28,153 @@ _CODE = r"^[ \t]*[+-]?0[0-9]+[ \t]*$"
 _WHOLE = r"^[ \t]*([+-]?[0-9]+)?[ \t]*$"  # or missing
 
 
-class _Arrow(abc.ABC):
+class Files:
     """Rows of a folder's files, whose columns are the same, in any order.
 
     Columns into which pandas wrote the names of rows are left out, unless they are asked for: of sorted rows, they
     tell the target.
+
+    In CSV files, columns to predict from are numbers of double precision, whatever their first rows look like. Targets
+    are, too, unless some are text, or all are whole and some have zeros in front: as numbers, ``007`` and ``7`` were
+    one label.
+
+    Args:
+        who, suffix: the function that is called, and the files' suffix.
+        csv: options of CSV files: delimiter and decimal point; ``None``: Parquet.
+        folder, target, columns, dtype: as of :meth:`paraxis.Table.parquet`.
     """
 
-    who: ClassVar[str]
-    suffix: ClassVar[str]
-
-    def __init__(self, folder: Path, target: str, columns: Sequence[str] | None) -> None:
-        self.target = target
-        paths = files.found(self.who, folder, self.suffix)
-        self._files = [files.Unchanged.of(self.who, path) for path in paths]
+    def __init__(
+        self,
+        who: str,
+        folder: Path,
+        target: str,
+        columns: Sequence[str] | None,
+        dtype: Any,
+        csv: tuple[str, str] | None = None,
+    ) -> None:
+        self.target, self._who, self._csv = target, who, csv
+        suffix = ".parquet" if csv is None else ".csv"
+        paths = [folder] if folder.is_file() else sorted(folder.iterdir()) if folder.is_dir() else []
+        self._files = [File.of(who, path) for path in paths if path.name.lower().endswith(suffix)]
+        if not self._files:
+            raise DataError(f"{who}: folder must have {suffix} files, or be one, got {str(folder)!r}, which has none")
         schemas = [self._schema(file) for file in self._files]
         rows = {*_row_names(schemas[0])} - {target}
         self.columns = list(columns or [name for name in schemas[0].names if name not in {*rows, target}])
-        if not self.columns:
+        if len({*self.columns, target}) <= max(1, len(self.columns)):
             raise DataError(
-                f"{self.who}: {str(paths[0])!r} has no column to predict from besides the target {target!r}"
+                f"{who}: columns must be those to predict from, at least one, each once and not the target {target!r}, "
+                f"got {self.columns} of {str(self._files[0].path)!r}"
             )
-        if len({*self.columns, target}) <= len(self.columns):
-            raise DataError(
-                f"{self.who}: columns must be those to predict from, each once and not the target {target!r}, got "
-                f"{self.columns}"
-            )
-        for path, schema in zip(paths, schemas, strict=True):
-            self._require(path, schema, None if columns else {*schemas[0].names})
+        for file, schema in zip(self._files, schemas, strict=True):
+            self._require(file.path, schema, None if columns else {*schemas[0].names})
         self._kinds = [{name: schema.field(name).type for name in (*self.columns, target)} for schema in schemas]
+        held = [np.dtype(np.float64)] if csv else [np.dtype(own[n].to_pandas_dtype()) for own in self._kinds
+                                                   for n in self.columns]  # fmt: skip
+        self.dtype = np.result_type(np.float32, *held) if dtype is None else np.dtype(dtype)
+        self._surveyed: tuple[list[int], bool] | None = None
+
+    def __len__(self) -> int:
+        return sum(self._survey()[0])
+
+    def blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        is_text = self._survey()[1]
+        for file, kinds in zip(self._files, self._kinds, strict=True):
+            types = {name: pa.bool_() if pa.types.is_boolean(kind) else pa.float64() for name, kind in kinds.items()}
+            types |= {self.target: pa.string()} if is_text else {}
+            for batch in self._batches(file, types, list(types)):
+                *columns, y = (batch.column(name).to_numpy(zero_copy_only=False) for name in types)
+                if is_text and self._csv:
+                    y = y.astype(object)
+                    y[y == ""] = None
+                yield np.stack(columns, 1, dtype=self.dtype, casting="unsafe"), y
+
+    def place(self, row: int) -> str:
+        return files.place(self._files, self._survey()[0], row)
+
+    @property
+    def knows_length(self) -> bool:
+        """Whether the rows are counted: those of CSV files take a pass over them."""
+        return self._csv is None or self._surveyed is not None
+
+    def as_targets(self, y: np.ndarray) -> np.ndarray:
+        """Return targets of CSV files as integers, if all are, and floats tell them apart: 1 in a file is no 1.0."""
+        is_whole = y.dtype.kind == "f" and np.all(np.trunc(y) == y) and np.all(np.abs(y) < 2**53)
+        return y.astype(np.int64) if self._csv and is_whole else y
+
+    def _dataset(self, file: File, types: Mapping[str, Any] | None = None) -> Any:
+        form: Any = "parquet"
+        if self._csv is not None:
+            form = pyarrow.dataset.CsvFileFormat(
+                pyarrow.csv.ParseOptions(delimiter=self._csv[0], newlines_in_values=True),
+                convert_options=pyarrow.csv.ConvertOptions(column_types=types, decimal_point=self._csv[1]),
+                read_options=pyarrow.csv.ReadOptions(block_size=_BYTES),
+            )
+        return pyarrow.dataset.dataset(file.path, format=form)
+
+    def _schema(self, file: File) -> Any:
+        with file.reading():
+            return self._dataset(file).schema
+
+    def _batches(self, file: File, types: Mapping[str, Any], names: Sequence[str]) -> Iterator[Any]:
+        with file.reading():
+            yield from self._dataset(file, types).to_batches(
+                columns=names, batch_size=_BATCH, batch_readahead=2, fragment_readahead=1
+            )
+
+    def _survey(self) -> tuple[list[int], bool]:
+        """Return the files' numbers of rows, and whether targets are text. CSV files are read for it."""
+        if self._surveyed is not None:
+            return self._surveyed
+        sizes, are_whole, are_codes = [], True, False
+        is_text = any(not _is_number(kinds[self.target]) for kinds in self._kinds)
+        for file in self._files:
+            if self._csv is None:
+                with file.reading():
+                    sizes.append(self._dataset(file).count_rows())
+                continue
+            self._require_closed_quotes(file.path)
+            sizes.append(0)
+            for batch in self._batches(file, {self.target: pa.string()}, [self.target]):
+                labels = batch.column(0)
+                sizes[-1] += len(labels)
+                are_whole &= _compute.all(_compute.match_substring_regex(labels, _WHOLE)).as_py() is not False
+                are_codes |= _compute.any(_compute.match_substring_regex(labels, _CODE)).as_py() is True
+        self._surveyed = sizes, is_text or (are_whole and are_codes)
+        return self._surveyed
 
     def _require(self, path: Path, schema: Any, expected: set[str] | None) -> None:
         """Check that a file has the columns, of numbers, each once, and, if all are chosen, no others."""
         for name in (self.target, *self.columns):
-            count = schema.names.count(name)
-            if count != 1:
+            if (count := schema.names.count(name)) != 1:
                 raise DataError(
-                    f"{self.who}: {str(path)!r} must have {name!r} once, got it {count} times among {schema.names}"
+                    f"{self._who}: {str(path)!r} must have {name!r} once, got it {count} times among {schema.names}"
                 )
         others = set() if expected is None else {*schema.names} - expected - {*_row_names(schema)}
         if others:
             raise DataError(
-                f"{self.who}: {str(path)!r} has {sorted(others)} besides the columns of the first file; give all files "
-                f"the same columns, or choose those that all have: columns={self.columns}"
+                f"{self._who}: {str(path)!r} has {sorted(others)} besides the columns of the first file; give all "
+                f"files the same columns, or choose those that all have: columns={self.columns}"
             )
-        wrong = [f"{name!r} ({schema.field(name).type})" for name in self.columns if not _is_number(schema.field(name))]
+        wrong = [f"{name!r} ({schema.field(name).type})" for name in self.columns
+                 if not _is_number(schema.field(name).type)]  # fmt: skip
         if wrong:
             raise DataError(
-                f"{self.who}: columns must hold numbers, got {', '.join(wrong)}; leave them out with columns=[…], or "
+                f"{self._who}: columns must hold numbers, got {', '.join(wrong)}; leave them out with columns=[…], or "
                 f"write them into the files as numbers: a column of 0 and 1 for each value"
             )
 
-    @property
-    @abc.abstractmethod
-    def sizes(self) -> list[int]:
-        """The numbers of rows of the files."""
-
-    @abc.abstractmethod
-    def _schema(self, file: files.Unchanged) -> Any:
-        """Return the names and types of a file's columns."""
-
-    @abc.abstractmethod
-    def _parts(self) -> files.Parts:
-        """Yield rows and targets, some at a time."""
-
-    def __len__(self) -> int:
-        return sum(self.sizes)
-
-    def blocks(self, size: int) -> files.Parts:
-        return files.in_blocks(self._parts(), size)
-
-    def place(self, row: int) -> str:
-        return files.place(self._files, self.sizes, row)
+    def _require_closed_quotes(self, path: Path) -> None:
+        """Check that quotes are in pairs: Arrow takes all rows after one that stays open for its value."""
+        with path.open("rb") as file:
+            count = sum(part.count(b'"') for part in iter(lambda: file.read(_BYTES), b""))
+        if count % 2:
+            raise DataError(f'{self._who}: {str(path)!r} has {count:,} quotes, of which one is open; write ""')
 
 
-class Parquet(_Arrow):
-    """Rows of Parquet files. Their metadata are read when it is made."""
-
-    who = "Table.parquet"
-    suffix = ".parquet"
-
-    def __init__(self, folder: Path, target: str, columns: Sequence[str] | None, dtype: Any) -> None:
-        self._sizes: list[int] = []
-        super().__init__(folder, target, columns)
-        held = [np.dtype(own[name].to_pandas_dtype()) for own in self._kinds for name in self.columns]
-        self.dtype = np.result_type(np.float32, *held) if dtype is None else np.dtype(dtype)
-
-    @property
-    def sizes(self) -> list[int]:
-        return self._sizes
-
-    def _schema(self, file: files.Unchanged) -> Any:
-        with file.reading(), pyarrow.parquet.ParquetFile(file.path, memory_map=True) as opened:
-            self._sizes.append(opened.metadata.num_rows)
-            return opened.schema_arrow
-
-    def _parts(self) -> files.Parts:
-        names = [*self.columns, self.target]
-        for file in self._files:
-            with file.reading(), pyarrow.parquet.ParquetFile(file.path, memory_map=True) as opened:
-                for batch in opened.iter_batches(_BATCH, columns=names):
-                    *found, y = (batch.column(name).to_numpy(zero_copy_only=False) for name in names)
-                    yield files.as_rows(found, self.dtype), y
-
-
-class Csv(_Arrow):
-    """Rows of CSV files, each with a header. To count them, they are read once, when that is asked for.
-
-    Columns to predict from are numbers of double precision, whatever their first rows look like. Targets are, too,
-    unless some are text, or all are whole and some have zeros in front: as numbers, ``007`` and ``7`` were one label.
-    """
-
-    who = "Table.csv"
-    suffix = ".csv"
-
-    def __init__(
-        self, folder: Path, target: str, columns: Sequence[str] | None, dtype: Any, delimiter: str, decimal: str
-    ) -> None:
-        self._delimiter, self._decimal = delimiter, decimal
-        self._surveyed: tuple[list[int], bool] | None = None
-        super().__init__(folder, target, columns)
-        self.dtype = np.dtype(np.float64 if dtype is None else dtype)
-
-    @property
-    def sizes(self) -> list[int]:
-        return self._survey()[0]
-
-    def _schema(self, file: files.Unchanged) -> Any:
-        with file.reading(), self._open(file.path, pyarrow.csv.ConvertOptions(decimal_point=self._decimal)) as opened:
-            return opened.schema
-
-    def _open(self, path: Path, convert: Any) -> Any:
-        parse = pyarrow.csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
-        return pyarrow.csv.open_csv(path, pyarrow.csv.ReadOptions(block_size=_BYTES), parse, convert)
-
-    def _read(self, types: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Any]]:
-        """Yield the number of the file, and some of its rows."""
-        for number, (file, own) in enumerate(zip(self._files, types, strict=True)):
-            convert = pyarrow.csv.ConvertOptions(
-                column_types=own, include_columns=list(own), decimal_point=self._decimal
-            )
-            with file.reading(), self._open(file.path, convert) as opened:
-                for batch in opened:
-                    yield number, batch
-
-    def _survey(self) -> tuple[list[int], bool]:
-        """Return the numbers of rows of the files, and whether targets are text."""
-        if self._surveyed is None:
-            for file in self._files:
-                _require_closed_quotes(self.who, file.path)
-            sizes, are_whole, are_codes = [0] * len(self._files), True, False
-            for number, batch in self._read([{self.target: pa.string()}] * len(self._files)):
-                labels = batch.column(0)
-                sizes[number] += len(labels)
-                are_whole = (
-                    are_whole and _compute.all(_compute.match_substring_regex(labels, _WHOLE)).as_py() is not False
-                )
-                are_codes = are_codes or _compute.any(_compute.match_substring_regex(labels, _CODE)).as_py() is True
-            is_text = any(not _is_number(own[self.target]) for own in self._kinds)
-            self._surveyed = sizes, is_text or (are_whole and are_codes)
-        return self._surveyed
-
-    def _parts(self) -> files.Parts:
-        is_text = self._survey()[1]
-        types = [{name: pa.bool_() if pa.types.is_boolean(kind) else pa.float64() for name, kind in own.items()}
-                 for own in self._kinds]  # fmt: skip
-        if is_text:
-            types = [{**own, self.target: pa.string()} for own in types]
-        for _, batch in self._read(types):
-            y, *found = (batch.column(name).to_numpy(zero_copy_only=False) for name in (self.target, *self.columns))
-            if is_text:
-                y = y.astype(object)
-                y[y == ""] = None
-            yield files.as_rows(found, self.dtype), y
-
-    def as_targets(self, y: np.ndarray) -> np.ndarray:
-        """Return targets as integers, if all are, and floats tell them apart: what a file shows as 1 is no 1.0."""
-        is_whole = y.dtype.kind == "f" and np.all(np.trunc(y) == y) and np.all(np.abs(y) < 2**53)
-        return y.astype(np.int64) if is_whole else y
-
-
-def _require_closed_quotes(who: str, path: Path) -> None:
-    """Check that quotes are in pairs: Arrow leaves out all rows after one that stays open."""
-    with path.open("rb") as file:
-        count = sum(part.count(b'"') for part in iter(lambda: file.read(_BYTES), b""))
-    if count % 2:
-        raise DataError(f'{who}: {str(path)!r} has {count:,} quotes, of which one is open; write one in a value as ""')
-
-
-def _is_number(field: Any) -> bool:
-    kind, types = getattr(field, "type", field), pa.types
+def _is_number(kind: Any) -> bool:
+    types = pa.types
     return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)
 
 

@@ -10,6 +10,8 @@ from paraxis._calls import check
 from paraxis._tables._arrays import Arrays, npy
 from paraxis.errors import DataError, ShapeError
 
+_ALIGNED = 64  # bytes
+
 
 class Table:
     """Rows with a target each, larger than memory, that are read in blocks when they are needed.
@@ -21,7 +23,7 @@ class Table:
     Args:
         source: anything that has a length; ``columns``, the names of those to predict from; ``target``, the name of
             the other one; ``dtype``, that of ``X``; and ``blocks(size)``, which yields pairs of NumPy arrays ``X (size,
-            d)`` and ``y (size,)``, the same ones in the same order each time; only the last may be shorter. If it has
+            d)`` and ``y (size,)``, the same ones in the same order each time, or of other sizes. If it has
             ``place(row)``, errors say so where a row is.
 
     Raises:
@@ -67,9 +69,10 @@ class Table:
                 numbers; the message names file and columns.
             ModuleNotFoundError: if pyarrow is missing; the extra ``fit`` brings it.
         """
-        from paraxis._tables._arrow import Parquet
+        from paraxis._tables._arrow import Files
 
-        return cls(Parquet(Path(folder), target, columns, _dtype("Table.parquet", dtype)))
+        who = "Table.parquet"
+        return cls(Files(who, Path(folder), target, columns, _dtype(who, dtype)))
 
     @classmethod
     def csv(
@@ -98,9 +101,10 @@ class Table:
             DataError: as for :meth:`parquet`.
             ModuleNotFoundError: if pyarrow is missing; the extra ``fit`` brings it.
         """
-        from paraxis._tables._arrow import Csv
+        from paraxis._tables._arrow import Files
 
-        return cls(Csv(Path(folder), target, columns, _dtype("Table.csv", dtype), delimiter, decimal))
+        who = "Table.csv"
+        return cls(Files(who, Path(folder), target, columns, _dtype(who, dtype), (delimiter, decimal)))
 
     @classmethod
     def npy(cls, folder: str | Path, *, dtype: Any = None) -> "Table":
@@ -172,27 +176,36 @@ class Table:
             >>> [len(y) for X, y in px.Table.of_arrays(np.ones((5, 3)), np.ones(5)).blocks(2)]
             [2, 2, 1]
         """
-        return self._blocks(check.count("Table.blocks", "size", size))
-
-    def _blocks(self, size: int, *, checked: bool = True) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the same; if not ``checked``, values were looked at in an earlier pass."""
-        before, start = size, 0
-        for X, y in self._source.blocks(size):
-            X, y = np.asarray(X, self.dtype), np.asarray(y)
-            if X.ndim != 2 or X.shape[1] != len(self.columns) or y.shape != X.shape[:1]:
-                raise ShapeError(
-                    f"Table: a block must be X (n, {len(self.columns)}) and y (n,), got {X.shape} and {y.shape}"
-                )
-            if before < size or len(X) > size:
-                raise ShapeError(
-                    f"Table: all blocks but the last must have the {size} rows that were asked for, got "
-                    f"{before if before < size else len(X)}; make blocks(size) of the source put parts together"
-                )
-            before = len(X)
-            if checked:
-                self._require_finite(X, y, start)
+        start = 0
+        for X, y in self._blocks(check.count("Table.blocks", "size", size)):
+            self._require_finite(X, y, start)
             start += len(X)
             yield X, y
+
+    def _blocks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the same unchecked. The source's parts are put together, in memory where a device may use them."""
+        X, targets, filled = np.empty((0, 0)), [], 0
+        for part, y in self._source.blocks(size):
+            if part.ndim != 2 or part.shape[1] != len(self.columns) or y.shape != part.shape[:1]:
+                raise ShapeError(
+                    f"Table: a block must be X (n, {len(self.columns)}) and y (n,), got {part.shape} and {y.shape}"
+                )
+            start = 0
+            while start < len(part):
+                if not filled and len(part) - start >= size and part.dtype == self.dtype and type(part) is np.ndarray:
+                    yield part[start : start + size], y[start : start + size]
+                    start += size
+                    continue
+                X = X if filled else _aligned((size, part.shape[1]), self.dtype)
+                stop = min(len(part), start + size - filled)
+                X[filled : filled + stop - start] = part[start:stop]
+                targets.append(y[start:stop])
+                filled, start = filled + stop - start, stop
+                if filled == size:
+                    yield X, np.concatenate(targets)
+                    targets, filled = [], 0
+        if filled:
+            yield X[:filled], np.concatenate(targets)
 
     def _require_finite(self, X: np.ndarray, y: np.ndarray, start: int) -> None:
         """Check that there are numbers everywhere. Their sum of squares tells, unless it overflows."""
@@ -236,10 +249,16 @@ class Table:
         return self.__array__()
 
     def __repr__(self) -> str:
-        rows = (
-            "" if getattr(self._source, "as_targets", None) else f"{len(self):,} rows, "
-        )  # to count them takes a pass
+        rows = f"{len(self):,} rows, " if getattr(self._source, "knows_length", True) else ""
         return f"<Table: {rows}{len(self.columns):,} columns and the target {self.target!r}, {self.dtype}>"
+
+
+def _aligned(shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return memory that begins where a device may use it without a copy, on CPU."""
+    size = shape[0] * shape[1] * dtype.itemsize
+    memory = np.empty(size + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _dtype(who: str, dtype: Any) -> Any:

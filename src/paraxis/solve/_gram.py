@@ -6,33 +6,31 @@ hardly differ, and for a softmax they are close to the same matrix in every row 
 matrix, ``(k, k)``, is the mean of the rows' curvatures by two outputs, and the Hessian is taken for the Kronecker
 product of both (as Martens and Grosse 2015 do for a layer). L-BFGS corrects what is wrong in it. Some rows are enough:
 the directions that matter are those in which X is large.
+
+It pays where the eigenvalues lie apart: where all are about the same, L-BFGS needs as few iterations without. Their
+spread is ``d * sum(eigenvalues²) / sum(eigenvalues)²``, for which products of the rows with a few vectors are enough
+(Hutchinson 1990).
+
+Outside ``jit``, NumPy computes the matrix, so there is nothing to compile; inside, the same functions are JAX's.
 """
 
 import functools
-import itertools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paraxis._axes import arrays, layout, placing
+from paraxis._axes import arrays, layout
 from paraxis._host import threads
 from paraxis.solve import _trees as trees
-from paraxis.solve._linear import Block, Linear
-from paraxis.solve._losses import Loss
-from paraxis.solve._problem import Problem
+from paraxis.solve._linear import Linear
+from paraxis.solve._problem import Function
 from paraxis.solve._streaming import MAX_FEATURES, TableRows, sample_of
 
-_FEWEST_ITERATIONS = 10
-_MOST_ITERATIONS = 100
-_TYPICAL_CLASSES = 4
-_SPEED_OF_LARGE_PRODUCTS = 6
-_BLOCK = 512  # rows; the weighted copy of more would not stay in a cache
-_WIDE_ENOUGH = 200  # columns; of fewer, a third of them makes products so narrow that they are slower
-_LAPACK = 100  # columns
-_LEAST_PIVOT = 8  # roundings per column
-_LEAST_BEND = 0.1  # of a combination of outputs, beside the mean of them
+_SPREAD = 2.0  # of eigenvalues; if their logarithms are uniform, the largest is about fifty times the smallest
+_PROBES = 8
+_LEAST_CURVATURE = 0.1  # of a combination of outputs, beside the mean of them
 _JITTER = 1e-3  # of what a column would weigh, were all its rows as large as the largest
 
 
@@ -40,279 +38,158 @@ class Inverse(NamedTuple):
     """The inverse of a Hessian that is the Kronecker product of two matrices."""
 
     columns: jax.Array  # (d, d), or (d + 1, d + 1) with an intercept
-    outputs: Any  # (k, k); ``None``: as the unit matrix
+    outputs: Any  # (k, k); ``None``: the unit matrix
 
 
-def _used(problem: Linear) -> range:
-    """Return the numbers of the rows that are used. They do not depend on where the rows lie, nor on padding."""
-    num_rows, num_features = problem.design.shape
-    if isinstance(problem.design, TableRows):
-        return sample_of(problem.design.num_rows, num_features)
-    if problem.weight is None or arrays.is_traced(problem.weight):
-        return sample_of(num_rows, num_features)
-    return sample_of(num_rows, num_features, int(np.count_nonzero(arrays.on_host(problem.weight))))
+class _Sample(NamedTuple):
+    """Rows that tell the Hessian, ``sum(weight * x xᵀ)``, with a column of ones for an intercept; its L2 penalty."""
+
+    x: Any  # (m, d), float32 at least, since LAPACK takes no narrower numbers
+    weight: Any  # (m,): shares times curvatures
+    coupling: Any
+    l2: Any  # (d,)
 
 
-def matrix(problem: Linear, params: Any, block: int) -> tuple[jax.Array, jax.Array, Any]:
-    """Return the Gram matrix, weighted by the curvatures at ``params``, of so many rows at a time.
+def prepared(problem: Linear | Function, params: Any, precondition: str | None) -> Inverse | None:
+    """Return the inverse for a linear problem, whole on each device, if it is asked for or likely to pay.
 
-    Returns:
-        The matrix, ``(d, d)``, or ``(d + 1, d + 1)`` with an intercept; what its diagonal would be, were all rows as
-        large as the largest that counts; and the sum of the rows' curvatures by two outputs, ``(k, k)``, or ``None``.
-        All in float32 at least: LAPACK takes no narrower numbers, whose sums would soon overflow besides.
+    There is none where the rows' sharding is a type under ``jit``: of such rows, none can be picked.
     """
-    problem, params = jax.tree.map(_wide, (problem, params))
-    z = problem.predictions(params)
-    given = None if problem.weight is None else problem.weight.astype(z.dtype)
-    shares = 1 / len(problem.design) if given is None else given / jnp.sum(given)
-    weight = shares * problem.loss.curvature(z, problem.targets)
+    if precondition is None or not isinstance(problem, Linear):
+        return None
+    num_rows, num_features = problem.design.shape
+    is_traced = arrays.is_traced((problem, params))
+    if precondition == "auto" and not 1 < num_features <= min(MAX_FEATURES, num_rows):
+        return None
+    if num_features > MAX_FEATURES and problem.is_table:
+        raise ValueError(f"precondition='gram' takes at most {MAX_FEATURES:,} columns of a table; leave it out")
+    if is_traced and layout.tells_in_type(problem.targets):
+        return None
+    if not is_traced:
+        sample = _sampled_on_host(problem, params)
+        if precondition == "auto" and not _spread(sample, np) > _SPREAD:
+            return None
+        with threads.lapack_alone(num_features):
+            found = _inverse(sample, np)
+        return jax.tree.map(lambda x: arrays.whole_beside(jnp.asarray(x), problem.targets), found)
+    used = sample_of(num_rows, num_features) or range(num_rows)
+    design, targets, weight = jax.tree.map(lambda x: x[:: used.step], (problem.design, problem.targets, problem.weight))
+    problem = Linear(problem.loss, design, targets, weight, problem.l2, problem.intercept)
+    sample = _sample(problem, problem.design, _wide(problem.predict(params)), problem.weight, jnp)
+    make = _inverse if precondition == "gram" else _inverse_or_unit
+    # Of several problems, one matrix after the other: LAPACK's batched functions wait for tasks of their own on the
+    # threads that they hold, and where all are held, for ever.
+    return jax.custom_batching.sequential_vmap(functools.partial(make, xp=jnp))(sample)
 
-    def of_rows(x: jax.Array, weight: jax.Array) -> _Upper:
-        if problem.intercept:
-            x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1)
-        return _upper(x * weight[:, None], x)
 
-    def add(index: jax.Array, total: _Upper) -> _Upper:
-        some = (jax.lax.dynamic_slice_in_dim(rows, index * block, block) for rows in (problem.design, weight))
-        return jax.tree.map(jnp.add, total, of_rows(*some))
+def _sampled_on_host(problem: Linear, params: Any) -> _Sample:
+    design, weight = problem.design, problem.weight
+    if isinstance(design, TableRows):
+        x, at = design.some, design.places(np.asarray(design.sampled))
+        x = x if design.shift is None else x - np.asarray(design.shift)
+    else:
+        counted = None if weight is None else int(np.count_nonzero(arrays.on_host(weight)))
+        at = np.asarray(sample_of(len(design), design.shape[1], counted) or range(len(design)))
+        x = np.asarray(arrays.some_rows(design, at))
+    params = jax.tree.map(lambda p: _wide(arrays.on_host(jnp.asarray(p))), params)
+    coef, bias = params if problem.intercept else (params, 0)
+    z = (_wide(x) @ coef + bias).T
+    return _sample(problem, x, z, None if weight is None else arrays.on_host(weight)[at], np)
 
-    whole = len(weight) // block * block
-    rest = of_rows(problem.design[whole:], weight[whole:])
-    squares = jnp.max(jnp.where(weight[:, None] > 0, problem.design**2, 0), 0)
-    largest = jnp.append(squares, 1) if problem.intercept else squares
-    gram = _symmetric(jax.lax.fori_loop(0, len(weight) // block, add, rest) if whole else rest)
-    coupling = None if problem.loss.coupling is None else problem.loss.coupling(z, shares)
-    return gram, jnp.sum(weight) * largest.astype(gram.dtype), coupling
+
+def _sample(problem: Linear, x: Any, z: Any, weight: Any, xp: Any) -> _Sample:
+    shares = xp.full(len(x), 1 / len(x), z.dtype) if weight is None else weight.astype(z.dtype)
+    shares = shares / xp.sum(shares)
+    coupling = None if problem.loss.coupling is None else problem.loss.coupling(z, shares, xp)
+    l2 = xp.full(x.shape[1], 0 if problem.l2 is None else problem.l2, z.dtype)
+    x = _wide(x)
+    if problem.intercept:
+        x, l2 = xp.concatenate([x, xp.ones_like(x[:, :1])], 1), xp.append(l2, xp.zeros((), l2.dtype))
+    return _Sample(x, shares * problem.loss.curvature(z, xp), coupling, l2)
 
 
 def _wide(x: Any) -> Any:
     dtype = jnp.result_type(x)
-    is_narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    return jnp.asarray(x, jnp.float32) if is_narrow else x
+    return x.astype(jnp.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else x
 
 
-_Upper = tuple[jax.Array, ...]
+def _spread(sample: _Sample, xp: Any) -> Any:
+    """Return how far the eigenvalues lie apart: 1 if all are the same."""
+    x, weight, _, l2 = sample
+    probes = np.sign(np.random.default_rng(0).standard_normal((x.shape[1], _PROBES))).astype(x.dtype)
+    product = x.T @ (weight[:, None] * (x @ probes)) + l2[:, None] * probes
+    total = xp.sum(weight[:, None] * x**2) + xp.sum(l2)
+    # Of so few rows, also those of equal eigenvalues are apart.
+    return x.shape[1] * xp.sum(product**2) / _PROBES / total**2 - x.shape[1] / len(x)
 
 
-def _upper(weighted: jax.Array, x: jax.Array) -> _Upper:
-    """Return ``weighted.T @ x``, a symmetric matrix, by some rows at a time, each from the diagonal on."""
-    columns, parts = trees.of_columns(weighted), 3 if x.shape[1] >= _WIDE_ENOUGH else 2
-    bounds = np.linspace(0, x.shape[1], parts + 1).astype(int).tolist()
-    return tuple(
-        jnp.matmul(columns[start:stop], x[:, start:], precision=trees.EXACT)
-        for start, stop in itertools.pairwise(bounds)
-    )
-
-
-def _symmetric(upper: _Upper) -> jax.Array:
-    size = upper[0].shape[1]
-    whole = jnp.concatenate([jnp.pad(rows, ((0, 0), (size - rows.shape[1], 0))) for rows in upper])
-    return jnp.triu(whole) + jnp.triu(whole, 1).T
-
-
-def inverse(gram: jax.Array, largest: jax.Array, coupling: Any, l2: Any, intercept: bool) -> Inverse:
-    """Return the inverse of what :func:`matrix` gives, and a penalty, which an intercept has not."""
-    return Inverse(_of_columns(gram, largest, l2, intercept), None if coupling is None else _of_outputs(coupling))
-
-
-def _of_outputs(coupling: jax.Array) -> jax.Array:
-    """Return the inverse of the outputs' part, which is 1 in the mean: how large the whole is, columns tell.
-
-    To add the same to all outputs of a row changes no softmax: in that direction, too, it is 1.
-    """
-    count = len(coupling)
-    mean = jnp.trace(coupling) / max(count - 1, 1)
-    added = 1 / count + _LEAST_BEND * jnp.eye(count, dtype=coupling.dtype)
-    factor = jnp.linalg.cholesky(coupling / jnp.where(mean > 0, mean, 1) + added)
-    found = jax.scipy.linalg.cho_solve((factor, True), jnp.eye(count, dtype=coupling.dtype))
-    return jnp.where((mean > 0) & jnp.all(jnp.isfinite(found)), found, jnp.eye(count, dtype=coupling.dtype))
-
-
-def _of_columns(gram: jax.Array, largest: jax.Array, l2: Any, intercept: bool) -> jax.Array:
-    l2 = jnp.broadcast_to(jnp.asarray(0 if l2 is None else l2, gram.dtype), largest.shape)
-    if intercept:
-        l2 = l2.at[-1].set(0)
-    hessian = gram + jnp.diag(l2)
+def _inverse(sample: _Sample, xp: Any) -> Inverse:
+    x, weight, coupling, l2 = sample
+    gram = xp.matmul((x * weight[:, None]).T, x, **({} if xp is np else {"precision": trees.EXACT}))
     # Each column's jitter is on its own scale: what the largest needs would drown the smallest. It is by the largest
     # row, not by the mean: where few rows hold anything, the mean is small, and soon another one. Where columns depend
     # on each other, there are many solutions, and with one jitter for all, the inverse takes what the rows span to what
     # they span: a solver that begins at zero then finds the smallest solution, and with a small penalty needs no
     # iterations for directions in which there is nothing but the penalty.
-    all_alike = jnp.full_like(largest, jnp.mean(largest))
-    own = jnp.where(largest > 0, largest, all_alike)
-    added = jnp.diag(_JITTER * jnp.where(_is_singular(gram), all_alike, own) + jnp.finfo(gram.dtype).tiny)
-    scale = _scale(hessian + added)
-    factor = jnp.linalg.cholesky((hessian + added) * scale[:, None] * scale)
-    found = _of_factor(factor) * scale[:, None] * scale
+    largest = xp.sum(weight) * xp.max(xp.where(weight[:, None] > 0, x**2, 0), 0)
+    own, alike = xp.where(largest > 0, largest, xp.mean(largest)), xp.full_like(largest, xp.mean(largest))
+    added = _JITTER * xp.where(_is_singular(gram, xp), alike, own) + xp.finfo(gram.dtype).tiny
+    hessian = gram + xp.diag(l2 + added)
+    scale = _scale(hessian, xp)
+    found = xp.linalg.inv(hessian * scale[:, None] * scale)
+    found = (found + found.T) / 2 * scale[:, None] * scale
     # Of values whose squares overflow: each coefficient for itself.
-    return jnp.where(jnp.all(jnp.isfinite(found)), found, jnp.diag(scale**2))
+    found = xp.where(xp.all(xp.isfinite(found)), found, xp.diag(scale**2))
+    return Inverse(found, None if coupling is None else _outputs(coupling, xp))
 
 
-def _of_factor(factor: jax.Array) -> jax.Array:
-    """Return the inverse of a matrix of which this is the Cholesky factor, by products of halves that are not zero."""
-    if len(factor) <= _LAPACK:
-        root = _inverse_factor(factor)
-        return _product(root.T, root)
-    first, below, last = _inverse_in_parts(factor)
-    beside = _product(below.T, last)
-    above = _product(first.T, first) + _product(below.T, below)
-    return jnp.block([[above, beside], [beside.T, _product(last.T, last)]])
+def _inverse_or_unit(sample: _Sample, xp: Any) -> Inverse:
+    """Return the inverse if it pays, else a number times the unit matrix, with which L-BFGS is as without."""
+
+    def unit(sample: _Sample) -> Inverse:
+        x, weight, coupling, l2 = sample
+        mean = (jnp.sum(weight[:, None] * x**2) + jnp.sum(l2)) / x.shape[1]
+        columns = jnp.eye(x.shape[1], dtype=x.dtype) / jnp.where(mean > 0, mean, 1)
+        return Inverse(columns, None if coupling is None else jnp.eye(len(coupling), dtype=coupling.dtype))
+
+    return jax.lax.cond(_spread(sample, xp) > _SPREAD, lambda s: _inverse(s, xp), unit, sample)
 
 
-def _inverse_factor(factor: jax.Array) -> jax.Array:
-    """Return the inverse of a lower triangular matrix. Products use all cores, and LAPACK one."""
-    if len(factor) <= _LAPACK:
-        return jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(factor), dtype=factor.dtype), lower=True)
-    first, below, last = _inverse_in_parts(factor)
-    return jnp.block([[first, jnp.zeros_like(below.T)], [below, last]])
+def _outputs(coupling: Any, xp: Any) -> Any:
+    """Return the inverse of the outputs' part, which is 1 in the mean: how large the whole is, columns tell.
+
+    To add the same to all outputs of a row changes no softmax: in that direction, too, it is 1.
+    """
+    count, unit = len(coupling), xp.eye(len(coupling), dtype=coupling.dtype)
+    mean = xp.trace(coupling) / max(count - 1, 1)
+    found = xp.linalg.inv(coupling / xp.where(mean > 0, mean, 1) + 1 / count + _LEAST_CURVATURE * unit)
+    return xp.where((mean > 0) & xp.all(xp.isfinite(found)), found, unit)
 
 
-def _inverse_in_parts(factor: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return three of the quarters of the inverse: above on the left, below it, and the last; the fourth is zero."""
-    half = len(factor) // 2
-    first, last = _inverse_factor(factor[:half, :half]), _inverse_factor(factor[half:, half:])
-    return first, -_product(last, _product(factor[half:, :half], first)), last
-
-
-def _product(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(a, b, precision=trees.EXACT)
-
-
-def _scale(matrix: jax.Array) -> jax.Array:
+def _scale(matrix: Any, xp: Any) -> Any:
     """Return what makes the diagonal 1 if it is multiplied with each row and each column; of nothing, 1."""
-    diagonal = jnp.diagonal(matrix)
-    return jax.lax.rsqrt(jnp.where(diagonal > 0, diagonal, 1))
+    diagonal = xp.diagonal(matrix)
+    return 1 / xp.sqrt(xp.where(diagonal > 0, diagonal, 1))
 
 
-def _is_singular(matrix: jax.Array) -> jax.Array:
-    """Return whether rounding does not tell some column from a combination of others; one of zeros is none."""
-    scale = _scale(matrix)
-    empty = jnp.diag(jnp.where(jnp.diagonal(matrix) > 0, 0, 1).astype(matrix.dtype))
-    pivots = jnp.diagonal(jnp.linalg.cholesky(matrix * scale[:, None] * scale + empty)) ** 2  # NaN: not positive
-    return ~jnp.all(pivots > _LEAST_PIVOT * len(matrix) * jnp.finfo(matrix.dtype).eps)
+def _is_singular(matrix: Any, xp: Any) -> Any:
+    """Return whether rounding does not tell some column from a combination of others; one of zeros is none.
+
+    The reciprocals of the inverse's diagonal are what no other columns explain of each.
+    """
+    scale, rounding = _scale(matrix, xp), 8 * xp.finfo(matrix.dtype).eps
+    unit = xp.eye(len(matrix), dtype=matrix.dtype)
+    empty = xp.where(xp.diagonal(matrix) > 0, 0, 1)
+    found = xp.diagonal(xp.linalg.inv(matrix * scale[:, None] * scale + (empty + rounding)[:, None] * unit))
+    return ~xp.all((found > 0) & (found * rounding * len(matrix) < 1))
 
 
 def apply(inverse: Inverse, params: Any) -> Any:
     """Return the inverse times coefficients ``(d,)`` or ``(d, k)``, or a pair of these and an intercept."""
     intercept, dtype = isinstance(params, tuple), jnp.result_type(*jax.tree.leaves(params))
     whole = jnp.concatenate([params[0], params[1][None]]) if intercept else params
-    whole = _product(inverse.columns, whole)
+    whole = jnp.matmul(inverse.columns, whole, precision=trees.EXACT)
     if inverse.outputs is not None:
-        whole = _product(whole, inverse.outputs)
+        whole = jnp.matmul(whole, inverse.outputs, precision=trees.EXACT)
     whole = whole.astype(dtype)
     return (whole[:-1], whole[-1]) if intercept else whole
-
-
-def asked_for(problem: Problem, params: Any, precondition: str | None) -> Any:
-    """Return the inverse for a linear problem, if it is asked for or likely to cost less than it saves; else ``None``.
-
-    There is none where the rows' sharding is a type under ``jit``: of such rows, none can be picked.
-    """
-    if precondition is None or not isinstance(problem, Linear):
-        return None
-    is_table = isinstance(problem.design, TableRows)
-    if not is_table and layout.tells_in_type(problem.design) and _is_traced(problem, params):
-        return None
-    if isinstance(problem.design, TableRows) and problem.design.shape[1] > MAX_FEATURES:
-        if precondition == "gram":
-            raise ValueError(
-                f"precondition='gram' takes a sample of the rows, which of a table with more than {MAX_FEATURES:,} "
-                f"columns is not held; leave precondition out"
-            )
-        return None
-    return prepared(problem, params) if precondition == "gram" or _pays(problem) else None
-
-
-def _pays(problem: Linear) -> bool:
-    return 1 < problem.design.shape[1] <= MAX_FEATURES and _cost(problem) <= _MOST_ITERATIONS
-
-
-def refresh_after(problem: Linear) -> int:
-    """After how many iterations a matrix with the curvatures found by then is worth it: no fewer than it costs."""
-    return max(_FEWEST_ITERATIONS, round(_cost(problem)))
-
-
-def _cost(problem: Linear) -> float:
-    """About what a matrix costs, in iterations: operations, of which large products run faster than narrow ones."""
-    n, d = problem.design.shape
-    used = len(_used(problem))
-    outputs = problem.targets.size // problem.design.shape[0] if not problem.loss.classes else _TYPICAL_CLASSES
-    matrix = 1.33 * used * d**2 + 2.5 * d**3  # of the products two thirds, of the inverse what is not zero
-    return matrix / (4 * n * d * outputs + 2 * d**2 * outputs) / _SPEED_OF_LARGE_PRODUCTS
-
-
-def prepared(problem: Linear, params: Any) -> Any:
-    """Return the inverse, whole on each device that the rows lie on.
-
-    Outside ``jit`` it is computed on one device, which does not make the others do the same work. Where rows are on
-    disk and their curvature is the same everywhere, one pass over all of them saves many.
-    """
-    if isinstance(problem.design, TableRows) and problem.loss.flat and problem.targets.ndim == 1:
-        total = problem.read(_products, (), problem.shares(params))[1]
-        with placing.without_context():
-            total, l2 = arrays.unbound((total, problem.l2))
-            found = _inverse(total, jnp.diagonal(total), None, l2, problem.intercept)
-        return _beside(found, problem.targets)
-    used = _used(problem)
-    if _is_traced(problem, params):
-        design, targets, weight = jax.tree.map(
-            lambda x: x[: used.stop : used.step], (problem.design, problem.targets, problem.weight)
-        )
-        some = Linear(problem.loss, design, targets, weight, problem.l2, problem.intercept)
-        # Of several problems, one matrix after the other: LAPACK's batched functions wait for tasks of their own on the
-        # threads that they hold, and where all are held, for ever.
-        one_by_one = jax.custom_batching.sequential_vmap(functools.partial(inverse, intercept=problem.intercept))
-        return one_by_one(*matrix(some, params, len(some.design) + 1), problem.l2)
-    of_rows = functools.partial(_of_concrete, problem.loss, problem.intercept, used)
-    with threads.lapack_alone(problem.design.shape[1]):
-        found = arrays.on_auto_mesh(of_rows, problem.design, problem.targets, problem.weight, problem.l2, params)
-        return jax.block_until_ready(found)
-
-
-def _products(block: Block, _: Any, shares: jax.Array) -> Any:
-    """Return the part of the Gram matrix that is a block's, of a loss of which all curvatures are 1."""
-    x = _wide(block.design)
-    if block.intercept:
-        x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1)
-    return (), _symmetric(_upper(x * shares[:, None], x))
-
-
-def _of_concrete(
-    loss: Loss, intercept: bool, used: range, design: jax.Array, targets: Any, weight: Any, l2: Any, params: Any
-) -> Inverse:
-    beside = targets if isinstance(design, TableRows) else design
-    with placing.without_context():
-        numbers = np.asarray(used)
-        some, at = _some_of(design, numbers)
-        targets, weight = jax.tree.map(lambda x: arrays.on_host(x)[at], (targets, weight))
-        l2, params = arrays.unbound((l2, params))
-        # Two programs: in one, XLA lays the product out for the factorisation, and takes half as long again.
-        found = _matrix(loss, intercept, some, targets, weight, l2, params)
-        found = _inverse(*found, l2, intercept)
-    return _beside(found, beside)
-
-
-def _beside(found: Inverse, other: Any) -> Inverse:
-    return jax.tree.map(lambda x: arrays.whole_beside(x, other), found)
-
-
-def _some_of(design: Any, numbers: np.ndarray) -> tuple[Any, np.ndarray]:
-    """Return rows by their numbers, and where the other values of these are."""
-    if not isinstance(design, TableRows):
-        return arrays.some_rows(design, numbers), numbers
-    some = design.some
-    return some if design.shift is None else some - np.asarray(design.shift), design.places(numbers)
-
-
-def _is_traced(problem: Linear, params: Any) -> bool:
-    return arrays.is_traced((problem.design, problem.targets, problem.weight, problem.l2, params))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _matrix(
-    loss: Loss, intercept: bool, design: Any, targets: Any, weight: Any, l2: Any, params: Any
-) -> tuple[jax.Array, jax.Array, Any]:
-    return matrix(Linear(loss, design, targets, weight, l2, intercept), params, _BLOCK)
-
-
-_inverse = jax.jit(inverse, static_argnums=4)

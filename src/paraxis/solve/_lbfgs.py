@@ -1,32 +1,22 @@
 """L-BFGS: descent along what the last few steps tell of the curvature."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from paraxis._calls import check
-from paraxis.solve import (
-    _gram as gram,
-    _implicit as implicit,
-    _memory as memories,
-    _run as runs,
-    _stopping as stopping,
-    _trees as trees,
-)
-from paraxis.solve._linear import Linear, LinearLine
-from paraxis.solve._memory import Memory
-from paraxis.solve._problem import Point
+from paraxis.solve import _gram as gram, _implicit as implicit, _run as runs, _stopping as stopping, _trees as trees
+from paraxis.solve._linear import LinearLine
+from paraxis.solve._problem import Line, Point
 from paraxis.solve._run import OptStep, Solver
 from paraxis.solve._search import Found, search
-from paraxis.solve._status import Status
 from paraxis.solve._stopping import Progress
+from paraxis.solve._streaming import compiled
 
-_LONGER = 8  # by this factor, each Gram matrix serves longer than the last
-_REFRESH = 50  # iterations after which predictions are computed anew
+_AT_ONCE = 2  # pairs; on an H100, a loop of steps one by one takes three times as long
 _SLOPE_OF_LINEAR, _SLOPE = 0.2, 0.9  # of the first slope, what a step may leave; trials of linear models read no rows
 _LONGEST_FIRST = 2.0  # a step to be tried first
 
@@ -74,13 +64,8 @@ class LBFGSState(NamedTuple):
     cache: Any
     preconditioner: gram.Inverse | None
 
-    @property
-    def reason(self) -> str:
-        """The reason why the solver stopped, in words; for a single problem, not for a batch."""
-        return Status(int(self.status)).words
-
-    def __repr__(self) -> str:
-        return runs.shown(self)
+    reason = runs.reason
+    __repr__ = runs.shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,8 +164,8 @@ class LBFGS(Solver):
             ``(params, state)``; ``state.status`` says whether this is a solution.
         """
         params = runs.beginning("LBFGS.run", self.fun, init_params, args, kwargs)
-        solver, args, kwargs = runs.without_closure(self, "fun", (params, args, kwargs))
-        return solver._run(params, (args, kwargs))
+        solver, arguments = runs.without_closure(self, "fun", params, (args, kwargs))
+        return solver._run(params, arguments)
 
     def optimality_fun(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the gradient, which is zero at a solution."""
@@ -193,42 +178,36 @@ class LBFGS(Solver):
         return implicit.change(self._grad, params, arguments, moved)
 
     def _prepared(self, params: Any, arguments: Any) -> gram.Inverse | None:
+        """Return the inverse of the initial Hessian. A fixed step is one along L-BFGS' own direction."""
         if self.stepsize and self.precondition == "auto":
-            return None  # a fixed step is one along the direction of L-BFGS as it is everywhere
-        return gram.asked_for(self._problem(params, arguments), params, self.precondition)
-
-    def _pauses(self, params: Any, arguments: Any, prepared: gram.Inverse | None) -> Iterator[int]:
-        if prepared is None:
-            return
-        problem = self._problem(params, arguments)
-        assert isinstance(problem, Linear)
-        pause = gram.refresh_after(problem)
-        while pause < self.maxiter:
-            yield pause
-            pause *= _LONGER
+            return None
+        return gram.prepared(self._problem(params, arguments), params, self.precondition)
 
     def _renewed(self, step: OptStep, arguments: Any) -> OptStep:
-        """With the Gram matrix that is right there, and no memory of how it was elsewhere."""
-        problem = self._problem(step.params, arguments)
-        assert isinstance(problem, Linear)
-        matrix = gram.prepared(problem, step.params)
-        memory = memories.forget(_memory(step.state), self._first_scale(matrix, step.state.error))
-        return OptStep(step.params, _with_memory(step.state, memory)._replace(preconditioner=matrix))
-
-    def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
-        """Judged anew: predictions that were added up step by step carry the rounding of all steps."""
-        problem = self._problem(step.params, arguments)
-        if not problem.is_linear:
+        """Return the step with the Gram matrix that is right there, and no memory of how it was elsewhere."""
+        if step.state.preconditioner is None:
             return step
+        found = self._prepared(step.params, arguments)
+        state = step.state._replace(preconditioner=step.state.preconditioner if found is None else found)
+        return OptStep(step.params, _forgotten(state, jnp.ones_like(state.gamma)))
+
+    def _refreshed(self, step: OptStep, arguments: Any) -> OptStep:
+        params, state = step
+        problem = self._problem(params, arguments)
+        cache = state.cache._replace(z=problem.ahead(params))
+        return OptStep(params, state._replace(cache=cache, data_passes=state.data_passes + problem.passes.line))
+
+    def _judged(self, step: OptStep, arguments: Any) -> OptStep:
+        problem = self._problem(step.params, arguments)
         point = problem.start(step.params)
-        return OptStep(step.params, self._judged(step, problem, point, trees.norm(point.grad)))
+        judged = stopping.judged_anew(step.state, problem.passes.start, point, trees.norm(point.grad), self)
+        return OptStep(step.params, judged)
 
     def _start(self, params: Any, arguments: Any, prepared: gram.Inverse | None) -> OptStep:
         problem = self._problem(params, arguments)
         point = problem.start(params)
         error = trees.norm(point.grad)
-        memory = memories.empty(params, self.history_size, self._first_scale(prepared, error))
-        zero, count = jnp.zeros((), point.value.dtype), jnp.zeros((), jnp.int32)
+        zero, count, size = jnp.zeros((), point.value.dtype), jnp.zeros((), jnp.int32), self.history_size
         begun, status = stopping.begin(point, error, self.tol)
         state = LBFGSState(
             iter_num=count,
@@ -236,11 +215,11 @@ class LBFGS(Solver):
             grad=point.grad,
             stepsize=zero,
             error=error,
-            s_history=memory.s,
-            y_history=memory.y,
-            rho_history=memory.rho,
-            gamma=memory.gamma,
-            num_pairs=memory.num_pairs,
+            s_history=trees.zeros(params, size),
+            y_history=trees.zeros(params, size),
+            rho_history=jnp.zeros((size,), zero.dtype),
+            gamma=self._first_scale(prepared, error),
+            num_pairs=count,
             aux=point.aux,
             failed_linesearch=jnp.array(False),
             num_fun_eval=count + 1,
@@ -257,75 +236,20 @@ class LBFGS(Solver):
     def _iteration(self, before: OptStep, arguments: Any) -> OptStep:
         params, state = before
         problem = self._problem(params, arguments)
-        control = problem.control
         point = Point(params, state.value, state.grad, state.aux, state.cache)
-        refreshed = state.iter_num % _REFRESH == _REFRESH - 1
-        if problem.is_linear:
-            point = control.cond(refreshed, problem.refreshed, lambda same: same, point)
-        direction, gamma = control.jit(_direction)(_memory(state), state.grad, state.preconditioner)
+        direction, gamma = _descent(None, state._replace(cache=(), aux=None))
         line = problem.line(point, direction, problem.ahead(direction))
-        found = control.jit(self._searched)(line, state.iter_num, state.stepsize)
+        found = _searched(self, line, state.iter_num, state.stepsize)
         new = problem.end(line, found.stepsize, found.trial)
+        slope = line.origin.slope
+        state = _advanced(self, state._replace(gamma=gamma), found, new._replace(params=()), direction, slope)
         passes = problem.passes
         num_grads = found.num_trials if passes.trial else 1
-        read = passes.line + passes.end + passes.trial * found.num_trials + passes.refresh * refreshed
-        slope = line.origin.slope
-        state = control.jit(self._advanced)(state, found, new, direction, gamma, slope, num_grads, read)
+        read = passes.line + passes.end + passes.trial * found.num_trials
+        state = state._replace(
+            num_grad_eval=state.num_grad_eval + num_grads, data_passes=state.data_passes + read
+        )  # fmt: skip
         return OptStep(new.params, state)
-
-    def _searched(self, line: Any, iter_num: jax.Array, last: jax.Array) -> Found:
-        if self.stepsize:
-            given = self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
-            stepsize = jnp.asarray(given, last.dtype)
-            return Found(stepsize, line.at(stepsize), jnp.array(False), jnp.ones((), jnp.int32))
-        if not isinstance(line, LinearLine):
-            return search(line, jnp.ones_like(last), _SLOPE)
-        # The initial Hessian is right up to a factor, which is the same for some iterations: searches of a slope that
-        # small end at steps like the last one.
-        return search(line, jnp.clip(last, 1, _LONGEST_FIRST), _SLOPE_OF_LINEAR)
-
-    def _advanced(
-        self,
-        state: LBFGSState,
-        found: Found,
-        new: Point,
-        direction: Any,
-        gamma: jax.Array,
-        slope: jax.Array,
-        num_grads: Any,
-        read: Any,
-    ) -> LBFGSState:
-        """Return the state after a step; if no step was found, without what is remembered."""
-        memory, step = _memory(state), trees.scaled(found.stepsize, direction)
-        remembering = memories.push(memory._replace(gamma=gamma), step, trees.minus(new.grad, state.grad))
-        forgetting = memories.forget(memory, self._first_scale(state.preconditioner, state.error))
-        error = trees.norm(new.grad)
-        progress, status = stopping.advance(
-            state.progress,
-            new,
-            error,
-            tol=self.tol,
-            iter_num=state.iter_num + 1,
-            maxiter=self.maxiter,
-            hopeless=found.failed & (state.num_pairs == 0),
-            slope=slope,
-        )
-        return _with_memory(state, trees.choose(found.failed, forgetting, remembering))._replace(
-            iter_num=state.iter_num + 1,
-            value=new.value,
-            grad=new.grad,
-            stepsize=found.stepsize,
-            error=error,
-            aux=new.aux,
-            failed_linesearch=found.failed,
-            num_fun_eval=state.num_fun_eval + found.num_trials,
-            num_grad_eval=state.num_grad_eval + num_grads,
-            num_linesearch_iter=state.num_linesearch_iter + found.num_trials,
-            status=status,
-            data_passes=state.data_passes + read,
-            progress=progress,
-            cache=new.cache,
-        )
 
     def _first_scale(self, preconditioner: gram.Inverse | None, error: jax.Array) -> jax.Array:
         """Return the scale of a first direction: no longer than 1, unless its length is right, or steps are given."""
@@ -334,23 +258,114 @@ class LBFGS(Solver):
         return 1 / jnp.maximum(error, 1)
 
 
-def _direction(memory: Memory, grad: Any, preconditioner: gram.Inverse | None) -> tuple[Any, jax.Array]:
-    return memories.descent(memory, grad, functools.partial(_preconditioned, preconditioner))
+@compiled
+def _searched(solver: LBFGS, line: Line, iter_num: jax.Array, last: jax.Array) -> Found:
+    if solver.stepsize:
+        given = solver.stepsize(iter_num) if callable(solver.stepsize) else solver.stepsize
+        stepsize = jnp.asarray(given, last.dtype)
+        return Found(stepsize, line.at(stepsize), jnp.array(False), jnp.ones((), jnp.int32))
+    if not isinstance(line, LinearLine):
+        return search(line, jnp.ones_like(last), _SLOPE)
+    # The initial Hessian is right up to a factor, which is the same for some iterations: searches of a slope that
+    # small end at steps like the last one.
+    return search(line, jnp.clip(last, 1, _LONGEST_FIRST), _SLOPE_OF_LINEAR)
 
 
-def _memory(state: LBFGSState) -> Memory:
-    return Memory(state.s_history, state.y_history, state.rho_history, state.gamma, state.num_pairs)
-
-
-def _with_memory(state: LBFGSState, memory: Memory) -> LBFGSState:
-    return state._replace(
-        s_history=memory.s, y_history=memory.y, rho_history=memory.rho, gamma=memory.gamma, num_pairs=memory.num_pairs
+@compiled
+def _advanced(
+    solver: LBFGS, state: LBFGSState, found: Found, new: Point, direction: Any, slope: jax.Array
+) -> LBFGSState:
+    """Return the state after a step; if no step was found, without what is remembered."""
+    error = trees.norm(new.grad)
+    progress, status = stopping.advance(
+        state.progress,
+        new,
+        error,
+        tol=solver.tol,
+        iter_num=state.iter_num + 1,
+        maxiter=solver.maxiter,
+        hopeless=found.failed & (state.num_pairs == 0),
+        slope=slope,
+    )
+    remembering = _remembered(state, trees.scaled(found.stepsize, direction), trees.minus(new.grad, state.grad))
+    forgetting = _forgotten(state, solver._first_scale(state.preconditioner, state.error))
+    return trees.choose(found.failed, forgetting, remembering)._replace(
+        iter_num=state.iter_num + 1,
+        value=new.value,
+        grad=new.grad,
+        stepsize=found.stepsize,
+        error=error,
+        aux=new.aux,
+        failed_linesearch=found.failed,
+        num_fun_eval=state.num_fun_eval + found.num_trials,
+        num_linesearch_iter=state.num_linesearch_iter + found.num_trials,
+        status=status,
+        progress=progress,
+        cache=new.cache,
     )
 
 
-def _preconditioned(preconditioner: gram.Inverse | None, both: tuple[Any, Any]) -> tuple[Any, Any]:
+def _forgotten(state: LBFGSState, gamma: jax.Array) -> LBFGSState:
+    """Return the state without its pairs. The arrays stay, with a weight of zero."""
+    nothing = jnp.zeros_like(state.rho_history)
+    return state._replace(rho_history=nothing, gamma=gamma, num_pairs=jnp.zeros_like(state.num_pairs))
+
+
+def _remembered(state: LBFGSState, s: Any, y: Any) -> LBFGSState:
+    """Return the state with one more pair, unless its curvature is not positive beyond rounding, or too small."""
+    sy = trees.dot(s, y)
+    eps = jnp.finfo(sy.dtype).eps
+    rho = 1 / jnp.where(sy == 0, 1, sy)
+    good = (sy > eps * trees.norm(s) * trees.norm(y)) & jnp.isfinite(rho)  # of a short step in float16 it is not
+    index = state.num_pairs % state.rho_history.shape[0]
+
+    def put(history: jax.Array, new: jax.Array) -> jax.Array:
+        return history.at[index].set(jnp.where(good, new, history[index]))
+
+    return state._replace(
+        s_history=jax.tree.map(put, state.s_history, s),
+        y_history=jax.tree.map(put, state.y_history, y),
+        rho_history=put(state.rho_history, rho),
+        num_pairs=state.num_pairs + good,
+    )
+
+
+@compiled
+def _descent(_: None, state: LBFGSState) -> tuple[Any, jax.Array]:
+    """Minus the inverse Hessian, as far as it is remembered, times the gradient; and the scale where it began.
+
+    The two loops are algorithm 7.4 of Nocedal and Wright, "Numerical Optimization", 2006. Pairs lie in a ring; ``rho``
+    is 0 where there is none.
+    """
+    rho = state.rho_history
+    newest_last = (state.num_pairs + jnp.arange(len(rho))) % len(rho)
+
+    def pair(index: jax.Array) -> tuple[Any, Any]:
+        return jax.tree.map(lambda history: history[index], (state.s_history, state.y_history))
+
+    def backwards(r: Any, index: jax.Array) -> tuple[Any, jax.Array]:
+        s, y = pair(index)
+        alpha = rho[index] * trees.dot(s, r)
+        return trees.along(r, -alpha, y), alpha
+
+    def forwards(r: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        index, alpha = step
+        s, y = pair(index)
+        return trees.along(r, alpha - rho[index] * trees.dot(y, r), s), None
+
+    r, alphas = jax.lax.scan(backwards, trees.scaled(-1, state.grad), newest_last, reverse=True, unroll=_AT_ONCE)
+    newest = newest_last[-1]
+    s, y = pair(newest)
+    r, of_y = _preconditioned(state.preconditioner, r, y)
+    scale = jnp.where(rho[newest] > 0, trees.dot(y, of_y), 0)
+    gamma = jnp.where(scale > 0, trees.dot(s, y) / jnp.where(scale > 0, scale, 1), state.gamma)
+    return jax.lax.scan(forwards, trees.scaled(gamma, r), (newest_last, alphas), unroll=_AT_ONCE)[0], gamma
+
+
+def _preconditioned(preconditioner: gram.Inverse | None, a: Any, b: Any) -> tuple[Any, Any]:
+    """Return the inverse times two vectors at once: what takes long is to read the matrix."""
     if preconditioner is None:
-        return both
-    together = jax.tree.map(lambda *vectors: jnp.stack(vectors), *both)
-    found = jax.vmap(functools.partial(gram.apply, preconditioner))(together)
-    return tuple(jax.tree.map(lambda x, index=index: x[index], found) for index in range(2))
+        return a, b
+    together = jax.tree.map(lambda *vectors: jnp.stack(vectors), a, b)
+    found = jax.vmap(lambda one: gram.apply(preconditioner, one))(together)
+    return jax.tree.map(lambda x: x[0], found), jax.tree.map(lambda x: x[1], found)

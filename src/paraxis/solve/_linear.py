@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from paraxis.solve import _trees as trees
-from paraxis.solve._control import COMPILED, PYTHON, Control
 from paraxis.solve._losses import Loss
-from paraxis.solve._problem import Passes, Point, Problem, Trial
+from paraxis.solve._problem import Passes, Point, Trial
 from paraxis.solve._streaming import TableRows
 
 _PIECE = 1 << 21  # bytes of rows
@@ -30,93 +29,6 @@ class Cache(NamedTuple):
 
     z: jax.Array  # predictions, (n,) or (k, n)
     shares: Any  # each row's part of the mean, (n,); None: equal. Kept, since a sum of weights is an exchange
-
-
-class Block(NamedTuple):
-    """Rows in memory: all of them, or those of a chunk of a table, whose shares are then given."""
-
-    loss: Loss
-    intercept: bool
-    design: jax.Array
-    targets: jax.Array
-
-    def predictions(self, params: Any) -> jax.Array:
-        """``(d, k)`` coefficients → ``(k, n)``; ``(d,)`` → ``(n,)``. Linear in them. Reads the rows once."""
-        coef, bias = params if self.intercept else (params, None)
-        if coef.ndim == 1:
-            z = jnp.einsum("d,nd->n", coef, self.design, precision=trees.EXACT)
-            return z if bias is None else z + bias
-        # XLA's CPU products are fastest where rows of both operands lie in one piece, but it moves transpositions into
-        # them unless it is kept from that: forwards and backwards take half the time.
-        outputs_first = jax.lax.optimization_barrier(coef.T)
-        z = jnp.einsum("kd,nd->nk", outputs_first, self.design, precision=trees.EXACT)
-        z = jax.lax.optimization_barrier(z).T
-        return z if bias is None else z + bias[:, None]
-
-    def cost(self, z: jax.Array, shares: Any) -> jax.Array:
-        """Return the rows' part of the mean of the losses."""
-        return mean(self.loss.rows(z, self.targets), shares)
-
-    def grad(self, z: jax.Array, shares: Any, params: Any) -> Any:
-        """Their part of its gradient; ``params`` tell shapes only. Reads the rows once."""
-        if self.loss.slope is None:
-            return self.pulled(jax.grad(self.cost)(z, shares), params)
-        share = 1 / z.shape[-1] if shares is None else shares
-        return self.pulled(share * self.loss.slope(z, self.targets), params)
-
-    def pulled(self, r: jax.Array, params: Any) -> Any:
-        """Return the transpose of :meth:`predictions`, of ``r``, ``(n,)`` or ``(k, n)``."""
-        coef = params[0] if self.intercept else params
-        pieces = _num_pieces(self.design) if coef.ndim == 1 else 1
-        if pieces == 1:
-            return jax.linear_transpose(self.predictions, params)(r)[0]
-        rows = self.design.reshape(pieces, -1, len(coef))
-        parts = jnp.einsum("pn,pnd->pd", r.reshape(pieces, -1), rows, precision=trees.EXACT)
-        pulled = jnp.sum(parts, 0).astype(coef.dtype)
-        return (pulled, jnp.sum(r, -1)) if self.intercept else pulled
-
-
-def mean(costs: jax.Array, shares: Any) -> jax.Array:
-    """Return the weighted mean of costs ``(..., n)``; ``None``: all shares are equal."""
-    return jnp.sum(costs / costs.shape[-1] if shares is None else shares * costs, -1)
-
-
-def _num_pieces(design: jax.Array) -> int:
-    """Return into how many pieces rows are divided for a product of one vector that adds over them.
-
-    XLA's CPU products of a vector with rows go through all of these for some columns at a time: of rows that stay in a
-    cache they take half the time. Their number divides that of the rows, and is a multiple of that of the devices over
-    which these may lie: else they would be exchanged.
-    """
-    size = design.size * design.dtype.itemsize
-    if jax.default_backend() != "cpu" or size < 2 * _PIECE:
-        return 1
-    over = math.lcm(*(count for count in range(1, jax.device_count() + 1) if len(design) % count == 0))
-    wanted = -(-size // _PIECE)
-    least = -(-wanted // over) * over
-    return next((pieces for pieces in range(least, 4 * wanted + 1, over) if len(design) % pieces == 0), 1)
-
-
-def _shares(weight: jax.Array) -> jax.Array:
-    return weight / jnp.sum(weight)
-
-
-def _cost(block: Block, params: Any, shares: Any) -> Any:
-    return (), block.cost(block.predictions(params), shares)
-
-
-def _predicted(block: Block, params: Any, _: Any) -> Any:
-    return block.predictions(params), ()
-
-
-def _begun(block: Block, params: Any, shares: Any) -> Any:
-    z = block.predictions(params)
-    return z, (block.cost(z, shares), block.grad(z, shares, params))
-
-
-def _slopes(block: Block, params: Any, rows: Any) -> Any:
-    z, shares = rows
-    return (), block.grad(z, shares, params)
 
 
 @functools.partial(
@@ -149,7 +61,7 @@ class LinearLine:
             return self.loss.rows(z + stepsize * self.dz, self.targets)
 
         (value, slope), (_, curvature) = jax.jvp(lambda a: jax.jvp(along, (a,), (one,)), (stepsize,), (one,))
-        value, slope, curvature = mean(jnp.stack([value, slope, curvature]), shares)  # one sum: one exchange
+        value, slope, curvature = _mean(jnp.stack([value, slope, curvature]), shares)  # one sum: one exchange
         zero, half, whole = self.penalty
         return Trial(
             value + 0.5 * self.l2 * (zero + 2 * stepsize * half + stepsize**2 * whole),
@@ -165,8 +77,10 @@ class LinearLine:
     meta_fields=["loss", "intercept"],
 )
 @dataclasses.dataclass(frozen=True)
-class Linear(Problem):
+class Linear:
     """The mean cost of rows, plus ``l2 / 2`` times the squared norm of the coefficients; an intercept is not penalised.
+
+    It asks and answers as :class:`paraxis.solve._problem.Function` does.
 
     Args:
         loss: the loss of a row.
@@ -187,33 +101,25 @@ class Linear(Problem):
     is_linear = True
 
     @property
-    def control(self) -> Control:
-        return PYTHON if isinstance(self.design, TableRows) else COMPILED
+    def is_table(self) -> bool:
+        return isinstance(self.design, TableRows)
 
     @property
     def passes(self) -> Passes:
         """Rows of a table are read once where others are read forwards and backwards."""
-        return Passes(start=1 if isinstance(self.design, TableRows) else 2, line=1, trial=0, end=1, refresh=1)
+        return Passes(start=1 if self.is_table else 2, line=1, trial=0, end=1)
 
     def value(self, params: Any) -> jax.Array:
         """Return the objective, as a plain function that JAX can differentiate in whatever way."""
         return self.read(_cost, params, self.shares(params))[1] + self._penalty(params)
 
-    def predictions(self, params: Any) -> jax.Array:
-        """Return the model's predictions, ``(n,)`` or ``(k, n)``. Reads the rows once."""
-        return self.read(_predicted, params, ())[0]
-
     def start(self, params: Any) -> Point:
         shares = self.shares(params)
         z, (cost, grad) = self.read(_begun, params, shares)
-        return Point(params, cost + self._penalty(params), self.with_penalty(grad, params), None, Cache(z, shares))
-
-    def refreshed(self, point: Point) -> Point:
-        """Return the same point with its predictions computed anew: steps added up leave rounding behind. One pass."""
-        return point._replace(cache=point.cache._replace(z=self.predictions(point.params)))
+        return Point(params, cost + self._penalty(params), self._with_penalty(grad, params), None, Cache(z, shares))
 
     def ahead(self, direction: Any) -> jax.Array:
-        return self.predictions(direction)
+        return self.read(_predicted, direction, ())[0]
 
     def line(self, point: Point, direction: Any, ahead: Any) -> LinearLine:
         l2 = jnp.asarray(0 if self.l2 is None else self.l2, ahead.dtype)
@@ -222,32 +128,62 @@ class Linear(Problem):
         slope = trees.dot(point.grad, direction)
         return LinearLine(self.loss, point, direction, ahead, self.targets, l2, penalty, slope)
 
-    def end(self, line: LinearLine, stepsize: jax.Array, trial: Trial) -> Point:
+    def end(self, line: Any, stepsize: jax.Array, trial: Trial) -> Point:
         params = trees.along(line.point.params, stepsize, line.direction)
         z, shares = line.point.cache
         z = z + stepsize * line.dz
         grad = self.read(_slopes, params, (z, shares))[1]
-        return Point(params, trial.value, self.with_penalty(grad, params), None, Cache(z, shares))
+        return Point(params, trial.value, self._with_penalty(grad, params), None, Cache(z, shares))
 
     def shares(self, params: Any) -> jax.Array | None:
         """Return each row's part of the mean; ``None``: the same for all."""
         if self.weight is None:
             return None
-        dtype = jnp.result_type(self.coef(params), self.design.dtype)
-        return self.control.jit(_shares)(self.weight.astype(dtype))
-
-    def read(self, fn: Callable[[Block, Any, Any], Any], shared: Any, rows: Any) -> tuple[Any, Any]:
-        """``fn(block, shared, rows)`` → what is kept by row, ``(..., n)``, and what is summed over the rows.
-
-        ``rows`` are ``(..., n)``. The function is the same object each time: of a table, it is compiled once.
-        """
-        if isinstance(self.design, TableRows):
-            return self.design.mapped(_of_chunk, (fn, self.loss, self.intercept), self.targets, shared, rows)
-        return fn(Block(self.loss, self.intercept, self.design, self.targets), shared, rows)
+        weight = self.weight.astype(jnp.result_type(self.coef(params), self.design.dtype))
+        return weight / jnp.sum(weight)
 
     def coef(self, params: Any) -> jax.Array:
         """Return the coefficients of parameters, without an intercept."""
         return params[0] if self.intercept else params
+
+    def read(self, fn: Callable[["Linear", Any, Any], Any], shared: Any, rows: Any) -> tuple[Any, Any]:
+        """``fn(rows in memory, shared, rows)`` → what is kept by row, ``(..., n)``, and what is summed over the rows.
+
+        Values by row are ``(..., n)``. The function is the same object each time: of a table, it is compiled once.
+        """
+        if isinstance(self.design, TableRows):
+            return self.design.mapped(_of_chunk, (fn, self.loss, self.intercept), self.targets, shared, rows)
+        return fn(self, shared, rows)
+
+    # --- of rows in memory, those of a chunk of a table among them --------------------------------------------------
+
+    def predict(self, params: Any) -> jax.Array:
+        """``(d, k)`` coefficients → ``(k, n)``; ``(d,)`` → ``(n,)``. Linear in them. Reads the rows once."""
+        coef, bias = params if self.intercept else (params, None)
+        if coef.ndim == 1:
+            z = jnp.einsum("d,nd->n", coef, self.design, precision=trees.EXACT)
+            return z if bias is None else z + bias
+        # XLA's CPU products are fastest where rows of both operands lie in one piece, but it moves transpositions into
+        # them unless it is kept from that: forwards and backwards take half the time.
+        outputs_first = jax.lax.optimization_barrier(coef.T)
+        z = jnp.einsum("kd,nd->nk", outputs_first, self.design, precision=trees.EXACT)
+        z = jax.lax.optimization_barrier(z).T
+        return z if bias is None else z + bias[:, None]
+
+    def cost(self, z: jax.Array, shares: Any) -> jax.Array:
+        """Return the rows' part of the mean of the losses."""
+        return _mean(self.loss.rows(z, self.targets), shares)
+
+    def grad(self, z: jax.Array, shares: Any, params: Any) -> Any:
+        """Return their part of its gradient; ``params`` tell shapes only. Reads the rows once."""
+        coef, r = self.coef(params), jax.grad(self.cost)(z, shares)
+        pieces = _num_pieces(self.design) if coef.ndim == 1 else 1
+        if pieces == 1:
+            return jax.linear_transpose(self.predict, params)(r)[0]
+        rows = self.design.reshape(pieces, -1, len(coef))
+        parts = jnp.einsum("pn,pnd->pd", r.reshape(pieces, -1), rows, precision=trees.EXACT)
+        pulled = jnp.sum(parts, 0).astype(coef.dtype)
+        return (pulled, jnp.sum(r, -1)) if self.intercept else pulled
 
     def _penalty(self, params: Any) -> Any:
         if self.l2 is None:
@@ -255,15 +191,53 @@ class Linear(Problem):
         squares = jnp.sum(self.coef(params) ** 2)
         return jnp.asarray(0.5 * self.l2, squares.dtype) * squares
 
-    def with_penalty(self, grad: Any, params: Any) -> Any:
-        """Return a gradient of the losses with that of the penalty."""
+    def _with_penalty(self, grad: Any, params: Any) -> Any:
         if self.l2 is None:
             return grad
         coef = self.coef(grad) + jnp.asarray(self.l2, self.coef(grad).dtype) * self.coef(params)
         return (coef, grad[1]) if self.intercept else coef
 
 
+def _mean(costs: jax.Array, shares: Any) -> jax.Array:
+    """Return the weighted mean of costs ``(..., n)``; ``None``: all shares are equal."""
+    return jnp.sum(costs / costs.shape[-1] if shares is None else shares * costs, -1)
+
+
+def _num_pieces(design: jax.Array) -> int:
+    """Return into how many pieces rows are divided for a product of one vector that adds over them.
+
+    XLA's CPU products of a vector with rows go through all of these for some columns at a time: of rows that stay in a
+    cache they take half the time. Their number divides that of the rows, and is a multiple of that of the devices over
+    which these may lie: else they would be exchanged.
+    """
+    size = design.size * design.dtype.itemsize
+    if jax.default_backend() != "cpu" or size < 2 * _PIECE:
+        return 1
+    over = math.lcm(*(count for count in range(1, jax.device_count() + 1) if len(design) % count == 0))
+    wanted = -(-size // _PIECE)
+    least = -(-wanted // over) * over
+    return next((pieces for pieces in range(least, 4 * wanted + 1, over) if len(design) % pieces == 0), 1)
+
+
+def _cost(rows: Linear, params: Any, shares: Any) -> Any:
+    return (), rows.cost(rows.predict(params), shares)
+
+
+def _predicted(rows: Linear, params: Any, _: Any) -> Any:
+    return rows.predict(params), ()
+
+
+def _begun(rows: Linear, params: Any, shares: Any) -> Any:
+    z = rows.predict(params)
+    return z, (rows.cost(z, shares), rows.grad(z, shares, params))
+
+
+def _slopes(rows: Linear, params: Any, values: Any) -> Any:
+    z, shares = values
+    return (), rows.grad(z, shares, params)
+
+
 def _of_chunk(
     fn: Any, loss: Loss, intercept: bool, design: jax.Array, targets: jax.Array, shared: Any, rows: Any
 ) -> Any:
-    return fn(Block(loss, intercept, design, targets), shared, rows)
+    return fn(Linear(loss, design, targets, None, None, intercept), shared, rows)

@@ -1,8 +1,7 @@
 """Losses of a prediction: what a row costs, given what the linear model says of it.
 
 Predictions ``z`` are ``(n,)``, or ``(k, n)`` with the outputs first: then a row's outputs lie far apart in memory and
-neighbouring rows side by side, which is what vector units want. Curvatures, and slopes where no form of them is
-faster, are JAX's own derivatives.
+neighbouring rows side by side, which is what vector units want. Slopes are JAX's own derivatives.
 """
 
 import dataclasses
@@ -23,11 +22,10 @@ class Loss:
     Args:
         name: the field's word for it.
         rows: predictions ``(n,)`` or ``(k, n)`` and targets → costs ``(n,)``.
-        curvature: predictions and targets → about the mean second derivative by a row's outputs, ``(n,)``; an
-            estimate will do, for it only shapes the first direction.
-        coupling: predictions and weights ``(n,)`` → the weighted sum of a row's second derivatives by two outputs,
-            ``(k, k)``; ``None``: every output bends alike, for itself.
-        slope: predictions and targets → derivatives of the costs, as the predictions; ``None``: JAX's.
+        curvature: predictions, and NumPy or its namesake in JAX → the mean second derivative by a row's outputs,
+            ``(n,)``, about: it only shapes first directions.
+        coupling: predictions, weights ``(n,)``, and NumPy or JAX's → the weighted sum of a row's second derivatives by
+            two outputs, ``(k, k)``; ``None``: outputs are independent.
         classes: whether targets are class numbers ``(n,)`` and there is an output for each.
         single: whether there is one output only.
         flat: whether the curvature is the same wherever predictions are.
@@ -37,9 +35,8 @@ class Loss:
 
     name: str
     rows: Callable[[jax.Array, jax.Array], jax.Array]
-    curvature: Callable[[jax.Array, jax.Array], jax.Array]
-    coupling: Callable[[jax.Array, Any], jax.Array] | None = None
-    slope: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    curvature: Callable[[Any, Any], Any]
+    coupling: Callable[[Any, Any, Any], Any] | None = None
     classes: bool = False
     single: bool = False
     flat: bool = False
@@ -64,33 +61,26 @@ def _over_outputs(combine: Callable[[Any, Any], Any], terms: Callable[[Any, Any]
     return reduce(terms(jnp.arange(z.shape[0])[:, None], z), 0)
 
 
-def _top_and_total(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return a row's greatest prediction, and the sum of exponentials beside it."""
-    top = jax.lax.stop_gradient(_over_outputs(jnp.maximum, lambda i, x: x, z))
-    return top, _over_outputs(operator.add, lambda i, x: jnp.exp(x - top), z)
-
-
 def _softmax_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
-    top, total = _top_and_total(z)
+    top = jax.lax.stop_gradient(_over_outputs(jnp.maximum, lambda i, x: x, z))
+    total = _over_outputs(operator.add, lambda i, x: jnp.exp(x - top), z)
     # A gather would be slower than a sum of mostly zeros.
     own = _over_outputs(operator.add, lambda i, x: jnp.where(i == labels, x, 0), z)
     return jnp.log(total) + (top - own)
 
 
-def _softmax_slope(z: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return probabilities, less 1 for the right class: in one loop over all, where JAX's derivative has one each."""
-    top, total = _top_and_total(z)
-    is_own = jnp.arange(z.shape[0])[:, None] == labels
-    return jnp.exp((z - top) - jnp.log(total)) - is_own.astype(z.dtype)
+def _softmax(z: Any, xp: Any) -> Any:
+    e = xp.exp(z - xp.max(z, 0))
+    return e / xp.sum(e, 0)
 
 
-def _softmax_curvature(z: jax.Array, labels: jax.Array) -> jax.Array:
-    return (1 - jnp.sum(jax.nn.softmax(z, axis=0) ** 2, 0)) / max(z.shape[0] - 1, 1)
+def _softmax_curvature(z: Any, xp: Any) -> Any:
+    return (1 - xp.sum(_softmax(z, xp) ** 2, 0)) / max(z.shape[0] - 1, 1)
 
 
-def _softmax_coupling(z: jax.Array, weight: Any) -> jax.Array:
-    p = jax.nn.softmax(z, axis=0)
-    return jnp.diag(jnp.sum(weight * p, 1)) - jnp.matmul(weight * p, p.T, precision=jax.lax.Precision.HIGHEST)
+def _softmax_coupling(z: Any, weight: Any, xp: Any) -> Any:
+    p = _softmax(z, xp)
+    return xp.diag(xp.sum(weight * p, 1)) - (weight * p) @ p.T
 
 
 def _logistic_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
@@ -98,9 +88,9 @@ def _logistic_rows(z: jax.Array, labels: jax.Array) -> jax.Array:
     return y * jax.nn.softplus(-z) + (1 - y) * jax.nn.softplus(z)
 
 
-def _logistic_curvature(z: jax.Array, labels: jax.Array) -> jax.Array:
-    p = jax.nn.sigmoid(z)
-    return p * (1 - p)
+def _logistic_curvature(z: Any, xp: Any) -> Any:
+    odds = xp.exp(-abs(z))
+    return odds / (1 + odds) ** 2
 
 
 def _by_row(costs: jax.Array) -> jax.Array:
@@ -116,8 +106,8 @@ def _squared_rows(z: jax.Array, y: jax.Array) -> jax.Array:
     return _by_row(0.5 * _residual(z, y) ** 2)
 
 
-def _flat_curvature(z: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.full(z.shape[-1:], 1 if z.ndim == 1 else 1 / z.shape[0], z.dtype)
+def _flat_curvature(z: Any, xp: Any) -> Any:
+    return xp.full(z.shape[-1:], 1 if z.ndim == 1 else 1 / z.shape[0], z.dtype)
 
 
 def _poisson_rows(z: jax.Array, y: jax.Array) -> jax.Array:
@@ -135,7 +125,6 @@ SOFTMAX = Loss(
     _softmax_rows,
     _softmax_curvature,
     _softmax_coupling,
-    _softmax_slope,
     classes=True,
     accepts=lambda y, k: (y >= 0) & (y < k) & (y == np.floor(y)),
     targets="class numbers from 0 to k - 1; write y = np.unique(labels, return_inverse=True)[1]",
@@ -152,7 +141,7 @@ SQUARED = Loss("squared", _squared_rows, _flat_curvature, flat=True)
 POISSON = Loss(
     "poisson",
     _poisson_rows,
-    lambda z, y: jnp.exp(z),
+    lambda z, xp: xp.exp(z),
     single=True,
     accepts=lambda y, k: (y >= 0) & (y < np.inf),
     targets="counts, not negative",

@@ -3,10 +3,10 @@
 A solver never calls the function itself. It asks a *problem* for a point, and for the line through that point along a
 direction. A trial on the line gives value, slope and, where it costs nothing, curvature. What a trial computes and the
 next point needs, it keeps. For most functions that is the gradient (:class:`Function`); a generalised linear model
-keeps its predictions instead, so that a trial does not read the data (:mod:`paraxis.solve._linear`).
+keeps its predictions instead, so that a trial does not read the data (:class:`paraxis.solve._linear.Linear`, which has
+the same attributes and methods).
 """
 
-import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from paraxis.solve import _trees as trees
-from paraxis.solve._control import COMPILED, Control
 
 
 class Point(NamedTuple):
@@ -57,43 +56,6 @@ class Passes(NamedTuple):
     line: int
     trial: int
     end: int
-    refresh: int
-
-
-class Problem(abc.ABC):
-    """A function with its arguments given, to be minimised over ``params``."""
-
-    is_linear: bool  # trials are cheap, and what a point keeps is added up from step to step
-
-    @property
-    @abc.abstractmethod
-    def passes(self) -> Passes:
-        """Return how often each question reads all the data."""
-
-    @property
-    def control(self) -> Control:
-        """Return what runs loops around this problem."""
-        return COMPILED
-
-    @abc.abstractmethod
-    def start(self, params: Any) -> Point:
-        """Return the point at these parameters."""
-
-    @abc.abstractmethod
-    def refreshed(self, point: Point) -> Point:
-        """Return the same point with what it adds up from step to step computed anew."""
-
-    @abc.abstractmethod
-    def ahead(self, direction: Any) -> Any:
-        """Return what a line along this direction uses instead of the data; linear in the direction."""
-
-    @abc.abstractmethod
-    def line(self, point: Point, direction: Any, ahead: Any) -> Any:
-        """Return the :class:`Line` from a point; ``ahead`` is that of the direction."""
-
-    @abc.abstractmethod
-    def end(self, line: Any, stepsize: jax.Array, trial: Trial) -> Point:
-        """Return the point at a step size, of which ``trial`` is the trial."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,29 +78,28 @@ class FunctionLine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Function(Problem):
+class Function:
     """Any function: each trial computes value and gradient."""
 
     value_and_grad: Callable[[Any], tuple[tuple[jax.Array, Any], Any]]
-    is_linear = False
-
-    @property
-    def passes(self) -> Passes:
-        return Passes(start=2, line=0, trial=2, end=0, refresh=0)
+    is_linear = False  # whether trials read no data, and what a point keeps is added up from step to step
+    is_table = False  # whether loops around it are Python's
+    passes = Passes(start=2, line=0, trial=2, end=0)
 
     def start(self, params: Any) -> Point:
+        """Return the point at these parameters."""
         (value, aux), grad = self.value_and_grad(params)
         return Point(params, value, grad, aux, ())
 
-    def refreshed(self, point: Point) -> Point:
-        return point
-
     def ahead(self, direction: Any) -> Any:
+        """Return what a line along this direction uses instead of the data; linear in the direction."""
         return ()
 
-    def line(self, point: Point, direction: Any, ahead: Any) -> FunctionLine:
+    def line(self, point: Point, direction: Any, ahead: Any) -> Line:
+        """Return the line from a point; ``ahead`` is that of the direction."""
         return FunctionLine(self.value_and_grad, point, direction)
 
-    def end(self, line: FunctionLine, stepsize: jax.Array, trial: Trial) -> Point:
+    def end(self, line: Any, stepsize: jax.Array, trial: Trial) -> Point:
+        """Return the point at a step size, of which ``trial`` is the trial."""
         grad, aux = trial.kept
         return Point(trees.along(line.point.params, stepsize, line.direction), trial.value, grad, aux, ())

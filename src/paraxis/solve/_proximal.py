@@ -23,14 +23,15 @@ from paraxis._calls import check
 from paraxis._jax import jax_api
 from paraxis.errors import ShapeError
 from paraxis.solve import _implicit as implicit, _run as runs, _stopping as stopping, _trees as trees, prox as operators
-from paraxis.solve._problem import Point, Problem, Trial
+from paraxis.solve._linear import Linear
+from paraxis.solve._problem import Function, Point
 from paraxis.solve._run import OptStep, Solver
 from paraxis.solve._search import noise
 from paraxis.solve._status import Status
 from paraxis.solve._stopping import Progress
+from paraxis.solve._streaming import while_loop
 from paraxis.solve.objective import LinearObjective
 
-_REFRESH = 50  # iterations after which predictions are computed anew
 _PATIENCE = 100  # iterations without progress that rounding may hide: the error of an accelerated method goes in waves
 _MAX_TRIALS = 30
 _SHORTER = 0.5  # the least factor by which a step that is too long is shortened at once
@@ -81,13 +82,8 @@ class ProximalGradientState(NamedTuple):
     cache: Any
     lag: Any
 
-    @property
-    def reason(self) -> str:
-        """The reason why the solver stopped, in words; for a single problem, not for a batch."""
-        return Status(int(self.status)).words
-
-    def __repr__(self) -> str:
-        return runs.shown(self)
+    reason = runs.reason
+    __repr__ = runs.shown
 
 
 class _Step(NamedTuple):
@@ -191,43 +187,32 @@ class ProximalGradient(Solver):
         """
         return self._updated(OptStep(params, state), ((hyperparams_prox, *args), kwargs))
 
-    def _posed(self, params: Any, arguments: Any) -> Problem:
+    def _problem(self, params: Any, arguments: Any) -> Linear | Function:
         (_, *args), kwargs = arguments
-        return self._problem(params, (args, kwargs))
+        return super()._problem(params, (args, kwargs))
 
     def _iteration(self, before: OptStep, arguments: Any) -> OptStep:
         params, state = before
-        hyper = arguments[0][0]
-        problem = self._posed(params, arguments)
+        hyper, problem = arguments[0][0], self._problem(params, arguments)
         point = Point(state.velocity, state.velocity_value, state.grad, state.aux, state.cache)
-        refreshed = (state.iter_num % _REFRESH == _REFRESH - 1) & problem.is_linear
-        lag, ahead_of_lag = trees.minus(state.velocity, params), state.lag
-        if problem.is_linear:
-            point, ahead_of_lag = problem.control.cond(
-                refreshed,
-                lambda: (problem.refreshed(point), problem.ahead(lag)),
-                lambda: (point, state.lag),
-            )
-        step = self._stepped(problem, point, state, hyper)
+        step, lag = self._stepped(problem, point, state, hyper), trees.minus(state.velocity, params)
         # A step that fails leads back to the parameters: the next one starts there.
         stay = ~step.accepted
         direction = trees.choose(stay, trees.scaled(-1, lag), step.direction)
-        ahead = trees.choose(stay, trees.scaled(-1, ahead_of_lag), step.ahead)
+        ahead = trees.choose(stay, trees.scaled(-1, state.lag), step.ahead)
         change = trees.along(lag, 1, direction)
         uphill = stay | (trees.dot(direction, change) < 0)
         t, weight = self._momentum(state, step, uphill)
-        new_lag = trees.scaled(weight, trees.along(ahead_of_lag, 1, ahead))
+        new_lag = trees.scaled(weight, trees.along(state.lag, 1, ahead))
         line = problem.line(point, trees.along(direction, weight, change), jax.tree.map(jnp.add, ahead, new_lag))
         one = jnp.ones_like(t)
         new = problem.end(line, one, line.at(one))
-        params = trees.choose(stay, params, step.params)
-        passes = problem.passes
         error = jnp.where(stay, state.error, self._error(point, step.direction, step.stepsize, hyper))
         value = jnp.where(stay, state.value, step.value)
-        advanced, status = self._advanced(state, step, value, error, new, jnp.all(weight == 0))
-        by_value = passes.trial // 2
+        progress, status = self._advanced(state, step, value, error, new, jnp.all(weight == 0))
+        passes, by_value = problem.passes, problem.passes.trial // 2
         read = (passes.line + by_value) * step.num_trials + (passes.trial - by_value) * step.num_grads
-        new_state = ProximalGradientState(
+        state = ProximalGradientState(
             iter_num=state.iter_num + 1,
             value=value,
             stepsize=step.following,
@@ -241,17 +226,13 @@ class ProximalGradient(Solver):
             num_grad_eval=state.num_grad_eval + (step.num_grads if passes.trial else 0) + 1,
             num_linesearch_iter=state.num_linesearch_iter + step.num_trials,
             status=status,
-            data_passes=state.data_passes
-            + read
-            + passes.trial
-            + passes.end
-            + (passes.refresh + passes.line) * refreshed,
-            progress=advanced,
+            data_passes=state.data_passes + read + passes.trial + passes.end,
+            progress=progress,
             velocity_value=new.value,
             cache=new.cache,
             lag=new_lag,
         )
-        return OptStep(params, new_state)
+        return OptStep(trees.choose(stay, params, step.params), state)
 
     def run(self, init_params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> OptStep:
         """Iterate until the error is small.
@@ -269,7 +250,7 @@ class ProximalGradient(Solver):
         """
         params, hyper = self._beginning("run", init_params, hyperparams_prox, args, kwargs)
         solver, hyper = self._with_open_prox(params, hyper)
-        solver, args, kwargs = runs.without_closure(solver, "fun", (params, args, kwargs))
+        solver, (args, kwargs) = runs.without_closure(solver, "fun", params, (args, kwargs))
         return solver._run(params, ((hyper, *args), kwargs))
 
     def optimality_fun(self, params: Any, hyperparams_prox: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -278,32 +259,34 @@ class ProximalGradient(Solver):
         return self._residual(params, ((hyperparams_prox, *args), kwargs))
 
     def _residual(self, params: Any, arguments: Any) -> Any:
-        grad = self._posed(params, arguments).start(params).grad
+        grad = self._problem(params, arguments).start(params).grad
         moved = self._moved(trees.minus(params, grad), arguments[0][0], jnp.ones((), _dtype(params)))
         return trees.minus(params, moved)
 
     def _tangent(self, params: Any, arguments: Any, moved: Any) -> Any:
         right = implicit.right_side(self._residual, params, arguments, moved)
         one = jnp.ones((), _dtype(params))
-        grad, hessian = jax.linearize(lambda p: self._posed(p, arguments).start(p).grad, params)
+        grad, hessian = jax.linearize(lambda p: self._problem(p, arguments).start(p).grad, params)
         _, prox = jax.linearize(lambda p: self._moved(p, arguments[0][0], one), trees.minus(params, grad))
         return implicit.through_prox(prox, hessian, right)
 
-    def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
-        """Judged by the gradient at the parameters computed anew; if it is no solution, begun again from there."""
+    def _refreshed(self, step: OptStep, arguments: Any) -> OptStep:
         params, state = step
-        problem, hyper = self._posed(params, arguments), arguments[0][0]
-        if not problem.is_linear:
-            return step
+        problem = self._problem(params, arguments)
+        lag, cache = problem.ahead(trees.minus(state.velocity, params)), problem.ahead(state.velocity)
+        passes = state.data_passes + 2 * problem.passes.line
+        return OptStep(params, state._replace(lag=lag, cache=state.cache._replace(z=cache), data_passes=passes))
+
+    def _judged(self, step: OptStep, arguments: Any) -> OptStep:
+        """If it is no solution, the run begins again from there."""
+        params, state = step
+        problem, hyper = self._problem(params, arguments), arguments[0][0]
         point = problem.start(params)
         moved = self._moved(trees.along(params, -state.stepsize, point.grad), hyper, state.stepsize)
         error = self._error(point, trees.minus(moved, params), state.stepsize, hyper)
-        lag = jax.tree.map(jnp.zeros_like, state.lag)
-        found = self._judged(step, problem, point, error)
-        return OptStep(
-            params,
-            found._replace(velocity=params, t=jnp.ones_like(state.t), velocity_value=point.value, lag=lag),
-        )
+        judged = stopping.judged_anew(state, problem.passes.start, point, error, self)
+        lag, one = jnp.zeros_like(state.lag), jnp.ones_like(state.t)
+        return OptStep(params, judged._replace(velocity=params, t=one, velocity_value=point.value, lag=lag))
 
     def _with_open_prox(self, params: Any, hyper: Any) -> tuple["ProximalGradient", Any]:
         """Return a solver whose ``prox`` has traced values that it closes over among its hyperparameters; and these."""
@@ -340,7 +323,7 @@ class ProximalGradient(Solver):
         return params, hyper
 
     def _start(self, params: Any, arguments: Any, prepared: None) -> OptStep:
-        problem = self._posed(params, arguments)
+        problem = self._problem(params, arguments)
         point = problem.start(params)
         one, count = jnp.ones((), point.value.dtype), jnp.zeros((), jnp.int32)
         unknown = jnp.full((), jnp.inf, point.value.dtype)
@@ -367,7 +350,7 @@ class ProximalGradient(Solver):
         )
         return OptStep(params, state)
 
-    def _stepped(self, problem: Problem, point: Point, state: ProximalGradientState, hyper: Any) -> _Step:
+    def _stepped(self, problem: Linear | Function, point: Point, state: ProximalGradientState, hyper: Any) -> _Step:
         """Return the step to take, which is not accepted if there is none."""
         fresh = state.num_linesearch_iter == state.iter_num  # no step has ever been too long
         growth = jnp.where(fresh, *_GROWTH).astype(state.value.dtype)
@@ -380,16 +363,17 @@ class ProximalGradient(Solver):
             ahead = problem.ahead(direction)
             line = problem.line(point, direction, ahead)
             square = trees.dot(direction, direction)
-            value, bend, aux, by_slope = _bend(problem, line, square / stepsize)
-            rounding = jnp.where(by_slope, 8 * jnp.finfo(bend.dtype).eps * jnp.abs(line.origin.slope), noise(value) / 8)
-            solved = jnp.sqrt(square) <= self.tol * stepsize  # then its bend may be rounding, and need not be known
-            short_enough = solved | (bend <= square / stepsize + rounding)
+            value, curvature, aux, by_slope = _curvature(problem, line, square / stepsize)
+            of_slope = 8 * jnp.finfo(curvature.dtype).eps * jnp.abs(line.origin.slope)
+            rounding = jnp.where(by_slope, of_slope, noise(value) / 8)
+            solved = jnp.sqrt(square) <= self.tol * stepsize  # then its curvature may be rounding
+            short_enough = solved | (curvature <= square / stepsize + rounding)
             accepted = short_enough & jnp.isfinite(value) & jnp.isfinite(square)
             first = before.num_trials == 0
-            allowed = jnp.where(bend > 0, square / jnp.where(bend > 0, bend, 1), jnp.inf)
+            allowed = jnp.where(curvature > 0, square / jnp.where(curvature > 0, curvature, 1), jnp.inf)
             grown = jnp.where(first, jnp.clip(allowed, stepsize, growth * stepsize), stepsize)
             shorter = jnp.clip(allowed, _SHORTER * stepsize, 0.95 * stepsize)
-            shorter = jnp.where(jnp.isfinite(bend), shorter, _SHORTER * stepsize)
+            shorter = jnp.where(jnp.isfinite(curvature), shorter, _SHORTER * stepsize)
             if self.stepsize:
                 accepted = jnp.isfinite(square)
                 grown = jnp.asarray(self._given_stepsize(state.iter_num + 1), stepsize.dtype)
@@ -408,7 +392,7 @@ class ProximalGradient(Solver):
         def go_on(step: _Step) -> jax.Array:
             return known & ~step.accepted & (step.num_trials < _MAX_TRIALS)
 
-        return problem.control.while_loop(go_on, tried, begin)
+        return while_loop(problem.is_table, go_on, tried, begin)
 
     def _given_stepsize(self, iter_num: jax.Array) -> Any:
         return self.stepsize(iter_num) if callable(self.stepsize) else self.stepsize
@@ -456,31 +440,27 @@ class ProximalGradient(Solver):
         return found, status
 
 
-def _bend(problem: Problem, line: Any, scale: jax.Array) -> tuple[jax.Array, jax.Array, Any, jax.Array]:
-    """Return a line's last value, the second derivative that its bend stands for, ``aux``, and whether by slopes.
+def _curvature(problem: Linear | Function, line: Any, scale: jax.Array) -> tuple[jax.Array, jax.Array, Any, jax.Array]:
+    """Return a line's last value, its mean second derivative, ``aux``, and whether the second derivative is by slopes.
 
-    ``scale`` is what the bend is compared with.
+    ``scale`` is what the derivative is compared with.
     """
     one, origin = jnp.ones_like(scale), line.origin
+    rounding = 0.5 * scale <= noise(origin.value)
 
     def by_value() -> Any:
         trial = line.at(one)
-        return trial.value, 2 * (trial.value - origin.value - origin.slope), _aux(problem, trial)
+        return trial.value, 2 * (trial.value - origin.value - origin.slope), trial.kept
 
     def by_slope() -> Any:
         trial = line.at(one)
-        return trial.value, trial.slope - origin.slope, _aux(problem, trial)
+        return trial.value, trial.slope - origin.slope, trial.kept
 
-    rounding = 0.5 * scale <= noise(origin.value)
     if problem.is_linear:  # what both need is one exchange between devices, and no reading of the data
-        value, bend, aux = trees.choose(rounding, by_slope(), by_value())
-    else:
-        value, bend, aux = jax.lax.cond(rounding, by_slope, by_value)
-    return value, bend, aux, rounding
-
-
-def _aux(problem: Problem, trial: Trial) -> Any:
-    return None if problem.is_linear else trial.kept[1]
+        value, curvature, _ = trees.choose(rounding, by_slope(), by_value())
+        return value, curvature, None, rounding
+    value, curvature, (_, aux) = jax.lax.cond(rounding, by_slope, by_value)
+    return value, curvature, aux, rounding
 
 
 def _root(product: jax.Array) -> jax.Array:

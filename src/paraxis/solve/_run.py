@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,14 +21,15 @@ from paraxis._axes import arrays, layout
 from paraxis._calls import check
 from paraxis._jax import jax_api
 from paraxis.errors import ShapeError
-from paraxis.solve import _stopping as stopping
-from paraxis.solve._control import COMPILED, PYTHON
-from paraxis.solve._problem import Function, Problem
+from paraxis.solve._linear import Linear
+from paraxis.solve._problem import Function
 from paraxis.solve._status import Status
-from paraxis.solve._streaming import Journal, TableRows
+from paraxis.solve._streaming import TableRows, while_loop
 from paraxis.solve.objective import LinearObjective
 
 _PART = 0.5  # seconds that Ctrl-C waits, about; and at least an iteration
+_REFRESH = 50  # iterations after which predictions are computed anew: steps added up leave rounding behind
+_RENEWALS = 10, 80, 640  # iterations after which a preconditioner is computed anew
 
 
 class OptStep(NamedTuple):
@@ -106,15 +107,20 @@ def tell(verbose: Any, iter_num: Any, value: Any, error: Any, stepsize: Any, dat
     )
 
 
-def shown(state: Any) -> str:
+@property
+def reason(self: Any) -> str:
+    """The reason why the solver stopped, in words; for a single problem, not for a batch."""
+    return Status(int(self.status)).words
+
+
+def shown(self: Any) -> str:
     """Return a state on one line: what one looks for in it, not all its arrays."""
-    name, status = type(state).__name__, state.status
+    name, status = type(self).__name__, self.status
     if arrays.is_traced(status) or jnp.ndim(status):
         return f"{name}(… {jnp.shape(status)})"
     return (
-        f"{name}({Status(int(status)).name}, iter_num={int(state.iter_num)}, value={float(state.value):.8g}, "
-        f"error={float(state.error):.3g}, stepsize={float(state.stepsize):.3g}, "
-        f"data_passes={int(state.data_passes)}, …)"
+        f"{name}({Status(int(status)).name}, iter_num={int(self.iter_num)}, value={float(self.value):.8g}, "
+        f"error={float(self.error):.3g}, stepsize={float(self.stepsize):.3g}, data_passes={int(self.data_passes)}, …)"
     )
 
 
@@ -137,8 +143,12 @@ class Solver(abc.ABC):
         """Make one iteration."""
 
     @abc.abstractmethod
-    def _confirmed(self, step: OptStep, arguments: Any) -> OptStep:
-        """Return a step at which a run of a linear model may end, judged anew."""
+    def _refreshed(self, step: OptStep, arguments: Any) -> OptStep:
+        """Return the same step of a linear model, with its predictions computed anew."""
+
+    @abc.abstractmethod
+    def _judged(self, step: OptStep, arguments: Any) -> OptStep:
+        """Return a step at which a run of a linear model may end, with value, gradient and status computed anew."""
 
     @abc.abstractmethod
     def _tangent(self, params: Any, arguments: Any, moved: Any) -> Any:
@@ -147,10 +157,6 @@ class Solver(abc.ABC):
     def _prepared(self, params: Any, arguments: Any) -> Any:
         """Return what is computed once, before the first iteration."""
         return None
-
-    def _pauses(self, params: Any, arguments: Any, prepared: Any) -> Iterable[int]:
-        """After how many iterations what is prepared is to be renewed."""
-        return ()
 
     def _renewed(self, step: OptStep, arguments: Any) -> OptStep:
         """Return the same place, with what is prepared as it is right there."""
@@ -164,7 +170,7 @@ class Solver(abc.ABC):
         prepared = self._prepared(params, arguments)
         if _is_traced((params, arguments)):
             return self._start(params, arguments, prepared)
-        start = self._start if tables_in(arguments) else self._compiled_start
+        start = self._start if _tables(arguments) else self._compiled_start
         params, state = start(params, arguments, prepared)
         # Later parameters lie where the state does: with others, iterations would be compiled once more.
         return OptStep(jax.tree.map(lambda x: arrays.whole_beside(x, state.error), params), state)
@@ -172,7 +178,7 @@ class Solver(abc.ABC):
     def _updated(self, step: OptStep, arguments: Any) -> OptStep:
         """Return one more iteration, which is told."""
         is_traced = _is_traced((step, arguments))
-        new = (self._iteration if is_traced or tables_in(arguments) else self._compiled_iteration)(step, arguments)
+        new = (self._iteration if is_traced or _tables(arguments) else self._compiled_iteration)(step, arguments)
         if self.verbose:
             self._tell(new.state, is_traced)
         return new
@@ -180,8 +186,9 @@ class Solver(abc.ABC):
     def _run(self, params: Any, arguments: Any) -> OptStep:
         """Return where a run ends; its parameters can be differentiated by the arguments."""
         # Where nothing is traced, nobody differentiates: what JAX does to find that out takes as long as a small fit.
-        run = _solution if _is_traced((params, arguments)) else _solved
-        return arrays.on_auto_mesh(functools.partial(run, self), params, arguments)
+        if _is_traced((params, arguments)):
+            return _solution(self, params, arguments)
+        return arrays.on_auto_mesh(self._solved_by_host, params, arguments)
 
     @functools.cached_property
     def _compiled_start(self) -> Callable[..., OptStep]:
@@ -202,12 +209,9 @@ class Solver(abc.ABC):
     def _steps(self, step: OptStep, arguments: Any, until: Any, *, tells: bool = False) -> OptStep:
         """Iterate until the solver stops, or has made so many iterations in all.
 
-        Where it would stop, its place is judged anew; if it is no solution, the run goes on.
+        Where it would stop, a linear model's place is judged anew; if it is no solution, the run goes on.
         """
-        control = PYTHON if tables_in(arguments) else COMPILED
-
-        def go_on(step: OptStep) -> jax.Array:
-            return (step.state.status == Status.RUNNING) & (step.state.iter_num < until)
+        problem = self._problem(step.params, arguments)
 
         def iterate(step: OptStep) -> OptStep:
             new = self._iteration(step, arguments)
@@ -215,13 +219,21 @@ class Solver(abc.ABC):
                 self._tell(new.state, True)
             return new
 
-        def iterate_and_confirm(step: OptStep) -> OptStep:
-            step = control.while_loop(go_on, iterate, step)
-            status = step.state.status
-            ended = (status != Status.RUNNING) & (status != Status.NOT_FINITE)
-            return control.cond(ended, lambda step: self._confirmed(step, arguments), lambda step: step, step)
+        def go_on(step: OptStep) -> jax.Array:
+            return (step.state.status == Status.RUNNING) & (step.state.iter_num < until)
 
-        return control.while_loop(go_on, iterate_and_confirm, step)
+        def iterate_and_look(step: OptStep) -> OptStep:
+            due = (step.state.iter_num // _REFRESH + 1) * _REFRESH
+            step = while_loop(problem.is_table, lambda s: go_on(s) & (s.state.iter_num < due), iterate, step)
+            status = step.state.status
+            may_end = (status != Status.RUNNING) & (status != Status.NOT_FINITE)
+            which = jnp.where(may_end, 1, jnp.where((status == Status.RUNNING) & (step.state.iter_num == due), 2, 0))
+            looks = [lambda s: s, *(functools.partial(f, arguments=arguments) for f in (self._judged, self._refreshed))]
+            return looks[int(which)](step) if problem.is_table else jax.lax.switch(which, looks, step)
+
+        if not problem.is_linear:
+            return while_loop(False, go_on, iterate, step)
+        return while_loop(problem.is_table, go_on, iterate_and_look, step)
 
     def _tell(self, state: Any, is_traced: bool) -> None:
         numbers = state.iter_num, state.value, state.error, state.stepsize, state.data_passes
@@ -230,7 +242,7 @@ class Solver(abc.ABC):
         else:
             tell(self.verbose, *numbers)
 
-    def _problem(self, params: Any, arguments: Any) -> Problem:
+    def _problem(self, params: Any, arguments: Any) -> Linear | Function:
         """Return the problem that the function poses with its arguments."""
         args, kwargs = arguments
         if isinstance(self.fun, LinearObjective):
@@ -246,8 +258,53 @@ class Solver(abc.ABC):
 
         return Function(evaluate)
 
-    def _judged(self, step: OptStep, problem: Problem, point: Any, error: Any) -> Any:
-        return stopping.judged_anew(step.state, problem, point, error, tol=self.tol, maxiter=self.maxiter)
+    def _solved_by_host(self, params: Any, arguments: Any) -> OptStep:
+        tables, one_process = _tables(arguments), jax.process_count() == 1
+        steps = self._steps if tables else self._compiled_steps
+        with contextlib.ExitStack() as stack:
+            for table in tables:
+                stack.enter_context(table.shown())
+            step, stage, journal = arrays.ready(self._begun(params, arguments)), 0, None
+            limits = [*self._renewals(step), self.maxiter]
+            if tables:
+                options = {name: value for name, value in self.__getstate__().items() if name != "verbose"}
+                saved = tables[0].saved(f"{type(self).__name__}({options})", step, arguments)
+                journal = stack.enter_context(saved)
+            if journal is not None and (found := journal.state()) is not None:
+                (stage,), leaves = found
+                step = _laid_as(step, leaves)
+            at_once = 1 if one_process else self.maxiter
+            try:
+                while int(step.state.status) == Status.RUNNING:
+                    before, began = int(step.state.iter_num), time.perf_counter()
+                    if before >= limits[stage]:
+                        step, stage = self._renewed(step, arguments), stage + 1
+                    until = min(limits[stage], before + (1 if tables or self.verbose else at_once))
+                    step = jax.block_until_ready(steps(step, arguments, np.int32(until)))
+                    each = (time.perf_counter() - began) / max(1, int(step.state.iter_num) - before)
+                    at_once = max(1, int(_PART / each)) if one_process else at_once
+                    if self.verbose:
+                        self._tell(step.state, False)
+                    if journal is not None:
+                        journal.save_state([stage], jax.tree.leaves(step))
+            except KeyboardInterrupt as error:
+                if journal is not None:
+                    journal.save_state([stage], jax.tree.leaves(step), now=True)
+                status = jnp.where(step.state.status == Status.RUNNING, Status.INTERRUPTED, step.state.status)
+                raise Interrupted(step.params, step.state._replace(status=status.astype(jnp.int32))) from error
+            return step
+
+    def _solved_in_program(self, params: Any, arguments: Any) -> OptStep:
+        step, tells = self._begun(params, arguments), bool(self.verbose)
+        for pause in self._renewals(step)[:1]:  # the program has one matrix more, not many
+            step = self._steps(step, arguments, pause, tells=tells)
+            is_running = step.state.status == Status.RUNNING
+            step = jax.lax.cond(is_running, lambda step: self._renewed(step, arguments), lambda step: step, step)
+        return self._steps(step, arguments, self.maxiter, tells=tells)
+
+    def _renewals(self, step: OptStep) -> list[int]:
+        has_matrix = getattr(step.state, "preconditioner", None) is not None
+        return [count for count in _RENEWALS if has_matrix and count < self.maxiter]
 
 
 def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs: Any) -> Any:
@@ -260,8 +317,7 @@ def beginning(who: str, fun: Callable[..., Any], params: Any, args: Any, kwargs:
     if getattr(type(params), "_fields", None) == OptStep._fields:  # also JAXopt's
         params = params.params
     params = floating(who, params)
-    check.no_cut(who, "args", args)
-    check.no_cut(who, "kwargs", kwargs)
+    check.no_cut(who, "the arguments of fun", (args, kwargs))
     if not isinstance(fun, LinearObjective):
         return params
     problem = fun.check_targets(params, *args, **kwargs)
@@ -287,27 +343,25 @@ def floating(who: str, params: Any) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(x, x.dtype), params)
 
 
-def without_closure(solver: Any, field: str, operands: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+def without_closure(solver: Any, field: str, params: Any, arguments: Any) -> tuple[Any, Any]:
     """Return a solver whose function has values that it closes over as arguments; and its arguments, with these.
 
     Only values that JAX is tracing, by which a solution can be differentiated, are moved so.
     """
     fun = getattr(solver, field)
-    params, args, kwargs = operands
     if isinstance(fun, LinearObjective) or not jax_api.is_tracing():
-        return solver, args, kwargs
-    pure, closed = jax.closure_convert(lambda p, args, kwargs: fun(p, *args, **kwargs), params, args, kwargs)
+        return solver, arguments
+    pure, closed = jax.closure_convert(lambda p, args, kwargs: fun(p, *args, **kwargs), params, *arguments)
     if not closed:
-        return solver, args, kwargs
+        return solver, arguments
 
-    def opened(params: Any, args: Any, kwargs: Any, closed: Any) -> Any:
-        return pure(params, args, kwargs, *closed)
+    def opened(params: Any, arguments: Any, closed: Any) -> Any:
+        return pure(params, *arguments, *closed)
 
-    return dataclasses.replace(solver, **{field: opened}), (args, kwargs, closed), {}
+    return dataclasses.replace(solver, **{field: opened}), ((arguments, closed), {})
 
 
-def tables_in(arguments: Any) -> list[TableRows]:
-    """Return the tables among the arguments of a run."""
+def _tables(arguments: Any) -> list[TableRows]:
     return [x for x in jax.tree.leaves(arguments) if isinstance(x, TableRows)]
 
 
@@ -315,14 +369,22 @@ def _is_traced(operands: Any) -> bool:
     return jax_api.is_tracing() or arrays.is_traced(operands)
 
 
-def _is_running(step: OptStep) -> bool:
-    return int(step.state.status) == Status.RUNNING
+def _laid_as(step: OptStep, leaves: list[Any]) -> OptStep:
+    """Return saved leaves in the structure of a step, where its own lie."""
+    own, structure = jax.tree.flatten(step)
+    laid = [
+        jax.device_put(x, y.sharding if y.committed else None) if isinstance(y, jax.Array) else x
+        for x, y in zip(leaves, own, strict=True)
+    ]
+    return jax.tree.unflatten(structure, laid)
 
 
 # One function for all solvers: a derivative that closes over the function it is of, JAX would never let go.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _solution(solver: Solver, params: Any, arguments: Any) -> OptStep:
-    return _solved(solver, params, arguments)
+    if not _is_traced((params, arguments)):
+        return arrays.on_auto_mesh(solver._solved_by_host, params, arguments)
+    return solver._solved_in_program(params, arguments)
 
 
 @_solution.defjvp
@@ -334,106 +396,3 @@ def _derivative(solver: Solver, primals: Any, tangents: Any) -> Any:
 
 def _no_tangent(x: jax.Array) -> Any:
     return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)
-
-
-def _solved(solver: Solver, params: Any, arguments: Any) -> OptStep:
-    if not _is_traced((params, arguments)):
-        return _solved_by_host(solver, params, arguments)
-    step, tells = solver._begun(params, arguments), bool(solver.verbose)
-    prepared = getattr(step.state, "preconditioner", None)
-    for pause in [*solver._pauses(params, arguments, prepared)][:1]:  # the program has one matrix more, not many
-        step = solver._steps(step, arguments, pause, tells=tells)
-        is_running = step.state.status == Status.RUNNING
-        step = jax.lax.cond(is_running, lambda step: solver._renewed(step, arguments), lambda step: step, step)
-    return solver._steps(step, arguments, solver.maxiter, tells=tells)
-
-
-def _solved_by_host(solver: Solver, params: Any, arguments: Any) -> OptStep:
-    tables = tables_in(arguments)
-    steps = solver._steps if tables else solver._compiled_steps
-    with contextlib.ExitStack() as stack:
-        for table in tables:
-            stack.enter_context(table.shown())
-        step = arrays.ready(solver._begun(params, arguments))
-        limits = [*solver._pauses(params, arguments, getattr(step.state, "preconditioner", None)), solver.maxiter]
-        saved = stack.enter_context(_saved_run(solver, step, arguments)) if tables else None
-        if saved is not None:
-            step = saved.restored(step)
-        at_once = solver.maxiter if jax.process_count() > 1 else 1
-        try:
-            for stage in range(0 if saved is None else saved.stage, len(limits)):
-                while _is_running(step) and int(step.state.iter_num) < limits[stage]:
-                    before, began = int(step.state.iter_num), time.perf_counter()
-                    until = min(limits[stage], before + (1 if tables or solver.verbose else at_once))
-                    step = jax.block_until_ready(steps(step, arguments, np.int32(until)))
-                    each = (time.perf_counter() - began) / max(1, int(step.state.iter_num) - before)
-                    at_once = max(1, int(_PART / each)) if jax.process_count() == 1 else at_once
-                    if solver.verbose:
-                        solver._tell(step.state, False)
-                    if saved is not None:
-                        saved.save(step)
-                if not _is_running(step) or stage + 1 == len(limits):
-                    break
-                step = solver._renewed(step, arguments)
-                if saved is not None:
-                    saved.stage = stage + 1
-        except KeyboardInterrupt as error:
-            if saved is not None:
-                saved.save(step, now=True)
-            status = jnp.where(step.state.status == Status.RUNNING, Status.INTERRUPTED, step.state.status)
-            state = step.state._replace(status=status.astype(jnp.int32))
-            raise Interrupted(step.params, state) from error
-        return step
-
-
-class _Saved:
-    """A run over a table as it is saved: after iterations, all that goes from one to the next.
-
-    Attributes:
-        stage: how often what is prepared was renewed.
-    """
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self.stage = 0
-
-    def restored(self, step: OptStep) -> OptStep:
-        """Return where an earlier run was, in place of where this one begins."""
-        found = self._journal.state()
-        if found is None:
-            return step
-        (self.stage,), leaves = found
-        own, structure = jax.tree.flatten(step)
-        laid = [
-            jax.device_put(x, y.sharding if y.committed else None) if isinstance(y, jax.Array) else x
-            for x, y in zip(leaves, own, strict=True)
-        ]
-        return jax.tree.unflatten(structure, laid)
-
-    def save(self, step: OptStep, *, now: bool = False) -> None:
-        self._journal.save_state([self.stage], jax.tree.leaves(step), now=now)
-
-
-@contextlib.contextmanager
-def _saved_run(solver: Any, start: OptStep, arguments: Any) -> Iterator[_Saved | None]:
-    """Give where a run over a table is saved, if it is to be; when it is done, nothing is left there.
-
-    The run's start was computed from all rows, and so tells them.
-    """
-    (table, *_), others = tables_in(arguments), [x for x in jax.tree.leaves(arguments) if not isinstance(x, TableRows)]
-    if getattr(table.engine, "folder", None) is None:
-        yield None
-        return
-    options = {name: value for name, value in solver.__getstate__().items() if name != "verbose"}
-    values = list(map(jnp.asarray, others))
-    of_rows = [x.ndim > 0 and table.num_rows <= max(x.shape) for x in values]
-    shift = [] if table.shift is None else [jnp.asarray(table.shift)]
-    described = {
-        "chunks": table.described(),
-        "options of the solver": [f"{type(solver).__name__}({options})"],
-        "targets and weights": [x for x, is_of in zip(values, of_rows, strict=True) if is_of],
-        "arguments": [x for x, is_of in zip(values, of_rows, strict=True) if not is_of],
-        "rows": [str(table.table.columns), *shift, *map(jnp.asarray, jax.tree.leaves(start))],
-    }
-    with table.engine.rows_saved(described) as journal:
-        yield None if journal is None else _Saved(journal)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from paraxis.solve import _trees as trees
-from paraxis.solve._problem import Point, Problem
+from paraxis.solve._problem import Point
 from paraxis.solve._search import noise
 from paraxis.solve._status import Status
 
@@ -34,15 +34,15 @@ def begin(point: Point, error: jax.Array, tol: float) -> tuple[Progress, jax.Arr
     return Progress(point.value, error, zero, point.value, zero), status
 
 
-def judged_anew(state: Any, problem: Problem, point: Point, error: jax.Array, *, tol: float, maxiter: int) -> Any:
-    """Return a state at a point that was computed anew, with its status by the error there.
+def judged_anew(state: Any, passes: int, point: Point, error: jax.Array, options: Any) -> Any:
+    """Return a state at a point that was computed anew in so many passes, with its status by the error there.
 
     If a solution is none after all, the run goes on; if that does not help, rounding allows none. Where no step helped
-    any more, the status says so still, unless this is a solution.
+    any more, the status says so still, unless this is a solution. ``options`` are the solver's ``tol`` and ``maxiter``.
     """
     before = state.status
-    begun, status = begin(point, error, tol)
-    status = jnp.where((status == Status.RUNNING) & (state.iter_num >= maxiter), Status.ITERATION_LIMIT, status)
+    begun, status = begin(point, error, options.tol)
+    status = jnp.where((status == Status.RUNNING) & (state.iter_num >= options.maxiter), Status.ITERATION_LIMIT, status)
     unsolved = (status == Status.RUNNING) | (status == Status.ITERATION_LIMIT)
     refuted = (before == Status.CONVERGED) & (status == Status.RUNNING)
     status = jnp.where(refuted & (state.progress.num_refuted >= _CONFIRMATIONS), Status.PRECISION, status)
@@ -56,7 +56,7 @@ def judged_anew(state: Any, problem: Problem, point: Point, error: jax.Array, *,
         cache=point.cache,
         status=status,
         progress=begun._replace(**kept),
-        data_passes=state.data_passes + problem.passes.start,
+        data_passes=state.data_passes + passes,
     )
 
 

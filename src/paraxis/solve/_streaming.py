@@ -17,9 +17,9 @@ import numpy as np
 
 from paraxis._axes import arrays, layout, placing
 from paraxis._axes.axis import Axis
-from paraxis._axes.placing import Placement
 from paraxis._calls import check
 from paraxis._host import memory, reading
+from paraxis._jax import jax_api
 from paraxis._tables import Table
 from paraxis.errors import AxisError, DataError, DeviceError
 
@@ -32,11 +32,13 @@ _KEPT = 8  # numbers by row that a solver holds beside X: targets, weights, pred
 _ROWS_PER_FEATURE = 8
 
 MAX_FEATURES = 4096
-"""Columns up to which a matrix ``(d, d)`` is made: it is on every device, and factored in ``(d, d, d)`` operations."""
+"""Columns up to which a matrix ``(d, d)`` is made: it is on every device, and inverted in ``(d, d, d)`` operations."""
 
 
 class Engine(Protocol):
-    """An engine as it is asked here, such as ``px.Stream``."""
+    """What a solver asks of ``px.Stream``."""
+
+    folder: Any
 
     def rows_at_once(self, *, row_bytes: int, kept_bytes: int, num_devices: int) -> int:
         """Return how many rows of a table are read at once, of so many bytes each, beside what is kept."""
@@ -63,6 +65,31 @@ class Journal(Protocol):
         ...
 
 
+def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate the part of an iteration that reads no rows: between passes, it is a program of its own.
+
+    The first argument is static.
+    """
+    program = jax.jit(fn, static_argnums=0)
+
+    @functools.wraps(fn)
+    def part(static: Any, *operands: Any) -> Any:
+        if jax_api.is_tracing() or arrays.is_traced(operands):
+            return fn(static, *operands)
+        return arrays.ready(program(static, *arrays.ready(operands)))
+
+    return part
+
+
+def while_loop(in_python: bool, go_on: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
+    """Loop as ``jax.lax.while_loop``, or, around passes over a table, in Python."""
+    if not in_python:
+        return jax.lax.while_loop(go_on, body, carry)
+    while bool(go_on(carry)):
+        carry = body(carry)
+    return carry
+
+
 def blocks_of(who: str, table: Table, engine: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield a table's rows and targets once, in blocks on the host, as many at once as the engine says.
 
@@ -71,7 +98,7 @@ def blocks_of(who: str, table: Table, engine: Any) -> Iterator[tuple[np.ndarray,
         ValueError: if it is to save what is not saved.
     """
     _require_engine(who, engine)
-    if getattr(engine, "folder", None) is not None:
+    if engine.folder is not None:
         raise ValueError(f"{who}: nothing is saved of a single pass; write engine=px.Stream(memory='2GB')")
     if not len(table):
         yield np.zeros(table.shape, table.dtype), np.zeros(0)
@@ -95,6 +122,8 @@ def _require_engine(who: str, engine: Any) -> None:
 
 def sample_of(num_rows: int, num_features: int, num_counted: int | None = None) -> range:
     """Return the numbers of rows that tell a Gram matrix, by how many rows count: padding changes them not."""
+    if num_features > MAX_FEATURES:
+        return range(0)
     counted = num_rows if num_counted is None else num_counted
     return range(0, num_rows, max(1, counted // (_ROWS_PER_FEATURE * num_features)))
 
@@ -111,7 +140,7 @@ class TableRows:
         y: targets ``(n,)``, in the order of the table.
         means: of the columns, ``(d,)``.
         shift: what is subtracted from each column, ``(d,)``; or ``None``.
-        some: a sample of the rows, ``(num, d)``: those of :func:`sample_of`, if there are not too many columns.
+        sampled, some: numbers of some rows, and these, ``(num, d)``.
 
     Raises:
         DataError: if the table has no rows, or one that cannot be used.
@@ -126,44 +155,45 @@ class TableRows:
         if not self.num_rows:
             raise DataError(f"{who}: the table must have at least one row, got {table!r}")
         self.dtype = np.dtype(jax.dtypes.canonicalize_dtype(table.dtype))
-        self._sampled = sample_of(self.num_rows if num_features <= MAX_FEATURES else 0, num_features)
-        size = self.dtype.itemsize
-        self.blocks = _blocks_over(who, Axis("rows", self.num_rows) if axis is None else axis)
-        kept = size * (_KEPT * self.num_rows + len(self._sampled) * num_features)
-        most = engine.rows_at_once(row_bytes=size * num_features, kept_bytes=kept, num_devices=self.blocks.size)
+        self.sampled = sample_of(self.num_rows, num_features)
+        self.placement = placing.place(Axis("rows", self.num_rows) if axis is None else axis)
+        if placing.spans_processes(self.placement):
+            raise DeviceError(f"{who}: a table is read by one process; write it without px.initialize()")
+        if self.placement.is_explicit:
+            raise AxisError(f"{who}: a table's rows are laid over Auto mesh axes; leave out jax.set_mesh(…)")
+        self.blocks = placing.blocks(self.placement)
+        kept = self.dtype.itemsize * (_KEPT * self.num_rows + len(self.sampled) * num_features)
+        row_bytes, devices = self.dtype.itemsize * num_features, self.blocks.size
+        most = engine.rows_at_once(row_bytes=row_bytes, kept_bytes=kept, num_devices=devices)
         count = -(-self.num_rows // min(most, self.num_rows))
-        length = -(-self.num_rows // (count * self.blocks.size))
+        length = -(-self.num_rows // (count * devices))
         length += -length % _TOGETHER if length >= 64 * _TOGETHER else 0
-        self.length, self.at_once = length, length * self.blocks.size
+        self.length, self.at_once = length, length * devices
         self.count = -(-self.num_rows // self.at_once)
         self.shape = self.count * self.at_once, num_features
         self._passes = [0]  # of this and its copies
         self._show: Callable[[int, int, int], None] | None = None
-        self._survey()
+        targets, some, sums, start = [], [], np.zeros(num_features), 0
+        for X, y in self._shown(self._counted(table.blocks(self.at_once))):
+            sums += np.ones(len(X), X.dtype) @ X
+            step = self.sampled.step
+            some.append(X[-start % step :: step].copy() if self.sampled else X[:0])
+            targets.append(y.copy())
+            start += len(X)
+        self.y = table._as_targets(np.concatenate(targets))
+        self.means = (sums / self.num_rows).astype(self.dtype)
+        self.some = np.concatenate(some).astype(self.dtype, copy=False)
 
     @property
     def num_passes(self) -> int:
         """How often the table was read so far."""
         return self._passes[0]
 
-    def shifted(self, shift: np.ndarray | None) -> "TableRows":
+    def shifted(self, shift: np.ndarray) -> "TableRows":
         """Return the same rows with so much subtracted from each column."""
         found = copy.copy(self)
         found.shift = shift
         return found
-
-    def _survey(self) -> None:
-        targets, some = [], []
-        sums, start = np.zeros(self.shape[1]), 0
-        for X, y in self._shown(self._counted(checked=True)):
-            sums += np.ones(len(X), X.dtype) @ X
-            step = self._sampled.step
-            some.append(X[-start % step :: step].copy() if self._sampled else X[:0])
-            targets.append(y.copy())
-            start += len(X)
-        self.y = self.table._as_targets(np.concatenate(targets))
-        self.means = (sums / self.num_rows).astype(self.dtype)
-        self.some = np.concatenate(some).astype(self.dtype, copy=False)
 
     def mapped(self, fn: Callable[..., Any], static: tuple[Any, ...], targets: Any, shared: Any, rows: Any) -> Any:
         """Read all rows once: ``fn(*static, X, targets, shared, rows)`` of each chunk, kept by row, and summed.
@@ -202,7 +232,7 @@ class TableRows:
         wide = self.dtype == np.float64
 
         def laid() -> Iterator[jax.Array]:
-            for given, _ in self._counted(checked=False):
+            for given, _ in self._counted(self.table._blocks(self.at_once)):
                 X = given.astype(self.dtype, copy=False)
                 with jax.enable_x64(wide):  # which holds for a thread
                     found = arrays.in_blocks(layout.repeat_last(X, self.at_once), self.blocks)
@@ -230,10 +260,39 @@ class TableRows:
             finally:
                 self._show = None
 
-    def _counted(self, *, checked: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    @contextlib.contextmanager
+    def saved(self, options: str, start: Any, arguments: Any) -> Iterator[Journal | None]:
+        """Give where a run over the table is saved, if it is to be; when it is done, nothing is left there.
+
+        Args:
+            options: those of the solver.
+            start: numbers that the run begins with, computed from all rows; so they tell these.
+            arguments: those of the run.
+        """
+        if self.engine.folder is None:
+            yield None
+            return
+        values = [jnp.asarray(x) for x in jax.tree.leaves(arguments) if not isinstance(x, TableRows)]
+        by_row = [x.ndim > 0 and self.num_rows <= max(x.shape) for x in values]
+        shift = [] if self.shift is None else [self.shift]
+        described = {
+            "chunks": {
+                "the number of rows": self.num_rows,
+                "the number of devices": self.blocks.size,
+                "at_once, per device": self.length,
+            },
+            "options of the solver": [options],
+            "targets and weights": [x for x, is_by_row in zip(values, by_row, strict=True) if is_by_row],
+            "arguments": [x for x, is_by_row in zip(values, by_row, strict=True) if not is_by_row],
+            "rows": [str(self.table.columns), *map(jnp.asarray, [*shift, *jax.tree.leaves(start)])],
+        }
+        with self.engine.rows_saved(described) as journal:
+            yield journal
+
+    def _counted(self, blocks: Iterator[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         self._passes[0] += 1
         count = 0
-        for X, y in self.table._blocks(self.at_once, checked=checked):
+        for X, y in blocks:
             count += len(X)
             yield X, y
         if count != self.num_rows:
@@ -254,25 +313,8 @@ class TableRows:
         block, within = np.divmod(rest, self.length)
         return (block * self.count + chunk) * self.length + within
 
-    def described(self) -> dict[str, int]:
-        """Return the numbers that a saved run depends on."""
-        return {
-            "the number of rows": self.num_rows,
-            "the number of devices": self.blocks.size,
-            "at_once, per device": self.length,
-        }
-
     def __repr__(self) -> str:
         return f"<rows of {self.table!r}: {self.dtype} {self.shape}>"
-
-
-def _blocks_over(who: str, axis: Axis) -> Placement:
-    placement = placing.place(axis)
-    if placing.spans_processes(placement):
-        raise DeviceError(f"{who}: a table is read by one process; write it without px.initialize()")
-    if placement.is_explicit:
-        raise AxisError(f"{who}: a table's rows are laid over Auto mesh axes; leave out jax.set_mesh(…)")
-    return placing.blocks(placement)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(9, 10, 11))
@@ -294,8 +336,7 @@ def _chunk(
 
     def own(x: jax.Array, dim: int) -> jax.Array:
         dim %= x.ndim
-        length = len(X) // devices
-        parts = x.reshape(*x.shape[:dim], devices, -1, length, *x.shape[dim + 1 :])
+        parts = x.reshape(*x.shape[:dim], devices, -1, len(X) // devices, *x.shape[dim + 1 :])
         part = jax.lax.dynamic_index_in_dim(parts, number, dim + 1, keepdims=False)
         return part.reshape(*x.shape[:dim], len(X), *x.shape[dim + 1 :])
 

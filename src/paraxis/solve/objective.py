@@ -23,7 +23,7 @@ from paraxis.errors import DataError, ShapeError
 from paraxis.solve import _losses as losses
 from paraxis.solve._linear import Linear
 from paraxis.solve._losses import Loss
-from paraxis.solve._rows import Rows, require_sum
+from paraxis.solve._rows import require_sum
 from paraxis.solve._streaming import TableRows
 
 __all__ = [
@@ -76,25 +76,21 @@ class LinearObjective:
 
     def problem(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
         """Return the problem that these arguments pose. ``params`` tell shapes only."""
-        l2, data = self._given(*args, **kwargs)
-        if isinstance(data, Table):
-            raise TypeError(f"{self}: data is a table; write px.solve.rows(table, engine=px.Stream(memory='2GB'))")
-        if not isinstance(data, tuple | list) or len(data) not in (2, 3) or any(x is None for x in data[:2]):
-            raise TypeError(f"{self}: data must be (X, y) or (X, y, weight), got {check.described(data)}")
-        given: list[Any] = [x if isinstance(x, TableRows | None) else jnp.asarray(x) for x in data]
-        design, targets, weight = given if len(given) == 3 else (*given, None)
-        self._check(params, design, targets, weight, _added(data))
-        if self.l2 and np.shape(l2) != ():
-            raise ShapeError(f"{self}: l2reg must be a number, got {check.described(l2)}; write 0.1")
-        return Linear(self.loss, design, targets, weight, l2, self.intercept)
-
-    def _given(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Return ``l2reg`` and ``data`` of a call."""
         names = ("l2reg", "data") if self.l2 else ("data",)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if set(given) != set(names) or len(args) + len(kwargs) != len(names):
             raise TypeError(f"{self} takes (params, {', '.join(names)})")
-        return given.get("l2reg"), given["data"]
+        l2, data = given.get("l2reg", 0.0), given["data"]
+        if isinstance(data, Table):
+            raise TypeError(f"{self}: data is a table; write px.solve.rows(table, engine=px.Stream(memory='2GB'))")
+        if not isinstance(data, tuple | list) or len(data) not in (2, 3) or any(x is None for x in data[:2]):
+            raise TypeError(f"{self}: data must be (X, y) or (X, y, weight), got {check.described(data)}")
+        if np.shape(l2) != ():
+            raise ShapeError(f"{self}: l2reg must be a number, got {check.described(l2)}; write 0.1")
+        leaves: list[Any] = [x if isinstance(x, TableRows | None) else jnp.asarray(x) for x in data]
+        design, targets, weight = leaves if len(leaves) == 3 else (*leaves, None)
+        self._check(params, design, targets, weight)
+        return Linear(self.loss, design, targets, weight, l2 if self.l2 else None, self.intercept)
 
     def check_targets(self, params: Any, *args: Any, **kwargs: Any) -> Linear:
         """Return the problem after a look at the targets' values and the weights' sum, if they are at hand.
@@ -115,10 +111,8 @@ class LinearObjective:
             require_sum(str(self), "weight", weight, problem.design.dtype)
             wrong &= (weight > 0).reshape(-1, *(1,) * (y.ndim - 1))
         if np.any(wrong):
-            raise DataError(
-                f"{self}: y must be {self.loss.targets}; got {y[wrong][0]} for {num_outputs} output"
-                f"{'s' * (num_outputs != 1)}"
-            )
+            outputs = f"{num_outputs} output{'s' * (num_outputs != 1)}"
+            raise DataError(f"{self}: y must be {self.loss.targets}; got {y[wrong][0]} for {outputs}")
         return problem
 
     def init(self, num_features: int, num_outputs: int | None = None, dtype: Any = jnp.float32) -> Any:
@@ -129,38 +123,30 @@ class LinearObjective:
         coef = jnp.zeros(shape, dtype)
         return (coef, jnp.zeros(shape[1:], dtype)) if self.intercept else coef
 
-    def _check(self, params: Any, design: Any, targets: jax.Array, weight: jax.Array | None, added: str) -> None:
-        if design.ndim != 2:
-            raise ShapeError(f"{self}: data: X must be (n, d), got {design.shape}")
-        if not design.shape[0]:
-            raise DataError(f"{self}: data: X must have at least one row, got {design.shape}")
-        if self.intercept and not (isinstance(params, tuple) and len(params) == 2):
-            raise ShapeError(f"{self}: params must be a pair (coef, intercept); write fun.init({_shapes(design)})")
-        coef: Any = params[0] if self.intercept else params
-        if isinstance(coef, tuple):
-            raise ShapeError(f"{self}: params is a pair, and there is no intercept; write glm(…, intercept=True)")
-        shape = jnp.shape(coef)
-        if shape[:1] != design.shape[1:] or len(shape) not in (1, 2):
+    def _check(self, params: Any, design: Any, targets: jax.Array, weight: jax.Array | None) -> None:
+        if design.ndim != 2 or not design.shape[0]:
+            raise ShapeError(f"{self}: data: X must be (n, d) with at least one row, got {design.shape}")
+        if isinstance(params, tuple) != self.intercept or (self.intercept and len(params) != 2):
             raise ShapeError(
-                f"{self}: for X (n, d), params must be coefficients (d,) or (d, k), got {design.shape}{added} and "
-                f"{shape}"
+                f"{self}: params must be {'a pair (coef, intercept)' if self.intercept else 'coefficients alone'}; "
+                f"write fun.init(num_features={design.shape[1]}, num_outputs=…), or glm(…, intercept=True) for a pair"
             )
+        shape = jnp.shape(params[0] if self.intercept else params)
+        wanted = "(d,), one output" if self.loss.single else "(d, k), an output per class" if self.loss.classes else (
+            "(d,) or (d, k)"
+        )  # fmt: skip
+        num_dims = (1,) if self.loss.single else (2,) if self.loss.classes else (1, 2)
+        if shape[:1] != design.shape[1:] or len(shape) not in num_dims:
+            raise ShapeError(f"{self}: for X (n, d), coefficients must be {wanted}, got {design.shape} and {shape}")
         if self.intercept and jnp.shape(params[1]) != shape[1:]:
             raise ShapeError(
-                f"{self}: params: intercept must be {shape[1:]} for coefficients {shape}, got {jnp.shape(params[1])}; "
-                f"write fun.init({_shapes(design)})"
+                f"{self}: params: intercept must be {shape[1:]} for coefficients {shape}, got {jnp.shape(params[1])}"
             )
-        if self.loss.single and len(shape) != 1:
+        expected = (design.shape[0], *(() if self.loss.classes else shape[1:]))
+        if targets.shape != expected:
             raise ShapeError(
-                f"{self}: params: coefficients must be (d,), one output, got {shape}; write one fit per output"
-            )
-        if self.loss.classes and len(shape) != 2:
-            raise ShapeError(f"{self}: params: coefficients must be (d, k) with an output per class, got {shape}")
-        expected = shape[1:] if not self.loss.classes else ()
-        if targets.shape != (design.shape[0], *expected):
-            raise ShapeError(
-                f"{self}: data: y must be {(design.shape[0], *expected)} for X {design.shape}{added} and coefficients "
-                f"{shape}, got {targets.shape}"
+                f"{self}: data: y must be {expected} for X {design.shape} and coefficients {shape}, got "
+                f"{targets.shape}; px.solve.rows adds rows of weight zero"
             )
         if weight is not None and weight.shape != design.shape[:1]:
             raise ShapeError(f"{self}: data: weight must be {design.shape[:1]}, one per row of X, got {weight.shape}")
@@ -171,18 +157,6 @@ class LinearObjective:
     def __repr__(self) -> str:
         options = [name for name in ("intercept", "l2") if getattr(self, name)]
         return f"glm({', '.join([repr(self.loss.name), *(f'{name}=True' for name in options)])})"
-
-
-def _shapes(design: Any) -> str:
-    return f"num_features={design.shape[-1]}, num_outputs=…"
-
-
-def _added(data: Any) -> str:
-    """Return what to say beside a shape of rows that were laid out, where it is not that of the user's."""
-    if not isinstance(data, Rows) or arrays.is_traced(data.weight):
-        return ""
-    ends_in_zero = np.any(arrays.on_host(data.weight)[-1:] == 0)
-    return " (with the rows of weight zero that px.solve.rows adds)" if ends_in_zero else ""
 
 
 def glm(loss: LossName, *, intercept: bool = False, l2: bool = False) -> LinearObjective:

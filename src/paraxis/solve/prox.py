@@ -52,9 +52,9 @@ def l1(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     """
 
     def leaf(x: jax.Array, strength: jax.Array, scaling: Any) -> jax.Array:
-        return _soft(x, strength * scaling)
+        return x - jnp.clip(x, -strength * scaling, strength * scaling)
 
-    return _by_leaf("l1", leaf, x, _or_one(hyperparams), scaling)
+    return _by_leaf("l1", leaf, x, hyperparams, scaling)
 
 
 def elastic_net(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
@@ -76,11 +76,8 @@ def elastic_net(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     Source: Zou and Hastie 2005.
     """
     strength, shrinkage = _pair("elastic_net", "(l1, l2)", (1.0, 1.0) if hyperparams is None else hyperparams)
-
-    def leaf(x: jax.Array, shrinkage: jax.Array, scaling: Any) -> jax.Array:
-        return x / (1 + shrinkage * scaling)
-
-    return _by_leaf("elastic_net", leaf, l1(x, strength, scaling), shrinkage, scaling)
+    shrunk = l1(x, strength, scaling)
+    return _by_leaf("elastic_net", lambda x, l2, scaling: x / (1 + l2 * scaling), shrunk, shrinkage, scaling)
 
 
 def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
@@ -112,7 +109,7 @@ def group(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
         size = jnp.sqrt(jnp.where(square > 0, square, 1))  # the derivative at zero is finite
         return jnp.where(square > 0, jnp.maximum(1 - strength * scaling / size, 0), 0) * x
 
-    return _by_leaf("group", leaf, x, _or_one(hyperparams), scaling)
+    return _by_leaf("group", leaf, x, hyperparams, scaling)
 
 
 def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
@@ -134,7 +131,8 @@ def box(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
     Source: Parikh and Boyd 2014, section 6.2.4.
     """
     lower, upper = _pair("box", "(lower, upper)", (0.0, 1.0) if hyperparams is None else hyperparams)
-    return _by_leaf("box", _at_most, _by_leaf("box", _at_least, x, lower), upper)
+    above = _by_leaf("box", lambda x, bound, _: jnp.maximum(x, bound), x, lower)
+    return _by_leaf("box", lambda x, bound, _: jnp.minimum(x, bound), above, upper)
 
 
 def non_negative(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
@@ -147,7 +145,7 @@ def non_negative(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
 
     Source: Parikh and Boyd 2014, section 6.2.4.
     """
-    return _by_leaf("non_negative", _at_least, x, 0.0)
+    return _by_leaf("non_negative", lambda x, bound, _: jnp.maximum(x, bound), x, 0.0)
 
 
 def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
@@ -180,7 +178,7 @@ def simplex(x: Any, hyperparams: Any = None, scaling: Any = 1.0) -> Any:
         own = count == jnp.maximum(num_positive, 1)
         return jnp.maximum(x - jnp.sum(jnp.where(own, excess, 0), -1, keepdims=True), 0)
 
-    return _by_leaf("simplex", leaf, x, _or_one(hyperparams))
+    return _by_leaf("simplex", leaf, x, hyperparams)
 
 
 def first(operator: Prox) -> Prox:
@@ -225,40 +223,22 @@ def require_sensible(who: str, operator: Prox, x: Any, hyperparams: Any) -> None
     """
     while isinstance(operator, _First):
         operator, x = operator.operator, x[0]
-    if hyperparams is None:
-        if operator in (l1, elastic_net, group, box):
-            raise TypeError(f"{who}: prox.{operator.__name__} needs hyperparams_prox; write run(params, 0.1, …)")
-        return
-    leaves = jax.tree.leaves(hyperparams)
-    if arrays.is_traced(hyperparams):
+    if hyperparams is None and operator in (l1, elastic_net, group, box):
+        raise TypeError(f"{who}: prox.{operator.__name__} needs hyperparams_prox; write run(params, 0.1, …)")
+    if hyperparams is None or arrays.is_traced(hyperparams):
         return
     if operator is box:
         # Like x both, since each may be a prefix of its own.
-        lower, upper = (jax.tree.leaves(jax.tree.map(_repeated, bound, x)) for bound in hyperparams)
+        lower, upper = (
+            jax.tree.leaves(jax.tree.map(lambda bound, part: jax.tree.map(lambda _: bound, part), bounds, x))
+            for bounds in hyperparams
+        )
         if not all(np.all(np.asarray(low) <= np.asarray(high)) for low, high in zip(lower, upper, strict=True)):
             raise DataError(f"{who}: hyperparams_prox of prox.box must be (lower, upper), got a lower bound above")
-    elif operator in (l1, group, elastic_net, simplex) and not all(np.all(np.asarray(leaf) >= 0) for leaf in leaves):
+    elif operator in (l1, group, elastic_net, simplex) and not all(
+        np.all(np.asarray(leaf) >= 0) for leaf in jax.tree.leaves(hyperparams)
+    ):
         raise DataError(f"{who}: hyperparams_prox of prox.{operator.__name__} must not be negative, got {hyperparams}")
-
-
-def _repeated(number: Any, part: Any) -> Any:
-    return jax.tree.map(lambda _: number, part)
-
-
-def _at_least(x: jax.Array, bound: jax.Array, scaling: Any) -> jax.Array:
-    return jnp.maximum(x, bound)
-
-
-def _at_most(x: jax.Array, bound: jax.Array, scaling: Any) -> jax.Array:
-    return jnp.minimum(x, bound)
-
-
-def _soft(x: jax.Array, threshold: Any) -> jax.Array:
-    return x - jnp.clip(x, -threshold, threshold)
-
-
-def _or_one(hyperparams: Any) -> Any:
-    return 1.0 if hyperparams is None else hyperparams
 
 
 def _pair(who: str, names: str, hyperparams: Any) -> Any:
@@ -268,15 +248,17 @@ def _pair(who: str, names: str, hyperparams: Any) -> Any:
 
 
 def _by_leaf(who: str, operator: Callable[..., jax.Array], x: Any, hyper: Any, scaling: Any = 1.0) -> Any:
-    """Return the operator on each leaf, with the part of ``hyper`` that stands above it."""
-    who = f"prox.{who}"
+    """Return the operator on each leaf, with the part of ``hyper`` that stands above it, 1 if it is ``None``."""
+    hyper = 1.0 if hyper is None else hyper
 
     def below(number: Any, part: Any) -> Any:
         def leaf(value: Any) -> jax.Array:
             value = jnp.asarray(value)
             found = operator(value, jnp.asarray(number, value.dtype), scaling).astype(value.dtype)
             if found.shape != value.shape:
-                raise ShapeError(f"{who}: hyperparams must broadcast against x {value.shape}, got {jnp.shape(number)}")
+                raise ShapeError(
+                    f"prox.{who}: hyperparams must broadcast against x {value.shape}, got {jnp.shape(number)}"
+                )
             return found
 
         return jax.tree.map(leaf, part)
@@ -286,7 +268,7 @@ def _by_leaf(who: str, operator: Callable[..., jax.Array], x: Any, hyper: Any, s
     except ValueError as error:
         write = "np.asarray(…) of the list" if isinstance(hyper, list) else "one number for all leaves"
         raise ShapeError(
-            f"{who}: hyperparams must be a number or a tree that is a prefix of x, got "
+            f"prox.{who}: hyperparams must be a number or a tree that is a prefix of x, got "
             f"{jax.tree.structure(hyper)} for {jax.tree.structure(x)}; write {write}"
         ) from error
     return jax.tree.map(below, hyper, x)

@@ -5,13 +5,20 @@ from paraxis._calls.extras import needed
 with needed("paraxis.solve.estimators", "solve"):
     from paraxis.solve.estimators._base import Path
     from paraxis.solve.estimators._cross import CrossValidated, cross_validate_path
-    from paraxis.solve.estimators._logistic import LogisticRegression
-    from paraxis.solve.estimators._regression import ElasticNet, Lasso, PoissonRegressor, Ridge
+    from paraxis.solve.estimators._models import (
+        ElasticNet,
+        Lasso,
+        LinearRegression,
+        LogisticRegression,
+        PoissonRegressor,
+        Ridge,
+    )
 
 __all__ = [
     "CrossValidated",
     "ElasticNet",
     "Lasso",
+    "LinearRegression",
     "LogisticRegression",
     "Path",
     "PoissonRegressor",

@@ -19,43 +19,17 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from paraxis._calls import check
 from paraxis._tables import Table
 from paraxis.errors import DataError
-from paraxis.solve._rows import of_table, require_sum
+from paraxis.solve._rows import require_sum
 from paraxis.solve._run import Watch
 from paraxis.solve._status import Status
-from paraxis.solve._streaming import MAX_FEATURES, TableRows, blocks_of
+from paraxis.solve._streaming import TableRows, blocks_of
 from paraxis.solve.estimators import _fitting as fitting
-from paraxis.solve.estimators._fitting import Method, Placed, Plan
+from paraxis.solve.estimators._fitting import Placed, Posed
 from paraxis.solve.estimators._quadratic import Penalty, Solution
-from paraxis.solve.objective import LossName
 
 _GOOD_ENOUGH = 1e-4  # an error at which rounding may stop a solver without a warning; scikit-learn's usual tolerance
 _FLOATS: Any = [np.float64, np.float32]
 _LARGEST = float(np.finfo(np.float64).max)
-_FEW = 1024  # columns of which a matrix is no work, however few rows there are
-
-
-@dataclasses.dataclass(frozen=True)
-class Posed:
-    """A fit as the solver sees it: its predictions ``z`` are those of the model up to ``origin + scale * z``.
-
-    Args:
-        loss: the loss of a row.
-        targets: ``(n,)`` or ``(n, k)``.
-        weight: ``(n,)``.
-        num_outputs: k if coefficients are ``(d, k)``, ``None`` if they are ``(d,)``.
-        origin, scale: ``()``, or ``(k,)``.
-        intercept: where the solver's own begins, ``()`` or ``(k,)``.
-        centre: whether columns have their means subtracted, which changes the intercept only.
-    """
-
-    loss: LossName
-    targets: np.ndarray
-    weight: np.ndarray
-    num_outputs: int | None
-    origin: Any = 0.0
-    scale: Any = 1.0
-    intercept: Any = 0.0
-    centre: bool = False
 
 
 class Path(NamedTuple):
@@ -76,11 +50,9 @@ class Path(NamedTuple):
     status: list[str]
 
 
-class LinearModel(BaseEstimator, abc.ABC):
-    """Base of the estimators."""
+class _Fitted:
+    """What ``fit`` sets."""
 
-    strength_name: ClassVar[str]
-    strong_is_large: ClassVar[bool] = True
     coef_: np.ndarray
     intercept_: Any
     status_: str
@@ -88,12 +60,20 @@ class LinearModel(BaseEstimator, abc.ABC):
     n_iter_: Any
     n_features_in_: int
     _is_of_table: bool = False
-    tol: float
-    max_iter: int
-    fit_intercept: bool
-    warm_start: bool
-    devices: int | None
-    verbose: int | Watch
+
+
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
+class LinearModel(_Fitted, BaseEstimator, abc.ABC):
+    """Base of the estimators, with the options of all."""
+
+    strength_name: ClassVar[str] = "alpha"
+    strong_is_large: ClassVar[bool] = True
+    fit_intercept: bool = True
+    tol: float = 1e-10
+    max_iter: int = 2000
+    warm_start: bool = False
+    devices: int | None = None
+    verbose: int | Watch = 0
 
     @abc.abstractmethod
     def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
@@ -115,7 +95,6 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
         """Return the score of predictions."""
 
-    @abc.abstractmethod
     def _checked_options(self) -> None:
         """Check what is particular to it of its options."""
 
@@ -124,7 +103,7 @@ class LinearModel(BaseEstimator, abc.ABC):
         return weight
 
     def _has_l1(self) -> bool:
-        return False
+        return getattr(self, "l1_ratio", 0) > 0
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, engine: Any = None) -> Self:
         """Fit the model.
@@ -146,8 +125,8 @@ class LinearModel(BaseEstimator, abc.ABC):
         X, y, weight = fitted._checked(X, y, sample_weight, engine)
         posed = fitted._posed(y, fitted._weighted(y, weight), X.dtype)
         with fitting.surroundings(X.dtype, self.devices):
-            placed = fitted._place(X, posed)
-            found = fitted._solved(self._strength(), fitted._start(posed, placed), posed, placed)
+            placed = fitting.place(X, posed, self.devices)
+            found = fitted._solved(getattr(self, self.strength_name), fitted._start(posed, placed), posed, placed)
         vars(self).clear()
         vars(self).update(vars(fitted))
         self.coef_, self.intercept_ = self._described(found.params, posed, placed.means)
@@ -156,6 +135,36 @@ class LinearModel(BaseEstimator, abc.ABC):
         self.data_passes_ = X.num_passes if isinstance(X, TableRows) else found.data_passes
         self._warn(found)
         return self
+
+    def predict(self, X: Any, *, engine: Any = None) -> np.ndarray:
+        """Return the predicted targets ``(n,)`` or ``(n, k)``; of a classifier, the most probable class of each row.
+
+        Args:
+            X: ``(n, d)``; or a :class:`px.Table`, which is read once.
+            engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
+        """
+        return self._of_rows(X, engine, self._predicted)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None, *, engine: Any = None) -> float:
+        """Return the score, 1 at best: a regression's R², or D² of counts, the fraction that is explained of the
+        targets' variance or deviance; a classifier's fraction of rows whose class is predicted.
+
+        Args:
+            X: ``(n, d)``; or a :class:`px.Table`, which is read once.
+            y: targets, as for ``fit``; left out for a table.
+            sample_weight: ``(n,)``, not negative, or a number.
+            engine: for a table, what says how many rows are read at once: ``px.Stream(memory="2GB")``.
+
+        Raises:
+            ValueError: if the data or weights cannot be used; the message says why.
+        """  # noqa: D205
+        if isinstance(X, Table):
+            self._require_no_targets(y, "score")
+            predicted, y = self._of_table(X, engine, self._predicted)
+        else:
+            predicted = self._of_rows(X, engine, self._predicted)
+        weight = None if sample_weight is None else self._checked_weight(sample_weight, len(predicted), np.float64)
+        return self._score(predicted, np.asarray(y), weight)
 
     def path(
         self, X: Any, y: Any, strengths: Sequence[float], sample_weight: Any = None, *, engine: Any = None
@@ -179,33 +188,20 @@ class LinearModel(BaseEstimator, abc.ABC):
         X, y, weight = model._checked(X, y, sample_weight, engine)
         posed = model._posed(y, model._weighted(y, weight), X.dtype)
         with fitting.surroundings(X.dtype, self.devices):
-            placed = model._place(X, posed)
+            placed = fitting.place(X, posed, self.devices)
             found = model._solved_path(grid, order, posed, placed)
         coef, intercept = zip(*(model._described(one.params, posed, placed.means) for one in found), strict=True)
         self._warn(*found)
         counts = np.array([one.iter_num for one in found])
         return Path(grid, np.stack(coef), np.stack(intercept), counts, [Status(one.status).words for one in found])
 
-    def _solved_path(
-        self, grid: np.ndarray, order: list[int], posed: Posed, placed: Placed, total: Any = None
-    ) -> list[Solution]:
-        """Return the solutions of a grid, in its order; ``total`` is the sum of the weights, if they are others."""
-        params, found = self._zeros(posed, len(placed.means), placed.means.dtype), {}
+    def _solved_path(self, grid: np.ndarray, order: list[int], posed: Posed, placed: Placed) -> list[Solution]:
+        """Return the solutions of a grid, in its order."""
+        params, found = self._zeros(posed, placed.means), {}
         for index in order:
-            found[index] = self._solved(float(grid[index]), params, posed, placed, total)
+            found[index] = self._solved(float(grid[index]), params, posed, placed)
             params = found[index].params
         return [found[index] for index in range(len(grid))]
-
-    def _scored(self, X: Any, y: Any, sample_weight: Any, engine: Any) -> float:
-        """Return the score of rows; those of a table are read once."""
-        if isinstance(X, Table):
-            if y is not None:
-                raise TypeError(f"{self._who}: y must be left out, as the table has it; write score(table, engine=…)")
-            predicted, y = self._of_table(X, engine, self._predicted)
-        else:
-            predicted = self._of_rows(X, engine, self._predicted)
-        weight = None if sample_weight is None else self._checked_weight(sample_weight, len(predicted), np.float64)
-        return self._score(predicted, np.asarray(y), weight)
 
     def _of_rows(self, X: Any, engine: Any, of_block: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Return a function of ``X @ coef + intercept``, ``(n,)`` or ``(n, k)``, also of a table."""
@@ -222,6 +218,10 @@ class LinearModel(BaseEstimator, abc.ABC):
     def _require_no(self, engine: Any) -> None:
         if engine is not None:
             raise TypeError(f"{self._who}: engine is for a px.Table; leave engine out")
+
+    def _require_no_targets(self, y: Any, call: str) -> None:
+        if y is not None:
+            raise TypeError(f"{self._who}: y must be left out, as the table has it; write {call}(table, engine=…)")
 
     def _of_table(
         self, table: Table, engine: Any, of_block: Callable[[np.ndarray], np.ndarray]
@@ -242,9 +242,6 @@ class LinearModel(BaseEstimator, abc.ABC):
         found, targets = zip(*parts, strict=True)
         return np.concatenate(found), table._as_targets(np.concatenate(targets))
 
-    def _strength(self) -> float:
-        return getattr(self, self.strength_name)
-
     def _from_strong(self, argument: str, strengths: Any) -> tuple[np.ndarray, list[int]]:
         """Return the grid as an array, and its places in the order in which they are solved for."""
         grid = np.asarray(strengths, np.float64)
@@ -258,23 +255,24 @@ class LinearModel(BaseEstimator, abc.ABC):
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, engine: Any = None) -> tuple[Any, np.ndarray, np.ndarray]:
         """Return rows, which a table's are as they are read in passes, targets and weights."""
-        self._checked_options()
+        if self.strong_is_large:
+            check.number(self._who, "alpha", getattr(self, "alpha", 0), least=0, most=_LARGEST)
+        else:
+            check.number(self._who, "C", getattr(self, "C", 1), above=0)
+        check.number(self._who, "l1_ratio", getattr(self, "l1_ratio", 0), least=0, most=1)
         check.number(self._who, "tol", self.tol, above=0)
         check.count(self._who, "max_iter", self.max_iter)
+        self._is_of_table = isinstance(X, Table)
         if isinstance(X, Table):
-            if y is not None:
-                raise TypeError(f"{self._who}: y must be left out, as the table has it; write fit(table, engine=…)")
+            self._require_no_targets(y, "fit")
             with fitting.surroundings(X.dtype, self.devices):
-                axis = fitting.axis_of(max(1, len(X)), self.devices)
-                rows: Any = TableRows(self._who, X, engine, axis)
+                rows: Any = TableRows(self._who, X, engine, fitting.axis_of(max(1, len(X)), self.devices))
             vars(self).pop("feature_names_in_", None)
-            self._is_of_table = True
             if X._is_named:
                 self.feature_names_in_ = np.array(X.columns, object)
             self.n_features_in_, given = len(X.columns), rows.y
         else:
             self._require_no(engine)
-            self._is_of_table = False
             found: Any = validate_data(self, X, y, dtype=_FLOATS, multi_output=True, y_numeric=False)
             rows, given = found
         targets = self._checked_targets(given)
@@ -295,36 +293,22 @@ class LinearModel(BaseEstimator, abc.ABC):
         require_sum(self._who, "sample_weight", weight, dtype)
         return weight
 
-    def _plan(self, posed: Posed, placed: Placed) -> Plan:
-        data = placed.data
-        options: Any = posed.loss, bool(self.fit_intercept), float(self.tol), int(self.max_iter)
-        num_rows, num_features = data.X.shape
-        is_small = num_features <= MAX_FEATURES and (num_features <= max(num_rows, _FEW))
-        has_one = posed.loss == "squared" or (self._has_l1() and posed.num_outputs is None)
-        if is_small and has_one:
-            return Plan("quadratic", *options)
-        method: Method = "proximal-gradient" if self._has_l1() else "lbfgs"
-        return Plan(method, *options)
-
-    def _place(self, X: Any, posed: Posed) -> Placed:
-        if not isinstance(X, TableRows):
-            return fitting.place(X, posed.targets, posed.weight, self.devices, centre=posed.centre)
-        read = X.shifted(X.means) if posed.centre else X
-        return Placed(of_table(read, posed.targets, posed.weight), X.means if posed.centre else np.zeros_like(X.means))
-
-    def _solved(self, strength: float, params: Any, posed: Posed, placed: Placed, total: Any = None) -> Solution:
-        total = posed.weight.sum(dtype=np.float64) if total is None else total
-        penalty = self._penalty(strength, float(total), posed)
+    def _solved(self, strength: float, params: Any, posed: Posed, placed: Placed) -> Solution:
+        penalty = self._penalty(strength, placed.total, posed)
+        options = {"intercept": bool(self.fit_intercept), "has_l1": self._has_l1()}
         verbose = self.verbose if callable(self.verbose) else bool(self.verbose)
-        return fitting.solve(self._plan(posed, placed), params, penalty, placed, verbose)
+        return fitting.solve(
+            posed.loss, params, penalty, placed, tol=float(self.tol), max_iter=int(self.max_iter), verbose=verbose,
+            **options,
+        )  # fmt: skip
 
-    def _zeros(self, posed: Posed, num_features: int, dtype: Any) -> Any:
+    def _zeros(self, posed: Posed, means: np.ndarray) -> Any:
         outputs = () if posed.num_outputs is None else (posed.num_outputs,)
-        coef = np.zeros((num_features, *outputs), dtype)
-        return (coef, np.broadcast_to(posed.intercept, outputs).astype(dtype)) if self.fit_intercept else coef
+        coef = np.zeros((len(means), *outputs), means.dtype)
+        return (coef, np.broadcast_to(posed.intercept, outputs).astype(coef.dtype)) if self.fit_intercept else coef
 
     def _start(self, posed: Posed, placed: Placed) -> Any:
-        zeros = self._zeros(posed, len(placed.means), placed.means.dtype)
+        zeros = self._zeros(posed, placed.means)
         if not self.warm_start or not hasattr(self, "coef_"):
             return zeros
         coef, intercept = self._solver_form()

@@ -71,16 +71,16 @@ def cross_validate_path(
     splits = [*splitter.split(rows, targets)]
     scores = np.full((len(strengths), len(splits)), np.nan)
     with fitting.surroundings(rows.dtype, model.devices):
-        whole = model._place(rows, posed)
+        whole = fitting.place(rows, posed, model.devices)
         for fold, (train, test) in enumerate(splits):
             kept = np.zeros_like(weight)
             np.add.at(kept, train, model._weighted(targets[train], weight[train]))
             placed = whole.weighted(kept)
-            found = model._solved_path(strengths, order, posed, placed, kept.sum(dtype=np.float64))
+            found = model._solved_path(strengths, order, posed, placed)
             model._warn(*found)
             for index, one in enumerate(found):
                 model.coef_, model.intercept_ = model._described(one.params, posed, placed.means)
-                scores[index, fold] = model._scored(rows[test], targets[test], weight[test], None)
+                scores[index, fold] = model.score(rows[test], targets[test], weight[test])
     if not np.all(np.isfinite(scores)):
         raise DataError(
             f"cross_validate_path: fold {int(np.argwhere(~np.isfinite(scores))[0, 1])} has no finite score; each fold "

@@ -8,10 +8,9 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from paraxis._axes import arrays, layout, placing
@@ -20,41 +19,55 @@ from paraxis.errors import DeviceError
 from paraxis.solve import prox
 from paraxis.solve._lbfgs import LBFGS
 from paraxis.solve._proximal import ProximalGradient
-from paraxis.solve._rows import Rows, lay
-from paraxis.solve._run import OptStep, Watch
+from paraxis.solve._rows import Rows, lay, of_table
+from paraxis.solve._run import Watch
+from paraxis.solve._streaming import MAX_FEATURES, TableRows
 from paraxis.solve.estimators._quadratic import Penalty, Quadratic, Solution
 from paraxis.solve.objective import LossName, glm
 
 _LARGE = 100_000  # rows, from which on compiling is the smaller part
-_FEW = 1_000_000  # numbers: to call a program takes longer than what it does with them
-
-Method = Literal["lbfgs", "proximal-gradient", "quadratic"]
+_FEW = 1024  # columns of which a matrix is no work, however few rows there are
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """Everything about a fit that is compiled into its program."""
+class Posed:
+    """A fit as the solver sees it: its predictions ``z`` are those of the model up to ``origin + scale * z``.
 
-    method: Method
+    Args:
+        loss: the loss of a row.
+        targets: ``(n,)`` or ``(n, k)``.
+        weight: ``(n,)``.
+        num_outputs: k if coefficients are ``(d, k)``, ``None`` if they are ``(d,)``.
+        origin, scale: ``()``, or ``(k,)``.
+        intercept: where the solver's own begins, ``()`` or ``(k,)``.
+        centre: whether columns have their means subtracted, which changes the intercept only.
+    """
+
     loss: LossName
-    intercept: bool
-    tol: float
-    max_iter: int
+    targets: np.ndarray
+    weight: np.ndarray
+    num_outputs: int | None
+    origin: Any = 0.0
+    scale: Any = 1.0
+    intercept: Any = 0.0
+    centre: bool = False
 
 
 @dataclasses.dataclass
 class Placed:
-    """Data on devices, what was subtracted from each column, and what is known of the data so far."""
+    """Data on devices, what was subtracted from each column, the sum of the weights; and what is known so far."""
 
     data: Rows
     means: np.ndarray
+    total: float
     quadratic: Quadratic | None = None
 
     def weighted(self, weight: np.ndarray) -> "Placed":
         """Return the same rows with other weights ``(n,)``."""
         own = self.data.weight
         padded = layout.padded_weights(weight.astype(own.dtype), len(own))
-        return Placed(self.data._replace(weight=jax.device_put(padded, own.sharding)), self.means)
+        data = self.data._replace(weight=jax.device_put(padded, own.sharding))
+        return Placed(data, self.means, float(weight.sum(dtype=np.float64)))
 
 
 @contextlib.contextmanager
@@ -65,52 +78,60 @@ def surroundings(dtype: Any, devices: int | None) -> Iterator[None]:
         yield
 
 
-def place(X: np.ndarray, y: np.ndarray, weight: np.ndarray, devices: int | None, *, centre: bool) -> Placed:
-    """Lay the rows out over the devices; ``centre``: subtract the columns' weighted means, of many on the devices.
+def place(X: np.ndarray | TableRows, posed: Posed, devices: int | None) -> Placed:
+    """Lay the rows out over the devices.
 
     Raises:
         DeviceError: if there are not so many devices.
     """
-    few = X.size <= _FEW
-    means = _means(X, weight) if centre and few else np.zeros(X.shape[1], X.dtype)
-    X, y, weight = _few_sizes(X, means if centre and few else None, y, weight)
+    total = float(posed.weight.sum(dtype=np.float64))
+    if isinstance(X, TableRows):
+        means = X.means if posed.centre else np.zeros_like(X.means)
+        return Placed(of_table(X.shifted(means) if posed.centre else X, posed.targets, posed.weight), means, total)
+    means = np.zeros(X.shape[1], X.dtype)
+    if posed.centre:
+        means = np.einsum("n,nd->d", (posed.weight / total).astype(X.dtype), X)
+    X, y, weight = _few_sizes(X, means if posed.centre else None, posed.targets, posed.weight)
     # Not copied: a fit lets its rows go before it returns.
     data = arrays.ready(lay(X, y, weight, None, axis_of(len(X), devices), copied=False))
-    if few or not centre:
-        return Placed(data, means)
-    design, means = arrays.ready(arrays.on_auto_mesh(_centred, data.X, data.weight))
-    return Placed(data._replace(X=design), np.asarray(means))
+    return Placed(data, means, total)
 
 
-def solve(plan: Plan, init: Any, penalty: Penalty, placed: Placed, verbose: bool | Watch) -> Solution:
-    """Minimise from ``init``. Compiles once for a plan and the shapes of the data."""
+def solve(
+    loss: LossName,
+    init: Any,
+    penalty: Penalty,
+    placed: Placed,
+    *,
+    intercept: bool,
+    has_l1: bool,
+    tol: float,
+    max_iter: int,
+    verbose: bool | Watch,
+) -> Solution:
+    """Minimise from ``init``. Compiles once for an objective, options and the shapes of the data."""
     data, dtype = placed.data, placed.data.X.dtype
-    if plan.method == "quadratic":
-        placed.quadratic = placed.quadratic or Quadratic(glm(plan.loss, intercept=plan.intercept), data)
-        return placed.quadratic.solve(init, penalty, tol=plan.tol, max_iter=plan.max_iter, verbose=verbose)
+    num_rows, num_features = data.X.shape
+    is_small = num_features <= MAX_FEATURES and num_features <= max(num_rows, _FEW)
+    if is_small and (loss == "squared" or (has_l1 and loss == "logistic")):
+        placed.quadratic = placed.quadratic or Quadratic(loss, data, None if intercept else placed.means)
+        return placed.quadratic.solve(init, penalty, tol=tol, max_iter=max_iter, verbose=verbose)
+    solver = _solver(loss, intercept, has_l1, tol, max_iter)
+    solver = dataclasses.replace(solver, verbose=verbose) if verbose else solver
     l1, l2 = np.asarray(penalty.l1, dtype), np.asarray(penalty.l2, dtype)
-    run = dataclasses.replace(_solver(plan), verbose=verbose) if verbose else _solver(plan)
-    return _solution(run.run(init, *([l1] if plan.method == "proximal-gradient" else []), l2, data))
+    params, state = solver.run(init, *([l1] if has_l1 else []), l2, data)
+    counts = int(state.iter_num), int(state.status), float(state.error), int(state.data_passes)
+    return Solution(jax.tree.map(np.asarray, params), *counts)
 
 
 @functools.lru_cache(maxsize=128)
-def _solver(plan: Plan) -> LBFGS | ProximalGradient:
-    """Return the solver for a plan: one object, so that what JAX compiled for it is found again. It holds no data."""
-    options: dict[str, Any] = {"tol": plan.tol, "maxiter": plan.max_iter}
-    objective = glm(plan.loss, intercept=plan.intercept, l2=True)
-    if plan.method == "proximal-gradient":
-        return ProximalGradient(objective, prox.first(prox.l1) if plan.intercept else prox.l1, **options)
-    return LBFGS(objective, **options)
-
-
-def _solution(step: OptStep) -> Solution:
-    params, state = step
-    told = int(state.iter_num), int(state.status), float(state.error), int(state.data_passes)
-    return Solution(jax.tree.map(np.asarray, params), *told)
-
-
-def _means(X: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    return np.einsum("n,nd->d", weight / weight.sum(dtype=np.float64), X).astype(X.dtype)
+def _solver(loss: LossName, intercept: bool, has_l1: bool, tol: float, max_iter: int) -> LBFGS | ProximalGradient:
+    """Return one object for the same options, so that what JAX compiled for it is found again. It holds no data."""
+    objective = glm(loss, intercept=intercept, l2=True)
+    if has_l1:
+        operator = prox.first(prox.l1) if intercept else prox.l1
+        return ProximalGradient(objective, operator, tol=tol, maxiter=max_iter)
+    return LBFGS(objective, tol=tol, maxiter=max_iter)
 
 
 def _few_sizes(
@@ -145,9 +166,3 @@ def axis_of(size: int, devices: int | None) -> Axis:
     if not 1 <= devices <= len(there):
         raise DeviceError(f"devices must be from 1 to {len(there)}, as many as there are, got {devices!r}")
     return Axis("rows", size, mesh=placing.devices_mesh(there[:devices]), over=placing.DEVICES)
-
-
-@jax.jit
-def _centred(X: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-    means = jnp.sum(X * (weight / jnp.sum(weight))[:, None], 0)
-    return X - means, means

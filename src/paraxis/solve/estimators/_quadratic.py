@@ -11,7 +11,6 @@ Saunders, "Proximal Newton-type methods", 2014; Yuan, Ho and Lin, "An improved G
 import contextlib
 import functools
 import warnings
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -23,11 +22,11 @@ from sklearn.linear_model import enet_path
 
 from paraxis._axes import arrays
 from paraxis.solve import _trees as trees
-from paraxis.solve._linear import Block, Linear
+from paraxis.solve._linear import Linear
 from paraxis.solve._run import Watch, tell
 from paraxis.solve._status import Status
-from paraxis.solve._streaming import Journal, TableRows
-from paraxis.solve.objective import LinearObjective
+from paraxis.solve._streaming import TableRows
+from paraxis.solve.objective import LossName, glm
 
 _TRIALS = 30  # steps, each half of the one before
 _DECREASE = 1e-4  # of what the parabola's slope promises
@@ -76,12 +75,16 @@ class Quadratic:
     """A linear model's mean loss on some rows, to be minimised with penalties.
 
     Args:
-        objective: without an L2 penalty; with several outputs, of squared residuals.
+        loss: with several outputs, of squared residuals.
         data: rows.
+        means: without an intercept, what was subtracted from the columns. Then the solver's intercept is what the
+            coefficients make of them: large means hide no digits.
     """
 
-    def __init__(self, objective: LinearObjective, data: Any) -> None:
-        self._objective, self._data = objective, data
+    def __init__(self, loss: LossName, data: Any, means: np.ndarray | None) -> None:
+        self._objective, self._data = glm(loss, intercept=True), data
+        self._means = None if means is None else means.astype(float)
+        self._is_flat = self._objective.loss.flat
         self._constant: _Hessian | None = None  # the Hessian of a squared loss, which has one only
 
     def solve(self, init: Any, penalty: Penalty, *, tol: float, max_iter: int, verbose: bool | Watch) -> Solution:
@@ -90,27 +93,31 @@ class Quadratic:
         The error is the duality gap of squared losses with L1; else the norm of a proximal step of size 1, which
         without L1 is that of the gradient.
         """
-        dtype = jax.tree.leaves(init)[0].dtype
-        coef, intercept = init if self._objective.intercept else (init, np.zeros(init.shape[1:]))
+        X = self._data.X
+        coef, intercept = init if self._means is None else (init, np.zeros(init.shape[1:]))
         place, hessian = self._at(np.asarray(coef, float), np.asarray(intercept, float))
         error = self._error(place, penalty)
         best, least, counts = (place, error), _whole(place, penalty), (0, 1, 0)
-        with self._saved((penalty, place), f"Quadratic({tol}, {max_iter})") as journal:
+        saved: Any = contextlib.nullcontext()
+        if isinstance(X, TableRows):
+            saved = X.saved(f"Quadratic({tol}, {max_iter})", place, (self._data, *penalty))
+        with saved as journal:
             found = None if journal is None else journal.state()
             if found is not None:
-                counts, own = found[0], (place, hessian, error, best, least)
-                place, hessian, error, best, least = _like(own, found[1])
+                own, structure = jax.tree.flatten((place, hessian, error, best, least))
+                leaves = [float(x) if isinstance(y, float) else x for x, y in zip(found[1], own, strict=True)]
+                counts, (place, hessian, error, best, least) = found[0], jax.tree.unflatten(structure, leaves)
             iter_num, num_passes, num_stalled = counts
             while True:
-                status = self._status(place, error, iter_num, num_stalled, tol=tol, max_iter=max_iter)
+                status = _status(place, error, iter_num, num_stalled, tol=tol, max_iter=max_iter)
                 if status != Status.RUNNING:
                     break
                 enough = max(tol if self._is_flat else 0.0, _EXACT * error**2)
                 step = _minimum(hessian, place, penalty, enough) - place.coef
-                beside = -(place.slope + hessian.beside @ step) / hessian.of_intercept * self._objective.intercept
+                beside = -(place.slope + hessian.beside @ step) / hessian.of_intercept
                 before, stepsize, new = _whole(place, penalty), 1.0, place
                 slope = np.vdot(place.grad, step) + np.vdot(place.slope, beside) + _whole(place, penalty, step) - before
-                noise = _NOISE * np.finfo(dtype).eps * abs(before)
+                noise = _NOISE * np.finfo(X.dtype).eps * abs(before)
                 for trial in range(_TRIALS):
                     stepsize = 0.5**trial
                     new, hessian = self._at(place.coef + stepsize * step, place.intercept + stepsize * beside)
@@ -127,31 +134,9 @@ class Quadratic:
                 if verbose:
                     tell(verbose, iter_num, place.value, error, stepsize, self._count(num_passes))
         place, error = best if status != Status.NOT_FINITE else (place, error)
-        coef, intercept = place.coef.astype(dtype), place.intercept.astype(dtype)
-        params = (coef, intercept) if self._objective.intercept else coef
+        coef, intercept = place.coef.astype(X.dtype), place.intercept.astype(X.dtype)
+        params = (coef, intercept) if self._means is None else coef
         return Solution(params, iter_num, int(status), error, self._count(num_passes))
-
-    @contextlib.contextmanager
-    def _saved(self, start: Any, options: str) -> Iterator[Journal | None]:
-        """Give where a run over a table is saved, if it is to be. Its start was computed from all rows."""
-        X, y, weight = self._data
-        if not isinstance(X, TableRows) or getattr(X.engine, "folder", None) is None:
-            yield None
-            return
-        penalty, place = start
-        described = {
-            "chunks": X.described(),
-            "options of the solver": [options],
-            "targets and weights": [y, weight],
-            "arguments": [*penalty],
-            "rows": [str(X.table.columns), *([] if X.shift is None else [X.shift]), *place],
-        }
-        with X.engine.rows_saved(described) as journal:
-            yield journal
-
-    @property
-    def _is_flat(self) -> bool:
-        return self._objective.loss.flat
 
     def _count(self, num_passes: int) -> int:
         """Return how often all rows were read: those in memory for predictions, and once more for sums."""
@@ -159,20 +144,26 @@ class Quadratic:
 
     def _at(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[_Place, _Hessian]:
         """Return the place at these parameters, and the Hessian there: one pass over the rows."""
-        dtype = self._data.X.dtype
-        params = (coef.astype(dtype), intercept.astype(dtype)) if self._objective.intercept else coef.astype(dtype)
-        problem = self._objective.problem(params, self._data)
+        dtype, means = self._data.X.dtype, self._means
+        coef = coef.astype(dtype)
+        intercept = (intercept if means is None else means @ coef).astype(dtype)
+        problem = self._objective.problem((coef, intercept), self._data)
         needs_hessian = self._constant is None
         read = _read if isinstance(self._data.X, TableRows) else _compiled
         with jax.enable_x64(dtype == np.float64):
-            value, grad, slope, found = jax.tree.map(
-                lambda x: arrays.on_host(x).astype(float), read(problem, params, needs_hessian)
-            )
+            read = jax.tree.map(arrays.on_host, read(problem, (coef, intercept), needs_hessian))
+        value, grad, slope, found = jax.tree.map(lambda x: x.astype(float), read)
         hessian = _Hessian(*found) if needs_hessian else self._constant
         assert hessian is not None
+        if means is not None:  # the intercept is no parameter of its own
+            grad, slope = grad + np.multiply.outer(means, slope), 0 * slope
+        if means is not None and needs_hessian:
+            gram, beside, own = hessian
+            mixed = np.outer(means, beside)
+            hessian = _Hessian(gram + mixed + mixed.T + own * np.outer(means, means), 0 * beside, own)
         if self._is_flat:
             self._constant = hessian
-        return _Place(*_split(params, self._objective.intercept), float(value), grad, slope), hessian
+        return _Place(coef.astype(float), intercept.astype(float), float(value), grad, slope), hessian
 
     def _error(self, place: _Place, penalty: Penalty) -> float:
         grad = place.grad + penalty.l2 * place.coef
@@ -184,30 +175,15 @@ class Quadratic:
         moved = moved - np.clip(moved, -penalty.l1, penalty.l1)
         return float(np.hypot(np.linalg.norm(moved - place.coef), np.linalg.norm(place.slope)))
 
-    def _status(
-        self, place: _Place, error: float, iter_num: int, num_stalled: int, *, tol: float, max_iter: int
-    ) -> Status:
-        if not (np.isfinite(place.value) and np.isfinite(error)):
-            return Status.NOT_FINITE
-        if error <= tol:
-            return Status.CONVERGED
-        if num_stalled >= _PATIENCE:
-            return Status.PRECISION
-        return Status.ITERATION_LIMIT if iter_num >= max_iter else Status.RUNNING
 
-
-def _like(state: Any, leaves: Any) -> Any:
-    """Return saved leaves in the structure of a state, numbers as floats."""
-    own, structure = jax.tree.flatten(state)
-    return jax.tree.unflatten(
-        structure, [float(x) if isinstance(y, float) else x for x, y in zip(leaves, own, strict=True)]
-    )
-
-
-def _split(params: Any, intercept: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return parameters as they were given to the devices, in double precision."""
-    coef, beside = params if intercept else (params, np.zeros(params.shape[1:]))
-    return np.asarray(coef, float), np.asarray(beside, float)
+def _status(place: _Place, error: float, iter_num: int, num_stalled: int, *, tol: float, max_iter: int) -> Status:
+    if not (np.isfinite(place.value) and np.isfinite(error)):
+        return Status.NOT_FINITE
+    if error <= tol:
+        return Status.CONVERGED
+    if num_stalled >= _PATIENCE:
+        return Status.PRECISION
+    return Status.ITERATION_LIMIT if iter_num >= max_iter else Status.RUNNING
 
 
 def _whole(place: _Place, penalty: Penalty, step: Any = 0.0) -> float:
@@ -263,17 +239,14 @@ def _factored(gram: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def _solved(gram: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Return the smallest solution of ``gram @ x = target``."""
-    scale = np.diagonal(gram).copy()
-    scale = 1 / np.sqrt(np.where(scale > 0, scale, 1))
-    try:
+    diagonal = np.diagonal(gram)
+    scale = 1 / np.sqrt(np.where(diagonal > 0, diagonal, 1))
+    with contextlib.suppress(np.linalg.LinAlgError):
         lower = np.linalg.cholesky(gram * scale[:, None] * scale)
         if np.diagonal(lower).min() > np.sqrt(8 * len(gram) * np.finfo(float).eps):
-            scaled = scipy.linalg.cho_solve((lower, True), target * scale.reshape(-1, *(1,) * (target.ndim - 1)))
-            return scaled * scale.reshape(-1, *(1,) * (target.ndim - 1))
-    except np.linalg.LinAlgError:
-        pass
+            return (scipy.linalg.cho_solve((lower, True), (target.T * scale).T).T * scale).T
     roots, vectors = _spectrum(gram)
-    return vectors @ ((vectors.T @ target) / (roots**2).reshape(-1, *(1,) * (target.ndim - 1)))
+    return vectors @ ((vectors.T @ target).T / roots**2).T
 
 
 def _spectrum(gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -291,20 +264,17 @@ def _read(problem: Linear, params: Any, with_hessian: bool) -> Any:
 _compiled = functools.partial(jax.jit, static_argnums=2)(_read)
 
 
-def _without(block: Block, params: Any, shares: Any) -> Any:
-    z = block.predictions(params)
-    grad = block.grad(z, shares, params)
-    coef, slope = grad if block.intercept else (grad, jnp.zeros(grad.shape[1:], grad.dtype))
-    return (), (block.cost(z, shares), coef, slope, ())
+def _without(rows: Linear, params: Any, shares: Any) -> Any:
+    z = rows.predict(params)
+    return (), (rows.cost(z, shares), *rows.grad(z, shares, params), ())
 
 
-def _with_hessian(block: Block, params: Any, shares: Any) -> Any:
+def _with_hessian(rows: Linear, params: Any, shares: Any) -> Any:
     """Return the rows' part of the loss, its gradient, and its Hessian."""
-    z = block.predictions(params)
+    z = rows.predict(params)
     # Where a row is predicted with certainty, its curvature vanishes, and would take no step at all.
-    curvature = jnp.maximum(block.loss.curvature(z, block.targets), jnp.sqrt(jnp.finfo(z.dtype).eps))
-    weight, x = curvature * shares, block.design
+    curvature = jnp.maximum(rows.loss.curvature(z, jnp), jnp.sqrt(jnp.finfo(z.dtype).eps))
+    weight, x = curvature * shares, rows.design
     gram = jnp.matmul(trees.of_columns(x * weight[:, None]), x, precision=trees.EXACT)
     beside = jnp.einsum("n,nd->d", weight, x, precision=trees.EXACT)
-    value, coef, slope, _ = _without(block, params, shares)[1]
-    return (), (value, coef, slope, (gram, beside, jnp.sum(weight)))
+    return (), (rows.cost(z, shares), *rows.grad(z, shares, params), (gram, beside, jnp.sum(weight)))

@@ -1,0 +1,351 @@
+"""The estimators: what each minimises, and how its targets are prepared."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from scipy.special import expit, log_softmax, softmax
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.metrics import accuracy_score, d2_tweedie_score, r2_score
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, column_or_1d
+
+from paraxis.errors import DataError
+from paraxis.solve.estimators._base import LinearModel
+from paraxis.solve.estimators._fitting import Posed
+from paraxis.solve.estimators._quadratic import Penalty
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class LogisticRegression(ClassifierMixin, LinearModel):
+    """Classify with a linear model, with scikit-learn's objective, names and attributes, on all devices.
+
+    It minimises ``C * sum(weight * loss) + penalty``, where the penalty is ``|coef|² / 2`` for ``l1_ratio=0`` and
+    ``l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2`` in general. The intercept is not penalised.
+
+    Args:
+        C: the inverse of the penalty's strength, positive; ``inf`` for no penalty. Without a penalty, there is no
+            finite solution if some classes can be separated without a mistake.
+        l1_ratio: from 0 to 1; if it is more than 0, some coefficients become zero.
+        class_weight: a factor of the weights for each class, or ``"balanced"``: inversely proportional to the classes'
+            frequencies.
+        tol: stop when the norm of the mean loss's gradient is at most this, or when rounding allows no more.
+        fit_intercept: whether there is an intercept.
+        max_iter: stop after this many iterations, with a warning.
+        warm_start: whether to start where the last fit ended.
+        devices: number of devices to spread the rows over; default: all, or the mesh that ``jax.set_mesh`` sets.
+        verbose: whether to print a line per iteration; or a function to call with each :class:`px.solve.Iteration`.
+
+    Attributes:
+        coef_: ``(1, d)`` for two classes, else ``(k, d)``.
+        intercept_: ``(1,)`` or ``(k,)``.
+        classes_: the labels, ``(k,)``.
+        n_iter_: iterations, ``(1,)``.
+        status_: why the solver stopped, in words.
+        data_passes_: how often all rows were read.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+        >>> model = px.solve.LogisticRegression(C=1.0).fit(X, ["low", "low", "high", "high"])
+        >>> model.predict([[0.5], [2.5]])
+        array(['low', 'high'], dtype='<U4')
+    """
+
+    strength_name: ClassVar[str] = "C"
+    strong_is_large: ClassVar[bool] = False
+    C: float = 1.0
+    _: dataclasses.KW_ONLY
+    l1_ratio: float = 0.0
+    class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
+
+    score: ClassVar[Any] = LinearModel.score  # not that of the mixin
+
+    def decision_function(self, X: Any, *, engine: Any = None) -> np.ndarray:
+        """Return the linear model's predictions: ``(n,)`` for two classes, else ``(n, k)``."""
+        return self._of_rows(X, engine, _by_class)
+
+    def predict_proba(self, X: Any, *, engine: Any = None) -> np.ndarray:
+        """Return the probability of each class, ``(n, k)``."""
+        z = self.decision_function(X, engine=engine)
+        return np.stack([expit(-z), expit(z)], 1) if z.ndim == 1 else softmax(z, axis=1)
+
+    def predict_log_proba(self, X: Any, *, engine: Any = None) -> np.ndarray:
+        """Return each class's log-probability, ``(n, k)``; accurate even for probabilities near 0."""
+        z = self.decision_function(X, engine=engine)
+        return -np.stack([np.logaddexp(0, z), np.logaddexp(0, -z)], 1) if z.ndim == 1 else log_softmax(z, axis=1)
+
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        check_classification_targets(y)
+        y = column_or_1d(y, warn=True)
+        self.classes_ = np.unique(y)
+        if y.dtype.kind == "f" and abs(self.classes_).max() >= 2.0 ** (np.finfo(y.dtype).nmant + 1):
+            raise DataError(
+                f"{self._who}: y holds labels such as {abs(self.classes_).max():.0f} as {y.dtype}, which does not tell "
+                f"all integers of that size apart; give integers, np.asarray(y, np.int64), or text"
+            )
+        return y
+
+    def _weighted(self, y: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        there = np.unique(y[weight > 0])
+        if len(there) < 2:
+            raise DataError(
+                f"{self._who}: y must hold at least two classes in rows of positive weight, got one class, "
+                f"{there.tolist()[0]!r}"
+            )
+        if self.class_weight is None:
+            return weight
+        with np.errstate(divide="ignore"):
+            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y, sample_weight=weight)
+        factors = np.where(np.isfinite(factors), factors, 0)  # of a class whose rows have the weight 0
+        if np.any(factors < 0) or np.sum(np.isin(self.classes_, there) & (factors > 0)) < 2:
+            raise DataError(
+                f"{self._who}: class_weight must not be negative, and positive for two classes at least, got "
+                f"{self.class_weight!r}; write class_weight='balanced'"
+            )
+        return (weight * factors[np.searchsorted(self.classes_, y)]).astype(weight.dtype)
+
+    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+        number = np.searchsorted(self.classes_, y).astype(np.int32)
+        # Columns far from zero hide the intercept from a solver without a preconditioner.
+        centre = self._has_l1() and (self.fit_intercept or len(self.classes_) == 2)
+        if len(self.classes_) == 2:
+            return Posed("logistic", number, weight, None, centre=centre)
+        return Posed("softmax", number, weight, len(self.classes_), centre=centre)
+
+    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
+        return Penalty(self.l1_ratio / (strength * total), (1 - self.l1_ratio) / (strength * total))
+
+    def _predicted(self, z: np.ndarray) -> np.ndarray:
+        z = _by_class(z)
+        return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(1)]
+
+    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+        if y.size and isinstance(y.flat[0], str) != isinstance(self.classes_[0], str):
+            known, given = self.classes_[:1].tolist()[0], y.reshape(-1)[:1].tolist()[0]
+            raise TypeError(
+                f"the model knows labels such as {known!r}, and these are such as {given!r}; write text for both, or "
+                f"numbers for both"
+            )
+        return float(accuracy_score(y, predicted, sample_weight=weight))
+
+    def _solver_form(self) -> tuple[np.ndarray, np.ndarray]:
+        two = len(self.coef_) == 1
+        return (self.coef_[0], self.intercept_[0]) if two else (self.coef_.T, self.intercept_)
+
+    def _described(self, params: Any, posed: Posed, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        coef, intercept = super()._described(params, posed, means)
+        if posed.num_outputs is None:
+            return coef[None], np.atleast_1d(intercept)
+        # The same to every class changes no probability; of all such solutions, this is the one scikit-learn gives.
+        return coef, intercept - intercept.mean()
+
+    def _described_count(self, count: int) -> np.ndarray:
+        return np.array([count])
+
+
+def _by_class(z: np.ndarray) -> np.ndarray:
+    """Return predictions of the linear model ``(n,)`` for two classes, else ``(n, k)``."""
+    return z[:, 0] if z.ndim == 2 and z.shape[1] == 1 else z
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class _Regression(RegressorMixin, LinearModel):
+    """Base of least squares."""
+
+    score: ClassVar[Any] = LinearModel.score  # not that of the mixin
+
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        return _numbers(column_or_1d(y, warn=True))
+
+    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+        """Targets on the scale of 1, so that one tolerance fits all; columns without means.
+
+        Then the intercept is the targets' mean whatever the coefficients are, and neither hinders the other.
+        """
+        y = y.astype(dtype)
+        origin = np.average(y, axis=0, weights=weight) if self.fit_intercept else np.zeros(y.shape[1:], dtype)
+        largest = np.abs(y - origin).max(0)  # a square of it may be none
+        largest = np.where((largest > 0) & np.isfinite(largest), largest, 1)
+        scale = largest * np.sqrt(np.average(((y - origin) / largest) ** 2, axis=0, weights=weight))
+        scale = np.where((scale > 0) & np.isfinite(scale), scale, 1)
+        outputs = y.shape[1] if y.ndim == 2 else None
+        return Posed("squared", ((y - origin) / scale).astype(dtype), weight, outputs, origin, scale, centre=True)
+
+    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
+        # On targets divided by their scale, the mean of squares is less by its square, and |coef|₁ by the scale.
+        ratio = getattr(self, "l1_ratio", 0.0)
+        return Penalty(strength * ratio / posed.scale if ratio else 0.0, strength * (1 - ratio))
+
+    def _predicted(self, z: np.ndarray) -> np.ndarray:
+        return z
+
+    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+        return float(r2_score(_numbers(y), predicted, sample_weight=weight))
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Ridge(_Regression):
+    """Fit least squares with an L2 penalty, with scikit-learn's objective, names and attributes, on all devices.
+
+    It minimises ``sum(weight * residual²) + alpha * |coef|²``. The intercept is not penalised.
+
+    Args:
+        alpha: the penalty's strength, not negative.
+        tol: stop when the norm of the gradient, for targets of variance 1, is at most this, or when rounding allows no
+            more.
+        fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`LogisticRegression`.
+
+    Attributes:
+        coef_: ``(d,)``, or ``(k, d)`` for targets ``(n, k)`` of more than one column.
+        intercept_: a number, or ``(k,)``.
+        n_iter_, status_, data_passes_: as of :class:`LogisticRegression`; ``n_iter_`` is a number.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+        >>> px.solve.Ridge(alpha=5.0).fit(X, 2 * X[:, 0]).coef_.round(6)
+        array([1.])
+    """
+
+    alpha: float = 1.0
+    _: dataclasses.KW_ONLY
+    tol: float = 1e-12
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        several = y.ndim == 2 and y.shape[1] > 1
+        checked = super()._checked_targets(y[:, 0] if y.ndim == 2 else y)
+        return _numbers(y) if several else checked
+
+    def _penalty(self, strength: float, total: float, posed: Posed) -> Penalty:
+        return Penalty(0.0, strength / (total * (posed.num_outputs or 1)))  # the loss is a mean over the outputs, too
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class LinearRegression(Ridge):
+    """Fit least squares, with scikit-learn's names and attributes, on all devices: :class:`Ridge` without a penalty.
+
+    If columns depend on each other, the solution is the smallest one.
+
+    Args:
+        tol, fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`Ridge`.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+        >>> px.solve.LinearRegression().fit(X, 2 * X[:, 0] + 1).intercept_.round(6)
+        np.float64(1.0)
+    """
+
+    alpha: ClassVar[float] = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class ElasticNet(_Regression):
+    """Fit least squares with L1 and L2 penalties, with scikit-learn's objective, names and attributes, on all devices.
+
+    It minimises ``mean(residual²) / 2 + alpha * (l1_ratio * |coef|₁ + (1 - l1_ratio) * |coef|² / 2)`` with a weighted
+    mean. The intercept is not penalised.
+
+    Args:
+        alpha: the penalty's strength, not negative.
+        l1_ratio: from 0 to 1.
+        tol: stop when the duality gap, relative to the targets' variance, is at most this, or when rounding allows no
+            more; of more than 4,096 columns, when the norm of a proximal step is, for targets of variance 1.
+        fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`LogisticRegression`.
+
+    Attributes:
+        coef_, intercept_: ``(d,)`` and a number.
+        n_iter_, status_, data_passes_: as of :class:`LogisticRegression`; ``n_iter_`` is a number.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.array([[-1.0, 1.0], [1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]])
+        >>> px.solve.ElasticNet(alpha=1.0, l1_ratio=0.5).fit(X, 3 * X[:, 0]).coef_.round(6) + 0
+        array([1.666667, 0.      ])
+    """
+
+    alpha: float = 1.0
+    _: dataclasses.KW_ONLY
+    l1_ratio: float = 0.5
+    tol: float = 1e-12
+    max_iter: int = 10_000
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Lasso(ElasticNet):
+    """Fit least squares with an L1 penalty, with scikit-learn's objective, names and attributes, on all devices.
+
+    It minimises ``mean(residual²) / 2 + alpha * |coef|₁``, with a weighted mean.
+
+    Args:
+        alpha: the penalty's strength, not negative.
+        tol, fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`ElasticNet`.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.array([[-1.0, 1.0], [1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]])
+        >>> px.solve.Lasso(alpha=1.0).fit(X, 3 * X[:, 0]).coef_.round(6) + 0
+        array([2., 0.])
+    """
+
+    l1_ratio: ClassVar[float] = 1.0  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class PoissonRegressor(_Regression):
+    """Fit counts by a log-linear model, with scikit-learn's objective, names and attributes, on all devices.
+
+    It minimises half the weighted mean Poisson deviance, plus ``alpha / 2 * |coef|²``. The intercept is not penalised.
+
+    Args:
+        alpha: the penalty's strength, not negative.
+        tol: stop when the norm of the gradient is at most this, or when rounding allows no more.
+        fit_intercept, max_iter, warm_start, devices, verbose: as of :class:`LogisticRegression`.
+
+    Attributes:
+        coef_, intercept_: ``(d,)`` and a number.
+        n_iter_, status_, data_passes_: as of :class:`LogisticRegression`; ``n_iter_`` is a number.
+
+    Example:
+        >>> import numpy as np, paraxis as px
+        >>> X = np.array([[0.0], [1.0], [0.0], [1.0]])
+        >>> px.solve.PoissonRegressor(alpha=0.0).fit(X, [1, 2, 1, 6]).predict([[1.0]]).round(6)
+        array([4.])
+    """
+
+    alpha: float = 1.0
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+    def _checked_targets(self, y: np.ndarray) -> np.ndarray:
+        y = super()._checked_targets(y)
+        if np.any(y < 0):
+            raise DataError(f"{self._who}: y must hold counts, not negative, got {y.min()}; for such, write Ridge()")
+        return y
+
+    def _posed(self, y: np.ndarray, weight: np.ndarray, dtype: Any) -> Posed:
+        mean = np.average(y, weights=weight)
+        if not mean > 0:
+            raise DataError(f"{self._who}: y must hold a count above 0 in a row of positive weight; all are 0")
+        return Posed("poisson", y.astype(dtype), weight, None, intercept=np.log(mean))
+
+    def _predicted(self, z: np.ndarray) -> np.ndarray:
+        return np.exp(z)
+
+    def _score(self, predicted: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> float:
+        return float(d2_tweedie_score(_numbers(y), predicted, sample_weight=weight, power=1))
+
+
+def _numbers(y: Any) -> np.ndarray:
+    return check_array(y, ensure_2d=False, dtype="numeric", input_name="y")
