@@ -84,7 +84,7 @@ def test_on_a_disk_that_stays_full_the_state_is_returned_and_each_loss_is_named(
         f"log: {tmp_path}/log.jsonl cannot be written: ",
         "the checkpoint of step 8 could not be written",
         "the checkpoint of step 12 could not be written",
-        "the state after step 12 is in what px.fit gives",
+        "in what px.fit returns",
     ):
         assert any(words in message for message in said), (words, said)
     # When there is room again, the same command goes on from the last one that was written.

@@ -319,7 +319,7 @@ def test_what_cannot_be_read_is_refused(make: Any, kind: type[Exception], messag
             "transform returned None",
         ),
         (lambda: [np.ones(2), {"x": np.ones(2), "y": np.ones(3)}], {}, px.ShapeError, "batch number 2 of epoch 1"),
-        (list, {}, px.DataError, "the source has 0 batches in epoch 1"),
+        (list, {}, px.DataError, "source has no batches in epoch 1"),
     ],
 )
 def test_what_is_no_batch_is_refused_with_its_number(

@@ -2,18 +2,10 @@
 
 import contextlib
 import dataclasses
-import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from paraxis import _html as html
-from paraxis._host import notebook
-
-_BETWEEN_LINES = 30.0
-"""Seconds between two lines where a line cannot change, as in a log."""
-
-_BETWEEN_CHANGES = 0.25
+from paraxis._host.progress import Display
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,54 +45,11 @@ def shown(verbose: bool | Show) -> Iterator[Show]:
     if not verbose:
         yield lambda progress: None
         return
-    display = _Display()
+    display = Display()
     try:
-        yield display
+        yield lambda progress: display.show(progress.__str__, progress.done, progress.elements)
     finally:
         display.close()
-
-
-class _Display:
-    """The latest report, shown where there is a place for it, no more often than one can read."""
-
-    def __init__(self) -> None:
-        self._area = notebook.area()
-        self._is_line = self._area is None and sys.stderr.isatty()
-        self._between = _BETWEEN_CHANGES if self._area is not None or self._is_line else _BETWEEN_LINES
-        self._due = 0.0
-        self._width = 0
-        self._waiting: Progress | None = None
-
-    def __call__(self, progress: Progress) -> None:
-        self._waiting = progress
-        if time.monotonic() >= self._due:
-            self._show(progress)
-
-    def close(self) -> None:
-        """Show what waits, and leave a terminal's line."""
-        if self._waiting is not None:
-            self._show(self._waiting)
-        if self._width:
-            _write("\n")
-
-    def _show(self, progress: Progress) -> None:
-        self._waiting = None
-        self._due = time.monotonic() + self._between
-        text = str(progress)
-        if self._area is not None:
-            bar = html.progress(progress.done, progress.elements)
-            self._area.show(f"<div>{bar} {html.escaped(progress)}</div>", text)
-        elif self._is_line:
-            _write(f"\r{text.ljust(self._width)}")
-            self._width = len(text)
-        else:
-            _write(f"{text}\n")
-
-
-def _write(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it; the run goes on
-        sys.stderr.write(text)
-        sys.stderr.flush()
 
 
 def _duration(seconds: float) -> str:

@@ -5,11 +5,9 @@ unevenly and masks what it adds itself. So a program computes with the real rows
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
@@ -17,7 +15,6 @@ from paraxis._axes import arrays, layout, placing, tree
 from paraxis._axes.axis import Axis
 from paraxis._axes.placing import Placement
 from paraxis._calls import check
-from paraxis._jax import dtypes
 from paraxis.errors import AxisError, DataError, ShapeError
 
 
@@ -58,27 +55,55 @@ class Devices:
 
         Communicates: sends each device its rows, unless they lie there.
         """
-        number = num_rows(what, batch)
-        if self.blocks is None or all(self._lies(x) for x in jax.tree.leaves(batch)):
+        leaves, structure = jax.tree.flatten(batch)
+        number = _num_rows(what, batch, leaves)
+        if self.blocks is None:
             return batch, number
-        placement = self.placement.holding(number, turns=min(microbatches, number))
-        return jax.tree.map(lambda x: self._laid(x, placement), batch), number
+        num_padded = number + -number % (self.placement.num_devices * min(microbatches, number))
+        laid = []
+        for x in leaves:
+            target = self.blocks if np.ndim(x) else self.whole
+            if not isinstance(x, jax.Array) or x.sharding != target or (x.ndim and x.shape[0] < num_padded):
+                x = self._laid(x, num_padded, target)
+            laid.append(x)
+        return jax.tree.unflatten(structure, laid), number
 
-    def _lies(self, x: Any) -> bool:
-        return isinstance(x, jax.Array) and x.sharding == (self.blocks if x.ndim else self.whole)
-
-    def _laid(self, x: Any, placement: Placement) -> Any:
+    def _laid(self, x: Any, num_padded: int, target: Any) -> Any:
+        shape = (num_padded, *np.shape(x)[1:]) if np.ndim(x) else ()
         if isinstance(x, jax.ShapeDtypeStruct):  # to be compiled for, not run
-            if not x.ndim:
-                return jax.ShapeDtypeStruct((), x.dtype, sharding=self.whole)
-            return arrays.rows_struct(x, placement)
+            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=target)
         if isinstance(x, jax.Array) and (jax.process_count() == 1 or not x.is_fully_addressable):
-            if x.ndim and placement.is_padded:
-                x = arrays.padded(arrays.ready(x), placement)
-            return jax.device_put(x, self.blocks if x.ndim else self.whole)
-        host = np.asarray(x)
-        numbers = local_rows(placement)
-        return assemble(host[numbers] if host.ndim and len(numbers) < len(host) else np.array(host), placement)
+            if x.shape != shape:
+                x = jax.device_put(x, self.whole) if layout.tells_in_type(x) else arrays.ready(x)
+                x = _padded(x, num_padded)
+            return jax.device_put(x, target)
+        host = np.array(x)  # a copy: the caller may write into the batch while the devices read it
+        host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype).newbyteorder("="), copy=False)
+        host = host if host.shape == shape else layout.repeat_last(host, num_padded)
+        return jax.make_array_from_callback(shape, target, host.__getitem__)
+
+    def local_rows(self, number: int) -> np.ndarray:
+        """Return which rows of a batch this process reads, ascending: all, if they do not divide by the devices."""
+        if self.blocks is None or number % self.placement.num_devices:
+            return np.arange(number)
+        mine = np.zeros(number, bool)
+        for index in self.blocks.addressable_devices_indices_map((number,)).values():
+            mine[index] = True
+        return np.flatnonzero(mine)
+
+    def assemble(self, local: Any, number: int) -> Any:
+        """Return a batch over the devices of all processes, of the rows that this one has read.
+
+        Rows that do not divide by the devices stay on the host, whole in each process: a step pads them.
+
+        Communicates: sends each device its rows, from its own host.
+        """
+        if number % self.placement.num_devices:
+            return local
+        if self.blocks is None:
+            return jax.tree.map(jax.numpy.asarray, local)
+        blocks = self.blocks
+        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(blocks, x, (number, *x.shape[1:])), local)
 
 
 @functools.lru_cache(maxsize=64)
@@ -91,16 +116,25 @@ def devices_of(axis: Axis) -> Devices:
     return _devices(placing.on_auto(placing.place(axis)).holding(1))
 
 
-def num_rows(what: str, batch: Any) -> int:
+def _num_rows(what: str, batch: Any, leaves: list[Any]) -> int:
     """Return the number of rows that all leaves of a batch have; 0-d ones have none.
 
     Raises:
         ShapeError: naming two leaves that differ, or a leaf that is no array of numbers.
         DataError: if there are no rows, or JAX would cut integers.
     """
-    sizes = {x.shape[0] if isinstance(x, jax.Array) and x.ndim else 0 for x in jax.tree.leaves(batch)}
-    if len(sizes) == 1 and (number := sizes.pop()):
-        return number  # as nearly always
+    number = 0
+    for x in leaves:
+        if not isinstance(x, jax.Array):
+            is_whole = isinstance(x, np.ndarray) and x.dtype.kind in "biufc"
+            if not is_whole or (x.itemsize == 8 and check.why_cut(x) is not None):
+                break
+        if not x.ndim or (number and x.shape[0] != number):
+            break
+        number = x.shape[0]
+    else:
+        if number:
+            return number  # as nearly always
     found: tuple[str, int] | None = None
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         name = tree.name("batch", path)
@@ -126,54 +160,9 @@ def _shape(what: str, name: str, leaf: Any) -> tuple[int, ...]:
     return array.shape
 
 
-def read(reader: Callable[[np.ndarray], Any], placement: Placement) -> Any:
-    """Lay a batch out of which each process reads only the rows of its own devices.
-
-    Rows that do not divide by the devices stay on the host, whole in each process: a step pads them.
-
-    Args:
-        reader: is called once, with numbers between 0 and ``placement.size``, and gives host arrays that stay as they
-            are.
-        placement: where to.
-
-    Communicates: sends each device its rows, from its own host.
-    """
-    if placement.is_padded:
-        return reader(np.arange(placement.size))
-    return jax.tree.map(lambda x: assemble(np.asarray(x), placement), reader(local_rows(placement)))
-
-
-@functools.lru_cache(maxsize=256)
-def local_rows(placement: Placement) -> np.ndarray:
-    """Return the numbers of the rows on this process's devices, ascending; padding is made of the last row."""
-    size, num_padded, blocks = placement.size, placement.num_padded, arrays.block_sharding(placement)
-    if blocks is None:
-        return np.arange(size)
-    needed = np.zeros(size, bool)
-    for index in blocks.addressable_devices_indices_map((num_padded,)).values():
-        assert index is not None
-        start, stop, _ = index[0].indices(num_padded)
-        needed[min(start, size - 1) : stop] = True
-    return np.flatnonzero(needed)
-
-
-def assemble(local: np.ndarray, placement: Placement) -> jax.Array:
-    """Return an array over all processes' devices, of the rows that this one has."""
-    local = dtypes.native(local)
-    local = local.astype(jax.dtypes.canonicalize_dtype(local.dtype), copy=False)
-    blocks, whole = arrays.block_sharding(placement), arrays.whole_sharding(placement)
-    numbers, num_padded = local_rows(placement), placement.num_padded
-    if blocks is None or whole is None:
-        return jnp.asarray(local)
-    if local.ndim == 0:
-        return jax.make_array_from_callback((), whole, lambda _: local)
-
-    def block(index: Any) -> np.ndarray:
-        start, stop, _ = index[0].indices(num_padded)
-        first, end = np.searchsorted(numbers, [min(start, numbers[-1]), stop])
-        return layout.repeat_last(local[first:end], stop - start)
-
-    return jax.make_array_from_callback((num_padded, *local.shape[1:]), blocks, block)
+@functools.partial(jax.jit, static_argnums=1)
+def _padded(x: jax.Array, num_padded: int) -> jax.Array:
+    return layout.repeat_last(x, num_padded)
 
 
 def rows(padded: Any, num_rows: int) -> Any:

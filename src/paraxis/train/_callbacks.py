@@ -44,22 +44,40 @@ class Event:
     state: Any = None
 
 
-Listener = Callable[[Event], Any]
+class Reporter:
+    """Something of ours that is told of events."""
+
+    def __call__(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Give all that was told to the system: a checkpoint comes next. By default, nothing waits."""
+
+    def close(self) -> None:
+        raise NotImplementedError
 
 
 class Callbacks:
     """The user's callbacks, each told of what it asks for, in their order.
 
     Raises:
-        DataError: if one is none.
+        DataError: if one is none, or has a method ``on_…`` that would never be called.
     """
 
     def __init__(self, callbacks: Any) -> None:
-        found = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
-        self._by_kind: dict[Kind, list[tuple[str, Listener]]] = {kind: [] for kind in KINDS}
-        for callback in found:
-            for kind, listener in _hooks(callback).items():
-                self._by_kind[kind].append((_name(callback, kind), listener))
+        self._by_kind: dict[Kind, list[Callable[[Event], Any]]] = {kind: [] for kind in KINDS}
+        known = [f"on_{kind}" for kind in KINDS]
+        for callback in callbacks if isinstance(callbacks, Sequence) else [callbacks]:
+            hooks = [name for name in dir(callback) if name.startswith("on_")]
+            unknown = sorted(set(hooks) - set(known))
+            if isinstance(callback, type) or unknown or not (hooks or callable(callback)):
+                raise DataError(
+                    f"px.fit: callbacks: {callback!r} must be a function of an event, or an object with some of the "
+                    f"methods {', '.join(known)}" + (f"; {unknown[0]} would never be called" if unknown else "")
+                )
+            for kind in KINDS:
+                if not hooks or f"on_{kind}" in hooks:
+                    self._by_kind[kind].append(getattr(callback, f"on_{kind}", callback))
 
     def hear(self, kind: Kind) -> bool:
         """Return whether one is told of such events."""
@@ -67,38 +85,10 @@ class Callbacks:
 
     def __call__(self, event: Event) -> None:
         """Tell those who asked for it. What one raises says which it was, and after which step."""
-        for name, listener in self._by_kind[event.kind]:
+        for listener in self._by_kind[event.kind]:
             try:
                 listener(event)
             except Exception as error:
+                name = getattr(listener, "__qualname__", type(listener).__name__)
                 error.add_note(f"px.fit: raised by the callback {name}, after step {event.step}")
                 raise
-
-
-def _hooks(callback: Any) -> dict[Kind, Listener]:
-    named = [name for name in dir(callback) if name.startswith("on_")]
-    known: list[Kind] = [kind for kind in KINDS if f"on_{kind}" in named]
-    unknown = sorted(set(named) - {f"on_{kind}" for kind in KINDS})
-    if unknown and not isinstance(callback, type):
-        raise DataError(
-            f"px.fit: callbacks: {type(callback).__name__} has a method {unknown[0]}, which is never called; there are "
-            f"{_names()}"
-        )
-    if isinstance(callback, type) or (not known and not callable(callback)):
-        raise DataError(
-            f"px.fit: callbacks: {callback!r} is not a callback; write a function of an event, or an object with "
-            f"methods such as on_step(event): there are {_names()}"
-        )
-    if known:
-        return {kind: getattr(callback, f"on_{kind}") for kind in known}
-    return dict.fromkeys(KINDS, callback)
-
-
-def _name(callback: Any, kind: Kind) -> str:
-    if hasattr(callback, f"on_{kind}"):
-        return f"{type(callback).__name__}.on_{kind}"
-    return getattr(callback, "__name__", type(callback).__name__)
-
-
-def _names() -> str:
-    return ", ".join(f"on_{kind}" for kind in KINDS)

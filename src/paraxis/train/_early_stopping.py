@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from paraxis._calls import check
@@ -91,24 +91,11 @@ class Watch:
 
     Args:
         rule: ``None``: there is nothing to watch.
-        evaluations: the names of those there are.
         saved: what :meth:`saved` gave, to go on from there; of another metric, it does not count.
-
-    Raises:
-        DataError: if the metric is of an evaluation that is not there.
     """
 
-    def __init__(
-        self, rule: StopEarly | None, evaluations: Sequence[str] = (), saved: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, rule: StopEarly | None, saved: Mapping[str, Any] | None = None) -> None:
         self._rule = rule
-        self._source = rule.metric.rpartition("/")[0] if rule is not None else ""
-        if rule is not None and self._source and self._source not in evaluations:
-            there = " and ".join(repr(name) for name in evaluations) if evaluations else "none"
-            raise DataError(
-                f"px.fit: stop_early watches {rule.metric!r}, of an evaluation {self._source!r}, but there is {there}; "
-                f"write evaluate=px.Evaluate(px.eval_step(loss), data, name={self._source!r})"
-            )
         self.best: Record | None = None
         self._since = 0
         if rule is not None and saved and (saved["metric"], saved["mode"]) == (rule.metric, rule.mode):
@@ -125,23 +112,16 @@ class Watch:
     @property
     def sees_epochs(self) -> bool:
         """Return whether the metric is one of training."""
-        return self._rule is not None and not self._source
+        return self._rule is not None and not source_of(self._rule.metric)
 
     def see(self, record: Record, source: str = "") -> None:
-        """Look at new averages, of training or of an evaluation with this name.
-
-        Raises:
-            DataError: if they are those that should have the metric, and have not.
-        """
+        """Look at new averages, of training or of an evaluation with this name."""
         rule = self._rule
-        if rule is None or source != self._source:
+        if rule is None or source != source_of(rule.metric):
             return
-        if rule.metric not in record.metrics:
-            raise DataError(
-                f"px.fit: stop_early watches {rule.metric!r}, but there are {', '.join(record.metrics)}; write "
-                f"px.train.StopEarly({next(iter(record.metrics))!r})"
-            )
-        if self._is_better(record.metrics[rule.metric]):
+        value, sign = record.metrics[rule.metric], -1 if rule.mode == "max" else 1
+        best = math.inf if self.best is None else sign * self.best.metrics[rule.metric]
+        if sign * value < best - (0 if self.best is None else rule.min_change):
             self.best, self._since = record, 0
         else:
             self._since += 1
@@ -154,16 +134,23 @@ class Watch:
             return None
         if self.best is None:
             return f"{rule.metric} was not a number {self._since} times"
-        times = f"{self._since} times in a row" if self._since > 1 else "once"
         return (
             f"{rule.metric} was not better than {self.best.metrics[rule.metric]:.6g}, its best, of step "
-            f"{self.best.step}, {times}"
+            f"{self.best.step}, {self._since} times in a row"
         )
 
-    def _is_better(self, value: float) -> bool:
-        rule = self._rule
-        assert rule is not None
-        if self.best is None:
-            return not math.isnan(value)
-        before = self.best.metrics[rule.metric]
-        return value < before - rule.min_change if rule.mode == "min" else value > before + rule.min_change
+
+def source_of(metric: str) -> str:
+    """Return the name of the evaluation whose metric it is; empty: it is one of training."""
+    return metric.rpartition("/")[0]
+
+
+def require_metric(argument: str, metric: str, there: Mapping[str, float]) -> None:
+    """Check that a metric that an argument names is there.
+
+    Raises:
+        DataError: if it is not, naming those that are.
+    """
+    if metric not in there:
+        names = ", ".join(map(repr, there)) or "none"
+        raise DataError(f"px.fit: {argument} names the metric {metric!r}, but there is {names}; write one of these")

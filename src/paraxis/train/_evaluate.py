@@ -7,8 +7,8 @@ from typing import Any, Literal, overload
 from paraxis._calls import check
 from paraxis._host import processes
 from paraxis.errors import DataError
-from paraxis.train._data import Data
-from paraxis.train._history import Sums, added, fetched, means_of, send, sums_of
+from paraxis.train._data import data_of
+from paraxis.train._history import Metrics, added, exact, fetched, means_of, send
 from paraxis.train._step import TrainStep
 
 AHEAD = 4
@@ -45,7 +45,7 @@ class Evaluate:
         self.name = name
         self._every = every
         self._step = step
-        self._data = Data("px.Evaluate: data", data)
+        self._data = data_of("px.Evaluate: data", data)
 
     def is_due(self, step: int, ends_epoch: bool) -> bool:
         """Return whether it is time, after so many steps."""
@@ -69,27 +69,27 @@ class Evaluate:
 
         Communicates: what the step does; waits for the devices at the end.
         """
-        sums: Sums = {}
+        sums: Metrics = {}
         pending: collections.deque[Any] = collections.deque()
         count = 0
-        with contextlib.closing(self._data.epoch()) as batches:
+        with contextlib.closing(self._data.epoch(0)) as batches:
             for batch in batches:
                 if stop is not None and stop.asked():
                     return None
                 pending.append(send(self._step(state, batch)))
                 if len(pending) > AHEAD:
-                    sums = added(sums, sums_of(fetched(pending.popleft())))
+                    sums = added(sums, exact(fetched(pending.popleft())))
                 processes.note_progress()
                 count += 1
         for metrics in pending:
-            sums = added(sums, sums_of(fetched(metrics)))
+            sums = added(sums, exact(fetched(metrics)))
         if not sums:
             raise DataError(f"px.fit: evaluation {self.name!r} has {'no metrics' if count else 'no batches'}")
         return {f"{self.name}/{name}": value for name, value in means_of(sums).items()}
 
 
-def evaluations_of(evaluate: Any) -> tuple[Evaluate, ...]:
-    """Return one evaluation, several, or none.
+def evaluations_of(evaluate: Any) -> dict[str, Evaluate]:
+    """Return one evaluation, several, or none, by their names.
 
     Raises:
         DataError: if something else is among them, or two have one name.
@@ -100,8 +100,7 @@ def evaluations_of(evaluate: Any) -> tuple[Evaluate, ...]:
             f"px.fit: evaluate must be a px.Evaluate, or a list of them, got {evaluate!r}; write "
             "evaluate=px.Evaluate(px.eval_step(loss), test_data)"
         )
-    names = [one.name for one in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"px.fit: two evaluations are called {twice!r}; write px.Evaluate(…, name='{twice}2')")
-    return found
+    by_name = {one.name: one for one in found}
+    if len(by_name) < len(found):
+        raise DataError("px.fit: two evaluations have one name; write px.Evaluate(…, name='second')")
+    return by_name

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -12,16 +12,17 @@ import jax
 from paraxis import _html as html
 from paraxis._calls import check
 from paraxis._host import processes
+from paraxis._host.progress import print_line
 from paraxis.errors import DataError, StateError
 from paraxis.train import _resume
-from paraxis.train._callbacks import Callbacks
-from paraxis.train._data import Data
-from paraxis.train._display import Display, print_line
-from paraxis.train._early_stopping import StopEarly, TrainingStopped
+from paraxis.train._callbacks import Callbacks, Reporter
+from paraxis.train._data import Data, data_of
+from paraxis.train._display import RunDisplay
+from paraxis.train._early_stopping import StopEarly, TrainingStopped, source_of
 from paraxis.train._evaluate import evaluations_of
 from paraxis.train._history import History, Record
 from paraxis.train._logs import Log, TensorBoard
-from paraxis.train._loop import Loop, Plan, Reporter
+from paraxis.train._loop import Loop, Plan
 from paraxis.train._state import TrainState, require_arrays
 from paraxis.train._step import EvalStep
 
@@ -148,61 +149,57 @@ def fit(
         True
     """
     processes.require_joined("px.fit")
-    _check(state, step, stop_early)
-    found = Data("px.fit: data", data)
-    plan = _plan(epochs, steps, evaluate, checkpoint, log)
-    names = [one.name for one in plan.evaluations]
-    listeners = Callbacks(callbacks)
-    if plan.checkpoints is not None:
-        _resume.check_best(plan.checkpoints, names)
+    check.function("px.fit", "step", step, "px.fit(state, px.train_step(loss), data)")
+    _require_trainable(state, step)
+    found, listeners = data_of("px.fit: data", data), Callbacks(callbacks)
+    plan = _plan(epochs, steps, evaluate, stop_early, checkpoint, log)
     processes.require_same("px.fit", found.arrays(), "give each process the same data: px.fit divides them")
-    first = processes.is_first()
+    is_first = processes.is_first()
     with contextlib.ExitStack() as stack:
         if plan.checkpoints is not None:
             stack.enter_context(plan.checkpoints).claim()
-        start = _resume.begin(state, found, plan.checkpoints, stop_early, names)
-        before = start.next.number
+        run, said = _resume.begin(state, found, plan.checkpoints, stop_early, list(plan.evaluations))
+        before = run.next.number
         total = steps if steps is not None or found.length is None else found.length * (epochs or 0)
-        display = Display(before, total, epochs, shown=progress and first)
-        stack.callback(display.close)
-        reporters: list[Reporter] = [display]
+        reporters: list[Reporter] = []
+        say = print_line
+        if progress and is_first:
+            reporters.append(display := RunDisplay(before, total, epochs))
+            say = display.say
         with processes.together("px.fit"):
-            if first and tensorboard is not None:
-                board = TensorBoard(Path(tensorboard).expanduser(), before)
-                reporters.append(stack.enter_context(contextlib.closing(board)))
-            if first and log is not None:
-                lines = Log(Path(log).expanduser(), before, _facts(state, found, epochs, steps))
-                reporters.append(stack.enter_context(contextlib.closing(lines)))
-        if plan.checkpoints is not None and plan.checkpoints.best_by is not None:
-            reporters.append(_resume.BestBy(plan.checkpoints.best_by))
-        say = display.say if progress else print_line
-        loop = Loop(step, found, plan, start, reporters, listeners, say)
-        said = start.said
-        if loop.has_nothing_left:
-            said = (*said, _nothing_left(before, total, is_early=loop.watch.reason is not None))
-        if said and first and (progress or loop.has_nothing_left):
+            if is_first and tensorboard is not None:
+                reporters.append(TensorBoard(Path(tensorboard).expanduser(), before))
+            if is_first and log is not None:
+                reporters.append(Log(Path(log).expanduser(), before, _facts(state, found, epochs, steps)))
+        for reporter in reporters:
+            stack.enter_context(contextlib.closing(reporter))
+        loop = Loop(step, found, plan, run, reporters, listeners, say)
+        is_idle = loop.is_over and not run.due
+        if is_idle:
+            of = "" if total is None else f" of {total}"
+            reached = "it was ended before" if run.watch.reason else f"step {before}{of} was reached before"
+            said.append(f"nothing left to do: {reached}; for more, raise epochs= or steps=")
+        if said and is_first and (progress or is_idle):
             say(f"px.fit: {'; '.join(said)}")
-        with _watched(), processes.StopSignal() as stop:
-            signal = loop.run(stop)
-        if loop.watch.reason is not None:
-            display.say(f"px.fit: ended after step {loop.num_steps}: {loop.watch.reason}")
-    history = loop.recorder.history()
+        stack.callback(processes.end_progress)
+        with processes.StopSignal() as stop:
+            signal = loop.until(stop)
+        if run.watch.reason is not None and progress and is_first:
+            say(f"px.fit: ended after step {loop.num_steps}: {run.watch.reason}")
+    history = run.recorder.history()
     if signal is not None:
-        if first:
-            print_line(_farewell(signal, loop.num_steps, plan.checkpoints, is_saved=loop.is_saved))
-        raise TrainingStopped(loop.state, history, is_saved=loop.is_saved or plan.checkpoints is None)
-    return Fitted(loop.state, history, loop.watch.reason, loop.watch.best)
+        if is_first:
+            print_line(_farewell(signal, loop, plan.checkpoints))
+        raise TrainingStopped(run.state, history, is_saved=loop.is_saved or plan.checkpoints is None)
+    return Fitted(run.state, history, run.watch.reason, run.watch.best)
 
 
-def _check(state: Any, step: Any, stop_early: Any) -> None:
-    check.function("px.fit", "step", step, "px.fit(state, px.train_step(loss), data)")
+def _require_trainable(state: Any, step: Any) -> None:
     if isinstance(step, EvalStep):
         raise StateError(
             "px.fit: step is an evaluation step, which changes no state; write px.fit(state, px.train_step(loss), "
             "data, evaluate=px.Evaluate(px.eval_step(loss), test_data))"
         )
-    if stop_early is not None and not isinstance(stop_early, StopEarly):
-        raise DataError(f"px.fit: stop_early must be a px.train.StopEarly, got {check.described(stop_early)}")
     if not isinstance(state, TrainState):
         return
     require_arrays("px.fit", state)
@@ -213,29 +210,28 @@ def _check(state: Any, step: Any, stop_early: Any) -> None:
         )
 
 
-def _plan(epochs: Any, steps: Any, evaluate: Any, checkpoint: Any, log: Any) -> Plan:
+def _plan(epochs: Any, steps: Any, evaluate: Any, stop_early: Any, checkpoint: Any, log: Any) -> Plan:
     if (epochs is None) == (steps is None):
         given = "neither" if epochs is None else "both"
         raise DataError(f"px.fit: give either epochs or steps, got {given}; write epochs=10")
     for name, value in {"epochs": epochs, "steps": steps}.items():
         if value is not None:
             check.count("px.fit", name, value, write=f"{name}=10", error=DataError)
-    checkpoints = None if checkpoint is None else _checkpoints(checkpoint)
-    beside = checkpoints.path if checkpoints is not None else None if log is None else Path(log).expanduser().parent
-    return Plan(epochs, steps, evaluations_of(evaluate), checkpoints, beside)
-
-
-def _checkpoints(checkpoint: Any) -> "Checkpoints":
-    from paraxis.train._checkpoints import Checkpoints
-
     if isinstance(checkpoint, (str, os.PathLike)):
-        return Checkpoints(checkpoint)
-    if not isinstance(checkpoint, Checkpoints):
-        raise DataError(
-            f"px.fit: checkpoint must be a px.Checkpoints or a path, got {type(checkpoint).__name__}; write "
-            f"checkpoint=px.Checkpoints('runs/first', every=100)"
-        )
-    return checkpoint
+        from paraxis.train._checkpoints import Checkpoints
+
+        checkpoint = Checkpoints(checkpoint)
+    beside = checkpoint.path if checkpoint is not None else None if log is None else Path(log).expanduser().parent
+    plan = Plan(epochs, steps, evaluations_of(evaluate), stop_early, checkpoint, beside)
+    for argument, metric in plan.named_metrics.items():
+        source = source_of(metric)
+        if source and source not in plan.evaluations:
+            there = ", ".join(map(repr, plan.evaluations)) or "none"
+            raise DataError(
+                f"px.fit: {argument} names the metric {metric!r} of an evaluation {source!r}, but there is {there}; "
+                f"write evaluate=px.Evaluate(px.eval_step(loss), data, name={source!r})"
+            )
+    return plan
 
 
 def _facts(state: Any, data: Data, epochs: int | None, steps: int | None) -> dict[str, Any]:
@@ -250,37 +246,12 @@ def _facts(state: Any, data: Data, epochs: int | None, steps: int | None) -> dic
     }
 
 
-def _nothing_left(start: int, total: int | None, *, is_early: bool) -> str:
-    """Tell who starts a run again that was over, or begins with a state that has done its steps."""
-    if is_early:
-        return "nothing left to do: it was ended before"
-    of = "" if total is None else f" of {total}"
-    return f"nothing left to do: step {start}{of} was reached before; for more, raise epochs= or steps="
-
-
-@contextlib.contextmanager
-def _watched() -> Iterator[None]:
-    """Let the watchdog, if there is one, wait for steps until the run is over."""
-    try:
-        yield
-    finally:
-        processes.end_progress()
-
-
-def _farewell(signal: str, step: int, checkpoints: "Checkpoints | None", *, is_saved: bool) -> str:
-    what = "Ctrl-C" if signal == "SIGINT" else signal
-    if checkpoints is not None and not is_saved:
-        return (
-            f"px.fit: {what}: stopped after step {step}, which could not be saved in {checkpoints.path}; the same "
-            f"command resumes from step {checkpoints.latest or 0}. The state is in the exception: except "
-            f"px.TrainingStopped as stopped: stopped.state"
-        )
-    if checkpoints is None:
-        return (
-            f"px.fit: {what}: stopped after step {step}; nothing is saved, since there is no checkpoint=. The state is "
-            f"in the exception: except px.TrainingStopped as stopped: stopped.state"
-        )
+def _farewell(signal: str, loop: Loop, checkpoints: "Checkpoints | None") -> str:
+    stopped = f"px.fit: {'Ctrl-C' if signal == 'SIGINT' else signal}: stopped after step {loop.num_steps}, "
+    if checkpoints is not None and loop.is_saved:
+        return f"{stopped}saved in {checkpoints.path / str(loop.num_steps)}; the same command resumes from there"
+    why = "there is no checkpoint=" if checkpoints is None else f"{checkpoints.path} cannot be written to"
     return (
-        f"px.fit: {what}: stopped after step {step}, saved in {checkpoints.path / str(step)}; the same command resumes "
-        f"from there"
+        f"{stopped}which is not saved: {why}. The state is in the exception: except px.TrainingStopped as stopped: "
+        "stopped.state"
     )

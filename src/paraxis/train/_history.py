@@ -17,8 +17,8 @@ from paraxis._host import files
 from paraxis.errors import DataError, ShapeError
 from paraxis.train._mean import Mean
 
-Sums = dict[str, tuple[float, float]]
-"""By metric: the sum of values times weights, and of weights, in float64."""
+Metrics = dict[str, Mean]
+"""Means of Python floats, by name."""
 
 MOST_POINTS = 512
 
@@ -167,7 +167,7 @@ def send(metrics: Any) -> Any:
     return metrics
 
 
-def fetched(metrics: Mapping[str, Any]) -> dict[str, Mean]:
+def fetched(metrics: Mapping[str, Any]) -> Metrics:
     """Return metrics of one batch as Python floats. What is no ``Mean`` counts once.
 
     Raises:
@@ -175,44 +175,18 @@ def fetched(metrics: Mapping[str, Any]) -> dict[str, Mean]:
 
     Communicates: waits for the devices.
     """
-    return {name: _fetched(name, x) for name, x in metrics.items()}
-
-
-def sums_of(metrics: Mapping[str, Mean]) -> Sums:
-    """Return the sums of metrics that were fetched."""
-    # The mean itself has the rounding of one division; its product with the weight, in float64, has nearly none.
-    return {
-        name: (mean.total if mean.value is None else mean.value * mean.weight, mean.weight)
-        for name, mean in metrics.items()
-    }
-
-
-def means_of(sums: Sums) -> dict[str, float]:
-    """Return the averages; NaN of what has no weight."""
-    return {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
-
-
-def added(before: Sums, more: Sums) -> Sums:
-    """Add both."""
-    result = dict(before)
-    for name, (total, weight) in more.items():
-        if name in before:
-            old_total, old_weight = before[name]
-            total, weight = old_total + total, old_weight + weight
-        result[name] = total, weight
-    return result
-
-
-def _fetched(name: str, value: Any) -> Mean:
-    mean = value if isinstance(value, Mean) else Mean(value, 1.0)
-    try:
-        of_rows = None if mean.value is None else _number(mean.value)
-        return Mean(_number(mean.total), _number(mean.weight), of_rows)
-    except (TypeError, ValueError) as error:
-        raise ShapeError(
-            f"px.fit: metric {name!r} is {check.described(value)}, not a number; let the step return a scalar, or "
-            "px.Mean(total, weight)"
-        ) from error
+    found = {}
+    for name, x in metrics.items():
+        mean = x if isinstance(x, Mean) else Mean(x, 1.0)
+        try:
+            total, weight = _number(mean.total), _number(mean.weight)
+            found[name] = Mean(total, weight, None if mean.value is None else _number(mean.value))
+        except (TypeError, ValueError) as error:
+            raise ShapeError(
+                f"px.fit: metric {name!r} is {check.described(x)}, not a number; let the step return a scalar, or "
+                "px.Mean(total, weight)"
+            ) from error
+    return found
 
 
 def _number(value: Any) -> float:
@@ -220,18 +194,42 @@ def _number(value: Any) -> float:
     return np.asarray(value).item() if isinstance(value, jax.Array) else float(value)
 
 
+def exact(metrics: Metrics) -> Metrics:
+    """Return metrics that were fetched as sums in float64."""
+    # The mean itself has the rounding of one division; its product with the weight, in float64, has nearly none.
+    return {k: Mean(m.total if m.value is None else m.value * m.weight, m.weight) for k, m in metrics.items()}
+
+
+def means_of(sums: Metrics) -> dict[str, float]:
+    """Return the averages; NaN of what has no weight."""
+    return {name: mean.total / mean.weight if mean.weight else math.nan for name, mean in sums.items()}
+
+
+def added(before: Metrics, more: Metrics) -> Metrics:
+    """Add both."""
+    return before | {name: before[name] + mean if name in before else mean for name, mean in more.items()}
+
+
 class Recorder:
-    """A history that grows step by step, and what has been added up of the epoch under way.
+    """The averages of a run under way.
 
     Args:
         saved: what :meth:`saved` gave, to go on from there.
     """
 
     def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
-        nothing = {"running": {}, "window": {}, "in_window": 0, "points": [], "epochs": [], "evaluations": []}
-        saved = saved or nothing | {"stride": 1}
-        self._running = _from_json(saved["running"])
-        self._window, self._in_window = _from_json(saved["window"]), saved["in_window"]
+        nothing = {
+            "running": {},
+            "window": {},
+            "in_window": 0,
+            "points": [],
+            "stride": 1,
+            "epochs": [],
+            "evaluations": [],
+        }
+        saved = saved or nothing
+        self._running, self._window = _from_json(saved["running"]), _from_json(saved["window"])
+        self._in_window = saved["in_window"]
         self._points = [(step, epoch, _from_json(sums)) for step, epoch, sums in saved["points"]]
         self._stride = saved["stride"]
         self._epochs = [Record(*record) for record in saved["epochs"]]
@@ -240,10 +238,10 @@ class Recorder:
     def saved(self) -> dict[str, Any]:
         """Return all of it, as JSON values. Floats come back bit for bit."""
         return {
-            "running": self._running,
-            "window": self._window,
+            "running": _to_json(self._running),
+            "window": _to_json(self._window),
             "in_window": self._in_window,
-            "points": self._points,
+            "points": [(step, epoch, _to_json(sums)) for step, epoch, sums in self._points],
             "stride": self._stride,
             "epochs": [dataclasses.astuple(record) for record in self._epochs],
             "evaluations": [dataclasses.astuple(record) for record in self._evaluations],
@@ -254,7 +252,7 @@ class Recorder:
         points = tuple(Record(step, epoch, means_of(sums)) for step, epoch, sums in self._points)
         return History(points, self._stride, tuple(self._epochs), tuple(self._evaluations))
 
-    def add_step(self, step: int, epoch: int, sums: Sums) -> None:
+    def add_step(self, step: int, epoch: int, sums: Metrics) -> None:
         """Add a step that was done."""
         self._running = added(self._running, sums)
         self._window = added(self._window, sums)
@@ -288,5 +286,9 @@ class Recorder:
         return found
 
 
-def _from_json(sums: Mapping[str, Any]) -> Sums:
-    return {name: (total, weight) for name, (total, weight) in sums.items()}
+def _to_json(sums: Metrics) -> dict[str, tuple[float, float]]:
+    return {name: (mean.total, mean.weight) for name, mean in sums.items()}
+
+
+def _from_json(sums: Mapping[str, Any]) -> Metrics:
+    return {name: Mean(*both) for name, both in sums.items()}

@@ -1,7 +1,6 @@
 """Batches out of a source: in an order that the seed decides, read ahead, and laid out over the devices."""
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -16,9 +15,12 @@ from paraxis._host import reading
 from paraxis._jax import dtypes
 from paraxis.errors import DataError
 from paraxis.train import _batches
-from paraxis.train._order import Order
-from paraxis.train._sources import Arrays, Batches, Dataset, Part, for_devices, naming, source_of
+from paraxis.train._order import Order, Position
+from paraxis.train._sources import Arrays, Batches, Dataset, common_rows, for_devices, naming, source_of, to_host
 from paraxis.train._transform import Transform
+
+_Part = tuple[Position, np.ndarray, Callable[[np.ndarray], Any]]
+"""A batch to be made: its position, what the randomness of each row is keyed by, and a reader of some of its rows."""
 
 
 def loader(
@@ -138,14 +140,11 @@ class Loader:
         Raises:
             DataError: if the source gives batches and does not say how many.
         """
-        if isinstance(self._source, Batches):
-            if self._source.num_batches is None:
-                raise DataError(
-                    "px.loader: the source does not say how many batches an epoch has; count steps instead of epochs"
-                )
-            return self._source.num_batches
-        assert self._order is not None
-        return len(self._order)
+        if self.length is None:
+            raise DataError(
+                "px.loader: the source does not say how many batches an epoch has; count steps instead of epochs"
+            )
+        return self.length
 
     def __iter__(self) -> Iterator[Any]:
         """Refused: it would be the same epoch each time."""
@@ -160,23 +159,32 @@ class Loader:
         )
 
     @property
-    def by_epoch(self) -> bool:
-        """Return whether an epoch's batches depend only on its number, not on how often the source was iterated."""
-        return not isinstance(self._source, Batches) or self._source.by_epoch
+    def length(self) -> int | None:
+        """Batches of an epoch, if that is known."""
+        return self._source.length if isinstance(self._source, Batches) else len(self._order or ())
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the rows of its batches are known by their numbers."""
+        return self._order is not None
 
     def batches(self, start: int = 0) -> Generator[Any, None, None]:
         """Yield batches without end, epoch after epoch, from batch number ``start``, counted from the first epoch.
 
         The thread ends with ``close()``, when the iterator is no longer used, and with the program.
         """
-        return self._laid_out(self._parts(check.count("px.loader", "start", start, least=0, error=DataError)))
+        check.count("px.loader", "start", start, least=0, error=DataError)
+        epoch, within = divmod(start, self.length) if self.length else (0, start)
+        return _only_batches(self.steps(Position(start, epoch, within)))
 
     def epoch(self, number: int) -> Generator[Any, None, None]:
         """Return the batches of one epoch; for a source of batches that has no epochs, those of its next pass."""
-        number = check.count("px.loader", "number", number, least=0, error=DataError)
-        if isinstance(self._source, Batches):
-            return self._laid_out(self._source.one_pass(number))
-        return self._laid_out(self._parts(number * len(self), (number + 1) * len(self)))
+        check.count("px.loader", "number", number, least=0, error=DataError)
+        return _only_batches(self._laid_out(self._one_epoch(number)))
+
+    def steps(self, start: Position) -> Generator[tuple[Position, Any], None, None]:
+        """Yield batches without end with their positions, from one on."""
+        return self._laid_out(self._parts(start))
 
     def rows(self, number: int) -> np.ndarray:
         """Return the row numbers of a batch, int64 ``(num_rows,)``; batches are counted from the first epoch.
@@ -197,39 +205,56 @@ class Loader:
         return {**order, **self._source.describe()}
 
     def arrays(self) -> dict[str, Any]:
-        """Return the arrays in memory that the rows are taken from, by their places in the source."""
-        leaves = jax.tree_util.tree_leaves_with_path(self._source.tree) if isinstance(self._source, Arrays) else []
-        return {jax.tree_util.keystr(path): x for path, x in leaves if isinstance(x, np.ndarray)}
+        """Return the arrays on the host that batches are made of, by their places in the source."""
+        return {} if isinstance(self._source, Dataset) else self._source.arrays()
 
-    def _parts(self, start: int, stop: int | None = None) -> Generator[Part, None, None]:
-        """Yield what is to be made, batch after batch, from number ``start`` on."""
+    def _one_epoch(self, number: int) -> Iterator[_Part]:
         source = self._source
         if isinstance(source, Batches):
-            yield from source.passes(start)
-            return
-        for number in itertools.count(start) if stop is None else range(start, stop):
-            epoch, k = divmod(number, len(self))
-            rows = self.rows(number)
-            yield Part(epoch, k, rows, lambda at, rows=rows, epoch=epoch: source.read(rows[at], epoch))
+            return (_part(Position(k, number, k), batch) for k, batch in enumerate(source.epoch(number)))
+        return itertools.islice(self._parts(Position(number * len(self), number, 0)), len(self))
 
-    def _laid_out(self, parts: Generator[Part, None, None]) -> Generator[Any, None, None]:
+    def _parts(self, start: Position) -> Iterator[_Part]:
+        source, order = self._source, self._order
+        if isinstance(source, Batches):
+            yield from itertools.starmap(_part, source.steps(start))
+            return
+        assert order is not None
+        for number in itertools.count(start.number):
+            epoch, within = divmod(number, len(order))
+            rows = order.rows(number)
+            position = Position(number, epoch, within, within + 1 == len(order))
+            yield position, rows, lambda at, rows=rows, epoch=epoch: source.read(rows[at], epoch)
+
+    def _laid_out(self, parts: Iterator[_Part]) -> Generator[tuple[Position, Any], None, None]:
         # A thread does not see the mesh, nor the width of numbers, that are in force where it is started.
         made = self._made(parts, placing.settled(self._axis), dtypes.is_wide())
         return reading.items_ahead(made, self._read_ahead) if self._read_ahead else made
 
-    def _made(self, parts: Generator[Part, None, None], axis: Axis, wide: bool) -> Generator[Any, None, None]:
-        with contextlib.closing(parts):
-            for part in parts:
-                with jax.enable_x64(wide), naming(part.epoch, part.number):
-                    placement = placing.on_auto(placing.place(axis).holding(len(part.ids)))
-                    batch = _batches.read(functools.partial(self._read, part), placement)
-                yield batch
-                del batch, part  # no more of them stays in memory than asked for
+    def _made(self, parts: Iterator[_Part], axis: Axis, wide: bool) -> Generator[tuple[Position, Any], None, None]:
+        for position, ids, read in parts:
+            with jax.enable_x64(wide), naming("px.loader", position):
+                devices = _batches.devices_of(axis)
+                at = devices.local_rows(len(ids))
+                found = read(at)
+                if self._transform is not None:
+                    found = self._transform(found, position.epoch, ids[at])
+                is_new = self._transform is None and not isinstance(self._source, Batches)
+                batch = devices.assemble(for_devices(found, len(at), copy=not is_new), len(ids))
+            yield position, batch
+            del batch, found, read  # no more of them stays in memory than asked for
 
-    def _read(self, part: Part, positions: np.ndarray) -> Any:
-        """Return some of the rows of a batch, ready for devices."""
-        found = part.read(positions)
-        if self._transform is not None:
-            found = self._transform(found, part.epoch, part.ids[positions])
-        is_new = self._transform is None and not isinstance(self._source, Batches)
-        return for_devices(found, len(positions), copy=not is_new)
+
+def _part(position: Position, batch: Any) -> _Part:
+    """Return a whole batch as what is read of it."""
+    with naming("px.loader", position):
+        size = common_rows("the batch", batch)
+    ids = position.within * 2**32 + np.arange(size)
+    return position, ids, lambda at: jax.tree.map(lambda x: to_host(x) if len(at) == size else to_host(x)[at], batch)
+
+
+def _only_batches(steps: Generator[tuple[Position, Any], None, None]) -> Generator[Any, None, None]:
+    with contextlib.closing(steps):
+        for _, batch in steps:
+            yield batch
+            del batch

@@ -12,8 +12,10 @@ import numpy as np
 from paraxis._axes import tree
 from paraxis._host import files, processes
 from paraxis.errors import NonFiniteError
-from paraxis.train._data import Position
+from paraxis.train._data import Data
+from paraxis.train._loader import Loader
 from paraxis.train._mean import Mean
+from paraxis.train._order import Position
 
 _MOST_ROWS = 20
 
@@ -27,6 +29,11 @@ def is_nonfinite(metrics: Mapping[str, Mean], state: Any) -> bool:
         if mean.value is None or not math.isfinite(mean.value) or not bool(getattr(state, "ok", True)):
             return True
     return False
+
+
+def rows_of(data: Data, position: Position) -> np.ndarray | None:
+    """Return which rows of the source a batch has, if that is known."""
+    return data.rows(position.number) if isinstance(data, Loader) and data.has_rows else None
 
 
 def state_before(state: Any) -> Any:
@@ -48,7 +55,7 @@ def error_of(
     what = "the gradient is not finite" if math.isfinite(loss) else "the loss is not finite"
     listed = "" if rows is None else f", of rows {_listed(rows)}: data.rows({position.number})"
     error = NonFiniteError(
-        f"px.fit: {what} in step {position.number + 1}, {position.in_words()} (loss {loss:.6g}){listed}. "
+        f"px.fit: {what} in step {position.number + 1}, {position} (loss {loss:.6g}){listed}. "
         f"{' '.join((*done, _of_the_data(batch, rows)))}"
     )
     error.batch, error.state = batch, state

@@ -8,9 +8,22 @@ stream stays, which it does not of ``Generator.permutation``; so rows are put in
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+
+class Position(NamedTuple):
+    """A batch's number from the first of all, its epoch, its number in that, whether it ends it; from 0."""
+
+    number: int
+    epoch: int
+    within: int
+    is_last: bool = False
+
+    def __str__(self) -> str:
+        """Return a text for people: both counted from 1, as steps are."""
+        return f"number {self.within + 1} of epoch {self.epoch + 1}"
 
 
 @dataclasses.dataclass(frozen=True)

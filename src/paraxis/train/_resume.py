@@ -1,22 +1,21 @@
-"""The notes that are saved beside a run's state, and the resume from them."""
+"""All that changes in a run, the notes that are saved of it beside the state, and the resume from them."""
 
 import dataclasses
-import difflib
 import importlib.metadata
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from paraxis._host import digests
 from paraxis.errors import DataError, StateError
-from paraxis.train._callbacks import Event
-from paraxis.train._data import Data, Position
+from paraxis.train._data import Data, start_of
 from paraxis.train._early_stopping import StopEarly, Watch
 from paraxis.train._history import Recorder
+from paraxis.train._order import Position
 from paraxis.train._state import TrainState
 
 if TYPE_CHECKING:  # it loads Orbax
@@ -25,65 +24,84 @@ if TYPE_CHECKING:  # it loads Orbax
 _NAME = "fit"
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """The state and the position that a run begins with.
+@dataclasses.dataclass
+class Run:
+    """All that changes in a run.
 
     Attributes:
-        state: there.
-        next: the position of its first batch.
+        state: after the steps that were done.
+        next: the position of the next batch.
         recorder: the metrics so far.
         watch: what was seen of the metric that stops it early.
-        said: lines about it.
-        is_restored: whether it goes on from a checkpoint.
-        due: evaluations after the last step that a signal left.
-        programs: digests of the step's programs when it was saved, by size.
+        due: evaluations after the last step that are still to be done.
+        programs: digests of the step's programs, by what else they depend on.
+        is_owned: whether the state's arrays are nobody else's.
     """
 
     state: Any
     next: Position
     recorder: Recorder
     watch: Watch
-    said: tuple[str, ...] = ()
-    is_restored: bool = False
-    due: tuple[str, ...] = ()
-    programs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    due: list[str] = dataclasses.field(default_factory=list)
+    programs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_owned: bool = False
+
+    def notes(self, data: Data, best_by: str | None) -> dict[str, Any]:
+        """Return what is saved: JSON values, the metrics after this step by their names among them."""
+        note = {
+            "next": self.next,
+            "due": self.due,
+            "data": data.describe(),
+            "metrics": self.recorder.saved(),
+            "stop early": self.watch.saved(),
+            "on": environment(),
+            "programs": self.programs,
+        }
+        unknown = {} if best_by is None else {best_by: math.nan}  # unless it was evaluated after this step
+        return unknown | self.recorder.latest(self.next.number) | {_NAME: note}
+
+    def is_other_program(self, step: Any, batch: Any, num_rows: int) -> bool:
+        """Return whether the step is another program than before, for batches of this size; note which it is now."""
+        devices = getattr(step, "num_devices", jax.device_count())
+        key = f"{num_rows} rows, {devices} devices, jax {jax.__version__}"
+        before = self.programs.get(key)
+        self.programs[key] = _program(step, self.state, batch)
+        return before is not None and before != self.programs[key]
 
 
 def begin(
-    state: Any, data: Data, checkpoints: "Checkpoints | None", stop_early: StopEarly | None, evaluations: Sequence[str]
-) -> Start:
-    """From the last checkpoint, if there is one; else from the state.
+    state: Any, data: Data, checkpoints: "Checkpoints | None", rule: StopEarly | None, evaluations: Sequence[str]
+) -> tuple[Run, list[str]]:
+    """Begin from the last checkpoint, if there is one, else from the state. Return lines about it, too.
 
     Raises:
         DataError: if the data are not those of the checkpoint.
         StateError, CheckpointError: if nothing can be restored.
     """
-    watch = Watch(stop_early, evaluations)  # refused before anything is read
     if checkpoints is None or checkpoints.latest is None:
-        return Start(state, data.start(steps_of(state) or 0), Recorder(), watch)
+        return Run(state, start_of(data, steps_of(state) or 0), Recorder(), Watch(rule)), []
     restored = _restored(state, checkpoints)
-    said = f"resumes from {checkpoints.path / str(restored.step)}"
+    said = [f"resumes from {checkpoints.path / str(restored.step)}"]
     note = restored.notes.get(_NAME)
     if note is None:  # saved by hand
         steps = steps_of(restored.tree)
-        start = data.start(restored.step if steps is None else steps)
-        return Start(restored.tree, start, Recorder(), watch, (said,), True)
-    _check_data(note["data"], data, restored, checkpoints)
+        start = start_of(data, restored.step if steps is None else steps)
+        return Run(restored.tree, start, Recorder(), Watch(rule), is_owned=True), said
+    _check_data(note["data"], data, f"the checkpoint of step {restored.step} in {checkpoints.path}")
     now = environment()
-    changed = [
+    said += [
         f"{name}: {was} when it was saved, {now[name]} now" for name, was in note["on"].items() if was != now[name]
     ]
-    return Start(
+    run = Run(
         restored.tree,
         Position(*note["next"]),
         Recorder(note["metrics"]),
-        Watch(stop_early, evaluations, note["stop early"]),
-        (said, *changed),
-        True,
-        tuple(name for name in note["due"] if name in evaluations),
+        Watch(rule, note["stop early"]),
+        [name for name in note["due"] if name in evaluations],
         note["programs"],
+        is_owned=True,
     )
+    return run, said
 
 
 def environment() -> dict[str, Any]:
@@ -97,13 +115,13 @@ def environment() -> dict[str, Any]:
     }
 
 
-def size_of(step: Any, num_rows: int) -> str:
-    """Return what a step's program depends on besides the step: only programs of one size are compared."""
-    num_devices = getattr(step, "num_devices", jax.device_count())
-    return f"{num_rows} rows, {num_devices} devices, jax {jax.__version__}"
+def steps_of(state: Any) -> int | None:
+    """Return the steps that a state says it has done; ``None`` if it does not say."""
+    step = getattr(state, "step", None)
+    return None if step is None or callable(step) else int(step)
 
 
-def program_of(step: Any, state: Any, batch: Any) -> str | None:
+def _program(step: Any, state: Any, batch: Any) -> str | None:
     """Return a digest of a step's jaxpr and its constants: learning rate, clip, dropout and all code that matters.
 
     It holds no text of the user's. ``None``: of a step that is not compiled as a whole.
@@ -131,93 +149,12 @@ def _restored(state: Any, checkpoints: "Checkpoints") -> "Restored[Any]":
         raise
 
 
-def steps_of(state: Any) -> int | None:
-    """Return the steps that a state says it has done; ``None`` if it does not say."""
-    step = getattr(state, "step", None)
-    return None if step is None or callable(step) else int(step)
-
-
-def notes(
-    following: Position,
-    due: Sequence[str],
-    data: Data,
-    recorder: Recorder,
-    watch: Watch,
-    best_by: str | None,
-    programs: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return what is saved: JSON values, the metrics after this step by their names among them."""
-    note = {
-        "next": following,
-        "due": list(due),
-        "data": data.describe(),
-        "metrics": recorder.saved(),
-        "stop early": watch.saved(),
-        "on": environment(),
-        "programs": dict(programs),
-    }
-    unknown = {} if best_by is None else {best_by: math.nan}  # unless it was evaluated after this step
-    return unknown | recorder.latest(following.number) | {_NAME: note}
-
-
-def check_best(checkpoints: "Checkpoints", evaluations: Sequence[str]) -> None:
-    """Refuse to look for the best by what is of no evaluation.
-
-    Raises:
-        DataError: saying so.
-    """
-    name = checkpoints.best_by or ""
-    source = name.rpartition("/")[0]
-    if source and source not in evaluations:
-        raise DataError(
-            f"px.fit: checkpoint has best=({name!r}, …), but there is no evaluation {source!r}; write "
-            f"evaluate=px.Evaluate(px.eval_step(loss), data, name={source!r})"
-        )
-
-
-class BestBy:
-    """A reporter that looks once whether what ``best=`` names is given: if it never is, the best cannot be kept.
-
-    Args:
-        name: of the metric: of an evaluation, or of steps.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._source = name.rpartition("/")[0]
-        self._is_given = False
-
-    def __call__(self, event: Event) -> None:
-        """Look at the first metrics that should have it.
-
-        Raises:
-            DataError: if they have not.
-        """
-        if self._is_given or event.kind != ("evaluate" if self._source else "step"):
-            return
-        if self._source and not any(name.startswith(f"{self._source}/") for name in event.metrics):
-            return
-        self._is_given = self._name in event.metrics
-        if not self._is_given:
-            there = list(event.metrics)
-            near = (difflib.get_close_matches(self._name, there, n=1) or there or ["loss"])[0]
-            raise DataError(
-                f"px.fit: checkpoint has best=({self._name!r}, …), but there are {', '.join(there) or 'no metrics'}; "
-                f"write px.Checkpoints(…, best=({near!r}, …))"
-            )
-
-    def flush(self) -> None:
-        """Do nothing: nothing waits."""
-
-
-def _check_data(saved: Mapping[str, Any], data: Data, restored: "Restored[Any]", checkpoints: "Checkpoints") -> None:
+def _check_data(saved: dict[str, Any], data: Data, where: str) -> None:
     now = json.loads(json.dumps(data.describe()))
-    if saved == now:
-        return
     names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
-    differences = "; ".join(f"{name} was {saved.get(name)!r} and is {now.get(name)!r}" for name in names)
-    raise DataError(
-        f"px.fit: data is not what the checkpoint of step {restored.step} in {checkpoints.path} was trained on: "
-        f"{differences}. Give the same data to resume the run, or start a new run elsewhere: "
-        f"checkpoint='{checkpoints.path}-2'"
-    )
+    if names:
+        differences = "; ".join(f"{name} was {saved.get(name)!r} and is {now.get(name)!r}" for name in names)
+        raise DataError(
+            f"px.fit: data is not what {where} was trained on: {differences}. Give the same data to resume the run, or "
+            "another checkpoint= to start a new one"
+        )

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +18,8 @@ import numpy as np
 from paraxis._axes import tree
 from paraxis._calls import check
 from paraxis._jax import dtypes
-from paraxis.errors import DataError, ParaxisError, ShapeError
-
-
-class Part(NamedTuple):
-    """A batch that is to be made, of which each process reads some rows."""
-
-    epoch: int
-    number: int
-    """in its epoch"""
-    ids: np.ndarray
-    """what the randomness of each row is keyed by, int64; ``(num_rows,)``"""
-    read: Callable[[np.ndarray], Any]
-    """positions among its rows → a tree of these"""
+from paraxis.errors import DataError, ShapeError
+from paraxis.train._order import Position
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +31,10 @@ class Arrays:
 
     def read(self, rows: np.ndarray, epoch: int) -> Any:
         return jax.tree.map(lambda leaf: _taken(leaf, rows), self.tree)
+
+    def arrays(self) -> dict[str, Any]:
+        leaves = jax.tree_util.tree_leaves_with_path(self.tree)
+        return {jax.tree_util.keystr(path): x for path, x in leaves if isinstance(x, np.ndarray)}
 
     def describe(self) -> dict[str, Any]:
         leaves = jax.tree_util.tree_leaves_with_path(self.tree)
@@ -71,9 +64,9 @@ class Dataset:
 
     def read(self, rows: np.ndarray, epoch: int) -> Any:
         if several := getattr(self.rows, "__getitems__", None):
-            return stacked(list(several(rows.tolist())), rows)
+            return _stacked(list(several(rows.tolist())), rows)
         shift = epoch * self.num_rows if hasattr(self.rows, "to_iter_dataset") else 0  # a Grain MapDataset
-        return stacked([self._row(row, row + shift) for row in rows.tolist()], rows)
+        return _stacked([self._row(row, row + shift) for row in rows.tolist()], rows)
 
     def _row(self, row: int, number: int) -> Any:
         try:
@@ -86,118 +79,97 @@ class Dataset:
         return {"num_rows": self.num_rows}
 
 
-@dataclasses.dataclass(frozen=True)
 class Batches:
     """An iterable of whole batches that can be gone through again, or a function that gives one for each epoch.
 
+    Args:
+        what: the argument that it is, for errors: ``"px.fit: data"``.
+        data: the iterable; or a function ``data(epoch)`` or ``data()``.
+
     Attributes:
-        source: what the user gave.
-        make: a function of the epoch that gives the iterable.
-        num_batches: of an epoch, if it is known.
+        length: number of batches of an epoch, if it is known.
         by_epoch: whether an epoch's batches depend on its number only, so that it need not be reached through those
             before.
-    """
-
-    source: Any
-    make: Callable[[int], Any]
-    num_batches: int | None
-    by_epoch: bool
-
-    def epoch(self, number: int) -> Generator[Any, None, None]:
-        """Yield the batches of one pass, as the source gives them."""
-        found = iter(self.make(number))
-        try:
-            yield from found
-        finally:
-            getattr(found, "close", lambda: None)()
-
-    def one_pass(self, epoch: int) -> Generator[Part, None, None]:
-        """Yield the batches of one pass, to be made."""
-        with contextlib.closing(self.epoch(epoch)) as found:
-            for number in itertools.count():
-                with naming(epoch, number):
-                    try:
-                        part = _part(next(found), epoch, number)
-                    except StopIteration:
-                        return
-                yield part
-                del part  # it may be large
-
-    def passes(self, start: int) -> Generator[Part, None, None]:
-        """Yield batches without end from number ``start`` on; those before are read where there is no other way."""
-        length = self.num_batches or 0
-        first = start // length if length and self.by_epoch else 0
-        skip = start - first * length
-        for epoch in itertools.count(first):
-            count = 0
-            for part in self.one_pass(epoch):
-                count += 1
-                if count > skip:
-                    yield part
-            skip = max(0, skip - count)
-            if not count or (length and count != length):
-                raise DataError(
-                    f"px.loader: the source has {count} batches in epoch {epoch + 1}"
-                    + (f", but {length} by its len()" if length else "; give a function that makes them for each epoch")
-                )
-
-    def describe(self) -> dict[str, Any]:
-        return {"num_batches": self.num_batches}
-
-
-def _part(batch: Any, epoch: int, number: int) -> Part:
-    size = _common_rows("the batch", batch)
-
-    def read(positions: np.ndarray) -> Any:
-        if len(positions) == size:
-            return jax.tree.map(to_host, batch)
-        return jax.tree.map(lambda x: to_host(x)[positions], batch)
-
-    return Part(epoch, number, number * 2**32 + np.arange(size), read)
-
-
-def source_of(source: Any) -> Arrays | Dataset | Batches:
-    """Return what a user's source is.
-
-    Raises:
-        DataError: if it is nothing that a loader can read.
-        ShapeError: if the leaves of a tree have different numbers of rows.
-    """
-    is_labelled = hasattr(source, "iloc")
-    if isinstance(source, (str, bytes, os.PathLike)) or is_labelled:
-        raise DataError(
-            f"px.loader: source is a {type(source).__name__}; pass arrays of its rows: "
-            "px.loader(np.load('rows.npy', mmap_mode='r'), 32), or px.loader({'x': frame[['a', 'b']].to_numpy()}, 32)"
-        )
-    if is_array(source) or (not isinstance(source, Iterator) and jax.tree.structure(source) != jax.tree.structure(0)):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(source):
-            if not is_array(leaf):
-                raise DataError(
-                    f"px.loader: {tree.name('source', path)} is a {type(leaf).__name__}, not an array (num_rows, ...); "
-                    "in a tree each leaf has all rows: px.loader((np.stack(images), np.array(labels)), 32)"
-                )
-        return Arrays(jax.tree.map(_from_device, source), _common_rows("px.loader: source", source))
-    if hasattr(source, "__getitem__") and not isinstance(source, Mapping) and (size := _length(source)):
-        return Dataset(source, size)
-    return batches_of("px.loader: source", source)
-
-
-def batches_of(what: str, data: Any) -> Batches:
-    """Return the batches of an iterable, or of a function ``data(epoch)`` or ``data()`` that gives one.
 
     Raises:
         DataError: if it is neither, or can be iterated only once.
     """
-    if isinstance(data, (Iterator, Mapping)) or not (isinstance(data, Iterable) or callable(data)):
-        raise DataError(
-            f"{what} is a {type(data).__name__}, which does not give batches anew for each epoch; pass arrays, "
-            "px.loader({'x': x, 'y': y}, 32), or a function that makes them: lambda epoch: read_batches(epoch)"
-        )
-    if isinstance(data, Iterable):
-        return Batches(data, lambda epoch: data, _length(data), by_epoch=isinstance(data, (list, tuple)))
-    if _takes_epoch(data):
-        return Batches(data, data, _length(data(0)), by_epoch=True)
-    return Batches(data, lambda epoch: data(), None, by_epoch=False)
+
+    def __init__(self, what: str, data: Any) -> None:
+        is_function = callable(data) and not isinstance(data, Iterable)
+        if isinstance(data, (Iterator, Mapping)) or not (isinstance(data, Iterable) or is_function):
+            raise DataError(
+                f"{what} is a {type(data).__name__}, which does not give batches anew for each epoch; pass arrays, "
+                "px.loader({'x': x, 'y': y}, 32), or a function that makes them: lambda epoch: read_batches(epoch)"
+            )
+        self._what = what
+        self._data: Any = data
+        self._is_function = is_function
+        self._takes_epoch = is_function and _takes_epoch(self._data)
+        self.by_epoch = self._takes_epoch or isinstance(data, (list, tuple))
+        self.length = _length(self._data(0) if self._takes_epoch else data)
+
+    def describe(self) -> dict[str, Any]:
+        return {"num_batches": self.length}
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the arrays on the host of a list of batches, by their places in it."""
+        batches = self._data if isinstance(self._data, (list, tuple)) else []
+        leaves = jax.tree_util.tree_leaves_with_path(list(batches))
+        return {jax.tree_util.keystr(path): x for path, x in leaves if isinstance(x, np.ndarray)}
+
+    def epoch(self, number: int) -> Generator[Any, None, None]:
+        """Yield the batches of one pass, as the source gives them. Errors name them."""
+        with naming(self._what, Position(0, number, 0)):
+            arguments = (number,) if self._takes_epoch else ()
+            found = iter(self._data(*arguments) if self._is_function else self._data)
+        try:
+            for within in itertools.count():
+                with naming(self._what, Position(0, number, within)):
+                    batch = next(found, _END)
+                if batch is _END:
+                    return
+                yield batch
+                del batch  # it may be large
+        finally:
+            getattr(found, "close", lambda: None)()
+
+    def steps(self, start: Position) -> Generator[tuple[Position, Any], None, None]:
+        """Yield batches without end from a position on; those before are read where there is no other way."""
+        number, skip = start.number, start.within
+        for epoch in itertools.count(start.epoch if self.by_epoch else 0):
+            count = 0
+            with contextlib.closing(self.epoch(epoch)) as found:
+                for is_last, batch in _marked(found):
+                    if epoch >= start.epoch and count >= skip:
+                        yield Position(number, epoch, count, is_last), batch
+                        number += 1
+                    count += 1
+                    del batch
+            if not count:
+                raise DataError(
+                    f"{self._what} has no batches in epoch {epoch + 1}; if it can be iterated only once, give a "
+                    "function that makes it again: lambda epoch: read_batches(epoch)"
+                )
+            skip = max(0, skip - count) if epoch >= start.epoch else skip
+
+
+_END: Any = object()
+
+
+def _marked(batches: Iterator[Any]) -> Iterator[tuple[bool, Any]]:
+    """Yield each with whether it is the last, which takes reading the next. An error comes in that one's place."""
+    batch, error = next(batches, _END), None
+    while batch is not _END:
+        following = _END
+        try:
+            following = next(batches, _END)
+        except Exception as found:
+            error = found
+        yield following is _END and error is None, batch
+        batch = following
+    if error is not None:
+        raise error
 
 
 def _takes_epoch(function: Callable[..., Any]) -> bool:
@@ -216,6 +188,32 @@ def _length(source: Any) -> int | None:
         return None
 
 
+def source_of(source: Any) -> Arrays | Dataset | Batches:
+    """Return what a user's source is.
+
+    Raises:
+        DataError: if it is nothing that a loader can read.
+        ShapeError: if the leaves of a tree have different numbers of rows.
+    """
+    if isinstance(source, (str, bytes, os.PathLike)) or hasattr(source, "iloc"):
+        raise DataError(
+            f"px.loader: source is a {type(source).__name__}; pass arrays of its rows: "
+            "px.loader(np.load('rows.npy', mmap_mode='r'), 32), or px.loader({'x': frame[['a', 'b']].to_numpy()}, 32)"
+        )
+    if is_array(source) or (not isinstance(source, Iterator) and jax.tree.structure(source) != jax.tree.structure(0)):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(source):
+            if not is_array(leaf):
+                raise DataError(
+                    f"px.loader: {tree.name('source', path)} is a {type(leaf).__name__}, not an array (num_rows, ...); "
+                    "in a tree each leaf has all rows: px.loader((np.stack(images), np.array(labels)), 32)"
+                )
+        on_host = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, source)  # once for all
+        return Arrays(on_host, common_rows("px.loader: source", source))
+    if hasattr(source, "__getitem__") and not isinstance(source, Mapping) and (size := _length(source)):
+        return Dataset(source, size)
+    return Batches("px.loader: source", source)
+
+
 def is_array(x: Any) -> bool:
     """Return whether it has rows that can be taken by number: an array of NumPy, JAX or PyTorch, or one in a file."""
     return hasattr(x, "dtype") and hasattr(x, "__getitem__") and len(getattr(x, "shape", ())) > 0
@@ -226,27 +224,9 @@ def to_host(x: Any) -> np.ndarray:
     return np.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x)
 
 
-def _from_device(leaf: Any) -> Any:
-    """Copy a device array to the host once, rather than for each batch."""
-    return to_host(leaf) if isinstance(leaf, jax.Array) else leaf
-
-
-def stacked(found: Sequence[Any], rows: np.ndarray) -> Any:
-    """Stack single rows, trees alike, to one tree with leaves ``(len(rows), ...)``.
-
-    Args:
-        found: the rows.
-        rows: their numbers, for errors.
-
-    Raises:
-        ShapeError: if they differ in structure, shape or dtype.
-    """
-    structure = jax.tree.structure(found[0])
-    for row, value in zip(rows, found, strict=True):
-        if jax.tree.structure(value) != structure:
-            raise ShapeError(f"row {row} of the source is {jax.tree.structure(value)}, row {rows[0]} is {structure}")
-    columns = zip(*(jax.tree.leaves(value) for value in found), strict=True)
-    return jax.tree.unflatten(structure, [_column(column, rows) for column in columns])
+def _stacked(found: Sequence[Any], rows: np.ndarray) -> Any:
+    """Stack single rows, trees alike, to one tree with leaves ``(len(rows), ...)``; ``rows``: numbers, for errors."""
+    return jax.tree.map(lambda *values: _column(values, rows), *found)
 
 
 def _column(values: Sequence[Any], rows: np.ndarray) -> np.ndarray:
@@ -264,7 +244,7 @@ def _column(values: Sequence[Any], rows: np.ndarray) -> np.ndarray:
     return np.stack(arrays)
 
 
-def _common_rows(what: str, given: Any) -> int:
+def common_rows(what: str, given: Any) -> int:
     """Return the number of rows that all leaves of a tree have."""
     leaves = jax.tree_util.tree_leaves_with_path(given)
     shapes = {jax.tree_util.keystr(path): tuple(getattr(leaf, "shape", ()) or np.shape(leaf)) for path, leaf in leaves}
@@ -303,12 +283,10 @@ def for_devices(batch: Any, num_rows: int, *, copy: bool) -> Any:
 
 
 @contextlib.contextmanager
-def naming(epoch: int, number: int) -> Iterator[None]:
-    """Errors from within name the batch, counted from 1 as :func:`px.fit` does for people."""
+def naming(what: str, position: Position) -> Iterator[None]:
+    """Errors from within name the batch."""
     try:
         yield
-    except ParaxisError as error:
-        raise type(error)(f"px.loader: batch number {number + 1} of epoch {epoch + 1}: {error}") from error
     except Exception as error:
-        error.add_note(f"px.loader: raised when batch number {number + 1} of epoch {epoch + 1} was made")
+        error.add_note(f"{what}: raised when batch {position} was made")
         raise
