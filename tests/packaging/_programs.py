@@ -116,7 +116,8 @@ DEMO = """
 
 EXAMPLES = "import matplotlib, mlxtend, optax, scipy, sklearn"
 BENCH = f"{EXAMPLES}\nimport drjax, jaxopt"
-TEST = f"{BENCH}\nimport coverage, equinox, grain, hypothesis, penzai, pyarrow, pytest, xdist"
+LIBRARIES = "import blackjax, diffrax, equinox, lineax, numpyro, optimistix"
+TEST = f"{BENCH}\n{LIBRARIES}\nimport coverage, grain, hypothesis, penzai, pyarrow, pytest, xdist"
 DOCS = "import ipykernel, mkdocs, mkdocstrings, nbclient"
 LINT = "import grimp, mypy, pyright, ruff"
 
@@ -134,6 +135,7 @@ PROGRAMS = {
         "demo": DEMO,
         "examples": EXAMPLES,
         "bench": BENCH,
+        "libraries": LIBRARIES,
         "test": TEST,
         "docs": DOCS,
         "lint": LINT,

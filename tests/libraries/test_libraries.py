@@ -1,0 +1,224 @@
+"""Libraries in a mapped function do not know: their solvers, samplers and derivative rules do what they do alone.
+
+Expected values and derivatives are those of one element after the other, by JAX alone.
+"""
+
+import itertools
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paraxis as px
+from tests._support import assert_close, axis_on
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import blackjax
+    import diffrax
+    import equinox as eqx
+    import lineax
+    import numpyro
+    import optimistix
+    from numpyro import distributions as dist
+    from numpyro.infer import MCMC, NUTS
+    from numpyro.infer.util import log_density
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Case(NamedTuple):
+    """What each element does with a shared ``w (2,)`` and its own ``x (2,)``, and whether that has a derivative."""
+
+    fn: Callable[[jax.Array, jax.Array], Any]
+    has_derivative: bool = True
+
+
+def _ode(solver: Any, **options: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def solve(w: jax.Array, x: jax.Array) -> jax.Array:
+        term = diffrax.ODETerm(lambda t, y, args: -args[1] * (y - args[0] * jnp.cos(t)))
+        steps = diffrax.PIDController(rtol=1e-2, atol=1e-4)
+        found = diffrax.diffeqsolve(
+            term, solver, 0.0, 1.0, 0.1, x, args=(w, x), stepsize_controller=steps, max_steps=64, **options
+        )
+        assert found.ys is not None
+        return found.ys[0]
+
+    return solve
+
+
+def _nuts(w: jax.Array, x: jax.Array) -> jax.Array:
+    kernel: Any = blackjax.nuts(lambda q: -jnp.sum(q**2 * w), step_size=0.3, inverse_mass_matrix=jnp.ones(2))
+    keys = jax.random.split(jax.random.key(jnp.asarray(100 * x[0], int)), 10)
+
+    def step(state: Any, key: jax.Array) -> Any:
+        state = kernel.step(rng_key=key, state=state)[0]
+        return state, state.position
+
+    return jax.lax.scan(step, kernel.init(x), keys)[1]
+
+
+def _model(w: jax.Array, x: jax.Array) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(slope * w, 1.0), obs=x)
+
+
+def _density(w: jax.Array, x: jax.Array) -> Any:
+    return log_density(_model, (w, x), {}, {"slope": x[0]})[0]
+
+
+def _numpyro_nuts(w: jax.Array, x: jax.Array) -> Any:
+    kernel = NUTS(_model)
+    state = kernel.init(jax.random.key(0), 5, None, (w, x), {})
+
+    def step(state: Any, _: None) -> Any:
+        state = kernel.sample(state, (w, x), {})
+        return state, state.z
+
+    return jax.lax.scan(step, state, length=10)[1]
+
+
+def _converted(w: jax.Array, x: jax.Array) -> jax.Array:
+    closed = eqx.filter_closure_convert(lambda y: jnp.tanh(y @ jnp.outer(w, x)), x)
+    return closed(2 * x)
+
+
+def _looped(w: jax.Array, x: jax.Array) -> jax.Array:
+    def turn(s: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return s[0] + 1, jnp.sin(s[1] * w)
+
+    loop = eqx.internal.while_loop(
+        lambda s: s[0] < 3 + x[0], turn, (jnp.zeros(()), x), max_steps=16, kind="checkpointed", checkpoints=3
+    )
+    return loop[1]
+
+
+def _linear(solver: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def solve(w: jax.Array, x: jax.Array) -> jax.Array:
+        tag = lineax.positive_semidefinite_tag
+        operator = lineax.FunctionLinearOperator(lambda v: 3 * v + w * (w @ v), jax.eval_shape(lambda: x), tag)
+        return lineax.linear_solve(operator, x, solver).value
+
+    return solve
+
+
+def _root(w: jax.Array, x: jax.Array) -> jax.Array:
+    newton = optimistix.Newton(rtol=1e-6, atol=1e-6)
+    return optimistix.root_find(lambda y, _: y + jnp.tanh(w * y) - x, newton, jnp.zeros(2)).value
+
+
+def _least(solver: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def solve(w: jax.Array, x: jax.Array) -> jax.Array:
+        return optimistix.least_squares(lambda y, _: (y - x, jnp.sin(y * w)), solver, x).value
+
+    return solve
+
+
+CASES = {
+    "diffrax Heun": Case(_ode(diffrax.Heun())),
+    "diffrax Tsit5": Case(_ode(diffrax.Tsit5())),
+    "diffrax ImplicitEuler": Case(_ode(diffrax.ImplicitEuler())),
+    "diffrax Kvaerno3": Case(_ode(diffrax.Kvaerno3())),
+    "diffrax backsolve": Case(_ode(diffrax.Tsit5(), adjoint=diffrax.BacksolveAdjoint())),
+    "diffrax direct": Case(_ode(diffrax.Tsit5(), adjoint=diffrax.DirectAdjoint())),
+    "blackjax NUTS": Case(_nuts, has_derivative=False),
+    "numpyro density": Case(_density),
+    "numpyro NUTS": Case(_numpyro_nuts, has_derivative=False),
+    "equinox closure": Case(_converted),
+    "equinox loop": Case(_looped),
+    "lineax CG": Case(_linear(lineax.CG(rtol=1e-6, atol=1e-6))),
+    "lineax Cholesky": Case(_linear(lineax.Cholesky())),
+    "optimistix root": Case(_root),
+    "optimistix Levenberg-Marquardt": Case(_least(optimistix.LevenbergMarquardt(rtol=1e-6, atol=1e-6))),
+    "optimistix BFGS": Case(_least(optimistix.BFGS(rtol=1e-6, atol=1e-6))),
+}
+
+
+_EVERY_DAY = ("Heun", "ImplicitEuler", "blackjax NUTS", "density", "closure", "lineax CG", "root")
+DAILY = [(name, 10, None, True) for name in CASES if name.endswith(_EVERY_DAY)]
+
+# Solvers whose operations hold programs of their own, which a body may not be traced anew for.
+WAITING = [name for name in CASES if name.startswith(("lineax", "optimistix", "diffrax I", "diffrax K"))]
+
+
+def _inputs(size: int) -> tuple[jax.Array, jax.Array]:
+    return jnp.array([0.7, 1.3]), jnp.asarray(np.random.default_rng(0).uniform(0.5, 3.0, (size, 2)), "float32")
+
+
+def _score(y: Any) -> jax.Array:
+    return sum((jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(y)), jnp.zeros(()))
+
+
+def _slope(fn: Callable[..., Any], w: jax.Array, x: jax.Array) -> Any:
+    """The gradient of a score of what a function returns, and that."""
+    return jax.grad(lambda w, x: (lambda y: (_score(y), y))(fn(w, x)), argnums=(0, 1), has_aux=True)(w, x)
+
+
+def _in_turn(case: Case, inside: bool, w: jax.Array, x: jax.Array) -> Any:
+    if not case.has_derivative:
+        return jax.lax.map(partial(case.fn, w), x)
+    slopes, value = jax.lax.map(partial(_slope, case.fn, w), x)
+    through = (slopes[0].sum(0), slopes[1]), value
+    return (through, (slopes, value)) if inside else through
+
+
+def _mapped(case: Case, inside: bool, axis: px.Axis, w: jax.Array, x: jax.Array) -> Any:
+    def on(fn: Any) -> Any:
+        return lambda w, x: px.map_fn(fn, (px.broadcast(w, axis), x), axis)
+
+    if not case.has_derivative:
+        return on(case.fn)(w, x)
+    through = _slope(on(case.fn), w, x)
+    return (through, on(partial(_slope, case.fn))(w, x)) if inside else through
+
+
+def _every_case() -> list[Any]:
+    cases = itertools.product(CASES, (8, 10, 20), (None, 1, 2), (True, False))
+    return [
+        pytest.param(
+            *case,
+            marks=[
+                *([] if case in DAILY else [pytest.mark.slow]),
+                *([pytest.mark.xfail(strict=True)] if case[0] in WAITING else []),
+            ],
+        )
+        for case in cases
+    ]
+
+
+@pytest.mark.parametrize(("name", "size", "at_once", "compiled"), _every_case())
+def test_a_library_in_a_map(name: str, size: int, at_once: int | None, compiled: bool) -> None:
+    """Values and the gradient through the map; at night also each element's own gradient, inside."""
+    case, axis, (w, x) = CASES[name], axis_on(8, size, at_once=at_once), _inputs(size)
+    inside = (name, size, at_once, compiled) not in DAILY
+    run = partial(_mapped, case, inside, axis)
+    found = (jax.jit(run) if compiled else run)(w, x)
+    assert_close(found, jax.jit(partial(_in_turn, case, inside))(w, x), rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CASES if name not in WAITING])
+def test_a_library_sends_nothing(name: str) -> None:
+    axis, (w, x) = axis_on(8, 16), _inputs(16)
+    nothing = dict.fromkeys(("all_reduce", "all_gather", "all_to_all", "collective_permute"), 0)
+    px.testing.assert_communication(
+        lambda w, x: px.map_fn(CASES[name].fn, (px.broadcast(w, axis), x), axis), w, x, **nothing
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chains", [8, 10])
+def test_chains_of_numpyro(chains: int) -> None:
+    def run(method: Any) -> Any:
+        mcmc = MCMC(
+            NUTS(_model), num_warmup=20, num_samples=20, num_chains=chains, chain_method=method, progress_bar=False
+        )
+        mcmc.run(jax.random.key(0), jnp.array([0.7, 1.3]), jnp.array([0.5, 2.0]))
+        return mcmc.get_samples(group_by_chain=True)
+
+    assert_close(run(px.pmap), run("vectorized"), rtol=1e-3, atol=1e-3)
