@@ -1,5 +1,6 @@
 """``paraxis explain``: a report on any number of devices, in a process of its own; one line for each mistake."""
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -67,6 +68,14 @@ def test_other_programs_are_told_of_each_collective(model: Path, capsys: pytest.
     assert found["memory"]["arguments"] == found["summary"]["argument bytes"]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_a_file_with_a_mesh_is_explained_on_a_topology_in_a_process_of_its_own(model: Path) -> None:
+    done = run("explain", f"{model}:total", "--arguments", "split", "--on", "v5e:4x4", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["num_devices"], found["summary"]["all_reduce along all, bytes"]) == (16, 4)
+
+
 @pytest.mark.slow  # each number is a process
 def test_numbers_of_devices_are_compared_in_a_table(model: Path) -> None:
     devices = [word for number in (1, 4) for word in ("--devices", str(number))]
@@ -106,7 +115,7 @@ WRONG = {
     "{}:total --shapes float31[3]": "--shapes: float31 is no dtype; write float32[64,10]",
     "{}:total --shapes 3x4": "--shapes: 3x4 is no array; write '--shapes float32[64,10] int32[]'",
     "{}:total --shapes float32[3] --arguments split": BOTH,
-    "{}:total --devices 1 --devices 2 --json": "--html and --json are of one report; write --devices once",
+    "{}:total --devices 1 --devices 2 --json": "--html, --json and --on are of one report; write --devices once",
     "{}:total --shapes float32[3] --html r.png": (
         "--html r.png: save: path must end in .html, got 'r.png'; write 'r.html'"
     ),

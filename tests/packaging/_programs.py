@@ -114,6 +114,17 @@ DEMO = """
     assert len(list(Path("demo").rglob("*.png"))) == 5
 """
 
+TPU = """
+    import jax
+    import jax.numpy as jnp
+    import paraxis as px
+
+    rows = px.Axis("rows", 32)
+    report = px.explain(lambda x: px.reduce_mean(px.map_fn(jnp.sin, x, rows), rows), on="v5e:4x4")(jnp.ones((32, 8)))
+    assert report.num_devices == 16
+    assert report.communication.count["all_reduce"] == 1
+"""
+
 EXAMPLES = "import matplotlib, mlxtend, optax, scipy, sklearn"
 BENCH = f"{EXAMPLES}\nimport drjax, jaxopt"
 LIBRARIES = "import blackjax, diffrax, equinox, lineax, numpyro, optimistix"
@@ -132,6 +143,7 @@ PROGRAMS = {
         "solve": SOLVE,
         "tables": TABLES,
         "train": TRAIN,
+        "tpu": TPU,
         "demo": DEMO,
         "examples": EXAMPLES,
         "bench": BENCH,

@@ -7,9 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-FOR_USERS = ("nnx", "solve", "tables", "train", "demo", "pool", "ray")
+FOR_USERS = ("nnx", "solve", "tables", "train", "demo", "pool", "ray", "tpu")
 
-_IMPORTED_AS = {"orbax-checkpoint": "orbax", "scikit-learn": "sklearn"}
+_IMPORTED_AS = {"jax[tpu]": "libtpu", "orbax-checkpoint": "orbax", "scikit-learn": "sklearn"}
 
 
 def imports(extra: str) -> set[str]:
@@ -22,7 +22,7 @@ def imports(extra: str) -> set[str]:
         if package == PROJECT["name"]:
             found |= set[str]().union(*map(imports, of_it.split(",")))
         else:
-            found.add(_IMPORTED_AS.get(package, package))
+            found.add(_IMPORTED_AS.get(requirement, _IMPORTED_AS.get(package, package)))
     return found
 
 

@@ -25,6 +25,7 @@ from jax._src import (
 from jax._src.interpreters.partial_eval import lower_jaxpr2  # carries out what stands for other operations
 from jax._src.lax import lax  # the one way to a weak type
 from jax.core import ShapedArray as ShapedArray, Tracer as Tracer
+from jax.experimental import topologies
 from jax.extend.core import (
     ClosedJaxpr as ClosedJaxpr,
     Jaxpr as Jaxpr,
@@ -41,8 +42,8 @@ _INSIDE = tuple(f"{Path(file).parent}{os.sep}" for file in (jax.__file__, Path(_
 
 
 def define_lowering(primitive: Primitive, implementation: Callable[..., Any]) -> None:
-    """Lower a single-result primitive by lowering the JAX function that computes it."""
-    mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=False))
+    """Lower a single-result primitive by lowering the JAX function that computes it; each with a line of its own."""
+    mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=False), cacheable=False)
 
 
 def define_linear(primitive: Primitive, transpose: Callable[..., Sequence[Any]]) -> None:
@@ -478,6 +479,11 @@ def results_of(lowered: Any, compiled: Any) -> tuple[Any, Any]:
             for flat in (executable.out_avals, executable._out_shardings)
         )
         return infos, sides
+
+
+def topology_devices(name: str) -> tuple[Any, ...]:
+    """Return the chips of a TPU topology, such as ``v5e:4x4``, which JAX compiles for and cannot run on."""
+    return tuple(topologies.get_topology_desc(name, platform="tpu").devices)
 
 
 def laid_struct(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:

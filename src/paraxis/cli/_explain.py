@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import math
 import operator
 import re
 import subprocess
@@ -31,10 +32,13 @@ def run_explain(
     shapes: str | None = None,
     arguments: str | None = None,
     devices: Sequence[int] = (),
+    on: str | None = None,
     html: Path | None = None,
     as_json: bool = False,
 ) -> int:
     """Print the report on ``module:function``, or ``file.py:function``; on several numbers of devices, a table.
+
+    For a topology, as many devices are simulated as it has chips, so that the file's meshes can be made.
 
     Returns:
         The exit status, 0.
@@ -45,8 +49,8 @@ def run_explain(
     if shapes is not None and arguments is not None:
         raise CommandError("--shapes and --arguments both say what the function is given; write one of them")
     if len(devices) > 1:
-        if html is not None or as_json:
-            raise CommandError("--html and --json are of one report; write --devices once")
+        if html is not None or as_json or on is not None:
+            raise CommandError("--html, --json and --on are of one report; write --devices once")
         options = {"--shapes": shapes, "--arguments": arguments}
         given = [word for option, value in options.items() if value for word in (option, value)]
         rows = [_HEAD, *(_row(target, given, number) for number in devices)]
@@ -54,18 +58,23 @@ def run_explain(
         for row in rows:
             print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
         return 0
-    if devices:
+    if devices or on is not None:
+        number = devices[0] if devices else math.prod(map(int, re.findall(r"\d+", (on or "").partition(":")[2])))
         try:
-            simulate_devices(devices[0])
+            simulate_devices(number)
         except DeviceError as error:
-            raise CommandError(f"--devices {devices[0]}: {error}") from None
+            raise CommandError(f"--devices {number}: {error}") from None
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise CommandError(f"{target} names no function; write: paraxis explain model.py:step, or package.model:step")
     module = _module(place)
     fn = _function(module, name)
     made: Any = _structs(shapes or "") if arguments is None else _function(module, arguments)()
-    report = explain(fn)(*(made if isinstance(made, (tuple, list)) else (made,)))
+    try:
+        explained = explain(fn, on=on)
+    except (ModuleNotFoundError, ValueError) as error:
+        raise CommandError(f"--on {on}: {error}") from None
+    report = explained(*(made if isinstance(made, (tuple, list)) else (made,)))
     print(json.dumps(_numbers(report), default=dataclasses.asdict) if as_json else report)
     if html is not None:
         try:

@@ -122,6 +122,7 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices", type=int, action="append", metavar="N", help="CPU devices to simulate; repeat it for a table"
     )
+    parser.add_argument("--on", metavar="TOPOLOGY", help="compile for TPUs, such as v5e:16x16, which need not be there")
     parser.add_argument("--html", type=Path, metavar="PATH", help="write the report to this file, too")
     parser.add_argument("--json", action="store_true", help="print the numbers, for other programs")
     parser.set_defaults(run=_explain)
@@ -135,6 +136,7 @@ def _explain(chosen: argparse.Namespace) -> int:
         shapes=chosen.shapes,
         arguments=chosen.arguments,
         devices=chosen.devices or (),
+        on=chosen.on,
         html=chosen.html,
         as_json=chosen.json,
     )

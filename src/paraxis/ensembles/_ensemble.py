@@ -201,12 +201,14 @@ class Ensemble:
 
     def lower(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
         """Return the program of :meth:`train` for these arguments, as ``jax.jit(f).lower`` does, without running it."""
-        return self._trace_train(step, *args, in_axes=in_axes).lower()
+        return self._trace(step, *args, in_axes=in_axes).lower()
 
-    def _trace_train(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
+    def _trace(self, step: Callable[..., Any], *args: Any, in_axes: Any = None) -> Any:
         with placing.without_context():
             program, args = self._prepared("train", step, Form.step, args, in_axes)
             return program.trace(self._members, args)
+
+    vars(train).update(trace=_trace, lower=lower)  # as of what jax.jit returns
 
     def fit(
         self,

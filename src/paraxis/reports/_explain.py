@@ -1,5 +1,6 @@
 """The report on a function: it is traced, lowered and compiled, as a call would do, and its text is read."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -12,7 +13,7 @@ import jax
 
 from paraxis._calls import check
 from paraxis._jax import jax_api
-from paraxis.reports import _findings, _flops, _hlo, _lines, _meshes
+from paraxis.reports import _findings, _flops, _hlo, _lines, _meshes, _topology
 from paraxis.reports._layout import Layout, layout_of
 from paraxis.reports._report import Report
 from paraxis.reports._values import Collective, LineWork, Memory, Work
@@ -27,16 +28,20 @@ _WHOLE_MEMORY = {"xla_cpu_experimental_ynn_fusion_type": ""}
 """XLA's CPU compiler calls a library for attention and the like, and leaves its memory out of the account."""
 
 
-def explain(fn: Callable[..., Any]) -> Callable[..., Report]:
+def explain(fn: Callable[..., Any], *, on: str | None = None) -> Callable[..., Report]:
     """Return a function of the same arguments that reports what a call sends, computes and holds; nothing is run.
 
     It compiles the function for its arguments, as a call would, and reads the compiled program. So it tells what runs,
     with what the compiler has put in, and which line of the source asks for it.
 
     Args:
-        fn: any function of arrays; a model that is a pytree; or what has ``lower``, as ``jax.jit``,
+        fn: any function of arrays; a model that is a pytree; or what has ``trace`` or ``lower``, as ``jax.jit``,
             :func:`train_step`, :class:`Parallel`, ``nnx.jit`` and ``eqx.filter_jit`` give, with its shardings and
             donations.
+        on: a topology of TPUs, such as ``"v5e:16x16"``. The TPUs' own compiler compiles for it; that needs the extra
+            ``tpu``, and no TPU. Meshes must have as many devices, of a topology or simulated
+            (:func:`paraxis.testing.simulate_devices`); axes without a mesh lie over all chips. ``None``: the devices
+            that a call runs on.
 
     Returns:
         A function. Its arguments are those of ``fn``, with ``jax.ShapeDtypeStruct`` in place of arrays where the values
@@ -45,7 +50,10 @@ def explain(fn: Callable[..., Any]) -> Callable[..., Report]:
         :class:`paraxis.reports.Report`.
 
     Raises:
-        TypeError: if ``fn`` cannot be called. The report's function raises what tracing or compiling ``fn`` raises.
+        TypeError: if ``fn`` cannot be called. The report's function raises what tracing or compiling ``fn`` raises, as
+            the TPUs' compiler does for a program that needs more memory than a chip has.
+        ModuleNotFoundError: if ``on`` is given, and libtpu is not installed.
+        ValueError: if there is no such topology, or if the program lies over another number of devices.
 
     Example:
         >>> import jax, jax.numpy as jnp, paraxis as px
@@ -57,19 +65,25 @@ def explain(fn: Callable[..., Any]) -> Callable[..., Report]:
         [('all_reduce', 4000, ('clients',), 'px.reduce_mean')]
     """
     check.function("explain", "fn", fn, "px.explain(lambda x: …)(x)")
+    chips = () if on is None else _topology.chips(on)
 
     @functools.wraps(fn, updated=())
     def explained(*args: Any, **kwargs: Any) -> Report:
         start = time.perf_counter()
         with jax_api.lines_kept():
-            closed, lowered = _lowered(fn, args, kwargs)
+            traced, lower = _topology.traced(functools.partial(_staged, fn, args, kwargs), chips)
+            closed = getattr(traced, "jaxpr", None)
             if closed is not None and (
-                len(closed.in_avals) != len(jax.tree.leaves(lowered.args_info))
+                len(closed.in_avals) != len(jax.tree.leaves(traced.args_info))
                 or any(isinstance(x, jax.Ref) for x in closed.consts)
             ):
                 raise TypeError(f"explain: {_name(fn)} reads a jax.Ref or a traced value; make it an argument")
+            if chips and closed is None:
+                raise TypeError(f"explain: {_name(fn)} has no trace, which on= needs; give what jax.jit returns")
+            lowered = _topology.lowered(_name(fn), traced, chips) if chips else lower()
             middle = time.perf_counter()
-            compiled = compiled_for_report(lowered)
+            on_cpu = jax.default_backend() == "cpu"
+            compiled = lowered.compile(compiler_options=_WHOLE_MEMORY) if on_cpu else lowered.compile()
         return _report(_name(fn), closed, lowered, compiled, (middle - start, time.perf_counter() - middle))
 
     return explained
@@ -87,7 +101,7 @@ def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[
         num_devices=program.num_devices,
         collectives=_collectives(program, meshes, given),
         work=_work(program, jaxpr),
-        memory=memory(compiled, places),
+        memory=_memory(compiled, places),
         arguments=tuple(array for array in given if array is not None),
         results=_returned(results, shardings),
         callbacks=tuple(_flops.calls_python(jaxpr)) if jaxpr is not None else (),
@@ -100,22 +114,20 @@ def _report(name: str, closed: Any, lowered: Any, compiled: Any, seconds: tuple[
 # --- lowered and compiled --------------------------------------------------------------------------------------------
 
 
-def _lowered(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the jaxpr of a function, or ``None`` if nobody has it, and what is to be compiled."""
+def _staged(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], Any]]:
+    """Return the trace of a function, or ``None`` if nobody has it, and a function that lowers it."""
     fn, args, kwargs = _unbound(fn, args, kwargs)
-    own = getattr(getattr(fn, "__self__", None), f"_trace_{getattr(fn, '__name__', '')}", None)  # of an ensemble
-    trace = own or getattr(fn, "trace", None)
-    if trace is not None:
-        traced = trace(*args, **kwargs)
-        traced = getattr(traced, "traced", traced)  # as NNX has it
-        return getattr(traced, "jaxpr", None), traced.lower()
     if not hasattr(fn, "lower"):
         traced = _traced(fn, args, kwargs)
-        return traced.jaxpr, traced.lower()
-    lowered = fn.lower(*args, **kwargs)
-    inner = getattr(fn, "__wrapped__", None)
-    jaxpr = _traced(inner, args, kwargs).jaxpr if inner is not None else None
-    return jaxpr, getattr(lowered, "lowered", lowered)  # as Equinox has it
+    elif hasattr(fn, "trace"):
+        traced = fn.trace(*args, **kwargs)
+        traced = getattr(traced, "traced", traced)  # as NNX has it
+    else:
+        inner = getattr(fn, "__wrapped__", None)
+        lowered = functools.partial(fn.lower, *args, **kwargs)
+        lower = lambda: getattr(found := lowered(), "lowered", found)  # noqa: E731  # as Equinox has it
+        return (_traced(inner, args, kwargs) if inner is not None else None), lower
+    return traced, traced.lower
 
 
 def _unbound(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -155,20 +167,16 @@ def _is_array(leaf: Any) -> bool:
     return is_number or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
 
 
-def compiled_for_report(lowered: Any) -> Any:
-    """Compile a program so that the compiler's account of its memory is whole."""
-    on_cpu = jax.default_backend() == "cpu"
-    return lowered.compile(compiler_options=_WHOLE_MEMORY) if on_cpu else lowered.compile()
-
-
-def memory(compiled: Any, places: Sequence[Any]) -> Memory:
+def _memory(compiled: Any, places: Sequence[Any]) -> Memory:
     """Return what a compiled program needs on one device; ``places``: shardings of its arrays."""
     used = compiled.memory_analysis()
     given, results = used.argument_size_in_bytes, used.output_size_in_bytes
     temporaries, donated = used.temp_size_in_bytes, used.alias_size_in_bytes
     peak = max(getattr(used, "peak_memory_in_bytes", 0), given + results - donated + temporaries)
-    here = [device for place in places[:1] for device in place.addressable_devices]  # others tell this process nothing
-    stats = here[0].memory_stats() if here else None
+    stats: Any = None
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # of a topology's chips, nobody can be asked
+        here = [device for place in places[:1] for device in place.addressable_devices]
+        stats = here[0].memory_stats() if here else None
     return Memory(given, results, temporaries, donated, peak, (stats or {}).get("bytes_limit"))
 
 
@@ -231,6 +239,7 @@ def _collective(
         verb=verb,
         is_backward=operation.is_backward,
         is_written=_WRITTEN.fullmatch(operation.path.rpartition("/")[2]) is not None,
+        is_ring=is_permutation and operation.is_product,
         operand=given[number].name if number is not None and number < len(given) else None,
     )
 

@@ -16,7 +16,7 @@ from paraxis._jax import jax_api
 from paraxis.reports import _flops, _lines, units
 from paraxis.reports._layout import Layout
 from paraxis.reports._report import Report
-from paraxis.reports._values import Finding
+from paraxis.reports._values import Collective, Finding
 
 _SENT = 64 * 1024
 """The least bytes of a collective that is worth a word."""
@@ -58,18 +58,25 @@ def unchecked(report: Report, jaxpr: jax_api.Jaxpr | None) -> Iterator[str]:
 
 
 def _gathers(report: Report) -> Iterator[Finding]:
+    by_line: dict[Any, list[Collective]] = {}
     for c in report.collectives:
-        if c.kind != "all_gather" or c.is_written or c.total_bytes < _SENT:
+        if c.kind == "all_gather" and not c.is_written:
+            by_line.setdefault((c.line, c.axes), []).append(c)
+    for (line, axes), group in by_line.items():
+        first, sent = group[0], sum(c.total_bytes for c in group)
+        if sent < _SENT:
             continue
-        along = f" along {', '.join(map(repr, c.axes))}" if c.axes else ""
-        often = f", {units.of(c.times, 'time')}" if c.times > 1 else ""
-        what = f"{c.operand}, which lies in blocks, is" if c.operand else "rows that lie in blocks are"
-        text = f"{what} gathered on each device{along}: {c.shape}, {units.size(c.bytes)}{often}"
+        along = f" along {', '.join(map(repr, axes))}" if axes else ""
+        often = f", {units.of(first.times, 'time')}" if first.times > 1 else ""
+        shown = f"{first.shape}, {units.size(first.bytes)}{often}" if len(group) == 1 else f"{units.size(sent)} in all"
+        what = f"{first.operand}, which lies in blocks, is" if first.operand else "rows that lie in blocks are"
         write = (
             "compute on each device's own rows, by px.map_fn over them or jax.shard_map; or, if the array is small, "
             "keep it whole on each device"
         )
-        yield Finding("gather", text, c.line, write, c.total_bytes / report.total_bytes)
+        yield Finding(
+            "gather", f"{what} gathered on each device{along}: {shown}", line, write, sent / report.total_bytes
+        )
 
 
 def _conditions(report: Report) -> Iterator[Finding]:

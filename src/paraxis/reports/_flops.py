@@ -27,7 +27,10 @@ _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _BY_CUDNN = re.compile(r'custom_call_target="__cudnn\$convBackward(Filter|Input)"')
 """Derivatives with the window and the labels of the convolution itself."""
 _OPAQUE = ("cholesky", "fft", "ragged-dot", "triangular-solve")
-_FREE = ("Sharding", "SPMD", "callback", "annotate", "AllocateBuffer", "Topk", "SliceTo", "PadTo", "xla.sdy")
+_FREE = (
+    *("Sharding", "SPMD", "callback", "annotate", "Topk", "SliceTo", "PadTo", "xla.sdy"),
+    *("AllocateBuffer", "AssumeGatherIndices", "AsyncCollective", "Bitcast"),  # on TPUs
+)
 
 
 def of_program(program: _hlo.Program) -> tuple[Lines, bool]:
@@ -45,7 +48,11 @@ def flops(program: _hlo.Program, operation: _hlo.Operation) -> int:
     """Return an operation's floating-point operations, each time that it runs, if it is a product."""
     if operation.opcode == "multiply":
         size = math.prod(_hlo.dims(operation.shape))  # what is left of a product; one number is where a block begins
-        return 2 * size if size > 1 and operation.path.partition(";")[0].endswith("/dot_general") else 0
+        return 2 * size if size > 1 and operation.is_product else 0
+    if operation.opcode == "reduce" and operation.is_product:  # on TPUs, the multiplication has another name
+        factors = program.find(operation.operands[0])
+        is_left = factors is not None and factors.opcode == "multiply" and not factors.is_product
+        return 2 * math.prod(_hlo.dims(factors.shape)) if factors is not None and is_left else 0
     if operation.opcode not in _PRODUCTS:
         return 0
     operands = [program.find(name) for name in operation.operands[:2]]

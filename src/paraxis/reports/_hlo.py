@@ -10,6 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 KINDS: tuple[str, ...] = (
     "all_reduce",
@@ -37,6 +38,7 @@ class Computation:
         is_certain: whether ``times`` is known; if not, a loop without a known end counts as one turn.
         is_branch: whether a branch calls it, which need not be taken.
         is_in_loop: whether a loop calls it.
+        is_fused: whether it stands for one operation of its caller.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Computation:
     is_certain: bool = True
     is_branch: bool = False
     is_in_loop: bool = False
+    is_fused: bool = False
 
 
 @dataclasses.dataclass
@@ -87,9 +90,19 @@ class Operation:
         return found[1] if found else ""
 
     @property
+    def is_product(self) -> bool:
+        """Return whether JAX's name of it is that of a matrix product."""
+        return self.path.partition(";")[0].endswith("/dot_general")
+
+    @property
     def is_backward(self) -> bool:
         """True of a derivative's backward pass, in which what a checkpoint did not keep is made again."""
         return "transpose(" in self.path
+
+    @property
+    def is_root(self) -> bool:
+        """Return whether it is what its computation gives."""
+        return self.text.lstrip().startswith("ROOT ")
 
     @property
     def operands(self) -> list[str]:
@@ -105,16 +118,21 @@ class Program:
         self.num_devices = int(devices[1]) if devices else 1
         self._says_devices = devices is not None
         self._tables = _tables(text)
-        computations = _computations(text)
-        _count(computations)
-        self.operations = [operation for computation in computations for operation in computation.operations]
+        self._computations = {computation.name: computation for computation in _computations(text)}
+        self.operations = [operation for body in self._computations.values() for operation in body.operations]
         self._by_name = {operation.name: operation for operation in self.operations}
-        self._operations = {computation.name: computation.operations for computation in computations}
+        self._loops = {part: op for op in self.operations if op.opcode == "while" for part in _callees(op.text)}
+        self._count()
 
     @property
     def collectives(self) -> list[Operation]:
-        """Those operations that exchange something."""
-        return [op for op in self.operations if op.kind is not None and self.group_size(op) != 1]
+        """Those operations that exchange something; of one whose parts are fused into others, as on TPUs, the first."""
+        found: dict[Any, Operation] = {}
+        for operation in self.operations:
+            if operation.kind is not None and self.group_size(operation) != 1:
+                channel = _CHANNEL.search(operation.text) if operation.within.is_fused else None
+                found.setdefault(channel[1] if channel else operation.name, operation)
+        return [*found.values()]
 
     def find(self, name: str) -> Operation | None:
         return self._by_name.get(name)
@@ -150,9 +168,86 @@ class Program:
 
     def _moves(self, operation: Operation) -> bool:
         """Return whether an operation gives its one operand's numbers, in another order or of another dtype."""
-        inside = [op for name in _callees(operation.text) for op in self._operations.get(name, ())]
+        called = [self._computations[name] for name in _callees(operation.text) if name in self._computations]
+        inside = [op for computation in called for op in computation.operations]
         is_alone = operation.opcode == "fusion" and len(operation.operands) == 1
         return operation.opcode in _MOVES or (is_alone and all(op.opcode in ("parameter", *_MOVES) for op in inside))
+
+    def _count(self) -> None:
+        """Note how often each computation runs; of a piece of a program, each once."""
+        computations = [*self._computations.values()]
+        has_entry = any(computation.is_entry for computation in computations)
+        for computation in computations:
+            computation.times = int(computation.is_entry or not has_entry)
+        for caller in reversed(computations if has_entry else ()):
+            for operation in caller.operations:
+                is_loop = operation.opcode == "while"
+                turns = self._turns(operation) if is_loop else 1
+                for callee in filter(None, map(self._computations.get, _callees(operation.text))):
+                    callee.times += caller.times * (1 if turns is None else turns)
+                    callee.is_certain &= caller.is_certain and turns is not None
+                    callee.is_branch |= caller.is_branch or operation.opcode == "conditional"
+                    callee.is_in_loop |= caller.is_in_loop or is_loop
+                    callee.is_fused |= operation.opcode == "fusion"
+
+    # Where the compiler does not say how often a loop runs, as a TPU's does not, a counter does: an element of the
+    # loop's tuple that begins with a number, has another added in each turn, and is compared with a third.
+
+    def _turns(self, loop: Operation) -> int | None:
+        """Return how often a loop runs; ``None``: unknown."""
+        if said := _TRIPS.search(loop.text):
+            return int(said[1])
+        test, body = self._root(loop, "condition"), self._root(loop, "body")
+        if test is None or body is None or test.opcode != "compare" or "direction=LT" not in test.text:
+            return None
+        counter, end = map(self._source, test.operands)
+        place = self._place(counter)
+        added = self._source(body.operands[place]) if place is not None else None
+        if place is None or added is None or added.opcode != "add":
+            return None
+        steps = [x for x in map(self._source, added.operands) if self._place(x) != place]
+        begin, last, step = map(self._number, (self._given(loop, place), end, steps[0] if len(steps) == 1 else None))
+        return None if begin is None or last is None or not step else max(-(-(last - begin) // step), 0)
+
+    def _number(self, operation: Operation | None) -> int | None:
+        """Return an operation's value, if it is an integer that stands in the program, perhaps outside of the loop."""
+        if operation is None:
+            return None
+        if written := _CONSTANT.search(operation.text):
+            return int(written[1])
+        place = self._place(operation)
+        if place is None:
+            return None
+        loop = self._loops[operation.within.name]
+        body = self._root(loop, "body")
+        is_kept = body is not None and self._place(self._source(body.operands[place])) == place
+        return self._number(self._given(loop, place)) if is_kept else None
+
+    def _place(self, operation: Operation | None) -> int | None:
+        """Return which element of its loop's tuple an operation gives."""
+        found = _INDEX.search(operation.text) if operation is not None else None
+        if operation is None or found is None or operation.within.name not in self._loops:
+            return None
+        whole = self._by_name.get(operation.operands[0])
+        return int(found[1]) if whole is not None and whole.opcode == "parameter" else None
+
+    def _given(self, loop: Operation, place: int) -> Operation | None:
+        """Return what an element of a loop's tuple begins with."""
+        whole = self._source(loop.operands[0])
+        return self._source(whole.operands[place]) if whole is not None and whole.opcode == "tuple" else None
+
+    def _root(self, loop: Operation, part: str) -> Operation | None:
+        """Return what a loop's condition or body gives."""
+        found = re.search(rf"\b{part}=%?([\w.\-]+)", loop.text)
+        computation = self._computations.get(found[1]) if found else None
+        return next((op for op in computation.operations if op.is_root), None) if computation is not None else None
+
+    def _source(self, name: str) -> Operation | None:
+        """Return the operation of a name, or the one whose number it only hands on."""
+        found = self._by_name.get(name)
+        while found is not None and found.opcode in _MOVES:
+            found = self._by_name.get(found.operands[0])
+        return found
 
 
 # --- operations --------------------------------------------------------------------------------------------------
@@ -169,7 +264,10 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
 _PATH = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _PARAMETER = re.compile(r" parameter\((\d+)\)")
-_MOVES = ("bitcast", "convert", "copy", "reshape", "transpose")
+_CONSTANT = re.compile(r" constant\((-?\d+)\)")
+_INDEX = re.compile(r" get-tuple-element\(.*\bindex=(\d+)")
+_MOVES = ("bitcast", "convert", "copy", "copy-done", "reshape", "transpose")
+_CHANNEL = re.compile(r"channel_id=(\d+)")
 _PARTITIONS = re.compile(r"num_partitions=(\d+)")
 
 
@@ -188,23 +286,6 @@ def _computations(text: str) -> list[Computation]:
             if operation.starts:
                 operation.shape = ends.get(operation.name, operation.shape)
     return found
-
-
-def _count(computations: Sequence[Computation]) -> None:
-    """Note how often each computation runs; of a piece of a program, each once."""
-    has_entry = any(computation.is_entry for computation in computations)
-    by_name = {computation.name: computation for computation in computations}
-    for computation in computations:
-        computation.times = int(computation.is_entry or not has_entry)
-    for caller in reversed(computations if has_entry else ()):
-        for operation in caller.operations:
-            is_loop = operation.opcode == "while"
-            trips = _TRIPS.search(operation.text) if is_loop else None
-            for callee in filter(None, map(by_name.get, _callees(operation.text))):
-                callee.times += caller.times * (int(trips[1]) if trips else 1)
-                callee.is_certain &= caller.is_certain and (not is_loop or trips is not None)
-                callee.is_branch |= caller.is_branch or operation.opcode == "conditional"
-                callee.is_in_loop |= caller.is_in_loop or is_loop
 
 
 def _callees(text: str) -> Iterator[str]:

@@ -15,15 +15,10 @@ from pathlib import Path
 
 import jax
 
-from paraxis._core import primitives
-
 _OURS = f"{Path(__file__).parent.parent}{os.sep}"
 _JAX = f"{Path(jax.__file__).parent}{os.sep}"
 _REPORTS = f"{Path(__file__).parent}{os.sep}"
-_REDUCES = primitives.reduce.__code__.co_filename, primitives.reduce.__name__
-_LIBRARIES = tuple(
-    f"{path}{os.sep}" for name in ("purelib", "platlib", "stdlib", "platstdlib") if (path := sysconfig.get_path(name))
-)
+_STANDARD = f"{sysconfig.get_path('stdlib')}{os.sep}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +46,9 @@ class Line:
 
 def behind(frames: Sequence[tuple[str, int, str]]) -> tuple[Line | None, str | None]:
     """Return the line that a chain of calls, the innermost first, comes from, and the verb that is called there."""
-    # JAX lowers equal reductions once: the frames of the first one stand before those of each.
-    last = max((number for number, frame in enumerate(frames) if (frame[0], frame[2]) == _REDUCES), default=0)
-    inside = list(itertools.takewhile(lambda frame: not frame[0].startswith(_REPORTS), frames[last:]))
-    verb: str | None = None
+    inside = list(itertools.takewhile(lambda frame: not frame[0].startswith(_REPORTS), frames))
     for wanted in ("user", "library"):
-        verb = None
+        verb: str | None = None
         for file, number, function in inside:
             side = _side(file)
             if side == wanted:
@@ -74,4 +66,5 @@ def _side(file: str) -> str:
         return "jax"
     if file.startswith(_OURS):
         return "ours"
-    return "library" if file.startswith(_LIBRARIES) else "user"
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    return "library" if is_installed or file.startswith(_STANDARD) else "user"

@@ -2,11 +2,13 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from paraxis._axes import placing
 from paraxis._jax import jax_api
 from paraxis.reports import _hlo
 
@@ -16,23 +18,22 @@ Shape = tuple[tuple[str, int], ...]
 
 def used(jaxpr: jax_api.Jaxpr | None, shardings: Iterable[Any], num_devices: int) -> list[Shape]:
     """Return the meshes of a program that have all its devices: those that it names first."""
-    found: dict[Shape, None] = {}
-    for mesh in itertools.chain(
-        named(jaxpr) if jaxpr is not None else (), (getattr(s, "mesh", None) for s in shardings)
-    ):
-        if mesh is not None and not mesh.empty and mesh.size == num_devices:
-            found[tuple(mesh.shape.items())] = None
-    return list(found)
+    of_shardings = (tuple(side.mesh.shape.items()) for side in shardings if hasattr(side, "mesh"))
+    shapes = itertools.chain(named(jaxpr) if jaxpr is not None else (), of_shardings)
+    return list(dict.fromkeys(shape for shape in shapes if math.prod(size for _, size in shape) == num_devices))
 
 
-def named(jaxpr: jax_api.Jaxpr) -> Iterator[Any]:
-    """Yield the meshes, or nothing, that each operation of a program names."""
+def named(jaxpr: jax_api.Jaxpr) -> Iterator[Shape]:
+    """Yield the meshes that each operation of a program names."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "px_map":
-            yield eqn.params["how"].placement.mesh
+        if eqn.primitive.name == "px_map" and (mesh := eqn.params["how"].placement.mesh) is not None:
+            name = eqn.params["how"].placement.axis.name
+            yield tuple((name if axis == placing.DEVICES else axis, size) for axis, size in mesh.shape.items())
         for value in eqn.params.values():
-            values = value if isinstance(value, (tuple, list)) else (value,)
-            yield from (value if hasattr(value, "axis_names") else getattr(value, "mesh", None) for value in values)
+            for item in value if isinstance(value, (tuple, list)) else (value,):
+                mesh = item if hasattr(item, "axis_names") else getattr(item, "mesh", None)
+                if mesh is not None and mesh.axis_names != (placing.DEVICES,):
+                    yield tuple(mesh.shape.items())
         for sub in jax_api.subjaxprs(eqn):
             yield from named(sub)
 

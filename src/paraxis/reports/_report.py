@@ -172,7 +172,7 @@ def _collective(c: Collective) -> list[str]:
     often = f"{c.times:,} × " if c.times > 1 else ""
     each = f"{often}{units.size(c.bytes)}" + ("" if c.is_certain else " per turn")
     along = f"along {', '.join(c.axes)}" if c.axes else f"of {c.group_size} devices"
-    by = c.verb or ("written" if c.is_written else "compiler")
+    by = c.verb or ("written" if c.is_written else "compiler, in a ring" if c.is_ring else "compiler")
     side = (", backward" if c.is_backward else "") + (", in a branch" if c.is_branch else "")
     line = str(c.line) if c.line else f"of {c.operand}" if c.operand else "unknown line"
     return [each, f"{c.kind} {c.shape}", along, by + side, line, _code(c.line)]

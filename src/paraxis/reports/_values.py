@@ -28,6 +28,7 @@ class Collective:
         verb: our function that is called there, such as ``px.reduce_mean``.
         is_backward: whether it belongs to a derivative's backward pass.
         is_written: whether the program asks for it, as by ``jax.lax.psum``; if not, the compiler has put it in.
+        is_ring: whether it is a step of a ring beside a matrix product, by which compilers for TPUs gather or sum.
         operand: the argument that it sends, if it sends one as it is.
     """
 
@@ -44,6 +45,7 @@ class Collective:
     verb: str | None = None
     is_backward: bool = False
     is_written: bool = False
+    is_ring: bool = False
     operand: str | None = None
 
     @property

@@ -1,0 +1,109 @@
+"""Compiling for TPUs that are not here: libtpu has their compiler, JAX the chips of a topology by its name.
+
+JAX exports a trace for any devices of a platform, and the chips of a topology then take the place of those that it was
+traced for. So the shardings, meshes and donations of a program stay as they are.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from paraxis._axes import placing
+from paraxis._calls.extras import needed
+from paraxis._jax import jax_api
+from paraxis.reports import _meshes
+
+_WITHOUT_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",  # libtpu asks no metadata server
+    "TPU_WORKER_HOSTNAMES": "localhost",  # and does not warn that none has answered
+    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+    "TPU_LOG_DIR": "disabled",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # a compiler needs no lock on the chips
+}
+
+
+def chips(on: str) -> tuple[Any, ...]:
+    """Return the devices of a TPU topology, which JAX compiles for and cannot run on.
+
+    Raises:
+        ModuleNotFoundError: if libtpu is not installed.
+        ValueError: if there is no such topology.
+    """
+    with needed("explain(on=…)", "tpu"):
+        import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
+    jax.devices()  # first, JAX starts on a TPU that is here
+    before = {name: os.environ.get(name) for name in _WITHOUT_TPU}
+    os.environ.update(_WITHOUT_TPU)  # libtpu reads them once, while it is loaded
+    try:
+        return jax_api.topology_devices(on)
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(f"explain: there is no topology on={on!r}; write on='v5e:4x4'. libtpu says: {error}") from None
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def traced(trace: Callable[[], tuple[Any, Any]], chips: Sequence[Any]) -> tuple[Any, Any]:
+    """Trace for a topology: axes that lie over all devices lie over its chips, if JAX has fewer devices."""
+    if not jax.sharding.get_abstract_mesh().empty or jax.device_count() >= len(chips):
+        return trace()
+    with jax.set_mesh(placing.devices_mesh(chips)):
+        found = trace()
+    is_placed = any(_meshes.named(found[0].jaxpr.jaxpr)) if found[0] is not None else False
+    return found if is_placed else trace()  # a function that lies nowhere runs on one device
+
+
+def lowered(name: str, traced: Any, chips: Sequence[Any]) -> Any:
+    """Return a trace lowered for the chips of a topology, as a function of its leaves.
+
+    Raises:
+        ValueError: if the program is laid out over another number of devices.
+    """
+    exported = jax.export.export(_Stage(traced), platforms=["tpu"])()
+    count = exported.nr_devices
+    if count not in (1, len(chips)):
+        raise ValueError(f"explain: {name} lies over {count} devices, and the topology of on= has {len(chips)} chips")
+    chips = chips[:count]
+
+    def call(*leaves: Any) -> Any:  # jit drops those that the program does not read
+        whole = [
+            leaf if place in exported.module_kept_var_idx else jax.lax.empty(leaf.shape, leaf.dtype)
+            for place, leaf in enumerate(leaves)
+        ]
+        args, kwargs = jax.tree.unflatten(exported.in_tree, whole)
+        return exported.call(*args, **kwargs)
+
+    def struct(aval: Any, side: Any) -> jax.ShapeDtypeStruct:
+        place = side and NamedSharding(_mesh(side.mesh, chips), side.spec, memory_kind=side.memory_kind)
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=place)
+
+    donated = [place for place, info in enumerate(jax.tree.leaves(traced.args_info)) if info.donated]
+    sides: Any = exported.in_shardings_jax(None)  # pyright: ignore[reportArgumentType]  # on no devices
+    shapes = _meshes.used(traced.jaxpr.jaxpr, sides, count)  # JAX tells where results lie on the mesh that is set
+    names, sizes = zip(*shapes[0], strict=True) if shapes else (("device",), (count,))
+    with jax.set_mesh(Mesh(np.array(chips).reshape(sizes), names)):
+        return jax.jit(call, donate_argnums=donated).trace(*map(struct, exported.in_avals, sides)).lower()
+
+
+def _mesh(mesh: Any, chips: Sequence[Any]) -> Mesh:
+    return Mesh(np.array(chips).reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
+
+
+class _Stage:
+    """A trace in the place of a jitted function, for :func:`jax.export.export`."""
+
+    def __init__(self, traced: Any) -> None:
+        self._traced = traced
+
+    def __call__(self) -> Any:
+        raise NotImplementedError
+
+    def trace(self) -> Any:
+        return self._traced
+
+    def lower(self) -> Any:
+        return self._traced.lower()
