@@ -33,6 +33,7 @@ PLATFORMS = os.environ.get("TEST_PLATFORMS", "cpu")
 _FLAGS = f"--xla_force_host_platform_device_count={NUM_DEVICES} {_FASTER if PLATFORMS == 'cpu' else ''}"
 os.environ["XLA_FLAGS"] = f"{_FLAGS} {os.environ.get('XLA_FLAGS', '')}"
 os.environ["JAX_PLATFORMS"] = PLATFORMS
+os.environ.setdefault("PJRT_NPROC", str(max(16, 2 * NUM_DEVICES)))  # with fewer threads, devices of jax 0.10 may hang
 
 # Tests, the commands that they start, and later runs share what was compiled. JAX finds it by the program, and by its
 # own version and flags. Each worker has its own, as entries are not written atomically.

@@ -21,8 +21,6 @@ from paraxis._core.reductions import (
     reduce_weighted_mean,
 )
 from paraxis._core.verbs import broadcast, gather, map_fn, scatter
-from paraxis._host import threads as _threads
-from paraxis._jax import jax_api as _jax_api
 from paraxis.errors import (  # under the names that a traceback shows; px.errors lists them
     AxisError as AxisError,
     CheckpointError as CheckpointError,
@@ -131,8 +129,6 @@ __all__ = [
     "train_step",
     "variables",
 ]
-
-_jax_api.when_devices_are_asked_for(_threads.settle)  # before JAX starts them
 
 # What needs a framework besides JAX, or is large, is loaded when it is first used.
 _ROOMS = ("ensembles", "errors", "launch", "reports", "solve", "streaming", "testing", "train", "transforms")

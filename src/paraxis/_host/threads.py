@@ -4,19 +4,14 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from paraxis._jax import jax_api
-
 VARIABLE = "PJRT_NPROC"
 """Environment variable that XLA takes the number from; ``NPROC`` if there is none."""
-
-OWN = "PARAXIS_NPROC"
-"""Environment variable that has the same number if it is one that ``settle`` has chosen, here or in a parent."""
 
 PER_DEVICE = 2
 """Threads for each simulated device. Programs are started without waiting for those before, and a device holds a thread
@@ -50,16 +45,18 @@ def not_simulating(variables: Mapping[str, str]) -> str:
     return _SIMULATED.sub("", variables.get("XLA_FLAGS", "")).strip()
 
 
-def settle() -> None:
-    """Have XLA take the advised number for simulated devices, unless it has started, or the environment says one.
-
-    One that was chosen here before does not count: for fewer devices, as ``XLA_FLAGS`` had, or those of a parent.
-    """
-    configured = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
-    number = max(configured, simulated(os.environ) or 0)
-    is_open = asked_for(os.environ) is None or os.environ.get(VARIABLE, "") == os.environ.get(OWN)
-    if number > 1 and is_open and not jax_api.has_started():
-        os.environ[VARIABLE] = os.environ[OWN] = str(advised(number))
+@contextlib.contextmanager
+def spare(num_devices: int) -> Iterator[None]:
+    """While JAX starts so many simulated devices, ask for the advised number of threads, unless one was asked for."""
+    if asked_for(os.environ) is not None:
+        yield
+        return
+    before, os.environ[VARIABLE] = os.environ.get(VARIABLE), str(advised(num_devices))
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE)
+        os.environ.update({} if before is None else {VARIABLE: before})
 
 
 def asked_for(variables: Mapping[str, str]) -> int | None:

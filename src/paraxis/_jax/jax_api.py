@@ -610,8 +610,3 @@ def is_tracing() -> bool:
 def has_started() -> bool:
     """Return whether JAX has started its devices: what it reads from the environment then is settled."""
     return xla_bridge.backends_are_initialized()
-
-
-def when_devices_are_asked_for(call: Callable[[], None]) -> None:
-    """Call something now, and whenever ``jax_num_cpu_devices`` is set, which JAX takes until it has started."""
-    xla_bridge.num_cpu_devices._add_hooks(lambda _: call(), None)

@@ -78,6 +78,7 @@ def _prepare(devices: int | None, out: Path) -> None:
             simulate_devices(devices)
         elif threads.simulated(os.environ) is None and "JAX_NUM_CPU_DEVICES" not in os.environ:
             jax.config.update("jax_num_cpu_devices", 2)  # of no effect where there is an accelerator
+            os.environ.setdefault(threads.VARIABLE, str(threads.advised(2)))
     except (ModuleNotFoundError, DeviceError) as error:
         raise CommandError(str(error)) from None
     except OSError as error:

@@ -12,6 +12,8 @@ from paraxis.errors import DeviceError
 def simulate_devices(n: int) -> None:
     """Start JAX on ``n`` simulated CPU devices. Call this before anything else uses JAX.
 
+    They have two of XLA's threads each, unless ``PJRT_NPROC`` says a number: with fewer, jax 0.10 may end the process.
+
     Args:
         n: number of devices, at least 1.
 
@@ -37,7 +39,8 @@ def simulate_devices(n: int) -> None:
             ) from None
         return
     jax.config.update("jax_platforms", "cpu")
-    there = len(jax.devices())
+    with threads.spare(n):
+        there = len(jax.devices())
     if there < n:
         raise DeviceError(f"simulate_devices: {n} devices were asked for and JAX made {there}")
 
