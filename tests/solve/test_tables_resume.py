@@ -176,13 +176,9 @@ def test_a_folder_with_another_run_is_refused_and_stays_as_it_is(tmp_path):
         fit(watch=stopped_after(1, []))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     seen = stopped_after(100, [])
-    others: dict[str, dict[str, Any]] = {
-        "arguments differs": {"alpha": 2.0},
-        "targets and weights differs": {"y": Z + X[:, 0]},
-        "at_once, per device differs": {"at_once": 7},
-    }
-    for what, other in others.items():
-        with pytest.raises(px.CheckpointError, match=rf"another run: {what}; give this one another folder, or"):
+    others: tuple[dict[str, Any], ...] = ({"alpha": 2.0}, {"y": Z + X[:, 0]}, {"at_once": 7})
+    for other in others:
+        with pytest.raises(px.CheckpointError, match=r"another run, .*; give this one another folder, or"):
             fit(**other, watch=seen)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     fit(watch=seen)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import paraxis as px
-from paraxis.streaming import _padding
+from paraxis.streaming import _probe
 from tests._support import assert_close
 
 LENGTHS = [9, 3, 5, 2, 9, 4, 1, 6, 3, 8, 7, 2]
@@ -206,5 +206,5 @@ def test_what_differs_by_itself_is_not_taken_for_padding():
         return [np.array([of(given[0]) + 1e-4 * next(noise)])]
 
     lengths = [np.array([2, 2])]
-    assert _padding.counted(functools.partial(run, of=lambda x: x[:, :2].sum()), [], [rows], lengths, [0]) is None
-    assert _padding.counted(functools.partial(run, of=lambda x: x.sum()), [], [rows], lengths, [0]) == 0
+    assert _probe.counted(functools.partial(run, of=lambda x: x[:, :2].sum()), [], [rows], lengths) == []
+    assert _probe.counted(functools.partial(run, of=lambda x: x.sum()), [], [rows], lengths) == [0]

@@ -96,14 +96,9 @@ def test_another_run_and_a_damaged_file_are_refused(tmp_path):
         run(tmp_path / "run", verbose=stopped_after(2, []))
     (path,) = (tmp_path / "run").iterdir()
     before = path.read_bytes()
-    others: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"w": 2 * W}, "an argument differs; give this one another folder"),
-        ({"x": 2 * X}, "groups differs"),
-        ({"at_once": 2}, "how elements are put into chunks.* differs"),
-        ({"fn": lambda w, x: loss(w, x)[0]}, "fn differs"),
-    )
-    for options, text in others:
-        with pytest.raises(px.CheckpointError, match=f"holds another run: {text}"):
+    others: list[dict[str, Any]] = [{"w": 2 * W}, {"x": 2 * X}, {"at_once": 2}, {"fn": lambda w, x: loss(w, x)[0]}]
+    for options in others:
+        with pytest.raises(px.CheckpointError, match=r"holds another run, .*; give this one another folder"):
             run(tmp_path / "run", **options)
     assert path.read_bytes() == before
     path.write_bytes(before[: len(before) // 2])
@@ -123,7 +118,7 @@ def test_what_is_closed_over_is_part_of_a_run(tmp_path):
 
     with pytest.raises(Stopped):
         run(tmp_path / "run", fn=scaled(1.0), verbose=stopped_after(1, []))
-    with pytest.raises(px.CheckpointError, match="holds another run: what fn closes over differs"):
+    with pytest.raises(px.CheckpointError, match="holds another run"):
         run(tmp_path / "run", fn=scaled(2.0))
 
 

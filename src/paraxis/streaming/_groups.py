@@ -1,17 +1,14 @@
 """The elements of an axis, read when they are needed: clients' data on disk, say."""
 
 import dataclasses
-import functools
-import itertools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from paraxis._calls import check
-from paraxis._host import mapped
 from paraxis._jax import dtypes
 from paraxis.errors import DataError, ShapeError
 
@@ -61,7 +58,7 @@ class Groups:
         self._numbers = np.arange(len(source))
         self._all_lengths = None if lengths is None else _lengths(lengths, len(source))
         self._padded_to: dict[int, np.ndarray] = {}
-        self._first_by_width: dict[bool, Any] = {}
+        self._forms: dict[bool, _Form] = {}
 
     @classmethod
     def of_arrays(cls, tree: Any) -> "Groups":
@@ -79,9 +76,6 @@ class Groups:
 
     def __len__(self) -> int:
         return len(self._numbers)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[number] for number in range(len(self)))
 
     def __getitem__(self, number: int) -> Any:
         """Return one element as it is in the source, a pytree of arrays."""
@@ -128,7 +122,7 @@ class Groups:
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
         drawn = object.__new__(Groups)
         numbers = self._numbers[random.permutation(len(self))[:count]]
-        drawn.__dict__.update(self.__dict__, _numbers=numbers, _first_by_width={})
+        drawn.__dict__.update(self.__dict__, _numbers=numbers)
         return drawn
 
     def arrays(self) -> Any:
@@ -161,31 +155,34 @@ class Groups:
         return int(among[np.searchsorted(among, lengths.max())])
 
     @property
-    def _first(self) -> Any:
-        """The first element, whose structure, shapes and dtypes all elements have."""
+    def _form(self) -> "_Form":
+        """What the source's elements look like, as its first one does."""
         wide = dtypes.is_wide()
-        if wide not in self._first_by_width:
-            self._first_by_width[wide] = self._element(int(self._numbers[0]))
-        return self._first_by_width[wide]
+        if wide not in self._forms:
+            self._forms[wide] = _Form.of(self._element(0), self._all_lengths, self._element)
+        return self._forms[wide]
 
     @property
     def _num_leaves(self) -> int:
-        return len(jax.tree.leaves(self._first)) + 2 * (self._all_lengths is not None)  # mask and count
+        return len(self._form.dtypes) + 2 * (self._all_lengths is not None)  # mask and count
+
+    @property
+    def _kind(self) -> Any:
+        """What a trace with these groups depends on."""
+        return len(self), self._all_lengths is None, self._form
 
     def _is_padded(self, leaf: int) -> bool:
         """Return whether a leaf of the elements has padding: mask and count, the last two, have none."""
-        return self._all_lengths is not None and leaf < len(self._is_long) and self._is_long[leaf]
+        return leaf < len(self._form.is_long) and self._form.is_long[leaf]
 
     def _structs(self, size: int, length: int | None) -> Any:
         """Return shapes ``(size, ...)`` of so many elements, padded to this length."""
-        one = self._first
-        if length is not None:
-            leaves, structure = jax.tree.flatten(one)
-            padded = [
-                _padded(x[:1], length) if is_long else x for x, is_long in zip(leaves, self._is_long, strict=True)
-            ]
-            one = Padded(jax.tree.unflatten(structure, padded), np.zeros(length, bool), np.int32())
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((size, *a.shape), a.dtype), one)
+        form = self._form
+        shapes = zip(form.shapes(length), form.dtypes, strict=True)
+        tree = form.structure.unflatten([jax.ShapeDtypeStruct((size, *shape), dtype) for shape, dtype in shapes])
+        if length is None:
+            return tree
+        return Padded(tree, jax.ShapeDtypeStruct((size, length), bool), jax.ShapeDtypeStruct((size,), np.int32))
 
     def _read(self, places: np.ndarray, length: int | None) -> Any:
         """Return elements by their places, stacked along a new first dimension, in NumPy arrays.
@@ -194,92 +191,114 @@ class Groups:
             DataError: if one cannot be read, or JAX would cut its integers; the message names it.
             ShapeError: if one does not look like the first; likewise.
         """
-        numbers = self._numbers[places]
+        numbers, form = self._numbers[places], self._form
         if isinstance(self._source, _Rows) and length is None:
-            found = self._source.rows(numbers)
-            check.no_cut("Groups", "elements", found)
-            return found
-        given = zip(self._elements(numbers), numbers, strict=True)
-        elements = (self._as_first(x, int(number), length) for x, number in given)
-        first = next(elements)
-        stacked = [np.empty((len(numbers), *leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(first)]
-        for at, element in enumerate(itertools.chain([first], elements)):  # no two are needed at once
-            for into, leaf in zip(stacked, jax.tree.leaves(element), strict=True):
-                into[at] = leaf
-        return jax.tree.unflatten(jax.tree.structure(first), stacked)
+            return _as_arrays(self._source.rows(numbers), "elements")
+        stacked = [
+            np.empty((len(numbers), *shape), dtype)
+            for shape, dtype in zip(form.shapes(length), form.dtypes, strict=True)
+        ]
+        for at, (number, element) in enumerate(zip(numbers, self._elements(numbers), strict=True)):
+            own = None if self._all_lengths is None else int(self._all_lengths[number])
+            for into, leaf, is_long in zip(stacked, form.leaves(element, number, own), form.is_long, strict=True):
+                if is_long:
+                    into[at, :own], into[at, own:] = leaf, leaf[-1:] if own else 0
+                else:
+                    into[at] = leaf
+        tree = form.structure.unflatten(stacked)
+        if length is None or self._all_lengths is None:
+            return tree
+        lengths = self._all_lengths[numbers].astype(np.int32)
+        return Padded(tree, np.arange(length) < lengths[:, None], lengths)
 
     def _elements(self, numbers: np.ndarray) -> Iterable[Any]:
         many = getattr(self._source, "__getitems__", None)
         if many is None:
-            return (self._element(int(number)) for number in numbers)
+            return map(self._element, numbers.tolist())
         try:
-            found = list(many([int(number) for number in numbers]))
+            found = list(many(numbers.tolist()))
         except Exception as error:
             raise DataError(f"Groups: elements {numbers.tolist()} cannot be read: {_text(error)}") from error
         if len(found) != len(numbers):
             raise DataError(f"Groups: the source gave {len(found)} elements for {len(numbers)}: {numbers.tolist()}")
-        return [self._as_arrays(x, int(number)) for x, number in zip(found, numbers, strict=True)]
+        return [_as_arrays(x, f"element {number}") for x, number in zip(found, numbers, strict=True)]
 
     def _element(self, number: int) -> Any:
         try:
             found = self._source[number]
         except Exception as error:
             raise DataError(f"Groups: element {number} cannot be read: {_text(error)}") from error
-        return self._as_arrays(found, number)
+        return _as_arrays(found, f"element {number}")
 
-    def _as_arrays(self, element: Any, number: int) -> Any:
-        def array(path: Any, leaf: Any) -> np.ndarray:
-            found = np.asarray(leaf)
-            if found.dtype == object or found.dtype.kind in "USMm":
-                raise DataError(
-                    f"Groups: element {number}{jax.tree_util.keystr(path)} holds {found.dtype} where numbers are "
-                    f"needed; leave it out, or give numbers: np.unique(labels, return_inverse=True)[1]"
+
+def _as_arrays(tree: Any, name: str) -> Any:
+    """Return a tree's numbers in NumPy arrays, of dtypes that JAX has."""
+
+    def array(path: Any, leaf: Any) -> np.ndarray:
+        found = np.asarray(leaf)
+        if found.dtype == object or found.dtype.kind in "USMm":
+            raise DataError(
+                f"Groups: {name}{jax.tree_util.keystr(path)} holds {found.dtype} where numbers are needed; leave it "
+                f"out, or give numbers: np.unique(labels, return_inverse=True)[1]"
+            )
+        if (reason := check.why_cut(found)) is not None:
+            raise DataError(f"Groups: {name}{jax.tree_util.keystr(path)} {reason}")
+        found = dtypes.native(found)
+        return found.astype(jax.dtypes.canonicalize_dtype(found.dtype), copy=False)
+
+    return jax.tree.map_with_path(array, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """What elements look like: their structure, dtypes, and shapes, which may begin with a length of their own."""
+
+    structure: Any
+    dtypes: tuple[np.dtype, ...]
+    own: tuple[tuple[int, ...], ...]
+    is_long: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, first: Any, lengths: np.ndarray | None, element: Callable[[int], Any]) -> "_Form":
+        leaves, structure = jax.tree.flatten(first)
+        is_long = (False,) * len(leaves)
+        if lengths is not None:  # elements of the least and of the greatest length show which leaves have it
+            numbers = int(lengths.argmin()), int(lengths.argmax())
+            shapes = [[x.shape[:1] == (lengths[n],) for x in jax.tree.leaves(element(n))] for n in numbers]
+            is_long = tuple(map(all, zip(*shapes, strict=True)))
+            if not any(is_long):
+                raise ShapeError(
+                    f"Groups: element {numbers[0]} is {_look(element(numbers[0]))}, where lengths says "
+                    f"{lengths[numbers[0]]} rows; give lengths=[len(…) for each element], or leave lengths out if all "
+                    f"have the same shapes"
                 )
-            if (reason := check.why_cut(found)) is not None:
-                raise DataError(f"Groups: element {number}{jax.tree_util.keystr(path)} {reason}")
-            found = dtypes.native(found)
-            return found.astype(jax.dtypes.canonicalize_dtype(found.dtype), copy=False)
+        own = tuple(x.shape[long:] for x, long in zip(leaves, is_long, strict=True))
+        return cls(structure, tuple(x.dtype for x in leaves), own, is_long)
 
-        return jax.tree.map_with_path(array, element)
+    def shapes(self, length: int | None) -> list[tuple[int, ...]]:
+        """Return the leaves' shapes, of this length."""
+        return [(length or 0, *own) if long else own for own, long in zip(self.own, self.is_long, strict=True)]
 
-    def _as_first(self, element: Any, number: int, length: int | None) -> Any:
-        """Return an element that looks like the first, padded to a length."""
+    def leaves(self, element: Any, number: int, length: int | None) -> list[np.ndarray]:
+        """Return the leaves of an element of this length.
+
+        Raises:
+            ShapeError: if it looks otherwise.
+        """
         leaves, structure = jax.tree.flatten(element)
-        own = None if length is None or self._all_lengths is None else int(self._all_lengths[number])
-        first, expected = jax.tree.flatten(self._first)
-        is_long = [False] * len(first) if own is None else self._is_long
-        shapes = [(own, *y.shape[1:]) if long else y.shape for y, long in zip(first, is_long, strict=True)]
-        if structure != expected or any(
-            x.shape != shape or x.dtype != y.dtype for x, y, shape in zip(leaves, first, shapes, strict=True)
-        ):
+        shapes = self.shapes(length)
+        expected = [*zip(shapes, self.dtypes, strict=True)]
+        if structure != self.structure or [(x.shape, x.dtype) for x in leaves] != expected:
+            first = self.structure.unflatten([jax.ShapeDtypeStruct(*x) for x in expected])
             raise ShapeError(
-                f"Groups: element {number} is {_look(element)}, but the first is {_look(self._first)}; "
+                f"Groups: element {number} is {_look(element)}, but the first is {_look(first)}; "
                 + (
                     "if elements have different lengths, write px.Groups(source, lengths=[len(…) for each element])"
-                    if self._all_lengths is None
-                    else f"only the number of rows may differ, and lengths says {own} for this one"
+                    if length is None
+                    else f"only the number of rows may differ, and lengths says {length} for this one"
                 )
             )
-        if own is None or length is None:
-            return element
-        padded = [_padded(x, length) if long else x for x, long in zip(leaves, is_long, strict=True)]
-        return Padded(jax.tree.unflatten(structure, padded), np.arange(length) < own, np.int32(own))
-
-    @functools.cached_property
-    def _is_long(self) -> list[bool]:
-        """Which leaves have as many rows as the element's length, as elements of the least and the greatest show."""
-        lengths = self._all_lengths
-        assert lengths is not None
-        numbers = {int(lengths.argmin()), int(lengths.argmax())}
-        shapes = [[x.shape[:1] == (lengths[n],) for x in jax.tree.leaves(self._element(n))] for n in numbers]
-        found = [all(leaf) for leaf in zip(*shapes, strict=True)]
-        if not any(found):
-            n = min(numbers)
-            raise ShapeError(
-                f"Groups: element {n} is {_look(self._element(n))}, where lengths says {lengths[n]} rows; give "
-                f"lengths=[len(…) for each element], or leave lengths out if all have the same shapes"
-            )
-        return found
+        return leaves
 
 
 @jax.tree_util.register_dataclass
@@ -336,7 +355,7 @@ def fewest(lengths: np.ndarray, most: int) -> np.ndarray:
 
 
 class _Rows:
-    """Arrays as a source of their rows. Another process is sent the files of memory-mapped ones."""
+    """Arrays as a source of their rows."""
 
     def __init__(self, tree: Any) -> None:
         self.tree = jax.tree.map(lambda x: x if isinstance(x, np.ndarray) else np.asarray(x), tree)
@@ -349,12 +368,6 @@ class _Rows:
             )
         self.count = counts.pop()[0]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "tree": jax.tree.map(mapped.by_file, self.tree)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, tree=jax.tree.map(mapped.opened, state["tree"]))
-
     def __len__(self) -> int:
         return self.count
 
@@ -365,14 +378,7 @@ class _Rows:
         first, last = int(numbers[0]), int(numbers[-1])
         in_order = last - first + 1 == len(numbers) and bool((np.diff(numbers) == 1).all())
         at = slice(first, last + 1) if in_order else numbers
-        return jax.tree.map(lambda x: dtypes.native(np.asarray(x[at])), self.tree)
-
-
-def _padded(leaf: np.ndarray, length: int) -> np.ndarray:
-    extra = length - leaf.shape[0]
-    if not leaf.shape[0]:
-        return np.zeros((length, *leaf.shape[1:]), leaf.dtype)
-    return np.concatenate([leaf, np.broadcast_to(leaf[-1:], (extra, *leaf.shape[1:]))]) if extra else leaf
+        return jax.tree.map(lambda x: x[at], self.tree)
 
 
 def _lengths(lengths: Any, count: int) -> np.ndarray:

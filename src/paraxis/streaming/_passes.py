@@ -8,16 +8,19 @@ attain the maximum, and the derivative would be zero. So is what has effects.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from paraxis._core import collectives, maps
-from paraxis._jax import jax_api, rowwise
+from paraxis._jax import jax_api
 from paraxis._jax.jax_api import Literal
 from paraxis.errors import CollectiveError, LoweringError
-from paraxis.streaming._trace import Flat, Operation, meet, rows_p, uses
+from paraxis.streaming import _probe
+from paraxis.streaming._trace import Flat, Operation, Pair, meet, rows_p, verbs_in
 
 _FOLDS = {f"px_reduce_{kind}": kind for kind in ("sum", "max", "min", "any", "all")}
 _FOLDS |= {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_or": "any", "reduce_and": "all"}
@@ -70,91 +73,91 @@ class Plan:
         sources: values of elements that are read from an array or from groups.
         made: the number of the operation that makes a value.
         kept: values of elements that a later pass is given.
-        passes, between: pass ``k``, if there is anything to compute, comes after what is computed before it.
+        stages: what is computed once, and the pass after it; ``None``: nothing.
 
     Raises:
         LoweringError: if elements meet elsewhere than in a reduction; it names the operation and its line.
         CollectiveError: if a mapped function exchanges values.
     """
 
-    def __init__(self, who: str, flat: Flat, dims: Sequence[int | None], axis: str) -> None:
-        self._who, self._flat, self._axis = who, flat, axis
-        self.dims = dims
-        given = range(len(flat.closed.jaxpr.invars))
-        known = [*given, *flat.constants]
-        self.sources = {v for v in known if dims[v] is not None}
+    def __init__(self, pair: Pair, axis: str) -> None:
+        self._who, self._flat, self._pair, self._axis = pair.who, pair.whole, pair, axis
+        self.dims = pair.dims()
+        known = [*range(len(self._flat.closed.jaxpr.invars)), *self._flat.constants]
+        self.sources = {v for v in known if self.dims[v] is not None}
+        self.kept: set[int] = set()
+        self.made: dict[int, int] = {}
         self._level = dict.fromkeys(known, 0)
         self._folds: dict[int, str] = {}
         self._once: set[int] = set()  # operations that are done between passes
-        self._shared_of_rows: set[int] = set()  # such as the counter of a loop over rows
-        self.made: dict[int, int] = {}
-        for number, operation in enumerate(flat.operations):
-            level = max((self._level[v] for v in operation.values), default=0)
+        self._of_rows: set[int] = set()  # shared values beside rows, such as the counter of a loop over these
+        for number, operation in enumerate(self._flat.operations):
+            level = self._level_of(operation)
             self.made.update(dict.fromkeys(operation.outputs, number))
             self._place(number, operation)
             self._level.update((v, level + (v in self._folds)) for v in operation.outputs)
-        results = [v for v in flat.results if not isinstance(v, Literal)]
-        for v in self._shared_of_rows.intersection(results):
-            meet(who, flat.operations[self.made[v]], "it gives a value of all elements beside one of each")
-        self._live = self._needed_for(results)
-        self.kept: set[int] = set()
-        self.passes = self._planned()
-        self.between = [self._before(level) for level in range(self._num_levels)]
+        self._returned = [v for v in self._flat.results if not isinstance(v, Literal)]
+        for v in self._of_rows.intersection(self._returned):
+            meet(self._who, self._flat.operations[self.made[v]], "it gives a value of all elements beside one of each")
+        self._acting = [n for n, x in enumerate(self._flat.operations) if jax_api.has_effects(x.eqn)]
+        self._live = self._needed_for(self._returned)
+        passes = self._planned()
+        self.stages = [(self._before(level), passes[level]) for level in range(len(passes))]
 
     @property
-    def _num_levels(self) -> int:
-        return 1 + max(self._level.values(), default=0)
+    def passes(self) -> list[Pass]:
+        return [one for _, one in self.stages if one is not None]
 
     def line(self, value: int) -> str:
         """Return the line of the user's that computes a value."""
         return self._flat.operations[self.made[value]].line
 
+    def _level_of(self, operation: Operation) -> int:
+        return max((self._level[v] for v in operation.values), default=0)
+
     # --- one operation ---------------------------------------------------------------------------------------------
 
     def _place(self, number: int, operation: Operation) -> None:
         """Decide where an operation is done: between passes, or on the rows of a chunk; as a reduction or not."""
+        eqn, name = operation.eqn, operation.name
         dims = [None if isinstance(v, Literal) else self.dims[v] for v in operation.inputs]
-        outs, name, params = [self.dims[v] for v in operation.outputs], operation.name, operation.eqn.params
-        has_rows = any(dim is not None for dim in dims) or not self._shared_of_rows.isdisjoint(operation.values)
-        if operation.eqn.primitive is maps.map_p and params["axis"] == self._axis:
+        outs = [self.dims[v] for v in operation.outputs]
+        has_rows = any(dim is not None for dim in dims) or not self._of_rows.isdisjoint(operation.values)
+        makes_rows = any(dim is not None for dim in outs)
+        if eqn.primitive is maps.map_p and eqn.params["axis"] == self._axis:
             self._map(operation, dims)
-        elif uses(operation.eqn, self._axis):
+        elif any(e.params["axis"] == self._axis for sub in jax_api.subjaxprs(eqn) for e in verbs_in(sub)):
             raise LoweringError(
-                f"{self._who}: elements meet inside {name}, at {operation.line}; write the loop in Python, around one "
-                f"round: step = px.Stream(at_once=64).jit(round), and for _ in range(10): w = step(w, groups)"
+                f"{self._who}: elements meet inside {name}, at {operation.line}; "
+                + (
+                    "write jax.vmap in place of this map of another axis"
+                    if eqn.primitive is maps.map_p
+                    else "write the loop in Python, around one round: step = px.Stream(at_once=64).jit(round), and "
+                    "for _ in range(10): w = step(w, groups)"
+                )
             )
-        elif operation.eqn.primitive is rows_p or name == "px_broadcast":
-            if name == "px_broadcast" and has_rows:
-                meet(self._who, operation, "it repeats what differs between elements")
-            if operation.eqn.primitive is rows_p and not has_rows and any(dim is not None for dim in outs):
-                self._read_whole(number, operation)
-            elif dims != outs and has_rows:
-                meet(self._who, operation, "all elements are needed as one array")
-            elif not any(dim is not None for dim in outs):
-                self._once.add(number)
         elif not has_rows:
-            if name == "broadcast_in_dim" and outs[0] is not None:
+            if makes_rows and name in ("px_broadcast", "broadcast_in_dim"):
                 return  # the same row for each element
-            self._once.add(number)
-            if any(dim is not None for dim in outs):
-                self._read_whole(number, operation)
-        elif all(dim is None for dim in outs):
-            if name not in _FOLDS or (name.startswith("px_") and params["axis"] != self._axis):
+            self._once.add(number)  # for all elements, if they have rows: a range, random keys
+            self.sources.update(v for v in operation.outputs if self.dims[v] is not None)
+        elif eqn.primitive is rows_p or name == "px_broadcast":
+            if dims != outs or name == "px_broadcast":
+                meet(self._who, operation, "all elements are needed as one array")
+        elif not makes_rows:
+            if name not in _FOLDS or (name.startswith("px_") and eqn.params["axis"] != self._axis):
                 meet(self._who, operation, "it is no sum, maximum or minimum")
             self._folds[operation.outputs[0]] = _FOLDS[name]
         else:
-            if operation.eqn.primitive is maps.map_p or (name.startswith("px_reduce_") and name != jax_api.ONCE):
-                meet(self._who, operation, f"it is along another axis, {params['axis']!r}; write jax.vmap there")
-            for moved, out in zip(rowwise.moved(operation.eqn, dims), outs, strict=True):
-                if moved != out:
-                    reason = moved.reason if isinstance(moved, rowwise.Mixed) else "rows change places"
-                    meet(self._who, operation, reason)
-            self._shared_of_rows.update(v for v in operation.outputs if self.dims[v] is None)
-
-    def _read_whole(self, number: int, operation: Operation) -> None:
-        """Make an operation's results for all elements, between passes, and read their rows: a range, random keys."""
-        self._once.add(number)
-        self.sources.update(v for v in operation.outputs if self.dims[v] is not None)
+            if eqn.primitive is maps.map_p or (name.startswith("px_reduce_") and name != jax_api.ONCE):
+                meet(self._who, operation, f"it is along another axis, {eqn.params['axis']!r}; write jax.vmap there")
+            try:
+                reasons = [_probe.why_mixed(*one, self._pair.count) for one in self._pair.on_rows(number)]
+            except ValueError as error:
+                reasons = [str(error)]
+            for reason in filter(None, reasons):
+                meet(self._who, operation, reason)
+            self._of_rows.update(v for v in operation.outputs if self.dims[v] is None)
 
     def _map(self, operation: Operation, dims: Sequence[int | None]) -> None:
         params = operation.eqn.params
@@ -176,33 +179,31 @@ class Plan:
 
     def _needed_for(self, results: Iterable[int]) -> set[int]:
         """Return the values that results, and what has effects, depend on."""
-        acting = [x for x in self._flat.operations if jax_api.has_effects(x.eqn)]
-        wanted, found = [*results, *(v for x in acting for v in (*x.values, *x.outputs))], set[int]()
+        operations = self._flat.operations
+        wanted = [*results, *(v for n in self._acting for v in (*operations[n].values, *operations[n].outputs))]
+        found = set[int]()
         while wanted:
             v = wanted.pop()
             if v not in found:
                 found.add(v)
-                wanted += self._flat.operations[self.made[v]].values if v in self.made else []
+                wanted += operations[self.made[v]].values if v in self.made else []
         return found
 
     def _planned(self) -> list[Pass | None]:
         operations = self._flat.operations
-        extremes = [operations[self.made[v]] for v, kind in self._folds.items() if kind in ("max", "min")]
-        candidates = {root for operation in extremes for v in operation.values for root in self._roots(v)}
-        acting = [x for x in operations if jax_api.has_effects(x.eqn)]
-        candidates.update(v for x in acting for v in x.outputs if self.dims[v] is not None)
-        returned = [v for v in self._flat.results if not isinstance(v, Literal) and self.dims[v] is not None]
-        kept = self.kept
-        passes: list[Pass | None] = [None] * self._num_levels
-        for level in reversed(range(self._num_levels)):  # later passes say what earlier ones keep
+        extremes = [v for v, kind in self._folds.items() if kind in ("max", "min")]
+        candidates = {root for v in extremes for x in operations[self.made[v]].values for root in self._roots(x)}
+        acting = [n for n in self._acting if n not in self._once]
+        candidates.update(v for n in acting for v in operations[n].outputs if self.dims[v] is not None)
+        passes: list[Pass | None] = [None] * (1 + max(self._level.values(), default=0))
+        for level in reversed(range(len(passes))):  # later passes say what earlier ones keep
             folds = [v for v in self._folds if v in self._live and self._level[v] == level + 1]
-            rows = dict.fromkeys(v for v in (*returned, *sorted(kept)) if self._level[v] == level)
-            effects = [n for n, x in enumerate(operations) if x in acting and n not in self._once]
-            begin = [n for n in effects if max((self._level[v] for v in operations[n].values), default=0) == level]
+            rows = [v for v in self._returned if self.dims[v] is not None] + sorted(self.kept)
+            rows = [v for v in dict.fromkeys(rows) if self._level[v] == level]
+            begin = [n for n in acting if self._level_of(operations[n]) == level]
             if folds or rows or begin:
-                one = self._pass(level, folds, [*rows], begin, candidates)
-                kept.update(v for v in one.rows if v in candidates and v not in self.sources)
-                passes[level] = one
+                one = passes[level] = self._pass(level, folds, rows, begin, candidates)
+                self.kept.update(v for v in one.rows if v in candidates and v not in self.sources)
         return passes
 
     def _roots(self, value: int) -> list[int]:
@@ -215,7 +216,7 @@ class Plan:
         return [root for v in operation.values for root in self._roots(v)]
 
     def _pass(self, level: int, folds: list[int], rows: list[int], begin: list[int], candidates: set[int]) -> Pass:
-        operations, done, given = self._flat.operations, set(begin), dict[int, None]()
+        operations, done, given = self._flat.operations, set(begin), set[int]()
         wanted = [*folds, *rows, *(v for n in begin for v in operations[n].values)]
         targets, seen = {*folds, *rows}, set[int]()
         while wanted:
@@ -225,14 +226,13 @@ class Plan:
             seen.add(v)
             is_whole = v in self.sources or v not in self.made or self.made[v] in self._once
             if is_whole or (v in self._folds and v not in targets) or (v in candidates and self._level[v] < level):
-                given[v] = None
+                given.add(v)
             else:
                 done.add(self.made[v])
                 wanted += operations[self.made[v]].values
-        order = sorted(given)
-        shared = [v for v in order if self.dims[v] is None]
+        of_rows = sorted(v for v in given if self.dims[v] is not None)
         kinds = [self._folds[v] for v in folds]
-        return Pass(sorted(done), shared, [v for v in order if v not in shared], [*folds, *rows], kinds)
+        return Pass(sorted(done), sorted(given.difference(of_rows)), of_rows, [*folds, *rows], kinds)
 
     def _before(self, level: int) -> Pass | None:
         """Return what is computed between pass ``level - 1`` and pass ``level``."""
@@ -240,14 +240,53 @@ class Plan:
         numbers = [
             n
             for n in sorted(self._once)
-            if max((self._level[v] for v in operations[n].values), default=0) == level
-            and (self._live.intersection(operations[n].outputs) or jax_api.has_effects(operations[n].eqn))
+            if self._level_of(operations[n]) == level
+            and (n in self._acting or self._live.intersection(operations[n].outputs))
         ]
         if not numbers:
             return None
         own = {v for n in numbers for v in operations[n].outputs}
         inputs = dict.fromkeys(v for n in numbers for v in operations[n].values if v not in own)
-        inside = set(numbers)
-        used = {v for n, x in enumerate(operations) if n not in inside for v in x.values}
-        used.update(v for v in self._flat.results if not isinstance(v, Literal))
-        return Pass(numbers, [*inputs], [], [v for v in sorted(own) if v in used], [])
+        used = {v for n, x in enumerate(operations) if n not in numbers for v in x.values}
+        return Pass(numbers, [*inputs], [], sorted(own.intersection(used.union(self._returned))), [])
+
+
+# --- the parts of a pass's reductions --------------------------------------------------------------------------------
+
+_MERGE = {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum, "any": jnp.bitwise_or, "all": jnp.bitwise_and}
+
+
+class Totals:
+    """Parts of reductions put together in a fixed order, whatever made them and whenever they came.
+
+    As in a binary counter: two parts of equal weight become one of twice that weight. ``n`` parts are put together in
+    the same pairs, whoever computes them, and at most ``log2(n)`` are held: ``held[i]`` is of ``2**i`` chunks, or
+    ``None``. Sums of many parts lose less than one after the other: the error grows with the logarithm of their number.
+    """
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self.kinds, self.held = tuple(kinds), list[list[Any] | None]()
+
+    def add(self, part: list[Any], place: int = 0) -> None:
+        """Add the parts of the next ``2**place`` chunks."""
+        while place < len(self.held) and (other := self.held[place]) is not None:
+            self.held[place], part = None, _merged(self.kinds, other, part)
+            place += 1
+        self.held += [None] * (place + 1 - len(self.held))
+        self.held[place] = part
+
+    def join(self, others: Sequence[list[Any] | None]) -> None:
+        """Add what other totals hold: of the next ``2**i`` chunks, after a multiple of so many; or of the last ones."""
+        for place, part in reversed(list(enumerate(others))):
+            if part is not None:
+                self.add(part, place)
+
+    def result(self) -> list[Any]:
+        """Return all of them together; later chunks are added to earlier ones."""
+        parts = [part for part in self.held if part is not None]
+        return functools.reduce(lambda total, part: _merged(self.kinds, part, total), parts)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _merged(kinds: tuple[str, ...], left: list[Any], right: list[Any]) -> list[Any]:
+    return [_MERGE[kind](a, b) for kind, a, b in zip(kinds, left, right, strict=True)]

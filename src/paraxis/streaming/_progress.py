@@ -1,4 +1,4 @@
-"""The progress of a run, and its display: below a notebook's cell, on a terminal's line, elsewhere in lines."""
+"""The progress of a run, and its display."""
 
 import contextlib
 import dataclasses
@@ -16,8 +16,7 @@ class Progress:
         axis: the axis whose elements are run.
         done, elements: elements of this pass that are done, and of all.
         pass_number, passes: the pass under way, from 1, and how many there are; ``None`` if that depends on values.
-        seconds_left: in all passes, if each takes as long per element as so far, without what compiling took; ``None``
-            if it cannot be known.
+        seconds_left: in all passes, if each takes as long per element as so far; ``None`` if it cannot be known.
     """
 
     axis: str
@@ -29,7 +28,7 @@ class Progress:
 
     def __str__(self) -> str:
         of = "" if self.passes is None else f" of {self.passes}"
-        left = "" if self.seconds_left is None else f", {_duration(self.seconds_left)} left"
+        left = "" if self.seconds_left is None else f", {self.seconds_left:,.0f} s left"
         return f"pass {self.pass_number}{of}: {self.done:,} of {self.elements:,} {self.axis}{left}"
 
 
@@ -37,22 +36,13 @@ Show = Callable[[Progress], Any]
 
 
 @contextlib.contextmanager
-def shown(verbose: bool | Show) -> Iterator[Show]:
-    """Give what to call with each progress; at the end, also by an error, what was told last is shown."""
-    if callable(verbose):
-        yield verbose
-        return
-    if not verbose:
-        yield lambda progress: None
+def shown(verbose: bool | Show) -> Iterator[Show | None]:
+    """Give what to call with each progress, if anything; at the end, also by an error, the last one is shown."""
+    if not verbose or callable(verbose):
+        yield verbose or None
         return
     display = Display()
     try:
         yield lambda progress: display.show(progress.__str__, progress.done, progress.elements)
     finally:
         display.close()
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,17 +1,16 @@
 """What a run has done, in one file of its folder, so that the same call goes on after it was killed, to the same bits.
 
-The file is written whole, under another name first. It says what the run depends on, by digests.
+The file is written whole, under another name first. It says by a digest what the run depends on.
 """
 
 import hashlib
 import json
 import os
-import re
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -25,110 +24,115 @@ _EVERY = 10.0
 
 
 class Saved:
-    """The file of a run.
+    """The file of a run: within, it is kept up to date; an error leaves it, and success removes it.
 
     Args:
         who: the method, for errors.
         folder: is made if it is not there.
-        depends: what the run depends on, as digests by name.
+        depends: texts and arrays that the run depends on.
 
     Raises:
         CheckpointError: if the folder holds another run, or its file is damaged or cannot be read.
     """
 
-    def __init__(self, who: str, folder: Path, depends: Mapping[str, str]) -> None:
-        self._who, self._path, self._depends = who, folder / "paraxis-run.npz", dict(depends)
+    def __init__(self, who: str, folder: str | Path, depends: Sequence[Any]) -> None:
+        self._who, self._path = who, Path(folder) / "paraxis-run.npz"
+        self._digest = digest(jax.__version__, *depends)
         self._due = time.monotonic() + _EVERY
-        self._found: tuple[dict[str, Any], list[Any]] | None = None
-        self._waiting: tuple[Mapping[str, Any], Sequence[Any]] | None = None
+        self._make: Callable[[], Any] | None = None
+        self.found: Any = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.exists():
-                self._found = self._read()
+                self.found = self._read()
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise CheckpointError(
                 f"{who}: {str(self._path)!r} cannot be read: {type(error).__name__}: {error}; remove it to begin anew"
             ) from error
 
-    def _read(self) -> tuple[dict[str, Any], list[Any]]:
+    def _read(self) -> Any:
+        def restored(found: dict[str, Any]) -> Any:
+            if "array" not in found:
+                return found
+            bits, kind, shape = file[found["array"]], found["kind"], found["shape"]  # which checks a CRC
+            if not kind.startswith("key:"):
+                return bits.view(dtypes.named(kind)).reshape(shape)
+            return jax.random.wrap_key_data(jnp.asarray(bits.view(np.uint32).reshape(shape)), impl=kind[4:])
+
         with self._path.open("rb") as opened, np.load(opened) as file:
-            head = json.loads(bytes(file["head"]))
-            arrays = [_restored(file[f"a{n}"], *kind) for n, kind in enumerate(head["kinds"])]  # checks each CRC
-        depends = head["depends"]
-        differs = [name for name, digest in self._depends.items() if depends.get(name) != digest]
-        if differs:
-            raise CheckpointError(
-                f"{self._who}: folder {str(self._path.parent)!r} holds another run: {differs[0]} differs; give this "
-                f"one another folder, or remove {str(self._path)!r}"
-            )
-        return head["said"], arrays
+            if bytes(file["digest"]).decode() != self._digest:
+                raise CheckpointError(
+                    f"{self._who}: folder {str(self._path.parent)!r} holds another run, of other arguments, data, "
+                    f"chunks or code; give this one another folder, or remove {str(self._path)!r}"
+                )
+            return json.loads(bytes(file["state"]), object_hook=restored)
 
-    def load(self) -> tuple[dict[str, Any], list[Any]] | None:
-        """Return what was saved last, numbers and arrays; ``None`` if nothing was."""
-        return self._found
+    def __enter__(self) -> Self:
+        return self
 
-    def save(self, said: Mapping[str, Any], arrays: Sequence[Any], *, now: bool = False) -> None:
-        """Save numbers and arrays, if it is time.
+    def keep(self, make: Callable[[], Any]) -> None:
+        """Note how to make what the run has done: numbers and arrays in lists and dicts. It is saved if it is time.
 
         Raises:
             CheckpointError: if the file cannot be written.
         """
+        self._make = make
         began = time.monotonic()
-        self._waiting = None if now or began >= self._due else (said, arrays)
-        if self._waiting:
-            return
-        hosts = [plain(x) for x in arrays]
-        kinds = [[_kind(x), list(y.shape)] for x, y in zip(arrays, hosts, strict=True)]
-        head = json.dumps({"depends": self._depends, "said": dict(said), "kinds": kinds}).encode()
+        if began >= self._due:
+            self._write()
+            self._due = time.monotonic() + max(_EVERY, 20 * (time.monotonic() - began))
+
+    def _write(self) -> None:
+        assert self._make is not None
+        arrays: dict[str, np.ndarray] = {}
+
+        def noted(x: Any) -> dict[str, Any]:
+            host, name = plain(x), f"a{len(arrays)}"
+            arrays[name] = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
+            kind = f"key:{jax.random.key_impl(x)}" if is_key(x) else host.dtype.name
+            return {"array": name, "kind": kind, "shape": host.shape}
+
+        state = json.dumps(self._make(), default=noted)
+        arrays |= {
+            "digest": np.frombuffer(self._digest.encode(), np.uint8),
+            "state": np.frombuffer(state.encode(), np.uint8),
+        }
         part = self._path.with_name(f".paraxis-run-{os.getpid()}.npz")
         try:
             with part.open("wb") as file:
-                bits = {f"a{n}": np.ascontiguousarray(x).reshape(-1).view(np.uint8) for n, x in enumerate(hosts)}
-                np.savez(file, head=np.frombuffer(head, np.uint8), **bits)  # pyright: ignore[reportArgumentType]
+                np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, self._path)
         except OSError as error:
             part.unlink(missing_ok=True)
             raise CheckpointError(f"{self._who}: {str(self._path)!r} cannot be written: {error}") from error
-        now_is = time.monotonic()
-        self._due = now_is + max(_EVERY, 20 * (now_is - began))
 
     def state(self) -> tuple[list[int], list[Any]] | None:
-        """Return the numbers and arrays that a solver saved last as its whole state; ``None`` if it saved none."""
-        return None if self._found is None else (self._found[0]["numbers"], self._found[1])
+        """Return the numbers and arrays that a solver saved as its whole state; ``None`` if it saved none."""
+        return self.found
 
     def save_state(self, numbers: Sequence[int], arrays: Sequence[Any], *, now: bool = False) -> None:
-        """Save numbers and arrays as the whole state of a solver, if it is time."""
-        self.save({"numbers": [*map(int, numbers)]}, arrays, now=now)
+        """Save numbers and arrays as the whole state of a solver, if it is time, or when it stops."""
+        self.keep(lambda: ([*map(int, numbers)], [*arrays]))
 
-    def flush(self) -> None:
-        """Save what was given last, and was not yet due."""
-        if self._waiting:
-            self.save(*self._waiting, now=True)
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if error is None:
+            self._path.unlink(missing_ok=True)
+            if not any(self._path.parent.iterdir()):
+                self._path.parent.rmdir()
+        elif self._make is not None:
+            self._write()
+            error.add_note(f"{self._who}: saved; the same call goes on from there")
 
-    def clear(self) -> None:
-        """Remove the file of a run that is done, and the folder if nothing else is in it."""
-        self._path.unlink(missing_ok=True)
-        if not any(self._path.parent.iterdir()):
-            self._path.parent.rmdir()
+
+def is_key(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
 def plain(x: Any) -> np.ndarray:
     """Return an array in the host's memory; of random keys, their data."""
-    is_key = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.extended)
-    return np.asarray(jax.random.key_data(x) if is_key else x)
-
-
-def _kind(x: Any) -> str:
-    is_key = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.extended)
-    return f"key:{jax.random.key_impl(x)}" if is_key else np.asarray(x).dtype.name
-
-
-def _restored(bits: np.ndarray, kind: str, shape: Sequence[int]) -> Any:
-    if not kind.startswith("key:"):
-        return bits.view(dtypes.named(kind)).reshape(shape)
-    return jax.random.wrap_key_data(jnp.asarray(bits.view(np.uint32).reshape(shape)), impl=kind[4:])
+    return np.asarray(jax.random.key_data(x) if is_key(x) else x)
 
 
 def digest(*parts: Any) -> str:
@@ -141,8 +145,3 @@ def digest(*parts: Any) -> str:
             found.update(np.ascontiguousarray(host).reshape(-1).view(np.uint8).data)
         found.update(f"{len(part)} {part}".encode())
     return found.hexdigest()
-
-
-def text_of(jaxpr: Any) -> str:
-    """Return a program's text without addresses in memory."""
-    return re.sub(r" at 0x[0-9a-f]+", "", str(jaxpr))

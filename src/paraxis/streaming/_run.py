@@ -2,8 +2,9 @@
 
 import contextlib
 import functools
+import re
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import jax
@@ -16,15 +17,12 @@ from paraxis._host import memory, reading
 from paraxis._jax import dtypes, jax_api
 from paraxis._jax.jax_api import Literal
 from paraxis.errors import LoweringError
-from paraxis.streaming import _tasks
-from paraxis.streaming._groups import Groups
-from paraxis.streaming._padding import can_differ, counted
-from paraxis.streaming._passes import Pass
-from paraxis.streaming._program import READERS, Call, Chunk, Lengths, Program
+from paraxis.streaming import _probe, _tasks
+from paraxis.streaming._passes import Pass, Totals
+from paraxis.streaming._program import READERS, Call, Lengths, Program
 from paraxis.streaming._progress import Progress, Show
-from paraxis.streaming._resume import Saved, digest, text_of
-from paraxis.streaming._sums import Totals
-from paraxis.streaming._tasks import Part, Result, Work
+from paraxis.streaming._resume import Saved, is_key
+from paraxis.streaming._tasks import Map, Result, Work
 
 
 class Run:
@@ -36,325 +34,238 @@ class Run:
         mapped: carries out chunks elsewhere, if not ``None``.
     """
 
-    def __init__(self, call: Call, program: Program, count: int, mapped: _tasks.Map | None) -> None:
-        self.call, self.program, self.plan, self._map = call, program, program.plan, mapped
-        self.chunks = call.chunks(program.size, count)
-        self.lengths = list(dict.fromkeys(chunk.lengths for chunk in self.chunks))
-        self._flat = {lengths: program.trace(call, program.size, lengths) for lengths in self.lengths}
-        given = dict(enumerate(call.values()))
-        self._groups: dict[int, tuple[Groups, int]] = {v: x for v, x in given.items() if isinstance(x, tuple)}
-        self._values: dict[Lengths, dict[int, Any]] = {
-            lengths: {**given, **flat.constants} for lengths, flat in self._flat.items()
-        }
-        self._kept: dict[int, list[Any]] = {}
-        self._totals: list[list[Any]] = []
-        self._timed, self._seconds = 0, 0.0
+    def __init__(self, call: Call, program: Program, count: int, mapped: Map | None) -> None:
+        self._call, self._program, self._plan, self._map = call, program, program.plan, mapped
+        self._chunks = call.chunks(program.size, count)
+        self._groups: dict[int, tuple[int, int]] = {}  # of an argument of the trace, the groups and their leaf
+        given: dict[int, Any] = {}
+        for v, x in enumerate(call.values()):
+            (self._groups if isinstance(x, tuple) else given)[v] = x
+        self._values: dict[Lengths, dict[int, Any]] = {}
+        for chunk in self._chunks:
+            if chunk.lengths not in self._values:
+                self._values[chunk.lengths] = self._laid({**given, **program.whole(call, chunk.lengths).constants})
+        self._kept: dict[int, list[Any]] = {}  # rows of chunks, by value
+        self._totals: list[list[Any]] = []  # of passes that are done
+        self._begun: tuple[int, list[Any]] | None = None
+        self._saved: Saved | None = None
+        self._show: Show | None = None
+        self._clock: tuple[float, int] | None = None
 
-    def result(self, saved: Saved | None, show: Show) -> Any:
+    def _laid(self, values: dict[int, Any]) -> dict[int, Any]:
+        """Lay shared values over all devices, once: JAX would, at each chunk."""
+        target = None if self._map else self._program.sharding(None)
+        if target is None:
+            return values
+        shared = {v: x for v, x in values.items() if self._plan.dims[v] is None}
+        return {**values, **jax.device_put(shared, target)}
+
+    def depends(self) -> list[Any]:
+        """Return what the numbers of a run depend on."""
+        found: list[Any] = [str(self._program.placement.num_devices), str(dtypes.is_wide())]
+        for groups in self._call.groups:
+            found += [str(len(groups)), *jax.tree.leaves(groups[0]), groups.numbers]
+            found += [] if groups.lengths is None else [groups.lengths]
+        found += [x for x in self._call.values() if not isinstance(x, tuple)]
+        found += [f"{chunk.lengths}: {chunk.numbers.tolist()}" for chunk in self._chunks]
+        for lengths in self._values:
+            flat = self._program.whole(self._call, lengths)
+            text = re.sub(r" at 0x[0-9a-f]+", "", str(flat.closed.jaxpr))
+            found += [text, *flat.constants.values()]
+        return found
+
+    def result(self, saved: Saved | None, show: Show | None) -> Any:
         """Run all passes; return the function's result."""
         self._saved, self._show = saved, show
-        self._begun = saved.load() if saved else None
-        for level, one in enumerate(self.plan.passes):
-            for lengths, values in self._values.items():
-                self.program.between(self.call, level, lengths, values)
+        if saved and saved.found:
+            self._totals, at, held, kept = saved.found
+            self._begun, self._kept = (at, held), {int(v): rows for v, rows in kept.items()}
+        number = 0
+        for before, one in self._plan.stages:
+            if before is not None:
+                for lengths, values in self._values.items():
+                    run = self._program.compiled(self._call, before, self._program.size, lengths)
+                    found = run(*[values[v] for v in before.shared])
+                    values.update(self._laid(dict(zip(before.results, found, strict=True))))
             if one is not None:
-                self._pass(one)
-        first = self._flat[self.lengths[0]]
-        wholes = {v: self._whole(v) for v in first.results if not isinstance(v, Literal) and self._is_rows(v)}
-        values = self._values[self.lengths[0]]
-        leaves = [
-            jnp.asarray(v.val) if isinstance(v, Literal) else wholes[v] if v in wholes else jnp.asarray(values[v])
-            for v in first.results
-        ]
-        if saved:
-            saved.clear()
-        return pytrees.opened(jax.tree.unflatten(first.out_tree, leaves))
-
-    def depends(self) -> dict[str, str]:
-        """Return digests of what the numbers of a run depend on."""
-        flats = [*self._flat.values()]
-        groups = []
-        for one in self.call.groups:
-            groups += [str(len(one)), digest(*jax.tree.leaves(one._first)), digest(one._numbers)]
-            groups.append("" if one.lengths is None else digest(one.lengths))
-        given = [x for x in self.call.values() if not isinstance(x, tuple)]
-        chunks = [f"{chunk.lengths}: {chunk.numbers.tolist()}" for chunk in self.chunks]
-        return {
-            "the version of JAX": jax.__version__,
-            "groups": digest(*groups),
-            "how elements are put into chunks, by at_once or memory and the number of devices": digest(
-                *chunks, str(self.program.placement.num_devices)
-            ),
-            "an argument": digest(*given),
-            "fn": digest(*(text_of(flat.closed.jaxpr) for flat in flats), str(dtypes.is_wide())),
-            "what fn closes over": digest(*(x for flat in flats for x in flat.constants.values())),
-        }
-
-    def _is_rows(self, v: int) -> bool:
-        return self.plan.dims[v] is not None
+                if number == len(self._totals):
+                    self._totals.append(self._pass(number, one))
+                for values in self._values.values():
+                    values.update(zip(one.results, self._totals[number], strict=False))
+                number += 1
+        lengths = self._chunks[0].lengths
+        flat, values, leaves = self._program.whole(self._call, lengths), self._values[lengths], []
+        for v in flat.results:
+            if isinstance(v, Literal):
+                leaves.append(jnp.asarray(v.val))
+            else:
+                leaves.append(jnp.asarray(values[v]) if self._plan.dims[v] is None else self._whole(v))
+        return pytrees.opened(jax.tree.unflatten(flat.out_tree, leaves))
 
     # --- one pass --------------------------------------------------------------------------------------------------
 
-    def _pass(self, one: Pass) -> None:
-        count, number = len(one.kinds), len(self._totals)
-        totals, at, sums, kept = self._resumed(one, number)
-        self._kept.update(kept)
-        if sums is not None:
-            self._finish(one, sums)
-            return
-        self._require_same_parts(one)
-        shared = self._shared(one)
-        self._check(one, shared)
-        done = sum(len(chunk.numbers) for chunk in self.chunks[:at])
-        began = time.monotonic()
-        make = self._elsewhere if self._map else self._here
-        reached = at, list(totals.held)  # one assignment: an interrupt comes before it or after it
-        try:
-            with contextlib.closing(make(one, shared, at)) as blocks:
-                for held, rows in blocks:
-                    totals.join(held)
-                    for each in rows:
-                        for v, y in zip(kept, each, strict=True):
-                            kept[v].append(y)
-                    ran = sum(len(chunk.numbers) for chunk in self.chunks[at : at + len(rows)])
-                    at, done = at + len(rows), done + ran
-                    reached = at, list(totals.held)
-                    began = self._tell(number, ran, done, began)
-                    self._save(kept, *reached)
-        except BaseException as error:
-            if self._saved:
-                self._save(kept, *reached, now=True)
-                error.add_note(f"{self.call.who}: saved; the same call goes on from there")
-            raise
-        self._finish(one, totals.result() if count else [])
+    def _pass(self, number: int, one: Pass) -> list[Any]:
+        """Return the totals of a pass; its rows are kept."""
+        totals, rows, at = Totals(one.kinds), one.results[len(one.kinds) :], 0
+        if self._begun is not None:
+            (at, totals.held), self._begun = self._begun, None
+        else:
+            self._kept.update((v, []) for v in rows)
+        if one not in self._program.checked:
+            self._check(one)
+            self._program.checked.add(one)
+        blocks = self._elsewhere(one, at) if self._map else self._here(one, at)
+        with contextlib.closing(blocks):
+            for held, found in blocks:
+                totals.join(held)
+                for each in found:
+                    for v, y in zip(rows, each, strict=True):
+                        self._kept[v].append(y)
+                before, at = at, at + len(found)
+                if self._saved:
+                    self._saved.keep(functools.partial(self._state, number, at, [*totals.held]))
+                if self._show:
+                    self._show(self._progress(number, before, at))
+        return totals.result() if one.kinds else []
 
-    def _finish(self, one: Pass, totals: list[Any]) -> None:
-        self._totals.append(totals)
-        for lengths, values in self._values.items():
-            avals = [self._flat[lengths].avals[v] for v in one.results[: len(totals)]]
-            found = zip(map(jnp.asarray, totals), avals, strict=True)
-            typed = [jax_api.weak(y) if aval.weak_type else y for y, aval in found]
-            values.update(zip(one.results[: len(totals)], typed, strict=True))
+    def _state(self, number: int, at: int, held: list[Any]) -> Any:
+        """Return what passes gave, and what the one under way has come to with its first ``at`` chunks."""
+        done = {v for one in self._plan.passes[:number] for v in one.results}
+        kept = {v: rows if v in done else rows[:at] for v, rows in self._kept.items()}
+        return self._totals[:number], at, held, kept
 
-    def _shared(self, one: Pass) -> dict[Lengths, list[Any]]:
-        """Return the values that a pass is given whole, on all devices."""
-        target = None if self._map else arrays.whole_sharding(self.program.placement)
-        laid: dict[int, Any] = {}
-        for values in self._values.values():
-            for v in one.shared:
-                x = values[v]
-                if id(x) not in laid:
-                    bound = isinstance(x, jax.Array) and x.committed
-                    laid[id(x)] = x if target is None or bound else arrays.put(x, target)
-        return {lengths: [laid[id(values[v])] for v in one.shared] for lengths, values in self._values.items()}
-
-    def _require_same_parts(self, one: Pass) -> None:
-        for v in one.results[: len(one.kinds)]:
-            if len({flat.avals[v].shape for flat in self._flat.values()}) > 1:
-                raise LoweringError(
-                    f"{self.call.who}: values of which elements of different length have different numbers are reduced "
-                    f"over the elements, at {self.plan.line(v)}; reduce them over an element's rows, with its mask"
-                )
+    def _progress(self, number: int, before: int, at: int) -> Progress:
+        size, passes, now = self._program.size, len(self._plan.passes), time.monotonic()
+        done = sum(len(chunk.numbers) for chunk in self._chunks[:at])
+        total, left = number * size + done, None
+        if self._clock is None:
+            self._clock = now, total
+        elif total > self._clock[1]:
+            left = (now - self._clock[0]) / (total - self._clock[1]) * (passes * size - total)
+        return Progress(
+            self._program.axis.name, done, size, number + 1, passes, 0.0 if total == passes * size else left
+        )
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
-    def _rows(self, at: int, values: Sequence[int]) -> list[Any]:
+    def _rows(self, values: Sequence[int], at: int) -> list[Any]:
         """Return the rows of a chunk, in the host's memory; of random keys, as they are."""
-        chunk, read = self.chunks[at], dict[int, list[Any]]()
-        return [self._rows_of(v, at, chunk, read) for v in values]
+        chunk, read, found = self._chunks[at], dict[int, list[Any]](), []
+        for v in values:
+            if v in self._groups:
+                place, leaf = self._groups[v]
+                if place not in read:
+                    tree = self._call.groups[place]._read(chunk.numbers, chunk.lengths[place])
+                    read[place] = jax.tree.leaves(tree)
+                found.append(read[place][leaf])
+            elif v not in self._values[chunk.lengths]:
+                found.append(self._kept[v][at])
+            else:
+                x = self._values[chunk.lengths][v]
+                cut = (*[slice(None)] * (self._plan.dims[v] or 0), chunk.numbers)
+                found.append(x[cut] if is_key(x) else np.asarray(x)[cut])
+        return found
 
-    def _rows_of(self, v: int, at: int, chunk: Chunk, read: dict[int, list[Any]]) -> Any:
-        if v not in self.plan.sources:
-            return self._kept[v][at]
-        if v in self._groups:
-            groups, leaf = self._groups[v]
-            if id(groups) not in read:
-                place = next(n for n, one in enumerate(self.call.groups) if one is groups)
-                read[id(groups)] = jax.tree.leaves(groups._read(chunk.numbers, chunk.lengths[place]))
-            return read[id(groups)][leaf]
-        x, dim = _on_host(self._values[chunk.lengths][v]), self.plan.dims[v] or 0
-        return x[(*[slice(None)] * dim, chunk.numbers)]
-
-    def _laid(self, one: Pass, rows: Sequence[Any], count: int) -> list[Any]:
+    def _on_devices(self, one: Pass, rows: Sequence[Any]) -> list[Any]:
         """Lay rows over the devices, if they are in the first dimension and divide; else JAX does it."""
-        target = arrays.sharding(self.program.placement.holding(count), rows=True)
-        return [
-            x
-            if target is None or self.plan.dims[v] or jnp.issubdtype(x.dtype, jax.dtypes.extended)
-            else arrays.put(x, target)
-            for v, x in zip(one.rows, rows, strict=True)
-        ]
+        target, found = None, []
+        for v, x in zip(one.rows, rows, strict=True):
+            if self._plan.dims[v] or is_key(x):
+                found.append(x)
+            else:
+                target = target or self._program.sharding(len(x))
+                found.append(x if target is None else jax.device_put(x, target))
+        return found
 
     def _whole(self, v: int) -> Any:
         """Put the rows of a result together, in the order of the elements; those of chunks are let go on the way."""
-        parts, dim, whole, impl = self._kept[v], self.plan.dims[v] or 0, np.empty(0), None
-        for at, chunk in enumerate(self.chunks):
+        parts, dim, whole, impl = self._kept[v], self._plan.dims[v] or 0, np.empty(0), None
+        for at, chunk in enumerate(self._chunks):
             part, parts[at] = parts[at], None
-            if jnp.issubdtype(part.dtype, jax.dtypes.extended):
+            if is_key(part):
                 part, impl = jax.random.key_data(part), jax.random.key_impl(part)
-            shape = (*part.shape[:dim], self.program.size, *part.shape[dim + 1 :])
             if at == 0:
-                whole = np.empty(shape, part.dtype)
-            if shape != whole.shape:
-                raise LoweringError(
-                    f"{self.call.who}: fn returns values of which elements of different length have different numbers; "
-                    f"reduce them over an element's rows, with its mask"
-                )
+                whole = np.empty((*part.shape[:dim], self._program.size, *part.shape[dim + 1 :]), part.dtype)
             whole[(*[slice(None)] * dim, chunk.numbers)] = part
         return whole if impl is None else jax.random.wrap_key_data(jnp.asarray(whole), impl=impl)
 
     # --- chunks, here and elsewhere --------------------------------------------------------------------------------
 
-    def _here(self, one: Pass, shared: dict[Lengths, list[Any]], begin: int) -> Generator[Result, None, None]:
+    def _here(self, one: Pass, begin: int) -> Generator[Result, None, None]:
         wide, before, count = dtypes.is_wide(), None, len(one.kinds)
+        shared = {lengths: [values[v] for v in one.shared] for lengths, values in self._values.items()}
 
         def laid(at: int) -> list[Any]:
             with jax.enable_x64(wide):  # a thread does not see the width that is in force where it is started
-                return self._laid(one, self._rows(at, one.rows), len(self.chunks[at].numbers))
+                return self._on_devices(one, self._rows(one.rows, at))
 
-        calls = (functools.partial(laid, at) for at in range(begin, len(self.chunks)))
+        calls = (functools.partial(laid, at) for at in range(begin, len(self._chunks)))
         with contextlib.closing(reading.ahead(calls, READERS, READERS)) as read:
             for at, rows in enumerate(read, begin):
-                chunk = self.chunks[at]
-                run = self.program.compiled(self.call, one, len(chunk.numbers), chunk.lengths)
-                found = _named(self.call.who, chunk, run, [*shared[chunk.lengths], *rows])
-                yield [found[:count]], [[_on_host(y) for y in found[count:]]]
+                chunk = self._chunks[at]
+                run = self._program.compiled(self._call, one, len(chunk.numbers), chunk.lengths)
+                try:
+                    found = arrays.ready(run(*arrays.ready([*shared[chunk.lengths], *rows])))
+                except FloatingPointError as error:  # where jax.debug_nans looks
+                    error.add_note(
+                        f"{self._call.who}: a value is not finite of the elements {sorted(chunk.numbers.tolist())}"
+                    )
+                    raise
+                yield [found[:count]], [[y if is_key(y) else np.asarray(y) for y in found[count:]]]
                 jax.block_until_ready(before)  # where work is sent ahead, one chunk computes, and one waits
                 before = found
-                if self.program.fits is not None:
+                if self._program.fits is not None:
                     memory.give_back()
 
-    def _elsewhere(self, one: Pass, shared: dict[Lengths, list[Any]], begin: int) -> Generator[Result, None, None]:
-        assert self._map is not None
-        kinds = {(len(chunk.numbers), chunk.lengths) for chunk in self.chunks}
+    def _elsewhere(self, one: Pass, begin: int) -> Generator[Result, None, None]:
         programs = {}
-        for size, lengths in kinds:
-            fn, structs = one.program(self.program.trace(self.call, size, lengths))
-            programs[size, lengths] = _tasks.exported(fn, structs, lambda at: self.plan.line(one.results[at]))
-        sources = [(x, n) for n, x in enumerate(self.call.groups) if _tasks.can_be_sent(x)]
-        places = {id(groups): at for at, (groups, _) in enumerate(sources)}
-        reads = [
-            (places[id(self._groups[v][0])], self._groups[v][1])
-            if v in self._groups and id(self._groups[v][0]) in places
-            else None
-            for v in one.rows
-        ]
-        whole = {lengths: [_tasks.plain(x) for x in values] for lengths, values in shared.items()}
-        work = Work(programs, whole, sources, reads, one.kinds, dtypes.is_wide())
-        sent = [v for v, where in zip(one.rows, reads, strict=True) if where is None]
-
-        def part(at: int) -> Part:
-            return Part(self.chunks[at].numbers, self.chunks[at].lengths, self._rows(at, sent))
-
-        yield from _tasks.carried_out(self._map, work, _tasks.in_tasks(part, begin, len(self.chunks)))
+        for chunk in self._chunks:
+            key = len(chunk.numbers), chunk.lengths
+            if key not in programs:
+                fn, structs = one.program(self._program.part(self._call, *key))
+                programs[key] = _tasks.exported(fn, structs, lambda at: self._plan.line(one.results[at]))
+        groups = [*map(_tasks.sendable, self._call.groups)]
+        where = [self._groups.get(v) for v in one.rows]
+        reads = [x if x is not None and groups[x[0]] is not None else None for x in where]
+        whole = {lengths: [_tasks.plain(values[v]) for v in one.shared] for lengths, values in self._values.items()}
+        work = Work(programs, whole, groups, reads, one.kinds, dtypes.is_wide())
+        sent = [v for v, x in zip(one.rows, reads, strict=True) if x is None]
+        assert self._map is not None
+        yield from _tasks.carried_out(self._map, work, self._chunks, functools.partial(self._rows, sent), begin)
 
     # --- a forgotten mask ------------------------------------------------------------------------------------------
 
-    def _check(self, one: Pass, shared: dict[Lengths, list[Any]]) -> None:
-        """Refuse a pass whose results depend on padding, once."""
-        own = [groups.lengths for groups in self.call.groups]
-        padded = [v in self._groups and self._groups[v][0]._is_padded(self._groups[v][1]) for v in one.rows]
-        flat = self._flat[self.lengths[0]]
-        if one in self.program.checked or not any(padded):
+    def _check(self, one: Pass) -> None:
+        """Refuse a pass whose results depend on padding."""
+        padded = {
+            n: place
+            for n, (place, leaf) in enumerate(self._groups.get(v, (0, -1)) for v in one.rows)
+            if leaf >= 0 and self._call.groups[place]._is_padded(leaf)
+        }
+        operations = self._program.whole(self._call, self._chunks[0].lengths).operations
+        if not padded or any(jax_api.has_effects(operations[n].eqn) for n in one.operations):
             return
-        self.program.checked.add(one)
-        if any(jax_api.has_effects(flat.operations[n].eqn) for n in one.operations):
-            return
-        at = self._most_padded(own)
-        chunk = self.chunks[at]
-        flat = self._flat[chunk.lengths]
-        places = {id(groups): n for n, groups in enumerate(self.call.groups)}
-        lengths = [
-            own[places[id(self._groups[v][0])]][chunk.numbers] if is_padded else None  # pyright: ignore[reportOptionalSubscript]
-            for v, is_padded in zip(one.rows, padded, strict=True)
+        own = [np.zeros(0, int) if x is None else x for x in (groups.lengths for groups in self._call.groups)]
+        shares = [
+            max(_probe.share_that_differs(own[n][chunk.numbers], chunk.lengths[n] or 0) for n in padded.values())
+            for chunk in self._chunks
         ]
-        compared = [
-            n
-            for n, v in enumerate(one.results)
-            if n < len(one.kinds) or not set(chunk.lengths).intersection(flat.avals[v].shape)
-        ]
-        run = self.program.compiled(self.call, one, len(chunk.numbers), chunk.lengths)
+        at = int(np.argmax(shares))
+        chunk = self._chunks[at]
+        run = self._program.compiled(self._call, one, len(chunk.numbers), chunk.lengths)
+        lengths = [own[padded[n]][chunk.numbers] if n in padded else None for n in range(len(one.rows))]
 
         def chunk_of(values: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-            return arrays.ready(run(*arrays.ready([*values, *self._laid(one, rows, len(chunk.numbers))])))
+            return arrays.ready(run(*arrays.ready([*values, *self._on_devices(one, rows)])))
 
-        wrong = counted(chunk_of, shared[chunk.lengths], self._rows(at, one.rows), lengths, compared)
-        if wrong is not None:
-            name = self.call.name_of(next(self._groups[v][0] for v, x in zip(one.rows, padded, strict=True) if x))
+        shared = [self._values[chunk.lengths][v] for v in one.shared]
+        avals = self._program.whole(self._call, chunk.lengths).avals
+        for n in _probe.counted(chunk_of, shared, self._rows(one.rows, at), lengths):
+            if n >= len(one.kinds) and set(chunk.lengths).intersection(avals[one.results[n]].shape):
+                continue  # rows of an element are returned as they are, those of padding included
+            name = self._call.name_of(next(iter(padded.values())))
             raise LoweringError(
-                f"{self.call.who}: {self.plan.line(one.results[wrong])}: the result depends on rows that only pad the "
+                f"{self._call.who}: {self._plan.line(one.results[n])}: the result depends on rows that only pad the "
                 f"elements of {name}. Use the mask for all that is computed over an element's rows: jnp.mean(x, "
                 f"where={name}.mask), or jnp.sum(jnp.where({name}.mask, x, 0)) / {name}.count"
             )
-
-    def _most_padded(self, own: Sequence[np.ndarray | None]) -> int:
-        """Return the first chunk in half of whose elements padding could be otherwise, or where it is in most."""
-        shares = [
-            max(
-                can_differ(lengths[chunk.numbers], length or 0).mean()
-                for lengths, length in zip(own, chunk.lengths, strict=True)
-                if lengths is not None
-            )
-            for chunk in self.chunks
-        ]
-        return int(np.argmax(np.minimum(shares, 0.5)))
-
-    # --- what is told and saved ------------------------------------------------------------------------------------
-
-    def _tell(self, number: int, ran: int, done: int, began: float) -> float:
-        """Tell that chunks were run; those for which something was compiled say nothing about the time that is left."""
-        now, size, passes = time.monotonic(), self.program.size, self.program.num_passes
-        if done > ran:
-            self._timed, self._seconds = self._timed + ran, self._seconds + now - began
-        to_do = (passes - number) * size - done
-        left = 0.0 if to_do == 0 else self._seconds / self._timed * to_do if self._timed else None
-        self._show(Progress(self.program.axis.name, done, size, number + 1, passes, left))
-        return now
-
-    def _save(
-        self, kept: dict[int, list[Any]], done: int, held: Sequence[list[Any] | None], *, now: bool = False
-    ) -> None:
-        """Save what finished passes gave, and what the one under way has come to, of which ``kept`` are the rows."""
-        if self._saved is None:
-            return
-        parts = {v: rows[:done] if v in kept else rows for v, rows in self._kept.items()}
-        said = {
-            "totals": [len(x) for x in self._totals],
-            "held": [part is not None for part in held],
-            "kept": [[v, len(rows)] for v, rows in parts.items()],
-            "done": done,
-        }
-        groups = [*self._totals, *(part for part in held if part is not None), *parts.values()]
-        self._saved.save(said, [x for group in groups for x in group], now=now)
-
-    def _resumed(self, one: Pass, number: int) -> tuple[Totals, int, list[Any] | None, dict[int, list[Any]]]:
-        """Return what an earlier run had of a pass: parts, of how many chunks; totals, if it was done; rows."""
-        totals, rows = Totals(one.kinds), one.results[len(one.kinds) :]
-        if self._begun is None:
-            return totals, 0, None, {v: [] for v in rows}
-        said, found = self._begun
-        taken = iter(found)
-        sums = [[next(taken) for _ in range(count)] for count in said["totals"]]
-        is_under_way = number == len(sums)
-        if number > len(sums):
-            return totals, 0, None, {v: [] for v in rows}
-        under_way = [p for p in self.plan.passes if p is not None][len(sums)]
-        held = [[next(taken) for _ in under_way.kinds] if there else None for there in said["held"]]
-        parts = {v: [next(taken) for _ in range(count)] for v, count in said["kept"]}
-        if not is_under_way:
-            return totals, 0, sums[number], {v: parts[v] for v in rows}
-        totals.held = held
-        return totals, said["done"], None, {v: parts[v] for v in rows}
-
-
-def _named(who: str, chunk: Chunk, run: Callable[..., list[Any]], args: list[Any]) -> list[Any]:
-    """Run a chunk; say of which elements a result is not finite, where ``jax.debug_nans`` looks."""
-    try:
-        return arrays.ready(run(*arrays.ready(args)))
-    except FloatingPointError as error:
-        error.add_note(f"{who}: a value is not finite of the elements {sorted(set(chunk.numbers.tolist()))}")
-        raise
-
-
-def _on_host(x: Any) -> Any:
-    return x if jnp.issubdtype(x.dtype, jax.dtypes.extended) else np.asarray(x)

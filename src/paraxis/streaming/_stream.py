@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -13,10 +13,9 @@ import numpy as np
 
 from paraxis._calls import check
 from paraxis.errors import DataError
-from paraxis.streaming._passes import Pass
-from paraxis.streaming._program import Call, Program, on_cpu_without_library_calls
+from paraxis.streaming._program import Call, Program
 from paraxis.streaming._progress import Progress, shown
-from paraxis.streaming._resume import Saved, digest
+from paraxis.streaming._resume import Saved
 from paraxis.streaming._run import Run
 from paraxis.streaming._tasks import Map
 
@@ -185,29 +184,23 @@ class Stream:
         check.function("Stream.passes", "fn", fn, "px.Stream(at_once=64).passes(loss, w, clients)")
         call = Call("Stream.passes", fn, args)
         program = self._program(call)
-        chunks = call.chunks(program.size, self._count(call, program))
-        flat = program.trace(call, program.size, chunks[0].lengths)
-        kept = [
-            tuple(n for d, n in enumerate(flat.avals[v].shape) if d != program.plan.dims[v]) for v in program.plan.kept
-        ]
-        rows = padded = 0
-        for place, groups in enumerate(call.groups):
-            if groups.lengths is not None:
-                rows += int(groups.lengths.sum())
-                padded += sum(len(chunk.numbers) * (chunk.lengths[place] or 0) for chunk in chunks)
+        chunks, plan = call.chunks(program.size, self._count(call, program)), program.plan
+        avals = program.whole(call, chunks[0].lengths).avals
+        kept = [tuple(n for d, n in enumerate(avals[v].shape) if d != plan.dims[v]) for v in plan.kept]
+        rows = sum(int(groups.lengths.sum()) for groups in call.groups if groups.lengths is not None)
+        padded = sum(len(chunk.numbers) * sum(filter(None, chunk.lengths)) for chunk in chunks)
         sizes = [(len(chunk.numbers), chunk.lengths) for chunk in chunks]
-        return Schedule(program.num_passes, program.size, sizes, kept, padded / rows if rows else 1.0)
+        return Schedule(len(plan.passes), program.size, sizes, kept, padded / rows if rows else 1.0)
 
     def _program(self, call: Call) -> Program:
-        options = None if self.memory is None else on_cpu_without_library_calls()
-        return Program(call, alone=self.map is not None, options=options)
+        # On CPU, XLA puts matrix products and what is between them into a library's calls, of unknown memory.
+        without_calls = {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else {}
+        return Program(call, alone=self.map is not None, options=None if self.memory is None else without_calls)
 
     def _result(self, call: Call, program: Program) -> Any:
         run = Run(call, program, self._count(call, program), self.map)
-        saved = None
-        if self.folder is not None:
-            saved = Saved("Stream", Path(self.folder), run.depends())
-        with shown(self.verbose) as show:
+        saved = None if self.folder is None else Saved("Stream", self.folder, run.depends())
+        with shown(self.verbose) as show, saved or contextlib.nullcontext():
             return run.result(saved, show)
 
     def _count(self, call: Call, program: Program) -> int:
@@ -224,8 +217,9 @@ class Stream:
         devices = program.placement.num_devices
         few, more = 2 * devices, 4 * devices
         lengths = call.chunks(program.size, program.size)[0].lengths
-        passes: list[Pass] = [one for one in program.plan.passes if one is not None]
-        least, later = (max(program.bytes_of(call, one, n, lengths) for one in passes) for n in (few, more))
+        least, later = (
+            max(program.bytes_of(call, one, n, lengths) for one in program.plan.passes) for n in (few, more)
+        )
         each = max(1, (later - least) // (more - few))
         count = few + (self.memory - least) // each
         if count < devices:
@@ -268,34 +262,18 @@ class Stream:
     def rows_shown(self) -> Iterator[Callable[[int, int, int], None]]:
         """Give what a solver tells of its passes: the rows that are done, the number of all, and that of the pass."""
         with shown(self.verbose) as show:
-            yield lambda done, rows, number: show(Progress("rows", done, rows, number, None, None))
+            yield lambda done, rows, number: show and show(Progress("rows", done, rows, number, None, None))
 
-    @contextlib.contextmanager
-    def rows_saved(self, described: Mapping[str, Any]) -> Iterator[Saved | None]:
-        """Give where a solver's run is saved, if there is a folder.
-
-        Args:
-            described: what the run depends on, by name.
+    def rows_saved(self, described: Mapping[str, Any]) -> contextlib.AbstractContextManager[Saved | None]:
+        """Give where a solver's run is saved, which depends on these texts and arrays, if there is a folder.
 
         Raises:
             CheckpointError: if the folder holds another run, or cannot be used.
         """
         if self.folder is None:
-            yield None
-            return
-        depends = {"the version of JAX": jax.__version__}
-        for name, of in described.items():
-            if isinstance(of, Mapping):
-                depends |= {one: str(number) for one, number in of.items()}
-            else:
-                depends[name] = digest(*of)
-        saved = Saved("Stream", Path(self.folder), depends)
-        try:
-            yield saved
-        except BaseException:
-            saved.flush()
-            raise
-        saved.clear()
+            return contextlib.nullcontext()
+        depends = jax.tree.leaves({name: of if isinstance(of, Sequence) else str(of) for name, of in described.items()})
+        return Saved("Stream", self.folder, depends)
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
